@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::listen::{self, NbdListen};
 use crate::name::DatastoreName;
 
-pub const LOCAL_DEFAULT: &str = "unstun-data";
-pub const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
+pub(crate) const LOCAL_DEFAULT: &str = "unstun-data";
+pub(crate) const SYSTEM_DEFAULT: &str = "/var/lib/unstun";
 /// File in the own folder of a datastore that was added to another one's daemon. Its line names the folder of that
 /// other datastore, whose socket answers for both.
 pub const SERVED_BY_NAME: &str = "served-by";

@@ -19,14 +19,17 @@ pub struct Charge {
 }
 
 impl Budget {
+    /// Makes a budget of `total` bytes, none of which is in use.
     pub fn new(total: u64) -> Rc<Budget> {
         Rc::new(Budget { total, used: Cell::new(0), peak: Cell::new(0) })
     }
 
+    /// Returns the bytes that all charges may have together.
     pub fn total(&self) -> u64 {
         self.total
     }
 
+    /// Returns the bytes that all charges have together now.
     pub fn used(&self) -> u64 {
         self.used.get()
     }
@@ -36,6 +39,7 @@ impl Budget {
         self.peak.get()
     }
 
+    /// Returns the bytes that no charge has.
     pub fn free(&self) -> u64 {
         self.total - self.used.get()
     }
@@ -48,6 +52,7 @@ impl Budget {
 }
 
 impl Charge {
+    /// Returns the bytes that this charge has.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use zerocopy::{FromZeros, IntoBytes};
 
+/// Bytes of a page: the alignment of every buffer's memory.
 pub const PAGE: usize = 4096;
 
 /// Free slabs kept per size class: 64, but no more than 16 MiB of them, and over all classes no more than
@@ -118,6 +119,8 @@ impl Buf {
         Buf { slab: Slab::take(len.div_ceil(PAGE)), start: 0, len }
     }
 
+    /// Returns `len` zero bytes, starting on a page. Memory that is fresh from the system is not cleared
+    /// again.
     pub fn zeroed(len: usize) -> Buf {
         let mut buf = Buf::alloc(len);
         if !buf.slab.clear {
@@ -131,6 +134,7 @@ impl Buf {
         Buf { slab: Slab::take(1 + len.div_ceil(PAGE)), start: PAGE, len }
     }
 
+    /// Copies `bytes` into a buffer of the same length, starting on a page.
     pub fn copy_of(bytes: &[u8]) -> Buf {
         let mut buf = Buf::alloc(bytes.len());
         buf.copy_from_slice(bytes);
@@ -198,6 +202,8 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// Returns a part of this slice without a copy; `range` counts from the start of this slice, in bytes.
+    /// Panics if the range exceeds the slice.
     pub fn slice(&self, range: Range<usize>) -> Slice {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
         Slice { buf: self.buf.clone(), start: self.start + range.start, len: range.end - range.start }

@@ -39,10 +39,12 @@ impl Dir {
         Dir(Rc::new(Inner { env, handle, path }))
     }
 
+    /// Returns the core that the directory was opened on.
     pub fn env(&self) -> &Env {
         &self.0.env
     }
 
+    /// Returns the path as it was given when the directory was opened; for messages only.
     pub fn path(&self) -> &str {
         &self.0.path
     }
@@ -64,6 +66,12 @@ impl Dir {
         Ok(name.to_string())
     }
 
+    /// Opens the file `name` for the transfers that `mode` admits.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for an absent name, `Exists` for a taken one with `CreateNew`, `Refused` for a name of
+    /// several components, `NoDescriptors` where the process or the host has none left.
     pub async fn open(&self, name: &str, mode: OpenMode) -> Result<File> {
         let op = Op::OpenFile { dir: self.0.handle, name: self.check_name(name)?, mode };
         let doing = match mode {
@@ -79,6 +87,11 @@ impl Dir {
         self.open(name, OpenMode::CreateNew).await
     }
 
+    /// Opens the subdirectory `name`; `create` makes it where it is absent.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for an absent name without `create`, and `Refused` as described at [`Dir::trust_owner`].
     pub async fn open_dir(&self, name: &str, create: bool) -> Result<Dir> {
         let op = Op::OpenDir { dir: self.0.handle, name: self.check_name(name)?, create };
         let (handle, _) = self.opened(op, name, "opening the folder").await?;
@@ -113,6 +126,7 @@ impl Dir {
         result.map_err(|e: Errno| e.at(self.path_of(name), doing))
     }
 
+    /// Renames the file `from` to `to` within this directory, and replaces a file of that name atomically.
     pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         let op = Op::Rename { dir: self.0.handle, from: self.check_name(from)?, to: self.check_name(to)? };
         self.unit(op, from, &format!("renaming to {to}")).await
@@ -126,11 +140,14 @@ impl Dir {
         self.unit(op, from, &format!("giving it the name {}", to_dir.path_of(to))).await
     }
 
+    /// Removes the name of a file. Its space is freed once the last handle is closed, perhaps some time
+    /// after; see [`Dir::space`].
     pub async fn unlink(&self, name: &str) -> Result<()> {
         let op = Op::Unlink { dir: self.0.handle, name: self.check_name(name)? };
         self.unit(op, name, "removing").await
     }
 
+    /// Removes the name of a file, which may be absent.
     pub async fn unlink_if_present(&self, name: &str) -> Result<()> {
         match self.unlink(name).await {
             Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
@@ -138,11 +155,13 @@ impl Dir {
         }
     }
 
+    /// Removes the empty subdirectory `name`.
     pub async fn remove_dir(&self, name: &str) -> Result<()> {
         let op = Op::RemoveDir { dir: self.0.handle, name: self.check_name(name)? };
         self.unit(op, name, "removing the folder").await
     }
 
+    /// Makes every change of names in this directory durable that was completed before the call.
     pub async fn sync(&self) -> Result<()> {
         self.unit(Op::SyncDir { dir: self.0.handle }, "", "syncing the folder").await
     }

@@ -40,42 +40,55 @@ pub enum ErrorKind {
 /// Kind, place and cause. Cloneable, because one failed flush answers many waiting guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
+    /// What a caller decides by.
     pub kind: ErrorKind,
+    /// The file, disk, VM or request that the error is about; empty where the cause names it.
     pub place: String,
+    /// What was found, what was expected and what to do, for people.
     pub cause: String,
 }
 
+/// Result of the data plane.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Makes an error. `place` and `cause` are for people; see [`Error::place`] and [`Error::cause`].
     pub fn new(kind: ErrorKind, place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self { kind, place: place.into(), cause: cause.into() }
     }
 
+    /// Makes an error of kind `Damaged`.
     pub fn damaged(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Damaged, place, cause)
     }
 
+    /// Makes an error of kind `Invalid`.
     pub fn invalid(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, place, cause)
     }
 
+    /// Makes an error of kind `Refused`.
     pub fn refused(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Refused, place, cause)
     }
 
+    /// Makes an error of kind `NotFound`.
     pub fn not_found(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, place, cause)
     }
 
+    /// Makes an error of kind `Unsupported`.
     pub fn unsupported(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, place, cause)
     }
 
+    /// Makes an error of kind `Cancelled`.
     pub fn cancelled(place: impl Into<String>) -> Self {
         Self::new(ErrorKind::Cancelled, place, "cancelled")
     }
 
+    /// Returns whether space on the datastore was short: nothing was changed, and the operation may be
+    /// retried.
     pub fn is_no_space(&self) -> bool {
         self.kind == ErrorKind::NoSpace
     }
@@ -105,26 +118,42 @@ const FOREIGN_OWNER: &str = "another user owns it, and unstun decides by it whic
                          where you trust it give it to the daemon's user (chown -R), or remove it";
 
 impl Errno {
+    /// Operation not permitted.
     pub const EPERM: Errno = Errno(1);
+    /// No such file or directory.
     pub const ENOENT: Errno = Errno(2);
+    /// Input/output error.
     pub const EIO: Errno = Errno(5);
+    /// Resource temporarily unavailable: of a lock, that another holds it.
     pub const EAGAIN: Errno = Errno(11);
+    /// Permission denied.
     pub const EACCES: Errno = Errno(13);
+    /// File exists.
     pub const EEXIST: Errno = Errno(17);
+    /// Invalid argument.
     pub const EINVAL: Errno = Errno(22);
+    /// Too many open files in the host.
     pub const ENFILE: Errno = Errno(23);
+    /// Too many open files in the process.
     pub const EMFILE: Errno = Errno(24);
+    /// File too large for the file system or for the process's limit.
     pub const EFBIG: Errno = Errno(27);
+    /// No space left on the file system or the thin pool.
     pub const ENOSPC: Errno = Errno(28);
+    /// Timer expired.
     pub const ETIME: Errno = Errno(62);
+    /// Operation not supported by the file system or the device.
     pub const EOPNOTSUPP: Errno = Errno(95);
+    /// Disk quota exceeded.
     pub const EDQUOT: Errno = Errno(122);
+    /// Operation cancelled.
     pub const ECANCELED: Errno = Errno(125);
     /// Turned back by a fence. No number of the kernel's, whose end at 4095.
     pub const FENCED: Errno = Errno(4096);
     /// A folder that decides what is written and removed belongs to another user. See `Dir::trust_owner`.
     pub const FOREIGN_OWNER: Errno = Errno(4097);
 
+    /// Returns what a caller decides by; `Io` for every number without a kind of its own.
     pub fn kind(self) -> ErrorKind {
         match self {
             Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,

@@ -95,12 +95,14 @@ pub struct Env {
 pub struct JoinHandle<T>(Rc<OneShot<T>>);
 
 impl<T> JoinHandle<T> {
+    /// Waits for the task's end and returns its result. Never resolves for a task that the executor dropped.
     pub async fn join(self) -> T {
         self.0.take().await
     }
 }
 
 impl Executor {
+    /// Makes an executor without tasks over `reactor`, which has no other.
     pub fn new(reactor: Rc<dyn Reactor>) -> Executor {
         let queue = Arc::new(Queue {
             ready: Mutex::default(),
@@ -120,6 +122,7 @@ impl Executor {
         Executor { core: Rc::new(core) }
     }
 
+    /// Returns the handle that code on this core works through.
     pub fn env(&self) -> Env {
         Env { reactor: self.core.reactor.clone(), core: Rc::downgrade(&self.core) }
     }
@@ -275,6 +278,8 @@ impl Env {
         }
     }
 
+    /// Returns monotonic nanoseconds of the reactor's clock, which is also that of timers; its zero has no
+    /// meaning.
     pub fn now_ns(&self) -> u64 {
         self.reactor.now_ns()
     }
@@ -284,10 +289,13 @@ impl Env {
         self.reactor.boot_ns()
     }
 
+    /// Returns microseconds since 1970 UTC, for names and records; never for ordering, since the clock may be
+    /// set.
     pub fn unix_us(&self) -> i64 {
         self.reactor.unix_us()
     }
 
+    /// Returns 64 unpredictable bits; in the simulator they follow from the seed.
     pub fn random(&self) -> u64 {
         self.reactor.random()
     }
@@ -302,10 +310,12 @@ impl Env {
         self.reactor.open_files()
     }
 
+    /// Resolves when [`Env::now_ns`] has reached `at_ns`.
     pub async fn sleep_until(&self, at_ns: u64) {
         self.op(Op::Timer { at_ns }).await;
     }
 
+    /// Resolves `us` microseconds after its first poll.
     pub async fn sleep_us(&self, us: u64) {
         self.sleep_until(self.now_ns() + us * 1000).await;
     }
@@ -389,6 +399,7 @@ impl Env {
     }
 }
 
+/// An operation under way; resolves once, with its outcome. Made by [`Env::op`].
 pub struct OpFuture {
     reactor: Rc<dyn Reactor>,
     token: Option<Token>,

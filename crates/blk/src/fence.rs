@@ -86,6 +86,7 @@ impl Fence {
         self.changed.notify();
     }
 
+    /// Returns whether an operation may start now.
     pub fn is_open(&self) -> bool {
         self.deadline.is_open(self.env.boot_ns())
     }

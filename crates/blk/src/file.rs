@@ -24,13 +24,19 @@ use crate::unflushed::Unflushed;
 /// I/O that reached the device, for "device I/Os per guest I/O" and for `events`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileCounters {
+    /// Number of reads that were submitted.
     pub reads: u64,
+    /// Number of writes that were submitted.
     pub writes: u64,
+    /// Number of flushes that were submitted.
     pub flushes: u64,
+    /// Bytes that `reads` asked for, whole blocks of the device included.
     pub bytes_read: u64,
+    /// Bytes of `writes`, whole blocks of the device included.
     pub bytes_written: u64,
     /// Of `reads` and `writes`, those through `File::tables`.
     pub table_reads: u64,
+    /// Of `writes`, those through `File::tables`.
     pub table_writes: u64,
 }
 
@@ -119,6 +125,7 @@ impl File {
         assert!(self.inner.fence.set(fence).is_ok(), "{}: has a fence already", self.name());
     }
 
+    /// Returns the fence that [`File::set_fence`] set.
     pub fn fence(&self) -> Option<Rc<Fence>> {
         self.inner.fence.get().cloned()
     }
@@ -150,10 +157,12 @@ impl File {
         }
     }
 
+    /// Returns the path as the user wrote it; for messages only.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
+    /// Returns the core that the file was opened on.
     pub fn env(&self) -> &Env {
         &self.inner.env
     }
@@ -163,10 +172,13 @@ impl File {
         self.inner.env.pending(self.inner.handle)
     }
 
+    /// Returns what the device asks of transfers, as of the opening. Callers need not keep to the alignment:
+    /// `read` and `write` do.
     pub fn limits(&self) -> Limits {
         self.inner.limits
     }
 
+    /// Returns the I/O of all handles of this file since it was opened.
     pub fn counters(&self) -> FileCounters {
         self.inner.counters.get()
     }
@@ -430,6 +442,8 @@ impl File {
         given
     }
 
+    /// Sets the length to `len` bytes: cuts the file, or extends it by bytes that read as zeros. Durable
+    /// after `flush`.
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.check_latch()?;
         self.unit(|file| Op::SetLen { file, len }, "setting the length").await

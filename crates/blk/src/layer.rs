@@ -28,19 +28,28 @@ pub enum Where {
     Parent,
     /// This layer says it reads as zeros, whatever the parent holds.
     Zero,
-    /// Held here, `offset` bytes into file `file` of `Layer::files`.
-    Data { file: u16, offset: u64 },
+    /// Held here, in one of the layer's files.
+    Data {
+        /// Index into `Layer::files`.
+        file: u16,
+        /// Bytes from the start of that file.
+        offset: u64,
+    },
 }
 
 /// A maximal piece of the disk with one answer. `Data` runs are contiguous in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
+    /// First byte on the disk.
     pub start: u64,
+    /// Length in bytes.
     pub len: u64,
+    /// Where all of the run is; for `Data`, the place of its first byte.
     pub place: Where,
 }
 
 impl Run {
+    /// Returns the byte on the disk after the last one.
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -69,7 +78,9 @@ pub struct Shape {
 /// are the parts outside the range asked for, which the caller fills with what the parent shows there.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
+    /// Where the data goes, in order of the disk; `place` is always `Where::Data`.
     pub runs: Vec<Run>,
+    /// Bytes of the disk, in order.
     pub fills: Vec<Range<u64>>,
 }
 
@@ -85,8 +96,11 @@ pub struct Usage {
 /// One write of table bytes.
 #[derive(Debug, Clone)]
 pub struct TableWrite {
+    /// Index into `Layer::files`.
     pub file: u16,
+    /// Bytes from the start of that file.
     pub offset: u64,
+    /// The bytes as `stages()` captured them.
     pub data: Slice,
 }
 
@@ -102,6 +116,7 @@ pub struct Stages {
 }
 
 impl Stages {
+    /// Returns whether the flush has no table to write.
     pub fn is_empty(&self) -> bool {
         self.early.is_empty() && self.late.iter().all(Vec::is_empty)
     }
@@ -112,6 +127,7 @@ pub trait Layer {
     /// Its name in its VM's home: for messages and for the manifest.
     fn name(&self) -> &str;
 
+    /// Returns the facts about the layer that callers plan with; they stay the same while it is open.
     fn shape(&self) -> Shape;
 
     /// The files `Where::Data` and `TableWrite` refer to. Never empty, never changes.
@@ -174,6 +190,7 @@ pub trait Layer {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Returns the space that the layer takes now; no I/O.
     fn usage(&self) -> Usage;
 
     /// Checks every cross-reference, one finding per line of the result; empty is sound.

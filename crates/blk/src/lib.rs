@@ -3,18 +3,20 @@
 //! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
 //! `uring`.
 
-pub mod apart;
+#![warn(missing_docs)]
+
+mod apart;
 pub mod budget;
 pub mod buf;
 pub mod dir;
-pub mod error;
+mod error;
 pub mod exec;
 pub mod fence;
 pub mod file;
 pub mod layer;
 pub mod manifest;
 pub mod memory;
-pub mod meter;
+mod meter;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

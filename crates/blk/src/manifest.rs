@@ -15,8 +15,10 @@ use crate::layer::Layer;
 /// absolute path of its descriptor.
 pub type LayerName = String;
 
+/// What a take and a reset do with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskMode {
+    /// Part of every snapshot.
     Persistent,
     /// Never part of a snapshot.
     IndependentPersistent,
@@ -31,7 +33,9 @@ pub struct DiskState {
     pub number: u32,
     /// Where the guest's controller has it: `scsi0:0`.
     pub slot: String,
+    /// Decides which operations freeze or replace the disk.
     pub mode: DiskMode,
+    /// A multiple of the sector.
     pub size_bytes: u64,
     /// The writable top.
     pub top: LayerName,
@@ -46,9 +50,13 @@ pub struct SnapshotState {
     pub id: u128,
     /// The format's own number of it, unique in the home.
     pub uid: u32,
+    /// The snapshot that it descends from; None for the first ones of the VM.
     pub parent: Option<u128>,
+    /// The label. At most `NAME_BYTES_MAX` bytes.
     pub name: String,
+    /// For people. At most `DESCRIPTION_BYTES_MAX` bytes.
     pub description: String,
+    /// Microseconds since 1970 UTC, by the clock of the host that took it.
     pub created_unix_us: i64,
     /// (disk number, the layer that holds its state and was frozen by the take).
     pub disks: Vec<(u32, LayerName)>,
@@ -57,7 +65,9 @@ pub struct SnapshotState {
 /// A commit under way: `layer`'s content moves into its parent, then `layer` goes. Survives a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoldState {
+    /// Number of the disk, see `DiskState::number`.
     pub disk: u32,
+    /// The delta that is emptied.
     pub layer: LayerName,
     /// Job it belongs to; several disks' folds may share one.
     pub job: u64,
@@ -111,6 +121,7 @@ impl ContentGeneration {
         Ok(Self { present: self.present + 1, ..self })
     }
 
+    /// Returns whether clients that name no generation may use the present content.
     pub fn is_opened(self) -> bool {
         self.opened == self.present
     }
@@ -119,8 +130,11 @@ impl ContentGeneration {
 /// What threw a state away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ThrownBy {
+    /// A return to a snapshot.
     Revert,
+    /// A discard: what was written since a take, together with the name of its snapshot.
     Discard,
+    /// A drop of the writes of independent-nonpersistent disks.
     Reset,
     /// The restore of an earlier one.
     Restore,
@@ -131,7 +145,9 @@ pub enum ThrownBy {
 pub struct BinnedState {
     /// Drawn at random; unique in the VM, among the ids of its snapshots too.
     pub id: u64,
+    /// The operation.
     pub by: ThrownBy,
+    /// When it threw the state away, in microseconds since 1970 UTC.
     pub unix_us: i64,
     /// For people: the snapshot that the VM went back to, or the names that left the tree.
     pub subject: String,
@@ -156,15 +172,23 @@ impl BinnedState {
 /// Everything a VM is, apart from its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VmState {
+    /// For people. At most `NAME_BYTES_MAX` bytes.
     pub name: String,
+    /// Drawn at random when the VM is made; stays when it is renamed or moved.
     pub id: u128,
+    /// The disks as they run now.
     pub disks: Vec<DiskState>,
+    /// The whole tree; `SnapshotState::parent` links it.
     pub snapshots: Vec<SnapshotState>,
     /// The snapshot the running state descends from.
     pub current: Option<u128>,
+    /// The highest `SnapshotState::uid` that was given; none is given twice.
     pub last_uid: u32,
+    /// The highest number of a job that was given; none is given twice.
     pub last_job: u64,
+    /// Commits that have not ended.
     pub folds: Vec<FoldState>,
+    /// Of the content that `disks` have now.
     pub generation: ContentGeneration,
     /// Oldest first.
     pub bin: Vec<BinnedState>,
@@ -173,6 +197,7 @@ pub struct VmState {
 /// A change of the home. Everything in it becomes true at once.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
+    /// The whole state after the change.
     pub next: VmState,
     /// The configuration kept with this snapshot (`disks_at`) or binned state becomes the VM's own; `next.disks` is its list
     /// of disks. A binned state that is new in `next` keeps the configuration of before.
@@ -186,8 +211,11 @@ pub struct Change {
 /// What a descriptor says of a layer, without opening its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerInfo {
+    /// Names the layer in this home.
     pub name: LayerName,
+    /// The layer below; None for a base.
     pub parent: Option<LayerName>,
+    /// Size of the disk, a multiple of the sector.
     pub size_bytes: u64,
     /// For people: "vmfs", "vmfsSparse".
     pub format: String,
@@ -200,7 +228,9 @@ pub struct LayerInfo {
 /// One layer's place among the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLink {
+    /// Names the layer in this home.
     pub name: LayerName,
+    /// The layer below; None for a base.
     pub parent: Option<LayerName>,
     /// See `LayerInfo::foreign`.
     pub foreign: bool,
@@ -209,6 +239,7 @@ pub struct LayerLink {
 /// A reader of one of this home's layers from outside: a linked clone, for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dependant {
+    /// The layer that is read.
     pub layer: LayerName,
     /// For people: the path of the VM or of the descriptor that names the layer.
     pub who: String,
@@ -219,6 +250,7 @@ pub struct Dependant {
 pub struct NewDisk {
     /// A multiple of the sector.
     pub size_bytes: u64,
+    /// Decides which operations freeze or replace the disk.
     pub mode: DiskMode,
     /// Absolute path of the folder for its files; None is the home.
     pub folder: Option<String>,

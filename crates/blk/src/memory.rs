@@ -42,6 +42,7 @@ pub struct Place {
 }
 
 impl Place {
+    /// Returns the host that `memory` is on; all zeros without one.
     pub fn of(memory: Option<&dyn Memory>) -> Place {
         memory.map_or(Place::default(), |memory| Place { boot: memory.boot(), machine: memory.machine() })
     }
@@ -99,6 +100,7 @@ impl MemoryLog {
         self.state.get().kept
     }
 
+    /// Returns the bytes that both files have together.
     pub fn bytes(&self) -> u64 {
         self.state.get().bytes.iter().sum()
     }
@@ -109,6 +111,7 @@ impl MemoryLog {
         state.bytes[state.active] == 0
     }
 
+    /// Appends `bytes` to the active file. Does nothing where the log is not kept; a failure ends the log.
     pub fn append(&self, memory: &dyn Memory, bytes: &[u8]) {
         let mut state = self.state.get();
         if !state.kept {

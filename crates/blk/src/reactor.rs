@@ -39,13 +39,16 @@ pub struct Limits {
     pub shared: bool,
     /// The file's number in its file system, and when its content changed last, as of the opening; microseconds since 1970.
     pub inode: u64,
+    /// See `inode`.
     pub modified_us: i64,
 }
 
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
+    /// For reads alone.
     Read,
+    /// For reads and writes of a file that exists.
     Write,
     /// Fails with EEXIST when the name is taken.
     CreateNew,
@@ -54,14 +57,18 @@ pub enum OpenMode {
 /// A range of a file that holds data; between such ranges the file reads as zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileExtent {
+    /// Bytes from the start of the file.
     pub offset: u64,
+    /// Length in bytes.
     pub len: u64,
 }
 
 /// Bytes a file system has, and has left for us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Space {
+    /// Size of the file system.
     pub total_bytes: u64,
+    /// Bytes that this process may still allocate.
     pub free_bytes: u64,
     /// Of large files that have lost their names, and whose blocks are not free yet.
     pub freeing_bytes: u64,
@@ -76,126 +83,65 @@ pub struct Pending {
     pub doing: &'static str,
 }
 
-/// One operation. Names are single path components, relative to the directory handle.
+/// One operation. Names are single path components, relative to the directory handle. `offset` and `len` are bytes, and
+/// keep to the [`Limits`] of their file.
+// What a field is follows from its type and this; each variant says what is particular to it.
+#[allow(missing_docs)]
 #[derive(Debug)]
 pub enum Op {
     // Files.
-    Read {
-        file: Handle,
-        offset: u64,
-        buf: Buf,
-    },
-    Write {
-        file: Handle,
-        offset: u64,
-        data: Slice,
-    },
+    /// Outcome: `Read`. Fills the buffer from `offset`; fewer bytes than its length are filled at the end of
+    /// the file alone.
+    Read { file: Handle, offset: u64, buf: Buf },
+    /// Outcome: `Count`. Writes the data at `offset` and extends the file if need be. Not durable before a
+    /// flush.
+    Write { file: Handle, offset: u64, data: Slice },
     /// Makes durable every write of this file that completed before the submission, and the file's size.
-    Flush {
-        file: Handle,
-    },
+    Flush { file: Handle },
     /// Reserves space and extends the size to `offset + len`; existing bytes stay. ENOSPC changes nothing.
-    Allocate {
-        file: Handle,
-        offset: u64,
-        len: u64,
-    },
+    Allocate { file: Handle, offset: u64, len: u64 },
     /// The range reads as zeros afterwards. `punch` also gives its space back.
-    Zero {
-        file: Handle,
-        offset: u64,
-        len: u64,
-        punch: bool,
-    },
+    Zero { file: Handle, offset: u64, len: u64, punch: bool },
     /// The range's space goes back; `EOPNOTSUPP` where that would mean writing.
-    GiveBack {
-        file: Handle,
-        offset: u64,
-        len: u64,
-    },
-    SetLen {
-        file: Handle,
-        len: u64,
-    },
+    GiveBack { file: Handle, offset: u64, len: u64 },
+    /// Cuts or extends the file to `len` bytes; what is new reads as zeros.
+    SetLen { file: Handle, len: u64 },
     /// Outcome: `Extents` that intersect the range, clipped to it.
-    Extents {
-        file: Handle,
-        offset: u64,
-        len: u64,
-    },
+    Extents { file: Handle, offset: u64, len: u64 },
     /// Outcome: `Count`, the size in bytes.
-    Size {
-        file: Handle,
-    },
+    Size { file: Handle },
     /// Outcome: `Count`, the bytes that the file system has allocated, reserved ones included.
-    Allocated {
-        file: Handle,
-    },
+    Allocated { file: Handle },
     // Directories. Nothing is durable before SyncDir of the directory.
-    OpenFile {
-        dir: Handle,
-        name: String,
-        mode: OpenMode,
-    },
-    /// Opens (and with `create` first makes) a subdirectory.
-    OpenDir {
-        dir: Handle,
-        name: String,
-        create: bool,
-    },
-    Rename {
-        dir: Handle,
-        from: String,
-        to: String,
-    },
-    Unlink {
-        dir: Handle,
-        name: String,
-    },
+    /// Outcome: `Opened`.
+    OpenFile { dir: Handle, name: String, mode: OpenMode },
+    /// Outcome: `Opened`. Opens (and with `create` first makes) a subdirectory.
+    OpenDir { dir: Handle, name: String, create: bool },
+    /// Replaces a file named `to` atomically.
+    Rename { dir: Handle, from: String, to: String },
+    /// Removes the name of a file.
+    Unlink { dir: Handle, name: String },
     /// Gives a file a second name, in another directory. EEXIST when that is taken.
-    Link {
-        dir: Handle,
-        from: String,
-        to_dir: Handle,
-        to: String,
-    },
+    Link { dir: Handle, from: String, to_dir: Handle, to: String },
     /// Gives a file the owner, the group and the permissions of another one.
-    KeepAttributes {
-        file: Handle,
-        like: Handle,
-    },
+    KeepAttributes { file: Handle, like: Handle },
     /// Removes an empty subdirectory.
-    RemoveDir {
-        dir: Handle,
-        name: String,
-    },
-    SyncDir {
-        dir: Handle,
-    },
+    RemoveDir { dir: Handle, name: String },
+    /// Makes the completed changes of names in the directory durable.
+    SyncDir { dir: Handle },
     /// Outcome: `Names`, sorted; subdirectories carry a trailing slash.
-    List {
-        dir: Handle,
-    },
+    List { dir: Handle },
     /// Takes an exclusive lock on the file `name` (created when absent), held until the handle is closed.
     /// EAGAIN when another process holds it. Outcome: `Opened`.
-    Lock {
-        dir: Handle,
-        name: String,
-    },
+    Lock { dir: Handle, name: String },
     /// Outcome: `Space` of the file system the directory is on.
-    Space {
-        dir: Handle,
-    },
+    Space { dir: Handle },
     // Time.
     /// Completes when the reactor's clock reaches `at_ns`.
-    Timer {
-        at_ns: u64,
-    },
+    Timer { at_ns: u64 },
     // Sockets: real world only; the simulator answers EOPNOTSUPP.
     /// Outcome: `Accepted` with the connection.
-    Accept {
-        socket: Handle,
-    },
+    Accept { socket: Handle },
     /// Outcome: `Read`, with the number of bytes; 0 is the end of the stream.
     Recv {
         socket: Handle,
@@ -204,14 +150,9 @@ pub enum Op {
         at: usize,
     },
     /// Completes when the other side has closed the connection, or its half of it, also while bytes wait to be received.
-    HungUp {
-        socket: Handle,
-    },
+    HungUp { socket: Handle },
     /// Sends the slices in order. Outcome: `Count`, which may be less than their sum.
-    Send {
-        socket: Handle,
-        parts: Vec<Slice>,
-    },
+    Send { socket: Handle, parts: Vec<Slice> },
 }
 
 impl Op {
@@ -237,24 +178,33 @@ impl Op {
 /// What an operation came to. Each `Op` says which of these it answers with; `Unit` where nothing is said.
 #[derive(Debug)]
 pub enum Outcome {
+    /// Nothing but success.
     Unit(Result<(), Errno>),
     /// The buffer comes back whatever happened, with the number of bytes that were filled.
     Read(Buf, Result<usize, Errno>),
+    /// A number of bytes.
     Count(Result<u64, Errno>),
+    /// The new handle; of a directory, `Limits` has no meaning.
     Opened(Result<(Handle, Limits), Errno>),
+    /// The new connection and its other end.
     Accepted(Result<(Handle, Peer), Errno>),
+    /// In the order of their offsets.
     Extents(Result<Vec<FileExtent>, Errno>),
+    /// Of a directory's entries.
     Names(Result<Vec<String>, Errno>),
+    /// Of a file system.
     Space(Result<Space, Errno>),
 }
 
 /// Wakes a reactor that waits for the kernel, from any thread.
 pub trait Waker: Send + Sync {
+    /// Ends the present or the next [`Reactor::wait`]. Cheap when it is called again before that.
     fn wake(&self);
 }
 
 /// One world. Single-threaded; every method is called from the core that owns it.
 pub trait Reactor {
+    /// Starts an operation, at the latest with the next [`Reactor::turn`].
     fn submit(&self, op: Op) -> Token;
 
     /// Ready once; the token is dead afterwards. Registers the task's waker otherwise.
@@ -333,6 +283,7 @@ pub trait Reactor {
     /// Waits until at least one task may be ready. False when nothing is under way, so nothing can ever wake one.
     fn wait(&self) -> bool;
 
+    /// Returns the handle by which other threads wake this reactor.
     fn waker(&self) -> Arc<dyn Waker>;
 
     /// Runs work that needs no I/O, now or on another thread; it wakes its task itself.

@@ -13,6 +13,7 @@ use crate::reactor::{Handle, Op, Outcome};
 pub struct Peer {
     /// For messages: `pid 4711 (qemu-system-x86)`, `127.0.0.1:50312`. Printable whatever the peer calls itself.
     pub name: String,
+    /// Tells the connections of one client from those of others.
     pub client: ClientId,
 }
 
@@ -21,6 +22,7 @@ pub struct Peer {
 pub enum ClientId {
     /// A process that connected to a Unix socket.
     Process {
+        /// Process ID in this process's PID namespace.
         pid: u32,
         /// In clock ticks after the boot; tells a number that is used again. None where `/proc` does not show the process.
         started: Option<u64>,
@@ -52,14 +54,17 @@ pub struct Socket {
 }
 
 impl Listener {
+    /// Takes over the listening socket `handle`; `address` is for messages.
     pub fn new(env: Env, handle: Handle, address: String) -> Listener {
         Listener { env, handle, address }
     }
 
+    /// Returns the address as it was given when the socket was made.
     pub fn address(&self) -> &str {
         &self.address
     }
 
+    /// Waits for the next connection.
     pub async fn accept(&self) -> Result<Socket> {
         let Outcome::Accepted(result) = self.env.op(Op::Accept { socket: self.handle }).await else {
             unreachable!("an accept answers with a connection")
@@ -87,6 +92,7 @@ impl Socket {
         &self.peer.name
     }
 
+    /// Returns the other end with its identity.
     pub fn client(&self) -> &Peer {
         &self.peer
     }

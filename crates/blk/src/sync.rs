@@ -18,6 +18,7 @@ pub struct Signal {
 }
 
 impl Signal {
+    /// Wakes all present waiters, in the order of their first poll.
     pub fn notify(&self) {
         self.epoch.set(self.epoch.get() + 1);
         for (_, waker) in self.waiters.take() {
@@ -97,11 +98,13 @@ impl<T> Default for OneShot<T> {
 }
 
 impl<T> OneShot<T> {
+    /// Hands over `value` and wakes the taker.
     pub fn set(&self, value: T) {
         *self.value.borrow_mut() = Some(value);
         self.signal.notify();
     }
 
+    /// Waits for the value and takes it. Of several takers one gets it.
     pub async fn take(&self) -> T {
         loop {
             if let Some(value) = self.value.borrow_mut().take() {
@@ -132,12 +135,14 @@ struct Entry {
     waker: Option<Waker>,
 }
 
+/// A range that is locked, or that waits to be; dropping it lets later ranges pass.
 pub struct RangeGuard {
     lock: Rc<RangeLockState>,
     ticket: u64,
 }
 
 impl RangeLock {
+    /// Returns whether no range is locked or waits.
     pub fn is_idle(&self) -> bool {
         self.0.entries.borrow().is_empty()
     }
@@ -186,6 +191,7 @@ impl Drop for RangeGuard {
 pub struct TaskMutex(RangeLock);
 
 impl TaskMutex {
+    /// Queues now and resolves when every earlier holder has dropped its guard.
     pub fn lock(&self) -> impl Future<Output = RangeGuard> + use<> {
         self.0.lock(0..1)
     }
@@ -214,6 +220,7 @@ pub struct Admitted {
 }
 
 impl Admission {
+    /// Admits one piece of work to the present epoch.
     pub fn enter(self: &Rc<Self>) -> Admitted {
         let mut state = self.state.borrow_mut();
         let epoch = state.epoch;
@@ -239,6 +246,7 @@ impl Admission {
         }
     }
 
+    /// Returns the number of admitted pieces of work, of all epochs.
     pub fn in_flight(&self) -> usize {
         self.state.borrow().counts.iter().map(|&(_, n)| n).sum()
     }

@@ -79,6 +79,7 @@ pub struct Counters {
     pub waits: u64,
     /// Watches of the ring before a sleep, and those that saw a completion.
     pub spins: u64,
+    /// See `spins`.
     pub spin_hits: u64,
 }
 
@@ -140,6 +141,7 @@ impl UringReactor {
         self.memory.replace(Some(Rc::new(memory)));
     }
 
+    /// Returns what the ring has done since it was made.
     pub fn counters(&self) -> Counters {
         self.core.borrow().ring.counters
     }

@@ -11,9 +11,12 @@ use crate::error::Result;
 use crate::exec::Local;
 use crate::socket::Peer;
 
+/// What a front end tells a client of a volume. It stays the same while a client is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
+    /// A multiple of the sector.
     pub size_bytes: u64,
+    /// Writes, discards and zeroes fail with `Refused`.
     pub read_only: bool,
     /// Preferred I/O size; smaller works.
     pub preferred_bytes: u32,
@@ -29,6 +32,7 @@ pub const STATUS_BYTES_MAX: usize = 1 << 20;
 /// One piece of the answer to "what is in this range".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockStatus {
+    /// Length in bytes, a multiple of the sector.
     pub len: u64,
     /// Nothing was written there. Space that is reserved and was never written may be called a hole, too.
     pub hole: bool,
@@ -48,18 +52,22 @@ pub struct ZeroMode {
 /// A disk, or a sealed state of one, as served. Completion does not mean durable: `flush` does, for every write
 /// completed before it was called, on any connection.
 pub trait Volume {
+    /// Returns what clients are told before their first request.
     fn info(&self) -> VolumeInfo;
 
     /// Fills the buffer from `offset`.
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)>;
 
+    /// Writes the data at `offset`. Overlapping requests take effect in any order.
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>>;
 
+    /// Makes every write durable that was completed before this call, whoever wrote it.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>>;
 
     /// The guest does not need the range's content any more. A hint.
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>>;
 
+    /// Makes the range read as zeros. `Unsupported` only where `mode` asks for speed.
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>>;
 
     /// Pieces that cover `range` from its start, at least one, perhaps not to its end: the volume bounds its work and the
@@ -73,12 +81,15 @@ pub trait Volume {
 /// A volume under the name a client asks for, as a front end lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
+    /// The name that a client asks for.
     pub name: String,
+    /// For people; empty where there is nothing to say.
     pub description: String,
 }
 
 /// The catalogue a front end asks. An attachment is counted until it is dropped, so that what is in use is known.
 pub trait Exports {
+    /// Lists the exports for a client that asks what there is.
     fn list(&self) -> Vec<ExportEntry>;
 
     /// Returns the description of the export `name`, empty where there is none. Clients ask for it before they attach: where
@@ -94,11 +105,19 @@ pub trait Exports {
         name.to_string()
     }
 
+    /// Attaches a client to the export `name`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for an unknown name; `Locked` or `Refused`, with the reason, for a volume that this client
+    /// may not use now.
     fn attach<'a>(&'a self, name: &'a str, client: &'a Peer) -> Local<'a, Result<Attachment>>;
 }
 
 /// One client on one volume. `token` is dropped last; the catalogue hangs its bookkeeping on it.
 pub struct Attachment {
+    /// The volume that the client's requests go to.
     pub volume: Rc<dyn Volume>,
+    /// Dropped when the client is gone.
     pub token: Box<dyn std::any::Any>,
 }

@@ -9,6 +9,7 @@ use blk::manifest::ContentGeneration;
 
 /// A writable client of a running disk. It counts as attached until it is dropped.
 pub struct Client {
+    /// Number of the disk, see [`blk::manifest::DiskState::number`].
     pub disk: u32,
     /// The name that the front end gives it.
     pub name: String,
@@ -16,7 +17,9 @@ pub struct Client {
 
 /// A guard on a sealed state. The layers under the state may not change while the guard exists.
 pub struct View {
+    /// The id of the sealed state.
     pub snapshot: u128,
+    /// The name that the front end gives to the reader.
     pub client: String,
     /// Set for work outside of the engine that opens the layers itself: nothing under the state may be folded
     /// meanwhile.

@@ -27,8 +27,11 @@ pub enum EventKind {
     Take,
     /// Names have left the tree; the drain begins.
     CommitStart,
+    /// The drain has ended.
     Commit,
+    /// The user has cancelled the drain; the names stay gone.
     CommitCancelled,
+    /// The drain has ended with an error; the names stay gone.
     CommitFailed,
     /// The VM has gone back to a snapshot, which is kept.
     Revert,
@@ -44,6 +47,7 @@ pub enum EventKind {
     Disks,
     /// Guest writes wait because the datastore is full.
     SpaceExhausted,
+    /// No guest write waits for space any more.
     SpaceReturned,
     /// A commit that a stop or a crash interrupted has resumed.
     Recovered,
@@ -58,7 +62,9 @@ pub const WRITES_LOST: &str = "the daemon or its host ended before writes that i
 /// One event of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
+    /// Time of the event, in microseconds since 1970 UTC.
     pub unix_us: i64,
+    /// What has happened.
     pub kind: EventKind,
     /// The snapshots or the disk that the event is about.
     pub subject: String,
@@ -66,6 +72,7 @@ pub struct Event {
     pub stun_us: u64,
     /// Time from the request to the durable change.
     pub total_us: u64,
+    /// Times of each disk; empty for events that hold back no I/O.
     pub disks: Vec<DiskTimes>,
     /// Text for people: an outcome or a warning.
     pub message: String,

@@ -23,16 +23,22 @@ const ESTIMATE_AFTER_NS: u64 = 3_000_000_000;
 /// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
+    /// The worker works, or is about to begin.
     Running,
+    /// The user has paused it.
     Paused,
     /// The datastore is full; the work resumes when space returns.
     WaitingForSpace,
+    /// Ended as planned.
     Done,
+    /// Ended with `Job::error`.
     Failed,
+    /// Ended by the user; what was done stays done.
     Cancelled,
 }
 
 impl JobState {
+    /// Returns the word of the REST API and of `--json`.
     pub fn name(self) -> &'static str {
         match self {
             JobState::Running => "running",
@@ -44,6 +50,7 @@ impl JobState {
         }
     }
 
+    /// Returns whether the state is final.
     pub fn is_over(self) -> bool {
         matches!(self, JobState::Done | JobState::Failed | JobState::Cancelled)
     }
@@ -52,18 +59,23 @@ impl JobState {
 /// One job, shared by its worker and by all who watch it.
 pub struct Job {
     env: Env,
+    /// Number of the job, unique among those of its VM.
     pub id: u64,
     /// `COMMIT`, `CONSOLIDATE`, `MOVE` or `SCRUB`.
     pub operation: &'static str,
     /// Names of the snapshots it works on, separated by commas; empty for a consolidation, and for a job that resumes
     /// after a restart.
     pub subject: String,
+    /// Time of the start, by [`Env::now_ns`].
     pub started_ns: u64,
+    /// Time of the start, in microseconds since 1970 UTC.
     pub started_unix_us: i64,
     /// Time of the end: (monotonic nanoseconds, microseconds since 1970).
     ended: Cell<Option<(u64, i64)>>,
     state: Cell<JobState>,
+    /// Bytes that were moved, or read by a scrub.
     pub bytes_done: Cell<u64>,
+    /// Bytes that the job works on in all, as known so far.
     pub bytes_total: Cell<u64>,
     /// Bytes held by the deltas that are processed later.
     pub(crate) bytes_later: Cell<u64>,
@@ -73,11 +85,13 @@ pub struct Job {
     next_ns: Cell<u64>,
     cancel: Cell<bool>,
     closing: Cell<bool>,
+    /// Why the job has failed.
     pub error: RefCell<Option<Error>>,
     changed: Signal,
 }
 
 impl Job {
+    /// Makes a running job without progress; the caller starts its worker.
     pub fn new(env: Env, id: u64, operation: &'static str, subject: String) -> Rc<Job> {
         Rc::new(Job {
             id,
@@ -100,6 +114,7 @@ impl Job {
         })
     }
 
+    /// Returns the present state.
     pub fn state(&self) -> JobState {
         self.state.get()
     }
@@ -125,10 +140,12 @@ impl Job {
         self.set_state(state);
     }
 
+    /// Returns the time of the end, in microseconds since 1970 UTC.
     pub fn ended_unix_us(&self) -> Option<i64> {
         self.ended.get().map(|(_, unix_us)| unix_us)
     }
 
+    /// Returns the present time by the clock of `started_ns`.
     pub fn now_ns(&self) -> u64 {
         self.env.now_ns()
     }
@@ -146,12 +163,14 @@ impl Job {
         Ok(())
     }
 
+    /// Holds the worker at its next safe point. `Refused` when the job is over.
     pub fn pause(&self) -> Result<()> {
         self.refuse_when_over()?;
         self.set_state(JobState::Paused);
         Ok(())
     }
 
+    /// Lets a paused job continue. `Refused` when the job is over.
     pub fn resume(&self) -> Result<()> {
         self.refuse_when_over()?;
         self.set_state(JobState::Running);
@@ -176,6 +195,7 @@ impl Job {
         self.closing.get()
     }
 
+    /// Limits the job to `bytes_per_s`; 0 is no limit. `Refused` when the job is over.
     pub fn set_limit(&self, bytes_per_s: u64) -> Result<()> {
         self.refuse_when_over()?;
         self.limit.set(bytes_per_s);
@@ -184,10 +204,12 @@ impl Job {
         Ok(())
     }
 
+    /// Returns the limit in bytes a second; 0 is no limit.
     pub fn limit(&self) -> u64 {
         self.limit.get()
     }
 
+    /// Returns whether the user has requested the end; the worker may not have stopped yet.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.get()
     }

@@ -4,10 +4,12 @@
 //! Absent on purpose: the names of file formats (behind the `Manifest` trait), sockets, any clock but that of `Env`,
 //! and every cost that VMware's own code has (the lab imitates those).
 
+#![warn(missing_docs)]
+
 mod activity;
 mod bin;
 mod client;
-pub mod event;
+mod event;
 pub mod job;
 mod join;
 pub mod machine;

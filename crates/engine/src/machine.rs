@@ -12,7 +12,7 @@ use blk::{Env, Local, Result};
 use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
 use crate::job::Job;
-use crate::native::vm::NativeVm;
+use crate::native::NativeVm;
 use crate::operations::{Between, CommitPreview, CommitWhat, Differences, DiskLayers, Loss, Use};
 use crate::redo::Vm;
 use crate::stats::{DiskStats, LayerCounters};

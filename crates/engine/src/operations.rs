@@ -18,11 +18,13 @@ pub enum CommitWhat {
 /// Preview of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPreview {
+    /// Snapshots whose names leave the tree.
     pub names: Vec<String>,
     /// Bytes that the deltas hold now; the most that can be moved.
     pub bytes_to_move: u64,
     /// Total length of the files that the commit removes.
     pub bytes_freed: u64,
+    /// Number of deltas that are folded.
     pub layers: u64,
     /// Layers that cannot be folded, each with its reason; their names are removed nevertheless.
     pub stays: Vec<String>,
@@ -50,9 +52,13 @@ pub struct Loss {
 /// Request for differences: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Between<'a> {
+    /// Number of the disk.
     pub disk: u32,
+    /// The earlier state.
     pub from: &'a str,
+    /// The later state; None for the running one.
     pub to: Option<&'a str>,
+    /// First byte that is compared.
     pub start: u64,
 }
 
@@ -70,6 +76,7 @@ pub struct Differences {
 /// The layers of one running disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskLayers {
+    /// Number of the disk.
     pub number: u32,
     /// Base first, the writable top last.
     pub layers: Vec<LayerInfo>,

@@ -42,13 +42,16 @@ pub struct Options {
     /// Cap of the unwritten tables of all layers of a core: 24 MiB are 1536 tables. Beyond it first writes wait for
     /// flushes.
     pub unwritten_cap_bytes: u64,
+    /// What a guest's write does that finds no space.
     pub space_policy: SpacePolicy,
     /// Interval between two tries of a write that waits for space.
     pub space_retry_us: u64,
     /// Space set aside per VM so that a commit can move one region on a full datastore: twice the sum of a region of 2
     /// MiB, its table and the growth of a target that is a delta.
     pub reserve_bytes: u64,
+    /// How commits share the device with guests.
     pub fold: FoldOptions,
+    /// Planted to prove that tests find them; none in production.
     pub defects: Defects,
 }
 
@@ -164,10 +167,12 @@ pub enum Defect {
 pub struct Defects(u64);
 
 impl Defects {
+    /// Returns the set with one defect.
     pub const fn only(defect: Defect) -> Defects {
         Defects(1 << defect as u8)
     }
 
+    /// Returns whether the set has `defect`.
     pub fn has(self, defect: Defect) -> bool {
         self.0 & (1 << defect as u8) != 0
     }

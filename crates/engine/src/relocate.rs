@@ -53,6 +53,7 @@ pub struct Relocation {
 }
 
 impl Relocation {
+    /// Plans the move of `source` into the empty VM `target`; `job` shows its progress.
     pub fn new(source: Rc<dyn Machine>, target: Rc<dyn Machine>, job: Rc<Job>) -> Relocation {
         let (env, began) = (source.env().clone(), source.state());
         let (mirrors, clients) = (RefCell::default(), RefCell::default());

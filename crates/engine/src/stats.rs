@@ -12,22 +12,31 @@ const MEAN_SHIFT: u32 = 4;
 /// Counters of one disk's requests and latencies.
 #[derive(Default)]
 pub struct DiskStats {
+    /// Number of reads that ended, failed ones included.
     pub reads: Cell<u64>,
+    /// Number of writes that ended, failed ones included.
     pub writes: Cell<u64>,
+    /// Number of flushes that ended, failed ones included.
     pub flushes: Cell<u64>,
+    /// Of all these, the requests that failed.
     pub errors: Cell<u64>,
     /// Requests that took `SLOW_NS` or longer.
     pub slow: Cell<u64>,
+    /// Bytes that `reads` asked for.
     pub bytes_read: Cell<u64>,
+    /// Bytes that `writes` carried.
     pub bytes_written: Cell<u64>,
     /// Ranges placed in a layer for the first time.
     pub first_writes: Cell<u64>,
     /// Writes that went to both layers because their region was being moved.
     pub mirrored_writes: Cell<u64>,
+    /// Regions of the map that were built from tables.
     pub map_loads: Cell<u64>,
     /// Moving means, in nanoseconds.
     pub read_latency_ns: Cell<u64>,
+    /// See `read_latency_ns`.
     pub write_latency_ns: Cell<u64>,
+    /// See `read_latency_ns`.
     pub flush_latency_ns: Cell<u64>,
 }
 
@@ -36,6 +45,7 @@ pub struct DiskStats {
 pub struct LayerCounters {
     /// Name of the layer in the manifest.
     pub name: String,
+    /// The I/O of all its files since they were opened.
     pub counters: FileCounters,
 }
 
@@ -50,21 +60,21 @@ fn average(cell: &Cell<u64>, sample: u64) {
 }
 
 impl DiskStats {
-    pub fn read_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
+    pub(crate) fn read_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.reads, 1);
         add(&self.bytes_read, bytes as u64);
         self.done(latency_ns, ok);
         average(&self.read_latency_ns, latency_ns);
     }
 
-    pub fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
+    pub(crate) fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
         add(&self.writes, 1);
         add(&self.bytes_written, bytes as u64);
         self.done(latency_ns, ok);
         average(&self.write_latency_ns, latency_ns);
     }
 
-    pub fn flush_done(&self, latency_ns: u64, ok: bool) {
+    pub(crate) fn flush_done(&self, latency_ns: u64, ok: bool) {
         add(&self.flushes, 1);
         self.done(latency_ns, ok);
         average(&self.flush_latency_ns, latency_ns);

@@ -7,6 +7,7 @@ use blk::{Env, Error, Result};
 
 /// Longest snapshot name and description, in bytes. VMware's own tools show a name of this length in full.
 pub const NAME_BYTES_MAX: usize = 80;
+/// Longest description of a snapshot that is written, in bytes.
 pub const DESCRIPTION_BYTES_MAX: usize = 4096;
 
 /// Finds a snapshot by name, or by its id in hexadecimal.
@@ -87,6 +88,11 @@ fn on_way_up(state: &VmState) -> Vec<&SnapshotState> {
     names
 }
 
+/// Refuses a name or a description that a snapshot of `state` cannot have.
+///
+/// # Errors
+///
+/// `Invalid` for what no snapshot may be named, `Exists` for the name of another one.
 pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> {
     let expected = format!("expected 1 to {NAME_BYTES_MAX} bytes without control characters, '/' and '@'");
     let bad = name.is_empty()
@@ -133,6 +139,7 @@ pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerN
 
 /// Changes of the remaining tree when names leave it.
 pub struct Leaving {
+    /// The snapshot that the running state descends from now.
     pub current: Option<u128>,
     /// Snapshots that get another parent, with that parent.
     pub moved: BTreeMap<u128, Option<u128>>,

@@ -4,4 +4,6 @@
 //! a volume comes from, any file. Nothing a client sends is trusted: lengths, flags and names are checked before they
 //! are used, and every request that was taken in is answered exactly once.
 
+#![warn(missing_docs)]
+
 pub mod nbd;

@@ -4,23 +4,25 @@
 //! file, field, found and expected value in every error. No path is opened here; names inside files are
 //! handed to the caller's gate.
 
+#![warn(missing_docs)]
+
 pub mod check;
 pub mod cowd;
 pub mod descriptor;
-pub mod flat;
+mod flat;
 pub mod home;
-pub mod keyvalue;
-pub mod names;
-pub mod probe;
+mod keyvalue;
+mod names;
+mod probe;
 mod read;
 pub mod repair;
 pub mod replay;
 mod runs;
-pub mod sesparse;
+mod sesparse;
 mod steps;
 #[cfg(test)]
 mod testing;
 mod text;
 pub mod vmfssparse;
-pub mod vmsd;
+mod vmsd;
 pub mod vmx;

@@ -55,7 +55,9 @@ fn assert_same(left: &Descriptor, right: &Descriptor) {
 /// A delta's metadata, all of it sound.
 #[derive(Debug)]
 pub struct Delta {
+    /// The header in the first four sectors.
     pub header: Header,
+    /// Places of the tables.
     pub directory: Directory,
     /// Region and its grains in the file, by region.
     pub held: Vec<(u32, Vec<TableRun>)>,
@@ -145,6 +147,7 @@ pub fn vmx(bytes: &[u8]) -> Result<Vmx> {
 /// An SEsparse delta's metadata, all of it sound.
 #[derive(Debug)]
 pub struct SeDelta {
+    /// The constant header.
     pub header: sesparse::Header,
     /// Region and its table, by region.
     pub tables: Vec<(u32, sesparse::Table)>,

@@ -23,9 +23,13 @@ const SCSI_UNIT_OF_CONTROLLER: u8 = 7;
 /// In the order in which disks of different buses are numbered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bus {
+    /// `scsi`: 4 controllers, unit 7 of each is its own.
     Scsi,
+    /// `sata`.
     Sata,
+    /// `nvme`.
     Nvme,
+    /// `ide`.
     Ide,
 }
 
@@ -55,8 +59,11 @@ impl Bus {
 /// A disk's place, `scsi0:0`; ordered by bus, controller and unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
+    /// The kind of controller.
     pub bus: Bus,
+    /// Number of the controller on its bus, from 0.
     pub controller: u8,
+    /// Number of the disk on its controller, from 0.
     pub unit: u8,
 }
 
@@ -94,20 +101,28 @@ impl fmt::Display for Slot {
 /// A hard disk of the VM and the descriptor of its running link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmxDisk {
+    /// Where the guest has it.
     pub slot: Slot,
     /// As written: relative to the .vmx or absolute. Untrusted.
     pub file_name: String,
+    /// `persistent`, unless `scsiN:M.mode` says otherwise.
     pub mode: DiskMode,
     /// Of an independent-nonpersistent disk: the link that takes its writes, if there is one. As written; untrusted.
     pub redo: Option<String>,
 }
 
+/// A VM's configuration. What is not changed is written back byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vmx {
     values: KeyValues,
 }
 
 impl Vmx {
+    /// Parses the text; `file` is its name in errors.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` for what is no list of keys and values. Values are checked when they are read.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         Ok(Self { values: KeyValues::parse(file, bytes)? })
     }
@@ -174,15 +189,18 @@ impl Vmx {
         Ok(self.values.get("workingDir")?.filter(|folder| !folder.is_empty()))
     }
 
+    /// Returns the text: lines that were not changed, byte for byte.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.values.to_bytes()
     }
 
+    /// Returns all keys with their values.
     pub fn values(&self) -> &KeyValues {
         &self.values
     }
 
-    pub fn values_mut(&mut self) -> &mut KeyValues {
+    /// Returns all keys with their values, for a change of any of them.
+    pub(crate) fn values_mut(&mut self) -> &mut KeyValues {
         &mut self.values
     }
 

@@ -16,9 +16,13 @@ use crate::reactor::OpenMode;
 /// 4 KiB random transfers, kept at a constant depth.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomLoad {
+    /// Transfers under way at any time.
     pub depth: u32,
+    /// Share of reads among the transfers, 0 to 100; the rest are writes.
     pub read_percent: u32,
+    /// Time after which no transfer is started.
     pub duration_ns: u64,
+    /// Start of the [`Rng`] that offsets and directions come from.
     pub seed: u64,
 }
 
@@ -30,7 +34,7 @@ pub const BLOCK: u64 = 4096;
 pub struct Rng(pub u64);
 
 impl Rng {
-    pub fn next_u64(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

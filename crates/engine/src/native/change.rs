@@ -8,49 +8,35 @@ use super::bytes::{Reader, Writer};
 /// Key of an item of the catalogue: a kind, and two numbers whose meaning the kind defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
+    /// Decides the meaning of the rest; see [`super::stored::USER_KINDS`].
     pub kind: u8,
+    /// Of a VM's items: the VM's id.
     pub major: u128,
+    /// Of a node's or a group's item: its number.
     pub minor: u64,
 }
 
-/// One operation of a change.
+/// One operation of a change. Nodes are given by their numbers, sizes in blocks, records by their LSNs.
+// What a field is follows from its name and this.
+#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Creates a running node without content.
-    Create {
-        node: u64,
-        size_blocks: u64,
-    },
+    Create { node: u64, size_blocks: u64 },
     /// Creates `sealed` with the content of `running` and its place in the lineage; `running` continues as its child.
-    Take {
-        running: u64,
-        sealed: u64,
-    },
+    Take { running: u64, sealed: u64 },
     /// Creates a running node with the content of a sealed one.
-    Branch {
-        from: u64,
-        node: u64,
-    },
+    Branch { from: u64, node: u64 },
     /// Drops a node that nothing refers to.
-    Drop {
-        node: u64,
-    },
-    Resize {
-        node: u64,
-        size_blocks: u64,
-    },
-    Put {
-        key: Key,
-        value: Vec<u8>,
-    },
-    Delete {
-        key: Key,
-    },
+    Drop { node: u64 },
+    /// Gives a running node another size.
+    Resize { node: u64, size_blocks: u64 },
+    /// Sets an item of the catalogue.
+    Put { key: Key, value: Vec<u8> },
+    /// Removes an item of the catalogue.
+    Delete { key: Key },
     /// Declares records from `first` to `last` aborted: a cut destroyed their data before it was flushed.
-    Abort {
-        first: u64,
-        last: u64,
-    },
+    Abort { first: u64, last: u64 },
 }
 
 const CREATE: u8 = 1;
@@ -62,7 +48,7 @@ const PUT: u8 = 6;
 const DELETE: u8 = 7;
 const ABORT: u8 = 8;
 
-pub fn encode(ops: &[Op]) -> Vec<u8> {
+pub(crate) fn encode(ops: &[Op]) -> Vec<u8> {
     let mut out = Writer::default();
     for op in ops {
         match op {
@@ -79,6 +65,7 @@ pub fn encode(ops: &[Op]) -> Vec<u8> {
     out.done()
 }
 
+/// Decodes the operations of one change. An unknown or incomplete one is `Damaged`; `place` is that of the error.
 pub fn decode(bytes: &[u8], place: &str) -> Result<Vec<Op>> {
     let mut input = Reader::new(bytes, place);
     let mut ops = Vec::new();

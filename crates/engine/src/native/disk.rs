@@ -35,12 +35,17 @@ const SCRATCH_KEPT: usize = 64;
 
 /// A disk of a native VM: a node of a store, served as a volume.
 pub struct NativeDisk {
+    /// The store that the node belongs to.
     pub store: Rc<Store>,
+    /// The running node, or a sealed one that is read only.
     pub node: Rc<Node>,
     /// Name for messages: `web/disk0`.
     pub name: String,
+    /// See [`blk::manifest::DiskState::number`].
     pub number: u32,
+    /// Changes fail with `Refused`.
     pub read_only: bool,
+    /// Requests since the disk was opened.
     pub stats: DiskStats,
     policy: SpacePolicy,
     space_retry_us: u64,
@@ -55,11 +60,14 @@ pub struct NativeDisk {
 /// Behaviour of a disk; the same for all disks of a VM.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskTerms {
+    /// What a write does that finds no space.
     pub policy: SpacePolicy,
+    /// Interval between two tries of a write that waits for space.
     pub space_retry_us: u64,
 }
 
 impl NativeDisk {
+    /// Serves `node` of `store`. Changes are refused where the node is sealed.
     pub fn new(
         store: &Rc<Store>,
         node: Rc<Node>,
@@ -84,6 +92,7 @@ impl NativeDisk {
         })
     }
 
+    /// Returns the size of the disk, whole blocks.
     pub fn size_bytes(&self) -> u64 {
         self.node.size_bytes()
     }

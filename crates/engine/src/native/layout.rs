@@ -11,22 +11,26 @@ pub const HEADER_BLOCKS: u64 = 16;
 
 /// Block of the lease, 16 KiB from the superblock before it and from the journal. It is zeros in a store that never had
 /// one.
-pub const LEASE_BLOCK: u64 = 12;
+pub(crate) const LEASE_BLOCK: u64 = 12;
 
 /// Offsets of a page's first fields, which every kind of page has: magic, the store's id, the page's own address,
 /// checksum.
-pub const STORE_ID_AT: usize = 8;
-pub const ADDRESS_AT: usize = 16;
+pub(crate) const STORE_ID_AT: usize = 8;
+pub(crate) const ADDRESS_AT: usize = 16;
+/// Offset of the checksum in every page of metadata.
 pub const CHECKSUM_AT: usize = 24;
 
 /// Blocks `addr..addr + len` of the store's file. Address 0 is that of the superblock, and so means "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
+    /// First block.
     pub addr: u64,
+    /// Number of blocks.
     pub len: u64,
 }
 
 impl Extent {
+    /// Returns the block after the last one.
     pub fn end(&self) -> u64 {
         self.addr + self.len
     }
@@ -35,6 +39,7 @@ impl Extent {
 /// Properties of a store that are fixed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
+    /// Random number of the store; every page has it.
     pub store_id: u64,
     /// Length of the journal's ring, which follows the header.
     pub journal_pages: u64,
@@ -43,15 +48,11 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    pub fn journal_start(&self) -> u64 {
-        HEADER_BLOCKS
-    }
-
-    pub fn groups_start(&self) -> u64 {
+    pub(crate) fn groups_start(&self) -> u64 {
         HEADER_BLOCKS + self.journal_pages
     }
 
-    pub fn group_start(&self, group: u64) -> u64 {
+    pub(crate) fn group_start(&self, group: u64) -> u64 {
         self.groups_start() + group * self.group_blocks
     }
 
@@ -75,10 +76,11 @@ pub fn page_checksum(page: &[u8]) -> u64 {
     digest.finalize()
 }
 
-pub fn get_u64(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
+/// Writes 8 bytes at `at`, little-endian.
 pub fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }

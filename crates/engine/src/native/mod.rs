@@ -3,18 +3,18 @@
 
 mod blocks;
 pub mod bytes;
-pub mod catalogue;
+mod catalogue;
 pub mod change;
 pub mod check;
 mod checkpoint;
 mod contents;
 mod difference;
-pub mod disk;
+mod disk;
 mod ground;
 pub mod journal;
 pub mod layout;
-pub mod lease;
-pub mod lineage;
+mod lease;
+mod lineage;
 mod maintenance;
 mod media;
 mod preview;
@@ -24,18 +24,18 @@ mod reclaim;
 mod recover;
 mod redirect;
 pub mod space;
-pub mod store;
+mod store;
 pub mod stored;
 pub mod superblock;
 mod table;
 #[cfg(test)]
 mod tests;
-pub mod tree;
+mod tree;
 #[cfg(test)]
 mod unreadable_tests;
 mod usage;
 mod view;
-pub mod vm;
+mod vm;
 mod write_coalescer;
 mod zero;
 

@@ -40,7 +40,9 @@ const OPENING_PAGES: u64 = 16;
 /// Layout of a new store.
 #[derive(Debug, Clone, Copy)]
 pub struct NewStore {
+    /// Length of the journal's ring in blocks; at least [`super::journal::JOURNAL_PAGES_MIN`].
     pub journal_pages: u64,
+    /// Blocks of a group, its two bitmap pages included.
     pub group_blocks: u64,
 }
 

@@ -35,6 +35,7 @@ pub struct StoreOptions {
     /// Longest time that an unflushed redirect waits for the store's own flush; `flush_bytes` bounds the bytes that
     /// wait.
     pub flush_us: u64,
+    /// See `flush_us`.
     pub flush_bytes: u64,
     /// Blocks set aside for the catalogue and the interior pages of a checkpoint.
     pub reserve_blocks: u64,
@@ -42,6 +43,7 @@ pub struct StoreOptions {
     pub reclaim_pages: usize,
     /// While guests are active, reclaim pauses this many times as long as its last step took.
     pub reclaim_rest: u64,
+    /// Planted to prove that tests find them; none in production.
     pub defects: Defects,
 }
 
@@ -63,7 +65,9 @@ impl Default for StoreOptions {
 
 /// An open store.
 pub struct Store {
+    /// The core that the store was opened on.
     pub env: Env,
+    /// The settings of this opening.
     pub options: StoreOptions,
     pub(super) file: File,
     pub(super) geometry: Geometry,
@@ -205,6 +209,7 @@ impl Store {
         self.file.name()
     }
 
+    /// Returns the random number of the store, which every page has.
     pub fn id(&self) -> u64 {
         self.geometry.store_id
     }
@@ -239,10 +244,12 @@ impl Store {
         }
     }
 
+    /// Returns a node of the lineage. `NotFound` for an unknown one.
     pub fn node(&self, id: u64) -> Result<Rc<Node>> {
         self.lineage.borrow().known(id, self.path())
     }
 
+    /// Returns a number that no node has had.
     pub fn new_node_id(&self) -> u64 {
         let id = self.next_node.get();
         self.next_node.set(id + 1);

@@ -11,14 +11,15 @@ use super::space::GroupSummary;
 use super::superblock::Superblock;
 use super::tree::Root;
 
-/// Kinds of items of the store itself; those of its users begin at 16.
-pub const GROUP: u8 = 1;
-pub const NODE: u8 = 2;
+/// Kinds of items of the store itself.
+pub(crate) const GROUP: u8 = 1;
+pub(crate) const NODE: u8 = 2;
+/// First kind of item that belongs to a user of the store; smaller ones are the store's own.
 pub const USER_KINDS: u8 = 16;
 
 /// The catalogue's item for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeItem {
+pub(crate) struct NodeItem {
     pub parent: u64,
     pub sealed: u64,
     pub size_blocks: u64,
@@ -27,11 +28,11 @@ pub struct NodeItem {
     pub root: Option<Root>,
 }
 
-pub fn node_key(id: u64) -> Key {
+pub(crate) fn node_key(id: u64) -> Key {
     Key { kind: NODE, major: 0, minor: id }
 }
 
-pub fn group_key(group: u64) -> Key {
+pub(crate) fn group_key(group: u64) -> Key {
     Key { kind: GROUP, major: 0, minor: group }
 }
 
@@ -107,7 +108,7 @@ fn decode_root(bytes: &[u8], place: &str) -> Result<Option<Root>> {
 
 /// The items of all nodes.
 #[derive(Default)]
-pub struct Stored {
+pub(crate) struct Stored {
     nodes: BTreeMap<u64, NodeItem>,
     children: BTreeMap<u64, BTreeSet<u64>>,
     /// Nodes changed since their items were written.
@@ -163,7 +164,7 @@ impl Stored {
     }
 }
 
-pub fn encode_group(summary: &GroupSummary) -> Vec<u8> {
+pub(crate) fn encode_group(summary: &GroupSummary) -> Vec<u8> {
     let mut out = Writer::default();
     out.u32(summary.free)
         .u64(summary.version)
@@ -173,7 +174,7 @@ pub fn encode_group(summary: &GroupSummary) -> Vec<u8> {
     out.done()
 }
 
-pub fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
+pub(crate) fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
     let mut input = Reader::new(bytes, place);
     Ok(GroupSummary {
         free: input.u32("free blocks of a group")?,
@@ -185,7 +186,7 @@ pub fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
 }
 
 /// Checks that a group like this can exist in the store.
-pub fn check_group(summary: &GroupSummary, superblock: &Superblock) -> Result<(), String> {
+pub(crate) fn check_group(summary: &GroupSummary, superblock: &Superblock) -> Result<(), String> {
     let (free, version) = (u64::from(summary.free), summary.version);
     for (what, found, max) in
         [("free blocks", free, superblock.group_blocks), ("version", version, superblock.checkpoint)]

@@ -22,7 +22,7 @@ const INCOMPAT_KNOWN: u64 = 0;
 const RO_COMPAT_KNOWN: u64 = LEASED;
 /// Read-only compatible: the store is written under its lease. A program that does not check the lease must not write
 /// it.
-pub const LEASED: u64 = 1;
+pub(crate) const LEASED: u64 = 1;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
@@ -30,7 +30,7 @@ const FIELD_END: u64 = 1 << 48;
 /// second it is reached after four thousand years.
 const GENERATION_END: u64 = FIELD_END >> 1;
 /// Greatest counter, which leaves room for sums: at a record each nanosecond it is reached after a century.
-pub const COUNTER_END: u64 = 1 << 62;
+pub(crate) const COUNTER_END: u64 = 1 << 62;
 /// Greatest ring, 64 GiB: a replay keeps all of its records in memory.
 const JOURNAL_PAGES_MAX: u64 = 1 << 24;
 /// Number of bits of a group's bitmap page: 4096 bytes less a header of 64.
@@ -48,13 +48,16 @@ const CLEAN: usize = 17;
 pub struct CatalogueHead {
     /// 0: the catalogue is empty.
     pub addr: u64,
+    /// Length of the content in bytes.
     pub bytes: u64,
+    /// Of the content, all pages together.
     pub checksum: u64,
 }
 
 /// The content of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
+    /// Random number of the store; every page has it.
     pub store_id: u64,
     /// Major and minor.
     pub version: (u16, u16),
@@ -66,12 +69,15 @@ pub struct Superblock {
     pub features_incompat: u64,
     /// Number of the opening that wrote the superblock.
     pub epoch: u64,
+    /// Number of the checkpoint that the superblock describes.
     pub checkpoint: u64,
     /// The store's generation.
     pub generation: u64,
     /// Number of the next lineage node.
     pub next_node: u64,
+    /// Length of the journal's ring in blocks.
     pub journal_pages: u64,
+    /// Blocks of a group, its two bitmap pages included.
     pub group_blocks: u64,
     /// Groups that the file has grown to.
     pub groups: u64,
@@ -79,10 +85,13 @@ pub struct Superblock {
     pub ready_to: u64,
     /// Position at which a replay begins.
     pub journal: Position,
+    /// The catalogue of this checkpoint.
     pub catalogue: CatalogueHead,
     /// Data of every record up to this one is durable.
     pub flushed_lsn: u64,
+    /// The store was closed; the journal holds nothing that a replay would add.
     pub clean: bool,
+    /// Time at which the store was made, in microseconds since 1970 UTC.
     pub created_unix_us: i64,
     /// Epoch of the opening whose batch is at `journal`: a replay ignores batches of older ones.
     pub journal_epoch: u64,
@@ -95,6 +104,7 @@ pub struct Superblock {
 /// The superblock that counts, and the state of the other slot.
 #[derive(Debug)]
 pub struct Slots {
+    /// The superblock with the higher number.
     pub newest: Superblock,
     /// 0 or 1.
     pub slot: usize,
@@ -131,6 +141,7 @@ impl Superblock {
         }
     }
 
+    /// Returns the properties that are fixed when a store is made.
     pub fn geometry(&self) -> Geometry {
         Geometry {
             store_id: self.store_id,

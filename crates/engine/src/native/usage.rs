@@ -14,12 +14,15 @@ use super::tree::{Root, Seen, gone};
 /// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUse {
+    /// Length of the file that is divided into groups, without their bitmap pages.
     pub grown: u64,
+    /// Data and metadata in use.
     pub used: u64,
     /// Freed, and reusable as soon as that is durable.
     pub waiting: u64,
     /// Free, but being written or punched.
     pub held: u64,
+    /// Can be placed now.
     pub free: u64,
     /// The part of `free` that is kept for snapshots, checkpoints and reclaim.
     pub reserve: u64,
@@ -175,6 +178,7 @@ impl Store {
         None
     }
 
+    /// Returns the space of the store, from the counters in memory.
     pub fn store_use(&self) -> StoreUse {
         let totals = self.space.totals();
         StoreUse {

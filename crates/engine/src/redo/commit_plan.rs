@@ -29,6 +29,7 @@ pub(crate) struct Plan {
 }
 
 impl Vm {
+    /// See [`crate::Machine::commit_preview`].
     pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
         self.read_steady(async || self.preview(what).await).await
     }

@@ -22,13 +22,18 @@ use crate::stats::{DiskStats, LayerCounters};
 
 /// One disk. One core owns all of it; code between two awaits is atomic.
 pub struct Disk {
+    /// The core that the disk was opened on.
     pub env: Env,
     /// Name for messages: `web/disk0`.
     pub name: String,
+    /// See [`blk::manifest::DiskState::number`].
     pub number: u32,
     size_bytes: Cell<u64>,
+    /// Changes fail with `Refused`.
     pub read_only: bool,
+    /// The settings of its VM.
     pub options: Options,
+    /// Requests since the disk was opened.
     pub stats: DiskStats,
     /// Sum of the counters of the layers that have left the chain.
     left: Cell<FileCounters>,
@@ -90,6 +95,7 @@ impl Disk {
         }))
     }
 
+    /// Returns the size of the disk.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.get()
     }
@@ -99,11 +105,11 @@ impl Disk {
         self.chain.borrow().clone()
     }
 
-    pub fn top_name(&self) -> String {
+    pub(crate) fn top_name(&self) -> String {
         self.chain().top().layer.name().to_string()
     }
 
-    pub fn link_named(&self, name: &str) -> Option<Rc<Link>> {
+    pub(crate) fn link_named(&self, name: &str) -> Option<Rc<Link>> {
         self.chain().links.iter().find(|l| l.layer.name() == name).cloned()
     }
 
@@ -147,7 +153,7 @@ impl Disk {
         built.map(drop)
     }
 
-    pub async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+    pub(crate) async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.env.now_ns();
         let _admitted = self.read_gate.enter();
         let (buf, result) = match self.resolve(offset..offset + buf.len() as u64).await {

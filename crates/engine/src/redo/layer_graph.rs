@@ -11,6 +11,7 @@ pub struct LayerGraph {
 }
 
 impl LayerGraph {
+    /// Builds the graph from all links of a home; see [`blk::manifest::Manifest::links`].
     pub fn new(links: Vec<LayerLink>) -> LayerGraph {
         let mut children: BTreeMap<LayerName, Vec<LayerName>> = BTreeMap::new();
         for link in &links {
@@ -21,18 +22,22 @@ impl LayerGraph {
         LayerGraph { links: links.into_iter().map(|link| (link.name.clone(), link)).collect(), children }
     }
 
+    /// Returns whether the home has a link of this name.
     pub fn has(&self, layer: &str) -> bool {
         self.links.contains_key(layer)
     }
 
+    /// Returns the layer below; None for a base.
     pub fn parent(&self, layer: &str) -> Option<&LayerName> {
         self.links.get(layer)?.parent.as_ref()
     }
 
+    /// Returns the layers of the home directly above.
     pub fn children(&self, layer: &str) -> &[LayerName] {
         self.children.get(layer).map_or(&[], Vec::as_slice)
     }
 
+    /// Returns whether the layer is in a folder that is not this VM's.
     pub fn is_foreign(&self, layer: &str) -> bool {
         self.links.get(layer).is_some_and(|link| link.foreign)
     }

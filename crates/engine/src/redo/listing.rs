@@ -45,6 +45,7 @@ impl Vm {
         Ok(state.snapshots.iter().map(|s| (s.id, held(&s.disks))).collect())
     }
 
+    /// See [`crate::Machine::used`].
     pub async fn used(&self) -> Result<Use> {
         let (_, layers) = self.all_layers().await?;
         let mut used = Use::default();

@@ -71,6 +71,7 @@ impl Vm {
         Ok(target)
     }
 
+    /// See [`crate::Machine::discard_preview`].
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
         Ok(self.read_steady(async || self.plan_discard(wanted, false).await).await?.loss)
     }
@@ -90,6 +91,7 @@ impl Vm {
         self.carry_out(plan).await
     }
 
+    /// See [`crate::Machine::reset_preview`].
     pub async fn reset_preview(&self) -> Result<Loss> {
         Ok(self.read_steady(async || self.plan_reset(false).await).await?.loss)
     }

@@ -20,8 +20,11 @@ use crate::options::{Defect, Options};
 
 /// An open redo VM.
 pub struct Vm {
+    /// The core that the VM was opened on.
     pub env: Env,
+    /// For messages and events.
     pub name: String,
+    /// The settings of this opening.
     pub options: Options,
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
@@ -229,6 +232,7 @@ impl Vm {
         }
     }
 
+    /// Returns a running disk. `NotFound` for an unknown number.
     pub fn disk(&self, number: u32) -> Result<Rc<Disk>> {
         let disks = self.disks.borrow();
         disks.iter().find(|d| d.number == number).cloned().ok_or_else(|| {
@@ -242,10 +246,12 @@ impl Vm {
         self.state.borrow().clone()
     }
 
+    /// Returns the VM's home.
     pub fn manifest(&self) -> &Rc<dyn Manifest> {
         &self.manifest
     }
 
+    /// Returns whether the content of the snapshot cannot change any more; a take names it before.
     pub fn is_sealed(&self, snapshot: u128) -> bool {
         self.activity.is_sealed(snapshot)
     }
@@ -322,6 +328,7 @@ impl Vm {
         Ok(())
     }
 
+    /// Returns the jobs since the VM was opened, oldest first; the latest ones where there were many.
     pub fn jobs(&self) -> Vec<Rc<Job>> {
         self.activity.jobs()
     }

@@ -352,6 +352,8 @@ impl Disk {
         }
     }
 
+    /// Returns whether a range can be zeroed or given back without writing: the disk has no snapshot, and its file
+    /// allows it.
     pub fn can_punch(&self) -> bool {
         let chain = self.chain();
         chain.links.len() == 1 && chain.top().layer.shape().punches

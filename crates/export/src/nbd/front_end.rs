@@ -48,7 +48,9 @@ pub struct Session {
 /// One connection, for `vm show`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionInfo {
+    /// Number of the connection; no later one of this front end has it.
     pub id: u64,
+    /// [`blk::socket::Peer::name`] of the client.
     pub peer: String,
     /// Empty until the client has chosen one.
     pub export: String,
@@ -61,10 +63,13 @@ pub struct SessionInfo {
 /// Why a connection, or an attempt at one, ended otherwise than by the client's wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mishap {
+    /// Who connected, like `SessionInfo::peer`.
     pub peer: String,
+    /// Name of the export; empty before one was chosen.
     pub export: String,
     /// `Refused` for a connection, or an export, that is refused; else that of the error.
     pub kind: ErrorKind,
+    /// Untrusted text may be part of it.
     pub cause: String,
 }
 
@@ -158,6 +163,7 @@ impl FrontEnd {
         FrontEnd::with_limits(Limits::default())
     }
 
+    /// Makes a front end without connections.
     pub fn with_limits(limits: Limits) -> Rc<FrontEnd> {
         FrontEnd::observed(limits, Rc::new(()))
     }

@@ -28,7 +28,7 @@ use super::proto::{IN_FLIGHT_BYTES_MAX, PIECE_BYTES_MAX, REQUESTS_MAX};
 /// place in lists, and [`OWN_BYTES`] for requests.
 pub const CONNECTION_BYTES: u64 = 64 << 10;
 /// What a connection's requests may always hold: one of 32 KiB with its headroom, or four of 4 KiB.
-pub const OWN_BYTES: u64 = 40 << 10;
+pub(crate) const OWN_BYTES: u64 = 40 << 10;
 /// A request's tasks, beside its payload.
 const TASK_BYTES: u64 = 2 << 10;
 
@@ -40,7 +40,7 @@ pub struct Memory {
 }
 
 /// What one connection holds of it.
-pub struct Holding {
+pub(crate) struct Holding {
     _promised: Charge,
     shared: Rc<Budget>,
     buffers: Rc<Budget>,
@@ -60,7 +60,7 @@ fn piece_cost(len: u64) -> u64 {
 const _: () = assert!(OWN_BYTES + (24 << 10) <= CONNECTION_BYTES);
 
 impl Memory {
-    pub fn new(bytes: u64) -> Memory {
+    pub(crate) fn new(bytes: u64) -> Memory {
         Memory {
             promises: Budget::new(bytes / 2),
             shared: Budget::new(bytes / 4),

@@ -86,7 +86,6 @@ pub struct Negotiation {
 
 impl Negotiation {
     /// The greeting is the first output.
-    #[expect(clippy::new_without_default, reason = "a new one has something to say")]
     pub fn new() -> Negotiation {
         let mut output = Vec::new();
         output.put_u64(GREETING_MAGIC);

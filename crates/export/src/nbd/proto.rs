@@ -13,112 +13,184 @@ pub const EXPORT_NAME_PADDING: usize = 124;
 pub const OPTION_HEADER_BYTES: usize = 16;
 
 // "Fixed newstyle negotiation".
+/// Head of every answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 // "Handshake flags" and "Client flags": the same bits both ways.
+/// The side speaks the fixed newstyle handshake; required of both.
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
+/// The answer to EXPORT_NAME ends without [`EXPORT_NAME_PADDING`], where both sides set it.
 pub const FLAG_NO_ZEROES: u16 = 1 << 1;
 
 // "Transmission flags".
+/// Always set: the other bits have a meaning.
 pub const TRANSMIT_HAS_FLAGS: u16 = 1 << 0;
+/// Commands that change the export are refused with `Perm`.
 pub const TRANSMIT_READ_ONLY: u16 = 1 << 1;
+/// FLUSH is served.
 pub const TRANSMIT_FLUSH: u16 = 1 << 2;
+/// [`CMD_FLAG_FUA`] is served.
 pub const TRANSMIT_FUA: u16 = 1 << 3;
+/// TRIM is served.
 pub const TRANSMIT_TRIM: u16 = 1 << 5;
+/// WRITE_ZEROES is served.
 pub const TRANSMIT_WRITE_ZEROES: u16 = 1 << 6;
+/// [`CMD_FLAG_DF`] is served; only with structured replies.
 pub const TRANSMIT_DF: u16 = 1 << 7;
+/// A flush on one connection covers the writes that were completed on all of them.
 pub const TRANSMIT_MULTI_CONN: u16 = 1 << 8;
+/// CACHE is served.
 pub const TRANSMIT_CACHE: u16 = 1 << 10;
+/// [`CMD_FLAG_FAST_ZERO`] is served.
 pub const TRANSMIT_FAST_ZERO: u16 = 1 << 11;
 
 // "Option types".
+/// Chooses an export and ends the handshake; an error can only close the connection.
 pub const OPT_EXPORT_NAME: u32 = 1;
+/// Ends the handshake without an export.
 pub const OPT_ABORT: u32 = 2;
+/// Asks for the names of all exports.
 pub const OPT_LIST: u32 = 3;
+/// Asks for TLS, which is not served.
 pub const OPT_STARTTLS: u32 = 5;
+/// Asks for the properties of an export.
 pub const OPT_INFO: u32 = 6;
+/// Like INFO, and chooses the export if the answer is no error.
 pub const OPT_GO: u32 = 7;
+/// Asks for structured replies.
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
+/// Asks which metadata contexts an export has.
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
+/// Chooses the metadata contexts that BLOCK_STATUS answers with.
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 
 // "Option reply types"; errors have bit 31 set.
+/// The option is done; the last of its answers.
 pub const REP_ACK: u32 = 1;
+/// One export of a LIST: length of the name, name, description.
 pub const REP_SERVER: u32 = 2;
+/// One piece of information about an export; see the `INFO_` constants.
 pub const REP_INFO: u32 = 3;
+/// One metadata context: its id on this connection, and its name.
 pub const REP_META_CONTEXT: u32 = 4;
 const REP_ERROR: u32 = 1 << 31;
+/// The server does not serve the option.
 pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
+/// The server declines the option in its present state.
 pub const REP_ERR_POLICY: u32 = REP_ERROR + 2;
+/// The option's payload makes no sense.
 pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
+/// There is no export of this name.
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
+/// The server is about to end.
 pub const REP_ERR_SHUTDOWN: u32 = REP_ERROR + 7;
+/// The option is longer than the server reads.
 pub const REP_ERR_TOO_BIG: u32 = REP_ERROR + 9;
 
 // "NBD_REP_INFO": information types.
+/// Size in bytes and transmission flags; in every answer to INFO and GO.
 pub const INFO_EXPORT: u16 = 0;
+/// Name of the export as the server writes it.
 pub const INFO_NAME: u16 = 1;
+/// Description of the export, for people.
 pub const INFO_DESCRIPTION: u16 = 2;
+/// Smallest, preferred and largest length of a request, in bytes.
 pub const INFO_BLOCK_SIZE: u16 = 3;
 
 // "The base: metadata namespace".
+/// Query for every context of the namespace.
 pub const BASE_NAMESPACE: &str = "base:";
+/// The context that tells holes and zeros from data.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Our id of `base:allocation` on every connection; any number would do.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// Nothing is allocated for the range.
 pub const STATE_HOLE: u32 = 1 << 0;
+/// The range reads as zeros.
 pub const STATE_ZERO: u32 = 1 << 1;
 
 // "Request message".
+/// Head of every request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Magic, flags, type, cookie, offset, length.
 pub const REQUEST_BYTES: usize = 28;
 
 // "Simple reply message" and "Structured reply chunk message".
+/// Head of a reply without structure.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Magic, error, cookie.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Head of every chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+/// Magic, flags, type, cookie, length.
 pub const CHUNK_BYTES: usize = 20;
+/// The last chunk of its reply.
 pub const CHUNK_FLAG_DONE: u16 = 1 << 0;
 
 // "Structured reply types".
+/// Offset of 64 bits, then the data read there.
 pub const CHUNK_OFFSET_DATA: u16 = 1;
+/// Id of a metadata context, then pairs of a length and a state, 32 bits each.
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
+/// Error, length of a message, message: the request has failed.
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
 
 // "Command flags".
+/// The reply follows only when what the request writes is durable.
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
+/// Of WRITE_ZEROES: the range stays allocated.
 pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+/// Of READ: all data in one chunk.
 pub const CMD_FLAG_DF: u16 = 1 << 2;
+/// Of BLOCK_STATUS: one piece is enough.
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
+/// Of WRITE_ZEROES: fail with `NotSupported` rather than write zeros.
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 
 // "Request types".
+/// Reads the range.
 pub const CMD_READ: u16 = 0;
+/// Writes the payload.
 pub const CMD_WRITE: u16 = 1;
+/// Ends the connection once all earlier requests are answered; has no reply.
 pub const CMD_DISC: u16 = 2;
+/// Makes durable every write that was answered before.
 pub const CMD_FLUSH: u16 = 3;
+/// The client does not need the range's content any more; a hint.
 pub const CMD_TRIM: u16 = 4;
+/// Advises the server to read ahead.
 pub const CMD_CACHE: u16 = 5;
+/// Makes the range read as zeros.
 pub const CMD_WRITE_ZEROES: u16 = 6;
+/// Asks for the state of the range.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 
 /// "Error values": all a reply may carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NbdErrno {
+    /// The export is read only, or its present state forbids the request.
     Perm = 1,
+    /// The device or the store failed, or the lease of the store is lost.
     Io = 5,
+    /// The request makes no sense.
     Invalid = 22,
+    /// The datastore is full, or the range ends past the export.
     NoSpace = 28,
+    /// A fast zero is not possible.
     NotSupported = 95,
+    /// The request was cancelled, as at the end of the server.
     Shutdown = 108,
 }
 
 // "Conventions": strings.
+/// Longest name, description or query, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
 
 // "Size constraints": what we advertise.
+/// Alignment and smallest length of a request, in bytes.
 pub const BLOCK_BYTES_MIN: u32 = SECTOR as u32;
+/// Alignment and length, in bytes, below which requests may be slower.
 pub const BLOCK_BYTES_PREFERRED: u32 = 4096;
 /// The size every client may count on, 2^25.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;

@@ -13,15 +13,20 @@ use super::request::{Event, Intake};
 pub enum Ended {
     /// The input did.
     Hungry,
+    /// The client ended the handshake.
     Left,
+    /// The server closed the connection, for this reason.
     Closed(&'static str),
+    /// Transmission begins.
     Agreed(Terms),
 }
 
+/// The trace of one handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiated {
     /// All the server sent.
     pub output: Vec<u8>,
+    /// Tells what the end was.
     pub ended: Ended,
     /// Input after the handshake; only when agreed.
     pub rest: Vec<u8>,
@@ -30,7 +35,9 @@ pub struct Negotiated {
 /// One event of the transmission phase, with the payload its owner took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
+    /// What the client asks.
     pub event: Event,
+    /// Data of a write; empty for other requests.
     pub payload: Vec<u8>,
 }
 

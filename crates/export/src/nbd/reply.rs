@@ -37,7 +37,9 @@ const _: () = assert!(size_of::<Simple>() == SIMPLE_REPLY_BYTES && size_of::<Dat
 /// A failed request, as the reply reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
+    /// Error number that the client gets.
     pub errno: NbdErrno,
+    /// Cause, for the client and for the log.
     pub message: String,
 }
 

@@ -28,12 +28,17 @@ impl fmt::Display for Severity {
 /// One fault: where, what is there, what should be, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
+    /// Decides the order of findings and the exit code.
     pub severity: Severity,
     /// The path as the caller's folder knows it.
     pub file: String,
+    /// The key, the header field, the table entry or the file as a whole.
     pub field: String,
+    /// What is there, with units.
     pub found: String,
+    /// What should be there, with units.
     pub expected: String,
+    /// What the user can do; empty where nothing need be done.
     pub remedy: String,
 }
 

@@ -38,6 +38,7 @@ pub enum Target<'a> {
 /// The faults, worst first; within one severity by file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
+    /// All faults; none where everything is sound.
     pub findings: Vec<Finding>,
 }
 

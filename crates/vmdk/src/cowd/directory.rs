@@ -83,7 +83,7 @@ impl Directory {
             .map(|(region, sector)| (region as u32, *sector))
     }
 
-    pub fn table_count(&self) -> usize {
+    pub(crate) fn table_count(&self) -> usize {
         self.tables.len()
     }
 

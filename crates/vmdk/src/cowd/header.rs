@@ -171,24 +171,26 @@ impl Header {
         self.bytes[at..at + ENTRY_BYTES].copy_from_slice(&value.to_le_bytes());
     }
 
+    /// Returns the size of the disk in sectors.
     pub fn capacity_sectors(&self) -> u32 {
         self.get(field::CAPACITY)
     }
 
+    /// Returns the unit of allocation in sectors.
     pub fn grain_sectors(&self) -> u32 {
         self.get(field::GRAIN)
     }
 
     #[cfg(test)]
-    pub fn patch(&mut self, at: usize, bytes: &[u8]) {
+    pub(crate) fn patch(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    pub fn directory_sector(&self) -> u32 {
+    pub(crate) fn directory_sector(&self) -> u32 {
         self.get(field::DIRECTORY)
     }
 
-    pub fn directory_entries(&self) -> usize {
+    pub(crate) fn directory_entries(&self) -> usize {
         self.get(field::DIRECTORY_ENTRIES) as usize
     }
 
@@ -198,10 +200,11 @@ impl Header {
         u64::from(self.capacity_sectors()).div_ceil(region) as u32
     }
 
-    pub fn directory_sectors(&self) -> u32 {
+    pub(crate) fn directory_sectors(&self) -> u32 {
         self.get(field::DIRECTORY_ENTRIES).div_ceil(ENTRIES_PER_SECTOR as u32)
     }
 
+    /// Returns the length of the grain directory, rounded up to whole sectors.
     pub fn directory_bytes(&self) -> usize {
         self.directory_sectors() as usize * SECTOR as usize
     }
@@ -228,11 +231,11 @@ impl Header {
         self.get(field::FREE)
     }
 
-    pub fn set_free_sector(&mut self, sector: u32) {
+    pub(crate) fn set_free_sector(&mut self, sector: u32) {
         self.set(field::FREE, sector);
     }
 
-    pub fn is_unclean(&self) -> bool {
+    pub(crate) fn is_unclean(&self) -> bool {
         self.get(field::UNCLEAN) != 0
     }
 
@@ -274,6 +277,7 @@ impl Header {
         self.get_u64(field::LOG_BOOT)
     }
 
+    /// Returns the header as it is written at the start of the file.
     pub fn bytes(&self) -> &[u8; HEADER_BYTES] {
         &self.bytes
     }

@@ -12,20 +12,22 @@ use blk::{Result, SECTOR};
 
 use crate::text::wrong;
 
-pub use directory::Directory;
+pub(crate) use directory::Directory;
 pub use header::Header;
-pub use table::{TableBounds, TableRun, table_runs};
+pub(crate) use table::{TableBounds, TableRun, table_runs};
 
-pub const HEADER_SECTORS: u32 = 4;
+pub(crate) const HEADER_SECTORS: u32 = 4;
+/// Length of the header at the start of the file: 4 sectors.
 pub const HEADER_BYTES: usize = HEADER_SECTORS as usize * SECTOR as usize;
 
 /// Entries of a grain table, and its size: 4096 * 4 B = 16 KiB = 32 sectors.
 pub const TABLE_ENTRIES: usize = 4096;
-pub const TABLE_BYTES: usize = TABLE_ENTRIES * ENTRY_BYTES;
-pub const TABLE_SECTORS: u32 = (TABLE_BYTES / SECTOR as usize) as u32;
+pub(crate) const TABLE_BYTES: usize = TABLE_ENTRIES * ENTRY_BYTES;
+pub(crate) const TABLE_SECTORS: u32 = (TABLE_BYTES / SECTOR as usize) as u32;
 
+/// Length of an entry of the directory or of a table: a sector's number, little-endian.
 pub const ENTRY_BYTES: usize = 4;
-pub const ENTRIES_PER_SECTOR: usize = SECTOR as usize / ENTRY_BYTES;
+pub(crate) const ENTRIES_PER_SECTOR: usize = SECTOR as usize / ENTRY_BYTES;
 
 /// Largest grain: 1 MiB.
 pub const GRAIN_SECTORS_MAX: u32 = 2048;
@@ -42,7 +44,7 @@ pub fn decode_entries(bytes: &[u8]) -> Vec<u32> {
     entries.iter().map(|entry| u32::from_le_bytes(*entry)).collect()
 }
 
-pub fn encode_entries(entries: &[u32], out: &mut [u8]) {
+pub(crate) fn encode_entries(entries: &[u32], out: &mut [u8]) {
     assert_eq!(out.len(), entries.len() * ENTRY_BYTES, "room for the entries");
     for (bytes, entry) in out.chunks_exact_mut(ENTRY_BYTES).zip(entries) {
         bytes.copy_from_slice(&entry.to_le_bytes());

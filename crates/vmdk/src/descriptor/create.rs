@@ -6,7 +6,7 @@ use super::extent::{DISK_SECTORS_MAX, ExtentKind};
 use super::{ContentId, Descriptor, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 
-pub const CHILD_CREATE_TYPE: &str = "vmfsSparse";
+const CHILD_CREATE_TYPE: &str = "vmfsSparse";
 const SESPARSE_CREATE_TYPE: &str = "seSparse";
 const BASE_CREATE_TYPE: &str = "vmfs";
 

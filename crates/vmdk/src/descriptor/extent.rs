@@ -13,9 +13,12 @@ pub const EXTENT_SECTORS_MAX: u64 = i64::MAX as u64 / blk::SECTOR;
 /// stay below 2^63 bytes.
 pub const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
 
+/// What a link may do with an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
+    /// `RW`.
     ReadWrite,
+    /// `RDONLY`.
     ReadOnly,
     /// Reads as zeros.
     NoAccess,
@@ -30,12 +33,15 @@ pub enum ExtentKind {
     Vmfs,
     /// "COWD" delta.
     VmfsSparse,
+    /// SEsparse delta, ESXi.
     SeSparse,
     /// Hosted sparse, "KDMV".
     Sparse,
     /// No file; reads as zeros.
     Zero,
+    /// Pointer to a mapped raw device, ESXi; holds no data.
     VmfsRdm,
+    /// Raw device, of earlier ESXi.
     VmfsRaw,
 }
 
@@ -54,19 +60,24 @@ const ACCESSES: [(&str, Access); 3] =
     [("RW", Access::ReadWrite), ("RDONLY", Access::ReadOnly), ("NOACCESS", Access::NoAccess)];
 
 impl ExtentKind {
+    /// Returns the word by which a descriptor names the kind.
     pub fn keyword(self) -> &'static str {
         KINDS.iter().find(|(_, kind)| *kind == self).map_or("", |(word, _)| word)
     }
 
-    pub fn is_flat(self) -> bool {
+    pub(crate) fn is_flat(self) -> bool {
         matches!(self, ExtentKind::Flat | ExtentKind::Vmfs)
     }
 }
 
+/// One extent of a link: a line of its descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
+    /// The first word of the line.
     pub access: Access,
+    /// Length on the disk, in sectors; 1 to `EXTENT_SECTORS_MAX`.
     pub sectors: u64,
+    /// What `file` holds.
     pub kind: ExtentKind,
     /// As written; untrusted. Empty for `Zero`.
     pub file: String,

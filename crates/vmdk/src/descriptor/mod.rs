@@ -10,7 +10,7 @@ mod parse;
 
 use blk::Result;
 
-pub use create::{CHILD_CREATE_TYPE, NewBase, NewChild, note_for_child_of};
+pub(crate) use create::{NewBase, NewChild, note_for_child_of};
 pub use extent::{Access, Extent, ExtentKind};
 
 use parse::{Line, LineKind};
@@ -41,6 +41,7 @@ impl ContentId {
         ContentId((random >> 32 << 32) | u128::from(cid))
     }
 
+    /// Returns the low 32 bits, which every tool compares.
     pub fn cid(self) -> u32 {
         self.0 as u32
     }
@@ -86,6 +87,7 @@ impl Descriptor {
         meaningful.next().is_some_and(|line| line.len() >= 8 && line[..8].eq_ignore_ascii_case(b"version="))
     }
 
+    /// Returns the text: lines that were not changed, byte for byte.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.lines.iter().flat_map(|line| line.raw.iter().copied()).collect()
     }
@@ -95,6 +97,7 @@ impl Descriptor {
         (self.lines.iter().map(|line| line.raw.len()).sum(), self.lines.len())
     }
 
+    /// Returns the name that errors give to this descriptor.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -104,6 +107,7 @@ impl Descriptor {
         self.facts.version
     }
 
+    /// Returns `CID`, which changes when the content does.
     pub fn cid(&self) -> u32 {
         self.facts.cid
     }
@@ -118,6 +122,7 @@ impl Descriptor {
         self.facts.parent_hint.as_deref()
     }
 
+    /// Returns `createType` as written: `vmfs`, `vmfsSparse`.
     pub fn create_type(&self) -> &str {
         &self.facts.create_type
     }

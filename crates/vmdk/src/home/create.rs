@@ -30,7 +30,9 @@ const LOCK_WAIT_US: u64 = 10_000;
 /// A VM to make: its name is also that of its files.
 #[derive(Debug, Clone)]
 pub struct NewVm<'a> {
+    /// Name of the VM, and stem of its files' names.
     pub name: &'a str,
+    /// In the order of their numbers, from 0.
     pub disks: Vec<NewDisk>,
     /// The id it gets; None: its first load draws one. What is made in other folders carries it, so that
     /// `Home::remove_made_elsewhere` finds all of it.

@@ -29,6 +29,7 @@ pub enum FolderKind {
 /// Folders the caller opened for a home. Their paths must be absolute, and the ones by which VMware's files name them.
 #[derive(Clone, Default)]
 pub struct Folders {
+    /// Beside the home's own folder: layers in them are created, written and removed.
     pub own: Vec<Dir>,
     /// Never written, and nothing in them is removed.
     pub foreign: Vec<Dir>,

@@ -119,6 +119,7 @@ impl Home {
         self.grain_sectors.set(sectors);
     }
 
+    /// Returns the home's own folder.
     pub fn dir(&self) -> &Dir {
         &self.gate.home().dir
     }

@@ -44,6 +44,7 @@ pub struct Terms {
     pub move_orphans: bool,
 }
 
+/// What a mend does to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Lines of a text are replaced.
@@ -61,6 +62,7 @@ pub enum Action {
 pub struct Mend {
     /// Name in the folder.
     pub file: String,
+    /// What happens to the file.
     pub action: Action,
     /// The lines that are written or, of a list, left out; the files that are moved; the ranges of the disk that are lost.
     pub lines: Vec<String>,
@@ -73,21 +75,28 @@ pub struct Mend {
 /// A finding that stays, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmended {
+    /// What a check reports before and after the repair.
     pub finding: Finding,
+    /// Why no mend follows from the files alone.
     pub reason: String,
 }
 
 /// The changes of a folder, and what a check finds before and after them.
 #[derive(Debug)]
 pub struct Plan {
+    /// In the order in which they are carried out.
     pub mends: Vec<Mend>,
+    /// Findings that the repair leaves.
     pub unmended: Vec<Unmended>,
+    /// Findings of the folder as it is.
     pub before: Report,
+    /// Findings of the folder as it will be, by a check of the planned files.
     pub after: Report,
     changes: Planned,
 }
 
 impl Plan {
+    /// Returns whether the repair changes nothing.
     pub fn is_empty(&self) -> bool {
         self.mends.is_empty()
     }

@@ -17,6 +17,7 @@ use crate::text::{TEXT_BYTES_MAX, shown};
 pub struct Undone {
     /// Path of the folder with the copies.
     pub copies: String,
+    /// Names of the files that are as they were before.
     pub files: Vec<String>,
 }
 

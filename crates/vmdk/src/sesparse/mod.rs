@@ -19,10 +19,8 @@ use blk::{Buf, Error, File, Local, Result, SECTOR};
 use crate::runs::Runs;
 use crate::text::wrong;
 
-pub use header::{Area, Header, Volatile};
-pub use table::{
-    Directory, DirectoryReader, Entry, Place, Table, TableBounds, TableRun, decode_words, rotate, unrotate,
-};
+pub(crate) use header::{Header, Volatile};
+pub(crate) use table::{Directory, DirectoryReader, Entry, Place, Table, TableBounds, decode_words, rotate};
 
 pub const HEADER_BYTES: usize = SECTOR as usize;
 pub const ENTRY_BYTES: usize = 8;

@@ -29,8 +29,11 @@ const SCAN_DEPTH: usize = 32;
 pub struct Facts<'a> {
     /// File name of the descriptor.
     pub name: &'a str,
+    /// Size of the disk; the header must say the same.
     pub capacity_sectors: u64,
+    /// Whether the files are opened for writing.
     pub writable: bool,
+    /// How far the file is extended ahead of need.
     pub growth: Growth,
 }
 

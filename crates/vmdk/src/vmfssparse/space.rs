@@ -31,11 +31,11 @@ impl Default for Growth {
 }
 
 impl Growth {
-    pub fn step_sectors(&self) -> u64 {
+    pub(crate) fn step_sectors(&self) -> u64 {
         self.step_bytes.next_multiple_of(PAGE_SECTORS * SECTOR).max(PAGE_SECTORS * SECTOR) / SECTOR
     }
 
-    pub fn chunk_sectors(&self) -> u64 {
+    pub(crate) fn chunk_sectors(&self) -> u64 {
         (self.chunk_bytes.next_multiple_of(PAGE_SECTORS * SECTOR) / SECTOR)
             .clamp(PAGE_SECTORS, self.step_sectors())
     }

@@ -44,13 +44,16 @@ pub enum Fault {
 /// A part of a state, in bytes of its disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hurt {
+    /// Number of the lineage node.
     pub node: u64,
+    /// Whole blocks.
     pub bytes: Range<u64>,
 }
 
 /// One fault that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
+    /// What is wrong.
     pub fault: Fault,
     /// The place, and what was found and expected.
     pub error: Error,
@@ -63,6 +66,7 @@ pub struct Finding {
 /// The faults of the state that a checkpoint has made durable.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
+    /// Number of that checkpoint.
     pub checkpoint: u64,
     /// Reason why the changes since that checkpoint were not merged and checked as well.
     pub behind: Option<Error>,
@@ -70,6 +74,7 @@ pub struct Report {
     pub states: BTreeSet<u64>,
     /// Numbers of pages of maps, and of data blocks; each counts once regardless of how many states share it.
     pub pages: u64,
+    /// See `pages`.
     pub data_blocks: u64,
     /// Findings, worst first.
     pub findings: Vec<Finding>,
@@ -80,6 +85,7 @@ pub struct Report {
 }
 
 impl Report {
+    /// Returns whether nothing was found.
     pub fn is_sound(&self) -> bool {
         self.findings.is_empty() && self.more == 0
     }

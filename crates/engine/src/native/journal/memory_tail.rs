@@ -58,7 +58,7 @@ impl MemoryTail {
         }
     }
 
-    pub fn forget_others(&self) {
+    pub(crate) fn forget_others(&self) {
         let Some(memory) = &self.memory else { return };
         let own = format!("{}.", self.name);
         for name in memory.list() {

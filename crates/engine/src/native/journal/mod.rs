@@ -34,9 +34,9 @@ use blk::{Env, Error, File, Result};
 use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{Draft, Stamp};
 
-pub use batch::BATCH_PAGES_MAX;
-pub use memory_tail::MemoryTail;
-pub use record::{CHANGE_BYTES_MAX, Record};
+pub(crate) use memory_tail::MemoryTail;
+pub(crate) use record::CHANGE_BYTES_MAX;
+pub use record::Record;
 pub use replay::{Begin, Replayed, replay};
 
 /// Pages of a `Change` of the greatest length: its 32 pages, and one more that its header spills into.
@@ -55,7 +55,7 @@ const ADMITTED_PAGES: u64 = 20 + 64 * 2;
 
 /// Pages of the ring that guests leave free: room for four changes of the greatest length (most take a page), so that
 /// takes and removals go on while a checkpoint makes room, and for what is still under way. 412 pages, 1.6 MiB.
-pub const RESERVE_PAGES: u64 = 4 * CHANGE_ROOM + ADMITTED_PAGES;
+pub(crate) const RESERVE_PAGES: u64 = 4 * CHANGE_ROOM + ADMITTED_PAGES;
 
 /// Smallest ring: the reserve, and as much again for guests: 3.2 MiB.
 pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
@@ -66,13 +66,15 @@ const SPACE_RETRY_US: u64 = 100_000;
 /// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
+    /// Number of the page, over all laps of the ring.
     pub seq: u64,
+    /// Number of the record.
     pub lsn: u64,
 }
 
 /// State that a journal continues from.
 #[derive(Debug, Clone, Copy)]
-pub struct Start {
+pub(crate) struct Start {
     /// Greater than the epoch of every earlier batch and superblock, and already durable in a superblock.
     pub epoch: u64,
     /// Position at which the replay ended.
@@ -89,7 +91,7 @@ pub struct Start {
 }
 
 /// The journal of an open store.
-pub struct Journal {
+pub(crate) struct Journal {
     env: Env,
     file: File,
     geometry: Geometry,
@@ -338,6 +340,7 @@ impl Journal {
     }
 
     /// Returns the number up to which every record is durable, with its data.
+    #[cfg(test)]
     pub fn flushed_lsn(&self) -> u64 {
         self.state.borrow().flushed
     }
@@ -353,6 +356,7 @@ impl Journal {
     }
 
     /// Returns the error of the write or flush that ended this journal.
+    #[cfg(test)]
     pub fn failed(&self) -> Option<Error> {
         self.state.borrow().failed.clone()
     }

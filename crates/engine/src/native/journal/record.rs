@@ -21,6 +21,8 @@ const MAP_BYTES: usize = PREFIX + 5 * 8;
 const UNMAP_BYTES: usize = PREFIX + 4 * 8;
 
 /// One record. Blocks are 4 KiB; `node` is a lineage node, `birth` the generation in which the entry was made.
+// Each variant says what its fields are.
+#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     /// Guest blocks `start..start + len` are at `addr` from now on; `checksum` is that of their data.

@@ -20,6 +20,7 @@ const STEP_PAGES: u64 = 16;
 /// Start of a replay according to a superblock, and what the replay must find.
 #[derive(Debug, Clone, Copy)]
 pub struct Begin {
+    /// The first page that is read.
     pub at: Position,
     /// Batches of an earlier epoch are ignored.
     pub epoch: u64,

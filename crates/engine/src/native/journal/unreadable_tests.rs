@@ -3,6 +3,7 @@
 use sim::SimWorld;
 
 use super::super::layout::{BLOCK, HEADER_BLOCKS};
+use super::batch::BATCH_PAGES_MAX;
 use super::tests::*;
 use super::*;
 

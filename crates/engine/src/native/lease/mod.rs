@@ -16,13 +16,14 @@ use blk::{Env, Error, ErrorKind, Fence, File, Result};
 use futures_util::future::select;
 
 use self::claim::{Claimed, LeaseFile, claim, describe};
-pub use self::page::{HOST_BYTES_MAX, LeasePage, LeaseState, Owner};
+pub use self::page::{LeasePage, LeaseState, Owner};
 use super::superblock::Superblock;
 use crate::options::{Defect, Defects};
 
 /// The times of the protocol, in microseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseTerms {
+    /// Interval between two heartbeats.
     pub heartbeat_us: u64,
     /// The holder starts no I/O once its last heartbeat is this old.
     pub expiry_us: u64,
@@ -34,6 +35,7 @@ pub struct LeaseTerms {
     pub settle_us: u64,
     /// Most by which the clocks of two hosts may differ within `expiry_us + io_max_us`.
     pub margin_us: u64,
+    /// Planted to prove that tests find them; none in production.
     pub defects: Defects,
 }
 
@@ -54,18 +56,23 @@ impl Default for LeaseTerms {
 /// The owners from which an opening takes a lease that was not released, after it has waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeOver {
+    /// Such a lease is not taken.
     FromNobody,
     /// From an owner on a host of the same name, of an earlier boot or in another container: it may be this host before
     /// a restart. The wait is necessary nevertheless.
     FromOwnHost,
+    /// Any owner, on the user's word that it has ended.
     FromAnyOwner,
 }
 
 /// An opening that claims the lease, and its terms.
 #[derive(Clone)]
 pub struct Claimant {
+    /// The opening.
     pub owner: Owner,
+    /// The times that it keeps to.
     pub terms: LeaseTerms,
+    /// Whose lease it takes.
     pub take_over: TakeOver,
     /// Returns whether an owner's process has ended for certain.
     pub has_ended: Rc<dyn Fn(&Owner) -> bool>,
@@ -120,6 +127,7 @@ impl Lease {
         self.fence.clone()
     }
 
+    /// Returns the random number of the store that the lease is for.
     pub fn store_id(&self) -> u64 {
         self.file.store_id
     }
@@ -129,6 +137,7 @@ impl Lease {
         self.fence.lost()
     }
 
+    /// Returns the number of the claim; each claim of the store has a higher one.
     pub fn epoch(&self) -> u64 {
         self.page.borrow().epoch
     }

@@ -40,7 +40,9 @@ pub struct Owner {
     pub id: u128,
     /// Random number of the start of the host's kernel.
     pub boot_id: u128,
+    /// The PID namespace that `pid` belongs to.
     pub process_namespace: u64,
+    /// Process ID, in `process_namespace`.
     pub pid: u64,
     /// Start time of the process, in clock ticks since the boot.
     pub started: u64,

@@ -126,6 +126,7 @@ impl Space {
 
     /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are
     /// written.
+    #[cfg(test)]
     pub fn summaries(&self) -> Vec<GroupSummary> {
         let state = self.state.borrow();
         state.groups.iter().map(|group| group.written.unwrap_or(group.committed)).collect()

@@ -25,24 +25,24 @@ use std::rc::Rc;
 use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, File, Result};
 
-pub use self::audit::{Marks, Retained, Tick};
+pub(crate) use self::audit::{Marks, Retained, Tick};
 use self::group::Use;
 pub use self::growth::Growth;
-pub use self::load::RESIDENT_BYTES_MAX;
-pub use self::page::GROUP_BLOCKS_MAX;
+pub(crate) use self::load::RESIDENT_BYTES_MAX;
+pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::Wish;
 use self::state::State;
-pub use super::layout::{Extent, Geometry};
+pub(crate) use super::layout::{Extent, Geometry};
 
 /// Blocks at the start of a group that hold its bitmap page in turn.
-pub const SLOTS: u64 = 2;
+pub(crate) const SLOTS: u64 = 2;
 
 /// Smallest group: the page slots, and one whole lane behind them.
-pub const GROUP_BLOCKS_MIN: u64 = 32;
+pub(crate) const GROUP_BLOCKS_MIN: u64 = 32;
 
 /// The catalogue's item for a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GroupSummary {
+pub(crate) struct GroupSummary {
     /// Blocks that the page does not mark as in use.
     pub free: u32,
     /// Number of the checkpoint that wrote the page; 0: never written, all free.
@@ -57,7 +57,7 @@ pub struct GroupSummary {
 
 /// Numbers of blocks. `grown` is the sum of `used` to `free_meta`; page slots are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
+pub(crate) struct Totals {
     pub grown: u64,
     pub used: u64,
     /// Freed, but not to be placed yet.
@@ -71,11 +71,11 @@ pub struct Totals {
 }
 
 /// Returns the number of whole groups in a store's file of this length.
-pub fn groups_within(geometry: &Geometry, file_bytes: u64) -> u64 {
+pub(crate) fn groups_within(geometry: &Geometry, file_bytes: u64) -> u64 {
     (file_bytes / super::layout::BLOCK).saturating_sub(geometry.groups_start()) / geometry.group_blocks
 }
 
-pub struct Space {
+pub(crate) struct Space {
     env: Env,
     file: File,
     geometry: Geometry,
@@ -191,6 +191,7 @@ impl Space {
     }
 
     /// Places exactly `len` metadata blocks in one run. Returns `NoSpace` also when `len` is more than a group has.
+    #[cfg(test)]
     pub async fn place_meta_run(self: &Rc<Self>, len: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta_run(len) {

@@ -98,6 +98,7 @@ impl State {
     }
 
     /// Places exactly `len` metadata blocks in one run, in loaded groups.
+    #[cfg(test)]
     pub fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
         let mut from = 0;
         while let Some(group) = self.set(Set::Meta).next(from, true) {
@@ -111,6 +112,7 @@ impl State {
         None
     }
 
+    #[cfg(test)]
     fn find_run(&self, group: usize, len: usize) -> Option<usize> {
         let busy = &self.groups[group].maps().busy;
         let mut from = 0;

@@ -14,7 +14,7 @@ mod plan;
 mod walk;
 
 pub use cache::Nodes;
-pub use entry::{LEVEL_MAX, Mapped, Pointer, Root, Update, span};
+pub use entry::{LEVEL_MAX, Mapped, Root, Update, span};
 pub use merge::{Ground, merge};
 pub use walk::{Seen, differences, gone, has_page, survey};
 

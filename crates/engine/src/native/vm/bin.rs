@@ -143,6 +143,7 @@ impl NativeVm {
         nodes.map(|layer| node_of(layer)).collect()
     }
 
+    /// See [`crate::Machine::restore_preview`].
     pub async fn restore_preview(&self, id: u64) -> Result<Loss> {
         let plan = self.plan_restore(id, false)?;
         let leaving: Vec<u64> = plan.leaving.iter().map(|disk| node_of(&disk.top)).collect();

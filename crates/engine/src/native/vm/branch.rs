@@ -56,6 +56,7 @@ impl Move {
 }
 
 impl NativeVm {
+    /// See [`crate::Machine::revert_preview`].
     pub async fn revert_preview(&self, wanted: Option<&str>, keeps_present: bool) -> Result<Loss> {
         let plan = self.plan_revert(&self.revert_target(wanted)?, None)?;
         let bytes = if keeps_present { 0 } else { self.written_in(&plan.ops).await? };
@@ -88,6 +89,7 @@ impl NativeVm {
         Ok(target)
     }
 
+    /// See [`crate::Machine::discard_preview`].
     pub async fn discard_preview(&self, wanted: &str) -> Result<Loss> {
         let (plan, gone) = self.plan_discard(wanted, false)?;
         let bytes = self.written_since(&plan, &gone).await?;
@@ -124,6 +126,7 @@ impl NativeVm {
         Ok(loss)
     }
 
+    /// See [`crate::Machine::reset_preview`].
     pub async fn reset_preview(&self) -> Result<Loss> {
         let plan = self.plan_reset(None)?;
         let bytes = self.written_in(&plan.ops).await?;

@@ -20,6 +20,7 @@ use crate::operations::{CommitPreview, CommitWhat};
 use crate::tree;
 
 impl NativeVm {
+    /// See [`crate::Machine::commit_preview`].
     pub async fn commit_preview(&self, what: &CommitWhat) -> Result<CommitPreview> {
         let gone = self.plan_commit(what)?;
         let ops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();

@@ -35,6 +35,7 @@ pub struct KeptSlot {
 pub struct VmHome {
     /// The folder's name in the datastore, or an absolute path.
     pub path: String,
+    /// Of the VM that the folder is for.
     pub state: VmHomeState,
 }
 
@@ -43,6 +44,7 @@ pub struct VmHome {
 pub enum VmHomeState {
     /// The VM is being made or removed: it is removed with its home when it is found in this state.
     Unfinished,
+    /// The VM is served.
     Whole,
     /// The VM was removed, and is kept for a while: it is not served.
     Binned,

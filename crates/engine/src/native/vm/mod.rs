@@ -36,8 +36,11 @@ pub use self::registry::NewNativeVm;
 
 /// An open native VM.
 pub struct NativeVm {
+    /// The core that the VM was opened on.
     pub env: Env,
+    /// Unique in the store; for messages and events.
     pub name: String,
+    /// The store that its disks are nodes of.
     pub store: Rc<Store>,
     terms: DiskTerms,
     pub(crate) state: RefCell<VmState>,
@@ -84,6 +87,7 @@ impl NativeVm {
         Ok(vm)
     }
 
+    /// Returns the identity, which the VM keeps when it is renamed or moved.
     pub fn id(&self) -> u128 {
         self.state.borrow().id
     }
@@ -100,10 +104,12 @@ impl NativeVm {
         Ok(disk)
     }
 
+    /// Returns the running disks, in the order of the state.
     pub fn disks(&self) -> Vec<Rc<NativeDisk>> {
         self.disks.borrow().clone()
     }
 
+    /// Returns a running disk. `NotFound` for an unknown number.
     pub fn disk(&self, number: u32) -> Result<Rc<NativeDisk>> {
         let disks = self.disks.borrow();
         disks.iter().find(|d| d.number == number).cloned().ok_or_else(|| {
@@ -112,6 +118,7 @@ impl NativeVm {
         })
     }
 
+    /// Returns a copy of the present state.
     pub fn state(&self) -> VmState {
         self.state.borrow().clone()
     }

@@ -25,7 +25,9 @@ const SLOTS_PER_CONTROLLER: u32 = 15;
 /// Description of a VM to make.
 #[derive(Debug, Clone)]
 pub struct NewNativeVm<'a> {
+    /// Unique in the store.
     pub name: &'a str,
+    /// In the order of their numbers, from 0.
     pub disks: &'a [NewDisk],
 }
 
