@@ -21,7 +21,7 @@ test-all: ## The same with longer campaigns: HOSTILE_FOLDERS (5000), CRASH_CUTS 
 setup: ## Install the programs the tests use
 	@scripts/test.sh setup
 
-lint: ## rustfmt and clippy, warnings as errors
+lint: ## rustfmt and clippy, warnings as errors; with LINT_DOCS=1 rustdoc too
 	@scripts/test.sh lint
 
 deny: ## Licences, sources and duplicates of the dependencies, if cargo-deny is installed

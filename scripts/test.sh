@@ -46,11 +46,16 @@ stage_setup() {
     scripts/setup.sh test && fetch_crates
 }
 
+# With LINT_DOCS the documentation is built too: broken links and HTML, after another check of every crate.
 stage_lint() {
-    local bad=0
+    local bad=0 lints=2
     cargo fmt --all --check || bad=$((bad + 1))
     cargo clippy --profile "$profile" --locked --workspace --all-targets -- -D warnings || bad=$((bad + 1))
-    echo "test result: lints. $((2 - bad)) passed; $bad failed"
+    if [[ -n ${LINT_DOCS:-} ]]; then
+        lints=3
+        RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps || bad=$((bad + 1))
+    fi
+    echo "test result: lints. $((lints - bad)) passed; $bad failed"
     return $bad
 }
 

@@ -1,6 +1,6 @@
 //! The NBD server: fixed newstyle handshake, simple and structured replies, `base:allocation`.
 //!
-//! Bytes become decisions in two machines without I/O, [`negotiate`] and [`request`]; [`session`] and [`server`] carry
+//! Bytes become decisions in two machines without I/O, `negotiate` and `request`; `session` and `server` carry
 //! their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose: TLS,
 //! oldstyle, extended headers.
 

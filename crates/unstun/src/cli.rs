@@ -257,7 +257,7 @@ pub struct AttachArgs {
 pub enum AttachTo {
     /// Arguments for qemu-system-*
     Qemu,
-    /// <disk> elements for a domain
+    /// `<disk>` elements for a domain
     Libvirt,
     /// A `qm set` command
     Proxmox,

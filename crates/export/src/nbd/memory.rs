@@ -2,7 +2,7 @@
 //!
 //! All of it is charged to one budget before it is allocated. Half of the budget is for what connections are promised,
 //! [`CONNECTION_BYTES`] each when they are accepted. A quarter is shared: what a connection's requests hold beyond
-//! [`OWN_BYTES`] is its excess, charged there while it lasts. An excess may not grow beyond what is left free
+//! `OWN_BYTES` is its excess, charged there while it lasts. An excess may not grow beyond what is left free
 //! afterwards, so that one greedy connection takes at most half of what is shared, n greedy ones take n parts of n + 1,
 //! and one part is free for the next. A sixteenth is for larger receive buffers; connections that get none are slower and
 //! nothing else. What is left is for volumes, which may need as much again as a request holds (a read whose parts lie
@@ -25,7 +25,7 @@ use blk::buf::slab_bytes;
 use super::proto::{IN_FLIGHT_BYTES_MAX, PIECE_BYTES_MAX, REQUESTS_MAX};
 
 /// Promised to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, its names and its
-/// place in lists, and [`OWN_BYTES`] for requests.
+/// place in lists, and `OWN_BYTES` for requests.
 pub const CONNECTION_BYTES: u64 = 64 << 10;
 /// What a connection's requests may always hold: one of 32 KiB with its headroom, or four of 4 KiB.
 pub(crate) const OWN_BYTES: u64 = 40 << 10;
