@@ -140,8 +140,6 @@ impl Errno {
     pub const EFBIG: Errno = Errno(27);
     /// No space left on the file system or the thin pool.
     pub const ENOSPC: Errno = Errno(28);
-    /// Timer expired.
-    pub const ETIME: Errno = Errno(62);
     /// Operation not supported by the file system or the device.
     pub const EOPNOTSUPP: Errno = Errno(95);
     /// Disk quota exceeded.

@@ -106,13 +106,13 @@ pub trait Machine {
 
     /// Takes a snapshot under the id, the names and the time of `original`, another VM's snapshot. A move copies
     /// snapshots with it.
-    fn take_copy<'a>(self: Rc<Self>, original: &'a SnapshotState) -> Local<'a, Result<SnapshotState>>;
+    fn take_copy(self: Rc<Self>, original: &SnapshotState) -> Local<'_, Result<SnapshotState>>;
 
     /// Returns what a commit would do.
     fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>>;
 
     /// Starts a commit. When this resolves, the names have durably left the tree.
-    fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>>;
+    fn commit(self: Rc<Self>, what: &CommitWhat) -> Local<'_, Result<Rc<Job>>>;
 
     /// Returns what a revert to `wanted` (`None`: the current snapshot) would throw away. With `keeps_present` a take
     /// comes first.
@@ -131,7 +131,7 @@ pub trait Machine {
     fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>>;
 
     /// Throws away a snapshot's name and everything written since the snapshot; with `keep` both go to the bin.
-    fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>>;
+    fn discard(self: Rc<Self>, wanted: &str, keep: bool) -> Local<'_, Result<Loss>>;
 
     /// Returns what a reset would throw away.
     fn reset_preview(&self) -> Local<'_, Result<Loss>>;
@@ -153,7 +153,7 @@ pub trait Machine {
     fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>>;
 
     /// Adds an empty disk. Existing snapshots do not include it.
-    fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>>;
+    fn add_disk(self: Rc<Self>, wanted: &NewDisk) -> Local<'_, Result<DiskState>>;
 
     /// Removes a disk from the VM. Its data stays, unless `remove_files`; snapshots that include the disk keep it in
     /// any case.
@@ -269,10 +269,7 @@ macro_rules! implement_machine {
                 Box::pin(async move { <$vm>::take(&self, name, description).await })
             }
 
-            fn take_copy<'a>(
-                self: Rc<Self>,
-                original: &'a SnapshotState,
-            ) -> Local<'a, Result<SnapshotState>> {
+            fn take_copy(self: Rc<Self>, original: &SnapshotState) -> Local<'_, Result<SnapshotState>> {
                 Box::pin(async move { <$vm>::take_copy(&self, original).await })
             }
 
@@ -280,7 +277,7 @@ macro_rules! implement_machine {
                 Box::pin(<$vm>::commit_preview(self, what))
             }
 
-            fn commit<'a>(self: Rc<Self>, what: &'a CommitWhat) -> Local<'a, Result<Rc<Job>>> {
+            fn commit(self: Rc<Self>, what: &CommitWhat) -> Local<'_, Result<Rc<Job>>> {
                 Box::pin(async move { <$vm>::commit(&self, what).await })
             }
 
@@ -305,7 +302,7 @@ macro_rules! implement_machine {
                 Box::pin(<$vm>::discard_preview(self, wanted))
             }
 
-            fn discard<'a>(self: Rc<Self>, wanted: &'a str, keep: bool) -> Local<'a, Result<Loss>> {
+            fn discard(self: Rc<Self>, wanted: &str, keep: bool) -> Local<'_, Result<Loss>> {
                 Box::pin(async move { <$vm>::discard(&self, wanted, keep).await })
             }
 
@@ -333,7 +330,7 @@ macro_rules! implement_machine {
                 Box::pin(<$vm>::binned_bytes(self, id))
             }
 
-            fn add_disk<'a>(self: Rc<Self>, wanted: &'a NewDisk) -> Local<'a, Result<DiskState>> {
+            fn add_disk(self: Rc<Self>, wanted: &NewDisk) -> Local<'_, Result<DiskState>> {
                 Box::pin(async move { <$vm>::add_disk(&self, wanted).await })
             }
 

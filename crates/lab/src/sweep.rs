@@ -102,8 +102,8 @@ fn run(phase: Phase, seconds: f64) -> Step {
 
 fn found(point: Point, record: &Record) -> Found {
     let figure = |phase, quantity| {
-        let rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
-        rows.filter_map(|row| row.predicted).next()
+        let mut rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
+        rows.find_map(|row| row.predicted)
     };
     let (baseline, iops) = (figure(Phase::Baseline, Quantity::Iops), figure(Phase::Snapshot, Quantity::Iops));
     let host = |quantity| figure(Phase::Snapshot, quantity);

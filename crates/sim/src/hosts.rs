@@ -132,13 +132,13 @@ impl Machine {
 
     /// The referee's book: whether the world takes the change is the world's to decide.
     fn note_change(&self, op: &Op) {
-        let file = match op {
-            Op::Write { file, .. }
-            | Op::Allocate { file, .. }
-            | Op::Zero { file, .. }
-            | Op::GiveBack { file, .. }
-            | Op::SetLen { file, .. } => file,
-            _ => return,
+        let (Op::Write { file, .. }
+        | Op::Allocate { file, .. }
+        | Op::Zero { file, .. }
+        | Op::GiveBack { file, .. }
+        | Op::SetLen { file, .. }) = op
+        else {
+            return;
         };
         if self.fenced.borrow().contains(file) && self.world.is_admitted(*file) {
             self.changed_ns.set(self.world.now_ns());

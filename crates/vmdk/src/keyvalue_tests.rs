@@ -79,7 +79,7 @@ fn largest() -> Vec<u8> {
     let slots = (0..600).map(|n| format!("scsi{}:{}.fileName = \"x\"\n", n / 64 % 4, n % 64));
     let mut text: String = slots.collect();
     let rest = TEXT_LINES_MAX - count_lines(text.as_bytes());
-    text.extend((0..rest).map(|n| format!("key{n} = \"{:038}\"\n", n)));
+    text.extend((0..rest).map(|n| format!("key{n} = \"{n:038}\"\n")));
     text.into_bytes()
 }
 

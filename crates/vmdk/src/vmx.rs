@@ -87,7 +87,7 @@ impl Slot {
         (slot.controller < controllers && slot.unit < units).then_some(slot)
     }
 
-    fn key(&self, field: &str) -> String {
+    fn key(self, field: &str) -> String {
         format!("{self}.{field}")
     }
 }

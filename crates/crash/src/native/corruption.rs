@@ -97,7 +97,7 @@ impl Closed {
                 page = self.page(alike.clone().find(|n| *n > block).or(alike.min())?).to_vec();
             }
             Corruption::Stale => {
-                page = self.older.get((block * BLOCK) as usize..)?.get(..BLOCK as usize)?.to_vec()
+                page = self.older.get((block * BLOCK) as usize..)?.get(..BLOCK as usize)?.to_vec();
             }
             Corruption::Zeros => page.fill(0),
         }

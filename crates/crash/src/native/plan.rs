@@ -145,7 +145,7 @@ impl Plan {
         let mix = Mix { write: 12, flush: 0, ..self.mix };
         let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(32), self.write_sectors_max.min(16));
         let (guests, user_steps, aim) = (self.guests.max(4), 14, Aim::Checkpoints);
-        Plan { options, steps, mix, hot_sectors, write_sectors_max, guests, user_steps, aim, ..self }
+        Plan { options, guests, user_steps, write_sectors_max, hot_sectors, mix, steps, aim, ..self }
     }
 
     /// Returns the plan with takes all the time. Few blocks are soon overwritten in place, so that such a write is
@@ -158,13 +158,13 @@ impl Plan {
         let (guests, operations, user_steps, aim) = (8, self.operations.max(60), 14, Aim::Takes);
         Plan {
             options,
-            steps,
-            mix,
-            hot_sectors,
-            write_sectors_max,
             guests,
             operations,
             user_steps,
+            write_sectors_max,
+            hot_sectors,
+            mix,
+            steps,
             aim,
             ..self
         }

@@ -36,10 +36,8 @@ impl Control {
         }
         let Some(name) = self.any_sealed().filter(|_| clones < plan.clones_max) else { return Ok(()) };
         super::control::look(&self.vm, &self.model, &name).await?;
-        let contents = match self.model.borrow_mut().known(&name).map(|k| k.standing.clone()) {
-            Some(Standing::Sealed { contents: Some(contents), .. }) => contents,
-            _ => return Ok(()),
-        };
+        let standing = self.model.borrow_mut().known(&name).map(|k| k.standing.clone());
+        let Some(Standing::Sealed { contents: Some(contents), .. }) = standing else { return Ok(()) };
         match self.vm.hold(&name, "clone").await {
             Ok((snapshot, _held)) => self.make_clone(plan, snapshot.id, &contents).await,
             // A commit is under way, or the snapshot has left meanwhile.
@@ -64,7 +62,7 @@ impl Control {
         };
         tell(|| format!("clone {name}"));
         let made = home::clone(&self.vm.env, &self.home, snapshot, &name, plan.imported).await;
-        tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|_| ())));
+        tell(|| format!("clone {name} ends {:?}", made.as_ref()));
         let mut model = self.model.borrow_mut();
         model.cloning = false;
         match made {

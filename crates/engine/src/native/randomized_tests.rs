@@ -117,7 +117,7 @@ impl Guests {
         let Some(node) = model.borrow().pick(rng, true) else { return };
         let disk = self.disk(node);
         let mut places: BTreeSet<u64> = BTreeSet::new();
-        for _ in 0..1 + rng.next(5) {
+        for _ in 0..=rng.next(5) {
             places.insert(PLACES[rng.next(6) as usize]);
         }
         let mut works = Vec::new();

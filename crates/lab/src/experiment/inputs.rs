@@ -38,7 +38,7 @@ impl Experiment {
             Quantity::ReadsPerS => Some(f64::from(worker.read_percent) / 100.0),
             Quantity::WritesPerS => Some(1.0 - f64::from(worker.read_percent) / 100.0),
             Quantity::Iops => Some(1.0),
-            Quantity::MbPerS => Some(f64::from(worker.block_bytes) / (1 << 20) as f64),
+            Quantity::MbPerS => Some(f64::from(worker.block_bytes) / f64::from(1 << 20)),
             _ => None,
         };
         let parts = self.workers.iter().zip(each).map(|(worker, ios)| Some(ios * share(worker)?));

@@ -62,11 +62,11 @@ struct Log {
 
 impl Log {
     fn stun(&mut self, seen: Seen) {
-        let same = |last: &&mut Seen| {
+        let same = |last: &mut Seen| {
             let apart = last.end_unix_us.zip(seen.end_unix_us).map(|(a, b)| a.abs_diff(b));
             seen.kind != last.kind && apart.is_some_and(|us| us <= SAME_US.unsigned_abs())
         };
-        if self.stuns.last_mut().filter(same).is_some() {
+        if self.stuns.last_mut().is_some_and(same) {
             self.twice += 1;
             return;
         }

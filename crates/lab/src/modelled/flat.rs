@@ -38,7 +38,7 @@ impl Flat {
 }
 
 impl Subject for Flat {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "plain"
     }
 

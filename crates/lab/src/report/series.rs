@@ -52,7 +52,7 @@ pub fn thin(samples: &[Sample], bins_max: usize, value: impl Fn(&Sample) -> Opti
         let slack = group[0].interval_us.saturating_mul(HOLE_INTERVALS);
         match pieces.last_mut() {
             Some(piece) if before.is_some_and(|end| bin.begin_us <= end.saturating_add(slack)) => {
-                piece.push(bin)
+                piece.push(bin);
             }
             _ => pieces.push(vec![bin]),
         }

@@ -48,7 +48,7 @@ impl Fake {
 }
 
 impl Subject for Fake {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "fake"
     }
 

@@ -75,7 +75,7 @@ impl<'a> Parser<'a> {
 
     /// Checks that every key of the table is one of `keys`.
     fn known(&self, table: &Table<'_>, what: &str, keys: &[&str]) -> Result<()> {
-        for (key, _) in table.iter() {
+        for (key, _) in table {
             let name: &str = key.get_ref();
             if !keys.contains(&name) {
                 let cause = format!("unknown key {name} in {what}; possible are {}", keys.join(", "));

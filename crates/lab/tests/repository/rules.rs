@@ -278,7 +278,7 @@ pub fn map_is_true(page: &Source, text_of: impl Fn(&str) -> Option<String>) -> V
             }
             match text_of(path) {
                 None => {
-                    found.push(at(page, n + 1, &format!("`{path}` is not there: the map must be kept true")))
+                    found.push(at(page, n + 1, &format!("`{path}` is not there: the map must be kept true")));
                 }
                 Some(text) if !symbol.is_empty() && words(&text, symbol).next().is_none() => {
                     found.push(at(

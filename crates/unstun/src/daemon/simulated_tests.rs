@@ -110,10 +110,10 @@ pub async fn create(
     store: api::Store,
     dirs: &[Option<&str>],
 ) -> Outcome<()> {
-    let disk = |dir: &Option<&str>| DiskCreate { dir: dir.map(Into::into), ..DiskCreate::new(DISK_BYTES) };
+    let disk = |dir: Option<&str>| DiskCreate { dir: dir.map(Into::into), ..DiskCreate::new(DISK_BYTES) };
     let request = VmCreate {
         name: name.parse().expect("a name"),
-        disks: dirs.iter().map(disk).collect(),
+        disks: dirs.iter().copied().map(disk).collect(),
         store,
         when_full: WhenFull::Wait,
         datastore: None,

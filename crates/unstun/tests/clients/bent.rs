@@ -128,7 +128,7 @@ fn bytes(folder: &Path, random: &mut Random) -> String {
         random,
         |_| true,
         |content, random| {
-            for _ in 0..1 + random.below(8) {
+            for _ in 0..=random.below(8) {
                 let place = at(content, random);
                 content.splice(place..(place + 1).min(content.len()), [random.next() as u8]);
             }
@@ -276,7 +276,7 @@ fn many_lines(folder: &Path, random: &mut Random) -> String {
         0 => content.extend(vec![b'\n'; count]),
         1 => content.extend(vec![b'x'; count]),
         _ => {
-            content.extend((0..count / 32).flat_map(|n| format!("snapshot{n}.uid = \"{n}\"\n").into_bytes()))
+            content.extend((0..count / 32).flat_map(|n| format!("snapshot{n}.uid = \"{n}\"\n").into_bytes()));
         }
     }) + &format!(" kind {kind}, {count} bytes")
 }

@@ -70,9 +70,7 @@ impl User {
                 let purge = if self.random.below(2) == 0 { " --purge" } else { "" };
                 format!("vm remove {copy} --delete-disks --yes{purge}")
             }
-            (2 | 3, Some(name), _) | (_, Some(name), _)
-                if names.len() >= NAMES_MAX || self.random.below(2) == 0 =>
-            {
+            (_, Some(name), _) if names.len() >= NAMES_MAX || self.random.below(2) == 0 => {
                 names.remove(&name);
                 format!("snapshot commit web {name} --yes --detach")
             }

@@ -98,7 +98,7 @@ fn value(word: &str) -> String {
     let name = word.trim_matches(|c: char| "{}[]|,.".contains(c));
     let lifeless = word.starts_with('{') || name.chars().all(|c| c.is_ascii_uppercase() || "/-_".contains(c));
     match name {
-        _ if word.starts_with("--") || word.starts_with("-") => word.trim_end_matches([',', ']']).to_owned(),
+        _ if word.starts_with("--") || word.starts_with('-') => word.trim_end_matches([',', ']']).to_owned(),
         "0" | "id" | "ID" | "N" => "1".to_owned(),
         "VM@NAME" | "VM@SNAPSHOT" => "web@a".to_owned(),
         "VM/diskN" => "web/disk0".to_owned(),

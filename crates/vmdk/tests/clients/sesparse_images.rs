@@ -52,7 +52,7 @@ fn random_image(seed: u64, capacity: u64, align: u64) -> Image {
     }
     let grains = capacity.div_ceil(8);
     let mut seen = BTreeSet::from([grains - 1]);
-    for _ in 0..1 + rng.below(300) {
+    for _ in 0..=rng.below(300) {
         let at = if rng.coin() { rng.below(grains) } else { rng.below(grains.min(64)) };
         match rng.below(6) {
             // There is room for each grain of the disk once.

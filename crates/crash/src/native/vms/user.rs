@@ -321,7 +321,7 @@ impl User {
             Rc::make_mut(content).resize(size_bytes, 0);
         }
         let shape = now.shape.as_ref().map(Shape::with_other_content);
-        self.expect(vm, vec![Outcome { fixed, shape, ..now }]);
+        self.expect(vm, vec![Outcome { shape, fixed, ..now }]);
         let result = vm.vm.reset(false).await;
         self.settle(vm, result).map(drop)
     }

@@ -148,9 +148,9 @@ fn check(
     }
     // In half of the cases the machine also fails, and loses what was not flushed.
     if nth.is_multiple_of(2) {
-        world.power_cut()
+        world.power_cut();
     } else {
-        world.kill()
+        world.kill();
     }
     let seen = look(&world, operation)?;
     if said.is_ok() && !operation.unflushed {

@@ -180,7 +180,7 @@ fn extreme_numbers_in_the_files_of_a_vm_panic_no_verb() {
     let sound = sound();
     play("redo", |rng| {
         let mut files = sound.clone();
-        for _ in 0..1 + rng.below(2) {
+        for _ in 0..=rng.below(2) {
             bend(&mut files, rng);
         }
         every_verb(&files, 7);

@@ -60,7 +60,7 @@ impl Model {
         let all: Vec<u64> =
             self.blocks.iter().filter(|(_, (other, _))| *other == is).map(|(a, _)| *a).collect();
         let start = *all.get(rng.below(all.len().max(1) as u64) as usize)?;
-        let len = (0..1 + rng.below(30)).take_while(|at| self.is_at(start + at, is)).count();
+        let len = (0..=rng.below(30)).take_while(|at| self.is_at(start + at, is)).count();
         Some(Extent { addr: start, len: len as u64 })
     }
 
@@ -132,7 +132,7 @@ impl Run {
     }
 
     async fn place(&mut self) {
-        let placers: Vec<_> = (0..1 + self.rng.below(3)).map(|_| self.place_one()).collect();
+        let placers: Vec<_> = (0..=self.rng.below(3)).map(|_| self.place_one()).collect();
         let placers: Vec<_> = placers.into_iter().map(|placer| self.env.spawn(placer)).collect();
         for placer in placers {
             placer.join().await;

@@ -114,7 +114,7 @@ impl Config {
                         is_disk: true,
                         outstanding: 1,
                         ..Found::default()
-                    })
+                    });
                 })?;
             }
             Title::WorkerType => self.workers.last_mut()?.is_disk = first().eq_ignore_ascii_case("DISK"),

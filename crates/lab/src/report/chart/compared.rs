@@ -54,7 +54,7 @@ pub fn bars(records: &[&Record]) -> Option<Markup> {
     let with_load = figures.iter().flatten().filter(|f| f.iops().is_some_and(|iops| iops > 0.0));
     with_load.for_each(|f| {
         if !phases.contains(&f.name()) {
-            phases.push(f.name())
+            phases.push(f.name());
         }
     });
     let iops = |of: &[Figures], phase: &str| of.iter().find(|f| f.name() == phase).and_then(Figures::iops);

@@ -14,7 +14,7 @@ pub fn figures(group: &Comparison<'_>) -> Markup {
     let all = group.lines.iter().flat_map(|line| &line.notes);
     all.for_each(|note| {
         if !notes.contains(note) {
-            notes.push(note)
+            notes.push(note);
         }
     });
     html! {

@@ -70,7 +70,7 @@ impl Daemon {
                     *datastore.scrubbed.borrow_mut() = Some(checked);
                 }
                 Err(e) if worker.is_cancelled() => {
-                    info!("datastore {}: the scrub ended: {e}", datastore.name)
+                    info!("datastore {}: the scrub ended: {e}", datastore.name);
                 }
                 Err(e) => error!("datastore {}: the scrub failed: {e}", datastore.name),
             }

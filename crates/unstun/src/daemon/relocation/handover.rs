@@ -87,7 +87,7 @@ pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> ap
     match native::mark(&daemon.env, &from.path).await? {
         Some(id) => {
             refuse_whole(from).await?;
-            native::remove_vm(&from.datastore, id).await?
+            native::remove_vm(&from.datastore, id).await?;
         }
         None => recovery::remove_files(daemon, from).await?,
     }
@@ -184,8 +184,11 @@ pub async fn refuse_recorded(home: &Home) -> Result<()> {
             "the other side of an earlier move could not be removed; the log says why, and the next start tries again"
                 .to_owned()
         }
-        Some(MoveRecord::Prepared { to: other } | MoveRecord::Committed { to: other })
-        | Some(MoveRecord::Target { from: other }) => format!(
+        Some(
+            MoveRecord::Prepared { to: other }
+            | MoveRecord::Committed { to: other }
+            | MoveRecord::Target { from: other },
+        ) => format!(
             "an earlier move has left a copy in {}, in a datastore that is not served; serve it, and the copy is \
              removed; if it is lost for good: `unstun vm open VM --take-over`",
             other.display()
@@ -198,11 +201,8 @@ impl Daemon {
     /// Ends the moves between datastores that a crash has interrupted, if both datastores are present. Runs before
     /// their homes are opened.
     pub async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
-        let homes = match datastore.inhabitants().await {
-            Ok(homes) => homes,
-            // Opening the homes reports the error.
-            Err(_) => return,
-        };
+        // Opening the homes reports the error.
+        let Ok(homes) = datastore.inhabitants().await else { return };
         for (name, path) in homes {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {

@@ -168,7 +168,7 @@ impl Daemon {
             }
             false => {
                 let remove = async || native::remove_with_home(home, id).await;
-                self.with_reserve(&home.datastore, remove).await?
+                self.with_reserve(&home.datastore, remove).await?;
             }
         }
         let forget = async || {
@@ -299,8 +299,8 @@ pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()
 
 /// Returns the remedy for readers, which are given by their paths.
 fn way_out(who: &[String]) -> String {
-    let parts = who.iter().flat_map(|path| path.split('/'));
-    match parts.filter_map(bin::parse_folder).next() {
+    let mut parts = who.iter().flat_map(|path| path.split('/'));
+    match parts.find_map(bin::parse_folder) {
         Some((reader, entry)) => format!(
             "VM {reader} is in the bin: `unstun bin restore {entry}` brings it back, `unstun bin empty {entry}` removes it for \
              good"

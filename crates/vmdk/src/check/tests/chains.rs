@@ -36,7 +36,7 @@ const CHAINS: &[Case] = &[
             _ = (
                 files.remove("web.vmdk"),
                 edit(files, "web.vmsd", "\"web.vmdk\"", "\"/else/where/web.vmdk\""),
-            )
+            );
         },
         &[
             (

@@ -233,7 +233,7 @@ const COWD_FAULTS: &[One] = &[
         "a grain in a table",
         |f| {
             let table = word_at(f, 2048);
-            set_entry(f, 0, 0, table)
+            set_entry(f, 0, 0, table);
         },
         (Damage, DELTA, "entry 0 of grain table 0", "8", "outside the table of region 0", "backup"),
     ),
@@ -246,7 +246,7 @@ const COWD_FAULTS: &[One] = &[
         "a grain twice",
         |f| {
             let grain = word_at(f, entry_at(f, 0, 0));
-            set_entry(f, 1, 0, grain)
+            set_entry(f, 1, 0, grain);
         },
         (
             Damage,

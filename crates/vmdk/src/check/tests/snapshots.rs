@@ -45,7 +45,7 @@ const SNAPSHOTS: &[Case] = &[
     (
         "entries left over",
         |files| {
-            edit(files, "web.vmsd", "numSnapshots = \"2\"", "numSnapshots = \"2\"\nsnapshot7.uid = \"7\"")
+            edit(files, "web.vmsd", "numSnapshots = \"2\"", "numSnapshots = \"2\"\nsnapshot7.uid = \"7\"");
         },
         &[(
             Warning,
@@ -137,7 +137,7 @@ const SNAPSHOTS: &[Case] = &[
                 "web.vmsd",
                 "numSnapshots = \"2\"",
                 "numSnapshots = \"2\"\nsnapshot.needConsolidate = \"TRUE\"",
-            )
+            );
         },
         &[(Warning, "web.vmsd", "snapshot.needConsolidate", "TRUE", "a commit did not end", CONSOLIDATE)],
     ),

@@ -58,7 +58,7 @@ const DISKS: &[Case] = &[
                 "web.vmx",
                 "scsi0:1.present",
                 "scsi0:2.present = \"TRUE\"\nscsi0:2.fileName = \"db-000002.vmdk\"\nscsi0:1.present",
-            )
+            );
         },
         &[(
             Damage,

@@ -93,7 +93,7 @@ fn a_snapshot_whose_links_may_come_back_stays() {
         // A disk of two.
         (
             |files| {
-                edit(files, LIST, "disk0.fileName = \"web.vmdk\"", "disk0.fileName = \"web-000007.vmdk\"")
+                edit(files, LIST, "disk0.fileName = \"web.vmdk\"", "disk0.fileName = \"web-000007.vmdk\"");
             },
             "its other disks are here",
         ),
