@@ -113,13 +113,13 @@ fn median(values: &[f64]) -> f64 {
 /// baseline.
 pub fn text(summaries: &[Summary]) -> String {
     let phases = [Phase::Baseline, Phase::Snapshot, Phase::Commit, Phase::After];
-    let mut out = format!("{:<14}", "subject");
+    let mut out = format!("{:<16}", "subject");
     for head in ["IOPS before", "with snapshot", "committing", "after", "commit s", "worst stun us"] {
         let _ = write!(out, " {head:>20}");
     }
     out.push('\n');
     for summary in summaries {
-        let _ = write!(out, "{:<14}", summary.subject);
+        let _ = write!(out, "{:<16}", summary.subject);
         for phase in phases {
             let _ = write!(out, " {:>20}", rate(summary, phase));
         }

@@ -252,19 +252,13 @@ pub fn describe_disk(disk: &Disk) -> String {
             (None, false) => "-",
         };
         let file = layer.descriptor.file_name().unwrap_or(layer.descriptor.as_os_str());
-        table_row(
-            &mut layers,
-            [&file.to_string_lossy(), &layer.format, &format_bytes(layer.allocated_bytes), state],
-        );
+        let allocated = format_bytes(layer.allocated_bytes);
+        layers.add_row([&*file.to_string_lossy(), &layer.format, &allocated, state]);
     }
     align_right(&mut layers, &[2]);
     let (number, slot, size) = (disk.number, &disk.slot, format_bytes(disk.size_bytes));
     let mode = disk.mode.word();
     format!("\ndisk{number}  {slot}  {size}  {mode}\n{}\n{layers}\n", disk.nbd_uri)
-}
-
-fn table_row(table: &mut comfy_table::Table, cells: [&str; 4]) {
-    table.add_row(cells);
 }
 
 /// Returns a text with the bytes in the bin, and the bytes that are freed but not in use again yet.
