@@ -18,7 +18,7 @@ pub type LayerName = String;
 /// What a take and a reset do with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskMode {
-    /// Part of every snapshot.
+    /// Frozen by every take.
     Persistent,
     /// Never part of a snapshot.
     IndependentPersistent,

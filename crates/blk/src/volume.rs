@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::exec::Local;
 use crate::socket::Peer;
 
-/// What a front end tells a client of a volume. It stays the same while a client is attached.
+/// What a front end tells a client of a volume when the client attaches. Growth reaches clients that attach again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeInfo {
     /// A multiple of the sector.

@@ -89,7 +89,7 @@ pub struct Superblock {
     pub catalogue: CatalogueHead,
     /// Data of every record up to this one is durable.
     pub flushed_lsn: u64,
-    /// The store was closed; the journal holds nothing that a replay would add.
+    /// The journal was empty when the store was closed, so that nothing is missing beside it.
     pub clean: bool,
     /// Time at which the store was made, in microseconds since 1970 UTC.
     pub created_unix_us: i64,

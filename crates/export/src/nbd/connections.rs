@@ -11,7 +11,7 @@ pub struct Limits {
     /// Of all connections and their requests. Half of it is for what connections are promised, so that it bounds their
     /// number, too.
     pub memory_bytes: u64,
-    /// Connections of the whole server. One more is closed before the handshake.
+    /// Connections of the whole server. A client beyond them is refused, with the reason.
     pub connections_max: usize,
     /// Planted to prove that a test finds it: requests are admitted and not charged. Never set in production.
     pub uncharged: bool,

@@ -38,7 +38,7 @@ pub use self::registry::NewNativeVm;
 pub struct NativeVm {
     /// The core that the VM was opened on.
     pub env: Env,
-    /// Unique in the store; for messages and events.
+    /// For messages and events.
     pub name: String,
     /// The store that its disks are nodes of.
     pub store: Rc<Store>,

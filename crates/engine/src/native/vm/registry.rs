@@ -25,7 +25,7 @@ const SLOTS_PER_CONTROLLER: u32 = 15;
 /// Description of a VM to make.
 #[derive(Debug, Clone)]
 pub struct NewNativeVm<'a> {
-    /// Unique in the store.
+    /// For people; the store identifies a VM by its id.
     pub name: &'a str,
     /// In the order of their numbers, from 0.
     pub disks: &'a [NewDisk],
