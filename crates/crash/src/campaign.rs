@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once};
 
 use engine::{Defect, Defects};
+use sim::SimWorld;
 
 /// Every so many seeds a run is repeated and its event hash compared.
 const REPEAT_EVERY: u64 = 20;
@@ -23,10 +24,16 @@ pub struct Outcome {
     pub marks: BTreeMap<&'static str, u64>,
 }
 
+impl Outcome {
+    pub fn of(world: &SimWorld, cuts: u64) -> Outcome {
+        Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() }
+    }
+}
+
 /// A run, a function of its seed. An error is a broken promise.
 pub type Run = fn(seed: u64, defects: Defects) -> Result<Outcome, String>;
 
-/// Where the search for a planted defect ends.
+/// Where a campaign or the search for a planted defect ends.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
     Runs(u64),
@@ -113,18 +120,16 @@ impl Seen {
 }
 
 /// Returns the power cuts of a campaign: `default`, or the number in `CRASH_CUTS` divided by `share`.
-pub fn cuts_wanted(default: u64, share: u64) -> u64 {
-    setting("CRASH_CUTS").map_or(default, |all| all / share)
+pub fn cuts_wanted(default: u64, share: u64) -> Bound {
+    Bound::Cuts(setting("CRASH_CUTS").map_or(default, |all| all / share))
 }
 
-/// Runs a campaign until `wanted` power cuts have happened; with `CRASH_SEED` runs that seed alone. Panics if a promise
-/// is broken, if a repeated run differs, or if a label of `must_happen` never occurred: that case was not tested.
-pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
+/// Runs a campaign within `bound`; with `CRASH_SEED` runs that seed alone. Panics if a promise is broken, if a repeated
+/// run differs, or if a label of `must_happen` never occurred: that case was not tested.
+pub fn assert_promises_hold(run: Run, bound: Bound, must_happen: &[&str]) {
     if let Some(seed) = setting("CRASH_SEED") {
-        match run(seed, Defects::default()) {
-            Ok(outcome) => println!("seed {seed}: {outcome:?}"),
-            Err(e) => panic!("{e}"),
-        }
+        let outcome = run(seed, Defects::default()).unwrap_or_else(|e| panic!("{e}"));
+        println!("seed {seed}: {outcome:?}");
         return;
     }
     let seen = Mutex::new(Seen::default());
@@ -136,7 +141,7 @@ pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
             seen.failures.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
         }
         seen.add(result);
-        seen.failures.len() < FAILURES_MAX && seen.cuts < wanted
+        seen.failures.len() < FAILURES_MAX && bound.allows(seen.runs, seen.cuts)
     });
     let Seen { runs, cuts, marks, failures } = seen.into_inner().unwrap();
     println!("{runs} runs, {cuts} power cuts; {marks:?}");
@@ -148,13 +153,10 @@ pub fn assert_promises_hold(run: Run, wanted: u64, must_happen: &[&str]) {
 
 /// Panics if a planted defect breaks no promise within `bound`. With `CRASH_DEFECT` plants only the defects whose names
 /// contain its value; with `CRASH_SEED` plants none.
-pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound) {
-    assert_defects_are_found_from(run, defects, bound, &[]);
-}
-
-/// Does the same, but begins the search for a defect in `first` at the given seed. An earlier search found that rare
-/// defect near the seed. The seed only saves time while the runs stay as they were.
-pub fn assert_defects_are_found_from(run: Run, defects: &[Defect], bound: Bound, first: &[(Defect, u64)]) {
+///
+/// The search for a defect in `first` begins at the given seed, near which an earlier search found that rare defect. The
+/// seed only saves time while the runs stay as they were.
+pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound, first: &[(Defect, u64)]) {
     if setting("CRASH_SEED").is_some() {
         return;
     }

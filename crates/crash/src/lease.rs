@@ -17,10 +17,12 @@ use blk::reactor::OpenMode;
 use blk::{Env, ErrorKind};
 use engine::Defects;
 use engine::native::change::Op;
+use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::{LeaseTerms, NewStore, Store, StoreOptions, TakeOver};
 use sim::{Cost, Cut, Device, Host, Options, Pause, Rng, SimWorld};
 
 use crate::campaign::Outcome;
+use crate::run::replayed;
 use shift::{Model, Shift};
 
 const LAYOUT: NewStore = NewStore { journal_pages: 1024, group_blocks: 256 };
@@ -81,9 +83,7 @@ impl Plan {
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
-    let plan = Rc::new(Plan::draw(seed, defects));
-    crate::campaign::caught(|| run_plan(&plan))
-        .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
+    replayed(seed, || run_plan(&Rc::new(Plan::draw(seed, defects))))
 }
 
 fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
@@ -115,7 +115,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
     });
     last.expect("nothing is cut at the end")?;
     model.verdict()?;
-    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+    Ok(Outcome::of(&world, cuts))
 }
 
 /// Makes the store with one disk, without cuts or faults.
@@ -124,9 +124,8 @@ fn create(world: &SimWorld) -> Result<u64, String> {
         let dir = env.open_root("/")?;
         let file = dir.create_new(shift::FILE).await?;
         dir.sync().await?;
-        let blocks =
-            engine::native::layout::HEADER_BLOCKS + LAYOUT.journal_pages + GROUPS * LAYOUT.group_blocks;
-        file.allocate(0, blocks * engine::native::layout::BLOCK).await?;
+        let blocks = HEADER_BLOCKS + LAYOUT.journal_pages + GROUPS * LAYOUT.group_blocks;
+        file.allocate(0, blocks * BLOCK).await?;
         Store::format(&env, &file, LAYOUT).await?;
         drop(file);
         let file = dir.open(shift::FILE, OpenMode::Write).await?;

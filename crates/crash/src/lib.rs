@@ -4,10 +4,13 @@
 //! power at drawn events. Every boot begins by comparing every disk and every snapshot with the oracle.
 
 pub mod campaign;
+pub mod content;
 pub mod home;
 pub mod lease;
 pub mod native;
 pub mod redo;
 mod request_gate;
+pub mod requests;
+mod run;
 mod trouble;
 mod watch;

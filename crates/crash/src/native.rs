@@ -26,83 +26,73 @@ mod space_audit;
 mod user;
 pub mod vms;
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use engine::native::change::Op;
 use engine::{Defect, Defects};
-use sim::SimWorld;
+use sim::oracle::DiskModel;
 
 use crate::campaign::{Outcome, caught};
+use crate::run::{Part, Run, replayed};
 use crate::trouble::{TROUBLE_TASK, Trouble};
-use crate::watch;
 use harness::{Harness, MACHINE, put};
 use model::{ExpectedDisk, ExpectedMachine, Model, Standing};
-use plan::{Part, Plan};
-use sim::oracle::DiskModel;
+use plan::Plan;
+
+type NativeRun = Run<Plan, Model>;
 
 /// Number of the first machine, which is never removed; branches have greater numbers.
 const FIRST_MACHINE: u64 = 0;
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
-    let replay = format!("seed {seed}: ");
-    caught(|| run_plan(&Rc::new(Plan::draw(seed, defects).on_bad_media())))
-        .map_err(|e| format!("{replay}{e}\n  replay: make crash CRASH_SEED={seed}"))
+    replayed(seed, || run_plan(Plan::draw(seed, defects).on_bad_media()))
 }
 
 /// Plays a run on a tree of up to 64 snapshots and six machines, without power cuts.
 pub fn run_tree(seed: u64) -> Result<Outcome, String> {
-    caught(|| run_plan(&Rc::new(Plan::tree(seed)))).map_err(|e| format!("tree {seed}: {e}"))
+    caught(|| run_plan(Plan::tree(seed))).map_err(|e| format!("tree {seed}: {e}"))
 }
 
-fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
-    let world = SimWorld::new(plan.seed, plan.world.clone());
-    world.lie_about_memory(plan.options.defects.has(Defect::ForgetMemory));
-    let model: Rc<RefCell<Model>> = Rc::default();
-    create(&world, plan, &model)?;
-    let mut cuts = 0;
-    for number in 0..plan.boots {
-        let (last, trouble) = (number + 1 == plan.boots, Trouble::none(&world));
-        plan.arm(&world, number, Part::Recovery);
-        match boot::boot(&world, plan, &model, number, last) {
-            Some(result) => {
-                model.borrow_mut().store = None;
-                result.map_err(|e| format!("boot {number}: {e}"))?;
-            }
-            None => {
-                watch::tell(|| format!("POWER CUT {}", world.place_and_time()));
-                model.borrow_mut().mark_cut(&world);
-                cuts += 1;
-                let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
-                model.borrow_mut().ended(all_there, &world);
-            }
+fn run_plan(plan: Plan) -> Result<Outcome, String> {
+    let run: NativeRun = plan.run();
+    run.world.lie_about_memory(run.plan.options.defects.has(Defect::ForgetMemory));
+    create(&run)?;
+    run.play(run.plan.boots, |number| {
+        let trouble = Trouble::none(&run.world);
+        run.plan.arm(&run.world, number, Part::Recovery);
+        let ended = boot::boot(&run, number);
+        let mut model = run.model.borrow_mut();
+        if ended.is_none() {
+            model.mark_cut(&run.world);
+            model.ended(trouble.end(run.plan.rng(number, TROUBLE_TASK)), &run.world);
         }
-    }
-    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+        // The model has the store only while a boot lasts.
+        model.store = None;
+        ended
+    })
 }
 
 /// Makes the store and its first machine, without cuts or faults.
-fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
-    let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
-    let made = world.run(|env| async move {
-        harness::format(&env, &plan).await?;
-        let harness = Harness::open(&env, &outside, &plan, &model, 0).await?;
-        let nodes: Vec<u64> = plan.disks.iter().map(|_| harness.store.new_node_id()).collect();
-        let sizes = nodes.iter().zip(&plan.disks);
-        let mut ops: Vec<Op> =
-            sizes.map(|(node, places)| Op::Create { node: *node, size_blocks: places.size_blocks }).collect();
+fn create(run: &NativeRun) -> Result<(), String> {
+    let made = run.prepare(async |env, run| {
+        harness::format(&env, &run.plan).await?;
+        let harness = Harness::open(&env, &run, 0).await?;
+        let disks: Vec<ExpectedDisk> = (0..)
+            .zip(&run.plan.disks)
+            .map(|(n, places)| {
+                let (node, model) = (harness.store.new_node_id(), Rc::new(DiskModel::new(n)));
+                ExpectedDisk { node, model, places: places.clone(), growing: None }
+            })
+            .collect();
+        let nodes: Vec<u64> = disks.iter().map(|disk| disk.node).collect();
+        let op = |disk: &ExpectedDisk| Op::Create { node: disk.node, size_blocks: disk.places.size_blocks };
+        let mut ops: Vec<Op> = disks.iter().map(op).collect();
         ops.push(put(MACHINE, FIRST_MACHINE, &nodes));
         harness.store.change(&ops)?;
-        let disks = nodes.iter().zip(&plan.disks).enumerate().map(|(n, (node, places))| ExpectedDisk {
-            node: *node,
-            model: DiskModel::new(n as u32),
-            places: places.clone(),
-            growing: None,
-        });
-        let machine = ExpectedMachine { disks: disks.collect(), standing: Standing::There, moving: None };
-        model.borrow_mut().machines.insert(FIRST_MACHINE, machine);
+        let machine = ExpectedMachine { disks, standing: Standing::There, moving: None };
+        run.model.borrow_mut().machines.insert(FIRST_MACHINE, machine);
         harness.store.flush().await
     });
-    made.expect("nothing is cut while the store is made").map_err(|e: blk::Error| format!("making it: {e}"))
+    made.map_err(|e: blk::Error| format!("making it: {e}"))
 }

@@ -20,22 +20,19 @@ mod moves;
 mod origin;
 mod plan;
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
 use engine::{Defect, Defects};
-use sim::SimWorld;
 
-use crate::campaign::{Outcome, caught};
+use crate::campaign::Outcome;
+use crate::run::{Part, Run, replayed};
 use crate::trouble::{TROUBLE_TASK, Trouble};
-use crate::watch;
 use model::Model;
-use plan::{Part, Plan, TREE_SEEDS};
+use plan::{Plan, TREE_SEEDS};
+
+type RedoRun = Run<Plan, Model>;
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
-    caught(|| run_plan(&Rc::new(Plan::draw(seed, defects))))
-        .map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
+    replayed(seed, || run_plan(Plan::draw(seed, defects)))
 }
 
 /// Plays the run of a seed that exercises the snapshot tree.
@@ -43,32 +40,24 @@ pub fn run_of_tree(seed: u64, defects: Defects) -> Result<Outcome, String> {
     run(seed | TREE_SEEDS, defects)
 }
 
-fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
+fn run_plan(plan: Plan) -> Result<Outcome, String> {
     assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
-    let world = SimWorld::new(plan.seed, watch::options(&plan.world));
-    world.lie_about_memory(plan.engine.defects.has(Defect::ForgetMemory));
-    let model = Rc::new(RefCell::new(Model::new(plan)));
-    origin::create(&world, plan, &model)?;
-    origin::complete(&world, plan)?;
-    let mut cuts = 0;
-    for number in 0..plan.boots {
-        let (last, trouble) = (number + 1 == plan.boots, Trouble::none(&world));
-        plan.arm(&world, number, Part::Recovery);
-        let result = boot::boot(&world, plan, &model, number, last);
-        match result {
-            Some(result) => result.map_err(|e| {
-                watch::tell_end(&world, "ERROR");
-                format!("boot {number}: {e}")
-            })?,
-            None => {
-                watch::tell_end(&world, "POWER CUT");
-                model.borrow_mut().mark_cut(&world);
-                cuts += 1;
-                let all_there = trouble.end(plan.rng(number, TROUBLE_TASK));
-                model.borrow_mut().ended(all_there, trouble.has_struck(), &world);
-            }
+    let model = Model::new(&plan);
+    let run = Run::new(plan.seed, &plan.world.clone(), plan, model);
+    run.world.lie_about_memory(run.plan.engine.defects.has(Defect::ForgetMemory));
+    origin::create(&run)?;
+    origin::complete(&run)?;
+    let outcome = run.play(run.plan.boots, |number| {
+        let trouble = Trouble::none(&run.world);
+        run.plan.arm(&run.world, number, Part::Recovery);
+        let ended = boot::boot(&run, number);
+        if ended.is_none() {
+            run.model.borrow_mut().mark_cut(&run.world);
+            let all_there = trouble.end(run.plan.rng(number, TROUBLE_TASK));
+            run.model.borrow_mut().ended(all_there, trouble.has_struck(), &run.world);
         }
-    }
-    origin::check_source(&world, &model.borrow())?;
-    Ok(Outcome { cuts, event_hash: world.event_hash(), events: world.events(), marks: world.marks() })
+        ended
+    })?;
+    origin::check_source(&run)?;
+    Ok(outcome)
 }

@@ -88,7 +88,7 @@ impl Model {
 
     /// Notes what the new owner has read of the whole disk, and checks it.
     fn found(&self, bytes: Vec<u8>) {
-        let mut model = self.model.borrow_mut();
+        let model = self.model.borrow_mut();
         if let Err(e) = model.check_cut(&bytes) {
             self.break_promise(e);
         }
@@ -216,7 +216,7 @@ impl Shift {
             return self.disk.clone().write(first * SECTOR, nobody).await;
         }
         let (write, data) = {
-            let mut model = self.model.model.borrow_mut();
+            let model = self.model.model.borrow_mut();
             let write = model.begin(first, count);
             let data = Buf::copy_of(&model.data(&write)).freeze();
             (write, data)

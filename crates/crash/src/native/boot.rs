@@ -1,6 +1,5 @@
 //! One boot: recovers, compares everything, works until the power is cut (in the last boot, until all is done).
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::Env;
@@ -9,15 +8,16 @@ use engine::native::journal::{Record, replay};
 use engine::native::superblock::Superblock;
 use sim::SimWorld;
 
+use super::NativeRun;
 use super::guest::Guest;
-use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file};
+use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
-use super::model::{Model, Standing};
-use super::plan::{Ground, Part, Plan};
+use super::model::Standing;
+use super::plan::{Ground, Plan};
 use super::user::User;
+use crate::run::{Part, all_joined};
+use crate::trouble::fill_up;
 use crate::watch::tell;
-
-type Shared = Rc<RefCell<Model>>;
 
 /// One boot of this many checks that nothing is mapped where nothing was written.
 const MAPPED_EVERY: u64 = 3;
@@ -27,43 +27,35 @@ const JOURNAL_EVERY: u64 = 5;
 /// One boot of this many checks the last checkpoint, and another one checks everything.
 const CHECKED_EVERY: u64 = 4;
 
+const RECOVERING: &str = "cut in recovery";
+
 /// Plays one boot. Returns None if the power was cut.
-pub fn boot(
-    world: &SimWorld,
-    plan: &Rc<Plan>,
-    model: &Shared,
-    number: u64,
-    last: bool,
-) -> Option<Result<(), String>> {
-    let (plan, model, outside) = (plan.clone(), model.clone(), world.clone());
-    world.set_capacity(None);
+pub fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
+    run.world.set_capacity(None);
     // Removes the faults that the boot before did not reach.
-    world.clear_faults();
-    world.run(|env| async move {
-        model.borrow_mut().doing.recovering = true;
+    run.world.clear_faults();
+    run.boot(async move |env, run| {
+        let (world, plan) = (&run.world, &run.plan);
+        run.model.borrow_mut().doing.insert(RECOVERING);
         tell(|| format!("BOOT {number}"));
-        note_journal(&env, &outside, &plan, number).await.map_err(|e| format!("reading the journal: {e}"))?;
-        let harness = open_anyway(&env, &outside, &plan, &model, number).await?;
+        note_journal(&env, world, plan, number).await.map_err(|e| format!("reading the journal: {e}"))?;
+        let harness = open_anyway(&env, &run, number).await?;
         harness.recover().await.map_err(|e| format!("after recovery: {e}"))?;
-        plan.arm(&outside, number, Part::Work);
+        plan.arm(world, number, Part::Work);
         if plan.ground == Ground::CrowdedFile {
-            fill_up(&env, &harness);
+            fill_up(&env, world, plan.rng(number, 2), 4000, (2000, 30_000));
         }
-        harness.trouble.replace(plan.trouble(&outside, number));
+        plan.begin(&harness.trouble, number);
         harness.clone().work().await?;
-        harness.end_troubled_boot().await;
-        if last {
+        harness.trouble.end_boot(&env).await;
+        if number + 1 == plan.boots {
             return harness.finish().await;
         }
         // The cut was never reached: the boot ends like a clean stop.
-        let closed = harness.store.close().await;
-        match closed {
+        match harness.store.close().await {
             Ok(()) => harness.closed_cleanly(),
             Err(e) if e.is_no_space() => harness.mark("a stop found no space"),
-            Err(e) => {
-                harness.excuse(Err(format!("closing: {e}")))?;
-                harness.end_troubled_boot().await;
-            }
+            Err(e) => harness.trouble.survive(&env, Err(format!("closing: {e}"))).await?,
         }
         Ok(())
     })
@@ -102,19 +94,6 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
     Ok(())
 }
 
-/// Leaves little space for a while: guests wait or fail, and snapshots stay.
-fn fill_up(env: &Env, harness: &Rc<Harness>) {
-    let (clock, world) = (env.clone(), harness.world.clone());
-    let mut rng = harness.plan.rng(harness.boot, 2);
-    env.spawn_detached(Box::pin(async move {
-        clock.sleep_us(rng.below(4000)).await;
-        world.set_capacity(Some(world.used_bytes() + rng.below(64) * (16 << 10)));
-        world.mark("datastore full");
-        clock.sleep_us(2000 + rng.below(30_000)).await;
-        world.set_capacity(None);
-    }));
-}
-
 impl Harness {
     /// Compares what the store has with what it must have.
     pub async fn recover(self: &Rc<Harness>) -> Result<(), String> {
@@ -139,14 +118,14 @@ impl Harness {
         if checked == 1 {
             self.check_all("with what was replayed").await?;
         }
-        self.model.borrow_mut().doing.recovering = false;
+        self.model.borrow_mut().doing.remove(RECOVERING);
         Ok(())
     }
 
     /// Checks that a sealed snapshot is there and unchanged, that one whose removal was acknowledged is not there, and
     /// that one whose take was cut is there whole or not at all.
     async fn check_snapshots(self: &Rc<Harness>) -> Result<(), String> {
-        let items = self.items(SNAPSHOT).await;
+        let items = self.items(SNAPSHOT);
         let known: Vec<(u64, Standing)> =
             self.model.borrow().snapshots.iter().map(|(number, s)| (*number, s.standing)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
@@ -159,8 +138,12 @@ impl Harness {
                 (Some(nodes), _) if *nodes != self.model.borrow().snapshots[&number].nodes => {
                     return Err(format!("snapshot {number} has nodes {nodes:?}"));
                 }
-                (Some(_), Standing::Making) => self.adopt_interrupted(number).await?,
-                (Some(_), _) => drop(self.look(number).await?),
+                (Some(_), standing) => {
+                    self.look(number).await?;
+                    if standing == Standing::Making {
+                        self.mark("an interrupted take is there");
+                    }
+                }
             }
             if let Some(snapshot) = self.model.borrow_mut().snapshots.get_mut(&number) {
                 snapshot.standing = Standing::There;
@@ -169,27 +152,8 @@ impl Harness {
         Ok(())
     }
 
-    async fn adopt_interrupted(&self, number: u64) -> Result<(), String> {
-        let (nodes, places) = {
-            let model = self.model.borrow();
-            let snapshot = &model.snapshots[&number];
-            (snapshot.nodes.clone(), snapshot.places.clone())
-        };
-        let seen = self.read_nodes(&nodes, &places).await?;
-        let mut model = self.model.borrow_mut();
-        let snapshot = &model.snapshots[&number];
-        let machine = &model.machines[&snapshot.machine];
-        for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
-            let checked = disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]);
-            checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
-        }
-        model.snapshots.get_mut(&number).expect("there").contents = Some(seen);
-        self.mark("an interrupted take is there");
-        Ok(())
-    }
-
     async fn check_machines(self: &Rc<Harness>) -> Result<(), String> {
-        let items = self.items(MACHINE).await;
+        let items = self.items(MACHINE);
         let known: Vec<(u64, Standing)> =
             self.model.borrow().machines.iter().map(|(number, m)| (*number, m.standing)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
@@ -203,7 +167,7 @@ impl Harness {
                 self.model.borrow_mut().machines.remove(&number);
                 continue;
             };
-            self.model.borrow_mut().machines.get_mut(&number).expect("known").standing = Standing::There;
+            self.model.borrow_mut().machine(number).standing = Standing::There;
             self.check_moved(number, nodes)?;
             self.check_disks(number).await.map_err(|e| format!("machine {number}: {e}"))?;
         }
@@ -213,7 +177,7 @@ impl Harness {
     /// Checks that a revert that was under way has happened to all disks of the machine, or to none.
     fn check_moved(&self, number: u64, nodes: &[u64]) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
-        let machine = model.machines.get_mut(&number).expect("known");
+        let machine = model.machine(number);
         if machine.moving.as_ref().is_some_and(|moving| moving.nodes == nodes) {
             machine.arrive();
         }
@@ -228,17 +192,15 @@ impl Harness {
     async fn check_disks(self: &Rc<Harness>, number: u64) -> Result<(), String> {
         let disks = self.disks_of(number).map_err(|e| e.to_string())?;
         for (n, disk) in disks.iter().enumerate() {
-            let places = {
+            let (model, places) = {
                 let mut model = self.model.borrow_mut();
                 let known = model.disk(number, n);
                 let size_blocks = disk.node.size_blocks.get();
                 known.growing.take_if(|grown| grown.size_blocks != size_blocks);
                 known.has_grown();
-                known.places.clone()
+                (known.model.clone(), known.places.clone())
             };
-            let bytes = super::harness::read_all(disk, &places).await?;
-            let mut model = self.model.borrow_mut();
-            let model = model.model(number, n);
+            let bytes = read_all(disk, &places).await?;
             model.check_cut(&bytes)?;
             model.replace(&bytes);
         }
@@ -246,25 +208,10 @@ impl Harness {
     }
 
     async fn check_mapped(&self) -> Result<(), String> {
-        let numbers: Vec<u64> = self.running.borrow().keys().copied().collect();
-        for number in numbers {
-            let disks = self.machine(number).disks.borrow().clone();
-            for (n, disk) in disks.iter().enumerate() {
-                let places = self.model.borrow_mut().disk(number, n).places.clone();
-                nothing_else_is_mapped(disk, &places).await?;
-            }
+        for (disk, known) in self.running_disks() {
+            nothing_else_is_mapped(&disk, &known.places).await?;
         }
         Ok(())
-    }
-
-    /// Excuses an error that a failed flush may have caused.
-    pub fn excuse(&self, result: Result<(), String>) -> Result<(), String> {
-        self.trouble.borrow().excuse(result)
-    }
-
-    pub async fn end_troubled_boot(&self) {
-        let trouble = self.trouble.borrow().clone();
-        trouble.end_boot(&self.env).await;
     }
 
     /// Runs guests and user at the same time, to their end.
@@ -272,25 +219,17 @@ impl Harness {
         let mut tasks = Vec::new();
         for n in 0..self.plan.guests {
             let guest = Guest { harness: self.clone(), rng: self.plan.rng(self.boot, 100 + n) };
-            tasks.push(self.env.spawn(async move { guest.run().await }));
+            tasks.push(self.env.spawn(guest.run()));
         }
         let user = User { harness: self.clone(), rng: self.plan.rng(self.boot, 1) };
-        tasks.push(self.env.spawn(async move { user.run().await }));
-        let mut result = Ok(());
-        for task in tasks {
-            result = result.and(task.join().await);
-        }
-        result
+        tasks.push(self.env.spawn(user.run()));
+        all_joined(tasks).await
     }
 
     /// Notes that a clean stop has made every completed request durable.
     pub fn closed_cleanly(&self) {
-        for machine in self.model.borrow_mut().machines.values_mut() {
-            for disk in &mut machine.disks {
-                let now = disk.model.flush_begins();
-                disk.model.flushed(now);
-            }
-        }
+        let model = self.model.borrow();
+        model.machines.values().flat_map(|machine| &machine.disks).for_each(|disk| disk.model.closed());
     }
 
     /// Ends the last boot, after the faults: all content is right, everything dropped gives its space back, and a
@@ -314,7 +253,7 @@ impl Harness {
         self.check_all("at the end").await?;
         self.check_live().await?;
         self.store.close().await.map_err(|e| format!("closing: {e}"))?;
-        let again = Harness::open(&self.env, &self.world, &self.plan, &self.model, self.boot).await;
+        let again = Harness::open(&self.env, &self.run, self.boot).await;
         let again = again.map_err(|e| format!("opening it once more: {e}"))?;
         again.start(super::FIRST_MACHINE).map_err(|e| format!("starting once more: {e}"))?;
         again.check_live().await?;
@@ -322,19 +261,11 @@ impl Harness {
         again.store.close().await.map_err(|e| format!("closing once more: {e}"))
     }
 
-    pub async fn check_live(&self) -> Result<(), String> {
-        let numbers: Vec<u64> = self.running.borrow().keys().copied().collect();
-        for number in numbers {
-            let disks = self.machine(number).disks.borrow().clone();
-            for (n, disk) in disks.iter().enumerate() {
-                let (began, places) = {
-                    let mut model = self.model.borrow_mut();
-                    let known = model.disk(number, n);
-                    (known.model.now(), known.places.clone())
-                };
-                let bytes = super::harness::read_all(disk, &places).await?;
-                self.model.borrow_mut().model(number, n).check_read(0, &bytes, began)?;
-            }
+    async fn check_live(&self) -> Result<(), String> {
+        for (disk, known) in self.running_disks() {
+            let began = known.model.now();
+            let bytes = read_all(&disk, &known.places).await?;
+            known.model.check_read(0, &bytes, began)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use engine::native::layout::BLOCK;
 use sim::{Rng, View};
 
 use super::harness::{FILE, Harness};
-use super::model::Contents;
+use super::model::Model;
 use super::script::{Actor, Operation, Script};
 use crate::campaign::caught;
 
@@ -42,8 +42,8 @@ pub fn run_corruption(corruption: Corruption) -> Result<(u64, u64), String> {
     for block in closed.metadata() {
         let Some(bytes) = closed.damaged(corruption, block) else { continue };
         let result = caught(|| {
-            let script = closed_script()?;
-            script.world.write_at(&path(), block * BLOCK, &bytes);
+            let (script, _) = closed_script()?;
+            script.run.world.write_at(FILE, block * BLOCK, &bytes);
             look(&script)
         });
         pages += 1;
@@ -52,26 +52,23 @@ pub fn run_corruption(corruption: Corruption) -> Result<(u64, u64), String> {
     Ok((pages, noticed))
 }
 
-fn path() -> String {
-    format!("/{FILE}")
-}
-
-/// Makes the same closed store at every call, after two clean stops.
-fn closed_script() -> Result<Script, String> {
+/// Makes the same closed store at every call, after two clean stops. Returns its content after the first, too.
+fn closed_script() -> Result<(Script, Vec<u8>), String> {
     let script = Script::begin()?;
     script.boot(&[Operation::Reopen])?;
+    let older = content(&script);
     script.boot(&[Operation::Write, Operation::Take, Operation::Overwrite, Operation::Reopen])?;
-    Ok(script)
+    Ok((script, older))
+}
+
+fn content(script: &Script) -> Vec<u8> {
+    script.run.world.read_file(FILE, View::Durable).expect("it was made")
 }
 
 impl Closed {
     fn make() -> Result<Closed, String> {
-        let script = Script::begin()?;
-        script.boot(&[Operation::Reopen])?;
-        let content = || script.world.read_file(&path(), View::Durable).expect("it was made");
-        let older = content();
-        script.boot(&[Operation::Write, Operation::Take, Operation::Overwrite, Operation::Reopen])?;
-        Ok(Closed { newer: content(), older })
+        let (script, older) = closed_script()?;
+        Ok(Closed { newer: content(&script), older })
     }
 
     fn page(&self, block: u64) -> &[u8] {
@@ -108,40 +105,28 @@ impl Closed {
 /// Reads everything, writes, and reads the snapshots again. Returns true if the store reported an error; wrong content
 /// is an error of this function.
 fn look(script: &Script) -> Result<bool, String> {
-    let (world, plan, model) = (script.world.clone(), script.plan.clone(), script.model.clone());
-    let looked = script.world.run(move |env| async move {
-        let Ok(harness) = Harness::open(&env, &world, &plan, &model, 0).await else { return Ok(true) };
+    script.run.prepare(async |env, run| {
+        let Ok(harness) = Harness::open(&env, &run, 0).await else { return Ok(true) };
         let mut noticed = harness.store.broken().is_some();
         noticed |= compare(&harness).await?;
         noticed |= !work(&harness).await;
         noticed |= compare_snapshots(&harness).await?;
         noticed |= harness.store.close().await.is_err();
         Ok(noticed)
-    });
-    looked.expect("no power cut is scheduled")
+    })
 }
 
 async fn compare(harness: &Rc<Harness>) -> Result<bool, String> {
     let mut noticed = compare_snapshots(harness).await?;
-    let running: Vec<_> = {
-        let model = harness.model.borrow();
-        let disks = model.machines.values().flat_map(|machine| &machine.disks);
-        disks.map(|disk| (disk.node, disk.places.clone())).collect()
-    };
-    for (node, places) in running {
-        match harness.read_nodes(&[node], &[places]).await {
-            Ok(contents) => check_running(harness, node, &contents)?,
+    let running = |model: &Model| model.machines.values().flat_map(|m| m.disks.clone()).collect::<Vec<_>>();
+    let running = running(&harness.model.borrow());
+    for disk in running {
+        match harness.read_nodes(&[disk.node], &[disk.places]).await {
+            Ok(contents) => disk.model.check_cut(&contents[0])?,
             Err(_) => noticed = true,
         }
     }
     Ok(noticed)
-}
-
-fn check_running(harness: &Harness, node: u64, contents: &Contents) -> Result<(), String> {
-    let model = harness.model.borrow();
-    let mut disks = model.machines.values().flat_map(|machine| &machine.disks);
-    let disk = disks.find(|disk| disk.node == node).expect("it runs");
-    disk.model.check_cut(&contents[0])
 }
 
 async fn compare_snapshots(harness: &Rc<Harness>) -> Result<bool, String> {

@@ -2,21 +2,23 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::rc::Rc;
 
 use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Buf, Env, File, Result};
+use blk::{Env, File};
 use engine::native::change::{Key, Op};
 use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::stored::USER_KINDS;
 use engine::native::superblock::Superblock;
 use engine::native::{NativeDisk, Store};
-use sim::SimWorld;
 
-use super::model::{Contents, Model};
+use super::NativeRun;
+use super::model::{Contents, ExpectedDisk};
 use super::places::Places;
 use super::plan::{Ground, Plan};
+use crate::content::{Image, read_pieces};
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 
@@ -35,15 +37,21 @@ pub struct RunningMachine {
 }
 
 pub struct Harness {
+    pub run: NativeRun,
     pub env: Env,
-    pub world: SimWorld,
-    pub plan: Rc<Plan>,
-    pub model: Rc<RefCell<Model>>,
     pub store: Rc<Store>,
     pub boot: u64,
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
     /// Failing flushes during the work of this boot.
-    pub trouble: RefCell<Trouble>,
+    pub trouble: Trouble,
+}
+
+impl Deref for Harness {
+    type Target = NativeRun;
+
+    fn deref(&self) -> &NativeRun {
+        &self.run
+    }
 }
 
 pub fn key(kind: u8, number: u64) -> Key {
@@ -60,7 +68,7 @@ fn nodes_of(value: &[u8]) -> Vec<u64> {
 }
 
 /// Makes the store's file durable, with a journal that begins where the plan says.
-pub async fn format(env: &Env, plan: &Plan) -> Result<()> {
+pub async fn format(env: &Env, plan: &Plan) -> blk::Result<()> {
     let dir = env.open_root("/")?;
     let file = dir.create_new(FILE).await?;
     dir.sync().await?;
@@ -74,57 +82,62 @@ pub async fn format(env: &Env, plan: &Plan) -> Result<()> {
     file.flush().await
 }
 
-pub async fn open_file(env: &Env) -> Result<File> {
+pub async fn open_file(env: &Env) -> blk::Result<File> {
     env.open_root("/")?.open(FILE, OpenMode::Write).await
 }
 
+pub async fn open_store(env: &Env, plan: &Plan) -> blk::Result<Rc<Store>> {
+    let can_grow = !matches!(plan.ground, Ground::Device(_));
+    Store::open(env.clone(), open_file(env).await?, plan.options, plan.growth, can_grow).await
+}
+
 impl Harness {
-    pub async fn open(
-        env: &Env,
-        world: &SimWorld,
-        plan: &Rc<Plan>,
-        model: &Rc<RefCell<Model>>,
-        boot: u64,
-    ) -> Result<Rc<Harness>> {
-        let file = open_file(env).await?;
-        let can_grow = !matches!(plan.ground, Ground::Device(_));
-        let store = Store::open(env.clone(), file, plan.options, plan.growth, can_grow).await?;
+    pub async fn open(env: &Env, run: &NativeRun, boot: u64) -> blk::Result<Rc<Harness>> {
+        let store = open_store(env, &run.plan).await?;
         Ok(Rc::new(Harness {
+            run: run.clone(),
             env: env.clone(),
-            world: world.clone(),
-            plan: plan.clone(),
-            model: model.clone(),
             store,
             boot,
             running: RefCell::default(),
-            trouble: RefCell::new(Trouble::none(world)),
+            trouble: Trouble::none(&run.world),
         }))
     }
 
     /// Returns what the store keeps: the nodes of every machine, or of every snapshot.
-    pub async fn items(&self, kind: u8) -> BTreeMap<u64, Vec<u64>> {
+    pub fn items(&self, kind: u8) -> BTreeMap<u64, Vec<u64>> {
         let items = self.store.items(kind);
         items.into_iter().map(|(key, value)| (key.minor, nodes_of(&value))).collect()
     }
 
-    pub fn disk(&self, node: u64, number: usize) -> Result<Rc<NativeDisk>> {
+    pub fn disk(&self, node: u64, number: usize) -> blk::Result<Rc<NativeDisk>> {
         let node = self.store.node(node)?;
         let name = format!("disk{number} (node {})", node.id);
         Ok(NativeDisk::new(&self.store, node, name, number as u32, self.plan.terms))
     }
 
     /// Starts a machine's disks as the model has them.
-    pub fn start(&self, number: u64) -> Result<()> {
+    pub fn start(&self, number: u64) -> blk::Result<()> {
         let disks = self.disks_of(number)?;
         let machine = RunningMachine { number, gate: RequestGate::default(), disks: RefCell::new(disks) };
         self.running.borrow_mut().insert(number, Rc::new(machine));
         Ok(())
     }
 
-    pub fn disks_of(&self, number: u64) -> Result<Vec<Rc<NativeDisk>>> {
+    pub fn disks_of(&self, number: u64) -> blk::Result<Vec<Rc<NativeDisk>>> {
         let model = self.model.borrow();
         let disks = model.machines[&number].disks.iter().enumerate();
         disks.map(|(n, disk)| self.disk(disk.node, n)).collect()
+    }
+
+    /// Returns the disks of all running machines, with what is expected of them.
+    pub fn running_disks(&self) -> Vec<(Rc<NativeDisk>, ExpectedDisk)> {
+        let (running, model) = (self.running.borrow(), self.model.borrow());
+        let of = |machine: &Rc<RunningMachine>| {
+            let expected = model.machines[&machine.number].disks.clone();
+            machine.disks.borrow().clone().into_iter().zip(expected)
+        };
+        running.values().flat_map(of).collect()
     }
 
     pub fn machine(&self, number: u64) -> Rc<RunningMachine> {
@@ -136,45 +149,32 @@ impl Harness {
     }
 
     /// Reads all disks of a machine or a snapshot.
-    pub async fn read_nodes(
-        &self,
-        nodes: &[u64],
-        places: &[Places],
-    ) -> std::result::Result<Contents, String> {
+    pub async fn read_nodes(&self, nodes: &[u64], places: &[Places]) -> Result<Contents, String> {
         let mut contents = Vec::new();
         for (n, (node, places)) in nodes.iter().zip(places).enumerate() {
             let disk = self.disk(*node, n).map_err(|e| e.to_string())?;
             contents.push(read_all(&disk, places).await?);
         }
-        Ok(Rc::new(contents))
+        Ok(contents)
     }
 }
 
 /// Reads the windows of a disk, one after the other.
-pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> std::result::Result<Vec<u8>, String> {
+pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<Image, String> {
     if disk.size_bytes() != places.size_blocks * BLOCK {
         let (found, expected) = (disk.size_bytes() / BLOCK, places.size_blocks);
         return Err(format!("{} has {found} blocks, expected {expected}", disk.name));
     }
     let mut bytes = Vec::new();
     for window in places.windows() {
-        let mut at = window.start;
-        while at < window.end {
-            let len = (window.end - at).min(READ_BYTES);
-            let (buf, result) = disk.clone().read(at, Buf::alloc(len as usize)).await;
-            result.map_err(|e| format!("reading {len} bytes of {} at {at}: {e}", disk.name))?;
-            bytes.extend_from_slice(&buf);
-            at += len;
-        }
+        let read = read_pieces(disk, window, READ_BYTES, |_, piece| bytes.extend_from_slice(piece));
+        read.await.map_err(|e| format!("{}: {e}", disk.name))?;
     }
-    Ok(bytes)
+    Ok(Rc::new(bytes))
 }
 
 /// Checks that nothing is mapped outside the windows, where nothing was ever written.
-pub async fn nothing_else_is_mapped(
-    disk: &Rc<NativeDisk>,
-    places: &Places,
-) -> std::result::Result<(), String> {
+pub async fn nothing_else_is_mapped(disk: &Rc<NativeDisk>, places: &Places) -> Result<(), String> {
     let status = disk.clone().status(0..disk.size_bytes()).await;
     let mut at = 0;
     for part in status.map_err(|e| format!("status of {}: {e}", disk.name))? {

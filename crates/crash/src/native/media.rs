@@ -1,6 +1,5 @@
 //! Openings on bad media: sectors whose write was under way at a power cut may be unreadable, and so may superblocks.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::volume::Volume;
@@ -10,9 +9,9 @@ use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::superblock::{SLOT_BLOCKS, Superblock};
 use sim::{SimWorld, View};
 
+use super::NativeRun;
 use super::harness::{FILE, Harness};
-use super::model::{Model, Standing};
-use super::places::Places;
+use super::model::{ExpectedDisk, Standing};
 use super::plan::Plan;
 use crate::watch::tell;
 
@@ -42,19 +41,14 @@ fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
 
 /// Opens the store. The opening may be refused, or the store be read-only, if one fault does not explain what cannot be
 /// read. The store must open once everything can be read again.
-pub async fn open_anyway(
-    env: &Env,
-    world: &SimWorld,
-    plan: &Rc<Plan>,
-    model: &Rc<RefCell<Model>>,
-    boot: u64,
-) -> Result<Rc<Harness>, String> {
+pub async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result<Rc<Harness>, String> {
+    let NativeRun { world, plan, model } = run;
     let spoils = plan.spoils_superblock(boot) && spoil_superblock(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
     // An earlier boot may have spoiled it and been cut before it wrote another superblock.
     let spoiled = superblocks > 0 && (spoils || model.borrow().spoiled);
     model.borrow_mut().spoiled = spoiled;
-    let opened = Harness::open(env, world, plan, model, boot).await;
+    let opened = Harness::open(env, run, boot).await;
     let refused = match &opened {
         Ok(harness) => harness.store.broken(),
         Err(e) => Some(e.clone()),
@@ -78,9 +72,8 @@ pub async fn open_anyway(
     tell(|| format!("refused: {cause}"));
     drop(opened);
     world.heal(FILE);
-    Harness::open(env, world, plan, model, boot)
-        .await
-        .map_err(|e| format!("opening the store, all of which can be read: {e}"))
+    let opened = Harness::open(env, run, boot).await;
+    opened.map_err(|e| format!("opening the store, all of which can be read: {e}"))
 }
 
 impl Harness {
@@ -94,51 +87,34 @@ impl Harness {
         self.mark("sectors were unreadable");
         let sealed = self.model.borrow().sealed();
         for number in sealed {
-            let (nodes, places) = {
-                let model = self.model.borrow();
-                (model.snapshots[&number].nodes.clone(), model.snapshots[&number].places.clone())
-            };
+            let (nodes, places) = self.model.borrow().snapshot(number);
             self.read_nodes(&nodes, &places).await.map_err(|e| format!("sealed snapshot {number}: {e}"))?;
         }
-        for (number, disk) in self.settled_disks() {
-            let opened = self.disks_of(number).map_err(|e| e.to_string())?;
-            let places = self.model.borrow_mut().disk(number, disk).places.clone();
-            self.check_readable(number, disk, &opened[disk], &places).await?;
+        for (disk, known) in self.settled_disks().map_err(|e| e.to_string())? {
+            self.check_readable(&disk, &known).await?;
         }
         self.world.heal(FILE);
         Ok(())
     }
 
-    /// Returns the machines and disks for which no change was under way.
-    fn settled_disks(&self) -> Vec<(u64, usize)> {
+    /// Returns the disks for which no change was under way.
+    fn settled_disks(&self) -> blk::Result<Vec<(Rc<NativeDisk>, ExpectedDisk)>> {
         let model = self.model.borrow();
-        let settled =
-            model.machines.iter().filter(|(_, m)| m.standing == Standing::There && m.moving.is_none());
-        settled
-            .flat_map(|(number, m)| (0..m.disks.len()).map(move |n| (*number, n)))
-            .filter(|(number, n)| model.machines[number].disks[*n].growing.is_none())
-            .collect()
+        let settled = model.machines.values().filter(|m| m.standing == Standing::There && m.moving.is_none());
+        let disks =
+            settled.flat_map(|m| m.disks.iter().enumerate()).filter(|(_, disk)| disk.growing.is_none());
+        disks.map(|(n, known)| Ok((self.disk(known.node, n)?, known.clone()))).collect()
     }
 
-    async fn check_readable(
-        &self,
-        machine: u64,
-        index: usize,
-        disk: &Rc<NativeDisk>,
-        places: &Places,
-    ) -> Result<(), String> {
+    async fn check_readable(&self, disk: &Rc<NativeDisk>, known: &ExpectedDisk) -> Result<(), String> {
         let unit = u64::from(self.plan.world.logical_block) / SECTOR;
-        for first in (0..places.sectors()).step_by(unit as usize) {
-            let (offset, _) = places.on_disk(first);
+        for first in (0..known.places.sectors()).step_by(unit as usize) {
+            let (offset, _) = known.places.on_disk(first);
             let (_, result) = disk.clone().read(offset, Buf::alloc((unit * SECTOR) as usize)).await;
             let Err(e) = result else { continue };
             self.mark("a guest's sector was unreadable");
-            let mut model = self.model.borrow_mut();
-            let model = model.model(machine, index);
-            if !(first..first + unit).any(|sector| model.is_in_doubt(sector)) {
-                return Err(format!(
-                    "machine {machine} disk {index} sector {first} was flushed and cannot be read: {e}"
-                ));
+            if !(first..first + unit).any(|sector| known.model.is_in_doubt(sector)) {
+                return Err(format!("{} sector {first} was flushed and cannot be read: {e}", disk.name));
             }
         }
         Ok(())

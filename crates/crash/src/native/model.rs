@@ -1,21 +1,23 @@
 //! Expected state of a run, kept across power cuts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use engine::native::Store;
 use sim::SimWorld;
 
 use super::places::Places;
+use crate::content::Image;
 use sim::oracle::DiskModel;
 
 /// Content by disk, in the order of the model's sectors.
-pub type Contents = Rc<Vec<Vec<u8>>>;
+pub type Contents = Vec<Image>;
 
 /// Expected state of a running disk.
+#[derive(Clone)]
 pub struct ExpectedDisk {
     pub node: u64,
-    pub model: DiskModel,
+    pub model: Rc<DiskModel>,
     pub places: Places,
     /// Places after the resize that has begun.
     pub growing: Option<Places>,
@@ -56,24 +58,17 @@ pub struct ExpectedSnapshot {
     pub contents: Option<Contents>,
 }
 
-/// What is under way, for the marks of a cut.
-#[derive(Default)]
-pub struct Doing {
-    pub recovering: bool,
-    pub taking: bool,
-    pub reverting: bool,
-    pub branching: bool,
-    pub removing: bool,
-    pub checkpointing: bool,
-    pub growing: bool,
-}
+/// Labels of a cut in a take and in a checkpoint, which may be under way together.
+pub const TAKING: &str = "cut in a take";
+pub const CHECKPOINTING: &str = "cut in a checkpoint";
 
 #[derive(Default)]
 pub struct Model {
     pub machines: BTreeMap<u64, ExpectedMachine>,
     pub snapshots: BTreeMap<u64, ExpectedSnapshot>,
     next: u64,
-    pub doing: Doing,
+    /// What is under way, as the marks of a cut in it.
+    pub doing: BTreeSet<&'static str>,
     /// The newest superblock was made unreadable and has not been written or read since.
     pub spoiled: bool,
     /// Store of this boot, set once it has recovered.
@@ -87,17 +82,26 @@ impl Model {
         self.next
     }
 
+    pub fn machine(&mut self, number: u64) -> &mut ExpectedMachine {
+        self.machines.get_mut(&number).expect("it is known")
+    }
+
     pub fn disk(&mut self, machine: u64, index: usize) -> &mut ExpectedDisk {
-        &mut self.machines.get_mut(&machine).expect("it runs").disks[index]
+        &mut self.machine(machine).disks[index]
     }
 
-    pub fn model(&mut self, machine: u64, index: usize) -> &mut DiskModel {
-        &mut self.disk(machine, index).model
+    pub fn ticks(&self, machine: u64) -> Vec<u64> {
+        self.machines[&machine].disks.iter().map(|disk| disk.model.now()).collect()
     }
 
-    pub fn ticks(&mut self, machine: u64) -> Vec<u64> {
-        let machine = self.machines.get_mut(&machine).expect("it runs");
-        machine.disks.iter_mut().map(|disk| disk.model.now()).collect()
+    /// Returns the nodes of a snapshot's disks, and their places.
+    pub fn snapshot(&self, number: u64) -> (Vec<u64>, Vec<Places>) {
+        let snapshot = &self.snapshots[&number];
+        (snapshot.nodes.clone(), snapshot.places.clone())
+    }
+
+    pub fn stands(&mut self, snapshot: u64, standing: Standing) {
+        self.snapshots.get_mut(&snapshot).expect("it is known").standing = standing;
     }
 
     /// Returns the snapshots that are certainly there.
@@ -119,15 +123,9 @@ impl Model {
         let doing = std::mem::take(&mut self.doing);
         let reclaiming = self.store.as_ref().is_some_and(|store| store.has_to_reclaim());
         world.mark("cut");
+        doing.iter().for_each(|label| world.mark(label));
         for (happened, label) in [
-            (doing.recovering, "cut in recovery"),
-            (doing.taking, "cut in a take"),
-            (doing.reverting, "cut in a revert"),
-            (doing.branching, "cut in a branch"),
-            (doing.removing, "cut in a removal"),
-            (doing.checkpointing, "cut in a checkpoint"),
-            (doing.growing, "cut in a resize"),
-            (doing.checkpointing && doing.taking, "cut in a take during a checkpoint"),
+            (doing.contains(CHECKPOINTING) && doing.contains(TAKING), "cut in a take during a checkpoint"),
             (reclaiming, "cut while space is given back"),
         ] {
             if happened {

@@ -6,8 +6,9 @@ use engine::{Defects, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use super::places::Places;
-use crate::trouble::TROUBLE_TASK;
-use crate::trouble::Trouble;
+use crate::requests::Mix;
+use crate::run::{Part, Run, rng_of};
+use crate::trouble::{TROUBLE_TASK, Trouble};
 
 /// Pages of the smallest journal.
 const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
@@ -23,16 +24,6 @@ const AIMED_BITS_MAX: u64 = 8;
 const MEDIA_TASK: u64 = 1 << 33;
 /// Seed for what the scripted plan leaves to chance.
 const SCRIPTED_SEED: u64 = 4;
-
-/// Shares of a guest's operations, in parts of their sum.
-#[derive(Debug, Clone, Copy)]
-pub struct Mix {
-    pub write: u64,
-    pub read: u64,
-    pub flush: u64,
-    pub zero: u64,
-    pub discard: u64,
-}
 
 /// Shares of a user's steps, in parts of their sum.
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +97,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns a run of this plan in a new world.
+    pub fn run<M: Default + 'static>(self) -> Run<Plan, M> {
+        Run::new(self.seed, &self.world.clone(), self, M::default())
+    }
+
     pub fn draw(seed: u64, defects: Defects) -> Plan {
         let plan = Plan::draw_any(seed, defects);
         match seed % EAGER_EVERY {
@@ -124,13 +120,9 @@ impl Plan {
         Plan { world, spoils, failing_flushes, ..self }
     }
 
-    /// Returns what goes wrong in a boot besides its cut.
-    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
-        let mut rng = self.rng(boot, TROUBLE_TASK);
-        match self.failing_flushes && self.may_cut(boot) && rng.coin() {
-            true => Trouble::begin(world, rng),
-            false => Trouble::none(world),
-        }
+    /// Begins what goes wrong in a boot besides its cut.
+    pub fn begin(&self, trouble: &Trouble, boot: u64) {
+        trouble.begin(self.rng(boot, TROUBLE_TASK), self.failing_flushes && self.may_cut(boot));
     }
 
     pub fn spoils_superblock(&self, boot: u64) -> bool {
@@ -139,33 +131,29 @@ impl Plan {
 
     /// Returns the plan with checkpoints all the time, each right after a flush, and no other flushes. Few blocks are
     /// written again and again, so that blocks are overwritten while a checkpoint merges them.
-    fn checkpointing(self) -> Plan {
-        let options = StoreOptions { pending_runs_max: 4, flush_us: 1_000_000, ..self.options };
-        let steps = Steps { checkpoint: 20, ..self.steps };
-        let mix = Mix { write: 12, flush: 0, ..self.mix };
-        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(32), self.write_sectors_max.min(16));
-        let (guests, user_steps, aim) = (self.guests.max(4), 14, Aim::Checkpoints);
-        Plan { options, guests, user_steps, write_sectors_max, hot_sectors, mix, steps, aim, ..self }
+    fn checkpointing(mut self) -> Plan {
+        (self.options.pending_runs_max, self.options.flush_us) = (4, 1_000_000);
+        self.steps.checkpoint = 20;
+        (self.mix.write, self.mix.flush) = (12, 0);
+        (self.guests, self.user_steps, self.aim) = (self.guests.max(4), 14, Aim::Checkpoints);
+        self.in_few_blocks(32)
     }
 
     /// Returns the plan with takes all the time. Few blocks are soon overwritten in place, so that such a write is
     /// under way at every take.
-    fn taking(self) -> Plan {
-        let options = StoreOptions { flush_us: 300, ..self.options };
-        let steps = Steps { take: 20, remove: 8, ..self.steps };
-        let mix = Mix { write: 12, flush: 4, ..self.mix };
-        let (hot_sectors, write_sectors_max) = (self.hot_sectors.min(64), self.write_sectors_max.min(16));
-        let (guests, operations, user_steps, aim) = (8, self.operations.max(60), 14, Aim::Takes);
+    fn taking(mut self) -> Plan {
+        self.options.flush_us = 300;
+        (self.steps.take, self.steps.remove) = (20, 8);
+        (self.mix.write, self.mix.flush) = (12, 4);
+        (self.guests, self.user_steps, self.aim) = (8, 14, Aim::Takes);
+        self.operations = self.operations.max(60);
+        self.in_few_blocks(64)
+    }
+
+    fn in_few_blocks(self, hot_sectors_max: u64) -> Plan {
         Plan {
-            options,
-            guests,
-            operations,
-            user_steps,
-            write_sectors_max,
-            hot_sectors,
-            mix,
-            steps,
-            aim,
+            hot_sectors: self.hot_sectors.min(hot_sectors_max),
+            write_sectors_max: self.write_sectors_max.min(16),
             ..self
         }
     }
@@ -209,7 +197,7 @@ impl Plan {
             write_sectors_max: [1, 8, 16, 128][rng.below(4) as usize],
             whole_blocks: rng.below(4) == 0,
             hot_sectors: [8, 64, 256, 8192][rng.below(4) as usize],
-            mix: draw_mix(&mut rng),
+            mix: Mix::draw(&mut rng, 0),
             steps: draw_steps(&mut rng),
             snapshots_max: rng.between(1, 8) as usize,
             machines_max: 3,
@@ -222,27 +210,17 @@ impl Plan {
 
     /// Draws a tree of many states, without power cuts.
     pub fn tree(seed: u64) -> Plan {
-        let plan = Plan::draw(seed, Defects::default());
-        let steps = Steps { take: 12, remove: 3, revert: 2, branch: 3, ..plan.steps };
-        Plan {
-            ground: Ground::File,
-            boots: 3,
-            guests: 2,
-            operations: 150,
-            user_steps: 200,
-            snapshots_max: 64,
-            machines_max: 6,
-            cuts: false,
-            aim: Aim::Anything,
-            steps,
-            ..plan
-        }
+        let mut plan = Plan::draw(seed, Defects::default());
+        (plan.steps.take, plan.steps.remove, plan.steps.revert, plan.steps.branch) = (12, 3, 2, 3);
+        (plan.boots, plan.guests, plan.operations, plan.user_steps) = (3, 2, 150, 200);
+        (plan.snapshots_max, plan.machines_max) = (64, 6);
+        Plan { ground: Ground::File, cuts: false, aim: Aim::Anything, ..plan }
     }
 
     /// Returns the plan for operations one by one: one disk of three leaves, and small limits.
     pub fn scripted() -> Plan {
-        let plan = Plan::draw(SCRIPTED_SEED, Defects::default());
-        let options = StoreOptions {
+        let mut plan = Plan::draw(SCRIPTED_SEED, Defects::default());
+        plan.options = StoreOptions {
             map_cache_bytes: 64 << 10,
             pending_runs_max: 64,
             flush_us: 1_000_000,
@@ -250,28 +228,16 @@ impl Plan {
             reclaim_pages: 2,
             ..plan.options
         };
-        Plan {
-            world: sim::Options::default(),
-            layout: NewStore { group_blocks: 96, ..plan.layout },
-            options,
-            growth: Growth { ahead_blocks: 32, chunk_blocks: 16 },
-            terms: DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 },
-            ground: Ground::File,
-            disks: vec![Places::scripted()],
-            snapshots_max: 64,
-            machines_max: 8,
-            cuts: false,
-            aim: Aim::Anything,
-            ..plan
-        }
+        plan.layout.group_blocks = 96;
+        plan.growth = Growth { ahead_blocks: 32, chunk_blocks: 16 };
+        plan.terms = DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 };
+        (plan.snapshots_max, plan.machines_max) = (64, 8);
+        let (world, disks) = (sim::Options::default(), vec![Places::scripted()]);
+        Plan { world, disks, ground: Ground::File, cuts: false, aim: Aim::Anything, ..plan }
     }
 
     pub fn rng(&self, boot: u64, task: u64) -> Rng {
-        Rng::new(
-            self.seed
-                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
-        )
+        rng_of(self.seed, boot, task)
     }
 
     pub fn may_cut(&self, boot: u64) -> bool {
@@ -310,15 +276,6 @@ pub fn soon(rng: &mut Rng) -> Cut {
     Cut::Event(1 + rng.below(events))
 }
 
-/// The two parts of a boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Opening the store, and reading everything.
-    Recovery,
-    /// Guests and user.
-    Work,
-}
-
 fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
     StoreOptions {
         map_cache_bytes: [16 << 10, 64 << 10, 1 << 20][rng.below(3) as usize],
@@ -330,16 +287,6 @@ fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
         reclaim_pages: [1, 2, 8, 64][rng.below(4) as usize],
         reclaim_rest: rng.below(3),
         defects,
-    }
-}
-
-fn draw_mix(rng: &mut Rng) -> Mix {
-    Mix {
-        write: rng.between(4, 12),
-        read: rng.between(1, 6),
-        flush: rng.between(0, 4),
-        zero: rng.below(2),
-        discard: rng.below(2),
     }
 }
 

@@ -1,24 +1,33 @@
 //! Operations one by one, from a common start: all short sequences of them, and each with every I/O failing once.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
+use blk::volume::ZeroMode;
 use blk::{Env, Errno};
 use engine::Defects;
 use sim::{Action, Fault, OpKind, SimWorld};
 
-use crate::campaign::caught;
-
 use super::guest::Guest;
-use super::harness::{Harness, RunningMachine};
-use super::model::Model;
+use super::harness::Harness;
 use super::places::SECTORS_PER_BLOCK;
 use super::plan::Plan;
 use super::user::User;
-use super::{FIRST_MACHINE, create};
+use super::{FIRST_MACHINE, NativeRun, create};
+use crate::campaign::caught;
+use crate::requests::Request;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Operation {
+            $($(#[$doc])* $name),*
+        }
+
+        pub const OPERATIONS: [Operation; [$(Operation::$name),*].len()] = [$(Operation::$name),*];
+    };
+}
+
+operations! {
     /// Four blocks that were never written.
     Write,
     /// Three blocks that snapshots show.
@@ -47,24 +56,6 @@ impl Operation {
     }
 }
 
-pub const OPERATIONS: [Operation; 15] = [
-    Operation::Write,
-    Operation::Overwrite,
-    Operation::WriteSectors,
-    Operation::Flush,
-    Operation::Take,
-    Operation::Branch,
-    Operation::Revert,
-    Operation::RemoveOldest,
-    Operation::RemoveNewest,
-    Operation::Discard,
-    Operation::Zero,
-    Operation::Checkpoint,
-    Operation::Grow,
-    Operation::Reopen,
-    Operation::Cut,
-];
-
 /// How one I/O goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trouble {
@@ -72,11 +63,28 @@ pub enum Trouble {
     FromThenOn,
 }
 
-/// World, plan and model of one script.
+impl Trouble {
+    /// Returns the failure of the n-th I/O from now on.
+    pub fn fault(self, nth: u64) -> Fault {
+        let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
+        if self == Trouble::FromThenOn { fault.and_all_later() } else { fault }
+    }
+}
+
+/// Ends the process of a disturbed operation. In half of the cases the machine also fails, and loses what was not
+/// flushed. Returns whether only the process ended.
+pub fn end_disturbed(world: &SimWorld, nth: u64) -> bool {
+    let killed = !world.is_off() && !nth.is_multiple_of(2);
+    match killed {
+        true => world.kill(),
+        false => world.power_cut(),
+    }
+    killed
+}
+
+/// The run of one script.
 pub struct Script {
-    pub world: SimWorld,
-    pub plan: Rc<Plan>,
-    pub model: Rc<RefCell<Model>>,
+    pub run: NativeRun,
 }
 
 /// Runs the operations, and compares content and space after every start and at the end.
@@ -101,14 +109,8 @@ pub fn run_failing(
 ) -> Result<bool, String> {
     caught(|| {
         let script = Script::begin()?;
-        let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
-        let fault = if trouble == Trouble::FromThenOn { fault.and_all_later() } else { fault };
-        let struck = script.disturbed(before, operation, fault, nth)?;
-        // In half of the cases the machine also fails, and loses what was not flushed.
-        match nth.is_multiple_of(2) {
-            true => script.world.power_cut(),
-            false => script.world.kill(),
-        }
+        let struck = script.disturbed(before, operation, trouble, nth)?;
+        end_disturbed(&script.run.world, nth);
         script.end().map(|()| struck)
     })
     .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {trouble:?}: {e}"))
@@ -116,12 +118,7 @@ pub fn run_failing(
 
 /// Runs `before`, then one operation whose n-th write finds no space, once. A checkpoint and a flush in the same start
 /// must then succeed. Returns false if the operation has fewer writes.
-pub fn run_full_once(before: Operation, operation: Operation, nth: u64) -> Result<bool, String> {
-    run_full_once_with(Defects::default(), before, operation, nth)
-}
-
-/// Does the same with a defect planted.
-pub fn run_full_once_with(
+pub fn run_full_once(
     defects: Defects,
     before: Operation,
     operation: Operation,
@@ -129,23 +126,22 @@ pub fn run_full_once_with(
 ) -> Result<bool, String> {
     caught(|| {
         let script = Script::begin_with(defects)?;
-        let struck = Rc::new(std::cell::Cell::new(false));
-        let (world, noted) = (script.world.clone(), struck.clone());
-        script.run(async move |actor| {
+        let struck = script.start(async move |actor| {
+            let world = actor.harness.world.clone();
             actor.act(before).await?;
             let writes = || world.count(OpKind::Write).submitted;
             let done = writes();
             world.add_fault(Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
             actor.act(operation).await?;
-            noted.set(writes() - done >= nth);
+            let struck = writes() - done >= nth;
             world.clear_faults();
             actor.store_is_sound()?;
             actor.user.checkpoint().await?;
             actor.flush().await?;
-            actor.store_is_sound()
+            actor.store_is_sound().map(|()| struck)
         })?;
-        script.world.power_cut();
-        script.end().map(|()| struck.get())
+        script.run.world.power_cut();
+        script.end().map(|()| struck == Some(true))
     })
     .map_err(|e| format!("{before:?}, {operation:?}, write {nth} finds no space: {e}"))
 }
@@ -159,39 +155,35 @@ impl Script {
     fn begin_with(defects: Defects) -> Result<Script, String> {
         let mut plan = Plan::scripted();
         plan.options.defects = defects;
-        let plan = Rc::new(plan);
-        let world = SimWorld::new(plan.seed, plan.world.clone());
-        let script = Script { world, plan, model: Rc::default() };
-        create(&script.world, &script.plan, &script.model)?;
-        script.run(async |actor| actor.prepare().await)?;
+        let script = Script { run: plan.run() };
+        create(&script.run)?;
+        script.start(async |actor| actor.prepare().await)?;
         Ok(script)
     }
 
-    /// Starts once and runs `work`, without a stop: what is not durable then stays so. Returns the error of `work`.
-    fn run(&self, work: impl AsyncFnOnce(&mut Actor) -> Result<(), String> + 'static) -> Result<(), String> {
-        let (world, plan, model) = (self.world.clone(), self.plan.clone(), self.model.clone());
-        let ended = self.world.run(move |env| async move {
-            let mut actor = Actor::start(&env, &world, &plan, &model).await?;
-            work(&mut actor).await
-        });
-        self.model.borrow_mut().store = None;
-        match ended {
-            Some(result) => result,
-            None => {
-                self.world.power_cut();
-                Ok(())
-            }
+    /// Starts once and runs `work`, without a stop: what is not durable then stays so. Returns None if `work` ended with
+    /// a power cut.
+    fn start<T: 'static>(
+        &self,
+        work: impl AsyncFnOnce(&mut Actor) -> Result<T, String> + 'static,
+    ) -> Result<Option<T>, String> {
+        let ended = self.run.boot(async move |env, run| work(&mut Actor::start(&env, &run).await?).await);
+        self.run.model.borrow_mut().store = None;
+        if ended.is_none() {
+            self.run.world.power_cut();
         }
+        ended.transpose()
     }
 
     pub fn boot(&self, operations: &[Operation]) -> Result<(), String> {
         let operations = operations.to_vec();
-        self.run(async move |actor| {
+        let ended = self.start(async move |actor| {
             for operation in operations {
                 actor.act(operation).await?;
             }
             Ok(())
-        })
+        });
+        ended.map(drop)
     }
 
     /// Returns whether the fault struck. Errors that the fault explains do not count: the next start compares
@@ -200,29 +192,27 @@ impl Script {
         &self,
         before: Operation,
         operation: Operation,
-        fault: Fault,
+        trouble: Trouble,
         nth: u64,
     ) -> Result<bool, String> {
-        let world = self.world.clone();
-        let struck = Rc::new(std::cell::Cell::new(false));
-        let noted = struck.clone();
-        self.run(async move |actor| {
+        let struck = self.start(async move |actor| {
+            let world = actor.harness.world.clone();
             actor.act(before).await?;
             let done = ios(&world);
-            world.add_fault(fault);
+            world.add_fault(trouble.fault(nth));
             let said = actor.act(operation).await;
-            noted.set(ios(&world) - done >= nth);
+            let struck = ios(&world) - done >= nth;
             match said {
-                Err(e) if !noted.get() || e.contains(" shows ") || e.contains("check ") => Err(e),
-                _ => Ok(()),
+                Err(e) if !struck || e.contains(" shows ") || e.contains("check ") => Err(e),
+                _ => Ok(struck),
             }
         })?;
-        self.world.clear_faults();
-        Ok(struck.get())
+        self.run.world.clear_faults();
+        Ok(struck == Some(true))
     }
 
     pub fn end(&self) -> Result<(), String> {
-        self.run(async |actor| actor.harness.finish().await)
+        self.start(async |actor| actor.harness.finish().await).map(drop)
     }
 }
 
@@ -239,14 +229,8 @@ pub struct Actor {
 }
 
 impl Actor {
-    async fn start(
-        env: &Env,
-        world: &SimWorld,
-        plan: &Rc<Plan>,
-        model: &Rc<RefCell<Model>>,
-    ) -> Result<Actor, String> {
-        let harness =
-            Harness::open(env, world, plan, model, 0).await.map_err(|e| format!("opening it: {e}"))?;
+    async fn start(env: &Env, run: &NativeRun) -> Result<Actor, String> {
+        let harness = Harness::open(env, run, 0).await.map_err(|e| format!("opening it: {e}"))?;
         harness.recover().await?;
         Ok(Actor::of(&harness))
     }
@@ -265,23 +249,19 @@ impl Actor {
         }
     }
 
-    fn machine(&self) -> Rc<RunningMachine> {
-        self.harness.machine(FIRST_MACHINE)
+    /// Makes a request of sectors, as the model numbers them.
+    async fn request(&mut self, request: Request, first: u64, count: u64) -> Result<(), String> {
+        let place = self.harness.place_at(&self.harness.machine(FIRST_MACHINE), 0, first, count);
+        self.guest.carry_out(&place, request).await
     }
 
     /// Writes blocks, as the model numbers them.
-    pub async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
-        self.write_sectors(first * SECTORS_PER_BLOCK, count * SECTORS_PER_BLOCK).await
-    }
-
-    async fn write_sectors(&mut self, first: u64, count: u64) -> Result<(), String> {
-        let target = self.guest.target_at(&self.machine(), 0, first, count);
-        self.guest.write(&target).await
+    async fn write(&mut self, first: u64, count: u64) -> Result<(), String> {
+        self.request(Request::Write, first * SECTORS_PER_BLOCK, count * SECTORS_PER_BLOCK).await
     }
 
     async fn flush(&mut self) -> Result<(), String> {
-        let target = self.guest.target_at(&self.machine(), 0, 0, 1);
-        self.guest.flush(&target).await
+        self.request(Request::Flush, 0, 1).await
     }
 
     /// Writes blocks 0 to 7 and those around the first leaf's edge; the blocks between stay free for `Write`.
@@ -301,19 +281,18 @@ impl Actor {
 
     pub async fn act(&mut self, operation: Operation) -> Result<(), String> {
         let sealed = self.harness.model.borrow().sealed();
-        let inner = |actor: &Actor| actor.guest.target_at(&actor.machine(), 0, 12, 36);
         match operation {
             Operation::Write => self.write(9, 4).await,
             Operation::Overwrite => self.write(2, 3).await,
-            Operation::WriteSectors => self.write_sectors(20 * SECTORS_PER_BLOCK - 3, 5).await,
+            Operation::WriteSectors => self.request(Request::Write, 20 * SECTORS_PER_BLOCK - 3, 5).await,
             Operation::Flush => self.flush().await,
             Operation::Take => self.user.take().await,
             Operation::Branch => self.user.branch().await,
             Operation::Revert => self.user.revert().await,
             Operation::RemoveOldest => self.remove(sealed.first()).await,
             Operation::RemoveNewest => self.remove(sealed.last()).await,
-            Operation::Discard => self.guest.discard(&inner(self)).await,
-            Operation::Zero => self.guest.zero(&inner(self)).await,
+            Operation::Discard => self.request(Request::Discard, 12, 36).await,
+            Operation::Zero => self.request(Request::Zero(ZeroMode::default()), 12, 36).await,
             Operation::Checkpoint => self.user.checkpoint().await,
             Operation::Grow => self.user.grow().await,
             Operation::Reopen => self.close().await,

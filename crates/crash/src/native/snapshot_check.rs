@@ -2,16 +2,12 @@
 
 use super::harness::Harness;
 use super::model::{Contents, Standing};
-use sim::oracle::sequence_of;
+use crate::content::difference;
 
 impl Harness {
-    /// Reads every disk of a sealed snapshot, compares it, and returns what it shows.
+    /// Reads every disk of a snapshot, which is sealed or whose take was cut, compares it, and returns what it shows.
     pub async fn look(&self, number: u64) -> Result<Contents, String> {
-        let (nodes, places) = {
-            let model = self.model.borrow();
-            let snapshot = &model.snapshots[&number];
-            (snapshot.nodes.clone(), snapshot.places.clone())
-        };
+        let (nodes, places) = self.model.borrow().snapshot(number);
         let seen = self.read_nodes(&nodes, &places).await;
         let seen = seen.map_err(|e| format!("snapshot {number}: {e}"))?;
         let mut model = self.model.borrow_mut();
@@ -24,7 +20,10 @@ impl Harness {
         }
         let machine = &model.machines[&snapshot.machine];
         for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
-            let checked = disk.model.check_snapshot(bytes, snapshot.began[n], snapshot.ended[n]);
+            let checked = match snapshot.standing {
+                Standing::Making => disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]),
+                _ => disk.model.check_snapshot(bytes, snapshot.began[n], snapshot.ended[n]),
+            };
             checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
         }
         model.snapshots.get_mut(&number).expect("looked at").contents = Some(seen.clone());
@@ -43,16 +42,4 @@ impl Harness {
         }
         Ok(())
     }
-}
-
-/// Describes the first sector that differs.
-pub fn difference(first: &Contents, seen: &Contents) -> String {
-    for (disk, (a, b)) in first.iter().zip(seen.iter()).enumerate() {
-        let at = a.chunks(512).zip(b.chunks(512)).position(|(a, b)| a != b);
-        if let Some(sector) = at {
-            let of = |bytes: &[u8]| sequence_of(&bytes[sector * 512..][..512], disk as u32, sector as u64);
-            return format!("disk {disk} sector {sector} showed {:?} and shows {:?}", of(a), of(b));
-        }
-    }
-    "sizes differ".into()
 }

@@ -21,6 +21,14 @@ pub fn judge(report: &Report, when: &str) -> Result<(), String> {
     }
 }
 
+/// Checks that the store has the states that something names, and no others.
+pub fn judge_states(report: &Report, named: BTreeSet<u64>, when: &str) -> Result<(), String> {
+    match named == report.states {
+        true => Ok(()),
+        false => Err(format!("check {when}: states {:?}, named are {named:?}", report.states)),
+    }
+}
+
 impl Harness {
     /// Checks the state of the last checkpoint, whatever work is under way.
     pub async fn check_committed(&self, when: &str) -> Result<(), String> {
@@ -36,14 +44,8 @@ impl Harness {
             return Err(format!("check {when}: {e}"));
         }
         judge(&report, when)?;
-        let mut named = BTreeSet::new();
-        for kind in [MACHINE, SNAPSHOT] {
-            named.extend(self.items(kind).await.into_values().flatten());
-        }
-        match named == report.states {
-            true => Ok(()),
-            false => Err(format!("check {when}: states {:?}, named are {named:?}", report.states)),
-        }
+        let named = [MACHINE, SNAPSHOT].into_iter().flat_map(|kind| self.items(kind).into_values().flatten());
+        judge_states(&report, named.collect(), when)
     }
 
     /// Waits until nothing dropped is left and its space is free.

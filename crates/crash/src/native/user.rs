@@ -2,14 +2,14 @@
 
 use std::rc::Rc;
 
-use blk::volume::Volume;
 use engine::Defect;
 use engine::native::change::Op;
 use sim::Rng;
 
-use super::harness::{Harness, MACHINE, SNAPSHOT, key, put};
-use super::model::{ExpectedDisk, ExpectedMachine, ExpectedSnapshot, Move, Standing};
+use super::harness::{Harness, MACHINE, RunningMachine, SNAPSHOT, key, put};
+use super::model::{CHECKPOINTING, ExpectedDisk, ExpectedMachine, ExpectedSnapshot, Move, Standing, TAKING};
 use super::plan::{Aim, Steps, soon};
+use crate::run::draw_share;
 use crate::watch::tell;
 use sim::oracle::DiskModel;
 
@@ -20,6 +20,8 @@ const AIMED_EVERY: u64 = 4;
 /// Most blocks that a disk may grow by.
 const GROWN_BLOCKS_MAX: u64 = 12;
 
+const REMOVING: &str = "cut in a removal";
+
 pub struct User {
     pub harness: Rc<Harness>,
     pub rng: Rng,
@@ -29,11 +31,8 @@ impl User {
     pub async fn run(mut self) -> Result<(), String> {
         for _ in 0..self.harness.plan.user_steps {
             self.harness.env.sleep_us(self.rng.below(3000)).await;
-            if let Err(e) = self.step().await {
-                self.harness.excuse(Err(e))?;
-                // The next boot finds what the verb has left undone, stopped guests among it.
-                self.harness.end_troubled_boot().await;
-            }
+            let done = self.step().await;
+            self.harness.trouble.survive(&self.harness.env, done).await?;
         }
         Ok(())
     }
@@ -41,31 +40,17 @@ impl User {
     async fn step(&mut self) -> Result<(), String> {
         let Steps { take, remove, revert, branch, checkpoint, grow, look, hold, check } =
             self.harness.plan.steps;
-        let mut at =
-            self.rng.below(take + remove + revert + branch + checkpoint + grow + look + hold + check);
-        let mut falls = |share: u64| {
-            let hit = at < share;
-            at = at.wrapping_sub(share);
-            hit
-        };
-        if falls(take) {
-            self.take().await
-        } else if falls(remove) {
-            self.remove_something().await
-        } else if falls(revert) {
-            self.revert().await
-        } else if falls(branch) {
-            self.branch().await
-        } else if falls(checkpoint) {
-            self.checkpoint().await
-        } else if falls(grow) {
-            self.grow().await
-        } else if falls(look) {
-            self.look_at_one().await
-        } else if falls(hold) {
-            self.hold().await
-        } else {
-            self.harness.check_committed("while guests run").await
+        let shares = [take, remove, revert, branch, checkpoint, grow, look, hold, check];
+        match draw_share(&mut self.rng, &shares) {
+            0 => self.take().await,
+            1 => self.remove_something().await,
+            2 => self.revert().await,
+            3 => self.branch().await,
+            4 => self.checkpoint().await,
+            5 => self.grow().await,
+            6 => self.look_at_one().await,
+            7 => self.hold().await,
+            _ => self.harness.check_committed("while guests run").await,
         }
     }
 
@@ -84,13 +69,17 @@ impl User {
         }
     }
 
-    async fn flush(&self) -> Result<(), String> {
-        self.harness.store.flush().await.map_err(|e| format!("flush of a change: {e}"))
+    /// Makes a change durable. A cut meanwhile is marked with `doing`.
+    async fn flush(&self, doing: &'static str) -> Result<(), String> {
+        self.harness.model.borrow_mut().doing.insert(doing);
+        self.harness.store.flush().await.map_err(|e| format!("flush of a change: {e}"))?;
+        self.harness.model.borrow_mut().doing.remove(doing);
+        Ok(())
     }
 
-    fn any_machine(&mut self) -> u64 {
-        let numbers: Vec<u64> = self.harness.running.borrow().keys().copied().collect();
-        *self.rng.pick(&numbers).expect("the first machine stays")
+    fn any_machine(&mut self) -> Rc<RunningMachine> {
+        let running: Vec<_> = self.harness.running.borrow().values().cloned().collect();
+        self.rng.pick(&running).expect("the first machine stays").clone()
     }
 
     fn any_sealed(&mut self) -> Option<u64> {
@@ -108,15 +97,14 @@ impl User {
         if self.harness.model.borrow().snapshots.len() >= self.harness.plan.snapshots_max {
             return self.remove_something().await;
         }
-        let machine = self.any_machine();
+        let machine = self.any_machine().number;
         let running: Vec<u64> =
             self.harness.model.borrow().machines[&machine].disks.iter().map(|d| d.node).collect();
         let sealed = self.new_nodes(running.len());
         let number = self.harness.model.borrow_mut().next_number();
         let pairs = running.iter().zip(&sealed);
-        let mut ops: Vec<Op> =
-            pairs.map(|(running, sealed)| Op::Take { running: *running, sealed: *sealed }).collect();
-        ops.push(put(SNAPSHOT, number, &sealed));
+        let takes = pairs.map(|(running, sealed)| Op::Take { running: *running, sealed: *sealed });
+        let ops: Vec<Op> = takes.chain([put(SNAPSHOT, number, &sealed)]).collect();
         let began = self.harness.model.borrow_mut().ticks(machine);
         if !self.change(&ops)? {
             return Ok(());
@@ -126,13 +114,9 @@ impl User {
         if !self.harness.plan.options.defects.has(Defect::SealWithoutDrain) {
             drained.await;
         }
-        self.flush().await?;
+        self.flush(TAKING).await?;
         tell(|| format!("snapshot {number} is sealed"));
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.doing.taking = false;
-            model.snapshots.get_mut(&number).expect("taken").standing = Standing::There;
-        }
+        self.harness.model.borrow_mut().stands(number, Standing::There);
         self.harness.mark("taken");
         if self.harness.plan.aim == Aim::Takes {
             // The second look shows any write that still reaches a state reported as sealed.
@@ -158,7 +142,7 @@ impl User {
         let standing = Standing::Making;
         let snapshot = ExpectedSnapshot { machine, nodes, places, standing, began, ended, contents: None };
         model.snapshots.insert(number, snapshot);
-        model.doing.taking = true;
+        model.doing.insert(TAKING);
     }
 
     /// Removes a snapshot (any, or often the oldest or the newest) or a branched machine.
@@ -174,31 +158,21 @@ impl User {
             1 => sealed.last().copied(),
             _ => self.rng.pick(&sealed).copied(),
         };
-        match number {
-            Some(number) => self.remove_snapshot(number).await,
-            None => Ok(()),
-        }
+        let Some(number) = number else { return Ok(()) };
+        self.remove_snapshot(number).await
     }
 
     pub async fn remove_snapshot(&mut self, number: u64) -> Result<(), String> {
         if self.rng.below(4) > 0 {
             self.harness.look(number).await?;
         }
-        let nodes = self.harness.model.borrow().snapshots[&number].nodes.clone();
-        let mut ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
-        ops.push(Op::Delete { key: key(SNAPSHOT, number) });
-        if !self.change(&ops)? {
+        let (nodes, _) = self.harness.model.borrow().snapshot(number);
+        if !self.change(&drops(SNAPSHOT, number, &nodes))? {
             return Ok(());
         }
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.snapshots.get_mut(&number).expect("there").standing = Standing::Leaving;
-            model.doing.removing = true;
-        }
-        self.flush().await?;
-        let mut model = self.harness.model.borrow_mut();
-        model.snapshots.remove(&number);
-        model.doing.removing = false;
+        self.harness.model.borrow_mut().stands(number, Standing::Leaving);
+        self.flush(REMOVING).await?;
+        self.harness.model.borrow_mut().snapshots.remove(&number);
         Ok(())
     }
 
@@ -207,23 +181,14 @@ impl User {
         machine.gate.stop().await;
         self.harness.look_at_all_of(number).await?;
         let nodes: Vec<u64> = machine.disks.borrow().iter().map(|disk| disk.node.id).collect();
-        let mut ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
-        ops.push(Op::Delete { key: key(MACHINE, number) });
-        if !self.change(&ops)? {
+        if !self.change(&drops(MACHINE, number, &nodes))? {
             machine.gate.start();
             return Ok(());
         }
         self.harness.running.borrow_mut().remove(&number);
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.machines.get_mut(&number).expect("there").standing = Standing::Leaving;
-            model.doing.removing = true;
-        }
-        self.flush().await?;
-        let mut model = self.harness.model.borrow_mut();
-        model.machines.remove(&number);
-        model.doing.removing = false;
-        drop(model);
+        self.harness.model.borrow_mut().machine(number).standing = Standing::Leaving;
+        self.flush(REMOVING).await?;
+        self.harness.model.borrow_mut().machines.remove(&number);
         self.harness.mark("removed a machine");
         Ok(())
     }
@@ -232,15 +197,10 @@ impl User {
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(number) = self.any_sealed() else { return Ok(()) };
         let machine = self.any_machine();
-        let machine = self.harness.machine(machine);
         machine.gate.stop().await;
         self.harness.look_at_all_of(machine.number).await?;
         let contents = self.harness.look(number).await?;
-        let (from, places) = {
-            let model = self.harness.model.borrow();
-            let snapshot = &model.snapshots[&number];
-            (snapshot.nodes.clone(), snapshot.places.clone())
-        };
+        let (from, places) = self.harness.model.borrow().snapshot(number);
         let nodes = self.new_nodes(from.len());
         let mut ops = Vec::new();
         for ((from, node), old) in from.iter().zip(&nodes).zip(machine.disks.borrow().iter()) {
@@ -248,17 +208,10 @@ impl User {
         }
         ops.push(put(MACHINE, machine.number, &nodes));
         if self.change(&ops)? {
-            {
-                let mut model = self.harness.model.borrow_mut();
-                let it = model.machines.get_mut(&machine.number).expect("it runs");
-                it.moving = Some(Move { nodes, contents, places });
-                model.doing.reverting = true;
-            }
-            self.flush().await?;
-            let mut model = self.harness.model.borrow_mut();
-            model.doing.reverting = false;
-            model.machines.get_mut(&machine.number).expect("it runs").arrive();
-            drop(model);
+            let moving = Some(Move { nodes, contents, places });
+            self.harness.model.borrow_mut().machine(machine.number).moving = moving;
+            self.flush("cut in a revert").await?;
+            self.harness.model.borrow_mut().machine(machine.number).arrive();
             let disks = self.harness.disks_of(machine.number).map_err(|e| e.to_string())?;
             *machine.disks.borrow_mut() = disks;
             self.harness.mark("reverted");
@@ -274,37 +227,24 @@ impl User {
             return self.remove_something().await;
         }
         let contents = self.harness.look(number).await?;
-        let (from, places) = {
-            let model = self.harness.model.borrow();
-            let snapshot = &model.snapshots[&number];
-            (snapshot.nodes.clone(), snapshot.places.clone())
-        };
+        let (from, places) = self.harness.model.borrow().snapshot(number);
         let nodes = self.new_nodes(from.len());
         let machine = self.harness.model.borrow_mut().next_number();
-        let pairs = from.iter().zip(&nodes);
-        let mut ops: Vec<Op> = pairs.map(|(from, node)| Op::Branch { from: *from, node: *node }).collect();
-        ops.push(put(MACHINE, machine, &nodes));
+        let branches = from.iter().zip(&nodes).map(|(from, node)| Op::Branch { from: *from, node: *node });
+        let ops: Vec<Op> = branches.chain([put(MACHINE, machine, &nodes)]).collect();
         if !self.change(&ops)? {
             return Ok(());
         }
         let disks = nodes.iter().zip(places).zip(contents.iter()).enumerate();
         let disks = disks.map(|(n, ((node, places), bytes))| {
-            let mut model = DiskModel::starting_at(n as u32, machine * BRANCH_SEQUENCES);
+            let model = DiskModel::starting_at(n as u32, machine * BRANCH_SEQUENCES);
             model.replace(bytes);
-            ExpectedDisk { node: *node, model, places, growing: None }
+            ExpectedDisk { node: *node, model: Rc::new(model), places, growing: None }
         });
         let made = ExpectedMachine { disks: disks.collect(), standing: Standing::Making, moving: None };
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.machines.insert(machine, made);
-            model.doing.branching = true;
-        }
-        self.flush().await?;
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.machines.get_mut(&machine).expect("made").standing = Standing::There;
-            model.doing.branching = false;
-        }
+        self.harness.model.borrow_mut().machines.insert(machine, made);
+        self.flush("cut in a branch").await?;
+        self.harness.model.borrow_mut().machine(machine).standing = Standing::There;
         self.harness.mark("branched");
         self.harness.start(machine).map_err(|e| e.to_string())
     }
@@ -314,9 +254,9 @@ impl User {
             self.flush_one().await?;
             self.aim(Aim::Checkpoints);
         }
-        self.harness.model.borrow_mut().doing.checkpointing = true;
+        self.harness.model.borrow_mut().doing.insert(CHECKPOINTING);
         let written = self.harness.store.checkpoint().await;
-        self.harness.model.borrow_mut().doing.checkpointing = false;
+        self.harness.model.borrow_mut().doing.remove(CHECKPOINTING);
         match written {
             Ok(()) => self.harness.mark("checkpoint"),
             Err(e) if e.is_no_space() => self.harness.mark("a checkpoint found no space"),
@@ -328,16 +268,13 @@ impl User {
     /// Flushes a disk as a guest does.
     async fn flush_one(&mut self) -> Result<(), String> {
         let machine = self.any_machine();
-        let disks = self.harness.machine(machine).disks.borrow().clone();
-        let index = self.rng.below(disks.len() as u64) as usize;
-        let began = self.harness.model.borrow_mut().model(machine, index).flush_begins();
-        disks[index].clone().flush().await.map_err(|e| format!("flush: {e}"))?;
-        self.harness.model.borrow_mut().model(machine, index).flushed(began);
-        Ok(())
+        let disks = machine.disks.borrow().len();
+        let place = self.harness.place_at(&machine, self.rng.below(disks as u64) as usize, 0, 1);
+        place.target.flush().await.map_err(|e| format!("flush: {e}"))
     }
 
     pub async fn grow(&mut self) -> Result<(), String> {
-        let machine = self.any_machine();
+        let machine = self.any_machine().number;
         let index = self.rng.below(self.harness.plan.disks.len() as u64) as usize;
         let blocks = self.rng.between(1, GROWN_BLOCKS_MAX);
         let (node, grown) = {
@@ -348,23 +285,15 @@ impl User {
         if !self.change(&[Op::Resize { node, size_blocks: grown.size_blocks }])? {
             return Ok(());
         }
-        {
-            let mut model = self.harness.model.borrow_mut();
-            model.disk(machine, index).growing = Some(grown);
-            model.doing.growing = true;
-        }
-        self.flush().await?;
-        let mut model = self.harness.model.borrow_mut();
-        model.doing.growing = false;
-        model.disk(machine, index).has_grown();
+        self.harness.model.borrow_mut().disk(machine, index).growing = Some(grown);
+        self.flush("cut in a resize").await?;
+        self.harness.model.borrow_mut().disk(machine, index).has_grown();
         Ok(())
     }
 
     async fn look_at_one(&mut self) -> Result<(), String> {
-        match self.any_sealed() {
-            Some(number) => self.harness.look(number).await.map(drop),
-            None => Ok(()),
-        }
+        let Some(number) = self.any_sealed() else { return Ok(()) };
+        self.harness.look(number).await.map(drop)
     }
 
     /// Holds back the space of dropped nodes for a while.
@@ -375,6 +304,12 @@ impl User {
         self.harness.store.hold_back(&dropped, false);
         Ok(())
     }
+}
+
+/// Returns the change that removes a machine or a snapshot with its nodes.
+fn drops(kind: u8, number: u64, nodes: &[u64]) -> Vec<Op> {
+    let nodes = nodes.iter().map(|node| Op::Drop { node: *node });
+    nodes.chain([Op::Delete { key: key(kind, number) }]).collect()
 }
 
 impl ExpectedMachine {

@@ -1,6 +1,6 @@
 //! Expected state of a run, kept across power cuts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::manifest::ContentGeneration;
@@ -9,10 +9,12 @@ use sim::SimWorld;
 use super::clones::LinkedClone;
 use super::origin::Source;
 use super::plan::Plan;
+use crate::content::Image;
 use sim::oracle::DiskModel;
 
-/// Whole content that a disk showed. Shared, because copies took a third of a campaign's time.
-pub type Image = Rc<Vec<u8>>;
+/// Labels of a cut in a take and in a commit, which may be under way together.
+pub const TAKING: &str = "cut in a take";
+pub const FOLDING: &str = "cut in a commit";
 
 /// State of a snapshot, as reported to its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,16 @@ pub enum Standing {
     Committing(Option<Vec<Image>>),
     /// `commit` has returned: the name must never appear again.
     Gone,
+}
+
+impl Standing {
+    /// Returns what the snapshot showed at the first look.
+    pub fn contents(&self) -> Option<Vec<Image>> {
+        match self {
+            Standing::Sealed { contents, .. } | Standing::Committing(contents) => contents.clone(),
+            _ => None,
+        }
+    }
 }
 
 pub fn raised(generation: ContentGeneration) -> ContentGeneration {
@@ -51,8 +63,9 @@ pub struct Known {
     pub standing: Standing,
 }
 
+#[derive(Default)]
 pub struct Model {
-    pub models: Vec<DiskModel>,
+    pub models: Vec<Rc<DiskModel>>,
     pub snapshots: Vec<Known>,
     /// Number of disks that are part of snapshots; they come before the others.
     pub persistent: usize,
@@ -71,43 +84,15 @@ pub struct Model {
     /// reported to clients that writes are lost.
     may_be_told: u64,
     pub clones: Vec<LinkedClone>,
-    // Where a cut falls, for the marks.
-    pub recovering: bool,
-    pub taking: bool,
-    pub folding: bool,
-    pub reverting: bool,
-    pub discarding: bool,
-    pub cloning: bool,
-    pub resetting: bool,
-    pub restoring: bool,
+    /// What is under way, as the marks of a cut in it.
+    pub doing: BTreeSet<&'static str>,
 }
 
 impl Model {
     pub fn new(plan: &Plan) -> Model {
-        Model {
-            models: (0..plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some()))
-                .map(|n| DiskModel::new(n as u32))
-                .collect(),
-            snapshots: Vec::new(),
-            persistent: plan.disks.len(),
-            source: Source::new(),
-            next_name: 0,
-            moving: None,
-            bin: BTreeMap::new(),
-            binning: None,
-            generation: None,
-            opening: false,
-            may_be_told: 0,
-            clones: Vec::new(),
-            recovering: false,
-            taking: false,
-            folding: false,
-            reverting: false,
-            discarding: false,
-            cloning: false,
-            resetting: false,
-            restoring: false,
-        }
+        let disks = plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some());
+        let models = (0..disks).map(|n| Rc::new(DiskModel::new(n as u32))).collect();
+        Model { models, persistent: plan.disks.len(), ..Model::default() }
     }
 
     /// Notes the entries found in the bin. One may be new, if a verb that completed or was cut put something into it.
@@ -130,8 +115,8 @@ impl Model {
         Ok(())
     }
 
-    pub fn ticks(&mut self) -> Vec<u64> {
-        self.models.iter_mut().map(DiskModel::now).collect()
+    pub fn ticks(&self) -> Vec<u64> {
+        self.models.iter().map(|model| model.now()).collect()
     }
 
     /// Notes that the move has happened: the disks durably show other content.
@@ -152,7 +137,7 @@ impl Model {
         if all_there {
             world.mark("only the process ended");
         }
-        self.models.iter_mut().for_each(|model| model.ended(all_there));
+        self.models.iter().for_each(|model| model.ended(all_there));
     }
 
     /// Checks the disks after a cut: they show what the guests had written, or all of them show the result of the move
@@ -166,7 +151,7 @@ impl Model {
         let all_stayed = stayed.iter().all(Result::is_ok);
         let all_arrived = !moving.is_empty()
             && (0..contents.len()).all(|n| arrived(n).unwrap_or_else(|| stayed[n].is_ok()));
-        for (model, bytes) in self.models.iter_mut().zip(contents) {
+        for (model, bytes) in self.models.iter().zip(contents) {
             model.replace(bytes);
         }
         match stayed.into_iter().find_map(Result::err) {
@@ -206,29 +191,19 @@ impl Model {
         self.snapshots.iter_mut().find(|k| k.name == name)
     }
 
+    /// Notes that a snapshot is sealed by now, whose take began at these ticks.
+    pub fn seal(&mut self, name: &str, began: Vec<u64>, contents: Option<Vec<Image>>) {
+        let ended = self.ticks();
+        let standing = Standing::Sealed { began, ended, contents };
+        self.known(name).expect("known since its take began").standing = standing;
+    }
+
     pub fn mark_cut(&mut self, world: &SimWorld) {
+        let doing = std::mem::take(&mut self.doing);
         world.mark("cut");
-        for (happened, label) in [
-            (self.recovering, "cut in recovery"),
-            (self.taking, "cut in a take"),
-            (self.folding, "cut in a commit"),
-            (self.taking && self.folding, "cut in a take during a commit"),
-            (self.reverting, "cut in a revert"),
-            (self.discarding, "cut in a discard"),
-            (self.cloning, "cut in a clone"),
-            (self.resetting, "cut in a reset"),
-            (self.restoring, "cut in a restore"),
-        ] {
-            if happened {
-                world.mark(label);
-            }
+        doing.iter().for_each(|label| world.mark(label));
+        if doing.contains(TAKING) && doing.contains(FOLDING) {
+            world.mark("cut in a take during a commit");
         }
-        self.taking = false;
-        self.folding = false;
-        self.reverting = false;
-        self.discarding = false;
-        self.cloning = false;
-        self.resetting = false;
-        self.restoring = false;
     }
 }

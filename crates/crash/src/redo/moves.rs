@@ -3,29 +3,23 @@
 use blk::ErrorKind;
 use engine::{GenerationChange, Vm};
 
-use super::control::{Control, look, settle};
-use super::model::{Moving, Standing};
+use super::control::{Control, settle};
+use super::model::{Moving, Standing, TAKING};
+use crate::content::Image;
 use crate::watch::tell;
 
 impl Control {
     /// Reverts to any snapshot of the tree, sometimes with a take of the present first.
     pub async fn revert(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
-        self.gate.stop().await;
-        let result = self.revert_to(&name).await;
-        self.gate.start();
-        result
+        self.powered_off(async |user| user.revert_to(&name).await).await
     }
 
     async fn revert_to(&mut self, name: &str) -> Result<(), String> {
         self.look_at_all().await?;
         let present = self.rng.coin().then(|| self.begin_take());
         let Some(moving) = self.contents_of(name) else { return Ok(()) };
-        {
-            let mut model = self.model.borrow_mut();
-            model.moving = Some(moving);
-            model.reverting = true;
-        }
+        self.begin_move("cut in a revert", Some(moving));
         tell(|| format!("revert to {name}, keeping {present:?}"));
         let take_first = present.as_ref().map(|(name, _)| name.as_str());
         let keep = self.rng.coin();
@@ -35,19 +29,15 @@ impl Control {
         }
         let result = self.vm.revert(Some(name), take_first, keep).await;
         tell(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
-        self.model.borrow_mut().reverting = false;
+        self.model.borrow_mut().doing.remove("cut in a revert");
         if let Some((first, began)) = present {
             self.settle_take(&first, began).await?;
         }
-        match result {
-            Ok(_) => {
-                self.model.borrow_mut().moved();
-                self.marks("reverted");
-                self.see_bin()?;
-                self.open_plain_names().await
-            }
-            Err(e) => self.not_moved(&format!("revert to {name}"), e),
+        if !self.settle_move(&format!("revert to {name}"), result)? {
+            return Ok(());
         }
+        self.world.mark("reverted");
+        self.open_plain_names().await
     }
 
     /// Notes whether the take of a revert has happened, which it may have even if the revert then failed. Looks at the
@@ -56,7 +46,7 @@ impl Control {
         let here = self.vm.state().snapshots.iter().find(|s| s.name == name).map(|s| s.id);
         {
             let mut model = self.model.borrow_mut();
-            model.taking = false;
+            model.doing.remove(TAKING);
             let Some(id) = here else {
                 model.snapshots.retain(|k| k.name != name);
                 return Ok(());
@@ -65,32 +55,23 @@ impl Control {
                 // The flush of its seal failed: the next boot treats it like a snapshot whose take was cut.
                 return Ok(());
             }
-            let ended = model.ticks();
-            let known = model.known(name).expect("known since the revert began");
-            known.standing = Standing::Sealed { began, ended, contents: None };
+            model.seal(name, began, None);
         }
-        look(&self.vm, &self.model, name).await
+        self.look(name).await.map(drop)
     }
 
     /// Discards a branch.
     pub async fn discard(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
-        self.gate.stop().await;
-        let result = self.discard_from(&name).await;
-        self.gate.start();
-        result
+        self.powered_off(async |user| user.discard_from(&name).await).await
     }
 
     async fn discard_from(&mut self, name: &str) -> Result<(), String> {
         self.look_at_all().await?;
         let Ok(loss) = self.vm.discard_preview(name).await else { return Ok(()) };
         let Some(contents) = self.contents_of(name) else { return Ok(()) };
-        {
-            let mut model = self.model.borrow_mut();
-            model.leaving(&loss.snapshots);
-            model.moving = loss.reverts.then_some(contents);
-            model.discarding = true;
-        }
+        self.model.borrow_mut().leaving(&loss.snapshots);
+        self.begin_move("cut in a discard", loss.reverts.then_some(contents));
         let keep = self.rng.coin();
         tell(|| format!("discard {name}, kept: {keep}: {loss:?}"));
         if keep {
@@ -102,56 +83,36 @@ impl Control {
         }
         let result = self.vm.discard(name, keep).await;
         tell(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
-        self.model.borrow_mut().discarding = false;
-        match result {
-            Ok(_) => {
-                self.model.borrow_mut().gone(&loss.snapshots);
-                self.model.borrow_mut().moved();
-                self.see_bin()?;
-                self.marks(if loss.reverts {
-                    "discarded the running branch"
-                } else {
-                    "discarded a side branch"
-                });
-                Ok(())
-            }
-            Err(e) => {
-                if !self.is_in_doubt(&e) {
-                    self.model.borrow_mut().staying(&loss.snapshots);
-                }
-                self.not_moved(&format!("discard {name}"), e)
-            }
+        self.model.borrow_mut().doing.remove("cut in a discard");
+        let done = self.settle_move(&format!("discard {name}"), result)?;
+        match done {
+            true => self.model.borrow_mut().gone(&loss.snapshots),
+            false => self.model.borrow_mut().staying(&loss.snapshots),
         }
+        match loss.reverts {
+            _ if !done => {}
+            true => self.world.mark("discarded the running branch"),
+            false => self.world.mark("discarded a side branch"),
+        }
+        Ok(())
     }
 
     /// Drops what was written to the nonpersistent disk.
     pub async fn reset(&mut self) -> Result<(), String> {
-        self.gate.stop().await;
-        {
-            let mut model = self.model.borrow_mut();
-            let index = model.persistent;
-            let size_bytes = self.vm.disks()[index].size_bytes() as usize;
-            model.moving = Some(vec![(index, vec![0; size_bytes].into())]);
-            model.resetting = true;
-        }
+        let index = self.persistent();
+        let size_bytes = self.vm.disks()[index].size_bytes() as usize;
+        self.begin_move("cut in a reset", Some(vec![(index, vec![0; size_bytes].into())]));
         let keep = self.rng.coin();
         if keep {
-            let index = self.persistent();
             let shown = self.shown_by(index..index + 1).await?;
             self.putting_into_bin(shown, Vec::new());
         }
         let result = self.vm.reset(keep).await;
-        self.model.borrow_mut().resetting = false;
-        let result = match result {
-            Ok(_) => {
-                self.model.borrow_mut().moved();
-                self.marks("reset");
-                self.see_bin()
-            }
-            Err(e) => self.not_moved("reset", e),
-        };
-        self.gate.start();
-        result
+        self.model.borrow_mut().doing.remove("cut in a reset");
+        if self.settle_move("reset", result)? {
+            self.world.mark("reset");
+        }
+        Ok(())
     }
 
     /// Sometimes opens plain names: the user declares that the earlier clients are dead.
@@ -183,20 +144,26 @@ impl Control {
         }
     }
 
-    /// Returns whether the verb may have happened despite its error: a flush failed, perhaps after the commit point.
-    pub fn is_in_doubt(&self, e: &blk::Error) -> bool {
-        self.trouble.has_struck() && !changed_nothing(e)
+    /// Notes that a verb begins that moves the disks, if it moves any.
+    pub fn begin_move(&self, doing: &'static str, moving: Option<Moving>) {
+        let mut model = self.model.borrow_mut();
+        model.moving = moving;
+        model.doing.insert(doing);
     }
 
-    pub fn not_moved(&self, what: &str, e: blk::Error) -> Result<(), String> {
-        if !self.is_in_doubt(&e) {
-            self.model.borrow_mut().moving = None;
-            self.model.borrow_mut().binning = None;
+    /// Notes the result of a verb of the tree or of the bin. Returns false if the verb was refused or found no space, and
+    /// so changed nothing. After any other error it may have happened: a flush failed, perhaps after its commit point.
+    pub fn settle_move<T>(&self, what: &str, result: blk::Result<T>) -> Result<bool, String> {
+        match result {
+            Ok(_) => self.model.borrow_mut().moved(),
+            Err(e) if e.is_no_space() || matches!(e.kind, ErrorKind::Refused | ErrorKind::NotFound) => {
+                let mut model = self.model.borrow_mut();
+                (model.moving, model.binning) = (None, None);
+                return Ok(false);
+            }
+            Err(e) => return Err(format!("{what}: {e}")),
         }
-        match changed_nothing(&e) {
-            true => Ok(()),
-            false => Err(format!("{what}: {e}")),
-        }
+        self.see_bin().map(|()| true)
     }
 
     /// Looks at every snapshot before a move, because the models keep nothing of the time before it. Usually lets
@@ -206,24 +173,21 @@ impl Control {
             settle(&self.vm).await?;
         }
         for name in self.sealed_names() {
-            look(&self.vm, &self.model, &name).await?;
+            self.look(&name).await?;
         }
         Ok(())
     }
 
-    fn contents_of(&self, name: &str) -> Option<Moving> {
+    /// Returns what the disks of a sealed snapshot showed at the first look.
+    pub fn sealed_contents(&self, name: &str) -> Option<Vec<Image>> {
         let mut model = self.model.borrow_mut();
-        match &model.known(name)?.standing {
-            Standing::Sealed { contents: Some(contents), .. } => {
-                Some(contents.iter().cloned().enumerate().collect())
-            }
-            _ => None,
-        }
+        let standing = &model.known(name)?.standing;
+        standing.contents().filter(|_| matches!(standing, Standing::Sealed { .. }))
     }
-}
 
-fn changed_nothing(e: &blk::Error) -> bool {
-    e.kind == ErrorKind::Refused || e.kind == ErrorKind::NotFound || e.is_no_space()
+    fn contents_of(&self, name: &str) -> Option<Moving> {
+        self.sealed_contents(name).map(|contents| contents.into_iter().enumerate().collect())
+    }
 }
 
 /// Discards every side branch after the guests have ended, so that a last commit leaves a clean home.

@@ -1,54 +1,46 @@
 //! Origin of a run's VM: made empty, or imported from a folder of VMware files that must stay as it is.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use blk::manifest::{DiskMode, NewDisk};
-use blk::volume::Volume;
-use blk::{Buf, Env, SECTOR};
+use blk::{Env, SECTOR};
 use engine::Vm;
 use sim::{Rng, SimWorld, View};
 
-use super::control::read_all;
-use super::model::{Known, Model, Standing};
+use super::RedoRun;
+use super::model::{Known, Standing};
 use super::plan::Plan;
+use crate::content::contents_of;
 use crate::home;
+use crate::requests::Target;
 
 /// Path and content of each file of the imported folder.
 pub type Source = Vec<(String, Vec<u8>)>;
 
 /// Makes the VM, or the folder to import, without cuts or faults.
-pub fn create(world: &SimWorld, plan: &Rc<Plan>, model: &Rc<RefCell<Model>>) -> Result<(), String> {
-    let (plan, shared) = (plan.clone(), model.clone());
-    let made = world.run(|env| async move {
-        if plan.imported {
-            make_source(&env, &plan, &shared).await?;
-        } else {
-            home::create(&env, &plan.disks).await.map_err(|e| e.to_string())?;
-        }
-        Ok::<(), String>(())
-    });
-    made.expect("nothing is cut while the VM is made")?;
-    let source = files_of(world, home::SOURCE);
-    model.borrow_mut().source = source;
+pub fn create(run: &RedoRun) -> Result<(), String> {
+    run.prepare(async |env, run| match run.plan.imported {
+        true => make_source(&env, &run).await,
+        false => home::create(&env, &run.plan.disks).await.map_err(|e| e.to_string()),
+    })?;
+    run.model.borrow_mut().source = files_of(&run.world, home::SOURCE);
     Ok(())
 }
 
 /// Imports the VM if the plan says so, and adds the disk whose writes a reset drops.
-pub fn complete(world: &SimWorld, plan: &Rc<Plan>) -> Result<(), String> {
-    let plan = plan.clone();
-    let done = world.run(|env| async move {
+pub fn complete(run: &RedoRun) -> Result<(), String> {
+    run.prepare(async |env, run| {
+        let plan = &run.plan;
         if plan.imported {
             home::import(&env, plan.growth_bytes).await.map_err(|e| format!("importing: {e}"))?;
         }
         let Some(size_bytes) = plan.nonpersistent_bytes else { return Ok(()) };
-        let vm = open(&env, &plan).await?;
+        let vm = open(&env, plan).await?;
         let mode = DiskMode::IndependentNonpersistent;
         let disk = NewDisk { size_bytes, mode, folder: None };
         vm.add_disk(&disk).await.map_err(|e| format!("adding a disk: {e}"))?;
         vm.close().await.map_err(|e| format!("closing: {e}"))
-    });
-    done.expect("nothing is cut while the VM is made")
+    })
 }
 
 async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
@@ -57,47 +49,40 @@ async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
 }
 
 /// Makes a VM with a snapshot and a delta, as another product would leave it.
-async fn make_source(env: &Env, plan: &Plan, model: &Rc<RefCell<Model>>) -> Result<(), String> {
-    let fail = |e: blk::Error| format!("making the folder to import: {e}");
+async fn make_source(env: &Env, run: &RedoRun) -> Result<(), String> {
+    let (plan, fail) = (&run.plan, |e: blk::Error| format!("making the folder to import: {e}"));
     home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
     let manifest = home::open_source(env, plan.growth_bytes).map_err(fail)?;
     let mut rng = plan.rng(0, 3);
     manifest.set_grain(plan.grain(&mut rng));
     let vm = Vm::open(env.clone(), manifest, plan.engine).await.map_err(fail)?;
-    scribble(&vm, model, &mut rng).await?;
+    scribble(&vm, run, &mut rng).await?;
     vm.take("theirs", "").await.map_err(fail)?;
-    note(&vm, model, "theirs").await?;
-    scribble(&vm, model, &mut rng).await?;
-    note(&vm, model, "as-imported").await?;
+    note(&vm, run, "theirs").await?;
+    scribble(&vm, run, &mut rng).await?;
+    note(&vm, run, "as-imported").await?;
     vm.close().await.map_err(fail)
 }
 
 /// Writes a few sectors of each disk and flushes them.
-async fn scribble(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, rng: &mut Rng) -> Result<(), String> {
+async fn scribble(vm: &Rc<Vm>, run: &RedoRun, rng: &mut Rng) -> Result<(), String> {
     for (index, disk) in vm.disks().into_iter().enumerate() {
         let (disk, _client) = vm.attach(disk.number, "other").await.map_err(|e| e.to_string())?;
+        let model = run.model.borrow().models[index].clone();
+        let target = |first| Target::plain(disk.clone(), model.clone(), first, 1);
         for _ in 0..12 {
-            let first = rng.below(disk.size_bytes() / SECTOR);
-            let open = model.borrow_mut().models[index].begin(first, 1);
-            let data = Buf::copy_of(&model.borrow().models[index].data(&open)).freeze();
-            disk.clone().write(first * SECTOR, data).await.map_err(|e| e.to_string())?;
-            model.borrow_mut().models[index].end(&open);
+            target(rng.below(disk.size_bytes() / SECTOR)).write().await?;
         }
-        disk.clone().flush().await.map_err(|e| e.to_string())?;
+        target(0).flush().await.map_err(|e| e.to_string())?;
     }
     Ok(())
 }
 
 /// Notes that the snapshot `name` must always show what the disks show now.
-async fn note(vm: &Rc<Vm>, model: &Rc<RefCell<Model>>, name: &str) -> Result<(), String> {
-    let mut contents = Vec::new();
-    for disk in vm.disks() {
-        contents.push(read_all(&disk).await?);
-    }
-    let mut model = model.borrow_mut();
-    for (model, bytes) in model.models.iter_mut().zip(&contents) {
-        model.replace(bytes);
-    }
+async fn note(vm: &Rc<Vm>, run: &RedoRun, name: &str) -> Result<(), String> {
+    let contents = contents_of(&vm.disks()).await?;
+    let mut model = run.model.borrow_mut();
+    model.models.iter().zip(&contents).for_each(|(model, bytes)| model.replace(bytes));
     let now = model.ticks();
     let standing = Standing::Sealed { began: now.clone(), ended: now, contents: Some(contents) };
     model.snapshots.push(Known { name: name.into(), standing });
@@ -116,11 +101,11 @@ fn files_of(world: &SimWorld, folder: &str) -> Source {
 }
 
 /// Checks that the imported folder has not changed, as the import promises.
-pub fn check_source(world: &SimWorld, model: &Model) -> Result<(), String> {
-    let now = files_of(world, home::SOURCE);
-    match now.iter().zip(&model.source).find(|(a, b)| a != b) {
+pub fn check_source(run: &RedoRun) -> Result<(), String> {
+    let (now, source) = (files_of(&run.world, home::SOURCE), &run.model.borrow().source);
+    match now.iter().zip(source).find(|(a, b)| a != b) {
         Some(((path, _), _)) => Err(format!("{path} of the imported folder has changed")),
-        None if now.len() != model.source.len() => Err("the imported folder has other files".into()),
+        None if now.len() != source.len() => Err("the imported folder has other files".into()),
         None => Ok(()),
     }
 }

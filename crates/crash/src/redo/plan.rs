@@ -6,20 +6,12 @@ use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
 
+use crate::requests::Mix;
+use crate::run::{Part, rng_of};
 use crate::trouble::{TROUBLE_TASK, Trouble};
 
 /// Seeds with this bit exercise the tree: small disks, few writes, and many clones, branches and binned states.
 pub const TREE_SEEDS: u64 = 1 << 32;
-
-/// Shares of a guest's operations, in parts of their sum.
-#[derive(Debug, Clone, Copy)]
-pub struct Mix {
-    pub write: u64,
-    pub read: u64,
-    pub flush: u64,
-    pub zero: u64,
-    pub discard: u64,
-}
 
 pub struct Plan {
     pub seed: u64,
@@ -114,7 +106,7 @@ impl Plan {
             looks_at_once: plain || rng.coin(),
             write_sectors_max: [1, 8, 16, 64][rng.below(4) as usize],
             hot_sectors: [16, 64, 512, 8192][rng.below(4) as usize],
-            mix: draw_mix(&mut rng),
+            mix: Mix::draw(&mut rng, 1),
             // Half of the seeds stay on one branch: there commits and guests meet more often.
             moves: Ratio::new(if plain || rng.coin() { 0 } else { rng.between(1, 3) }, 8),
             clones: Ratio::new(if !plain && rng.below(3) == 0 { 2 } else { 0 }, 8),
@@ -151,20 +143,12 @@ impl Plan {
     }
 
     pub fn rng(&self, boot: u64, task: u64) -> Rng {
-        Rng::new(
-            self.seed
-                ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-                ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
-        )
+        rng_of(self.seed, boot, task)
     }
 
-    /// Returns what goes wrong in a boot besides its cut.
-    pub fn trouble(&self, world: &SimWorld, boot: u64) -> Trouble {
-        let mut rng = self.rng(boot, TROUBLE_TASK);
-        match self.failing_flushes && boot + 1 < self.boots && rng.coin() {
-            true => Trouble::begin(world, rng),
-            false => Trouble::none(world),
-        }
+    /// Begins what goes wrong in a boot besides its cut.
+    pub fn begin(&self, trouble: &Trouble, boot: u64) {
+        trouble.begin(self.rng(boot, TROUBLE_TASK), self.failing_flushes && boot + 1 < self.boots);
     }
 
     /// Schedules the boot's cut if it falls into `part`. It falls at any event, or at a step that matters.
@@ -189,24 +173,5 @@ impl Plan {
         if chosen == part {
             world.cut_at(cut);
         }
-    }
-}
-
-/// The two parts of a boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Opening the VM, and reading everything.
-    Recovery,
-    /// Guests and user.
-    Work,
-}
-
-fn draw_mix(rng: &mut Rng) -> Mix {
-    Mix {
-        write: rng.between(4, 12),
-        read: rng.between(1, 6),
-        flush: rng.between(1, 4),
-        zero: rng.below(2),
-        discard: rng.below(2),
     }
 }

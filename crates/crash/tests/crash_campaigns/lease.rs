@@ -1,11 +1,9 @@
 //! Several machines and one device: pauses up to and beyond the bounds of the lease, machines that die, two that claim
 //! together, power cuts. `CRASH_SEED=n` replays one run, `CRASH_RUNS=n` sets how many runs there are.
 
-use crash::campaign::{Bound, assert_defects_are_found, on_all_cores, setting};
+use crash::campaign::{Bound, assert_defects_are_found, assert_promises_hold, setting};
 use crash::lease;
 use engine::{Defect, Defects};
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 const RUNS_DEFAULT: u64 = 250;
 /// Runs within which a planted defect must show.
@@ -35,32 +33,13 @@ const DEFECTS: [Defect; 5] = [
 
 #[test]
 fn one_machine_writes_and_nothing_flushed_is_lost() {
-    if let Some(seed) = setting("CRASH_SEED") {
-        println!("seed {seed}: {:?}", lease::run(seed, Defects::default()).unwrap_or_else(|e| panic!("{e}")));
-        return;
-    }
-    let wanted = setting("CRASH_RUNS").unwrap_or(RUNS_DEFAULT);
-    let seen = Mutex::new((BTreeMap::<&str, u64>::new(), Vec::<String>::new()));
-    on_all_cores(|seed| {
-        let result = lease::run(seed, Defects::default());
-        let (marks, failures) = &mut *seen.lock().unwrap();
-        match result {
-            Ok(outcome) => outcome.marks.iter().for_each(|(label, n)| *marks.entry(label).or_insert(0) += n),
-            Err(e) => failures.push(e),
-        }
-        seed < wanted && failures.len() < 5
-    });
-    let (marks, failures) = seen.into_inner().unwrap();
-    println!("{wanted} runs; {marks:?}");
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    for label in MUST_HAPPEN {
-        assert!(marks.get(label).is_some_and(|&n| n > 0), "{label:?} never happened: {marks:?}");
-    }
+    let wanted = Bound::Runs(setting("CRASH_RUNS").unwrap_or(RUNS_DEFAULT));
+    assert_promises_hold(lease::run, wanted, &MUST_HAPPEN);
 }
 
 #[test]
 fn planted_defects_are_found() {
-    assert_defects_are_found(lease::run, &DEFECTS, Bound::Runs(DEFECT_RUNS_MAX));
+    assert_defects_are_found(lease::run, &DEFECTS, Bound::Runs(DEFECT_RUNS_MAX), &[]);
 }
 
 #[test]

@@ -8,8 +8,10 @@ use std::rc::Rc;
 
 use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
-use blk::{Buf, Dir, Env, Errno, SECTOR};
+use blk::{Dir, Env, Errno, SECTOR};
 use crash::campaign::{on_all_cores, setting};
+use crash::content::{Image, look, read_all};
+use crash::requests::Target;
 use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 use engine::relocate::Relocation;
@@ -68,9 +70,9 @@ struct Plan {
 
 /// Expected state of the VM, on either side.
 struct Model {
-    models: Vec<DiskModel>,
+    models: Vec<Rc<DiskModel>>,
     /// Names of the snapshots with what their disks show.
-    snapshots: Vec<(String, Vec<Vec<u8>>)>,
+    snapshots: Vec<(String, Vec<Image>)>,
 }
 
 type Shared = Rc<RefCell<Model>>;
@@ -200,29 +202,25 @@ impl Ground {
     }
 }
 
-async fn write(volume: &Rc<dyn Volume>, model: &Shared, disk: usize, rng: &mut Rng) -> blk::Result<()> {
-    let count = rng.between(1, SECTORS_MAX);
-    let first = rng.below(DISK_BYTES / SECTOR - count);
-    let (open, data) = {
-        let model = &mut model.borrow_mut().models[disk];
-        let open = model.begin(first, count);
-        let data = model.data(&open);
-        (open, data)
-    };
-    volume.clone().write(first * SECTOR, Buf::copy_of(&data).freeze()).await?;
-    model.borrow_mut().models[disk].end(&open);
-    Ok(())
+fn target(volume: &Rc<dyn Volume>, model: &Shared, disk: usize, first: u64, count: u64) -> Target {
+    Target::plain(volume.clone(), model.borrow().models[disk].clone(), first, count)
 }
 
-async fn flush(volume: &Rc<dyn Volume>, model: &Shared, disk: usize) -> blk::Result<()> {
-    let began = model.borrow_mut().models[disk].flush_begins();
-    volume.clone().flush().await?;
-    model.borrow_mut().models[disk].flushed(began);
-    Ok(())
+async fn write(volume: &Rc<dyn Volume>, model: &Shared, disk: usize, rng: &mut Rng) -> Result<(), String> {
+    let count = rng.between(1, SECTORS_MAX);
+    let first = rng.below(DISK_BYTES / SECTOR - count);
+    match target(volume, model, disk, first, count).write().await? {
+        true => Ok(()),
+        false => Err("a write found no space".into()),
+    }
+}
+
+async fn flush(volume: &Rc<dyn Volume>, model: &Shared, disk: usize) -> Result<(), String> {
+    target(volume, model, disk, 0, 1).flush().await.map_err(text("a flush"))
 }
 
 /// Writes until the volume fails or all is done; the last request is a flush.
-async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng) -> blk::Result<()> {
+async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng) -> Result<(), String> {
     for _ in 0..GUEST_WRITES {
         match rng.below(4) {
             0 => flush(&volume, &model, disk).await?,
@@ -230,12 +228,6 @@ async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng)
         }
     }
     flush(&volume, &model, disk).await
-}
-
-async fn content(volume: &Rc<dyn Volume>) -> Result<Vec<u8>, String> {
-    let (buf, read) = volume.clone().read(0, Buf::alloc(DISK_BYTES as usize)).await;
-    read.map_err(text("reading a disk"))?;
-    Ok(buf.to_vec())
 }
 
 /// Makes a VM on the side that the move starts from: a tree with a side branch, all of it durable.
@@ -250,7 +242,7 @@ async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), Str
         for disk in 0..DISKS {
             let (volume, _client) = vm.attach(disk as u32, "test").await.map_err(text("attaching"))?;
             for _ in 0..WRITES {
-                write(&volume, model, disk, &mut rng).await.map_err(text("writing"))?;
+                write(&volume, model, disk, &mut rng).await?;
             }
         }
         vm.clone().take(name, "").await.map_err(text("a take"))?;
@@ -258,27 +250,19 @@ async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), Str
         model.borrow_mut().snapshots.push((name.to_string(), shown));
         if let Some(onto) = onto {
             vm.clone().revert(Some(onto), None, false).await.map_err(text("a revert"))?;
-            let mut model = model.borrow_mut();
-            let Model { models, snapshots } = &mut *model;
+            let Model { models, snapshots } = &*model.borrow();
             let shown = &snapshots.iter().find(|(name, _)| name == onto).expect("taken").1;
-            models.iter_mut().zip(shown).for_each(|(model, bytes)| model.replace(bytes));
+            models.iter().zip(shown).for_each(|(model, bytes)| model.replace(bytes));
         }
     }
     ground.close(&*vm).await?;
-    for model in &mut model.borrow_mut().models {
-        let now = model.flush_begins();
-        model.flushed(now);
-    }
+    model.borrow().models.iter().for_each(|model| model.closed());
     Ok(())
 }
 
-async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Vec<u8>>, String> {
-    let mut shown = Vec::new();
-    for disk in 0..DISKS {
-        let (volume, _view) = vm.open_view(name, disk as u32, "look").await.map_err(text("a view"))?;
-        shown.push(content(&volume).await?);
-    }
-    Ok(shown)
+async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Image>, String> {
+    let numbers: Vec<u32> = (0..DISKS as u32).collect();
+    look(vm, name, &numbers, None).await?.ok_or_else(|| format!("snapshot {name} cannot be opened"))
 }
 
 /// Moves the VM as the daemon does, while guests write to it.
@@ -335,7 +319,7 @@ async fn relocate(
     let moved = moved.await;
     let mut ended = moved.map(drop).map_err(text("the move"));
     for guest in guests {
-        ended = ended.and(guest.join().await.map_err(text("a guest")));
+        ended = ended.and(guest.join().await.map_err(|e| format!("a guest: {e}")));
     }
     ended?;
     ground.close(&*target).await
@@ -358,8 +342,8 @@ async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<
     }
     for disk in 0..DISKS {
         let (volume, _client) = vm.attach(disk as u32, "look").await.map_err(text("attaching"))?;
-        let bytes = content(&volume).await?;
-        let model = &mut model.borrow_mut().models[disk];
+        let bytes = read_all(&volume).await?;
+        let model = &model.borrow().models[disk];
         model.check_cut(&bytes).map_err(|e| format!("on the side of {side:?}: {e}"))?;
         model.replace(&bytes);
     }
@@ -377,7 +361,7 @@ async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<
 fn run(plan: Plan) -> Result<(bool, Side), String> {
     let device = Device::scrambled();
     let world = SimWorld::new(plan.seed, sim::Options { device, ..sim::Options::default() });
-    let models = (0..DISKS).map(|n| DiskModel::new(n as u32)).collect();
+    let models = (0..DISKS).map(|n| Rc::new(DiskModel::new(n as u32))).collect();
     let model: Shared = Rc::new(RefCell::new(Model { models, snapshots: Vec::new() }));
     let known = model.clone();
     let prepared = world.run(|env| async move { prepare(&Ground::open(&env).await?, &plan, &known).await });

@@ -66,5 +66,5 @@ fn power_cuts_break_no_promise() {
 
 #[test]
 fn planted_defects_are_found() {
-    assert_defects_are_found(native::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX));
+    assert_defects_are_found(native::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
 }

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crash::campaign::{on_all_cores, setting};
 use crash::native::corruption::{CORRUPTIONS, run_corruption};
 use crash::native::run_tree;
-use crash::native::script::{
-    OPERATIONS, Operation, Trouble, run_failing, run_full_once, run_full_once_with, run_sequence,
-};
+use crash::native::script::{OPERATIONS, Operation, Trouble, run_failing, run_full_once, run_sequence};
 use engine::{Defect, Defects};
 
 /// More I/Os than any operation has: a bound against an endless loop.
@@ -94,7 +92,7 @@ fn a_write_that_finds_no_space_once_needs_no_other_start() {
         }
         for before in [Operation::Overwrite, Operation::Take] {
             let mut nth = 1;
-            while run_full_once(before, operation, nth)? {
+            while run_full_once(Defects::default(), before, operation, nth)? {
                 nth += 1;
                 assert!(nth < IO_MAX, "{operation:?} never ends");
             }
@@ -114,7 +112,7 @@ fn a_planted_doubt_about_a_full_device_is_found() {
     }
     let defects = Defects::only(Defect::DoubtFullDevice);
     let found = (1..10)
-        .find_map(|nth| run_full_once_with(defects, Operation::Overwrite, Operation::Checkpoint, nth).err());
+        .find_map(|nth| run_full_once(defects, Operation::Overwrite, Operation::Checkpoint, nth).err());
     println!("{}", found.expect("a checkpoint has writes in place, and one that fails ends the store"));
 }
 

@@ -33,7 +33,7 @@ fn power_cuts_in_any_verb_leave_a_vm_on_one_side_of_it() {
 
 #[test]
 fn planted_defects_are_found() {
-    assert_defects_are_found(vms::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX));
+    assert_defects_are_found(vms::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
 }
 
 #[test]

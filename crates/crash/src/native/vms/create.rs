@@ -5,14 +5,14 @@ use std::rc::Rc;
 
 use blk::ErrorKind;
 use blk::manifest::{DiskMode, NewDisk};
-use engine::Machine;
 use engine::native::NewNativeVm;
 use engine::native::layout::BLOCK;
 
 use super::harness::Running;
-use super::model::{Content, ExpectedVm, Outcome};
+use super::model::{ExpectedVm, Outcome};
 use super::shape::{DiskShape, Shape};
 use super::user::{MODES, User};
+use crate::content::Image;
 
 /// Most VMs at the same time, and most disks of one VM.
 const VMS_MAX: usize = 4;
@@ -21,7 +21,7 @@ const DISKS_MAX: usize = 4;
 const BLOCKS_MAX: u64 = 24;
 const GROWN_BLOCKS_MAX: u64 = 8;
 
-fn zeros(bytes: u64) -> Content {
+fn zeros(bytes: u64) -> Image {
     Rc::new(vec![0; bytes as usize])
 }
 
@@ -73,9 +73,7 @@ impl User {
     }
 
     pub(super) async fn clone_one(&mut self, vm: &Rc<Running>) -> Result<(), String> {
-        let Some(snapshot) = self.any_snapshot(self.shape(vm).snapshots.keys().cloned().collect()) else {
-            return Ok(());
-        };
+        let Some(snapshot) = self.any_snapshot(self.shape(vm).snapshots.into_keys()) else { return Ok(()) };
         if self.is_full() {
             return Ok(());
         }
@@ -120,11 +118,7 @@ impl User {
 
     async fn bring_to_rest(&self, vm: &Running) -> Result<(), String> {
         vm.vm.close().await.map_err(|e| format!("closing it: {e}"))?;
-        let mut model = self.harness.model.borrow_mut();
-        for model in model.vm(&vm.name).models.values_mut() {
-            let now = model.flush_begins();
-            model.flushed(now);
-        }
+        self.harness.model.borrow().vms[&vm.name].closed();
         Ok(())
     }
 
@@ -146,13 +140,11 @@ impl User {
         let mut next = self.ahead(vm, shape.clone());
         let kept = self.kept_slots(&shape);
         add(&mut next, &wanted, &kept);
-        self.expect(vm, vec![next]);
-        let result = vm.vm.clone().add_disk(&wanted).await;
-        let Some(disk) = self.settle(vm, result)? else { return Ok(()) };
-        let machine: &dyn Machine = &*vm.vm;
-        let entered = machine.attach(disk.number, "guest").await.map_err(|e| e.to_string())?;
-        vm.attached.borrow_mut().insert(disk.number, entered);
-        Ok(())
+        let added = vm.vm.clone();
+        match self.attempt(vm, vec![next], added.add_disk(&wanted)).await? {
+            Some(disk) => vm.attach(disk.number).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns the slots of disks that snapshots of the VM have.
@@ -164,33 +156,26 @@ impl User {
 
     pub(super) async fn remove_disk(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         let mut shape = self.shape(vm);
-        let numbers: Vec<u32> = shape.disks.keys().copied().collect();
-        let Some(number) = self.rng.pick(&numbers).copied().filter(|_| numbers.len() > 1) else {
-            return Ok(());
-        };
+        let Some(number) = self.any_disk(&shape).filter(|_| shape.disks.len() > 1) else { return Ok(()) };
         shape.disks.remove(&number);
         let mut next = self.ahead(vm, shape);
         next.resets.remove(&number);
-        self.expect(vm, vec![next]);
-        let result = vm.vm.clone().remove_disk(number, true).await;
-        self.settle(vm, result).map(drop)
+        self.attempt(vm, vec![next], vm.vm.clone().remove_disk(number, true)).await.map(drop)
     }
 
     pub(super) async fn grow(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         let mut shape = self.shape(vm);
-        let numbers: Vec<u32> = shape.disks.keys().copied().collect();
-        let Some(number) = self.rng.pick(&numbers).copied() else { return Ok(()) };
+        let Some(number) = self.any_disk(&shape) else { return Ok(()) };
         let disk = shape.disks.get_mut(&number).expect("it is there");
         disk.size_bytes += self.rng.between(1, GROWN_BLOCKS_MAX) * BLOCK;
         let size_bytes = disk.size_bytes;
-        self.expect(vm, vec![self.ahead(vm, shape)]);
-        let result = vm.vm.clone().grow_disk(number, size_bytes).await;
-        self.settle(vm, result).map(drop)
+        let ahead = vec![self.ahead(vm, shape)];
+        self.attempt(vm, ahead, vm.vm.clone().grow_disk(number, size_bytes)).await.map(drop)
     }
 }
 
 /// Adds an empty disk.
-fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
+pub fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
     let shape = made.shape.as_mut().expect("it is there");
     let (number, slot) = (shape.next_number(), shape.free_slot(kept));
     shape.disks.insert(number, DiskShape { slot, mode: wanted.mode, size_bytes: wanted.size_bytes });

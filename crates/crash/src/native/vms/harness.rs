@@ -2,23 +2,24 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::rc::Rc;
 
+use blk::Env;
 use blk::manifest::VmState;
-use blk::volume::Volume;
-use blk::{Buf, Env};
 use engine::machine::Attached;
 use engine::native::NativeVm;
 use engine::{Client, CommitWhat, Machine, Options};
-use sim::SimWorld;
-
-use super::model::{Content, Model, Outcome};
-use super::shape::Shape;
-use crate::native::harness::Harness;
-use crate::native::plan::Plan;
-use crate::native::space_audit::judge;
-use crate::request_gate::RequestGate;
 use sim::oracle::DiskModel;
+
+use super::VmRun;
+use super::model::{ExpectedVm, Model, Outcome};
+use super::shape::Shape;
+use crate::content::{Image, contents_of, look};
+use crate::native::harness::Harness;
+use crate::native::space_audit::{judge, judge_states};
+use crate::request_gate::RequestGate;
+use crate::run::Run;
 
 /// One start of this many checks the last checkpoint.
 const CHECKED_EVERY: u64 = 3;
@@ -32,13 +33,18 @@ pub struct Running {
 }
 
 pub struct VmHarness {
-    pub env: Env,
-    pub world: SimWorld,
-    pub plan: Rc<Plan>,
+    pub run: VmRun,
     /// The store under the VMs.
     pub inner: Rc<Harness>,
-    pub model: Rc<RefCell<Model>>,
     pub running: RefCell<BTreeMap<String, Rc<Running>>>,
+}
+
+impl Deref for VmHarness {
+    type Target = VmRun;
+
+    fn deref(&self) -> &VmRun {
+        &self.run
+    }
 }
 
 impl Running {
@@ -50,48 +56,32 @@ impl Running {
 
     pub async fn start(&self) -> Result<(), String> {
         let numbers: Vec<u32> = self.vm.state().disks.iter().map(|disk| disk.number).collect();
-        let mut attached = BTreeMap::new();
         for number in numbers {
-            let machine: &dyn Machine = &*self.vm;
-            let entered = machine.attach(number, "guest").await;
-            attached.insert(number, entered.map_err(|e| format!("attaching disk{number}: {e}"))?);
+            self.attach(number).await?;
         }
-        *self.attached.borrow_mut() = attached;
         self.gate.start();
+        Ok(())
+    }
+
+    pub async fn attach(&self, number: u32) -> Result<(), String> {
+        let machine: &dyn Machine = &*self.vm;
+        let entered = machine.attach(number, "guest").await;
+        let entered = entered.map_err(|e| format!("attaching disk{number}: {e}"))?;
+        self.attached.borrow_mut().insert(number, entered);
         Ok(())
     }
 }
 
-pub async fn read_all(volume: Rc<dyn Volume>) -> Result<Content, String> {
-    let size_bytes = volume.info().size_bytes;
-    let (buf, read) = volume.read(0, Buf::alloc(size_bytes as usize)).await;
-    read.map_err(|e| format!("reading it whole: {e}"))?;
-    Ok(Rc::new(buf.to_vec()))
-}
-
 impl VmHarness {
     /// Opens the store, and compares every VM in it.
-    pub async fn open(
-        env: &Env,
-        world: &SimWorld,
-        plan: &Rc<Plan>,
-        model: &Rc<RefCell<Model>>,
-        boot: u64,
-    ) -> Result<Rc<VmHarness>, String> {
-        let inner = Harness::open(env, world, plan, &Rc::default(), boot).await;
-        let inner = inner.map_err(|e| format!("opening the store: {e}"))?;
+    pub async fn open(env: &Env, run: &VmRun, boot: u64) -> Result<Rc<VmHarness>, String> {
+        let under = Run { world: run.world.clone(), plan: run.plan.clone(), model: Rc::default() };
+        let inner = Harness::open(env, &under, boot).await.map_err(|e| format!("opening the store: {e}"))?;
         if let Some(e) = inner.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
-        let harness = Rc::new(VmHarness {
-            env: env.clone(),
-            world: world.clone(),
-            plan: plan.clone(),
-            inner,
-            model: model.clone(),
-            running: RefCell::default(),
-        });
-        if (plan.seed + boot).is_multiple_of(CHECKED_EVERY) {
+        let harness = Rc::new(VmHarness { run: run.clone(), inner, running: RefCell::default() });
+        if (run.plan.seed + boot).is_multiple_of(CHECKED_EVERY) {
             harness.inner.check_committed("as it was found").await?;
         }
         harness.find_vms().await?;
@@ -162,14 +152,12 @@ impl VmHarness {
         }
         let contents = self.contents(&running).await?;
         self.decide(name, &shape, &contents)?;
-        let mut model = self.model.borrow_mut();
-        for (number, bytes) in &contents {
-            model.model(name, *number).replace(bytes);
-        }
+        let model = self.model.borrow();
+        contents.iter().for_each(|(number, bytes)| model.vms[name].models[number].replace(bytes));
         Ok(())
     }
 
-    fn decide(&self, name: &str, shape: &Shape, contents: &BTreeMap<u32, Content>) -> Result<(), String> {
+    fn decide(&self, name: &str, shape: &Shape, contents: &BTreeMap<u32, Image>) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         let vm = &model.vms[name];
         let mut cause = format!("it is {shape:?}, expected {:?}", vm.now.shape);
@@ -205,6 +193,10 @@ impl VmHarness {
         Ok(())
     }
 
+    fn all(&self) -> Vec<Rc<Running>> {
+        self.running.borrow().values().cloned().collect()
+    }
+
     pub fn running(&self, name: &str) -> Rc<Running> {
         self.running.borrow()[name].clone()
     }
@@ -216,14 +208,10 @@ impl VmHarness {
         Shape::of(&state, first)
     }
 
-    pub async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Content>, String> {
-        let mut contents = BTreeMap::new();
-        for disk in running.vm.disks() {
-            let number = disk.number;
-            let content = read_all(disk).await.map_err(|e| format!("disk{number}: {e}"))?;
-            contents.insert(number, content);
-        }
-        Ok(contents)
+    pub async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Image>, String> {
+        let disks = running.vm.disks();
+        let contents = contents_of(&disks).await?;
+        Ok(disks.iter().map(|disk| disk.number).zip(contents).collect())
     }
 
     /// Reads a snapshot whole: compares the first look with the models, later ones with the first look.
@@ -231,17 +219,12 @@ impl VmHarness {
         let state = self.running(name).vm.state();
         let found = state.snapshots.iter().find(|s| s.name == snapshot).expect("it is in the shape");
         let numbers: Vec<u32> = found.disks.iter().map(|(number, _)| *number).collect();
-        let mut seen = BTreeMap::new();
-        for number in numbers {
-            let machine: Rc<dyn Machine> = self.running(name).vm.clone();
-            let opened = machine.open_view(snapshot, number, "look").await;
-            let (volume, _view) = opened.map_err(|e| format!("{snapshot} disk{number}: {e}"))?;
-            seen.insert(number, read_all(volume).await.map_err(|e| format!("{snapshot} disk{number}: {e}"))?);
-        }
-        self.compare(name, snapshot, seen)
+        let seen = look(&*self.running(name).vm, snapshot, &numbers, None).await?;
+        let seen = seen.ok_or_else(|| format!("snapshot {snapshot} cannot be opened"))?;
+        self.compare(name, snapshot, numbers.into_iter().zip(seen).collect())
     }
 
-    fn compare(&self, name: &str, snapshot: &str, seen: BTreeMap<u32, Content>) -> Result<(), String> {
+    fn compare(&self, name: &str, snapshot: &str, seen: BTreeMap<u32, Image>) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         let Model { vms, sealed, .. } = &mut *model;
         let Some(known) = sealed.get_mut(snapshot) else {
@@ -273,37 +256,31 @@ impl VmHarness {
         }
     }
 
+    pub async fn start_all(&self) -> Result<(), String> {
+        for running in self.all() {
+            running.start().await?;
+        }
+        Ok(())
+    }
+
     /// Ends the boot as a clean stop does.
     pub async fn close(&self) -> Result<(), String> {
-        let all: Vec<_> = self.running.borrow().values().cloned().collect();
-        for running in all {
+        for running in self.all() {
             running.stop().await;
             running.vm.close().await.map_err(|e| format!("closing VM {}: {e}", running.name))?;
         }
         match self.inner.store.close().await {
-            Err(e) if !e.is_no_space() => Err(format!("closing: {e}")),
-            closed => {
-                if closed.is_ok() {
-                    self.made_durable();
-                }
-                Ok(())
-            }
+            Err(e) if !e.is_no_space() => return Err(format!("closing: {e}")),
+            Ok(()) => self.model.borrow().vms.values().for_each(ExpectedVm::closed),
+            Err(_) => {}
         }
-    }
-
-    fn made_durable(&self) {
-        let mut model = self.model.borrow_mut();
-        for model in model.vms.values_mut().flat_map(|vm| vm.models.values_mut()) {
-            let now = model.flush_begins();
-            model.flushed(now);
-        }
+        Ok(())
     }
 
     /// Checks that the store has the states that VMs and snapshots name, and no others but those hidden under several
     /// of them. Checks that every block in use belongs to something.
     pub async fn check_exact(&self) -> Result<(), String> {
-        let all: Vec<_> = self.running.borrow().values().cloned().collect();
-        for running in all {
+        for running in self.all() {
             for job in running.vm.jobs() {
                 if job.is_cancelled() {
                     job.wait().await;
@@ -319,11 +296,8 @@ impl VmHarness {
         let report = self.inner.store.check().await.map_err(|e| format!("check at the end: {e}"))?;
         judge(&report, "at the end")?;
         let running = self.running.borrow();
-        let named: BTreeSet<u64> = running.values().flat_map(|vm| nodes_of(&vm.vm.state())).collect();
-        match named == report.states {
-            true => Ok(()),
-            false => Err(format!("at the end: states {:?}, named are {named:?}", report.states)),
-        }
+        let named = running.values().flat_map(|vm| nodes_of(&vm.vm.state())).collect();
+        judge_states(&report, named, "at the end")
     }
 }
 
@@ -341,8 +315,8 @@ fn nodes_of(state: &VmState) -> Vec<u64> {
 /// Checks that the running disks show what the outcome says.
 fn shows(
     outcome: &Outcome,
-    models: &BTreeMap<u32, DiskModel>,
-    contents: &BTreeMap<u32, Content>,
+    models: &BTreeMap<u32, Rc<DiskModel>>,
+    contents: &BTreeMap<u32, Image>,
 ) -> Result<(), String> {
     for (number, bytes) in contents {
         match (outcome.fixed.get(number), models.get(number)) {

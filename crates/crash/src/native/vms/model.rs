@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::shape::{DiskShape, Shape};
+use crate::content::Image;
 use sim::oracle::DiskModel;
-
-pub type Content = Rc<Vec<u8>>;
 
 /// A disk's sequence numbers begin at its ordinal times this, which distinguishes them from all others.
 const SEQUENCES: u64 = 1 << 32;
@@ -19,7 +18,7 @@ pub struct Sealed {
     pub began: BTreeMap<u32, u64>,
     pub ended: Option<BTreeMap<u32, u64>>,
     /// Set at the first look.
-    pub contents: Option<BTreeMap<u32, Content>>,
+    pub contents: Option<BTreeMap<u32, Image>>,
 }
 
 /// Possible outcome of a verb under way.
@@ -28,9 +27,9 @@ pub struct Outcome {
     /// None: the VM is gone, or not there yet.
     pub shape: Option<Shape>,
     /// Content that running disks show, whatever was written; other disks keep what they have.
-    pub fixed: BTreeMap<u32, Content>,
+    pub fixed: BTreeMap<u32, Image>,
     /// Content that a reset restores, by disk.
-    pub resets: BTreeMap<u32, Content>,
+    pub resets: BTreeMap<u32, Image>,
 }
 
 #[derive(Default)]
@@ -39,9 +38,16 @@ pub struct ExpectedVm {
     /// Possible outcomes besides the present, in the order in which they come about; the last is what the verb is to
     /// do.
     pub ahead: Vec<Outcome>,
-    pub models: BTreeMap<u32, DiskModel>,
+    pub models: BTreeMap<u32, Rc<DiskModel>>,
     /// Set at the first look at the VM.
     pub first_generation: Option<u64>,
+}
+
+impl ExpectedVm {
+    /// Notes that a clean stop has made every completed request durable.
+    pub fn closed(&self) {
+        self.models.values().for_each(|model| model.closed());
+    }
 }
 
 #[derive(Default)]
@@ -64,8 +70,8 @@ impl Model {
         self.ordinal
     }
 
-    pub fn new_model(&mut self, number: u32) -> DiskModel {
-        DiskModel::starting_at(number, self.next_ordinal() * SEQUENCES)
+    fn new_model(&mut self, number: u32) -> Rc<DiskModel> {
+        Rc::new(DiskModel::starting_at(number, self.next_ordinal() * SEQUENCES))
     }
 
     pub fn vm(&mut self, name: &str) -> &mut ExpectedVm {
@@ -76,13 +82,8 @@ impl Model {
         self.vms[name].now.shape.clone().expect("it is there")
     }
 
-    pub fn model(&mut self, name: &str, number: u32) -> &mut DiskModel {
-        self.vm(name).models.get_mut(&number).expect("it runs")
-    }
-
-    pub fn ticks(&mut self, name: &str, numbers: &[u32]) -> BTreeMap<u32, u64> {
-        let vm = self.vm(name);
-        numbers.iter().map(|n| (*n, vm.models.get_mut(n).expect("it runs").now())).collect()
+    pub fn ticks(&self, name: &str, numbers: &[u32]) -> BTreeMap<u32, u64> {
+        numbers.iter().map(|n| (*n, self.vms[name].models[n].now())).collect()
     }
 
     /// Notes that an outcome has come about: the one at `at`, or the last for None.
@@ -100,7 +101,7 @@ impl Model {
         let vm = self.vm(name);
         vm.models.retain(|number, _| numbers.contains(number));
         for (number, content) in &outcome.fixed {
-            vm.models.get_mut(number).expect("it runs").replace(content);
+            vm.models[number].replace(content);
         }
         vm.now = Outcome { fixed: BTreeMap::new(), ..outcome };
         if vm.now.shape.is_none() {
@@ -125,7 +126,7 @@ impl Model {
     }
 
     /// Returns what the snapshot shows, by disk. It has been looked at before.
-    pub fn contents(&self, snapshot: &str) -> BTreeMap<u32, Content> {
+    pub fn contents(&self, snapshot: &str) -> BTreeMap<u32, Image> {
         self.sealed[snapshot].contents.clone().expect("looked at after its take")
     }
 }

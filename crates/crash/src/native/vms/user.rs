@@ -8,60 +8,49 @@ use blk::volume::Volume;
 use engine::{CommitWhat, GenerationChange, Job};
 use sim::Rng;
 
-use super::harness::{Running, VmHarness, read_all};
+use super::harness::{Running, VmHarness};
 use super::model::{Outcome, Sealed};
 use super::shape::Shape;
+use crate::content::read_all;
 use crate::native::plan::soon;
+use crate::requests::Target;
+use crate::run::draw_share;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
-    Take,
-    CommitOne,
-    CommitAll,
-    Revert,
-    RevertKeeping,
-    DiscardRunning,
-    DiscardSide,
-    Clone,
-    Create,
-    Remove,
-    AddDisk,
-    RemoveDisk,
-    Grow,
-    SetMode,
-    Reset,
-    RevertAndBack,
-    DiscardAndBack,
-    EmptyBin,
-    Reopen,
-    OpenPlainNames,
-    Checkpoint,
+macro_rules! verbs {
+    ($($name:ident: $share:literal, $label:literal;)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Verb {
+            $($name),*
+        }
+
+        /// Every verb with its share, and the mark of a cut in it.
+        pub const VERBS: [(Verb, u64, &str); [$($share),*].len()] = [$((Verb::$name, $share, $label)),*];
+    };
 }
 
-/// Every verb with its share, and the mark of a cut in it.
-pub const VERBS: [(Verb, u64, &str); 21] = [
-    (Verb::Take, 8, "cut in a take"),
-    (Verb::CommitOne, 3, "cut in a commit"),
-    (Verb::CommitAll, 1, "cut in a commit of all"),
-    (Verb::Revert, 3, "cut in a revert"),
-    (Verb::RevertKeeping, 2, "cut in a revert with a take"),
-    (Verb::DiscardRunning, 2, "cut in a discard of the running branch"),
-    (Verb::DiscardSide, 1, "cut in a discard of a side branch"),
-    (Verb::Clone, 2, "cut in a clone"),
-    (Verb::Create, 1, "cut in a creation"),
-    (Verb::Remove, 3, "cut in a removal"),
-    (Verb::AddDisk, 2, "cut while a disk comes"),
-    (Verb::RemoveDisk, 1, "cut while a disk goes"),
-    (Verb::Grow, 2, "cut while a disk grows"),
-    (Verb::SetMode, 2, "cut in a change of modes"),
-    (Verb::Reset, 2, "cut in a reset"),
-    (Verb::RevertAndBack, 2, "cut in a revert and its restore"),
-    (Verb::DiscardAndBack, 2, "cut in a discard and its restore"),
-    (Verb::EmptyBin, 2, "cut while a bin is emptied"),
-    (Verb::Reopen, 1, "cut while a VM is closed"),
-    (Verb::OpenPlainNames, 2, "cut while plain names are opened"),
-    (Verb::Checkpoint, 2, "cut in a checkpoint"),
-];
+verbs! {
+    Take: 8, "cut in a take";
+    CommitOne: 3, "cut in a commit";
+    CommitAll: 1, "cut in a commit of all";
+    Revert: 3, "cut in a revert";
+    RevertKeeping: 2, "cut in a revert with a take";
+    DiscardRunning: 2, "cut in a discard of the running branch";
+    DiscardSide: 1, "cut in a discard of a side branch";
+    Clone: 2, "cut in a clone";
+    Create: 1, "cut in a creation";
+    Remove: 3, "cut in a removal";
+    AddDisk: 2, "cut while a disk comes";
+    RemoveDisk: 1, "cut while a disk goes";
+    Grow: 2, "cut while a disk grows";
+    SetMode: 2, "cut in a change of modes";
+    Reset: 2, "cut in a reset";
+    RevertAndBack: 2, "cut in a revert and its restore";
+    DiscardAndBack: 2, "cut in a discard and its restore";
+    EmptyBin: 2, "cut while a bin is emptied";
+    Reopen: 1, "cut while a VM is closed";
+    OpenPlainNames: 2, "cut while plain names are opened";
+    Checkpoint: 2, "cut in a checkpoint";
+}
 
 pub const MODES: [DiskMode; 3] =
     [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
@@ -76,19 +65,13 @@ pub struct User {
 impl User {
     /// Runs drawn verbs, with a power cut in the verb number `cut_in`.
     pub async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
-        let shares: u64 = VERBS.iter().map(|(_, share, _)| share).sum();
         for step in 0..steps {
-            self.harness.env.sleep_us(self.rng.below(2000)).await;
-            let mut at = self.rng.below(shares);
-            let verb = VERBS.iter().find(|(_, share, _)| {
-                let hit = at < *share;
-                at = at.wrapping_sub(*share);
-                hit
-            });
+            self.harness.inner.env.sleep_us(self.rng.below(2000)).await;
+            let (verb, ..) = VERBS[draw_share(&mut self.rng, &VERBS.map(|(_, share, _)| share))];
             if cut_in == Some(step) {
                 self.harness.world.cut_at(soon(&mut self.rng));
             }
-            self.act(verb.expect("within the sum").0).await?;
+            self.act(verb).await?;
         }
         Ok(())
     }
@@ -98,39 +81,39 @@ impl User {
         self.harness.model.borrow_mut().doing = label;
         let name = self.any_vm();
         let running = self.harness.running(&name);
-        let done = match verb {
-            Verb::Take => self.take(&running).await,
-            Verb::CommitOne | Verb::CommitAll => self.commit(&running, verb).await,
-            Verb::Clone => self.clone_one(&running).await,
-            Verb::Create => self.create().await,
-            Verb::Remove => self.remove(&running).await,
-            Verb::AddDisk => self.add_disk(&running).await,
-            Verb::Grow => self.grow(&running).await,
-            Verb::OpenPlainNames => self.open_plain_names(&running).await,
-            Verb::EmptyBin => self.empty_bin(&running, false).await,
-            Verb::Checkpoint => self.checkpoint().await,
-            _ => self.powered_off(&running, verb).await,
-        };
+        let done = self.carry_out(&running, verb).await;
         self.harness.model.borrow_mut().doing = None;
         done.map_err(|e| format!("{verb:?} of VM {}: {e}", running.name))
     }
 
-    /// Runs a verb during which no guest may be attached.
-    async fn powered_off(&mut self, running: &Rc<Running>, verb: Verb) -> Result<(), String> {
-        running.stop().await;
+    async fn carry_out(&mut self, vm: &Rc<Running>, verb: Verb) -> Result<(), String> {
         match verb {
-            Verb::Revert => self.revert(running, false).await?,
-            Verb::RevertKeeping => self.revert(running, true).await?,
-            Verb::DiscardRunning => self.discard(running, true).await?,
-            Verb::DiscardSide => self.discard(running, false).await?,
-            Verb::RemoveDisk => self.remove_disk(running).await?,
-            Verb::SetMode => self.set_mode(running).await?,
-            Verb::Reset => self.reset(running).await?,
-            Verb::RevertAndBack => self.revert_and_back(running).await?,
-            Verb::DiscardAndBack => self.discard_and_back(running).await?,
-            _ => return self.reopen(running).await,
+            Verb::Take => return self.take(vm).await,
+            Verb::CommitOne | Verb::CommitAll => return self.commit(vm, verb).await,
+            Verb::Clone => return self.clone_one(vm).await,
+            Verb::Create => return self.create().await,
+            Verb::Remove => return self.remove(vm).await,
+            Verb::AddDisk => return self.add_disk(vm).await,
+            Verb::Grow => return self.grow(vm).await,
+            Verb::OpenPlainNames => return self.open_plain_names(vm).await,
+            Verb::EmptyBin => return self.empty_bin(vm, false).await,
+            Verb::Checkpoint => return self.checkpoint().await,
+            // No guest may be attached during the other verbs.
+            _ => vm.stop().await,
         }
-        running.start().await
+        match verb {
+            Verb::Revert => self.revert(vm, false).await?,
+            Verb::RevertKeeping => self.revert(vm, true).await?,
+            Verb::DiscardRunning => self.discard(vm, true).await?,
+            Verb::DiscardSide => self.discard(vm, false).await?,
+            Verb::RemoveDisk => self.remove_disk(vm).await?,
+            Verb::SetMode => self.set_mode(vm).await?,
+            Verb::Reset => self.reset(vm).await?,
+            Verb::RevertAndBack => self.revert_and_back(vm).await?,
+            Verb::DiscardAndBack => self.discard_and_back(vm).await?,
+            _ => return self.reopen(vm).await,
+        }
+        vm.start().await
     }
 
     fn any_vm(&mut self) -> String {
@@ -141,8 +124,14 @@ impl User {
         self.rng.pick(&names).expect("one stays").clone()
     }
 
-    pub(super) fn any_snapshot(&mut self, names: Vec<String>) -> Option<String> {
+    pub(super) fn any_snapshot(&mut self, names: impl Iterator<Item = String>) -> Option<String> {
+        let names: Vec<String> = names.collect();
         self.rng.pick(&names).cloned()
+    }
+
+    pub(super) fn any_disk(&mut self, shape: &Shape) -> Option<u32> {
+        let numbers: Vec<u32> = shape.disks.keys().copied().collect();
+        self.rng.pick(&numbers).copied()
     }
 
     pub(super) fn shape(&self, vm: &Running) -> Shape {
@@ -158,6 +147,18 @@ impl User {
         self.harness.model.borrow_mut().vm(&vm.name).ahead = ahead;
     }
 
+    /// Carries out a verb that may lead to these outcomes.
+    pub(super) async fn attempt<T>(
+        &self,
+        vm: &Running,
+        ahead: Vec<Outcome>,
+        verb: impl Future<Output = blk::Result<T>>,
+    ) -> Result<Option<T>, String> {
+        self.expect(vm, ahead);
+        let result = verb.await;
+        self.settle(vm, result)
+    }
+
     /// Notes what a verb has done: all of it, or nothing if it was refused or found no space.
     pub(super) fn settle<T>(&self, vm: &Running, result: blk::Result<T>) -> Result<Option<T>, String> {
         let done = match result {
@@ -165,12 +166,9 @@ impl User {
             Err(e) if e.is_no_space() || e.kind == ErrorKind::Refused => None,
             Err(e) => return Err(e.to_string()),
         };
-        {
-            let mut model = self.harness.model.borrow_mut();
-            match done.is_some() {
-                true => model.arrive(&vm.name, None),
-                false => model.stay(&vm.name),
-            }
+        match done.is_some() {
+            true => self.harness.model.borrow_mut().arrive(&vm.name, None),
+            false => self.harness.model.borrow_mut().stay(&vm.name),
         }
         self.harness.world.mark(if done.is_some() { "done" } else { "refused" });
         self.harness.check_shape(&vm.name)?;
@@ -215,35 +213,29 @@ impl User {
         }
         // The second look shows any write that still reaches a state reported as sealed.
         self.harness.look(&vm.name, &name).await?;
-        self.harness.env.sleep_us(self.rng.below(200)).await;
+        self.harness.inner.env.sleep_us(self.rng.below(200)).await;
         self.harness.look(&vm.name, &name).await
     }
 
     async fn commit(&mut self, vm: &Rc<Running>, verb: Verb) -> Result<(), String> {
         let shape = self.shape(vm);
-        let one = self.any_snapshot(shape.snapshots.keys().cloned().collect());
+        let one = self.any_snapshot(shape.snapshots.keys().cloned());
         match (verb, one) {
-            (Verb::CommitAll, _) => self.commit_names(vm, CommitWhat::All, shape.running_names()).await?,
-            (_, Some(one)) => self.commit_names(vm, CommitWhat::One(one.clone()), vec![one]).await?,
+            (Verb::CommitAll, _) => self.fold(vm, CommitWhat::All, shape.running_names()).await?,
+            (_, Some(one)) => self.fold(vm, CommitWhat::One(one.clone()), vec![one]).await?,
             (_, None) => {}
         }
         match self.rng.below(4) {
             // Commits what a cancelled commit has left.
-            0 => self.commit_names(vm, CommitWhat::Unowned, Vec::new()).await,
+            0 => self.fold(vm, CommitWhat::Unowned, Vec::new()).await,
             _ => Ok(()),
         }
     }
 
-    async fn commit_names(
-        &mut self,
-        vm: &Rc<Running>,
-        what: CommitWhat,
-        gone: Vec<String>,
-    ) -> Result<(), String> {
+    async fn fold(&mut self, vm: &Rc<Running>, what: CommitWhat, gone: Vec<String>) -> Result<(), String> {
         let shape = self.shape(vm);
-        self.expect(vm, vec![self.ahead(vm, shape.committed(&gone))]);
-        let result = vm.vm.commit(&what).await;
-        match self.settle(vm, result)? {
+        let ahead = vec![self.ahead(vm, shape.committed(&gone))];
+        match self.attempt(vm, ahead, vm.vm.commit(&what)).await? {
             Some(job) => self.meddle(&job).await,
             None => Ok(()),
         }
@@ -256,7 +248,7 @@ impl User {
             1 => job.pause(),
             _ => Ok(()),
         };
-        self.harness.env.sleep_us(self.rng.below(2000)).await;
+        self.harness.inner.env.sleep_us(self.rng.below(2000)).await;
         if asked.is_ok() && self.rng.coin() {
             // A job that is over needs no resume.
             let _ = job.resume();
@@ -265,9 +257,7 @@ impl User {
     }
 
     async fn revert(&mut self, vm: &Rc<Running>, keeping: bool) -> Result<(), String> {
-        let Some(to) = self.any_snapshot(self.shape(vm).snapshots.keys().cloned().collect()) else {
-            return Ok(());
-        };
+        let Some(to) = self.any_snapshot(self.shape(vm).snapshots.into_keys()) else { return Ok(()) };
         let keeps = (keeping && !self.shape(vm).persistent().is_empty()).then(|| self.begin_take(vm));
         let mut ahead: Vec<Outcome> = keeps.iter().map(|(_, shape)| self.ahead(vm, shape.clone())).collect();
         let before = keeps.as_ref().map_or_else(|| self.shape(vm), |(_, shape)| shape.clone());
@@ -287,29 +277,31 @@ impl User {
     pub(super) fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
         let model = self.harness.model.borrow();
         let shape = before.reverted(to, &model.sealed[to].disks);
-        drop(model);
-        Outcome { fixed: self.harness.model.borrow().contents(to), ..self.ahead(vm, shape) }
+        Outcome { fixed: model.contents(to), ..self.ahead(vm, shape) }
     }
 
     async fn discard(&mut self, vm: &Rc<Running>, running: bool) -> Result<(), String> {
         let shape = self.shape(vm);
         let on_way = shape.running_names();
-        let fits = shape.snapshots.keys().filter(|name| on_way.contains(name) == running).cloned().collect();
+        let fits = shape.snapshots.keys().filter(|name| on_way.contains(name) == running).cloned();
         let Some(wanted) = self.any_snapshot(fits) else { return Ok(()) };
-        let gone = shape.with_later(&wanted);
+        let ahead = self.discarded(vm, &shape, &wanted);
+        self.attempt(vm, ahead, vm.vm.discard(&wanted, false)).await.map(drop)
+    }
+
+    /// Returns the outcomes of a discard. One of the running branch first moves the VM back.
+    pub(super) fn discarded(&self, vm: &Running, shape: &Shape, wanted: &str) -> Vec<Outcome> {
+        let gone = shape.with_later(wanted);
         let mut last = self.ahead(vm, shape.clone());
         let mut ahead = Vec::new();
-        if running {
-            last = self.on_ground_of(vm, &shape, &wanted);
-            let moved = last.shape.as_mut().expect("it stays");
-            moved.current = shape.snapshots[&wanted].parent.clone();
+        if shape.running_names().iter().any(|name| name == wanted) {
+            last = self.on_ground_of(vm, shape, wanted);
+            last.shape.as_mut().expect("it stays").current = shape.snapshots[wanted].parent.clone();
             ahead.push(last.clone());
         }
         last.shape.as_mut().expect("it stays").snapshots.retain(|name, _| !gone.contains(name));
         ahead.push(last);
-        self.expect(vm, ahead);
-        let result = vm.vm.discard(&wanted, false).await;
-        self.settle(vm, result).map(drop)
+        ahead
     }
 
     async fn reset(&mut self, vm: &Rc<Running>) -> Result<(), String> {
@@ -321,31 +313,27 @@ impl User {
             Rc::make_mut(content).resize(size_bytes, 0);
         }
         let shape = now.shape.as_ref().map(Shape::with_other_content);
-        self.expect(vm, vec![Outcome { shape, fixed, ..now }]);
-        let result = vm.vm.reset(false).await;
-        self.settle(vm, result).map(drop)
+        let ahead = vec![Outcome { fixed, shape, ..now }];
+        self.attempt(vm, ahead, vm.vm.reset(false)).await.map(drop)
     }
 
     async fn open_plain_names(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         let shape = Shape { fenced: false, ..self.shape(vm) };
-        self.expect(vm, vec![self.ahead(vm, shape)]);
-        let result = vm.vm.change_generation(GenerationChange::Open).await;
-        self.settle(vm, result).map(drop)
+        let ahead = vec![self.ahead(vm, shape)];
+        self.attempt(vm, ahead, vm.vm.change_generation(GenerationChange::Open)).await.map(drop)
     }
 
     async fn set_mode(&mut self, vm: &Rc<Running>) -> Result<(), String> {
-        let numbers: Vec<u32> = self.shape(vm).disks.keys().copied().collect();
-        let Some(number) = self.rng.pick(&numbers).copied() else { return Ok(()) };
+        let Some(number) = self.any_disk(&self.shape(vm)) else { return Ok(()) };
         let mode = *self.rng.pick(&MODES).expect("three");
         self.change_mode(vm, number, mode).await
     }
 
     /// Changes the mode of a disk without clients, after a flush of what was written to it.
     pub async fn change_mode(&self, vm: &Rc<Running>, number: u32, mode: DiskMode) -> Result<(), String> {
-        let disk = vm.vm.disk(number).map_err(|e| e.to_string())?;
-        let began = self.harness.model.borrow_mut().model(&vm.name, number).flush_begins();
-        disk.clone().flush().await.map_err(|e| e.to_string())?;
-        self.harness.model.borrow_mut().model(&vm.name, number).flushed(began);
+        let disk: Rc<dyn Volume> = vm.vm.disk(number).map_err(|e| e.to_string())?;
+        let model = self.harness.model.borrow().vms[&vm.name].models[&number].clone();
+        Target::plain(disk.clone(), model, 0, 1).flush().await.map_err(|e| e.to_string())?;
         let mut shape = self.shape(vm);
         let state = shape.disks.get_mut(&number).expect("it is there");
         let changes = std::mem::replace(&mut state.mode, mode) != mode;
@@ -353,12 +341,10 @@ impl User {
         if changes {
             next.resets.remove(&number);
             if mode == DiskMode::IndependentNonpersistent {
-                next.resets.insert(number, read_all(disk).await?);
+                next.resets.insert(number, read_all(&disk).await?);
             }
         }
-        self.expect(vm, vec![next]);
-        let result = vm.vm.set_mode(number, mode).await;
-        self.settle(vm, result).map(drop)
+        self.attempt(vm, vec![next], vm.vm.set_mode(number, mode)).await.map(drop)
     }
 
     async fn checkpoint(&self) -> Result<(), String> {

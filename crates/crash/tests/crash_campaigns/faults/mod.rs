@@ -221,6 +221,6 @@ fn a_lost_snapshot_and_a_changed_sector_are_seen() {
     lost.snapshots.pop_first();
     assert!(lost.must_be_between(&seen, &seen).unwrap_err().contains("snapshots"));
     let mut changed = seen.clone();
-    changed.disks.get_mut(&0).unwrap()[700] ^= 1;
+    std::rc::Rc::make_mut(changed.disks.get_mut(&0).unwrap())[700] ^= 1;
     assert!(changed.must_be_between(&seen, &seen).unwrap_err().contains("disk0"));
 }

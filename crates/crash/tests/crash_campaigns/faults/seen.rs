@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use blk::volume::Volume;
-use blk::{Buf, Env, SECTOR};
+use blk::{Env, SECTOR};
+use crash::content::{Image, contents_of, look, read_all};
 use crash::home;
-use engine::{Disk, Vm};
+use engine::Vm;
 
-pub type Content = BTreeMap<u32, Vec<u8>>;
+pub type Content = BTreeMap<u32, Image>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
@@ -25,13 +25,10 @@ impl Seen {
     pub async fn of(vm: &Rc<Vm>) -> Result<Seen, String> {
         let mut seen = Seen { disks: running(vm).await?, ..Seen::default() };
         for snapshot in vm.state().snapshots {
-            let mut content = Content::new();
-            for (number, _) in &snapshot.disks {
-                let opened = vm.open_view(&snapshot.name, *number, "test").await;
-                let (disk, _view) = opened.map_err(|e| format!("snapshot {}: {e}", snapshot.name))?;
-                content.insert(*number, read_all(&disk).await?);
-            }
-            seen.snapshots.insert(snapshot.name, content);
+            let numbers: Vec<u32> = snapshot.disks.iter().map(|(number, _)| *number).collect();
+            let images = look(&**vm, &snapshot.name, &numbers, None).await?;
+            let images = images.ok_or_else(|| format!("snapshot {} cannot be opened", snapshot.name))?;
+            seen.snapshots.insert(snapshot.name, numbers.into_iter().zip(images).collect());
         }
         for binned in vm.state().bin {
             let mut content = Content::new();
@@ -103,7 +100,7 @@ fn between(what: &str, seen: &Content, before: &Content, after: &Content) -> Res
         let new = after.get(number).unwrap_or(old);
         for (sector, found) in bytes.chunks(SECTOR as usize).enumerate() {
             let at = sector * SECTOR as usize;
-            let same = |other: &Vec<u8>| other.get(at..at + found.len()) == Some(found);
+            let same = |other: &Image| other.get(at..at + found.len()) == Some(found);
             if !same(old) && !same(new) {
                 return Err(format!(
                     "{what}: disk{number} sector {sector} is neither as before nor as after"
@@ -115,15 +112,7 @@ fn between(what: &str, seen: &Content, before: &Content, after: &Content) -> Res
 }
 
 async fn running(vm: &Rc<Vm>) -> Result<Content, String> {
-    let mut content = Content::new();
-    for disk in vm.disks() {
-        content.insert(disk.number, read_all(&disk).await?);
-    }
-    Ok(content)
-}
-
-async fn read_all(disk: &Rc<Disk>) -> Result<Vec<u8>, String> {
-    let (buf, result) = disk.clone().read(0, Buf::alloc(disk.size_bytes() as usize)).await;
-    result.map_err(|e| format!("reading {}: {e}", disk.name))?;
-    Ok(buf.to_vec())
+    let disks = vm.disks();
+    let contents = contents_of(&disks).await?;
+    Ok(disks.iter().map(|disk| disk.number).zip(contents).collect())
 }

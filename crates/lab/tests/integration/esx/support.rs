@@ -84,7 +84,7 @@ impl Load {
 
     pub async fn write(&self, first: u64, len: u64) {
         let (open, data) = {
-            let mut model = self.model.borrow_mut();
+            let model = self.model.borrow_mut();
             let open = model.begin(first, len);
             let data = model.data(&open);
             (open, data)
