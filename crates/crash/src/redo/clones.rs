@@ -58,7 +58,7 @@ impl Control {
         self.model.borrow_mut().doing.insert("cut in a clone");
         tell(|| format!("clone {name}"));
         let made = home::clone(&self.vm.env, &self.home, snapshot, &name, self.plan.imported).await;
-        tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|_| ())));
+        tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|()| ())));
         let mut model = self.model.borrow_mut();
         model.doing.remove("cut in a clone");
         match made {

@@ -5,33 +5,29 @@ use std::rc::Rc;
 use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Buf, Env, ErrorKind, SECTOR};
-use engine::{CommitWhat, Disk, JobState, Options, Vm};
+use engine::{CommitWhat, Disk, JobState, Vm};
 use sim::SimWorld;
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+use vmdk::home::{Folders, Home};
+
+use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 256 << 10;
-const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const GROWTH: Growth = support::growth(64 << 10);
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Env) -> F + 'static) {
     SimWorld::new(3, sim::Options::default()).run(test).expect("no power cut is scheduled");
 }
 
 async fn open(env: &Env) -> (Rc<Vm>, Rc<Home>) {
-    open_with(env, Folders { search: vec![env.open_root("/").unwrap()], ..Folders::default() }).await
+    open_with(env, support::searching(env)).await
 }
 
 async fn open_with(env: &Env, folders: Folders) -> (Rc<Vm>, Rc<Home>) {
-    let home = Rc::new(Home::new(env.open_root("/web").unwrap(), folders, GROWTH));
-    let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
-    (Vm::open(env.clone(), home.clone(), options).await.unwrap(), home)
+    support::open_with(env, "web", GROWTH, support::options(), folders).await
 }
 
 async fn create(env: &Env) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir, Folders::default(), GROWTH, NewVm::new("web", &[DISK_BYTES])).await.unwrap();
+    support::create(env, "web", GROWTH, &[DISK_BYTES]).await;
     open(env).await.0
 }
 

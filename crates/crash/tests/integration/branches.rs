@@ -6,8 +6,9 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
+use crash::native::script::ios;
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
-use sim::{OpKind, SimWorld};
+use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
@@ -138,10 +139,6 @@ async fn read(disk: &Rc<Disk>) -> Answer<Vec<u8>> {
     let (buf, result) = disk.clone().read(0, Buf::alloc(disk.size_bytes() as usize)).await;
     result?;
     Ok(buf.to_vec())
-}
-
-fn ios(world: &SimWorld) -> u64 {
-    OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
 
 /// Checks that one operation takes at most `most` I/Os for each disk, and looks at everything afterwards.

@@ -4,26 +4,15 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, ErrorKind, SECTOR};
-use engine::{Between, Differences, Options, Vm};
+use engine::{Between, Differences, Vm};
 use sim::SimWorld;
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+
+use super::support::{self, Growth};
 
 /// Two and a half of the largest regions, so that answers cross their edges.
 const DISK_BYTES: u64 = 5 << 20;
-const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const GROWTH: Growth = support::growth(64 << 10);
 const WRITES: u64 = 30;
-
-async fn create(env: &Env) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir.clone(), Folders::default(), GROWTH, NewVm::new("web", &[DISK_BYTES])).await.unwrap();
-    let home = Home::new(dir, Folders::default(), GROWTH);
-    Vm::open(env.clone(), Rc::new(home), Options { reserve_bytes: 1 << 20, ..Options::default() })
-        .await
-        .unwrap()
-}
 
 async fn scribble(env: &Env, vm: &Rc<Vm>) {
     let (disk, _client) = vm.attach(0, "test").await.unwrap();
@@ -53,7 +42,8 @@ async fn differences(vm: &Rc<Vm>, from: &str, to: Option<&str>) -> Differences {
 
 /// Makes `a` and `b` in a row, `c` on a branch from `a`, and the running state on `b`.
 async fn grow(env: &Env) -> Rc<Vm> {
-    let vm = create(env).await;
+    support::create(env, "web", GROWTH, &[DISK_BYTES]).await;
+    let vm = support::open(env, "web", GROWTH, support::options()).await;
     scribble(env, &vm).await;
     for (name, onto) in [("a", None), ("c", Some("a")), ("b", None)] {
         scribble(env, &vm).await;

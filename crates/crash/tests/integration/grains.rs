@@ -10,12 +10,13 @@ use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
 use engine::{CommitWhat, Disk, FoldOptions, JobState, Options, Vm};
 use sim::{Rng, SimWorld};
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+use vmdk::home::{Folders, Home};
+
+use super::support::{self, Growth};
 
 /// Not a multiple of the largest grain, nor of 4 KiB.
 const DISK_SECTORS: u64 = (5 << 11) + 13;
-const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
+const GROWTH: Growth = support::growth(1 << 20);
 
 /// Number of the last write to each sector, which the sector shows.
 type Model = Rc<RefCell<Vec<u64>>>;
@@ -32,21 +33,15 @@ fn options() -> Options {
     Options { fold: FoldOptions { near_us: 0, ..FoldOptions::default() }, ..Options::default() }
 }
 
-async fn open(env: &Env) -> (Rc<Home>, Rc<Vm>) {
-    let home = Rc::new(Home::new(env.open_root("/web").unwrap(), Folders::default(), GROWTH));
-    let vm = Vm::open(env.clone(), home.clone(), options()).await.unwrap();
-    (home, vm)
+async fn open(env: &Env) -> (Rc<Vm>, Rc<Home>) {
+    support::open_with(env, "web", GROWTH, options(), Folders::default()).await
 }
 
 /// Makes a base and above it one delta for each of `grains`, each with `writes` random writes. Deltas that are
 /// committed into have few writes, so that the commit has to allocate most of the grains.
 async fn scene(env: &Env, seed: u64, grains: &[u32], writes: u64) -> Scene {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    let new = NewVm::new("web", &[DISK_SECTORS * SECTOR]);
-    Home::create(dir, Folders::default(), GROWTH, new).await.unwrap();
-    let (home, vm) = open(env).await;
+    support::create(env, "web", GROWTH, &[DISK_SECTORS * SECTOR]).await;
+    let (vm, home) = open(env).await;
     let model = Rc::new(RefCell::new(vec![0; DISK_SECTORS as usize]));
     let mut scene = Scene { home, vm, model, rng: Rng::new(seed) };
     scene.scatter(writes).await;
@@ -113,7 +108,7 @@ impl Scene {
         }
         self.vm.close().await.unwrap();
         drop((disk, self.vm, self.home));
-        let (_, vm) = open(env).await;
+        let (vm, _) = open(env).await;
         assert_eq!(
             wrong(&vm.disk(0).unwrap(), &self.model).await,
             0,

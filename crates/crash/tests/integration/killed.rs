@@ -7,11 +7,12 @@ use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
 use engine::{CommitWhat, Defect, Defects, Options, Vm};
 use sim::{Cut, OpKind, Phase, SimWorld};
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+use vmdk::home::{Folders, Home};
+
+use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 4 << 20;
-const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
+const GROWTH: Growth = support::growth(1 << 20);
 /// Removals of files at which a commit is killed, and events after the next opening at which the power goes.
 const UNLINKS: std::ops::RangeInclusive<u64> = 6..=14;
 const EVENTS: std::ops::RangeInclusive<u64> = 100..=260;
@@ -20,16 +21,11 @@ const MOMENTS: u64 = 800;
 const STEP_US: u64 = 5;
 
 async fn open(env: &Env, defects: Defects) -> Rc<Vm> {
-    let home = Rc::new(Home::new(env.open_root("/web").unwrap(), Folders::default(), GROWTH));
-    let options = Options { reserve_bytes: 1 << 20, defects, ..Options::default() };
-    Vm::open(env.clone(), home, options).await.unwrap()
+    support::open(env, "web", GROWTH, Options { defects, ..support::options() }).await
 }
 
 async fn create(env: &Env, disks: &[u64], defects: Defects) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir, Folders::default(), GROWTH, NewVm::new("web", disks)).await.unwrap();
+    support::create(env, "web", GROWTH, disks).await;
     open(env, defects).await
 }
 

@@ -6,27 +6,23 @@ use blk::volume::Volume;
 use blk::{Buf, Env};
 use engine::{CommitWhat, Job, JobState, Options, Vm};
 use sim::SimWorld;
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+
+use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 4 << 20;
-const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
+const GROWTH: Growth = support::growth(1 << 20);
 /// Limit at which one piece of 64 KiB takes 32 s.
 const LIMIT_BYTES_S: u64 = 2 << 10;
 /// Much less than a piece takes, and much more than all I/Os of a device together.
 const AT_ONCE_NS: u64 = 5_000_000_000;
 
 async fn open(env: &Env) -> Rc<Vm> {
-    let home = Home::new(env.open_root("/web").unwrap(), Folders::default(), GROWTH);
-    Vm::open(env.clone(), Rc::new(home), Options::default()).await.unwrap()
+    support::open(env, "web", GROWTH, Options::default()).await
 }
 
 /// Makes a VM with two snapshots, each with a delta of 2 MiB on top of it.
 async fn create(env: &Env) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir, Folders::default(), GROWTH, NewVm::new("web", &[DISK_BYTES])).await.unwrap();
+    support::create(env, "web", GROWTH, &[DISK_BYTES]).await;
     let vm = open(env).await;
     for (n, name) in ["a", "b"].into_iter().enumerate() {
         vm.take(name, "").await.unwrap();

@@ -9,4 +9,5 @@ mod killed;
 mod limits;
 mod memory;
 mod relocate;
+mod support;
 mod tree;

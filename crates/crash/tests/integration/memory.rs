@@ -8,22 +8,17 @@ use blk::volume::{BlockStatus, STATUS_PIECES_MAX, Volume};
 use blk::{Buf, Env};
 use engine::{Defect, Defects, Options, Vm};
 use sim::SimWorld;
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+
+use super::support::{self, Growth};
 
 const GIB: u64 = 1 << 30;
 const REGION: u64 = 2 << 20;
-const GROWTH: Growth = Growth { step_bytes: 64 << 20, chunk_bytes: 16 << 20 };
+const GROWTH: Growth = support::growth(64 << 20);
 
 async fn create(env: &Env, name: &str, defects: Defects) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir(name, true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir.clone(), Folders::default(), GROWTH, NewVm::new(name, &[16 * GIB])).await.unwrap();
-    let home = Home::new(dir, Folders::default(), GROWTH);
-    let options =
-        Options { reserve_bytes: 1 << 20, unwritten_cap_bytes: 4 << 20, defects, ..Options::default() };
-    let vm = Vm::open(env.clone(), Rc::new(home), options).await.unwrap();
+    support::create(env, name, GROWTH, &[16 * GIB]).await;
+    let options = Options { unwritten_cap_bytes: 4 << 20, defects, ..support::options() };
+    let vm = support::open(env, name, GROWTH, options).await;
     vm.take("before", "").await.unwrap();
     vm
 }

@@ -11,11 +11,11 @@ use engine::native::{NativeVm, NewStore, Store, StoreOptions};
 use engine::relocate::Relocation;
 use engine::{CommitWhat, Job, Machine, Options, SpacePolicy, Vm};
 use sim::{Action, Fault, OpKind, SimWorld};
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+
+use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 4 << 20;
-const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const GROWTH: Growth = support::growth(64 << 10);
 const WRITES: u64 = 40;
 const GUEST_WRITES: u64 = 300;
 /// The longest that a move may hold back a write for another's sake: twice what it does at most.
@@ -26,14 +26,8 @@ async fn redo(env: &Env, name: &str) -> Rc<Vm> {
 }
 
 async fn redo_with(env: &Env, name: &str, space_policy: SpacePolicy) -> Rc<Vm> {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir(name, true).await.unwrap();
-    root.sync().await.unwrap();
-    let new = NewVm::new(name, &[DISK_BYTES, DISK_BYTES]);
-    Home::create(dir.clone(), Folders::default(), GROWTH, new).await.unwrap();
-    let home = Home::new(dir, Folders::default(), GROWTH);
-    let options = Options { reserve_bytes: 1 << 20, space_policy, ..Options::default() };
-    Vm::open(env.clone(), Rc::new(home), options).await.unwrap()
+    support::create(env, name, GROWTH, &[DISK_BYTES, DISK_BYTES]).await;
+    support::open(env, name, GROWTH, Options { space_policy, ..support::options() }).await
 }
 
 async fn native_like(env: &Env, source: &dyn Machine) -> (Rc<Store>, Rc<NativeVm>) {

@@ -5,13 +5,15 @@ use std::rc::Rc;
 use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Buf, Env, Errno, ErrorKind, SECTOR};
+use crash::native::script::ios;
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
 use sim::{Action, Fault, OpKind, SimWorld};
-use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
+use vmdk::home::{Folders, Home};
+
+use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 256 << 10;
-const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
+const GROWTH: Growth = support::growth(64 << 10);
 /// More I/Os than the commit of these disks has.
 const IO_MAX: u64 = 1000;
 
@@ -19,27 +21,12 @@ fn world() -> SimWorld {
     SimWorld::new(3, sim::Options::default())
 }
 
-/// Returns the I/Os submitted so far, without timers, as a fault rule counts them.
-fn ios(world: &SimWorld) -> u64 {
-    OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
-}
-
-fn home(env: &Env) -> Rc<Home> {
-    let folders = Folders { search: vec![env.open_root("/").unwrap()], ..Folders::default() };
-    Rc::new(Home::new(env.open_root("/web").unwrap(), folders, GROWTH))
-}
-
 async fn open(env: &Env) -> (Rc<Vm>, Rc<Home>) {
-    let home = home(env);
-    let options = Options { reserve_bytes: 1 << 20, ..Options::default() };
-    (Vm::open(env.clone(), home.clone(), options).await.unwrap(), home)
+    support::open_with(env, "web", GROWTH, support::options(), support::searching(env)).await
 }
 
 async fn create(env: &Env) -> (Rc<Vm>, Rc<Home>) {
-    let root = env.open_root("/").unwrap();
-    let dir = root.open_dir("web", true).await.unwrap();
-    root.sync().await.unwrap();
-    Home::create(dir, Folders::default(), GROWTH, NewVm::new("web", &[DISK_BYTES])).await.unwrap();
+    support::create(env, "web", GROWTH, &[DISK_BYTES]).await;
     open(env).await
 }
 

@@ -313,7 +313,7 @@ impl User {
             Rc::make_mut(content).resize(size_bytes, 0);
         }
         let shape = now.shape.as_ref().map(Shape::with_other_content);
-        let ahead = vec![Outcome { fixed, shape, ..now }];
+        let ahead = vec![Outcome { shape, fixed, ..now }];
         self.attempt(vm, ahead, vm.vm.reset(false)).await.map(drop)
     }
 
