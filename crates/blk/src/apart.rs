@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use crate::exec::Env;
 
 /// A piece of work for [`crate::reactor::Reactor::run_apart`].
-pub type Apart = Box<dyn FnOnce() + Send>;
+pub(crate) type Apart = Box<dyn FnOnce() + Send>;
 
 /// What a piece of work came to, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;

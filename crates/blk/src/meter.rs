@@ -6,7 +6,7 @@ use std::panic::Location;
 use crate::reactor::Reactor;
 
 /// A poll that took more is counted: guests feel it as latency.
-pub const POLL_LIMIT_NS: u64 = 1_000_000;
+pub(crate) const POLL_LIMIT_NS: u64 = 1_000_000;
 /// Polls that are shorter by the clock on the wall need no look at the thread's own time, which is a system call; and as old as that
 /// may the last look be when a poll begins.
 const LOOK_NS: u64 = 200_000;

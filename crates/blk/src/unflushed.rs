@@ -18,7 +18,7 @@ pub(crate) struct Unflushed {
 }
 
 impl Unflushed {
-    pub fn insert(&mut self, range: Range<u64>) {
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
         let (mut start, mut end) = (range.start, range.end);
         if let Some((&before, &before_end)) = self.ranges.range(..=start).next_back()
             && before_end.saturating_add(self.gap) >= start
@@ -45,15 +45,15 @@ impl Unflushed {
         ranges.into_iter().for_each(|(start, end)| self.insert(start..end));
     }
 
-    pub fn append(&mut self, other: Unflushed) {
+    pub(crate) fn append(&mut self, other: Unflushed) {
         other.ranges.into_iter().for_each(|(start, end)| self.insert(start..end));
     }
 
-    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.ranges.iter().map(|(start, end)| end - start).sum()
     }
 }

@@ -74,12 +74,12 @@ impl<P: 'static, M: 'static> Run<P, M> {
 }
 
 /// Plays the run of a seed. An error is a broken promise, with the seed and the command to replay it.
-pub fn replayed<T>(seed: u64, play: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(crate) fn replayed<T>(seed: u64, play: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     caught(play).map_err(|e| format!("seed {seed}: {e}\n  replay: make crash CRASH_SEED={seed}"))
 }
 
 /// Returns the generator of one task in one boot.
-pub fn rng_of(seed: u64, boot: u64, task: u64) -> Rng {
+pub(crate) fn rng_of(seed: u64, boot: u64, task: u64) -> Rng {
     Rng::new(
         seed ^ (boot + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
             ^ (task + 1).wrapping_mul(0xD1B5_4A32_D192_ED03),
@@ -87,7 +87,7 @@ pub fn rng_of(seed: u64, boot: u64, task: u64) -> Rng {
 }
 
 /// Draws an index: each has its share of the sum.
-pub fn draw_share(rng: &mut Rng, shares: &[u64]) -> usize {
+pub(crate) fn draw_share(rng: &mut Rng, shares: &[u64]) -> usize {
     let mut at = rng.below(shares.iter().sum());
     let hit = shares.iter().position(|share| {
         let hit = at < *share;
@@ -98,7 +98,7 @@ pub fn draw_share(rng: &mut Rng, shares: &[u64]) -> usize {
 }
 
 /// Waits for all tasks, and returns the first error among their results.
-pub async fn all_joined(tasks: Vec<JoinHandle<Result<(), String>>>) -> Result<(), String> {
+pub(crate) async fn all_joined(tasks: Vec<JoinHandle<Result<(), String>>>) -> Result<(), String> {
     let mut result = Ok(());
     for task in tasks {
         result = result.and(task.join().await);

@@ -6,7 +6,7 @@ use blk::{Env, Errno};
 use sim::{Action, Fault, OpKind, Rng, SimWorld};
 
 /// Task number of the draws that decide what fails; they change nothing else in a plan.
-pub const TROUBLE_TASK: u64 = 1 << 34;
+pub(crate) const TROUBLE_TASK: u64 = 1 << 34;
 
 /// The failing flush of a boot is among its next flushes, at most this many.
 const FLUSHES_MAX: u64 = 60;
@@ -83,7 +83,7 @@ impl Trouble {
 
 /// Leaves little space for a while: guests wait or fail. `begins_us` and `lasts_us` are the bounds of the draws of when
 /// that begins and how long it lasts.
-pub fn fill_up(env: &Env, world: &SimWorld, mut rng: Rng, begins_us: u64, lasts_us: (u64, u64)) {
+pub(crate) fn fill_up(env: &Env, world: &SimWorld, mut rng: Rng, begins_us: u64, lasts_us: (u64, u64)) {
     let (clock, world) = (env.clone(), world.clone());
     env.spawn_detached(Box::pin(async move {
         clock.sleep_us(rng.below(begins_us)).await;

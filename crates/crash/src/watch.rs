@@ -15,14 +15,14 @@ fn watched() -> Option<(usize, u64)> {
 }
 
 /// Prints an event of the run, if a sector is watched.
-pub fn tell(what: impl FnOnce() -> String) {
+pub(crate) fn tell(what: impl FnOnce() -> String) {
     if watched().is_some() {
         eprintln!("{}", what());
     }
 }
 
 /// Prints an event of a range, if the watched sector is in it.
-pub fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> String) {
+pub(crate) fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> String) {
     if watched().is_some_and(|(d, s)| d == disk && (first..first + count).contains(&s)) {
         eprintln!("  disk {disk} {first}+{count}: {}", what());
     }
@@ -32,13 +32,13 @@ pub fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> St
 const EVENTS_SHOWN: usize = 3000;
 
 /// Returns the options of a world; that of a watched run keeps its last I/Os.
-pub fn options(options: &sim::Options) -> sim::Options {
+pub(crate) fn options(options: &sim::Options) -> sim::Options {
     let kept = watched().map_or(options.trace_events, |_| EVENTS_SHOWN);
     sim::Options { trace_events: kept, ..options.clone() }
 }
 
 /// Prints the last I/Os of a watched run, and `what` ends it here.
-pub fn tell_end(world: &sim::SimWorld, what: &str) {
+pub(crate) fn tell_end(world: &sim::SimWorld, what: &str) {
     tell(|| {
         let events: Vec<String> =
             world.recent_events().iter().map(|event| format!("    {event}\n")).collect();
@@ -47,7 +47,7 @@ pub fn tell_end(world: &sim::SimWorld, what: &str) {
 }
 
 /// Returns the names of the layers of each disk.
-pub fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
+pub(crate) fn chains(vm: &Rc<Vm>) -> Vec<Vec<String>> {
     let names = |disk: &Rc<Disk>| disk.chain().links.iter().map(|l| l.layer.name().to_string()).collect();
     vm.disks().iter().map(names).collect()
 }

@@ -79,7 +79,7 @@ pub struct Event {
 }
 
 /// Called with each event as it happens.
-pub type Listener = Box<dyn Fn(&Event)>;
+pub(crate) type Listener = Box<dyn Fn(&Event)>;
 
 /// Called with true when writes of a disk begin to wait for space, and with false when no write waits any more.
 type SpaceListener = Box<dyn Fn(bool)>;

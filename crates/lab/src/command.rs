@@ -11,7 +11,7 @@ mod real;
 mod report;
 mod reproduce;
 mod run;
-pub mod save;
+pub(crate) mod save;
 mod sweep;
 
 pub(crate) use run::{bar, describe};
@@ -31,7 +31,7 @@ use crate::vmware::rules::Hypothesis;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns the exit code. The results of a failed run are printed, and the exit code is still that of a failure.
-pub fn run(command: &LabCommand, output: Output) -> Result<u8> {
+pub(crate) fn run(command: &LabCommand, output: Output) -> Result<u8> {
     let done = match command {
         LabCommand::Compare(args) => return compare::run(args, output),
         LabCommand::Run(args) => return run::run(args, output),

@@ -12,7 +12,7 @@ const MB: f64 = (1 << 20) as f64;
 /// Rates and latencies cover the samples that count: those after a step's warm-up, and none of a step that is over at
 /// once, such as a take. Maxima cover all samples. `None` means that the figure was not sampled.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// None: the record has no phases.
     pub phase: Option<Phase>,
     /// Label of a step; None: all steps of the phase together.
@@ -47,12 +47,12 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub fn iops(&self) -> Option<f64> {
+    pub(crate) fn iops(&self) -> Option<f64> {
         Some(self.reads_per_s? + self.writes_per_s?)
     }
 
     /// Returns the figure that rows call `quantity`; None also for quantities that samples do not contain.
-    pub fn value(&self, quantity: Quantity) -> Option<f64> {
+    pub(crate) fn value(&self, quantity: Quantity) -> Option<f64> {
         match quantity {
             Quantity::ReadsPerS => self.reads_per_s,
             Quantity::WritesPerS => self.writes_per_s,
@@ -69,13 +69,13 @@ impl Figures {
     }
 
     /// Returns the name of the phase.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.phase.map_or("all", crate::report::phase_name)
     }
 }
 
 /// Returns the figures of each phase, in the order of time; those of the whole record where it has no phases.
-pub fn phases(record: &Record) -> Vec<Figures> {
+pub(crate) fn phases(record: &Record) -> Vec<Figures> {
     let Some((begin_us, end_us)) = record.phases.is_empty().then(|| crate::report::extent(record)) else {
         return by_phase(record).into_iter().map(|spans| of(record, &spans)).collect();
     };
@@ -84,7 +84,7 @@ pub fn phases(record: &Record) -> Vec<Figures> {
 }
 
 /// Returns the figures of each phase, followed by those of its steps where it has several.
-pub fn phases_and_steps(record: &Record) -> Vec<Figures> {
+pub(crate) fn phases_and_steps(record: &Record) -> Vec<Figures> {
     if record.phases.is_empty() {
         return phases(record);
     }
@@ -110,7 +110,7 @@ fn by_phase(record: &Record) -> Vec<Vec<&PhaseSpan>> {
 }
 
 /// Returns the figures of the samples, stuns and beats within these spans together. There must be at least one span.
-pub fn of(record: &Record, spans: &[&PhaseSpan]) -> Figures {
+pub(crate) fn of(record: &Record, spans: &[&PhaseSpan]) -> Figures {
     let within = |at_us: u64| spans.iter().any(|span| span.holds(at_us));
     let mut sums = Sums::default();
     for sample in &record.samples {
@@ -249,7 +249,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 
 /// I/O on the layers at one height in one step of a phase.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LayerFigures {
+pub(crate) struct LayerFigures {
     pub phase: Phase,
     pub label: String,
     /// Number of layers below.
@@ -263,7 +263,7 @@ pub struct LayerFigures {
 }
 
 /// Returns the figures of all spans with a length, in the order of time, base first.
-pub fn layers(record: &Record) -> Vec<LayerFigures> {
+pub(crate) fn layers(record: &Record) -> Vec<LayerFigures> {
     let lasting = record.phases.iter().filter(|span| span.end_us > span.begin_us);
     lasting.flat_map(|span| span.layers.iter().map(|layer| of_layer(span, layer))).collect()
 }

@@ -16,7 +16,7 @@ use crate::workload::{Pacing, Worker};
 
 /// The load, the age of the snapshot and the seed of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
+pub(crate) struct Question {
     pub iops: u32,
     pub read_percent: u8,
     /// Seconds from the take to the commit.
@@ -26,7 +26,7 @@ pub struct Question {
 
 /// The prediction for one stack.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub stack: &'static str,
     /// IOPS that the storage delivers for this load without a snapshot.
     pub baseline_iops: Option<f64>,
@@ -46,7 +46,7 @@ pub struct Answer {
 }
 
 /// The ways in which a commit may be carried out.
-pub const STACKS: [(&str, Stack, Version); 4] = [
+pub(crate) const STACKS: [(&str, Stack, Version); 4] = [
     ("ESX 5.5, helper", Stack::Esx(Hypothesis::FPrime), Version::Esx55),
     ("ESX 6.0, mirror", Stack::Esx(Hypothesis::S), Version::Esx60),
     ("unstun redo", Stack::Engine(Engine::Redo), Version::Esx60),
@@ -95,7 +95,7 @@ fn experiment(question: Question, storage: &str, version: Version) -> Experiment
 }
 
 /// Returns the rate that a model gives for the load of a measured figure: that of a flat file, for a short time.
-pub fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
+pub(crate) fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
     let ask = figure.ask;
     let worker = Worker {
         outstanding: ask.outstanding,
@@ -128,7 +128,7 @@ pub fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
 }
 
 /// Runs the prediction for one of [`STACKS`].
-pub fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
+pub(crate) fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
     let (name, stack, version) = STACKS[which];
     let play = Play {
         experiment: experiment(question, &storage.name, version),

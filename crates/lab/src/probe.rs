@@ -3,5 +3,5 @@
 mod heartbeat;
 mod meter;
 
-pub use heartbeat::Heartbeat;
-pub use meter::{Meter, Totals};
+pub(crate) use heartbeat::Heartbeat;
+pub(crate) use meter::{Meter, Totals};

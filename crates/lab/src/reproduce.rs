@@ -20,11 +20,11 @@ use crate::run::{ConstantSource, Record, Row};
 use crate::runner::Audience;
 use crate::vmware::rules::Hypothesis;
 use band::Variant;
-pub use jobs::in_parallel;
+pub(crate) use jobs::in_parallel;
 
 /// Progress that is shown to the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub(crate) struct Progress {
     pub done: usize,
     pub of: usize,
     /// The fit or run that has just ended: "zandboer-saturated F'".
@@ -33,7 +33,7 @@ pub struct Progress {
 
 /// Receiver of the progress, called from any thread, which may also end the runs.
 #[derive(Clone, Copy)]
-pub struct Onlooker<'a> {
+pub(crate) struct Onlooker<'a> {
     pub progress: &'a (dyn Fn(Progress) + Sync),
     pub interrupted: &'a Arc<AtomicBool>,
 }
@@ -41,7 +41,7 @@ pub struct Onlooker<'a> {
 /// One column of one experiment: a run with every unknown at its first value. Its rows are those of the published
 /// cells, with bands over the other values.
 #[derive(Debug, Clone)]
-pub struct Reproduced {
+pub(crate) struct Reproduced {
     pub record: Record,
     /// Number of constants fitted for the run.
     pub fitted: usize,
@@ -49,14 +49,14 @@ pub struct Reproduced {
 
 /// What `lab reproduce --json` prints.
 #[derive(Debug, Serialize)]
-pub struct Document<'a> {
+pub(crate) struct Document<'a> {
     pub rows: Vec<&'a Row>,
     pub experiments: Vec<Summary<'a>>,
 }
 
 /// The models and constants behind one experiment's rows.
 #[derive(Debug, Serialize)]
-pub struct Summary<'a> {
+pub(crate) struct Summary<'a> {
     pub experiment: &'a str,
     pub title: &'a str,
     pub source: &'a str,
@@ -69,7 +69,7 @@ pub struct Summary<'a> {
 }
 
 /// Returns the stacks that apply to an experiment: all hypotheses where VMware kept deltas, and our engine.
-pub fn stacks(experiment: &Experiment) -> Vec<Stack> {
+pub(crate) fn stacks(experiment: &Experiment) -> Vec<Stack> {
     let esx: Vec<Stack> = match experiment.esx.format {
         Format::VVol => vec![Stack::Esx(experiment.esx.hypothesis())],
         _ => Hypothesis::ALL.into_iter().map(Stack::Esx).collect(),
@@ -86,7 +86,11 @@ pub fn stacks(experiment: &Experiment) -> Vec<Stack> {
 ///
 /// Errors: `Cancelled` when interrupted before the first run ended; a name that does not exist. A failure within a run
 /// is in its record.
-pub fn reproduce(experiments: &[Experiment], seed: u64, onlooker: Onlooker<'_>) -> Result<Vec<Reproduced>> {
+pub(crate) fn reproduce(
+    experiments: &[Experiment],
+    seed: u64,
+    onlooker: Onlooker<'_>,
+) -> Result<Vec<Reproduced>> {
     let variants = band::variants(experiments);
     let fits = fit_all(experiments, &variants, seed, onlooker)?;
     let plays: Vec<(usize, Stack, &Variant)> = variants
@@ -194,7 +198,7 @@ fn subject(stack: Stack) -> String {
 }
 
 /// Returns the document that is printed as JSON.
-pub fn document(reproduced: &[Reproduced]) -> Document<'_> {
+pub(crate) fn document(reproduced: &[Reproduced]) -> Document<'_> {
     let rows = reproduced.iter().flat_map(|r| r.record.rows.iter()).collect();
     let mut experiments: Vec<Summary<'_>> = Vec::new();
     for Reproduced { record, fitted } in reproduced {

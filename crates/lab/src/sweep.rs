@@ -23,7 +23,7 @@ const FILLED_S: f64 = 0.1;
 
 /// A point of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Point {
+pub(crate) struct Point {
     pub read_percent: u8,
     pub outstanding: u32,
     pub layers: u32,
@@ -31,7 +31,7 @@ pub struct Point {
 
 /// The result at one point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Found {
+pub(crate) struct Found {
     #[serde(flatten)]
     pub point: Point,
     pub baseline_iops: Option<f64>,
@@ -44,7 +44,7 @@ pub struct Found {
 }
 
 /// Returns the points: reads in steps of 25 %, depths doubling. The ends of both ranges are always included.
-pub fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<Point> {
+pub(crate) fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<Point> {
     let mut reads: Vec<u32> =
         (read.0..=read.1).filter(|r| r % 25 == 0 || *r == read.0 || *r == read.1).collect();
     reads.dedup();
@@ -61,7 +61,13 @@ pub fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<Point> {
 }
 
 /// Runs one point.
-pub fn measure(point: Point, stack: Stack, storage: &StorageModel, seed: u64, audience: Audience) -> Found {
+pub(crate) fn measure(
+    point: Point,
+    stack: Stack,
+    storage: &StorageModel,
+    seed: u64,
+    audience: Audience,
+) -> Found {
     let play = Play {
         experiment: experiment(point, &storage.name),
         stack,

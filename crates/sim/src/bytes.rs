@@ -14,7 +14,7 @@ pub(crate) enum Bytes {
 }
 
 impl Bytes {
-    pub fn new(mode: ContentMode) -> Bytes {
+    pub(crate) fn new(mode: ContentMode) -> Bytes {
         match mode {
             ContentMode::Durable => Bytes::Durable(Content::default()),
             ContentMode::Applied => Bytes::Applied(Kept::default()),
@@ -23,7 +23,7 @@ impl Bytes {
     }
 
     /// The bookkeeping of what a power cut may take back, if there is one.
-    pub fn durable(&mut self) -> Option<&mut Content> {
+    pub(crate) fn durable(&mut self) -> Option<&mut Content> {
         match self {
             Bytes::Durable(content) => Some(content),
             _ => None,
@@ -31,7 +31,7 @@ impl Bytes {
     }
 
     /// What a reader sees now.
-    pub fn read(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         match self {
             Bytes::Durable(content) => content.read(offset, out),
             Bytes::Applied(kept) => kept.read(offset, out),
@@ -40,7 +40,7 @@ impl Bytes {
     }
 
     /// What would be left if every pending write were lost.
-    pub fn read_durable(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         match self {
             Bytes::Durable(content) => content.read_durable(offset, out),
             _ => self.read(offset, out),
@@ -48,7 +48,7 @@ impl Bytes {
     }
 
     /// A write, or zeros, that take effect for good. Not for `Durable`, whose writes complete one by one.
-    pub fn apply(&mut self, range: Range<u64>, data: Option<&[u8]>) {
+    pub(crate) fn apply(&mut self, range: Range<u64>, data: Option<&[u8]>) {
         match (self, data) {
             (Bytes::Applied(kept), Some(data)) => kept.write(range.start, data),
             (Bytes::Applied(kept), None) => kept.zero(range),
@@ -58,7 +58,7 @@ impl Bytes {
     }
 
     /// Puts bytes in place as durable: fixtures and decay.
-    pub fn put(&mut self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, offset: u64, bytes: &[u8]) {
         match self {
             Bytes::Durable(content) => content.put_durable(offset, bytes),
             _ => {
@@ -69,7 +69,7 @@ impl Bytes {
     }
 
     /// Pages in `range` that may hold something other than zeros; where nothing is kept, those with space.
-    pub fn data_pages<'a>(
+    pub(crate) fn data_pages<'a>(
         &'a self,
         range: Range<u64>,
         allocated: &'a IntervalSet,

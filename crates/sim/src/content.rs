@@ -86,12 +86,12 @@ pub(crate) struct Content {
 
 impl Content {
     /// What a reader sees now.
-    pub fn read(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         self.read_with(offset, out, |page, index, skip, out| self.read_page(page, index, skip, out));
     }
 
     /// What would be left if every pending write were lost.
-    pub fn read_durable(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         self.read_with(offset, out, |page, _, skip, out| copy_durable(page, skip, out));
     }
 
@@ -134,7 +134,7 @@ impl Content {
     }
 
     /// Pages in `range` (page numbers) that may hold something other than zeros, in order.
-    pub fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+    pub(crate) fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let leaves = self.leaves.range(range.start / LEAF_PAGES..range.end.div_ceil(LEAF_PAGES));
         leaves
             .flat_map(|(&leaf, pages)| {
@@ -153,12 +153,12 @@ impl Content {
     }
 
     /// Makes a write visible that has not completed; `complete` follows. `offset` and length are whole sectors.
-    pub fn expose(&mut self, range: Range<u64>, data: Option<Slice>) -> EffectId {
+    pub(crate) fn expose(&mut self, range: Range<u64>, data: Option<Slice>) -> EffectId {
         self.expose_part(range, data, &mut |sectors| sectors)
     }
 
     /// Like `expose`, of the sectors that `part` leaves of each page's mask: what a failed write may have done.
-    pub fn expose_part(
+    pub(crate) fn expose_part(
         &mut self,
         range: Range<u64>,
         data: Option<Slice>,
@@ -191,7 +191,7 @@ impl Content {
     }
 
     /// The write has completed: flushes submitted after `stamp` cover it. Stamps never decrease.
-    pub fn complete(&mut self, id: EffectId, stamp: u64) {
+    pub(crate) fn complete(&mut self, id: EffectId, stamp: u64) {
         let effect = &mut self.effects[id as usize];
         effect.stamp = stamp;
         self.completed_bytes += effect.data.as_ref().map_or(0, |d| d.len() as u64);
@@ -199,12 +199,12 @@ impl Content {
     }
 
     /// Ties a zeroing to the change of size that brought it.
-    pub fn bind(&mut self, id: EffectId, change: u64) {
+    pub(crate) fn bind(&mut self, id: EffectId, change: u64) {
         self.effects[id as usize].change = Some(change);
     }
 
     /// What `persist` must be called with to stay within the limits, if they are exceeded.
-    pub fn overdue(&mut self) -> Option<u64> {
+    pub(crate) fn overdue(&mut self) -> Option<u64> {
         let over = self.completed.len() > FILE_PENDING_MAX || self.completed_bytes > FILE_PENDING_BYTES_MAX;
         // Half of them at once, so that the next write is not overdue again.
         let middle = || self.effects[self.completed[self.completed.len() / 2] as usize].stamp + 1;
@@ -213,7 +213,7 @@ impl Content {
     }
 
     /// Makes durable every write that completed before `covers`.
-    pub fn persist(&mut self, covers: u64) {
+    pub(crate) fn persist(&mut self, covers: u64) {
         while let Some(&id) = self.completed.front()
             && self.effects[id as usize].stamp < covers
         {
@@ -246,7 +246,7 @@ impl Content {
     /// Power is lost: each pending write is lost, torn or spared, in any order, except that a zeroing tied to a change
     /// of size happens exactly when `changes_kept` (the number of the first change that was lost) says so.
     /// Returns the ranges of writes of which something may be left.
-    pub fn cut(&mut self, survival: &Survival, changes_kept: u64, rng: &mut Rng) -> Vec<Range<u64>> {
+    pub(crate) fn cut(&mut self, survival: &Survival, changes_kept: u64, rng: &mut Rng) -> Vec<Range<u64>> {
         let effects = std::mem::take(&mut self.effects);
         let fates: Vec<Fate> = effects
             .iter()
@@ -271,22 +271,22 @@ impl Content {
     }
 
     /// Writes that a cut would have to decide about.
-    pub fn pending_ranges(&self) -> Vec<Range<u64>> {
+    pub(crate) fn pending_ranges(&self) -> Vec<Range<u64>> {
         self.effects.iter().filter(|e| !e.range.is_empty()).map(|e| e.range.clone()).collect()
     }
 
     /// The ranges of those of them that write data.
-    pub fn pending_writes(&self) -> Vec<Range<u64>> {
+    pub(crate) fn pending_writes(&self) -> Vec<Range<u64>> {
         let written = self.effects.iter().filter(|e| !e.range.is_empty() && e.data.is_some());
         written.map(|e| e.range.clone()).collect()
     }
 
-    pub fn range_of(&self, id: EffectId) -> Range<u64> {
+    pub(crate) fn range_of(&self, id: EffectId) -> Range<u64> {
         self.effects[id as usize].range.clone()
     }
 
     /// Edits the durable bytes that are stored in the range, under whatever is pending.
-    pub fn edit_durable(&mut self, range: Range<u64>, mut edit: impl FnMut(&mut [u8])) {
+    pub(crate) fn edit_durable(&mut self, range: Range<u64>, mut edit: impl FnMut(&mut [u8])) {
         let whole = Effect { range: range.clone(), ..Effect::default() };
         visit(&mut self.leaves, &whole, |index, page| {
             if let Some(bytes) = &mut page.durable {
@@ -297,7 +297,7 @@ impl Content {
     }
 
     /// Puts bytes in place as durable, under whatever is pending: fixtures and decay.
-    pub fn put_durable(&mut self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn put_durable(&mut self, offset: u64, bytes: &[u8]) {
         let range = offset..offset + bytes.len() as u64;
         for index in range.start / PAGE..range.end.div_ceil(PAGE) {
             let leaf = self.leaves.entry(index / LEAF_PAGES).or_default();

@@ -59,37 +59,37 @@ impl Change {
 }
 
 impl DirNode {
-    pub fn get(&self, name: &str) -> Option<NodeId> {
+    pub(crate) fn get(&self, name: &str) -> Option<NodeId> {
         self.names.get(name).copied()
     }
 
-    pub fn get_durable(&self, name: &str) -> Option<NodeId> {
+    pub(crate) fn get_durable(&self, name: &str) -> Option<NodeId> {
         self.durable.get(name).copied()
     }
 
-    pub fn names(&self) -> &BTreeMap<String, NodeId> {
+    pub(crate) fn names(&self) -> &BTreeMap<String, NodeId> {
         &self.names
     }
 
-    pub fn durable_names(&self) -> &BTreeMap<String, NodeId> {
+    pub(crate) fn durable_names(&self) -> &BTreeMap<String, NodeId> {
         &self.durable
     }
 
-    pub fn change(&mut self, change: Change, stamp: u64) -> Option<NodeId> {
+    pub(crate) fn change(&mut self, change: Change, stamp: u64) -> Option<NodeId> {
         let nameless = change.apply(&mut self.names);
         self.pending.push((stamp, change));
         nameless
     }
 
     /// Makes durable every change that completed before `covers`; returns the nodes that lost their durable name.
-    pub fn persist(&mut self, covers: u64) -> Vec<NodeId> {
+    pub(crate) fn persist(&mut self, covers: u64) -> Vec<NodeId> {
         let settled = self.pending.iter().take_while(|(stamp, _)| *stamp < covers).count();
         self.pending.drain(..settled).filter_map(|(_, change)| change.apply(&mut self.durable)).collect()
     }
 
     /// Every node that a cut could leave a name for: durable ones and those of pending links, each as often as it
     /// is referred to.
-    pub fn pinned(&self) -> impl Iterator<Item = NodeId> {
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = NodeId> {
         let linked = self.pending.iter().filter_map(|(_, change)| match change {
             Change::Link { node, .. } => Some(*node),
             _ => None,
@@ -99,7 +99,7 @@ impl DirNode {
 
     /// Power is lost: a prefix of the pending changes survives, or a subset in which a lost change takes with it every
     /// later one that touches its names.
-    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         if pending.is_empty() {
             return;

@@ -98,21 +98,21 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    pub fn add(&mut self, fault: Fault) {
+    pub(crate) fn add(&mut self, fault: Fault) {
         assert!(fault.nth > 0, "operations are counted from 1");
         self.rules.push(Rule { fault, matched: 0 });
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.rules.clear();
     }
 
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         !self.rules.is_empty()
     }
 
     /// What strikes this operation: the first rule that does; every matching rule counts it.
-    pub fn strike(&mut self, kind: OpKind, name: &str) -> Option<Action> {
+    pub(crate) fn strike(&mut self, kind: OpKind, name: &str) -> Option<Action> {
         let mut struck = None;
         for rule in self.rules.iter_mut().filter(|rule| rule.fault.matches(kind, name)) {
             rule.matched += 1;
@@ -124,7 +124,7 @@ impl Faults {
         struck
     }
 
-    pub fn arm(&mut self, cut: Cut, events: u64, now_ns: u64) {
+    pub(crate) fn arm(&mut self, cut: Cut, events: u64, now_ns: u64) {
         self.cut = Some(match cut {
             Cut::Event(nth) => Armed::Event(events + nth.max(1)),
             Cut::After { ns } => Armed::Time(now_ns.saturating_add(ns)),
@@ -132,11 +132,11 @@ impl Faults {
         });
     }
 
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         self.cut = None;
     }
 
-    pub fn cut_at_ns(&self) -> Option<u64> {
+    pub(crate) fn cut_at_ns(&self) -> Option<u64> {
         match self.cut {
             Some(Armed::Time(at)) => Some(at),
             _ => None,
@@ -144,7 +144,7 @@ impl Faults {
     }
 
     /// Whether the power goes at this event, number `event` of the world.
-    pub fn cuts(&mut self, event: u64, kind: OpKind, completion: bool) -> bool {
+    pub(crate) fn cuts(&mut self, event: u64, kind: OpKind, completion: bool) -> bool {
         let Some(armed) = &mut self.cut else { return false };
         match armed {
             Armed::Event(at) => event >= *at,

@@ -68,7 +68,7 @@ pub(crate) fn byte_range(offset: u64, len: u64) -> Result<Range<u64>, Errno> {
 }
 
 impl FileNode {
-    pub fn new(mode: ContentMode) -> FileNode {
+    pub(crate) fn new(mode: ContentMode) -> FileNode {
         FileNode {
             bytes: Bytes::new(mode),
             layout: Layout::default(),
@@ -80,34 +80,34 @@ impl FileNode {
         }
     }
 
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    pub fn allocated_pages(&self) -> u64 {
+    pub(crate) fn allocated_pages(&self) -> u64 {
         self.allocated.len()
     }
 
     /// Fills `out` as far as the file reaches and returns how far that was.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> usize {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(out.len() as u64) as usize;
         self.bytes.read(offset, &mut out[..len]);
         len
     }
 
     /// What a cut that loses everything unflushed would leave.
-    pub fn read_durable(&self, offset: u64, out: &mut [u8]) -> usize {
+    pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.durable_size().saturating_sub(offset).min(out.len() as u64) as usize;
         self.bytes.read_durable(offset, &mut out[..len]);
         len
     }
 
-    pub fn durable_size(&self) -> u64 {
+    pub(crate) fn durable_size(&self) -> u64 {
         self.changes.front().map_or(self.size, |first| first.size_before)
     }
 
     /// Pieces of `range` that may hold something other than zeros, merged, in order.
-    pub fn extents(&self, range: Range<u64>) -> Vec<FileExtent> {
+    pub(crate) fn extents(&self, range: Range<u64>) -> Vec<FileExtent> {
         let range = range.start..range.end.min(self.size);
         let mut extents: Vec<FileExtent> = Vec::new();
         if range.is_empty() {
@@ -125,14 +125,14 @@ impl FileNode {
     }
 
     /// A write that changes neither size nor space becomes visible now; `complete` follows. None when it does.
-    pub fn write_in_place(&mut self, offset: u64, data: &Slice) -> Option<EffectId> {
+    pub(crate) fn write_in_place(&mut self, offset: u64, data: &Slice) -> Option<EffectId> {
         let range = byte_range(offset, data.len() as u64).ok()?;
         let in_place = range.end <= self.size && self.allocated.covers(&pages_of(&range));
         let content = self.bytes.durable().filter(|_| in_place)?;
         Some(content.expose(range, Some(data.clone())))
     }
 
-    pub fn complete(&mut self, effect: EffectId, stamp: u64) {
+    pub(crate) fn complete(&mut self, effect: EffectId, stamp: u64) {
         let Some(content) = self.bytes.durable() else { return };
         self.unreadable.written(&content.range_of(effect));
         content.complete(effect, stamp);
@@ -153,7 +153,13 @@ impl FileNode {
     }
 
     /// Writes, extends and allocates as needed. NoSpace changes nothing.
-    pub fn write(&mut self, offset: u64, data: Slice, stamp: u64, room: &mut Room) -> Result<u64, Errno> {
+    pub(crate) fn write(
+        &mut self,
+        offset: u64,
+        data: Slice,
+        stamp: u64,
+        room: &mut Room,
+    ) -> Result<u64, Errno> {
         let range = byte_range(offset, data.len() as u64)?;
         self.claim(pages_of(&range), self.size.max(range.end), stamp, room)?;
         let len = data.len() as u64;
@@ -162,7 +168,7 @@ impl FileNode {
     }
 
     /// What a write that failed may have done to the medium: any of the sectors it would have overwritten.
-    pub fn write_failed(&mut self, offset: u64, data: &Slice, stamp: u64, rng: &mut Rng) {
+    pub(crate) fn write_failed(&mut self, offset: u64, data: &Slice, stamp: u64, rng: &mut Rng) {
         let Ok(range) = byte_range(offset, data.len() as u64) else { return };
         if range.end > self.size || !self.allocated.covers(&pages_of(&range)) {
             return;
@@ -173,7 +179,7 @@ impl FileNode {
         self.complete(effect, stamp);
     }
 
-    pub fn allocate(&mut self, range: Range<u64>, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+    pub(crate) fn allocate(&mut self, range: Range<u64>, stamp: u64, room: &mut Room) -> Result<(), Errno> {
         self.claim(pages_of(&range), self.size.max(range.end), stamp, room)
     }
 
@@ -208,7 +214,13 @@ impl FileNode {
     }
 
     /// Zeros the range as far as the file reaches; the size stays. Without `punch` the range stays or gets allocated.
-    pub fn zero(&mut self, range: Range<u64>, punch: bool, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+    pub(crate) fn zero(
+        &mut self,
+        range: Range<u64>,
+        punch: bool,
+        stamp: u64,
+        room: &mut Room,
+    ) -> Result<(), Errno> {
         let range = range.start..range.end.min(self.size.next_multiple_of(SECTOR));
         if range.is_empty() {
             return Ok(());
@@ -232,7 +244,7 @@ impl FileNode {
         }
     }
 
-    pub fn set_len(&mut self, len: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+    pub(crate) fn set_len(&mut self, len: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
         byte_range(0, len)?;
         if len < self.size {
             self.truncate(len, stamp, room);
@@ -278,7 +290,7 @@ impl FileNode {
     }
 
     /// Makes durable whatever completed before `covers`: bytes, size and space.
-    pub fn persist(&mut self, covers: u64) {
+    pub(crate) fn persist(&mut self, covers: u64) {
         let Some(content) = self.bytes.durable() else { return };
         content.persist(covers);
         let settled = self.changes.iter().take_while(|change| change.stamp < covers).count();
@@ -287,21 +299,21 @@ impl FileNode {
     }
 
     /// A flush failed that would have made durable what completed before `covers`.
-    pub fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
+    pub(crate) fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
         if let Some(content) = self.bytes.durable() {
             content.flush_failed(covers, page_cache, rng);
         }
     }
 
     /// Time passes: some clean pages that are on no medium leave the page cache.
-    pub fn evict_some(&mut self, rng: &mut Rng) {
+    pub(crate) fn evict_some(&mut self, rng: &mut Rng) {
         if let Some(content) = self.bytes.durable().filter(|content| content.has_forgotten()) {
             content.evict_some(rng);
         }
     }
 
     /// The page cache writes what is dirty and forgets the rest: reads show the medium.
-    pub fn drop_cached(&mut self, covers: u64, rng: &mut Rng) {
+    pub(crate) fn drop_cached(&mut self, covers: u64, rng: &mut Rng) {
         self.persist(covers);
         if let Some(content) = self.bytes.durable() {
             content.evict_all(rng);
@@ -309,7 +321,7 @@ impl FileNode {
     }
 
     /// Power is lost. Space is the caller's to count anew.
-    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         let Some(content) = self.bytes.durable() else { return };
         let pending = content.pending_ranges();
         if pending.is_empty() && self.changes.is_empty() {
@@ -354,7 +366,7 @@ impl FileNode {
     }
 
     /// Puts bytes in place, durably, with everything pending. Fixtures only.
-    pub fn put(&mut self, offset: u64, bytes: &[u8], room: &mut Room) {
+    pub(crate) fn put(&mut self, offset: u64, bytes: &[u8], room: &mut Room) {
         self.persist(u64::MAX);
         let range = offset..offset + bytes.len() as u64;
         self.unreadable.written(&range);
@@ -364,7 +376,7 @@ impl FileNode {
     }
 
     /// The medium decays: one durable bit changes, under whatever is pending. False beyond the durable size.
-    pub fn flip_bit(&mut self, offset: u64, bit: u8) -> bool {
+    pub(crate) fn flip_bit(&mut self, offset: u64, bit: u8) -> bool {
         let mut byte = [0];
         if self.read_durable(offset, &mut byte) == 0 {
             return false;

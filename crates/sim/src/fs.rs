@@ -52,7 +52,11 @@ pub(crate) struct FileSystem {
 }
 
 impl FileSystem {
-    pub fn new(capacity_bytes: Option<u64>, mode: ContentMode, placement: Option<Placement>) -> FileSystem {
+    pub(crate) fn new(
+        capacity_bytes: Option<u64>,
+        mode: ContentMode,
+        placement: Option<Placement>,
+    ) -> FileSystem {
         let room = Room { capacity_pages: capacity_bytes.unwrap_or(UNLIMITED_BYTES) / PAGE, used_pages: 0 };
         let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), room, mode, placement };
         let root = fs.add(Body::Dir(DirNode::default()), 0);
@@ -61,11 +65,11 @@ impl FileSystem {
         fs
     }
 
-    pub fn set_capacity(&mut self, bytes: Option<u64>) {
+    pub(crate) fn set_capacity(&mut self, bytes: Option<u64>) {
         self.room.capacity_pages = bytes.unwrap_or(UNLIMITED_BYTES) / PAGE;
     }
 
-    pub fn space(&self) -> Space {
+    pub(crate) fn space(&self) -> Space {
         let free_pages = self.room.capacity_pages.saturating_sub(self.room.used_pages);
         Space {
             total_bytes: self.room.capacity_pages * PAGE,
@@ -92,7 +96,7 @@ impl FileSystem {
         self.nodes[id as usize].as_mut().expect("a referenced node lives")
     }
 
-    pub fn file(&self, id: NodeId) -> Result<&FileNode, Errno> {
+    pub(crate) fn file(&self, id: NodeId) -> Result<&FileNode, Errno> {
         match &self.node(id).body {
             Body::File(file) => Ok(file),
             Body::Dir(_) => Err(EISDIR),
@@ -100,14 +104,14 @@ impl FileSystem {
     }
 
     /// The file, and the room its changes draw on.
-    pub fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut Room), Errno> {
+    pub(crate) fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut Room), Errno> {
         match &mut self.nodes[id as usize].as_mut().expect("a referenced node lives").body {
             Body::File(file) => Ok((file, &mut self.room)),
             Body::Dir(_) => Err(EISDIR),
         }
     }
 
-    pub fn dir(&self, id: NodeId) -> Result<&DirNode, Errno> {
+    pub(crate) fn dir(&self, id: NodeId) -> Result<&DirNode, Errno> {
         match &self.node(id).body {
             Body::Dir(dir) => Ok(dir),
             Body::File(_) => Err(ENOTDIR),
@@ -121,12 +125,12 @@ impl FileSystem {
         }
     }
 
-    pub fn is_dir(&self, id: NodeId) -> bool {
+    pub(crate) fn is_dir(&self, id: NodeId) -> bool {
         matches!(self.node(id).body, Body::Dir(_))
     }
 
     /// Where a range of a file lies. Only where there are places.
-    pub fn locate(&mut self, id: NodeId, offset: u64, len: u64, out: &mut Vec<Piece>) {
+    pub(crate) fn locate(&mut self, id: NodeId, offset: u64, len: u64, out: &mut Vec<Piece>) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
             placement.locate(node.zone, &mut file.layout, offset, len, out);
@@ -134,7 +138,7 @@ impl FileSystem {
     }
 
     /// Gives a range its place before its first use.
-    pub fn reserve_place(&mut self, id: NodeId, offset: u64, len: u64) {
+    pub(crate) fn reserve_place(&mut self, id: NodeId, offset: u64, len: u64) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
             placement.reserve(node.zone, &mut file.layout, offset, len);
@@ -142,16 +146,22 @@ impl FileSystem {
     }
 
     /// The unit that a file or directory lies on.
-    pub fn unit(&self, id: NodeId) -> u32 {
+    pub(crate) fn unit(&self, id: NodeId) -> u32 {
         self.placement.as_ref().map_or(0, |placement| placement.unit(self.node(id).zone))
     }
 
-    pub fn lookup(&self, dir: NodeId, name: &str) -> Result<NodeId, Errno> {
+    pub(crate) fn lookup(&self, dir: NodeId, name: &str) -> Result<NodeId, Errno> {
         self.dir(dir)?.get(name).ok_or(Errno::ENOENT)
     }
 
     /// A new file or directory under a free name.
-    pub fn create(&mut self, dir: NodeId, name: &str, folder: bool, stamp: u64) -> Result<NodeId, Errno> {
+    pub(crate) fn create(
+        &mut self,
+        dir: NodeId,
+        name: &str,
+        folder: bool,
+        stamp: u64,
+    ) -> Result<NodeId, Errno> {
         if self.dir(dir)?.get(name).is_some() {
             return Err(Errno::EEXIST);
         }
@@ -171,7 +181,7 @@ impl FileSystem {
     }
 
     /// A second name for a file.
-    pub fn link(
+    pub(crate) fn link(
         &mut self,
         dir: NodeId,
         from: &str,
@@ -192,7 +202,7 @@ impl FileSystem {
         Ok(())
     }
 
-    pub fn rename(&mut self, dir: NodeId, from: &str, to: &str, stamp: u64) -> Result<(), Errno> {
+    pub(crate) fn rename(&mut self, dir: NodeId, from: &str, to: &str, stamp: u64) -> Result<(), Errno> {
         let node = self.lookup(dir, from)?;
         if from == to {
             return Ok(());
@@ -217,14 +227,14 @@ impl FileSystem {
         if self.dir(dir)?.names().is_empty() { Ok(()) } else { Err(ENOTEMPTY) }
     }
 
-    pub fn unlink(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
+    pub(crate) fn unlink(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
         if self.is_dir(self.lookup(dir, name)?) {
             return Err(EISDIR);
         }
         self.change_names(dir, Change::Unlink { name: name.to_string() }, stamp)
     }
 
-    pub fn remove_dir(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
+    pub(crate) fn remove_dir(&mut self, dir: NodeId, name: &str, stamp: u64) -> Result<(), Errno> {
         self.check_empty(self.lookup(dir, name)?)?;
         self.change_names(dir, Change::Unlink { name: name.to_string() }, stamp)
     }
@@ -236,28 +246,28 @@ impl FileSystem {
         Ok(())
     }
 
-    pub fn sync_dir(&mut self, dir: NodeId, covers: u64) -> Result<(), Errno> {
+    pub(crate) fn sync_dir(&mut self, dir: NodeId, covers: u64) -> Result<(), Errno> {
         for nameless in self.dir_mut(dir)?.persist(covers) {
             self.release(nameless, |node| node.pins -= 1);
         }
         Ok(())
     }
 
-    pub fn open(&mut self, id: NodeId) {
+    pub(crate) fn open(&mut self, id: NodeId) {
         self.node_mut(id).opens += 1;
     }
 
-    pub fn close(&mut self, id: NodeId) {
+    pub(crate) fn close(&mut self, id: NodeId) {
         self.release(id, |node| node.opens -= 1);
     }
 
     /// Takes the node's one lock.
-    pub fn lock(&mut self, id: NodeId) -> Result<(), Errno> {
+    pub(crate) fn lock(&mut self, id: NodeId) -> Result<(), Errno> {
         let node = self.node_mut(id);
         if std::mem::replace(&mut node.locked, true) { Err(Errno::EAGAIN) } else { Ok(()) }
     }
 
-    pub fn unlock(&mut self, id: NodeId) {
+    pub(crate) fn unlock(&mut self, id: NodeId) {
         self.node_mut(id).locked = false;
     }
 
@@ -292,7 +302,7 @@ impl FileSystem {
     }
 
     /// The process is gone, the medium is not: handles and locks vanish.
-    pub fn drop_handles(&mut self) {
+    pub(crate) fn drop_handles(&mut self) {
         for id in 0..self.nodes.len() as NodeId {
             let Some(node) = &mut self.nodes[id as usize] else { continue };
             node.locked = false;
@@ -304,7 +314,7 @@ impl FileSystem {
     }
 
     /// Power is lost. Every operation under way has been decided about before.
-    pub fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
+    pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         for node in self.nodes.iter_mut().flatten() {
             match &mut node.body {
                 Body::File(file) => file.cut(survival, rng),

@@ -289,13 +289,13 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    pub fn new(world: SimReactor, count: usize) -> Rc<Hosts> {
+    pub(crate) fn new(world: SimReactor, count: usize) -> Rc<Hosts> {
         let world = Rc::new(world);
         let machines = (1..=count as u64).map(|number| Machine::new(world.clone(), number)).collect();
         Rc::new(Hosts { world, machines })
     }
 
-    pub fn machines(&self) -> impl Iterator<Item = Rc<Machine>> + '_ {
+    pub(crate) fn machines(&self) -> impl Iterator<Item = Rc<Machine>> + '_ {
         self.machines.iter().cloned()
     }
 

@@ -13,17 +13,17 @@ pub(crate) struct IntervalSet {
 }
 
 impl IntervalSet {
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    pub fn covers(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty()
             || self.ranges.range(..=range.start).next_back().is_some_and(|(_, &end)| end >= range.end)
     }
 
     /// How many numbers of `range` are not in the set.
-    pub fn missing(&self, range: &Range<u64>) -> u64 {
+    pub(crate) fn missing(&self, range: &Range<u64>) -> u64 {
         let held: u64 = self.overlapping(range).map(|r| r.end - r.start).sum();
         range.end.saturating_sub(range.start) - held
     }
@@ -40,12 +40,12 @@ impl IntervalSet {
     }
 
     /// The numbers of `range` that are in the set, in order.
-    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+    pub(crate) fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         self.overlapping(&range).flatten()
     }
 
     /// Adds a range and returns the parts that were new.
-    pub fn insert(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn insert(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         if self.covers(&range) {
             return Vec::new();
         }
@@ -82,7 +82,7 @@ impl IntervalSet {
     }
 
     /// Takes a range out and returns the parts that were in.
-    pub fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let removed: Vec<Range<u64>> = self.overlapping(&range).collect();
         for part in &removed {
             let (&start, &end) =

@@ -31,7 +31,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    pub fn read(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         let mut at = 0;
         while at < out.len() {
             let position = offset + at as u64;
@@ -63,7 +63,7 @@ impl Kept {
         &mut branch.0[leaf].get_or_insert_with(empty_leaf).0[page]
     }
 
-    pub fn write(&mut self, offset: u64, data: &[u8]) {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         let end = offset + data.len() as u64;
         let mut position = offset;
         while position < end {
@@ -81,7 +81,7 @@ impl Kept {
     }
 
     /// The range reads as zeros. Pages that are not there are not made.
-    pub fn zero(&mut self, range: Range<u64>) {
+    pub(crate) fn zero(&mut self, range: Range<u64>) {
         let inner = range.start.div_ceil(PAGE)..(range.end / PAGE).max(range.start.div_ceil(PAGE));
         for index in self.data_pages(inner).collect::<Vec<_>>() {
             *self.page_mut(index) = None;
@@ -102,7 +102,7 @@ impl Kept {
     }
 
     /// Pages of `range` (page numbers) that were written, in order.
-    pub fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+    pub(crate) fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let leaves =
             range.start / FANOUT..range.end.div_ceil(FANOUT).min(self.branches.len() as u64 * FANOUT);
         leaves

@@ -131,7 +131,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub fn new(seed: u64, options: Options) -> Machine {
+    pub(crate) fn new(seed: u64, options: Options) -> Machine {
         let block = options.logical_block;
         assert!(matches!(block, 512 | 4096), "logical blocks are 512 or 4096 bytes, not {block}");
         let limits = Limits {
@@ -176,11 +176,11 @@ impl Machine {
         }
     }
 
-    pub fn open(&self, handle: Handle) -> Option<&Open> {
+    pub(crate) fn open(&self, handle: Handle) -> Option<&Open> {
         self.opens.get(handle.0 as usize)?.as_ref()
     }
 
-    pub fn submit(&mut self, op: Op) -> Token {
+    pub(crate) fn submit(&mut self, op: Op) -> Token {
         if self.power == Power::Off {
             return DEAD;
         }
@@ -291,13 +291,13 @@ impl Machine {
         }
     }
 
-    pub fn fence(&mut self, file: Handle, deadline: Arc<Deadline>) {
+    pub(crate) fn fence(&mut self, file: Handle, deadline: Arc<Deadline>) {
         if let Some(Some(open)) = self.opens.get_mut(file.0 as usize) {
             open.deadline = Some(deadline);
         }
     }
 
-    pub fn is_admitted(&self, file: Handle) -> bool {
+    pub(crate) fn is_admitted(&self, file: Handle) -> bool {
         let deadline = self.open(file).and_then(|open| open.deadline.as_ref());
         deadline.is_none_or(|deadline| deadline.is_open(self.now_ns))
     }
@@ -360,7 +360,7 @@ impl Machine {
     }
 
     /// Moves the clock to the next completion.
-    pub fn step(&mut self) -> Step {
+    pub(crate) fn step(&mut self) -> Step {
         if self.power == Power::On {
             self.run_media(self.faults.cut_at_ns().unwrap_or(NEVER_NS));
         }
@@ -428,7 +428,7 @@ impl Machine {
     }
 
     /// Does what the operation does to the medium.
-    pub fn finish(&mut self, id: u32) -> Outcome {
+    pub(crate) fn finish(&mut self, id: u32) -> Outcome {
         let slot = &mut self.slots[id as usize];
         let (node, covers) = (slot.node.take(), slot.submitted_event);
         let outcome = match (std::mem::replace(&mut slot.work, Work::Free), node) {
@@ -452,7 +452,7 @@ impl Machine {
         outcome
     }
 
-    pub fn poll(&mut self, token: Token, waker: &Waker) -> Poll<Outcome> {
+    pub(crate) fn poll(&mut self, token: Token, waker: &Waker) -> Poll<Outcome> {
         if self.power == Power::Off || token == DEAD {
             return Poll::Pending;
         }
@@ -469,7 +469,7 @@ impl Machine {
         Poll::Pending
     }
 
-    pub fn forget(&mut self, token: Token) {
+    pub(crate) fn forget(&mut self, token: Token) {
         if self.power == Power::Off || token == DEAD {
             return;
         }
@@ -498,7 +498,7 @@ impl Machine {
         }
     }
 
-    pub fn close(&mut self, handle: Handle) {
+    pub(crate) fn close(&mut self, handle: Handle) {
         if self.power == Power::Off {
             return;
         }
@@ -510,7 +510,7 @@ impl Machine {
     }
 
     /// Tasks have run for a while without waiting.
-    pub fn turn(&mut self) -> Step {
+    pub(crate) fn turn(&mut self) -> Step {
         self.idle_turns += 1;
         assert!(self.idle_turns < IDLE_TURNS_MAX, "{}: a task spins", self.place_and_time());
         let until_ns = self.now_ns + TURN_NS;
@@ -527,7 +527,7 @@ impl Machine {
         }
     }
 
-    pub fn place_and_time(&self) -> String {
+    pub(crate) fn place_and_time(&self) -> String {
         format!("seed {}, event {}, {} ns", self.seed, self.events, self.now_ns)
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct HostMemory {
 
 impl HostMemory {
     /// `machine` is not 0, and no other host's of the world.
-    pub fn new(machine: u64) -> HostMemory {
+    pub(crate) fn new(machine: u64) -> HostMemory {
         HostMemory { machine, files: RefCell::default() }
     }
 }

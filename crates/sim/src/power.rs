@@ -8,7 +8,7 @@ use crate::survival::Survival;
 
 impl Machine {
     /// Decides about the medium after a cut, and makes it ready for the next boot.
-    pub fn lose_power(&mut self) {
+    pub(crate) fn lose_power(&mut self) {
         let survival = Survival::draw(&mut self.rng, &self.options);
         self.finish_under_way(survival.kept, false);
         self.fs.cut(&survival, &mut self.rng);
@@ -19,7 +19,7 @@ impl Machine {
     }
 
     /// The process ends and the medium lives on: what was submitted happens.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.finish_under_way(Ratio::ALWAYS, true);
         self.fs.drop_handles();
         if self.power == Power::Off {
@@ -57,7 +57,7 @@ impl Machine {
         self.power = Power::On;
     }
 
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.slots.is_empty() && self.opens.is_empty()
     }
 }

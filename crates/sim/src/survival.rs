@@ -17,7 +17,7 @@ pub(crate) struct Survival {
 }
 
 impl Survival {
-    pub fn draw(rng: &mut Rng, options: &Options) -> Survival {
+    pub(crate) fn draw(rng: &mut Rng, options: &Options) -> Survival {
         // One in eight loses everything unflushed, one in eight loses nothing of it.
         let kept = match rng.below(8) {
             0 => Ratio::NEVER,
@@ -32,7 +32,7 @@ impl Survival {
         Survival { kept, torn, name_subsets, unreadable_bytes }
     }
 
-    pub fn fate(&self, rng: &mut Rng) -> Fate {
+    pub(crate) fn fate(&self, rng: &mut Rng) -> Fate {
         match rng.chance(self.kept) {
             false => Fate::Lost,
             true if rng.chance(self.torn) => Fate::Torn,
@@ -41,7 +41,7 @@ impl Survival {
     }
 
     /// How many of `count` ordered changes survive when a prefix does.
-    pub fn prefix(&self, rng: &mut Rng, count: usize) -> usize {
+    pub(crate) fn prefix(&self, rng: &mut Rng, count: usize) -> usize {
         match self.kept {
             Ratio::NEVER => 0,
             Ratio::ALWAYS => count,
@@ -61,7 +61,7 @@ pub(crate) enum Fate {
 
 impl Fate {
     /// The sectors of one page that survive, out of a mask of them.
-    pub fn spare(self, sectors: u8, rng: &mut Rng) -> u8 {
+    pub(crate) fn spare(self, sectors: u8, rng: &mut Rng) -> u8 {
         match self {
             Fate::Lost => 0,
             Fate::Whole => sectors,

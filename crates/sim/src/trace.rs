@@ -72,11 +72,11 @@ pub(crate) fn hash_name(name: &str) -> u64 {
 }
 
 impl Trace {
-    pub fn new(recent_max: usize) -> Trace {
+    pub(crate) fn new(recent_max: usize) -> Trace {
         Trace { recent_max, ..Trace::default() }
     }
 
-    pub fn submitted(&mut self, facts: &Facts, event: u64, time_ns: u64) {
+    pub(crate) fn submitted(&mut self, facts: &Facts, event: u64, time_ns: u64) {
         let count = &mut self.counts[facts.kind as usize];
         count.submitted += 1;
         if matches!(facts.kind, OpKind::Read | OpKind::Write) {
@@ -86,7 +86,7 @@ impl Trace {
         self.remember(facts, event, time_ns, false, None);
     }
 
-    pub fn completed(&mut self, facts: &Facts, event: u64, time_ns: u64, error: Option<Errno>) {
+    pub(crate) fn completed(&mut self, facts: &Facts, event: u64, time_ns: u64, error: Option<Errno>) {
         let count = &mut self.counts[facts.kind as usize];
         count.completed += 1;
         count.failed += u64::from(error.is_some());
@@ -113,23 +113,23 @@ impl Trace {
         self.recent.push_back(TraceEvent { event, time_ns, kind, completed, name, offset, len, error });
     }
 
-    pub fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         mix(self.hash)
     }
 
-    pub fn count(&self, kind: OpKind) -> KindCount {
+    pub(crate) fn count(&self, kind: OpKind) -> KindCount {
         self.counts[kind as usize]
     }
 
-    pub fn mark(&mut self, label: &'static str) {
+    pub(crate) fn mark(&mut self, label: &'static str) {
         *self.marks.entry(label).or_default() += 1;
     }
 
-    pub fn marks(&self) -> &BTreeMap<&'static str, u64> {
+    pub(crate) fn marks(&self) -> &BTreeMap<&'static str, u64> {
         &self.marks
     }
 
-    pub fn recent(&self) -> impl Iterator<Item = &TraceEvent> {
+    pub(crate) fn recent(&self) -> impl Iterator<Item = &TraceEvent> {
         self.recent.iter()
     }
 }

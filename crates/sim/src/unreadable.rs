@@ -26,23 +26,23 @@ fn sectors_of(range: &Range<u64>) -> Range<u64> {
 
 impl Unreadable {
     /// Whether reading these bytes is an error.
-    pub fn strikes(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn strikes(&self, range: &Range<u64>) -> bool {
         self.sectors.within(sectors_of(range)).next().is_some()
     }
 
     /// The range was written, which makes its sectors readable.
-    pub fn written(&mut self, range: &Range<u64>) {
+    pub(crate) fn written(&mut self, range: &Range<u64>) {
         if self.sectors.len() > 0 {
             self.sectors.remove(sectors_of(range));
         }
     }
 
-    pub fn put(&mut self, range: &Range<u64>) {
+    pub(crate) fn put(&mut self, range: &Range<u64>) {
         self.sectors.insert(sectors_of(range));
     }
 
     /// The power went: some sectors of some of `writes` are unreadable from now on, in units of `unit_bytes`.
-    pub fn draw(&mut self, writes: &[Range<u64>], size: u64, unit_bytes: u64, rng: &mut Rng) {
+    pub(crate) fn draw(&mut self, writes: &[Range<u64>], size: u64, unit_bytes: u64, rng: &mut Rng) {
         for _ in 0..rng.between(1, WRITES_MAX) {
             let Some(write) = rng.pick(writes) else { return };
             let all = sectors_of(write);
@@ -57,7 +57,7 @@ impl Unreadable {
     }
 
     /// In bytes, in order.
-    pub fn ranges(&self) -> Vec<Range<u64>> {
+    pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for sector in self.sectors.within(0..u64::MAX) {
             match ranges.last_mut() {

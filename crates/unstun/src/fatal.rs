@@ -8,11 +8,11 @@ use std::panic::PanicHookInfo;
 use tracing::error;
 
 /// EX_SOFTWARE of sysexits.h: an internal error. No command uses this exit code for anything else.
-pub const PANIC_EXIT_CODE: i32 = 70;
+pub(crate) const PANIC_EXIT_CODE: i32 = 70;
 
 /// Ends the process on a panic of any thread from here on, with the message in the log. The API's threads are
 /// excepted: their runtime answers for a request that panics, and the disks are still served.
-pub fn end_process_on_panic() {
+pub(crate) fn end_process_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let found = describe(panic);
         if tokio::runtime::Handle::try_current().is_ok() {

@@ -87,7 +87,7 @@ impl Filter {
 }
 
 /// Writes the lines that `filter` admits from now on. A second call has no effect.
-pub fn start(filter: Filter) {
+pub(crate) fn start(filter: Filter) {
     let lines = subscriber(filter, is_journal(), std::io::stderr);
     let _ = tracing::subscriber::set_global_default(lines);
 }
@@ -147,7 +147,7 @@ fn priority(level: Level) -> u8 {
 }
 
 /// Limiter of the lines that clients cause: at most `max` in a second; the lines left out are counted.
-pub struct LineLimit {
+pub(crate) struct LineLimit {
     max: u32,
     second: Cell<i64>,
     admitted: Cell<u32>,
@@ -156,7 +156,7 @@ pub struct LineLimit {
 
 /// Number of lines that were left out before an admitted one, as the end of that line.
 #[derive(Debug, PartialEq, Eq)]
-pub struct LeftOut(u64);
+pub(crate) struct LeftOut(u64);
 
 impl Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,12 +168,12 @@ impl Display for LeftOut {
 }
 
 impl LineLimit {
-    pub fn new(max: u32) -> LineLimit {
+    pub(crate) fn new(max: u32) -> LineLimit {
         LineLimit { max, second: Cell::new(0), admitted: Cell::new(0), left_out: Cell::new(0) }
     }
 
     /// Returns `None` if the line is to be left out.
-    pub fn admit(&self) -> Option<LeftOut> {
+    pub(crate) fn admit(&self) -> Option<LeftOut> {
         self.admit_in(Timestamp::now().as_second())
     }
 
@@ -191,7 +191,7 @@ impl LineLimit {
 }
 
 /// The last facts that were reported, so that a client's next attempts are not reported again.
-pub struct Reported<T>(RefCell<VecDeque<T>>);
+pub(crate) struct Reported<T>(RefCell<VecDeque<T>>);
 
 /// Maximum number of facts kept in a `Reported`.
 const REPORTED_MAX: usize = 64;
@@ -203,7 +203,7 @@ impl<T> Default for Reported<T> {
 }
 
 impl<T: PartialEq> Reported<T> {
-    pub fn is_news(&self, fact: T) -> bool {
+    pub(crate) fn is_news(&self, fact: T) -> bool {
         let mut facts = self.0.borrow_mut();
         if facts.contains(&fact) {
             return false;

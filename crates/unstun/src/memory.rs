@@ -66,27 +66,27 @@ impl Memory {
 /// | reserve: an eighth of the rest, at most 1024; takes and reverts leave half of it to commits, closing and removing | 1024 | 88 |
 /// | what is served: layers, folders, locks | 518,848 | 264 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Descriptors {
+pub(crate) struct Descriptors {
     pub limit: u64,
     pub connections: u64,
     pub reserve: u64,
 }
 
 impl Descriptors {
-    pub fn new(limit: u64, memory: Memory) -> Descriptors {
+    pub(crate) fn new(limit: u64, memory: Memory) -> Descriptors {
         let rest = limit.saturating_sub(DESCRIPTORS_OWN);
         let connections = memory.connections_max(rest / 2);
         Descriptors { limit, connections, reserve: (rest / 8).min(DESCRIPTORS_RESERVED_MAX) }
     }
 
     /// Returns the maximum number of descriptors of files, folders and locks if `kept` of them must stay free.
-    pub fn files_max(self, kept: u64) -> u64 {
+    pub(crate) fn files_max(self, kept: u64) -> u64 {
         self.limit.saturating_sub(DESCRIPTORS_OWN + self.connections + kept)
     }
 }
 
 /// Raises the process's soft limit on descriptors to its hard limit, and returns the limit.
-pub fn raise_descriptors() -> u64 {
+pub(crate) fn raise_descriptors() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

@@ -19,11 +19,11 @@ const WATCHDOG_VARIABLE: &str = "WATCHDOG_USEC";
 /// Variable with the ID of the process from which systemd expects it; absent where any process may send it.
 const WATCHDOG_PID_VARIABLE: &str = "WATCHDOG_PID";
 
-pub fn ready() {
+pub(crate) fn ready() {
     tell("READY=1");
 }
 
-pub fn stopping() {
+pub(crate) fn stopping() {
     tell("STOPPING=1");
 }
 
@@ -32,7 +32,7 @@ pub fn stopping() {
 ///
 /// # Errors
 /// `Failed` if the thread cannot be started.
-pub fn keep_watchdog(cores: Vec<Arc<Heartbeat>>) -> Result<()> {
+pub(crate) fn keep_watchdog(cores: Vec<Arc<Heartbeat>>) -> Result<()> {
     let variable = |name| std::env::var(name).ok();
     let pid = variable(WATCHDOG_PID_VARIABLE);
     let Some(limit) = watchdog_limit(variable(WATCHDOG_VARIABLE).as_deref(), pid.as_deref()) else {

@@ -16,7 +16,7 @@ const REGION_BYTES: u64 = 2 << 20;
 const FILES_MAX: usize = u16::MAX as usize;
 
 /// An open flat disk.
-pub struct Flat {
+pub(crate) struct Flat {
     name: String,
     files: Vec<File>,
     /// By position on the disk, without gaps.
@@ -33,7 +33,7 @@ struct Piece {
 
 impl Flat {
     /// `files` are those the extents of `descriptor` name, by that name. Compares their lengths with what is needed.
-    pub async fn open(
+    pub(crate) async fn open(
         name: &str,
         descriptor: &Descriptor,
         files: BTreeMap<String, File>,

@@ -5,11 +5,11 @@ use blk::{Error, Result};
 use crate::text::{check_name, shown};
 
 /// Deltas are numbered with six digits.
-pub const DELTA_NUMBER_MAX: u32 = 999_999;
+pub(crate) const DELTA_NUMBER_MAX: u32 = 999_999;
 
 /// The two files of a VMFSsparse link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeltaNames {
+pub(crate) struct DeltaNames {
     /// `NAME-000001.vmdk`
     pub descriptor: String,
     /// `NAME-000001-delta.vmdk`
@@ -18,7 +18,7 @@ pub struct DeltaNames {
 
 /// The two files of a base disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseNames {
+pub(crate) struct BaseNames {
     /// `NAME.vmdk`, further disks `NAME_1.vmdk`, ...
     pub descriptor: String,
     /// `NAME-flat.vmdk`
@@ -26,14 +26,14 @@ pub struct BaseNames {
 }
 
 /// Names for the disk at `index` (from 0) of the VM `vm`. Fails with `Invalid` when `vm` cannot be a file name.
-pub fn base_names(vm: &str, index: usize) -> Result<BaseNames> {
+pub(crate) fn base_names(vm: &str, index: usize) -> Result<BaseNames> {
     check_name(vm, "VM name", vm)?;
     let stem = if index == 0 { vm.to_owned() } else { format!("{vm}_{index}") };
     Ok(BaseNames { descriptor: format!("{stem}.vmdk"), extent: format!("{stem}-flat.vmdk") })
 }
 
 /// The name without directory, `.vmdk` and a delta's number: `web-000002.vmdk` and `../x/web.vmdk` both give `web`.
-pub fn disk_stem(descriptor: &str) -> &str {
+pub(crate) fn disk_stem(descriptor: &str) -> &str {
     let base = descriptor.rsplit(['/', '\\']).next().unwrap_or(descriptor);
     let stem = match base.len().checked_sub(5).and_then(|cut| base.split_at_checked(cut)) {
         Some((stem, suffix)) if suffix.eq_ignore_ascii_case(".vmdk") => stem,
@@ -51,7 +51,7 @@ fn is_delta_number(digits: &str) -> bool {
 
 /// The first free number for a new delta of the disk `leaf` belongs to. Numbers carry no order and are used again once
 /// free. `taken` answers whether a file of that name exists; a number is free when neither of its files does.
-pub fn next_delta_names(leaf: &str, taken: impl Fn(&str) -> bool) -> Result<DeltaNames> {
+pub(crate) fn next_delta_names(leaf: &str, taken: impl Fn(&str) -> bool) -> Result<DeltaNames> {
     let stem = disk_stem(leaf);
     for number in 1..=DELTA_NUMBER_MAX {
         let descriptor = format!("{stem}-{number:06}.vmdk");

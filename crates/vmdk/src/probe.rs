@@ -10,7 +10,7 @@ use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
 /// Enough of a file to tell a descriptor from an extent.
-pub const HEAD_BYTES: u64 = 1024;
+pub(crate) const HEAD_BYTES: u64 = 1024;
 /// One block of the page cache; descriptors of one or two extents take below 1 KiB.
 const START_BYTES: u64 = 4096;
 
@@ -19,7 +19,7 @@ const HOSTED_FLAGS: usize = 8;
 const HOSTED_COMPRESSED: u32 = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum Content {
     /// A text descriptor.
     Descriptor,
     /// "KDMV": monolithicSparse, or an extent of a split disk.
@@ -35,7 +35,7 @@ pub enum Content {
 
 impl Content {
     /// `head` are the first `HEAD_BYTES` of the file, or all it has.
-    pub fn of(head: &[u8]) -> Content {
+    pub(crate) fn of(head: &[u8]) -> Content {
         if head.starts_with(b"KDMV") {
             let flags = head.get(HOSTED_FLAGS..).and_then(|rest| rest.first_chunk()).copied();
             let compressed = u32::from_le_bytes(flags.unwrap_or_default()) & HOSTED_COMPRESSED != 0;
@@ -50,7 +50,7 @@ impl Content {
         if Descriptor::probe(head) { Content::Descriptor } else { Content::Other }
     }
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Content::Descriptor => "a text descriptor",
             Content::HostedSparse => "a hosted sparse disk (\"KDMV\")",

@@ -7,7 +7,7 @@ use blk::layer::{Run, Where};
 pub(crate) struct Runs(pub Vec<Run>);
 
 impl Runs {
-    pub fn push(&mut self, start: u64, len: u64, place: Where) {
+    pub(crate) fn push(&mut self, start: u64, len: u64, place: Where) {
         if let Some(last) = self.0.last_mut() {
             let follows = match (last.place, place) {
                 (Where::Data { offset: a, .. }, Where::Data { offset: b, .. }) => a + last.len == b,

@@ -14,12 +14,12 @@ mod counted {
         static STEPS: Cell<u64> = const { Cell::new(0) };
     }
 
-    pub fn count(steps: u64) {
+    pub(crate) fn count(steps: u64) {
         STEPS.set(STEPS.get() + steps);
     }
 
     /// Returns the steps that `work` takes on this thread.
-    pub fn within(work: impl FnOnce()) -> u64 {
+    pub(crate) fn within(work: impl FnOnce()) -> u64 {
         let before = STEPS.get();
         work();
         STEPS.get() - before

@@ -6,14 +6,14 @@ use blk::layer::{Layer, Placement, Where};
 use blk::{Buf, Dir, Env, Result, SECTOR};
 
 /// What `read` shows where the layer answers `Parent`.
-pub const PARENT: u8 = 0xEE;
+pub(crate) const PARENT: u8 = 0xEE;
 
-pub fn root(env: &Env) -> Dir {
+pub(crate) fn root(env: &Env) -> Dir {
     env.open_root("/").expect("the simulated root")
 }
 
 /// First writes where the layer does not hold the range, overwrites where it does.
-pub async fn write(layer: &dyn Layer, at: u64, data: &[u8]) -> Result<()> {
+pub(crate) async fn write(layer: &dyn Layer, at: u64, data: &[u8]) -> Result<()> {
     for run in layer.lookup(at..at + data.len() as u64).await? {
         let part = &data[(run.start - at) as usize..(run.end() - at) as usize];
         match run.place {
@@ -43,7 +43,7 @@ async fn fill(layer: &dyn Layer, placement: &Placement, start: u64, data: &[u8])
     Ok(())
 }
 
-pub async fn read(layer: &dyn Layer, range: Range<u64>) -> Result<Vec<u8>> {
+pub(crate) async fn read(layer: &dyn Layer, range: Range<u64>) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     for run in layer.lookup(range.clone()).await? {
         assert_eq!(run.start, range.start + out.len() as u64, "runs follow each other");
@@ -63,7 +63,7 @@ pub async fn read(layer: &dyn Layer, range: Range<u64>) -> Result<Vec<u8>> {
 }
 
 /// The generic flush, in the order of the contract.
-pub async fn flush(layer: &dyn Layer) -> Result<()> {
+pub(crate) async fn flush(layer: &dyn Layer) -> Result<()> {
     let stages = layer.stages();
     for write in &stages.early {
         layer.files()[usize::from(write.file)].tables().write(write.offset, write.data.clone()).await?;
@@ -86,6 +86,6 @@ async fn flush_files(layer: &dyn Layer) -> Result<()> {
     Ok(())
 }
 
-pub fn sectors(count: u64) -> u64 {
+pub(crate) fn sectors(count: u64) -> u64 {
     count * SECTOR
 }

@@ -6,22 +6,22 @@ use blk::{Error, Result};
 
 /// Longest text file that is read or written: a .vmsd with 255 snapshots of 60 disks is about 255 * 60 * 2 lines * 60 bytes =
 /// 1.8 MB, a descriptor of 31,000 2-GB extents (the 62 TB limit of VMware) about 1.9 MB. The limit is twice that.
-pub const TEXT_BYTES_MAX: usize = 4 << 20;
+pub(crate) const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// Lines of such a file: that .vmsd has 255 * (60 * 2 + 10) = 33,150, the descriptor 31,000 and its header. The limit is about
 /// twice that. A parsed line takes at most 300 bytes beside its text, so a file takes 20 MiB and three times its text.
-pub const TEXT_LINES_MAX: usize = 1 << 16;
+pub(crate) const TEXT_LINES_MAX: usize = 1 << 16;
 
 /// Texts of one folder, all together: 60 disks with 255 snapshots have 15,300 descriptors of 600 bytes, 9 MB, and two large
 /// texts beside them. The limit is about twice that.
-pub const FOLDER_TEXT_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX;
+pub(crate) const FOLDER_TEXT_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX;
 
 /// Lines of these: 15,300 descriptors of 20 lines are 306,000, and two large texts. With 300 bytes for each and three times their
 /// text, the parsed texts of a folder take at most 190 MiB.
-pub const FOLDER_TEXT_LINES_MAX: usize = 6 * TEXT_LINES_MAX;
+pub(crate) const FOLDER_TEXT_LINES_MAX: usize = 6 * TEXT_LINES_MAX;
 
 /// Names in one folder: 15,300 links are two files each, and every snapshot has two more. The limit is about twice that.
-pub const FOLDER_NAMES_MAX: usize = 1 << 16;
+pub(crate) const FOLDER_NAMES_MAX: usize = 1 << 16;
 
 /// Longest value quoted in an error message, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
@@ -90,7 +90,7 @@ impl FolderTexts {
     ///
     /// # Errors
     /// `Damaged`, of the file with which the folder has too much.
-    pub fn add(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn add(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
         self.add_size(file, bytes.len(), count_lines(bytes))
     }
 
@@ -98,7 +98,7 @@ impl FolderTexts {
     ///
     /// # Errors
     /// As [`FolderTexts::add`].
-    pub fn add_size(&mut self, file: &str, bytes: usize, lines: usize) -> Result<()> {
+    pub(crate) fn add_size(&mut self, file: &str, bytes: usize, lines: usize) -> Result<()> {
         self.bytes = self.bytes.saturating_add(bytes);
         self.lines = self.lines.saturating_add(lines);
         for (field, found, most) in [

@@ -14,7 +14,7 @@ use crate::steps;
 use crate::text::{check_bytes, decimal, decimal_up_to, shown, wrong};
 
 /// Snapshots of one VM we read: the chain limit of VMware, 255, for each branch of an improbable tree.
-pub const SNAPSHOTS_MAX: usize = 4096;
+pub(crate) const SNAPSHOTS_MAX: usize = 4096;
 
 /// Disks of one snapshot: the places for disks that a VM has, 4 * 64 SCSI, 4 * 30 SATA, 4 * 64 NVMe and 4 IDE.
 const SNAPSHOT_DISKS_MAX: usize = 636;

@@ -18,7 +18,7 @@ const MACHINE_ID_PATH: &str = "/etc/machine-id";
 const HOST_NAME_PATH: &str = "/proc/sys/kernel/hostname";
 
 /// Called with the first failure.
-pub type FailureListener = Box<dyn Fn(&Error)>;
+pub(super) type FailureListener = Box<dyn Fn(&Error)>;
 
 /// The files of one process. Only the thread of the core uses them.
 pub struct MemoryFolder {

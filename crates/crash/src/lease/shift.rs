@@ -15,14 +15,14 @@ use sim::{Host, Rng, SimWorld};
 
 use sim::oracle::DiskModel;
 
-pub const FILE: &str = "lun";
-pub const DISK_BLOCKS: u64 = 64;
+pub(super) const FILE: &str = "lun";
+pub(super) const DISK_BLOCKS: u64 = 64;
 const SECTORS: u64 = DISK_BLOCKS * BLOCK / SECTOR;
 /// Requests of the guests that are under way at the same time.
 const WORKERS: u64 = 4;
 
 /// Expected content of the disk, and the machine that may write it.
-pub struct Model {
+pub(super) struct Model {
     world: SimWorld,
     node: u64,
     model: RefCell<DiskModel>,
@@ -37,7 +37,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(world: SimWorld, node: u64) -> Model {
+    pub(super) fn new(world: SimWorld, node: u64) -> Model {
         Model {
             world,
             node,
@@ -50,7 +50,7 @@ impl Model {
         }
     }
 
-    pub fn mark(&self, label: &'static str) {
+    pub(super) fn mark(&self, label: &'static str) {
         self.world.mark(label);
     }
 
@@ -59,7 +59,7 @@ impl Model {
     }
 
     /// Returns the first broken promise as an error.
-    pub fn verdict(&self) -> std::result::Result<(), String> {
+    pub(super) fn verdict(&self) -> std::result::Result<(), String> {
         for (host, until_ns) in self.former.borrow().iter() {
             if host.changed_ns() > *until_ns {
                 let (at, until) = (host.changed_ns() / 1000, until_ns / 1000);
@@ -72,7 +72,7 @@ impl Model {
     }
 
     /// Notes that a power cut has left no earlier machine.
-    pub fn begin_anew(&self) {
+    pub(super) fn begin_anew(&self) {
         self.former.borrow_mut().clear();
         self.current.take();
         self.owner.update(|owner| owner + 1);
@@ -113,7 +113,7 @@ impl Model {
     }
 }
 
-pub struct Shift {
+pub(super) struct Shift {
     pub host: Host,
     model: Rc<Model>,
     owner: u64,
@@ -126,7 +126,7 @@ pub struct Shift {
 
 impl Shift {
     /// Opens the store on a machine, and compares the whole disk.
-    pub async fn open(
+    pub(super) async fn open(
         host: &Host,
         number: usize,
         model: &Rc<Model>,
@@ -175,16 +175,16 @@ impl Shift {
         Ok(Rc::new(Shift { host, model, owner, lease, store, disk, stop, working }))
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.lease.lost().is_some()
     }
 
-    pub fn epoch(&self) -> u64 {
+    pub(super) fn epoch(&self) -> u64 {
         self.lease.epoch()
     }
 
     /// Starts guests that go on until the machine loses the store or closes it.
-    pub fn work(self: &Rc<Self>, rng: &mut Rng) {
+    pub(super) fn work(self: &Rc<Self>, rng: &mut Rng) {
         for _ in self.working.get()..WORKERS {
             self.working.update(|working| working + 1);
             let (shift, mut rng) = (self.clone(), rng.fork());
@@ -254,7 +254,7 @@ impl Shift {
     }
 
     /// Ends the guests, closes the store and releases the lease.
-    pub async fn close(&self) -> Result<()> {
+    pub(super) async fn close(&self) -> Result<()> {
         self.stop.set(true);
         while self.working.get() > 0 {
             self.host.env.sleep_us(1000).await;

@@ -30,7 +30,7 @@ const CHECKED_EVERY: u64 = 4;
 const RECOVERING: &str = "cut in recovery";
 
 /// Plays one boot. Returns None if the power was cut.
-pub fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
+pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
     run.world.set_capacity(None);
     // Removes the faults that the boot before did not reach.
     run.world.clear_faults();

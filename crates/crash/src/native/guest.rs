@@ -10,7 +10,7 @@ use super::harness::{Harness, RunningMachine};
 use super::places::SECTORS_PER_BLOCK;
 use crate::requests::{Request, Target};
 
-pub struct Guest {
+pub(super) struct Guest {
     pub harness: Rc<Harness>,
     pub rng: Rng,
 }
@@ -23,7 +23,7 @@ pub struct Place {
 }
 
 impl Guest {
-    pub async fn run(mut self) -> Result<(), String> {
+    pub(super) async fn run(mut self) -> Result<(), String> {
         for _ in 0..self.harness.plan.operations {
             let Some(machine) = self.pick_machine() else {
                 self.harness.env.sleep_us(200).await;
@@ -60,7 +60,7 @@ impl Guest {
         self.harness.place_at(machine, index, first, count)
     }
 
-    pub async fn carry_out(&mut self, place: &Place, request: Request) -> Result<(), String> {
+    pub(super) async fn carry_out(&mut self, place: &Place, request: Request) -> Result<(), String> {
         let request = match request {
             Request::Zero(mode) => Request::Zero(ZeroMode { no_hole: self.rng.below(3) == 0, ..mode }),
             other => other,

@@ -22,10 +22,10 @@ use crate::content::{Image, read_pieces};
 use crate::request_gate::RequestGate;
 use crate::trouble::Trouble;
 
-pub const FILE: &str = "store";
+pub(super) const FILE: &str = "store";
 /// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
-pub const MACHINE: u8 = USER_KINDS + 100;
-pub const SNAPSHOT: u8 = USER_KINDS + 101;
+pub(super) const MACHINE: u8 = USER_KINDS + 100;
+pub(super) const SNAPSHOT: u8 = USER_KINDS + 101;
 /// Longest single read while a disk is read whole, in bytes.
 const READ_BYTES: u64 = 256 << 10;
 
@@ -54,11 +54,11 @@ impl Deref for Harness {
     }
 }
 
-pub fn key(kind: u8, number: u64) -> Key {
+pub(super) fn key(kind: u8, number: u64) -> Key {
     Key { kind, major: 0, minor: number }
 }
 
-pub fn put(kind: u8, number: u64, nodes: &[u64]) -> Op {
+pub(super) fn put(kind: u8, number: u64, nodes: &[u64]) -> Op {
     Op::Put { key: key(kind, number), value: nodes.iter().flat_map(|node| node.to_le_bytes()).collect() }
 }
 
@@ -68,7 +68,7 @@ fn nodes_of(value: &[u8]) -> Vec<u64> {
 }
 
 /// Makes the store's file durable, with a journal that begins where the plan says.
-pub async fn format(env: &Env, plan: &Plan) -> blk::Result<()> {
+pub(super) async fn format(env: &Env, plan: &Plan) -> blk::Result<()> {
     let dir = env.open_root("/")?;
     let file = dir.create_new(FILE).await?;
     dir.sync().await?;
@@ -82,11 +82,11 @@ pub async fn format(env: &Env, plan: &Plan) -> blk::Result<()> {
     file.flush().await
 }
 
-pub async fn open_file(env: &Env) -> blk::Result<File> {
+pub(super) async fn open_file(env: &Env) -> blk::Result<File> {
     env.open_root("/")?.open(FILE, OpenMode::Write).await
 }
 
-pub async fn open_store(env: &Env, plan: &Plan) -> blk::Result<Rc<Store>> {
+pub(super) async fn open_store(env: &Env, plan: &Plan) -> blk::Result<Rc<Store>> {
     let can_grow = !matches!(plan.ground, Ground::Device(_));
     Store::open(env.clone(), open_file(env).await?, plan.options, plan.growth, can_grow).await
 }
@@ -160,7 +160,7 @@ impl Harness {
 }
 
 /// Reads the windows of a disk, one after the other.
-pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<Image, String> {
+pub(super) async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<Image, String> {
     if disk.size_bytes() != places.size_blocks * BLOCK {
         let (found, expected) = (disk.size_bytes() / BLOCK, places.size_blocks);
         return Err(format!("{} has {found} blocks, expected {expected}", disk.name));
@@ -174,7 +174,7 @@ pub async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<Image, S
 }
 
 /// Checks that nothing is mapped outside the windows, where nothing was ever written.
-pub async fn nothing_else_is_mapped(disk: &Rc<NativeDisk>, places: &Places) -> Result<(), String> {
+pub(super) async fn nothing_else_is_mapped(disk: &Rc<NativeDisk>, places: &Places) -> Result<(), String> {
     let status = disk.clone().status(0..disk.size_bytes()).await;
     let mut at = 0;
     for part in status.map_err(|e| format!("status of {}: {e}", disk.name))? {

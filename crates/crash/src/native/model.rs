@@ -11,7 +11,7 @@ use crate::content::Image;
 use sim::oracle::DiskModel;
 
 /// Content by disk, in the order of the model's sectors.
-pub type Contents = Vec<Image>;
+pub(super) type Contents = Vec<Image>;
 
 /// Expected state of a running disk.
 #[derive(Clone)]
@@ -59,8 +59,8 @@ pub struct ExpectedSnapshot {
 }
 
 /// Labels of a cut in a take and in a checkpoint, which may be under way together.
-pub const TAKING: &str = "cut in a take";
-pub const CHECKPOINTING: &str = "cut in a checkpoint";
+pub(super) const TAKING: &str = "cut in a take";
+pub(super) const CHECKPOINTING: &str = "cut in a checkpoint";
 
 #[derive(Default)]
 pub struct Model {

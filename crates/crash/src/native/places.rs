@@ -7,7 +7,7 @@ use blk::SECTOR;
 use engine::native::layout::BLOCK;
 use sim::Rng;
 
-pub const SECTORS_PER_BLOCK: u64 = BLOCK / SECTOR;
+pub(super) const SECTORS_PER_BLOCK: u64 = BLOCK / SECTOR;
 /// Blocks that one leaf of the map covers, and blocks that one page over leaves covers. Windows are around these edges.
 const LEAF_BLOCKS: u64 = 252;
 const SECOND_LEVEL_BLOCKS: u64 = 126 * LEAF_BLOCKS;

@@ -271,7 +271,7 @@ impl Plan {
 }
 
 /// Returns a cut soon after the call, in the operation that begins then.
-pub fn soon(rng: &mut Rng) -> Cut {
+pub(super) fn soon(rng: &mut Rng) -> Cut {
     let events = 1 << rng.below(AIMED_BITS_MAX + 1);
     Cut::Event(1 + rng.below(events))
 }

@@ -10,7 +10,7 @@ use super::harness::{Harness, MACHINE, SNAPSHOT};
 const RELEASED_WITHIN_US: u64 = 10_000_000;
 const LOOK_US: u64 = 1000;
 
-pub fn judge(report: &Report, when: &str) -> Result<(), String> {
+pub(super) fn judge(report: &Report, when: &str) -> Result<(), String> {
     match report.findings.first() {
         None if report.is_sound() => Ok(()),
         None => Err(format!("check {when}: {} findings", report.more)),
@@ -22,7 +22,7 @@ pub fn judge(report: &Report, when: &str) -> Result<(), String> {
 }
 
 /// Checks that the store has the states that something names, and no others.
-pub fn judge_states(report: &Report, named: BTreeSet<u64>, when: &str) -> Result<(), String> {
+pub(super) fn judge_states(report: &Report, named: BTreeSet<u64>, when: &str) -> Result<(), String> {
     match named == report.states {
         true => Ok(()),
         false => Err(format!("check {when}: states {:?}, named are {named:?}", report.states)),

@@ -11,21 +11,21 @@ use crate::watch::{chains, tell};
 type Names = Vec<(String, Option<Vec<Image>>)>;
 
 impl Control {
-    pub fn persistent(&self) -> usize {
+    pub(super) fn persistent(&self) -> usize {
         self.model.borrow().persistent
     }
 
     /// Returns what the disks with these indexes show; the guests are powered off.
-    pub async fn shown_by(&self, indexes: Range<usize>) -> Result<Moving, String> {
+    pub(super) async fn shown_by(&self, indexes: Range<usize>) -> Result<Moving, String> {
         let contents = contents_of(&self.vm.disks()[indexes.clone()]).await?;
         Ok(indexes.zip(contents).collect())
     }
 
-    pub fn putting_into_bin(&self, contents: Moving, names: Names) {
+    pub(super) fn putting_into_bin(&self, contents: Moving, names: Names) {
         self.model.borrow_mut().binning = Some(KnownBinned { contents, names, leaving: false });
     }
 
-    pub fn known_of(&self, names: &[String]) -> Names {
+    pub(super) fn known_of(&self, names: &[String]) -> Names {
         let mut model = self.model.borrow_mut();
         names
             .iter()
@@ -34,12 +34,12 @@ impl Control {
     }
 
     /// Notes that a verb that takes these entries out of the bin begins (`leaving`), or that it has not happened.
-    pub fn evicting(&self, ids: &[u64], leaving: bool) {
+    pub(super) fn evicting(&self, ids: &[u64], leaving: bool) {
         let mut model = self.model.borrow_mut();
         model.bin.iter_mut().filter(|(id, _)| ids.contains(id)).for_each(|(_, it)| it.leaving = leaving);
     }
 
-    pub async fn restore(&mut self) -> Result<(), String> {
+    pub(super) async fn restore(&mut self) -> Result<(), String> {
         let ids: Vec<u64> = self.model.borrow().bin.keys().copied().collect();
         let Some(id) = self.rng.pick(&ids).copied() else { return Ok(()) };
         self.powered_off(async |user| user.restore_entry(id).await).await
@@ -75,7 +75,7 @@ impl Control {
         Ok(())
     }
 
-    pub async fn empty_bin(&mut self) -> Result<(), String> {
+    pub(super) async fn empty_bin(&mut self) -> Result<(), String> {
         let bin = self.harness.model.borrow().bin.keys().copied().collect::<Vec<u64>>();
         let ids: Vec<u64> = bin.into_iter().filter(|_| self.rng.coin()).collect();
         self.evicting(&ids, true);
@@ -102,13 +102,13 @@ impl Model {
 }
 
 impl Harness {
-    pub fn see_bin(&self) -> Result<(), String> {
+    pub(super) fn see_bin(&self) -> Result<(), String> {
         let ids: Vec<u64> = self.vm.state().bin.iter().map(|binned| binned.id).collect();
         self.model.borrow_mut().found_in_bin(&ids)
     }
 
     /// Checks that every entry shows what it showed when it was put into the bin.
-    pub async fn check_bin(&self) -> Result<(), String> {
+    pub(super) async fn check_bin(&self) -> Result<(), String> {
         let bin = self.model.borrow().bin.clone();
         for (id, binned) in &bin {
             for (index, bytes) in &binned.contents {

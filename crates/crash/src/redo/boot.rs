@@ -22,7 +22,7 @@ use crate::trouble::{Trouble, fill_up};
 use crate::watch::{chains, tell};
 
 /// One boot of the VM, and what its guests and its user share.
-pub struct Harness {
+pub(super) struct Harness {
     pub run: RedoRun,
     pub boot: u64,
     pub vm: Rc<Vm>,
@@ -41,7 +41,7 @@ impl Deref for Harness {
 }
 
 /// Plays one boot. Returns None if the power was cut.
-pub fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
+pub(super) fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
     run.world.set_capacity(None);
     // Removes the faults that the boot before did not reach.
     run.world.clear_faults();
@@ -159,7 +159,7 @@ impl Harness {
     /// later ones are compared with the first. After a boot, a snapshot whose take was cut is sealed, and one whose
     /// commit was cut before its start was durable has not changed. Returns false if the snapshot cannot be opened,
     /// because another task has committed it meanwhile.
-    pub async fn look(&self, name: &str) -> Result<bool, String> {
+    pub(super) async fn look(&self, name: &str) -> Result<bool, String> {
         let first = self.model.borrow_mut().known(name).and_then(|known| known.standing.contents());
         let persistent = self.model.borrow().persistent;
         let numbers: Vec<u32> = self.vm.disks()[..persistent].iter().map(|disk| disk.number).collect();

@@ -19,7 +19,7 @@ use crate::watch::tell;
 const CLONE_SEQUENCE: u64 = 1 << 40;
 
 /// Expected state of a linked clone.
-pub struct LinkedClone {
+pub(super) struct LinkedClone {
     pub name: String,
     /// False until `clone_to` has returned: the clone may or may not be there.
     made: bool,
@@ -28,7 +28,7 @@ pub struct LinkedClone {
 
 impl Control {
     /// Makes a clone of any sealed snapshot, or lets an old one work for a while.
-    pub async fn clone_something(&mut self) -> Result<(), String> {
+    pub(super) async fn clone_something(&mut self) -> Result<(), String> {
         let clones = self.model.borrow().clones.len();
         if clones > 0 && self.rng.coin() {
             let at = self.rng.below(clones as u64) as usize;
@@ -58,7 +58,7 @@ impl Control {
         self.model.borrow_mut().doing.insert("cut in a clone");
         tell(|| format!("clone {name}"));
         let made = home::clone(&self.vm.env, &self.home, snapshot, &name, self.plan.imported).await;
-        tell(|| format!("clone {name} ends {:?}", made.as_ref().map(|()| ())));
+        tell(|| format!("clone {name} ends {:?}", made.as_ref()));
         let mut model = self.model.borrow_mut();
         model.doing.remove("cut in a clone");
         match made {
@@ -117,7 +117,7 @@ async fn open(env: &Env, run: &RedoRun, name: &str, grain_sectors: u32) -> blk::
 impl Harness {
     /// Checks after a boot that every clone that was made shows what it must, and that one whose making was cut is
     /// whole or absent.
-    pub async fn check_clones(&self, env: &Env) -> Result<(), String> {
+    pub(super) async fn check_clones(&self, env: &Env) -> Result<(), String> {
         let clones = self.model.borrow().clones.iter().map(|c| (c.name.clone(), c.made)).collect::<Vec<_>>();
         for (name, made) in clones {
             self.check_clone(env, &name, made).await.map_err(|e| format!("clone {name}: {e}"))?;
@@ -148,7 +148,7 @@ impl Harness {
     }
 
     /// Removes the clones at the end of a run, and with them the protection of their parent.
-    pub async fn remove_clones(&self) -> Result<(), String> {
+    pub(super) async fn remove_clones(&self) -> Result<(), String> {
         let clones = std::mem::take(&mut self.model.borrow_mut().clones);
         for clone in clones {
             let removed = home::remove(&self.vm.env, &clone.name).await;

@@ -12,7 +12,7 @@ use super::boot::Harness;
 use super::model::{FOLDING, Known, Model, Standing, TAKING};
 use crate::watch::{chains, tell};
 
-pub struct Control {
+pub(super) struct Control {
     pub harness: Rc<Harness>,
     pub rng: Rng,
 }
@@ -26,7 +26,7 @@ impl Deref for Control {
 }
 
 impl Control {
-    pub async fn run(mut self) -> Result<(), String> {
+    pub(super) async fn run(mut self) -> Result<(), String> {
         for _ in 0..self.plan.control_steps {
             self.harness.vm.env.sleep_us(self.rng.below(3000)).await;
             let done = self.step().await;
@@ -36,7 +36,7 @@ impl Control {
     }
 
     /// Runs a verb with the guests powered off.
-    pub async fn powered_off(
+    pub(super) async fn powered_off(
         &mut self,
         verb: impl AsyncFnOnce(&mut Control) -> Result<(), String>,
     ) -> Result<(), String> {
@@ -86,7 +86,7 @@ impl Control {
     }
 
     /// Notes that a take begins. Returns its new name, and the ticks at which it is called.
-    pub fn begin_take(&self) -> (String, Vec<u64>) {
+    pub(super) fn begin_take(&self) -> (String, Vec<u64>) {
         let mut model = self.model.borrow_mut();
         let name = format!("s{}", model.next_name);
         model.next_name += 1;
@@ -96,13 +96,13 @@ impl Control {
         (name, began)
     }
 
-    pub fn sealed_names(&self) -> Vec<String> {
+    pub(super) fn sealed_names(&self) -> Vec<String> {
         let model = self.model.borrow();
         let sealed = model.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
         sealed.map(|k| k.name.clone()).collect()
     }
 
-    pub fn any_sealed(&mut self) -> Option<String> {
+    pub(super) fn any_sealed(&mut self) -> Option<String> {
         let names = self.sealed_names();
         self.rng.pick(&names).cloned()
     }
@@ -192,13 +192,13 @@ impl Control {
 }
 
 impl Model {
-    pub fn leaving(&mut self, names: &[String]) {
+    pub(super) fn leaving(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             known.standing = Standing::Committing(known.standing.contents());
         }
     }
 
-    pub fn staying(&mut self, names: &[String]) {
+    pub(super) fn staying(&mut self, names: &[String]) {
         let now = self.ticks();
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             if let Standing::Committing(contents) = &known.standing {
@@ -209,7 +209,7 @@ impl Model {
         }
     }
 
-    pub fn gone(&mut self, names: &[String]) {
+    pub(super) fn gone(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
             known.standing = Standing::Gone;
         }
@@ -227,7 +227,7 @@ fn met_a_clone(job: &Job) -> bool {
 }
 
 /// Resumes paused jobs, and waits until every job is over.
-pub async fn settle(vm: &Rc<Vm>) -> Result<(), String> {
+pub(super) async fn settle(vm: &Rc<Vm>) -> Result<(), String> {
     for job in vm.jobs() {
         if job.state() == JobState::Paused {
             let _ = job.resume();

@@ -9,7 +9,7 @@ use sim::Rng;
 use super::boot::Harness;
 use crate::requests::{Request, Target};
 
-pub struct Guest {
+pub(super) struct Guest {
     pub harness: Rc<Harness>,
     /// Index of the disk and of its model.
     pub index: usize,
@@ -19,7 +19,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    pub async fn run(mut self) -> Result<(), String> {
+    pub(super) async fn run(mut self) -> Result<(), String> {
         let harness = self.harness.clone();
         for _ in 0..harness.plan.operations {
             let _request = harness.gate.enter().await;

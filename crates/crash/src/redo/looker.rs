@@ -6,13 +6,13 @@ use blk::{ErrorKind, Result};
 use engine::{CommitWhat, Vm};
 use sim::Rng;
 
-pub struct Looker {
+pub(super) struct Looker {
     pub vm: Rc<Vm>,
     pub rng: Rng,
 }
 
 impl Looker {
-    pub async fn run(mut self, steps: u64) -> std::result::Result<(), String> {
+    pub(super) async fn run(mut self, steps: u64) -> std::result::Result<(), String> {
         for _ in 0..4 * steps {
             self.vm.env.sleep_us(self.rng.below(1000)).await;
             let looked = self.look().await;

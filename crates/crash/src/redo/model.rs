@@ -13,12 +13,12 @@ use crate::content::Image;
 use sim::oracle::DiskModel;
 
 /// Labels of a cut in a take and in a commit, which may be under way together.
-pub const TAKING: &str = "cut in a take";
-pub const FOLDING: &str = "cut in a commit";
+pub(super) const TAKING: &str = "cut in a take";
+pub(super) const FOLDING: &str = "cut in a commit";
 
 /// State of a snapshot, as reported to its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub(super) enum Standing {
     /// `take` was called at these ticks (by disk) and has not returned.
     Taking(Vec<u64>),
     /// Reported as sealed; the contents are filled in at the first look.
@@ -31,7 +31,7 @@ pub enum Standing {
 
 impl Standing {
     /// Returns what the snapshot showed at the first look.
-    pub fn contents(&self) -> Option<Vec<Image>> {
+    pub(super) fn contents(&self) -> Option<Vec<Image>> {
         match self {
             Standing::Sealed { contents, .. } | Standing::Committing(contents) => contents.clone(),
             _ => None,
@@ -39,16 +39,16 @@ impl Standing {
     }
 }
 
-pub fn raised(generation: ContentGeneration) -> ContentGeneration {
+pub(super) fn raised(generation: ContentGeneration) -> ContentGeneration {
     ContentGeneration { present: generation.present + 1, ..generation }
 }
 
 /// A revert, discard or reset under way: what each disk, by index, shows afterwards. It changes all disks or none.
-pub type Moving = Vec<(usize, Image)>;
+pub(super) type Moving = Vec<(usize, Image)>;
 
 /// An entry of the bin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KnownBinned {
+pub(super) struct KnownBinned {
     /// What the disks in it show, by index.
     pub contents: Moving,
     /// The names that left the tree, with what their disks show.
@@ -58,13 +58,13 @@ pub struct KnownBinned {
 }
 
 #[derive(Debug, Clone)]
-pub struct Known {
+pub(super) struct Known {
     pub name: String,
     pub standing: Standing,
 }
 
 #[derive(Default)]
-pub struct Model {
+pub(super) struct Model {
     pub models: Vec<Rc<DiskModel>>,
     pub snapshots: Vec<Known>,
     /// Number of disks that are part of snapshots; they come before the others.
@@ -89,14 +89,14 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(plan: &Plan) -> Model {
+    pub(super) fn new(plan: &Plan) -> Model {
         let disks = plan.disks.len() + usize::from(plan.nonpersistent_bytes.is_some());
         let models = (0..disks).map(|n| Rc::new(DiskModel::new(n as u32))).collect();
         Model { models, persistent: plan.disks.len(), ..Model::default() }
     }
 
     /// Notes the entries found in the bin. One may be new, if a verb that completed or was cut put something into it.
-    pub fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
+    pub(super) fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
         for id in ids {
             if !self.bin.contains_key(id) {
                 let stranger = || format!("{id:016x} is in the bin, and nothing was put into it");
@@ -115,12 +115,12 @@ impl Model {
         Ok(())
     }
 
-    pub fn ticks(&self) -> Vec<u64> {
+    pub(super) fn ticks(&self) -> Vec<u64> {
         self.models.iter().map(|model| model.now()).collect()
     }
 
     /// Notes that the move has happened: the disks durably show other content.
-    pub fn moved(&mut self) {
+    pub(super) fn moved(&mut self) {
         if self.moving.is_some() {
             self.generation = self.generation.map(raised);
         }
@@ -130,7 +130,7 @@ impl Model {
     }
 
     /// Notes that a boot was cut short. `all_there`: only the process ended, and no flush had failed before.
-    pub fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
+    pub(super) fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
         if flush_failed || self.may_be_told > 0 {
             self.may_be_told += 1;
         }
@@ -142,7 +142,11 @@ impl Model {
 
     /// Checks the disks after a cut: they show what the guests had written, or all of them show the result of the move
     /// that was under way.
-    pub fn recover(&mut self, contents: &[Image], generation: ContentGeneration) -> Result<(), String> {
+    pub(super) fn recover(
+        &mut self,
+        contents: &[Image],
+        generation: ContentGeneration,
+    ) -> Result<(), String> {
         let moving = self.moving.take().unwrap_or_default();
         let stayed: Vec<_> =
             contents.iter().enumerate().map(|(n, bytes)| self.models[n].check_cut(bytes)).collect();
@@ -187,18 +191,18 @@ impl Model {
         }
     }
 
-    pub fn known(&mut self, name: &str) -> Option<&mut Known> {
+    pub(super) fn known(&mut self, name: &str) -> Option<&mut Known> {
         self.snapshots.iter_mut().find(|k| k.name == name)
     }
 
     /// Notes that a snapshot is sealed by now, whose take began at these ticks.
-    pub fn seal(&mut self, name: &str, began: Vec<u64>, contents: Option<Vec<Image>>) {
+    pub(super) fn seal(&mut self, name: &str, began: Vec<u64>, contents: Option<Vec<Image>>) {
         let ended = self.ticks();
         let standing = Standing::Sealed { began, ended, contents };
         self.known(name).expect("known since its take began").standing = standing;
     }
 
-    pub fn mark_cut(&mut self, world: &SimWorld) {
+    pub(super) fn mark_cut(&mut self, world: &SimWorld) {
         let doing = std::mem::take(&mut self.doing);
         world.mark("cut");
         doing.iter().for_each(|label| world.mark(label));

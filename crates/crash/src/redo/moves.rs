@@ -10,7 +10,7 @@ use crate::watch::tell;
 
 impl Control {
     /// Reverts to any snapshot of the tree, sometimes with a take of the present first.
-    pub async fn revert(&mut self) -> Result<(), String> {
+    pub(super) async fn revert(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
         self.powered_off(async |user| user.revert_to(&name).await).await
     }
@@ -61,7 +61,7 @@ impl Control {
     }
 
     /// Discards a branch.
-    pub async fn discard(&mut self) -> Result<(), String> {
+    pub(super) async fn discard(&mut self) -> Result<(), String> {
         let Some(name) = self.any_sealed() else { return Ok(()) };
         self.powered_off(async |user| user.discard_from(&name).await).await
     }
@@ -98,7 +98,7 @@ impl Control {
     }
 
     /// Drops what was written to the nonpersistent disk.
-    pub async fn reset(&mut self) -> Result<(), String> {
+    pub(super) async fn reset(&mut self) -> Result<(), String> {
         let index = self.persistent();
         let size_bytes = self.vm.disks()[index].size_bytes() as usize;
         self.begin_move("cut in a reset", Some(vec![(index, vec![0; size_bytes].into())]));
@@ -145,7 +145,7 @@ impl Control {
     }
 
     /// Notes that a verb begins that moves the disks, if it moves any.
-    pub fn begin_move(&self, doing: &'static str, moving: Option<Moving>) {
+    pub(super) fn begin_move(&self, doing: &'static str, moving: Option<Moving>) {
         let mut model = self.model.borrow_mut();
         model.moving = moving;
         model.doing.insert(doing);
@@ -153,7 +153,7 @@ impl Control {
 
     /// Notes the result of a verb of the tree or of the bin. Returns false if the verb was refused or found no space, and
     /// so changed nothing. After any other error it may have happened: a flush failed, perhaps after its commit point.
-    pub fn settle_move<T>(&self, what: &str, result: blk::Result<T>) -> Result<bool, String> {
+    pub(super) fn settle_move<T>(&self, what: &str, result: blk::Result<T>) -> Result<bool, String> {
         match result {
             Ok(_) => self.model.borrow_mut().moved(),
             Err(e) if e.is_no_space() || matches!(e.kind, ErrorKind::Refused | ErrorKind::NotFound) => {
@@ -168,7 +168,7 @@ impl Control {
 
     /// Looks at every snapshot before a move, because the models keep nothing of the time before it. Usually lets
     /// commits finish first, because a move is refused while one is under way.
-    pub async fn look_at_all(&mut self) -> Result<(), String> {
+    pub(super) async fn look_at_all(&mut self) -> Result<(), String> {
         if self.rng.below(4) > 0 {
             settle(&self.vm).await?;
         }
@@ -179,7 +179,7 @@ impl Control {
     }
 
     /// Returns what the disks of a sealed snapshot showed at the first look.
-    pub fn sealed_contents(&self, name: &str) -> Option<Vec<Image>> {
+    pub(super) fn sealed_contents(&self, name: &str) -> Option<Vec<Image>> {
         let mut model = self.model.borrow_mut();
         let standing = &model.known(name)?.standing;
         standing.contents().filter(|_| matches!(standing, Standing::Sealed { .. }))
@@ -191,7 +191,7 @@ impl Control {
 }
 
 /// Discards every side branch after the guests have ended, so that a last commit leaves a clean home.
-pub async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
+pub(super) async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), String> {
     loop {
         let state = vm.state();
         let side = state.snapshots.iter().find(|s| !engine::tree::is_running(&state, s.id));

@@ -15,10 +15,10 @@ use crate::home;
 use crate::requests::Target;
 
 /// Path and content of each file of the imported folder.
-pub type Source = Vec<(String, Vec<u8>)>;
+pub(super) type Source = Vec<(String, Vec<u8>)>;
 
 /// Makes the VM, or the folder to import, without cuts or faults.
-pub fn create(run: &RedoRun) -> Result<(), String> {
+pub(super) fn create(run: &RedoRun) -> Result<(), String> {
     run.prepare(async |env, run| match run.plan.imported {
         true => make_source(&env, &run).await,
         false => home::create(&env, &run.plan.disks).await.map_err(|e| e.to_string()),
@@ -28,7 +28,7 @@ pub fn create(run: &RedoRun) -> Result<(), String> {
 }
 
 /// Imports the VM if the plan says so, and adds the disk whose writes a reset drops.
-pub fn complete(run: &RedoRun) -> Result<(), String> {
+pub(super) fn complete(run: &RedoRun) -> Result<(), String> {
     run.prepare(async |env, run| {
         let plan = &run.plan;
         if plan.imported {
@@ -101,7 +101,7 @@ fn files_of(world: &SimWorld, folder: &str) -> Source {
 }
 
 /// Checks that the imported folder has not changed, as the import promises.
-pub fn check_source(run: &RedoRun) -> Result<(), String> {
+pub(super) fn check_source(run: &RedoRun) -> Result<(), String> {
     let (now, source) = (files_of(&run.world, home::SOURCE), &run.model.borrow().source);
     match now.iter().zip(source).find(|(a, b)| a != b) {
         Some(((path, _), _)) => Err(format!("{path} of the imported folder has changed")),

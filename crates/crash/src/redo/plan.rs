@@ -11,9 +11,9 @@ use crate::run::{Part, rng_of};
 use crate::trouble::{TROUBLE_TASK, Trouble};
 
 /// Seeds with this bit exercise the tree: small disks, few writes, and many clones, branches and binned states.
-pub const TREE_SEEDS: u64 = 1 << 32;
+pub(super) const TREE_SEEDS: u64 = 1 << 32;
 
-pub struct Plan {
+pub(super) struct Plan {
     pub seed: u64,
     pub world: sim::Options,
     pub engine: Options,
@@ -51,7 +51,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn draw(seed: u64, defects: Defects) -> Plan {
+    pub(super) fn draw(seed: u64, defects: Defects) -> Plan {
         let mut rng = Rng::new(seed);
         let disks =
             (0..rng.between(1, 3)).map(|_| rng.between(1, 7) * (512 << 10) + rng.below(2) * 37 * SECTOR);
@@ -138,21 +138,21 @@ impl Plan {
     }
 
     /// Returns the grain of the next deltas, in sectors.
-    pub fn grain(&self, rng: &mut Rng) -> u32 {
+    pub(super) fn grain(&self, rng: &mut Rng) -> u32 {
         1 << rng.between(0, self.grain_bits)
     }
 
-    pub fn rng(&self, boot: u64, task: u64) -> Rng {
+    pub(super) fn rng(&self, boot: u64, task: u64) -> Rng {
         rng_of(self.seed, boot, task)
     }
 
     /// Begins what goes wrong in a boot besides its cut.
-    pub fn begin(&self, trouble: &Trouble, boot: u64) {
+    pub(super) fn begin(&self, trouble: &Trouble, boot: u64) {
         trouble.begin(self.rng(boot, TROUBLE_TASK), self.failing_flushes && boot + 1 < self.boots);
     }
 
     /// Schedules the boot's cut if it falls into `part`. It falls at any event, or at a step that matters.
-    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
+    pub(super) fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
         world.cancel_cut();
         if boot + 1 == self.boots {
             return;

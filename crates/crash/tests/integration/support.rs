@@ -5,20 +5,20 @@ use std::rc::Rc;
 use blk::Env;
 use engine::{Options, Vm};
 use vmdk::home::{Folders, Home, NewVm};
-pub use vmdk::vmfssparse::Growth;
+pub(crate) use vmdk::vmfssparse::Growth;
 
 /// Returns the growth of deltas in steps of so many bytes.
-pub const fn growth(step_bytes: u64) -> Growth {
+pub(crate) const fn growth(step_bytes: u64) -> Growth {
     Growth { step_bytes, chunk_bytes: step_bytes / 4 }
 }
 
 /// Returns options for small VMs.
-pub fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options { reserve_bytes: 1 << 20, ..Options::default() }
 }
 
 /// Makes the files of a VM with empty disks.
-pub async fn create(env: &Env, name: &str, growth: Growth, disks: &[u64]) {
+pub(crate) async fn create(env: &Env, name: &str, growth: Growth, disks: &[u64]) {
     let root = env.open_root("/").unwrap();
     let dir = root.open_dir(name, true).await.unwrap();
     root.sync().await.unwrap();
@@ -26,16 +26,16 @@ pub async fn create(env: &Env, name: &str, growth: Growth, disks: &[u64]) {
 }
 
 /// Returns folders of a home that searches the whole datastore for clones, as in the daemon.
-pub fn searching(env: &Env) -> Folders {
+pub(crate) fn searching(env: &Env) -> Folders {
     Folders { search: vec![env.open_root("/").unwrap()], ..Folders::default() }
 }
 
 /// Opens a VM that has no files elsewhere.
-pub async fn open(env: &Env, name: &str, growth: Growth, options: Options) -> Rc<Vm> {
+pub(crate) async fn open(env: &Env, name: &str, growth: Growth, options: Options) -> Rc<Vm> {
     open_with(env, name, growth, options, Folders::default()).await.0
 }
 
-pub async fn open_with(
+pub(crate) async fn open_with(
     env: &Env,
     name: &str,
     growth: Growth,

@@ -30,7 +30,7 @@ const FIRST_KEY: Key = Key { kind: 0, major: 0, minor: 0 };
 
 /// A sequence of bytes spread over pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Blob {
+pub(super) struct Blob {
     pub bytes: u64,
     pub checksum: u64,
     pub extents: Vec<Extent>,
@@ -38,7 +38,7 @@ pub struct Blob {
 
 /// The catalogue of a store in memory.
 #[derive(Default)]
-pub struct Catalogue {
+pub(super) struct Catalogue {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Chunks by the first key that they may hold; each reaches to the next one.
     chunks: BTreeMap<Key, Blob>,
@@ -63,7 +63,7 @@ impl Blob {
 }
 
 impl Catalogue {
-    pub async fn read(file: &File, store_id: u64, head: CatalogueHead) -> Result<Catalogue> {
+    pub(super) async fn read(file: &File, store_id: u64, head: CatalogueHead) -> Result<Catalogue> {
         let mut catalogue = Catalogue::default();
         if head.addr == 0 {
             return Ok(catalogue);
@@ -90,7 +90,7 @@ impl Catalogue {
     }
 
     /// Returns the items of the store's users.
-    pub fn user_items(&self) -> BTreeMap<Key, Vec<u8>> {
+    pub(super) fn user_items(&self) -> BTreeMap<Key, Vec<u8>> {
         let first = Key { kind: USER_KINDS, ..FIRST_KEY };
         self.items.range(first..).map(|(key, value)| (*key, value.clone())).collect()
     }
@@ -101,12 +101,12 @@ impl Catalogue {
     }
 
     /// Announces that the item will be set before `write`, to a value of its present size, or of the size of `first`.
-    pub fn touch(&mut self, key: Key, first: impl FnOnce() -> Vec<u8>) {
+    pub(super) fn touch(&mut self, key: Key, first: impl FnOnce() -> Vec<u8>) {
         self.mark(key);
         self.items.entry(key).or_insert_with(first);
     }
 
-    pub fn set(&mut self, key: Key, value: Option<Vec<u8>>) {
+    pub(super) fn set(&mut self, key: Key, value: Option<Vec<u8>>) {
         self.mark(key);
         match value {
             Some(value) => self.items.insert(key, value),
@@ -117,7 +117,7 @@ impl Catalogue {
     /// Finds places for the parts that will be written; the old places go to `freed`. The caller repeats it until
     /// nothing changes: blocks that are taken and given back change groups, which are items too. Until `write` values
     /// may still change, but not their sizes.
-    pub async fn place(&mut self, space: &Rc<Space>, freed: &mut Vec<Extent>) -> Result<()> {
+    pub(super) async fn place(&mut self, space: &Rc<Space>, freed: &mut Vec<Extent>) -> Result<()> {
         let mut pieces = BTreeMap::new();
         for first in self.dirty.clone() {
             if self.is_empty_chunk(first) {
@@ -195,7 +195,7 @@ impl Catalogue {
 
     /// Writes the changed parts to the places found, without a flush. On an error nothing has changed here, and the
     /// call may be repeated.
-    pub async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
+    pub(super) async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
         for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
                 self.write_placed(file, store_id, Part::Chunk(key), &bytes).await?;
@@ -264,12 +264,12 @@ impl Catalogue {
     }
 
     /// Returns whether the medium has all of the catalogue.
-    pub fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.dirty.is_empty() && self.placed.is_empty()
     }
 
     /// Returns every block that the catalogue itself uses, for the check.
-    pub fn extents(&self) -> impl Iterator<Item = Extent> {
+    pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
         let chunks = self.chunks.values().flat_map(|blob| blob.extents.iter());
         chunks.chain(&self.directory.extents).chain(&self.head).copied()
     }

@@ -11,7 +11,7 @@ use super::superblock::Superblock;
 use super::view::View;
 
 /// Returns the summaries of the first `groups` groups.
-pub fn read_summaries(
+pub(super) fn read_summaries(
     catalogue: &Catalogue,
     groups: u64,
     superblock: &Superblock,
@@ -27,7 +27,7 @@ pub fn read_summaries(
 }
 
 /// Refuses a catalogue outside of the groups: its blocks are given back to the groups later.
-pub fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str) -> Result<()> {
+pub(super) fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str) -> Result<()> {
     match catalogue.extents().find(|extent| !space.has(*extent)) {
         None => Ok(()),
         Some(Extent { addr, len }) => {
@@ -39,7 +39,11 @@ pub fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str) -> Res
 }
 
 /// Returns the nodes and their items.
-pub fn read_nodes(catalogue: &Catalogue, superblock: &Superblock, place: &str) -> Result<(Lineage, Stored)> {
+pub(super) fn read_nodes(
+    catalogue: &Catalogue,
+    superblock: &Superblock,
+    place: &str,
+) -> Result<(Lineage, Stored)> {
     let (mut lineage, mut stored) = (Lineage::default(), Stored::default());
     for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
         let item = NodeItem::decode(bytes, place)?;

@@ -9,7 +9,7 @@ use super::tree::Root;
 
 /// A range of a disk over one ground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub(super) struct Piece {
     pub start: u64,
     pub end: u64,
     pub ground: Option<Root>,
@@ -19,9 +19,9 @@ pub struct Piece {
 
 impl Piece {
     /// The whole disk, over no ground.
-    pub const ALL: Piece = Piece { start: 0, end: u64::MAX, ground: None, since: 0 };
+    pub(super) const ALL: Piece = Piece { start: 0, end: u64::MAX, ground: None, since: 0 };
 
-    pub fn blocks(&self) -> Range<u64> {
+    pub(super) fn blocks(&self) -> Range<u64> {
         self.start..self.end
     }
 }
@@ -31,7 +31,7 @@ const ANCESTORS_MAX: usize = 1 << 20;
 
 /// Returns the pieces of a node's tree that count, in order. Blocks before the node's own cursor are given back already
 /// and do not count. Where the parent's blocks are given back, the parent's parent is the ground.
-pub fn pieces(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) -> Vec<Piece> {
+pub(super) fn pieces(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let Some(item) = item_of(id) else { return pieces };
     let mut end = u64::MAX;

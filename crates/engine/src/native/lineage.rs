@@ -16,7 +16,7 @@ use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;
 
 /// The parent of a root: no node.
-pub const NONE: u64 = 0;
+pub(super) const NONE: u64 = 0;
 
 /// One state of one disk: running, or sealed by a take.
 pub struct Node {
@@ -109,13 +109,13 @@ enum State {
 }
 
 /// Most blocks of a disk. Records and the map's entries have 48 bits for a block: 1 EiB.
-pub const DISK_BLOCKS_MAX: u64 = 1 << 48;
+pub(super) const DISK_BLOCKS_MAX: u64 = 1 << 48;
 
 /// Greatest node number. Records have 48 bits for it. Numbers count up and are never reused: at a thousand a second
 /// they last 9,000 years.
 const NODES_MAX: u64 = (1 << 48) - 1;
 
-pub fn check_size(blocks: u64) -> Result<(), String> {
+pub(super) fn check_size(blocks: u64) -> Result<(), String> {
     match blocks <= DISK_BLOCKS_MAX {
         true => Ok(()),
         false => Err(format!("a disk of {blocks} blocks, expected at most {DISK_BLOCKS_MAX}")),
@@ -140,7 +140,7 @@ fn merge_pages(leaves: u64, size_blocks: u64) -> u64 {
 
 /// All nodes of a store.
 #[derive(Default)]
-pub struct Lineage {
+pub(super) struct Lineage {
     nodes: BTreeMap<u64, Rc<Node>>,
     children: BTreeMap<u64, BTreeSet<u64>>,
     dropped: BTreeSet<u64>,
@@ -151,7 +151,7 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    pub fn add(&mut self, node: Node) -> Rc<Node> {
+    pub(super) fn add(&mut self, node: Node) -> Rc<Node> {
         let node = Rc::new(node);
         self.children.entry(node.parent.get()).or_default().insert(node.id);
         self.nodes.insert(node.id, node.clone());
@@ -164,7 +164,7 @@ impl Lineage {
     }
 
     /// Notes that the blocks of a dropped node below `cursor` have been given back.
-    pub fn reclaimed_to(&mut self, id: u64, cursor: u64) {
+    pub(super) fn reclaimed_to(&mut self, id: u64, cursor: u64) {
         if let Some(node) = self.nodes.get(&id) {
             node.cursor.set(cursor);
             if cursor > 0 {
@@ -173,34 +173,34 @@ impl Lineage {
         }
     }
 
-    pub fn drop_node(&mut self, node: &Rc<Node>) {
+    pub(super) fn drop_node(&mut self, node: &Rc<Node>) {
         node.dropped.set(true);
         self.dropped.insert(node.id);
     }
 
-    pub fn dropped(&self) -> Vec<u64> {
+    pub(super) fn dropped(&self) -> Vec<u64> {
         self.dropped.iter().copied().collect()
     }
 
-    pub fn get(&self, id: u64) -> Option<Rc<Node>> {
+    pub(super) fn get(&self, id: u64) -> Option<Rc<Node>> {
         self.nodes.get(&id).cloned()
     }
 
-    pub fn known(&self, id: u64, place: &str) -> Result<Rc<Node>> {
+    pub(super) fn known(&self, id: u64, place: &str) -> Result<Rc<Node>> {
         self.get(id)
             .ok_or_else(|| Error::damaged(place, format!("it speaks of node {id}, which is not there")))
     }
 
     /// Returns the first node with a number of at least `id`.
-    pub fn next(&self, id: u64) -> Option<Rc<Node>> {
+    pub(super) fn next(&self, id: u64) -> Option<Rc<Node>> {
         self.nodes.range(id..).next().map(|(_, node)| node.clone())
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Rc<Node>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Rc<Node>> {
         self.nodes.values()
     }
 
-    pub fn reparent(&mut self, node: &Rc<Node>, parent: u64) {
+    pub(super) fn reparent(&mut self, node: &Rc<Node>, parent: u64) {
         if let Some(siblings) = self.children.get_mut(&node.parent.get()) {
             siblings.remove(&node.id);
         }
@@ -210,7 +210,7 @@ impl Lineage {
     }
 
     /// Removes a node that has been given back: its only child becomes a child of its parent.
-    pub fn remove(&mut self, id: u64) {
+    pub(super) fn remove(&mut self, id: u64) {
         let Some(node) = self.nodes.remove(&id) else { return };
         self.dropped.remove(&id);
         self.begun.remove(&id);
@@ -226,12 +226,12 @@ impl Lineage {
     }
 
     /// Clears `forward`, once every view that was frozen before the last removal is merged.
-    pub fn forget_removed(&mut self) {
+    pub(super) fn forget_removed(&mut self) {
         self.forward.clear();
     }
 
     /// Checks that all of `ops` can be applied, one after the other: a change is made whole or not at all.
-    pub fn check(&self, ops: &[Op]) -> Result<(), String> {
+    pub(super) fn check(&self, ops: &[Op]) -> Result<(), String> {
         let mut after: BTreeMap<u64, State> = BTreeMap::new();
         for op in ops {
             let is =
@@ -280,7 +280,7 @@ impl Lineage {
     }
 
     /// Derives `since` of all nodes after a load, in which parents and children come in any order.
-    pub fn settle(&self) {
+    pub(super) fn settle(&self) {
         for node in self.nodes.values() {
             self.settle_since(node);
         }
@@ -293,24 +293,24 @@ impl Lineage {
 
     /// Returns whether space born at `birth`, shown at `blocks` by a state that descends from `parent`, is used by no
     /// other state. While the parent is being given back, its blocks below the cursor belong to its child.
-    pub fn is_exclusive(&self, parent: u64, birth: u64, blocks: &Range<u64>) -> bool {
+    pub(super) fn is_exclusive(&self, parent: u64, birth: u64, blocks: &Range<u64>) -> bool {
         let parent = self.forward.get(&parent).copied().unwrap_or(parent);
         let Some(parent) = self.nodes.get(&parent) else { return true };
         birth > parent.sealed.get()
             || (parent.dropped.get() && blocks.end <= parent.cursor.get() && birth > parent.since.get())
     }
 
-    pub fn children(&self, id: u64) -> Vec<u64> {
+    pub(super) fn children(&self, id: u64) -> Vec<u64> {
         self.children.get(&id).map(|set| set.iter().copied().collect()).unwrap_or_default()
     }
 
-    pub fn is_reclaimable(&self, id: u64) -> bool {
+    pub(super) fn is_reclaimable(&self, id: u64) -> bool {
         self.dropped.contains(&id) && self.children.get(&id).is_none_or(|set| set.len() <= 1)
     }
 
     /// Returns the next node whose space can be given back; a node that has been given back in part comes first. While
     /// a node is half given back its neighbours wait, because they would be compared with an incomplete tree.
-    pub fn next_to_reclaim(&self, held_back: &BTreeSet<u64>) -> Option<u64> {
+    pub(super) fn next_to_reclaim(&self, held_back: &BTreeSet<u64>) -> Option<u64> {
         let ready = |id: &u64| self.is_reclaimable(*id) && !held_back.contains(id);
         self.begun.iter().copied().find(ready).or_else(|| {
             self.dropped.iter().copied().filter(ready).find(|id| {

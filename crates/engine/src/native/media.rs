@@ -6,7 +6,7 @@ use blk::{Buf, ErrorKind, File, Result};
 const TRIES: usize = 3;
 
 /// Reads `len` bytes from `offset`, and repeats the read if the device fails.
-pub async fn read_hard(file: &File, offset: u64, len: u64) -> (Buf, Result<()>) {
+pub(super) async fn read_hard(file: &File, offset: u64, len: u64) -> (Buf, Result<()>) {
     let mut read = file.read(offset, Buf::alloc(len as usize)).await;
     for _ in 1..TRIES {
         if !read.1.as_ref().is_err_and(|e| e.kind == ErrorKind::Io) {

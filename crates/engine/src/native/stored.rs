@@ -37,7 +37,7 @@ pub(crate) fn group_key(group: u64) -> Key {
 }
 
 impl NodeItem {
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u64(self.parent).u64(self.sealed).u64(self.size_blocks);
         out.u8(u8::from(self.dropped)).u64(self.cursor);
@@ -47,7 +47,7 @@ impl NodeItem {
         out.done()
     }
 
-    pub fn decode(bytes: &[u8], place: &str) -> Result<NodeItem> {
+    pub(crate) fn decode(bytes: &[u8], place: &str) -> Result<NodeItem> {
         let mut input = Reader::new(bytes, place);
         let (parent, sealed) = (input.u64("parent of a node")?, input.u64("generation of a node")?);
         let size_blocks = input.u64("size of a node")?;
@@ -65,7 +65,7 @@ impl NodeItem {
 
 impl NodeItem {
     /// Checks that a node of this number and content can exist in the store.
-    pub fn check(&self, id: u64, superblock: &Superblock) -> Result<(), String> {
+    pub(crate) fn check(&self, id: u64, superblock: &Superblock) -> Result<(), String> {
         let counted = |what: &str, found: u64, allowed: std::ops::RangeInclusive<u64>| {
             let (first, last) = (allowed.start(), allowed.end());
             match allowed.contains(&found) {
@@ -83,7 +83,7 @@ impl NodeItem {
     }
 
     /// Checks that the parent was sealed before the node: so no node is its own ancestor.
-    pub fn check_parent(&self, id: u64, parent: Option<&NodeItem>) -> Result<(), String> {
+    pub(crate) fn check_parent(&self, id: u64, parent: Option<&NodeItem>) -> Result<(), String> {
         let parent = parent
             .ok_or_else(|| format!("node {id} descends from node {}, which is not there", self.parent))?;
         let earlier = parent.sealed != 0 && (self.sealed == 0 || parent.sealed < self.sealed);
@@ -116,24 +116,24 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    pub fn load(&mut self, id: u64, item: NodeItem) {
+    pub(crate) fn load(&mut self, id: u64, item: NodeItem) {
         self.children.entry(item.parent).or_default().insert(id);
         self.nodes.insert(id, item);
     }
 
-    pub fn get(&self, id: u64) -> Option<&NodeItem> {
+    pub(crate) fn get(&self, id: u64) -> Option<&NodeItem> {
         self.nodes.get(&id)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
         self.nodes.iter().map(|(id, item)| (*id, item))
     }
 
-    pub fn children(&self, id: u64) -> Vec<u64> {
+    pub(crate) fn children(&self, id: u64) -> Vec<u64> {
         self.children.get(&id).map(|set| set.iter().copied().collect()).unwrap_or_default()
     }
 
-    pub fn set(&mut self, id: u64, item: NodeItem) {
+    pub(crate) fn set(&mut self, id: u64, item: NodeItem) {
         if let Some(old) = self.nodes.get(&id) {
             self.children.entry(old.parent).or_default().remove(&id);
         }
@@ -142,7 +142,7 @@ impl Stored {
     }
 
     /// Removes a node that has been given back: its only child becomes a child of its parent.
-    pub fn remove(&mut self, id: u64) {
+    pub(crate) fn remove(&mut self, id: u64) {
         let Some(item) = self.nodes.remove(&id) else { return };
         for child in self.children.remove(&id).unwrap_or_default() {
             let below = NodeItem { parent: item.parent, ..self.nodes[&child] };
@@ -153,13 +153,13 @@ impl Stored {
     }
 
     /// Returns the changes that the catalogue does not have yet.
-    pub fn take_dirty(&mut self) -> Vec<(u64, Option<NodeItem>)> {
+    pub(crate) fn take_dirty(&mut self) -> Vec<(u64, Option<NodeItem>)> {
         let dirty = std::mem::take(&mut self.dirty);
         dirty.into_iter().map(|id| (id, self.nodes.get(&id).copied())).collect()
     }
 
     /// Returns the generation that ended when the node was sealed; 0 if there is no such node.
-    pub fn sealed(&self, id: u64) -> u64 {
+    pub(crate) fn sealed(&self, id: u64) -> u64 {
         self.nodes.get(&id).map_or(0, |item| item.sealed)
     }
 }

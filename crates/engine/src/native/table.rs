@@ -49,7 +49,7 @@ impl Found {
 }
 
 /// Returns whether one I/O reaches all of the blocks.
-pub fn is_together(found: &[Found]) -> bool {
+pub(super) fn is_together(found: &[Found]) -> bool {
     found.windows(2).all(|pair| pair[0].goes_on_in(&pair[1]))
 }
 

@@ -15,11 +15,11 @@ use crate::options::SpacePolicy;
 const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
 
-pub async fn open_store(env: &Env) -> Result<Rc<Store>> {
+pub(super) async fn open_store(env: &Env) -> Result<Rc<Store>> {
     open_store_with(env, StoreOptions { reserve_blocks: 64, ..StoreOptions::default() }).await
 }
 
-pub async fn open_store_with(env: &Env, options: StoreOptions) -> Result<Rc<Store>> {
+pub(super) async fn open_store_with(env: &Env, options: StoreOptions) -> Result<Rc<Store>> {
     let dir = env.open_root("/")?;
     let file = match dir.create_new("store").await {
         Ok(file) => {
@@ -32,24 +32,24 @@ pub async fn open_store_with(env: &Env, options: StoreOptions) -> Result<Rc<Stor
     Store::open(env.clone(), file, options, Growth::default(), true).await
 }
 
-pub fn disk(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
+pub(super) fn disk(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
     NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS)
 }
 
-pub async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
+pub(super) async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: u8) {
     let mut buf = Buf::alloc(count * 4096);
     buf.fill(byte);
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
 }
 
-pub async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
+pub(super) async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {
     let (buf, result) = disk.clone().read(block * 4096, Buf::alloc(4096)).await;
     result.unwrap();
     assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is mixed");
     buf[0]
 }
 
-pub fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env) -> F) {
+pub(super) fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl FnOnce(Env) -> F) {
     world.run(work).expect("nothing cuts the power");
 }
 

@@ -147,7 +147,7 @@ impl Drop for View {
 
 /// Looks up `blocks` in `table`, and calls `gap` for the parts that it does not have. Returns false as soon as `gap`
 /// does.
-pub fn find_over(
+pub(super) fn find_over(
     table: &Table,
     blocks: Range<u64>,
     out: &mut Scratch,

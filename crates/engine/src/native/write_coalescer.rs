@@ -19,7 +19,7 @@ const GATHERED_BYTES_MAX: usize = 16 << 10;
 const WRITERS_MAX: usize = 4;
 
 /// Coalesces the writes of one store.
-pub struct WriteCoalescer {
+pub(super) struct WriteCoalescer {
     env: Env,
     file: File,
     /// The batch that the next writer takes.
@@ -37,13 +37,13 @@ struct Batch {
 }
 
 impl WriteCoalescer {
-    pub fn new(env: Env, file: File) -> Rc<WriteCoalescer> {
+    pub(super) fn new(env: Env, file: File) -> Rc<WriteCoalescer> {
         Rc::new(WriteCoalescer { env, file, open: RefCell::default(), writers: Cell::new(0) })
     }
 
     /// Writes whole blocks at block `addr`, which no other write may touch meanwhile. An error may be that of another
     /// write in the same batch; no write of these blocks is under way when it is returned.
-    pub async fn write(self: &Rc<Self>, addr: u64, data: Slice) -> Result<()> {
+    pub(super) async fn write(self: &Rc<Self>, addr: u64, data: Slice) -> Result<()> {
         if data.len() > GATHERED_BYTES_MAX {
             return self.file.write(addr * BLOCK, data).await;
         }

@@ -79,13 +79,13 @@ impl FoldRoute {
 
 /// Slot numbers of a disk's open files. A number is reused only when no map names it.
 #[derive(Default)]
-pub struct Slots {
+pub(crate) struct Slots {
     entries: Vec<Option<Rc<Link>>>,
 }
 
 impl Slots {
     /// Reserves `count` consecutive numbers, above `ZERO_SLOT`.
-    pub fn reserve(&mut self, count: usize, place: &str) -> Result<Slot> {
+    pub(crate) fn reserve(&mut self, count: usize, place: &str) -> Result<Slot> {
         if self.entries.is_empty() {
             self.entries.push(None);
         }
@@ -100,13 +100,13 @@ impl Slots {
         Ok(slot)
     }
 
-    pub fn fill(&mut self, link: &Rc<Link>) {
+    pub(crate) fn fill(&mut self, link: &Rc<Link>) {
         for n in 0..link.layer.files().len() {
             self.entries[usize::from(link.slot) + n] = Some(link.clone());
         }
     }
 
-    pub fn release(&mut self, link: &Rc<Link>) {
+    pub(crate) fn release(&mut self, link: &Rc<Link>) {
         for entry in &mut self.entries {
             if entry.as_ref().is_some_and(|l| Rc::ptr_eq(l, link)) {
                 *entry = None;
@@ -114,24 +114,24 @@ impl Slots {
         }
     }
 
-    pub fn link(&self, slot: Slot) -> Rc<Link> {
+    pub(crate) fn link(&self, slot: Slot) -> Rc<Link> {
         self.entries[usize::from(slot)].clone().expect("a slot in the map is open")
     }
 
     /// Returns each link once, by its first slot.
-    pub fn links(&self) -> impl Iterator<Item = &Rc<Link>> {
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Rc<Link>> {
         let first = |(n, entry)| Option::as_ref(entry).filter(|link: &&Rc<Link>| usize::from(link.slot) == n);
         self.entries.iter().enumerate().filter_map(first)
     }
 
-    pub fn file(&self, slot: Slot) -> File {
+    pub(crate) fn file(&self, slot: Slot) -> File {
         assert_ne!(slot, ZERO_SLOT);
         self.link(slot).file(slot).clone()
     }
 }
 
 /// Returns the data runs of a list: those that the layer itself holds.
-pub fn held(runs: &[Run]) -> impl Iterator<Item = (&Run, u16, u64)> {
+pub(super) fn held(runs: &[Run]) -> impl Iterator<Item = (&Run, u16, u64)> {
     runs.iter().filter_map(|run| match run.place {
         Where::Data { file, offset } => Some((run, file, offset)),
         _ => None,

@@ -30,7 +30,7 @@ use crate::options::Defect;
 const PUNCH_BYTES: u64 = 4096;
 
 /// Moves `route.source` into `route.target`. A disk has at most one at a time.
-pub struct Fold {
+pub(super) struct Fold {
     pub disk: Rc<Disk>,
     pub route: Rc<FoldRoute>,
     pub job: Rc<Job>,
@@ -50,7 +50,7 @@ pub struct Fold {
 }
 
 impl Fold {
-    pub fn new(vm: &Vm, disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
+    pub(super) fn new(vm: &Vm, disk: Rc<Disk>, route: Rc<FoldRoute>, job: Rc<Job>) -> Fold {
         Fold {
             pace: Pace::new(disk.env.clone(), vm.disks(), disk.options.fold),
             disk,
@@ -74,7 +74,7 @@ impl Fold {
 
     /// Steers guest writes, then moves everything. On `Ok` the source is empty. `Cancelled` and errors leave a correct
     /// chain: what is left in the source still shadows the target.
-    pub async fn drain(&self) -> Result<()> {
+    pub(super) async fn drain(&self) -> Result<()> {
         self.steer(Some(self.route.clone()));
         // First writes admitted before may still be under way into the source.
         let drained = self.disk.write_gate.drain();
@@ -338,7 +338,7 @@ impl Fold {
 ///
 /// `Latched`: an earlier flush of the source failed, and only reopening the disk shows which layer is valid. `NoSpace`:
 /// the tables could not be written; the call may be repeated.
-pub async fn finish_release(disk: &Disk, route: &FoldRoute) -> Result<Vec<(u16, u64, u64)>> {
+pub(super) async fn finish_release(disk: &Disk, route: &FoldRoute) -> Result<Vec<(u16, u64, u64)>> {
     let mut freed = Vec::new();
     if !route.releasing.get() {
         return Ok(freed);
@@ -370,7 +370,7 @@ fn merged(sorted: &[(u16, u64, u64)]) -> Vec<(u16, Range<u64>)> {
 }
 
 /// Returns the bytes of the disk that a layer holds according to its tables: what a commit of it would move.
-pub async fn held_bytes(disk: &Disk, link: &Link) -> Result<u64> {
+pub(super) async fn held_bytes(disk: &Disk, link: &Link) -> Result<u64> {
     let region_bytes = link.layer.shape().region_bytes;
     let mut total = 0;
     for region in (0..disk.size_bytes().div_ceil(region_bytes)).filter(|&r| link.layer.populated(r)) {

@@ -29,7 +29,7 @@ pub(crate) struct GuestLoad {
 
 impl GuestLoad {
     /// Counts a request that ended now, with its latency and the number of requests under way, itself included.
-    pub fn request_ended(&self, now_ns: u64, latency_ns: u64, under_way: usize) {
+    pub(crate) fn request_ended(&self, now_ns: u64, latency_ns: u64, under_way: usize) {
         let one = Load { requests: 1, latency_ns, under_way: under_way as u64 };
         self.total.set(self.total.get().plus(one));
         if !self.disturbed.get() {
@@ -48,21 +48,21 @@ impl GuestLoad {
     }
 
     /// Sets whether the requests that end from now on are disturbed by a commit, and so do not count as calm.
-    pub fn disturb(&self, disturbed: bool) {
+    pub(crate) fn disturb(&self, disturbed: bool) {
         self.disturbed.set(disturbed);
     }
 
-    pub fn total(&self) -> Load {
+    pub(crate) fn total(&self) -> Load {
         self.total.get()
     }
 
-    pub fn calm(&self) -> Load {
+    pub(crate) fn calm(&self) -> Load {
         self.calm.get()
     }
 }
 
 impl Load {
-    pub fn plus(self, other: Load) -> Load {
+    pub(crate) fn plus(self, other: Load) -> Load {
         Load {
             requests: self.requests + other.requests,
             latency_ns: self.latency_ns + other.latency_ns,
@@ -71,7 +71,7 @@ impl Load {
     }
 
     /// Returns what was added since `earlier`.
-    pub fn since(self, earlier: Load) -> Load {
+    pub(crate) fn since(self, earlier: Load) -> Load {
         Load {
             requests: self.requests - earlier.requests,
             latency_ns: self.latency_ns - earlier.latency_ns,
@@ -80,7 +80,7 @@ impl Load {
     }
 
     /// Returns the same means over another number of requests.
-    pub fn scaled(self, by: u64, of: u64) -> Load {
+    pub(crate) fn scaled(self, by: u64, of: u64) -> Load {
         let scale = |sum: u64| times(sum, by, of);
         Load {
             requests: scale(self.requests),
@@ -91,18 +91,18 @@ impl Load {
 
     /// Returns the total time that these requests would have taken at the rate of `before`. With more requests under
     /// way each takes longer at the same rate; with fewer none takes less.
-    pub fn latency_at_rate_of_ns(self, before: Load) -> u64 {
+    pub(crate) fn latency_at_rate_of_ns(self, before: Load) -> u64 {
         let under_way = self.under_way.max(times(self.requests, before.under_way, before.requests));
         times(under_way, before.latency_ns, before.under_way)
     }
 
     /// Returns whether the guest has fewer than half as many requests under way as in `before`.
-    pub fn is_shallower_than(self, before: Load) -> bool {
+    pub(crate) fn is_shallower_than(self, before: Load) -> bool {
         2 * times(self.under_way, before.requests, 1) < times(self.requests, before.under_way, 1)
     }
 
     /// Compares rates: requests under way divided by the latency of each is the rate of a device that is never idle.
-    pub fn is_faster_than(self, before: Load) -> bool {
+    pub(crate) fn is_faster_than(self, before: Load) -> bool {
         u128::from(self.under_way) * u128::from(before.latency_ns)
             > u128::from(before.under_way) * u128::from(self.latency_ns)
     }

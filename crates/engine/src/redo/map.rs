@@ -14,7 +14,7 @@ use std::ops::Range;
 use blk::SECTOR;
 
 /// Bytes covered by one region of the map: those of one grain table of a redo log at its usual grain.
-pub const REGION_BYTES: u64 = 2 << 20;
+pub(super) const REGION_BYTES: u64 = 2 << 20;
 const REGION_SECTORS: usize = (REGION_BYTES / SECTOR) as usize;
 
 /// Most runs of a region. Above this number a dense page (8 B x 4096 sectors = 32 KiB) is smaller than the runs
@@ -22,12 +22,12 @@ const REGION_SECTORS: usize = (REGION_BYTES / SECTOR) as usize;
 const RUNS_MAX: usize = 1024;
 
 /// Number of a file of a layer; 0 means "reads as zeros".
-pub type Slot = u16;
-pub const ZERO_SLOT: Slot = 0;
+pub(super) type Slot = u16;
+pub(super) const ZERO_SLOT: Slot = 0;
 
 /// A piece of the disk at one place. All fields are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub(crate) struct Piece {
     pub start: u64,
     pub len: u64,
     pub slot: Slot,
@@ -192,7 +192,7 @@ fn dense_of(runs: &[MapRun]) -> Box<[Dense]> {
 /// Hashes region numbers. They are small and dense: one multiplication spreads them, and the order is the same in every
 /// run.
 #[derive(Default, Clone, Copy)]
-pub struct RegionHasher(u64);
+pub(super) struct RegionHasher(u64);
 
 impl Hasher for RegionHasher {
     fn finish(&self) -> u64 {
@@ -215,10 +215,10 @@ thread_local! {
 }
 
 /// A map may use this much regardless of the other maps: 2 MiB is 80 regions of the densest kind.
-pub const MAP_BYTES_MIN: usize = 2 << 20;
+pub(super) const MAP_BYTES_MIN: usize = 2 << 20;
 
 /// The map of one disk.
-pub struct Map {
+pub(crate) struct Map {
     state: RefCell<State>,
     /// Cap of all maps of the core together, except for each one's `MAP_BYTES_MIN`.
     cap_bytes: usize,
@@ -240,7 +240,7 @@ struct Resident {
 }
 
 /// Result of a look-up.
-pub enum Found {
+pub(crate) enum Found {
     Yes,
     /// This region is not resident: the caller builds it and continues at its start.
     Missing(u64),
@@ -248,12 +248,12 @@ pub enum Found {
 
 impl Map {
     /// Creates a map. `cap_bytes` bounds this map, and all maps of the core together.
-    pub fn new(cap_bytes: usize) -> Map {
+    pub(crate) fn new(cap_bytes: usize) -> Map {
         Map { state: RefCell::default(), cap_bytes }
     }
 
     /// Appends the pieces of `range` to `out`, up to the first region that is missing.
-    pub fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Found {
+    pub(crate) fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Found {
         let mut state = self.state.borrow_mut();
         let mut at = range.start;
         while at < range.end {
@@ -272,7 +272,7 @@ impl Map {
     }
 
     /// Updates the map after a first write was published at its new place.
-    pub fn update(&self, piece: Piece) {
+    pub(crate) fn update(&self, piece: Piece) {
         let mut state = self.state.borrow_mut();
         let mut at = piece.start;
         while at < piece.start + piece.len {
@@ -287,7 +287,7 @@ impl Map {
     }
 
     /// Drops the regions that intersect `range` because their places have changed.
-    pub fn invalidate(&self, range: Range<u64>) {
+    pub(crate) fn invalidate(&self, range: Range<u64>) {
         let mut state = self.state.borrow_mut();
         for number in range.start / REGION_BYTES..range.end.div_ceil(REGION_BYTES) {
             state.drop_region(number);
@@ -298,7 +298,7 @@ impl Map {
     }
 
     /// Begins to build a region. Returns false when another task builds it already.
-    pub fn begin_load(&self, number: u64) -> bool {
+    pub(crate) fn begin_load(&self, number: u64) -> bool {
         match self.state.borrow_mut().loading.entry(number) {
             // The other builder's mark must not be reset.
             Entry::Occupied(_) => false,
@@ -310,7 +310,7 @@ impl Map {
     }
 
     /// Ends a build. Returns false when it must be repeated, because an entry changed while the tables were read.
-    pub fn end_load(&self, number: u64, pieces: Option<&[Piece]>) -> bool {
+    pub(crate) fn end_load(&self, number: u64, pieces: Option<&[Piece]>) -> bool {
         let mut state = self.state.borrow_mut();
         let stale = state.loading.remove(&number).expect("begun before");
         let Some(pieces) = pieces else { return true };
@@ -338,17 +338,17 @@ impl Map {
         true
     }
 
-    pub fn is_loading(&self, number: u64) -> bool {
+    pub(crate) fn is_loading(&self, number: u64) -> bool {
         self.state.borrow().loading.contains_key(&number)
     }
 
     #[cfg(test)]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.state.borrow().bytes
     }
 
     /// Returns whether a resident entry names the slot, which must then not be reused.
-    pub fn names_slot(&self, slot: Slot) -> bool {
+    pub(crate) fn names_slot(&self, slot: Slot) -> bool {
         self.state.borrow().regions.values().any(|r| match &r.region {
             Region::Runs(runs) => runs.iter().any(|run| run.slot == slot),
             Region::Dense(page) => page.iter().any(|d| d.slot() == slot),

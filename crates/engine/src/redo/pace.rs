@@ -24,7 +24,7 @@ const RAISED_BY: u64 = 8;
 const STRANGE_REQUESTS: u64 = 16;
 
 /// The mover's share of the device, from the guests' latency and rate.
-pub struct Pace {
+pub(super) struct Pace {
     env: Env,
     /// All disks of the VM: the mover yields to their guests.
     pub disks: Vec<Rc<Disk>>,
@@ -48,7 +48,7 @@ struct Guest {
 }
 
 impl Pace {
-    pub fn new(env: Env, disks: Vec<Rc<Disk>>, options: FoldOptions) -> Pace {
+    pub(super) fn new(env: Env, disks: Vec<Rc<Disk>>, options: FoldOptions) -> Pace {
         let guest = |disk: &Rc<Disk>| {
             disk.load.disturb(true);
             Guest { before: known(disk.load.calm()), at_begin: disk.load.total() }
@@ -66,14 +66,14 @@ impl Pace {
     }
 
     /// Returns how many pieces may be under way now, at least one; all of them when the guest is idle.
-    pub fn share(&self) -> usize {
+    pub(super) fn share(&self) -> usize {
         let depth = self.options.depth.max(1);
         if self.is_near() { self.borne.get().clamp(1, depth) } else { depth }
     }
 
     /// Returns the pause after a piece that took `piece_ns`, in microseconds; 0 while the guest bears more than one
     /// piece, or is idle.
-    pub fn rest_us(&self, piece_ns: u64) -> u64 {
+    pub(super) fn rest_us(&self, piece_ns: u64) -> u64 {
         let (seen, now_ns) = (requests(&self.disks), self.env.now_ns());
         if self.requests.replace(seen) != seen {
             self.heard_ns.set(now_ns);

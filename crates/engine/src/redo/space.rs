@@ -24,7 +24,7 @@ pub(crate) struct Holds {
 pub(crate) struct SpaceHold(Vec<Rc<Disk>>);
 
 impl SpaceHold {
-    pub async fn over(disks: &[Rc<Disk>]) -> SpaceHold {
+    pub(super) async fn over(disks: &[Rc<Disk>]) -> SpaceHold {
         disks.iter().for_each(|disk| disk.holds.count.update(|count| count + 1));
         let hold = SpaceHold(disks.to_vec());
         // An admitted write may still need space, and growth ahead of need would take all there is.

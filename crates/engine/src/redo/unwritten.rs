@@ -15,7 +15,7 @@ use blk::Env;
 use super::link::Link;
 
 /// Bytes that each layer may have: 64 tables of 16 KiB, or half of a cap that is smaller.
-pub const LAYER_BYTES: u64 = 1 << 20;
+pub(super) const LAYER_BYTES: u64 = 1 << 20;
 /// Most flushes that one first write waits for: other writes may place meanwhile.
 const FLUSHES_MAX: usize = 8;
 
@@ -32,7 +32,7 @@ pub fn unwritten_bytes() -> u64 {
 
 /// Unwritten tables of one link.
 #[derive(Default)]
-pub struct Unwritten {
+pub(crate) struct Unwritten {
     bytes: Cell<u64>,
     /// A flush in the background is under way.
     flushing: Cell<bool>,

@@ -18,7 +18,7 @@ use super::outbox::{Batch, Outbox};
 use super::proto::*;
 use super::reply::{self, Failure};
 
-pub struct Connection {
+pub(super) struct Connection {
     pub volume: Rc<dyn Volume>,
     pub terms: Terms,
     pub session: Rc<Session>,
@@ -31,14 +31,14 @@ pub struct Connection {
 
 /// The place of a request, or of a piece of one, on the line, with its duty to answer: answering consumes it. What it holds
 /// is given back when the reply has been sent.
-pub struct Ticket {
+pub(super) struct Ticket {
     line: Rc<Connection>,
     cookie: u64,
     cost: u64,
 }
 
 impl Connection {
-    pub fn new(
+    pub(super) fn new(
         volume: Rc<dyn Volume>,
         terms: Terms,
         session: Rc<Session>,
@@ -57,13 +57,13 @@ impl Connection {
         })
     }
 
-    pub fn party(&self) -> &Rc<Party> {
+    pub(super) fn party(&self) -> &Rc<Party> {
         &self.party
     }
 
     /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many of them were granted.
     /// Nothing is received meanwhile: that is the back-pressure on a client that asks and does not read.
-    pub async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
+    pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
         let (granted, cost) = poll_fn(|_| match memory.grant(len) {
             Some(grant) => Poll::Ready(grant),
@@ -80,12 +80,12 @@ impl Connection {
     }
 
     /// Nothing more will be received; the batches end once everything under way has been answered.
-    pub fn finish(&self) {
+    pub(super) fn finish(&self) {
         self.finishing.set(true);
     }
 
     /// Replies are dropped from now on, because the client does not read them.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.closed.set(true);
         // Its tickets change the counters when they drop, so the borrow has to be over by then.
         let given_up = self.outbox.take();
@@ -93,7 +93,7 @@ impl Connection {
     }
 
     /// The next replies to send, or None when there will be no more.
-    pub async fn next_batch(&self) -> Option<Batch> {
+    pub(super) async fn next_batch(&self) -> Option<Batch> {
         poll_fn(|_| match self.outbox.borrow_mut().take() {
             Some(batch) => Poll::Ready(Some(batch)),
             None if self.finishing.get() && self.requests() == 0 => Poll::Ready(None),
@@ -103,7 +103,7 @@ impl Connection {
     }
 
     /// Waits until no request is under way any more. The connection's task alone may wait for that.
-    pub async fn idle(&self) {
+    pub(super) async fn idle(&self) {
         poll_fn(|cx| {
             self.session.watch(cx);
             if self.requests() == 0 { Poll::Ready(()) } else { Poll::Pending }
@@ -113,7 +113,7 @@ impl Connection {
 }
 
 impl Ticket {
-    pub fn line(&self) -> &Rc<Connection> {
+    pub(super) fn line(&self) -> &Rc<Connection> {
         &self.line
     }
 
@@ -126,35 +126,35 @@ impl Ticket {
         line.session.wake();
     }
 
-    pub fn succeed(self) {
+    pub(super) fn succeed(self) {
         let reply = reply::success(self.cookie);
         self.post(|outbox, ticket| outbox.push_ack(ticket, reply));
     }
 
-    pub fn fail(self, failure: &Failure) {
+    pub(super) fn fail(self, failure: &Failure) {
         self.line.session.tell_failure(failure);
         let reply = reply::failure(self.cookie, self.line.terms.structured, failure);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
     /// Answers a read, or a piece of one: `done` when no other piece follows. `buf` has headroom.
-    pub fn data(self, offset: u64, buf: blk::Buf, done: bool) {
+    pub(super) fn data(self, offset: u64, buf: blk::Buf, done: bool) {
         let reply = reply::data(self.cookie, offset, self.line.terms.structured, done, buf);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
     /// Begins an answer of `total` bytes that is sent as one, with its first bytes.
-    pub fn data_begins(self, offset: u64, total: u32, buf: blk::Buf) {
+    pub(super) fn data_begins(self, offset: u64, total: u32, buf: blk::Buf) {
         let reply = reply::data_of(self.cookie, offset, total, self.line.terms.structured, true, buf);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
     /// Goes on with the answer that began last.
-    pub fn data_goes_on(self, buf: blk::Buf) {
+    pub(super) fn data_goes_on(self, buf: blk::Buf) {
         self.post(|outbox, ticket| outbox.push(ticket, buf.freeze()));
     }
 
-    pub fn status(self, payload: &[u8]) {
+    pub(super) fn status(self, payload: &[u8]) {
         let reply: Slice = reply::chunk(self.cookie, CHUNK_BLOCK_STATUS, payload);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }

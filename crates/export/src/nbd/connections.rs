@@ -25,18 +25,18 @@ impl Default for Limits {
 
 /// Connections by what they share: a listener, or an export.
 #[derive(Default)]
-pub struct Counts(RefCell<BTreeMap<String, usize>>);
+pub(super) struct Counts(RefCell<BTreeMap<String, usize>>);
 
 impl Counts {
-    pub fn of(&self, name: &str) -> usize {
+    pub(super) fn of(&self, name: &str) -> usize {
         self.0.borrow().get(name).copied().unwrap_or(0)
     }
 
-    pub fn enter(&self, name: &str) {
+    pub(super) fn enter(&self, name: &str) {
         *self.0.borrow_mut().entry(name.to_string()).or_default() += 1;
     }
 
-    pub fn leave(&self, name: &str) {
+    pub(super) fn leave(&self, name: &str) {
         let mut counts = self.0.borrow_mut();
         if let Some(count) = counts.get_mut(name) {
             *count -= 1;
@@ -48,7 +48,7 @@ impl Counts {
 
     /// Whether `name` may have one more where `free` are left for all: it has to leave as many as it has, or be within
     /// its reserve.
-    pub fn allows(&self, name: &str, free: usize) -> bool {
+    pub(super) fn allows(&self, name: &str, free: usize) -> bool {
         let own = self.of(name);
         free > 0 && (own < CONNECTIONS_RESERVED || own < free)
     }

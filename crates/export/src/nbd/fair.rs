@@ -17,20 +17,20 @@ use blk::Env;
 use blk::sync::TaskMutex;
 
 /// Cost of a request beside its bytes: its tasks and system calls take the core as long as copying this much.
-pub const REQUEST_COST: u64 = 8 << 10;
+pub(super) const REQUEST_COST: u64 = 8 << 10;
 /// Credit of a party for one turn when one party waits: 53 requests of 4 KiB, or half of the largest piece of a
 /// request. Copying that much takes about 0.1 ms.
-pub const TURN_CREDIT: u64 = 640 << 10;
+pub(super) const TURN_CREDIT: u64 = 640 << 10;
 /// Credit however many wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
-pub const TURN_CREDIT_MIN: u64 = 64 << 10;
+pub(super) const TURN_CREDIT_MIN: u64 = 64 << 10;
 
 /// Credit of a party that has been the only one for [`ALONE_TURNS`]: its requests are limited by nothing else then, and a
 /// newcomer waits for 1 ms of work at most.
-pub const ALONE_CREDIT: u64 = 8 << 20;
+pub(super) const ALONE_CREDIT: u64 = 8 << 20;
 const ALONE_TURNS: u64 = 256;
 
 /// Every party that has connections, and those whose connections wait.
-pub struct Parties {
+pub(super) struct Parties {
     known: RefCell<BTreeMap<String, Weak<Party>>>,
     /// Parties with waiting connections; a task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<Party>>>,
@@ -40,7 +40,7 @@ pub struct Parties {
 }
 
 /// The connections that share one credit.
-pub struct Party {
+pub(super) struct Party {
     /// What may still be begun in turn `turn`; a piece that began with little credit left makes it negative.
     credit: Cell<i64>,
     turn: Cell<u64>,
@@ -122,7 +122,7 @@ impl Default for Parties {
 }
 
 impl Parties {
-    pub fn party(&self, name: &str) -> Rc<Party> {
+    pub(super) fn party(&self, name: &str) -> Rc<Party> {
         let mut known = self.known.borrow_mut();
         if let Some(party) = known.get(name).and_then(Weak::upgrade) {
             return party;
@@ -151,7 +151,7 @@ impl Parties {
     }
 
     /// Waits until `party` may begin work of this cost, and spends it.
-    pub async fn take(self: &Rc<Self>, env: &Env, party: &Rc<Party>, cost: u64) {
+    pub(super) async fn take(self: &Rc<Self>, env: &Env, party: &Rc<Party>, cost: u64) {
         let turn = env.turns();
         self.note(party, turn);
         if party.queue.borrow().is_empty() {

@@ -21,7 +21,7 @@ const MISHAPS_KEPT: usize = 16;
 
 /// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Halt {
+pub(super) enum Halt {
     Run,
     /// Take in nothing more, answer what is under way, close.
     Finish,
@@ -30,7 +30,7 @@ pub enum Halt {
 }
 
 /// State of a connection that its own task and the front end share.
-pub struct Session {
+pub(super) struct Session {
     id: u64,
     listener: String,
     peer: String,
@@ -103,13 +103,13 @@ pub struct FrontEnd {
 }
 
 /// A connection's entry in the list; leaving is dropping.
-pub struct Entered {
+pub(super) struct Entered {
     front_end: Rc<FrontEnd>,
     pub session: Rc<Session>,
 }
 
 impl Session {
-    pub fn peer(&self) -> &str {
+    pub(super) fn peer(&self) -> &str {
         &self.peer
     }
 
@@ -121,19 +121,19 @@ impl Session {
         self.observer.failure(&self.peer, &self.export.borrow(), failure);
     }
 
-    pub fn count(&self, bytes: u64) {
+    pub(super) fn count(&self, bytes: u64) {
         self.requests.set(self.requests.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
     }
 
-    pub fn wake(&self) {
+    pub(super) fn wake(&self) {
         if let Some(task) = &*self.task.borrow() {
             task.wake_by_ref();
         }
     }
 
     /// Has `cx`'s task woken by every later `wake`, and returns what the connection has to do.
-    pub fn watch(&self, cx: &Context<'_>) -> Halt {
+    pub(super) fn watch(&self, cx: &Context<'_>) -> Halt {
         let mut task = self.task.borrow_mut();
         if !task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
             *task = Some(cx.waker().clone());
@@ -343,7 +343,7 @@ impl FrontEnd {
 
 impl Entered {
     /// Records why this connection ended.
-    pub fn note(&self, kind: ErrorKind, cause: String) {
+    pub(super) fn note(&self, kind: ErrorKind, cause: String) {
         let export = self.session.export.borrow().clone();
         self.front_end.note(&self.session.peer, &export, kind, cause);
     }
@@ -360,7 +360,7 @@ impl Drop for Entered {
 }
 
 /// A refusal that is being sent.
-pub struct Refusing(Rc<FrontEnd>);
+pub(super) struct Refusing(Rc<FrontEnd>);
 
 impl Drop for Refusing {
     fn drop(&mut self) {

@@ -15,7 +15,7 @@ use super::patience::Patience;
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
 
 /// A client that has chosen its export.
-pub struct Agreed {
+pub(super) struct Agreed {
     pub terms: Terms,
     pub attachment: Attachment,
     /// Whose share of the core it has.
@@ -25,7 +25,7 @@ pub struct Agreed {
 }
 
 /// Negotiates with one client, which may take as long as `patience` has. None when it left in peace.
-pub async fn handshake(
+pub(super) async fn handshake(
     socket: &Socket,
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
@@ -105,7 +105,7 @@ async fn send(socket: &Socket, bytes: &[u8]) -> Result<()> {
 }
 
 /// Sends every byte of the parts, over as many sends as it takes.
-pub async fn send_all(socket: &Socket, mut parts: Vec<blk::Slice>) -> Result<()> {
+pub(super) async fn send_all(socket: &Socket, mut parts: Vec<blk::Slice>) -> Result<()> {
     while !parts.is_empty() {
         match socket.send(parts.clone()).await? {
             0 => return Err(Error::invalid(socket.peer(), "the connection takes nothing more")),

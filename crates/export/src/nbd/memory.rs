@@ -81,7 +81,7 @@ impl Memory {
 
 impl Holding {
     /// None when there is no memory for another connection.
-    pub fn new(memory: &Memory, uncharged: bool) -> Option<Holding> {
+    pub(crate) fn new(memory: &Memory, uncharged: bool) -> Option<Holding> {
         Some(Holding {
             _promised: memory.promises.take(CONNECTION_BYTES)?,
             shared: memory.shared.clone(),
@@ -94,7 +94,7 @@ impl Holding {
     }
 
     /// Requests, and pieces of requests, that hold something.
-    pub fn requests(&self) -> usize {
+    pub(crate) fn requests(&self) -> usize {
         self.requests.get()
     }
 
@@ -107,7 +107,7 @@ impl Holding {
 
     /// Takes what a piece of `len` bytes needs and returns the length that was granted, with what it holds. The length
     /// is less than `len` only when nothing else of this connection is under way. None: wait for own requests.
-    pub fn grant(&self, len: u64) -> Option<(u64, u64)> {
+    pub(crate) fn grant(&self, len: u64) -> Option<(u64, u64)> {
         if self.requests.get() >= REQUESTS_MAX {
             return None;
         }
@@ -128,7 +128,7 @@ impl Holding {
         Some((granted, cost))
     }
 
-    pub fn give_back(&self, cost: u64) {
+    pub(crate) fn give_back(&self, cost: u64) {
         self.requests.set(self.requests.get() - 1);
         self.hold(self.held.get() - cost);
     }
@@ -140,7 +140,7 @@ impl Holding {
     }
 
     /// Charges a larger receive buffer, when there is room for it.
-    pub fn buffer(&self, bytes: u64) -> Option<Charge> {
+    pub(crate) fn buffer(&self, bytes: u64) -> Option<Charge> {
         self.buffers.take(bytes)
     }
 }

@@ -13,7 +13,7 @@ use super::wire::{Fields, Put, clip};
 
 /// What the owner has to do next. Output is to be sent before the following step.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// Receive, and `feed`.
     Receive,
     /// An option was answered: ask for the next step.
@@ -73,7 +73,7 @@ enum State {
 }
 
 /// One client's handshake.
-pub struct Negotiation {
+pub(super) struct Negotiation {
     state: State,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -86,7 +86,7 @@ pub struct Negotiation {
 
 impl Negotiation {
     /// The greeting is the first output.
-    pub fn new() -> Negotiation {
+    pub(super) fn new() -> Negotiation {
         let mut output = Vec::new();
         output.put_u64(GREETING_MAGIC);
         output.put_u64(OPTION_MAGIC);
@@ -103,7 +103,7 @@ impl Negotiation {
     }
 
     /// Hands in what was received; called after [`Step::Receive`] only, which is what bounds the input.
-    pub fn feed(&mut self, bytes: &[u8]) {
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
         assert!(
             self.input.len() < OPTION_HEADER_BYTES + OPTION_BYTES_MAX as usize,
             "fed without being asked"
@@ -111,16 +111,16 @@ impl Negotiation {
         self.input.extend_from_slice(bytes);
     }
 
-    pub fn take_output(&mut self) -> Vec<u8> {
+    pub(super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
     /// What was received after the handshake's last byte.
-    pub fn into_rest(self) -> Vec<u8> {
+    pub(super) fn into_rest(self) -> Vec<u8> {
         self.input
     }
 
-    pub fn step(&mut self) -> Step {
+    pub(super) fn step(&mut self) -> Step {
         match &self.state {
             State::Flags => self.client_flags(),
             State::Options => self.option(),
@@ -246,7 +246,7 @@ impl Negotiation {
     }
 
     /// Answers [`Step::List`].
-    pub fn list(&mut self, exports: &[ExportEntry]) {
+    pub(super) fn list(&mut self, exports: &[ExportEntry]) {
         assert!(matches!(self.state, State::List), "the client did not ask for the list");
         for export in exports {
             let mut payload = Vec::with_capacity(4 + export.name.len() + export.description.len());
@@ -259,7 +259,7 @@ impl Negotiation {
     }
 
     /// Answers [`Step::Lookup`]. Terms mean that transmission starts once the output has been sent.
-    pub fn found(&mut self, offer: &Offer) -> Option<Terms> {
+    pub(super) fn found(&mut self, offer: &Offer) -> Option<Terms> {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
             panic!("the client did not ask for an export")
         };
@@ -284,7 +284,7 @@ impl Negotiation {
     }
 
     /// Answers [`Step::Lookup`].
-    pub fn not_found(&mut self, error: &Error) {
+    pub(super) fn not_found(&mut self, error: &Error) {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
             panic!("the client did not ask for an export")
         };

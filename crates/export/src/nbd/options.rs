@@ -4,11 +4,11 @@ use super::proto::*;
 use super::wire::Fields;
 
 /// What is wrong with a payload, for the error reply.
-pub type Complaint = &'static str;
+pub(super) type Complaint = &'static str;
 
 /// Payload of INFO and GO.
 #[derive(Debug, PartialEq, Eq)]
-pub struct InfoRequest<'a> {
+pub(super) struct InfoRequest<'a> {
     pub name: &'a str,
     pub wants_name: bool,
     pub wants_description: bool,
@@ -17,7 +17,7 @@ pub struct InfoRequest<'a> {
 /// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. Only `base:allocation` exists here, so queries are judged while
 /// they are read and not kept.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ContextRequest<'a> {
+pub(super) struct ContextRequest<'a> {
     pub name: &'a str,
     pub queries: u32,
     /// One of them is `base:allocation`.
@@ -27,7 +27,7 @@ pub struct ContextRequest<'a> {
 }
 
 /// "Conventions": UTF-8, at most 4096 bytes.
-pub fn string(bytes: &[u8]) -> Result<&str, Complaint> {
+pub(super) fn string(bytes: &[u8]) -> Result<&str, Complaint> {
     if bytes.len() > STRING_BYTES_MAX {
         return Err("a name may have at most 4096 bytes");
     }
@@ -40,7 +40,7 @@ fn counted_string<'a>(fields: &mut Fields<'a>) -> Result<&'a str, Complaint> {
 }
 
 impl<'a> InfoRequest<'a> {
-    pub fn parse(payload: &'a [u8]) -> Result<InfoRequest<'a>, Complaint> {
+    pub(super) fn parse(payload: &'a [u8]) -> Result<InfoRequest<'a>, Complaint> {
         let mut fields = Fields::new(payload);
         let name = counted_string(&mut fields)?;
         let count = fields.u16().ok_or("the payload ends before the information requests")?;
@@ -57,7 +57,7 @@ impl<'a> InfoRequest<'a> {
 }
 
 impl<'a> ContextRequest<'a> {
-    pub fn parse(payload: &'a [u8]) -> Result<ContextRequest<'a>, Complaint> {
+    pub(super) fn parse(payload: &'a [u8]) -> Result<ContextRequest<'a>, Complaint> {
         let mut fields = Fields::new(payload);
         let name = counted_string(&mut fields)?;
         let queries = fields.u32().ok_or("the payload ends before the number of queries")?;

@@ -9,13 +9,13 @@ use super::proto::*;
 const ACKS_BYTES: usize = REQUESTS_MAX * SIMPLE_REPLY_BYTES;
 
 /// What one send carries. The tickets give back their room when the batch is dropped: sent, or given up.
-pub struct Batch {
+pub(super) struct Batch {
     pub parts: Vec<Slice>,
     _tickets: Vec<Ticket>,
 }
 
 #[derive(Default)]
-pub struct Outbox {
+pub(super) struct Outbox {
     acks: Option<Buf>,
     acks_len: usize,
     /// Replies with payload or error, one part each.
@@ -24,20 +24,20 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub fn push_ack(&mut self, ticket: Ticket, reply: [u8; SIMPLE_REPLY_BYTES]) {
+    pub(super) fn push_ack(&mut self, ticket: Ticket, reply: [u8; SIMPLE_REPLY_BYTES]) {
         let acks = self.acks.get_or_insert_with(|| Buf::alloc(ACKS_BYTES));
         acks[self.acks_len..][..reply.len()].copy_from_slice(&reply);
         self.acks_len += reply.len();
         self.tickets.push(ticket);
     }
 
-    pub fn push(&mut self, ticket: Ticket, reply: Slice) {
+    pub(super) fn push(&mut self, ticket: Ticket, reply: Slice) {
         self.parts.push(reply);
         self.tickets.push(ticket);
     }
 
     /// All of it, or None when there is nothing.
-    pub fn take(&mut self) -> Option<Batch> {
+    pub(super) fn take(&mut self) -> Option<Batch> {
         if self.tickets.is_empty() {
             return None;
         }
@@ -52,7 +52,7 @@ impl Outbox {
 }
 
 /// Drops the first `sent` bytes of `parts`.
-pub fn advance(parts: &mut Vec<Slice>, sent: u64) {
+pub(super) fn advance(parts: &mut Vec<Slice>, sent: u64) {
     let mut left = sent;
     let whole = parts.iter().take_while(|part| {
         let fits = part.len() as u64 <= left;

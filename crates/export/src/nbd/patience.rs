@@ -7,14 +7,14 @@ use std::task::Poll;
 
 use blk::{Env, Error, Result};
 
-pub struct Patience {
+pub(super) struct Patience {
     env: Env,
     limit_us: u64,
     left_ns: Cell<u64>,
 }
 
 impl Patience {
-    pub fn new(env: &Env, limit_us: u64) -> Patience {
+    pub(super) fn new(env: &Env, limit_us: u64) -> Patience {
         Patience { env: env.clone(), limit_us, left_ns: Cell::new(limit_us * 1000) }
     }
 
@@ -22,7 +22,7 @@ impl Patience {
     ///
     /// # Errors
     /// `Invalid` when the client has used up its time, over all its answers.
-    pub async fn wait<T>(&self, peer: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn wait<T>(&self, peer: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
         let began_ns = self.env.now_ns();
         let mut answer = pin!(answer);
         let mut late = pin!(self.env.sleep_until(began_ns + self.left_ns.get()));

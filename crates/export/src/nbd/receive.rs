@@ -18,7 +18,7 @@ use super::reply::Failure;
 use super::request::{Command, Event, Intake};
 use super::work::{Whole, read_part, start, write, write_part};
 
-pub struct Receiver<'a> {
+pub(super) struct Receiver<'a> {
     env: Env,
     line: &'a Rc<Connection>,
     socket: &'a Socket,
@@ -39,7 +39,7 @@ const SMALL_RECEIVES: usize = 64;
 const WATCHED_AFTER_US: u64 = 500_000;
 
 impl<'a> Receiver<'a> {
-    pub fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
+    pub(super) fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
         // What came along with the last option is less than one receive of the handshake.
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);
@@ -48,7 +48,7 @@ impl<'a> Receiver<'a> {
     }
 
     /// Until the client disconnects. A stream that ends without a farewell is no error: clients do that.
-    pub async fn run(mut self) -> Result<()> {
+    pub(super) async fn run(mut self) -> Result<()> {
         loop {
             let (used, event) = self.intake.next(&self.buf[self.filled.clone()]);
             self.filled.start += used;

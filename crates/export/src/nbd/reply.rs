@@ -45,7 +45,7 @@ pub struct Failure {
 
 impl Failure {
     /// `fast_zero`: the request was a write of zeros that had to be fast, the only one "not supported" may answer.
-    pub fn of(error: &Error, fast_zero: bool) -> Failure {
+    pub(super) fn of(error: &Error, fast_zero: bool) -> Failure {
         let errno = match error.kind {
             ErrorKind::NoSpace => NbdErrno::NoSpace,
             ErrorKind::Unsupported if fast_zero => NbdErrno::NotSupported,
@@ -75,20 +75,27 @@ fn simple(cookie: u64, error: u32) -> Simple {
 }
 
 /// A success without payload.
-pub fn success(cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
+pub(super) fn success(cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut bytes = [0; SIMPLE_REPLY_BYTES];
     bytes.copy_from_slice(simple(cookie, 0).as_bytes());
     bytes
 }
 
 /// A read's answer, or a piece of one: the header is put into the buffer's headroom. `done`: no other piece follows.
-pub fn data(cookie: u64, offset: u64, structured: bool, done: bool, buf: Buf) -> Slice {
+pub(super) fn data(cookie: u64, offset: u64, structured: bool, done: bool, buf: Buf) -> Slice {
     let len = buf.len() as u32;
     data_of(cookie, offset, len, structured, done, buf)
 }
 
 /// As `data`, of which `buf` has only the first of `len` bytes.
-pub fn data_of(cookie: u64, offset: u64, len: u32, structured: bool, done: bool, mut buf: Buf) -> Slice {
+pub(super) fn data_of(
+    cookie: u64,
+    offset: u64,
+    len: u32,
+    structured: bool,
+    done: bool,
+    mut buf: Buf,
+) -> Slice {
     if structured {
         let chunk = DataChunk {
             magic: CHUNK_MAGIC.into(),
@@ -105,7 +112,7 @@ pub fn data_of(cookie: u64, offset: u64, len: u32, structured: bool, done: bool,
     buf.freeze()
 }
 
-pub fn failure(cookie: u64, structured: bool, failure: &Failure) -> Slice {
+pub(super) fn failure(cookie: u64, structured: bool, failure: &Failure) -> Slice {
     if !structured {
         return Buf::copy_of(simple(cookie, failure.errno as u32).as_bytes()).freeze();
     }
@@ -118,7 +125,7 @@ pub fn failure(cookie: u64, structured: bool, failure: &Failure) -> Slice {
 }
 
 /// The only and last chunk of an answer.
-pub fn chunk(cookie: u64, kind: u16, payload: &[u8]) -> Slice {
+pub(super) fn chunk(cookie: u64, kind: u16, payload: &[u8]) -> Slice {
     let mut bytes = Vec::with_capacity(CHUNK_BYTES + payload.len());
     bytes.put_u32(CHUNK_MAGIC);
     bytes.put_u16(CHUNK_FLAG_DONE);

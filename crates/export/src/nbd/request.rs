@@ -15,7 +15,7 @@ use super::proto::*;
 /// "Request message" as it lies on the wire.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct Header {
+pub(super) struct Header {
     pub magic: U32,
     pub flags: U16,
     pub kind: U16,
@@ -86,19 +86,19 @@ pub enum Event {
 }
 
 /// The receiving side of one connection.
-pub struct Intake {
+pub(super) struct Intake {
     terms: Terms,
     /// Payload of a refused write that is still to come.
     skip: u64,
 }
 
 impl Intake {
-    pub fn new(terms: Terms) -> Intake {
+    pub(super) fn new(terms: Terms) -> Intake {
         Intake { terms, skip: 0 }
     }
 
     /// Looks at the received bytes. Returns how many of them are used up, and what they are.
-    pub fn next(&mut self, bytes: &[u8]) -> (usize, Event) {
+    pub(super) fn next(&mut self, bytes: &[u8]) -> (usize, Event) {
         let skipped = self.skip.min(bytes.len() as u64) as usize;
         self.skip -= skipped as u64;
         let Ok((header, _)) = Header::read_from_prefix(&bytes[skipped..]) else {

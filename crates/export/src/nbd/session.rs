@@ -20,7 +20,7 @@ use super::receive::Receiver;
 ///
 /// The attachment is held until no request is under way, so that its end means that nothing of
 /// this client can still reach the volume.
-pub async fn transmit(
+pub(super) async fn transmit(
     env: Env,
     socket: Socket,
     agreed: Agreed,

@@ -10,7 +10,7 @@ use super::wire::Put;
 /// The payload of the status chunk: our context's id, then (length, flags) pairs that start at the range's start and
 /// never pass its end. `one` asks for a single pair. At least one pair always: with no pieces, "allocated, content
 /// unknown", which is safe to say of anything.
-pub fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> Vec<u8> {
+pub(super) fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> Vec<u8> {
     let asked = u32::try_from(range.end - range.start).expect("the length of a request has 32 bits");
     let mut extents = merged(asked, if one { 1 } else { EXTENTS_MAX }, pieces);
     if extents.is_empty() {

@@ -1,38 +1,38 @@
 //! Big-endian fields, read with checks and appended without ceremony.
 
 /// A cursor over untrusted bytes: every read says None when too few are left.
-pub struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub fn new(bytes: &'a [u8]) -> Fields<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Fields<'a> {
         Fields(bytes)
     }
 
-    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(super) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(head)
     }
 
-    pub fn u16(&mut self) -> Option<u16> {
+    pub(super) fn u16(&mut self) -> Option<u16> {
         Some(u16::from_be_bytes(self.bytes(2)?.try_into().ok()?))
     }
 
-    pub fn u32(&mut self) -> Option<u32> {
+    pub(super) fn u32(&mut self) -> Option<u32> {
         Some(u32::from_be_bytes(self.bytes(4)?.try_into().ok()?))
     }
 
-    pub fn u64(&mut self) -> Option<u64> {
+    pub(super) fn u64(&mut self) -> Option<u64> {
         Some(u64::from_be_bytes(self.bytes(8)?.try_into().ok()?))
     }
 
-    pub fn left(&self) -> usize {
+    pub(super) fn left(&self) -> usize {
         self.0.len()
     }
 }
 
 /// Appends a field to a message.
-pub trait Put {
+pub(super) trait Put {
     fn put_u16(&mut self, value: u16);
     fn put_u32(&mut self, value: u32);
     fn put_u64(&mut self, value: u64);
@@ -53,7 +53,7 @@ impl Put for Vec<u8> {
 }
 
 /// The longest prefix of `text` that fits `bytes_max` and ends between characters.
-pub fn clip(text: &str, bytes_max: usize) -> &str {
+pub(super) fn clip(text: &str, bytes_max: usize) -> &str {
     if text.len() <= bytes_max {
         return text;
     }

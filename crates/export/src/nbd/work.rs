@@ -13,7 +13,7 @@ use super::request::Command;
 use super::status;
 
 /// Starts a command that is one piece. Each gets a task no larger than it needs.
-pub fn start(env: &Env, ticket: Ticket, command: Command) {
+pub(super) fn start(env: &Env, ticket: Ticket, command: Command) {
     match command {
         Command::Read { offset, len, .. } => env.spawn_detached(Box::pin(read(ticket, offset, len))),
         Command::Flush => env.spawn_detached(Box::pin(flush(ticket))),
@@ -49,7 +49,7 @@ async fn flushed(ticket: &Ticket, result: Result<()>, fua: bool) -> Result<()> {
     result
 }
 
-pub async fn write(ticket: Ticket, offset: u64, data: Slice, fua: bool) {
+pub(super) async fn write(ticket: Ticket, offset: u64, data: Slice, fua: bool) {
     let result = ticket.line().volume.clone().write(offset, data).await;
     let result = flushed(&ticket, result, fua).await;
     answer(ticket, result);
@@ -89,7 +89,7 @@ async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
 /// A request in pieces. On an error some of a write's pieces may have been carried out: as with any write, what an
 /// unanswered or failed one leaves is the old or the new, per sector.
 #[derive(Default)]
-pub struct Whole {
+pub(super) struct Whole {
     under_way: Cell<usize>,
     /// No more pieces will begin.
     complete: Cell<bool>,
@@ -97,10 +97,10 @@ pub struct Whole {
 }
 
 /// One piece of it.
-pub struct Part(Rc<Whole>);
+pub(super) struct Part(Rc<Whole>);
 
 impl Whole {
-    pub fn begin(self: &Rc<Self>, last: bool) -> Part {
+    pub(super) fn begin(self: &Rc<Self>, last: bool) -> Part {
         self.under_way.set(self.under_way.get() + 1);
         self.complete.set(last);
         Part(self.clone())
@@ -120,7 +120,7 @@ impl Part {
     }
 }
 
-pub async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fua: bool) {
+pub(super) async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fua: bool) {
     let result = ticket.line().volume.clone().write(offset, data).await;
     if let Some(result) = part.end(result) {
         let result = flushed(&ticket, result, fua).await;
@@ -129,7 +129,7 @@ pub async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fu
 }
 
 /// Pieces are answered in any order, each with its data; an error replaces the last one.
-pub async fn read_part(ticket: Ticket, part: Part, offset: u64, len: u64) {
+pub(super) async fn read_part(ticket: Ticket, part: Part, offset: u64, len: u64) {
     let volume = ticket.line().volume.clone();
     let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;
     let read = result.is_ok();

@@ -19,10 +19,10 @@ use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
 use export::nbd::{FrontEnd, Limits, serve};
 
 /// Granularity of what the memory disk calls allocated.
-pub const CLUSTER: u64 = 64 << 10;
+pub(crate) const CLUSTER: u64 = 64 << 10;
 
 /// A disk in memory that can be told to hold its requests, or to fail writes.
-pub struct MemoryDisk {
+pub(crate) struct MemoryDisk {
     info: VolumeInfo,
     content: RefCell<Vec<u8>>,
     allocated: RefCell<Vec<bool>>,
@@ -66,11 +66,11 @@ impl MemoryDisk {
         })
     }
 
-    pub fn starts_with(&self, content: &[u8]) -> bool {
+    pub(crate) fn starts_with(&self, content: &[u8]) -> bool {
         self.content.borrow().starts_with(content)
     }
 
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.held.set(false);
         self.released.notify();
     }
@@ -180,10 +180,10 @@ impl Volume for MemoryDisk {
 }
 
 /// The exports of a test server, by name.
-pub struct Catalogue(Vec<(&'static str, Rc<MemoryDisk>)>);
+pub(crate) struct Catalogue(Vec<(&'static str, Rc<MemoryDisk>)>);
 
 impl Catalogue {
-    pub fn disk(&self, name: &str) -> Rc<MemoryDisk> {
+    pub(crate) fn disk(&self, name: &str) -> Rc<MemoryDisk> {
         self.0.iter().find(|(n, _)| *n == name).expect("an export of this test").1.clone()
     }
 }
@@ -240,27 +240,27 @@ impl Orders {
     }
 }
 
-pub struct Server {
+pub(crate) struct Server {
     folder: tempfile::TempDir,
     tcp: SocketAddr,
     orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
 }
 
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 impl Server {
     /// One writable export, `disk`.
-    pub fn start(size_bytes: u64) -> Server {
+    pub(crate) fn start(size_bytes: u64) -> Server {
         Server::with_exports(&[("disk", size_bytes, false)])
     }
 
     /// (name, size in bytes, read-only).
-    pub fn with_exports(exports: &[(&'static str, u64, bool)]) -> Server {
+    pub(crate) fn with_exports(exports: &[(&'static str, u64, bool)]) -> Server {
         Server::with_limits(exports, Limits::default())
     }
 
-    pub fn with_limits(exports: &[(&'static str, u64, bool)], limits: Limits) -> Server {
+    pub(crate) fn with_limits(exports: &[(&'static str, u64, bool)], limits: Limits) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nbd.sock");
         let orders = Arc::new(Orders::default());
@@ -271,28 +271,28 @@ impl Server {
         Server { folder, tcp, orders, thread: Some(thread) }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("nbd.sock")
     }
 
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    pub fn uri(&self, export: &str) -> String {
+    pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
-    pub fn tcp(&self) -> SocketAddr {
+    pub(crate) fn tcp(&self) -> SocketAddr {
         self.tcp
     }
 
-    pub fn tcp_uri(&self, export: &str) -> String {
+    pub(crate) fn tcp_uri(&self, export: &str) -> String {
         format!("nbd://{}/{export}", self.tcp)
     }
 
     /// Runs on the server's thread, between two polls.
-    pub fn with<T: Send + 'static>(
+    pub(crate) fn with<T: Send + 'static>(
         &self,
         what: impl FnOnce(&Catalogue, &FrontEnd) -> T + Send + 'static,
     ) -> T {
@@ -305,7 +305,7 @@ impl Server {
 
     /// Asks again until the server says yes; fails after a generous time.
     #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
-    pub fn until(&self, what: &str, condition: fn(&Catalogue, &FrontEnd) -> bool) {
+    pub(crate) fn until(&self, what: &str, condition: fn(&Catalogue, &FrontEnd) -> bool) {
         let patience = std::time::Instant::now();
         while !self.with(condition) {
             assert!(patience.elapsed().as_secs() < 60, "never came true: {what}");
@@ -314,7 +314,7 @@ impl Server {
     }
 
     /// Stops the front end and waits for the thread.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.orders.give(Box::new(|_, front_end| front_end.stop()));
         self.thread.take().unwrap().join().expect("the server ends without a panic");
     }

@@ -25,7 +25,7 @@ use super::save;
 const STORAGE: &str = "nvme";
 
 /// Returns the exit code.
-pub fn run(args: &CompareArgs, output: Output) -> Result<u8> {
+pub(super) fn run(args: &CompareArgs, output: Output) -> Result<u8> {
     let lab = Lab::new(args)?;
     if let Ground::Real(_, scaled) = &lab.ground {
         scaled.notes.iter().for_each(|note| output.note(note));

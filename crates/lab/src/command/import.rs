@@ -12,7 +12,7 @@ use crate::run::Record;
 
 use super::save;
 
-pub fn run(args: &ImportArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &ImportArgs, output: Output) -> Result<()> {
     let selection = Selection { vm: args.vm.clone(), disk: args.disk.clone(), counter: args.counter.clone() };
     let mut records: Vec<Record> = Vec::new();
     for path in &args.files {

@@ -20,7 +20,7 @@ use crate::storage::measured::Measured;
 use super::real::Scratch;
 use super::run::bar;
 
-pub fn run(args: &PredictArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &PredictArgs, output: Output) -> Result<()> {
     let interrupted = super::interruption()?;
     let storage = storage(args, &interrupted, output)?;
     let question = Question { iops: args.iops, read_percent: args.read, keep_s: args.keep, seed: args.seed };

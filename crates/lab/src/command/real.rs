@@ -14,10 +14,10 @@ use crate::runner::{Audience, Plan};
 use super::save;
 
 /// Name of the subject that is the user's own stack.
-pub const HOOKS: &str = "hooks";
+pub(super) const HOOKS: &str = "hooks";
 
 /// Returns the user's own stack, or `None` unless all of its required options are given.
-pub fn hooks(args: &HookArgs) -> Option<Stack> {
+pub(super) fn hooks(args: &HookArgs) -> Option<Stack> {
     let (take, commit) = (args.take.clone()?, args.commit.clone()?);
     if args.target.is_empty() {
         return None;
@@ -27,7 +27,7 @@ pub fn hooks(args: &HookArgs) -> Option<Stack> {
     Some(Stack::Hooks { disks: args.target.clone(), hooks })
 }
 
-pub fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
+pub(super) fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
     if name != HOOKS {
         return Ok(Stack::by_name(name)?);
     }
@@ -42,7 +42,7 @@ pub fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
 }
 
 /// Returns the experiment scaled to the time, and to the space in `dir` or the size of the user's disks.
-pub fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -> Result<Scaled> {
+pub(super) fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -> Result<Scaled> {
     save::folder(dir)?;
     let room = match stack.disk_bytes()? {
         Some(disks) => Room::Disks(disks),
@@ -52,7 +52,7 @@ pub fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -
 }
 
 /// Runs the plan on disks of `disk_bytes` each. Failures of the stack are in the record.
-pub fn run(
+pub(super) fn run(
     stack: &Stack,
     folder: &Scratch,
     disk_bytes: &[u64],
@@ -65,11 +65,11 @@ pub fn run(
 }
 
 /// Folder of one run. Dropping it removes the folder with everything in it.
-pub struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     /// Creates the folder in `dir`, which is created if necessary. No other run may have the same `name`.
-    pub fn make(dir: &Path, name: &str) -> Result<Scratch> {
+    pub(super) fn make(dir: &Path, name: &str) -> Result<Scratch> {
         // Other programs resolve relative paths against directories of their own.
         let dir = std::path::absolute(dir).map_err(|e| Error::invalid(format!("{}: {e}", dir.display())))?;
         let folder = dir.join(name.replace(':', "-"));
@@ -80,7 +80,7 @@ impl Scratch {
         Ok(Scratch(folder))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.0
     }
 }

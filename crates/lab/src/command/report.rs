@@ -7,7 +7,7 @@ use crate::run::Record;
 
 use super::save;
 
-pub fn run(args: &ReportArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &ReportArgs, output: Output) -> Result<()> {
     let mut records: Vec<Record> = Vec::new();
     for path in &args.runs {
         records.extend(save::read(path)?);

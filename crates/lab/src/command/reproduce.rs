@@ -10,7 +10,7 @@ use crate::run::Record;
 
 use super::save;
 
-pub fn run(args: &ReproduceArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &ReproduceArgs, output: Output) -> Result<()> {
     let experiments = wanted(&args.experiments)?;
     let bar = progress::bar(0)?;
     let show = |Progress { done, of, name }| {

@@ -17,7 +17,7 @@ use super::real::{self, HOOKS, Scratch};
 use super::save;
 
 /// Returns the exit code. A failed run is a result, and the exit code is still that of a failure.
-pub fn run(args: &RunArgs, output: Output) -> Result<u8> {
+pub(super) fn run(args: &RunArgs, output: Output) -> Result<u8> {
     let experiment = experiment::find(&args.experiment)?;
     let bar = bar()?;
     let shown = bar.clone();

@@ -8,32 +8,32 @@ use crate::report::{html, json};
 use crate::run::Record;
 
 /// File of a run while it goes on, with a line for every event.
-pub const LINES: &str = "run.jsonl";
+pub(crate) const LINES: &str = "run.jsonl";
 const RUN: &str = "run.json";
-pub const PAGE: &str = "report.html";
+pub(crate) const PAGE: &str = "report.html";
 /// Largest file of runs that the lab reads: two days of samples in each of ten columns.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-pub fn folder(dir: &Path) -> Result<()> {
+pub(crate) fn folder(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::failed(format!("{}: {e}", dir.display())))
 }
 
-pub fn record(dir: &Path, record: &Record) -> Result<()> {
+pub(crate) fn record(dir: &Path, record: &Record) -> Result<()> {
     records(dir, std::slice::from_ref(record))
 }
 
-pub fn records(dir: &Path, records: &[Record]) -> Result<()> {
+pub(crate) fn records(dir: &Path, records: &[Record]) -> Result<()> {
     folder(dir)?;
     file(&dir.join(RUN), json::write(records)?.as_bytes())?;
     file(&dir.join(PAGE), html::page(records).as_bytes())
 }
 
-pub fn file(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn file(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
 }
 
 /// Reads the records of a folder or a file. A run that was interrupted counts as far as it came.
-pub fn read(path: &Path) -> Result<Vec<Record>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Record>> {
     let file = if path.is_dir() { in_folder(path) } else { path.to_path_buf() };
     let place = file.display().to_string();
     let bytes = std::fs::metadata(&file).map_err(|e| not_found(&place, &e))?.len();

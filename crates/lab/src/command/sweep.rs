@@ -9,7 +9,7 @@ use crate::runner::Audience;
 use crate::sweep::{self, Found, Point};
 use crate::vmware::spec::Version;
 
-pub fn run(args: &SweepArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
     let stack = super::stack(args.subject, args.hypothesis.as_deref(), Version::Esx55.hypothesis())?;
     let storage = super::storage(&args.storage)?;
     let ends = |range: &std::ops::RangeInclusive<u32>| (*range.start(), *range.end());

@@ -17,7 +17,7 @@ use super::vms::{INSTANT, clear, wait_until_unused};
 const CLONE: &str = "demo-clone";
 
 /// Times the operations on a VM without clients. The VM is as before afterwards.
-pub fn time(client: &Client, runtime: &Runtime, vm: &VmName) -> Result<Vec<Operation>> {
+pub(super) fn time(client: &Client, runtime: &Runtime, vm: &VmName) -> Result<Vec<Operation>> {
     let clone: VmName = CLONE.parse().map_err(Error::failed)?;
     clear(client, runtime, &clone)?;
     wait_until_unused(client, runtime, vm)?;

@@ -19,7 +19,7 @@ use crate::compare::SNAPSHOT;
 use crate::real::{World, open_disk};
 
 /// Snapshot of the operations that are timed.
-pub const INSTANT: &str = "instant";
+pub(super) const INSTANT: &str = "instant";
 /// Snapshots that an interrupted demo leaves.
 const OWN: [&str; 2] = [SNAPSHOT, INSTANT];
 /// Number of sectors that are read before a disk counts as the demo's own.
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 const LOOKS: u32 = 500;
 
 /// Returns the name of the VM in a store.
-pub fn name(store: &str) -> String {
+pub(super) fn name(store: &str) -> String {
     format!("demo-{store}")
 }
 
@@ -38,7 +38,7 @@ pub fn name(store: &str) -> String {
 /// # Errors
 /// `Refused` if a VM of that name holds anything but the demo's own data, or is in use. `NoSpace` if the datastore has
 /// less free space than the demo may need.
-pub fn create(
+pub(super) fn create(
     client: &Client,
     runtime: &Runtime,
     output: Output,
@@ -68,7 +68,7 @@ pub fn create(
 ///
 /// # Errors
 /// Like those of `create`.
-pub fn clear(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
+pub(super) fn clear(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
     let vm = match runtime.block_on(client.vm_show(name)) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
         shown => shown?,
@@ -89,7 +89,7 @@ pub fn clear(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
 }
 
 /// Waits until clients that have disconnected are gone. A client that stays is an error.
-pub fn wait_until_unused(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
+pub(super) fn wait_until_unused(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
     let mut clients = Vec::new();
     for _ in 0..LOOKS {
         clients = runtime.block_on(client.vm_show(name))?.clients;

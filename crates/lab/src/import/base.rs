@@ -4,7 +4,7 @@ use super::{SAMPLES_MAX, Skipped, Skips, text};
 use crate::run::{Clock, Phase, Quantity, Record, Row, Sample};
 
 /// Returns an imported record without measurements.
-pub fn record(name: &str, title: &str) -> Record {
+pub(super) fn record(name: &str, title: &str) -> Record {
     Record {
         title: title.into(),
         source: format!("imported from {}", text(name)),
@@ -14,23 +14,23 @@ pub fn record(name: &str, title: &str) -> Record {
 }
 
 /// Returns a measured figure without a published one.
-pub fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
+pub(super) fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
     Row::measured(&text(experiment), Phase::Baseline, quantity, value)
 }
 
-pub fn note_skipped(record: &mut Record, skipped: &[Skipped]) {
+pub(super) fn note_skipped(record: &mut Record, skipped: &[Skipped]) {
     record.notes.extend(skipped.iter().map(|skipped| format!("Skipped: {skipped}")));
 }
 
 /// Converts a rate to a count. Imported rates may have any value.
-pub fn count(per_s: f64, interval_us: u64) -> u64 {
+pub(super) fn count(per_s: f64, interval_us: u64) -> u64 {
     let count = per_s * interval_us as f64 / 1e6;
     // The cast saturates, and gives 0 for NaN.
     count.round() as u64
 }
 
 /// Keeps a sample while there is space; reports once that there is none.
-pub fn push(record: &mut Record, sample: Sample, line: u64, skips: &mut Skips) {
+pub(super) fn push(record: &mut Record, sample: Sample, line: u64, skips: &mut Skips) {
     match record.samples.len().cmp(&SAMPLES_MAX) {
         std::cmp::Ordering::Less => record.samples.push(sample),
         _ if record.notes.iter().any(|note| note.starts_with(FULL)) => {}

@@ -38,7 +38,7 @@ impl Format {
 }
 
 /// Detects the format by features that only it has; the strictest rule comes first.
-pub fn detect(head: &str) -> Option<Format> {
+pub(super) fn detect(head: &str) -> Option<Format> {
     let first = head.trim_start().trim_start_matches('"');
     if first.starts_with("(PDH-CSV") || first.starts_with("(PDH-TSV") {
         return Some(Format::Pdh);

@@ -4,7 +4,7 @@ use csv_core::{ReadFieldResult, Reader, ReaderBuilder};
 
 /// The fields of a line, unquoted, one after the other in one buffer.
 #[derive(Debug, Default)]
-pub struct Fields {
+pub(super) struct Fields {
     text: Vec<u8>,
     ends: Vec<usize>,
 }
@@ -14,7 +14,7 @@ const FIELDS_MAX: usize = 500_000;
 
 impl Fields {
     /// Splits `line` and replaces the previous line's fields. An unclosed quote ends with the line.
-    pub fn split(&mut self, line: &str, separator: u8) {
+    pub(super) fn split(&mut self, line: &str, separator: u8) {
         let mut reader: Reader = ReaderBuilder::new().delimiter(separator).build();
         self.ends.clear();
         self.text.clear();
@@ -37,19 +37,19 @@ impl Fields {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
 
     /// Returns a field; empty where the line is too short, such as after a cut.
-    pub fn get(&self, n: usize) -> &str {
+    pub(super) fn get(&self, n: usize) -> &str {
         let begin = n.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
         let range = begin.zip(self.ends.get(n)).map(|(begin, end)| begin..*end);
         let bytes = range.and_then(|range| self.text.get(range)).unwrap_or_default();
         std::str::from_utf8(bytes).unwrap_or_default().trim()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.len()).map(|n| self.get(n))
     }
 }

@@ -1,4 +1,4 @@
 //! fio: its JSON output and its logs.
 
-pub mod json;
-pub mod log;
+pub(super) mod json;
+pub(super) mod log;

@@ -1,4 +1,4 @@
 //! IOmeter, 2006 and 1.1: configurations and results.
 
-pub mod config;
-pub mod results;
+pub(super) mod config;
+pub(super) mod results;

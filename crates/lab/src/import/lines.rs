@@ -8,7 +8,7 @@ const LINE_BYTES_MAX: u64 = 32 << 20;
 /// Bytes from which the format is detected.
 const HEAD_BYTES: u64 = 64 << 10;
 
-pub struct Lines<'a> {
+pub(super) struct Lines<'a> {
     head: String,
     input: Box<dyn BufRead + 'a>,
     bytes: Vec<u8>,
@@ -18,7 +18,7 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub fn new(input: &'a mut dyn BufRead) -> io::Result<Self> {
+    pub(super) fn new(input: &'a mut dyn BufRead) -> io::Result<Self> {
         let mut first = Vec::new();
         (&mut *input).take(HEAD_BYTES).read_to_end(&mut first)?;
         let (mark, order) = encoding(&first);
@@ -37,22 +37,22 @@ impl<'a> Lines<'a> {
     }
 
     /// Returns the first bytes as text; the last line may be cut.
-    pub fn head(&self) -> &str {
+    pub(super) fn head(&self) -> &str {
         &self.head
     }
 
     /// Returns the number of the line read last, from 1.
-    pub fn number(&self) -> u64 {
+    pub(super) fn number(&self) -> u64 {
         self.number
     }
 
     /// Returns why reading ended before the end of the file.
-    pub fn failure(&self) -> Option<&str> {
+    pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
     /// Returns the next line without its end. None at the end of the file, and after a read error.
-    pub fn next(&mut self) -> Option<&str> {
+    pub(super) fn next(&mut self) -> Option<&str> {
         self.bytes.clear();
         let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.bytes);
         match read {
@@ -75,7 +75,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Returns the rest of the file; None where it is longer than `bytes_max`.
-    pub fn rest(&mut self, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+    pub(super) fn rest(&mut self, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         self.input.by_ref().take(bytes_max + 1).read_to_end(&mut bytes)?;
         Ok((bytes.len() as u64 <= bytes_max).then_some(bytes))

@@ -3,7 +3,7 @@
 use jiff::civil::{Date, DateTime, Time};
 
 /// Parses `1234.5`, `1234,5`, `1.234,5`, `1,234.5`. None for blanks and words, and for NaN and infinity.
-pub fn parse(text: &str) -> Option<f64> {
+pub(super) fn parse(text: &str) -> Option<f64> {
     let text = text.trim();
     if text.is_empty() || text.len() > 40 {
         return None;
@@ -19,20 +19,20 @@ pub fn parse(text: &str) -> Option<f64> {
 }
 
 /// Returns the number at the start of `text`, and the rest.
-pub fn digits(text: &str) -> Option<(u64, &str)> {
+pub(super) fn digits(text: &str) -> Option<(u64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
 /// A civil time as microseconds, in both possible orders of month and day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ambiguous {
+pub(super) struct Ambiguous {
     pub month_first: Option<i64>,
     pub day_first: Option<i64>,
 }
 
 /// Parses `12/11/2012 19:09:23.000`, `12.11.2012 19:09:23`, `2012-12-11 19:09:23`, also with AM or PM.
-pub fn date_time(text: &str) -> Ambiguous {
+pub(super) fn date_time(text: &str) -> Ambiguous {
     let nothing = Ambiguous { month_first: None, day_first: None };
     let Some((date, time)) = text.trim().split_once([' ', 'T']) else { return nothing };
     let Some(time) = time_of_day(time) else { return nothing };
@@ -58,7 +58,7 @@ fn date_parts(date: &str) -> Option<(char, [u64; 3])> {
 }
 
 /// Parses `19:09:23`, `19:09:23.123`, IOmeter's `19:09:23:123`, and `7:09:23 PM`.
-pub fn time_of_day(text: &str) -> Option<Time> {
+pub(super) fn time_of_day(text: &str) -> Option<Time> {
     let (clock, half) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
     let (hour, rest) = digits(clock)?;
     let (minute, rest) = digits(rest.strip_prefix(':')?)?;

@@ -43,7 +43,7 @@ struct Header {
     zone: String,
 }
 
-pub fn read(
+pub(super) fn read(
     name: &str,
     lines: &mut Lines<'_>,
     selection: &Selection,

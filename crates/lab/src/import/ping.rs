@@ -12,7 +12,7 @@ const WINDOWS_WAIT_US: u64 = 4 * SECOND_US;
 /// Sequence numbers have 16 bits and wrap. A gap of more than this many is not a loss but another run.
 const HOLE_MAX: u64 = 3_600;
 
-pub fn is_line(line: &str) -> bool {
+pub(super) fn is_line(line: &str) -> bool {
     sequence(line).is_some() || is_windows_answer(line)
 }
 
@@ -106,7 +106,7 @@ impl Pings {
     }
 }
 
-pub fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
+pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let mut pings = Pings::default();
     let mut is_windows = false;
     let mut number = 0;

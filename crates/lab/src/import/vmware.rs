@@ -19,7 +19,7 @@ const MARKS: [&str; 6] = [
 /// Largest distance between a stun and a line about the same stun, microseconds.
 const SAME_US: i64 = 1_000_000;
 
-pub fn is_line(line: &str) -> bool {
+pub(super) fn is_line(line: &str) -> bool {
     stun_us(line).is_some() || (time_of(line).is_some() && (line.contains("vcpu-") || line.contains("vmx")))
 }
 
@@ -84,7 +84,7 @@ impl Log {
     }
 }
 
-pub fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
+pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let mut log = Log::default();
     let mut number = 0;
     while let Some(line) = lines.next() {

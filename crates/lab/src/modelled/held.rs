@@ -6,7 +6,7 @@ use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Local, Result, Slice};
 
 /// A volume together with the guard that counts its user; both are released together.
-pub struct Held {
+pub(super) struct Held {
     pub volume: Rc<dyn Volume>,
     pub _hold: Rc<dyn Any>,
 }

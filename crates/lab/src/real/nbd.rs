@@ -14,26 +14,26 @@ use blk::uring::UringReactor;
 use blk::{Env, Error, ErrorKind, Result};
 use handshake::Export;
 
-pub use address::{Address, Server};
-pub use volume::NbdVolume;
+pub(super) use address::{Address, Server};
+pub(super) use volume::NbdVolume;
 
 /// Limit for the negotiation: its three round trips take far less on any link that can carry a disk.
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns whether `target` is a URI of an export rather than a file.
-pub fn is_uri(target: &str) -> bool {
+pub(super) fn is_uri(target: &str) -> bool {
     target.starts_with("nbd") && target.contains("://")
 }
 
 /// A negotiated connection that is not attached to a core yet, and so may still move to another thread.
-pub struct Dialled {
+pub(super) struct Dialled {
     fd: OwnedFd,
     export: Export,
     place: String,
 }
 
 /// Connects and negotiates; this blocks.
-pub fn dial(uri: &str) -> Result<Dialled> {
+pub(super) fn dial(uri: &str) -> Result<Dialled> {
     let address = Address::parse(uri)?;
     let place = address.to_string();
     let failed = |e: std::io::Error| Error::new(ErrorKind::Io, &place, format!("connecting: {e}"));
@@ -59,7 +59,7 @@ pub fn dial(uri: &str) -> Result<Dialled> {
 
 impl Dialled {
     /// Turns the connection into a volume that the core of `env` serves.
-    pub fn serve(self, reactor: &UringReactor, env: &Env) -> Rc<NbdVolume> {
+    pub(super) fn serve(self, reactor: &UringReactor, env: &Env) -> Rc<NbdVolume> {
         let socket = reactor.adopt_stream(self.fd, env.clone(), &self.place);
         NbdVolume::start(env, socket, self.export)
     }

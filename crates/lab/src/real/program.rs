@@ -17,12 +17,16 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Returns the standard output of a program that ended with 0 within `limit`: at most its last 16 KiB. Otherwise
 /// returns an error with its last lines. A program that takes longer is killed with all processes it started.
-pub fn run(command: &mut Command, limit: Duration) -> Result<String> {
+pub(super) fn run(command: &mut Command, limit: Duration) -> Result<String> {
     run_while(command, limit, || Ok(()))
 }
 
 /// Runs a program like `run`, and ends it early with the error of `goes_on` once that returns one.
-pub fn run_while(command: &mut Command, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<String> {
+pub(super) fn run_while(
+    command: &mut Command,
+    limit: Duration,
+    goes_on: impl Fn() -> Result<()>,
+) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|e| not_started(&name, &e))?;
@@ -59,7 +63,7 @@ fn wait(child: &Child, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Res
     Ok(false)
 }
 
-pub fn not_started(name: &str, error: &std::io::Error) -> Error {
+pub(super) fn not_started(name: &str, error: &std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::NotFound => Error::not_found(name, "no such program on this machine; install it"),
         _ => Error::new(ErrorKind::Io, name, format!("starting it: {error}")),
@@ -67,7 +71,7 @@ pub fn not_started(name: &str, error: &std::io::Error) -> Error {
 }
 
 /// Returns whether the child ends within `limit`.
-pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
+pub(super) fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let failed = |e: rustix::io::Errno| Errno::from(e).at("a child process", "watching it");
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };

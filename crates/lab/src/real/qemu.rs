@@ -22,7 +22,7 @@ const ACCESS: &str = "aio=io_uring,cache.direct=on";
 const CLUSTERS: &str = "cluster_size=64k";
 const SUBCLUSTERS: &str = "cluster_size=128k,extended_l2=on";
 
-pub struct Qemu {
+pub(super) struct Qemu {
     folder: PathBuf,
     server: Server,
     qmp: Qmp,
@@ -33,7 +33,7 @@ pub struct Qemu {
 
 impl Qemu {
     /// Serves `folder/disk.raw`, which exists, under the export name `disk`.
-    pub fn start(folder: &Path, extended_l2: bool) -> Result<Qemu> {
+    pub(super) fn start(folder: &Path, extended_l2: bool) -> Result<Qemu> {
         let monitor = folder.join("qmp.sock");
         let base = folder.join("disk.raw");
         let mut command = Command::new("qemu-storage-daemon");
@@ -55,7 +55,7 @@ impl Qemu {
         Ok(Qemu { folder: folder.to_owned(), server, qmp, overlay_options, top: "base".into() })
     }
 
-    pub fn uri(folder: &Path) -> String {
+    pub(super) fn uri(folder: &Path) -> String {
         format!("nbd+unix:///disk?socket={}", socket(folder).display())
     }
 

@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 /// QEMU answers at once unless it is stuck.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-pub struct Qmp {
+pub(super) struct Qmp {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
     place: String,
 }
 
 impl Qmp {
-    pub fn connect(path: &Path) -> Result<Qmp> {
+    pub(super) fn connect(path: &Path) -> Result<Qmp> {
         let place = path.display().to_string();
         let failed = |e: std::io::Error| Error::new(ErrorKind::Io, &place, format!("connecting: {e}"));
         let stream = UnixStream::connect(path).map_err(failed)?;
@@ -32,7 +32,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    pub fn call(&mut self, command: &str, arguments: Value) -> Result<Value> {
+    pub(super) fn call(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
         let sent = self.stream.write_all(request.as_bytes());
         sent.map_err(|e| Error::new(ErrorKind::Io, &self.place, format!("{command}: {e}")))?;

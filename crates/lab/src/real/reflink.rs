@@ -14,13 +14,13 @@ use crate::subject::CommitEnd;
 const COPY_LIMIT: Duration = Duration::from_secs(600);
 
 /// A disk that is one file. Its snapshots are files beside it; a commit removes one of them.
-pub struct Reflinks {
+pub(super) struct Reflinks {
     pub disk: PathBuf,
 }
 
 impl Reflinks {
     /// Checks that the file system can share blocks. Errors: `Unsupported`, with a remedy.
-    pub fn probe(folder: &Path) -> Result<()> {
+    pub(super) fn probe(folder: &Path) -> Result<()> {
         let original = folder.join("reflink-probe");
         let copy = folder.join("reflink-probe-copy");
         let place = folder.display().to_string();

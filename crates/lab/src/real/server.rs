@@ -21,7 +21,7 @@ const WARDEN: &str = "read -r nothing; kill -s KILL -- \"-$1\"";
 const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
-pub struct Server {
+pub(super) struct Server {
     child: Child,
     /// Present until the server has ended.
     warden: Option<Child>,
@@ -31,7 +31,11 @@ pub struct Server {
 
 impl Server {
     /// Starts the server, with its output in a file in `folder`. Returns when `is_ready` returns true.
-    pub fn start(command: &mut Command, folder: &Path, mut is_ready: impl FnMut() -> bool) -> Result<Server> {
+    pub(super) fn start(
+        command: &mut Command,
+        folder: &Path,
+        mut is_ready: impl FnMut() -> bool,
+    ) -> Result<Server> {
         let name = command.get_program().to_string_lossy().into_owned();
         let log = folder.join("server.log");
         let failed = |e: std::io::Error| Errno::from(e).at(log.display().to_string(), "making the log");
@@ -65,7 +69,7 @@ impl Server {
     }
 
     /// Ends the server and its warden. A second call does nothing.
-    pub fn stop(&mut self) -> Result<()> {
+    pub(super) fn stop(&mut self) -> Result<()> {
         let Some(warden) = self.warden.take() else { return Ok(()) };
         let ended = self.end();
         dismiss(warden);

@@ -29,7 +29,7 @@ const HOST_LOOKS: u64 = 50;
 /// Limit for readers that have disconnected: ten seconds of checks.
 const READERS_LOOKS: u32 = 500;
 
-pub struct Served {
+pub(super) struct Served {
     client: Client,
     runtime: Runtime,
     vm: VmName,
@@ -41,7 +41,7 @@ pub struct Served {
 
 impl Served {
     /// Connects to a VM of a daemon that runs already, and returns its disks' URIs too.
-    pub fn connect(client: Client, vm: VmName) -> Result<(Served, Vec<String>)> {
+    pub(super) fn connect(client: Client, vm: VmName) -> Result<(Served, Vec<String>)> {
         let runtime = runtime().map_err(of_api)?;
         let served = Served { client, runtime, vm, last_event: 0, server: None };
         let uris = served.show()?.disks.into_iter().map(|disk| disk.nbd_uri).collect();
@@ -49,7 +49,7 @@ impl Served {
     }
 
     /// Starts `program`, the binary under test, and creates a VM with new disks.
-    pub fn start(
+    pub(super) fn start(
         program: &Path,
         folder: &Path,
         store: Store,

@@ -25,7 +25,7 @@ use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
 /// State of the operation under way, shared by both threads.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub(super) struct Watch {
     pub progress: Mutex<CommitProgress>,
     /// The counts that the stack keeps of its files, in total and by layer.
     pub host: Mutex<(Option<Counters>, Vec<LayerSeen>)>,
@@ -37,7 +37,7 @@ pub struct Watch {
 
 impl Watch {
     /// Returns `Cancelled` once the run no longer waits.
-    pub fn go_on(&self, place: &str) -> Result<()> {
+    pub(super) fn go_on(&self, place: &str) -> Result<()> {
         match self.stopping.load(Ordering::Relaxed) {
             true => Err(Error::new(ErrorKind::Cancelled, place, "the run is over")),
             false => Ok(()),
@@ -46,7 +46,7 @@ impl Watch {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DatedStun {
+pub(super) struct DatedStun {
     /// End of the stun, microseconds since 1970: stacks log a stun when it is over.
     pub end_unix_us: i64,
     pub stun_us: u64,
@@ -54,13 +54,13 @@ pub struct DatedStun {
 }
 
 /// The disk of a snapshot, at the address where a backup finds it.
-pub enum Frozen {
+pub(super) enum Frozen {
     Export(Dialled),
     File(PathBuf),
 }
 
 /// Operations of one stack. Each call blocks until the stack has answered or the time limit is reached.
-pub trait Verbs: Send {
+pub(super) trait Verbs: Send {
     fn take(&mut self, name: &str, watch: &Watch) -> Result<()>;
 
     fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd>;
@@ -80,7 +80,7 @@ type Answer<T> = (Option<Result<T>>, Option<Waker>);
 type Work = Box<dyn FnOnce(&mut dyn Verbs) + Send>;
 
 /// A stack outside of this process, as a subject.
-pub struct Outside {
+pub(super) struct Outside {
     name: String,
     env: Env,
     reactor: Rc<UringReactor>,
@@ -94,7 +94,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    pub fn new(
+    pub(super) fn new(
         name: &str,
         world: &World,
         disks: Vec<Rc<dyn Volume>>,

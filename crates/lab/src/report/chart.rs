@@ -7,9 +7,9 @@ mod of_record;
 
 use maud::{Markup, PreEscaped, Render, html};
 
-pub use compared::{bars, overlay};
-pub use marks::has_strip;
-pub use of_record::all_of;
+pub(super) use compared::{bars, overlay};
+pub(super) use marks::has_strip;
+pub(super) use of_record::all_of;
 
 use super::scale::{Scale, time_ticks};
 use super::series::{Bin, Pieces};
@@ -24,7 +24,7 @@ const TOP: f64 = 58.0;
 const BOTTOM: f64 = 58.0;
 const CHAR: f64 = 6.6;
 /// Number of colours that `chart.css` has for series. Further series repeat them, dashed.
-pub const COLOURS: usize = 8;
+pub(super) const COLOURS: usize = 8;
 
 /// Untrusted text within SVG, which is XML and has no control characters.
 struct Text<'a>(&'a str);
@@ -42,7 +42,7 @@ fn px(value: f64) -> String {
     if value.is_finite() { format!("{value}") } else { "0".into() }
 }
 
-pub struct Curve {
+pub(super) struct Curve {
     pub name: String,
     /// Classes of `chart.css`: "s0 mean".
     pub class: String,
@@ -60,7 +60,7 @@ impl Curve {
 }
 
 /// The box of one chart, over time.
-pub struct Frame<'a> {
+pub(super) struct Frame<'a> {
     pub title: &'a str,
     /// The quantity of the value axis.
     pub unit: &'a str,
@@ -214,7 +214,7 @@ fn shortened(text: &str, chars_max: usize) -> String {
 }
 
 /// Returns the drawing with its colours, for a file of its own.
-pub fn standalone(drawing: &Markup) -> String {
+pub(super) fn standalone(drawing: &Markup) -> String {
     const STYLE: &str = include_str!("chart.css");
     let head = format!("<style>{STYLE}</style>");
     let drawing = drawing.clone().into_string();

@@ -2,7 +2,7 @@
 
 /// Maps values to positions: `place` returns 0 at the low end and 1 at the high one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Scale {
+pub(super) enum Scale {
     Linear {
         high: f64,
         step: f64,
@@ -21,20 +21,20 @@ const TIME_TICKS_MAX: u64 = 12;
 
 impl Scale {
     /// Returns a scale from 0 to a round number not below `high`.
-    pub fn linear(high: f64) -> Self {
+    pub(super) fn linear(high: f64) -> Self {
         let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
         let step = round_step(high / STEPS);
         Self::Linear { high: (high / step).ceil() * step, step }
     }
 
     /// Returns a scale over all decades between `low` and `high`, both positive.
-    pub fn log(low: f64, high: f64) -> Self {
+    pub(super) fn log(low: f64, high: f64) -> Self {
         let low = 10f64.powf(low.max(1e-3).log10().floor());
         let high = 10f64.powf(high.max(low).min(1e18).log10().ceil());
         Self::Log { low, high: high.max(low * 10.0) }
     }
 
-    pub fn place(&self, value: f64) -> f64 {
+    pub(super) fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Self::Linear { high, .. } => value / high,
             Self::Log { low, high } => (value.max(low) / low).log10() / (high / low).log10(),
@@ -42,7 +42,7 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    pub fn ticks(&self) -> Vec<f64> {
+    pub(super) fn ticks(&self) -> Vec<f64> {
         match *self {
             Self::Linear { high, step } => {
                 let count = (high / step).round() as u32;
@@ -99,7 +99,7 @@ const TIME_STEPS: [u64; 27] = [
 ];
 
 /// Returns times and their labels within `begin..=end`, microseconds.
-pub fn time_ticks(begin: u64, end: u64) -> Vec<(u64, String)> {
+pub(super) fn time_ticks(begin: u64, end: u64) -> Vec<(u64, String)> {
     let span = end.saturating_sub(begin).max(1);
     let longest = TIME_STEPS[TIME_STEPS.len() - 1];
     let step = TIME_STEPS.into_iter().find(|step| span / step <= TIME_TICKS_MAX);

@@ -3,11 +3,11 @@
 use crate::run::{Record, Sample, Spread};
 
 /// Most points of one line. A chart has about 830 units of width, and a page should open at once.
-pub const BINS_MAX: usize = 400;
+pub(super) const BINS_MAX: usize = 400;
 
 /// Adjacent samples as one point: their mean and their extremes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bin {
+pub(super) struct Bin {
     pub begin_us: u64,
     pub end_us: u64,
     pub mean: f64,
@@ -16,31 +16,31 @@ pub struct Bin {
 }
 
 impl Bin {
-    pub fn middle_us(&self) -> f64 {
+    pub(super) fn middle_us(&self) -> f64 {
         (self.begin_us as f64 + self.end_us as f64) / 2.0
     }
 }
 
 /// A line as pieces, each without a hole.
-pub type Pieces = Vec<Vec<Bin>>;
+pub(super) type Pieces = Vec<Vec<Bin>>;
 
-pub fn end_us(sample: &Sample) -> u64 {
+pub(super) fn end_us(sample: &Sample) -> u64 {
     sample.at_us.saturating_add(sample.interval_us)
 }
 
 /// Returns a rate per second; None for an interval without a length.
-pub fn rate(count: u64, sample: &Sample) -> Option<f64> {
+pub(super) fn rate(count: u64, sample: &Sample) -> Option<f64> {
     (sample.interval_us > 0).then(|| count as f64 * 1e6 / sample.interval_us as f64)
 }
 
 /// Returns one of a latency's figures; None where no I/O completed or the latency was not measured.
-pub fn latency(spread: &Spread, figure: fn(&Spread) -> f64) -> Option<f64> {
+pub(super) fn latency(spread: &Spread, figure: fn(&Spread) -> f64) -> Option<f64> {
     Some(figure(spread)).filter(|us| us.is_finite() && *us > 0.0)
 }
 
 /// Returns `value` of each sample in at most `bins_max` points. Samples without a value and times without samples are
 /// holes.
-pub fn thin(samples: &[Sample], bins_max: usize, value: impl Fn(&Sample) -> Option<f64>) -> Pieces {
+pub(super) fn thin(samples: &[Sample], bins_max: usize, value: impl Fn(&Sample) -> Option<f64>) -> Pieces {
     let each = samples.len().div_ceil(bins_max).max(1);
     let mut pieces: Pieces = Vec::new();
     let mut before: Option<u64> = None;

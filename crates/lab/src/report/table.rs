@@ -6,7 +6,7 @@ use super::words;
 use crate::run::{Phase, Quantity, Record, Row, Use};
 
 /// Tolerance of a prediction as a share, the aim of the lab. Two careful readers of one graph differ by half of it.
-pub const WITHIN: f64 = 0.25;
+pub(super) const WITHIN: f64 = 0.25;
 /// Tolerance for pings. The moment decides whether a ping is lost: the published log times alone change the count by
 /// this.
 const PINGS_WITHIN: f64 = 4.0;

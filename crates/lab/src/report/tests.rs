@@ -79,7 +79,7 @@ fn rows() -> Vec<Row> {
 }
 
 /// Returns a run with something in every field.
-pub fn example() -> Record {
+pub(super) fn example() -> Record {
     let constant = |name: &str, value, source| Constant {
         name: name.into(),
         value,

@@ -14,7 +14,7 @@ pub fn phase(phase: Phase) -> &'static str {
     }
 }
 
-pub fn quantity(quantity: Quantity) -> &'static str {
+pub(super) fn quantity(quantity: Quantity) -> &'static str {
     match quantity {
         Quantity::ReadsPerS => "guest reads/s",
         Quantity::WritesPerS => "guest writes/s",
@@ -33,7 +33,7 @@ pub fn quantity(quantity: Quantity) -> &'static str {
     }
 }
 
-pub fn r#use(r#use: Use) -> &'static str {
+pub(super) fn r#use(r#use: Use) -> &'static str {
     match r#use {
         Use::Baseline => "baseline",
         Use::Input => "input",
@@ -42,7 +42,7 @@ pub fn r#use(r#use: Use) -> &'static str {
     }
 }
 
-pub fn source(source: ConstantSource) -> &'static str {
+pub(super) fn source(source: ConstantSource) -> &'static str {
     match source {
         ConstantSource::DataSheet => "data sheet",
         ConstantSource::Measured => "measured",
@@ -51,14 +51,14 @@ pub fn source(source: ConstantSource) -> &'static str {
     }
 }
 
-pub fn clock(clock: Clock) -> &'static str {
+pub(super) fn clock(clock: Clock) -> &'static str {
     match clock {
         Clock::Virtual => "virtual",
         Clock::Real => "real",
     }
 }
 
-pub fn end(end: &End) -> String {
+pub(super) fn end(end: &End) -> String {
     match end {
         End::Complete => "complete".into(),
         End::Interrupted => "interrupted: what was sampled until then is shown".into(),
@@ -67,12 +67,12 @@ pub fn end(end: &End) -> String {
 }
 
 /// Returns the name of a layer from the number of layers below it.
-pub fn layer(height: u32) -> String {
+pub(super) fn layer(height: u32) -> String {
     if height == 0 { "base".into() } else { format!("delta {height}") }
 }
 
 /// Returns what distinguishes this record from the others of its experiment: "esx F'", "native".
-pub fn label(record: &Record) -> String {
+pub(super) fn label(record: &Record) -> String {
     match &record.hypothesis {
         Some(hypothesis) => format!("{} {hypothesis}", record.subject),
         None => record.subject.clone(),
@@ -80,7 +80,7 @@ pub fn label(record: &Record) -> String {
 }
 
 /// Returns a value of `quantity`, with its unit where the quantity's name does not contain it.
-pub fn value(quantity: Quantity, value: f64) -> String {
+pub(super) fn value(quantity: Quantity, value: f64) -> String {
     match quantity {
         Quantity::LatencyUs | Quantity::StunUs => time(value),
         Quantity::Seconds => time(value * 1e6),
@@ -93,7 +93,7 @@ pub fn value(quantity: Quantity, value: f64) -> String {
 }
 
 /// Returns about three significant digits, with thousands separated.
-pub fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     let magnitude = value.abs();
     if !value.is_finite() {
         return "-".into();
@@ -111,7 +111,7 @@ pub fn number(value: f64) -> String {
 }
 
 /// Returns a constant with all its digits, because a person entered it.
-pub fn exact(value: f64) -> String {
+pub(super) fn exact(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e15 { grouped(value) } else { format!("{value}") }
 }
 
@@ -133,7 +133,7 @@ fn grouped(value: f64) -> String {
 }
 
 /// Returns microseconds in a readable unit.
-pub fn time(us: f64) -> String {
+pub(super) fn time(us: f64) -> String {
     match us.abs() {
         0.0 => "0".into(),
         m if m < 999.5 => format!("{} us", number(us)),
@@ -142,7 +142,7 @@ pub fn time(us: f64) -> String {
     }
 }
 
-pub fn bytes(value: f64) -> String {
+pub(super) fn bytes(value: f64) -> String {
     const KIB: f64 = 1024.0;
     match value.abs() {
         m if m < KIB => format!("{} B", number(value)),
@@ -153,7 +153,7 @@ pub fn bytes(value: f64) -> String {
 }
 
 /// Returns a relative error: "-15 %".
-pub fn percent(fraction: f64) -> String {
+pub(super) fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;
     match percent.abs() {
         m if m < 0.5 => "0 %".into(),
@@ -163,23 +163,23 @@ pub fn percent(fraction: f64) -> String {
 }
 
 /// Returns an error as a multiple of the published figure: "x 3.6".
-pub fn times(fraction: f64) -> String {
+pub(super) fn times(fraction: f64) -> String {
     format!("x {}", number(fraction + 1.0))
 }
 
 /// Returns `text` without control characters, which XML and terminals would interpret.
-pub fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// Returns date and time in UTC; empty where the begin is unknown (0) or out of range.
-pub fn began(unix_us: i64) -> String {
+pub(super) fn began(unix_us: i64) -> String {
     let at = jiff::Timestamp::from_microsecond(unix_us).ok().filter(|_| unix_us != 0);
     at.map(|at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()).unwrap_or_default()
 }
 
 /// Returns the part of a name that is safe in a file's name on any system.
-pub fn file_stem(name: &str) -> String {
+pub(super) fn file_stem(name: &str) -> String {
     const CHARS_MAX: usize = 80;
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let stem: String = name.chars().take(CHARS_MAX).map(safe).collect();

@@ -8,7 +8,7 @@ use super::{Onlooker, Progress, is_interrupted};
 
 /// Calls `work` for each number below `count`, in any order. Returns the results in the order of the numbers; None for
 /// work that had not begun when the user interrupted. A panic of a worker thread is propagated.
-pub fn in_parallel<T: Send>(
+pub(crate) fn in_parallel<T: Send>(
     count: usize,
     name: impl Fn(usize) -> String + Sync,
     onlooker: Onlooker<'_>,

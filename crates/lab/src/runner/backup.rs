@@ -6,7 +6,7 @@ use blk::{Buf, Env, Result};
 
 /// The reads of a backup: a snapshot's disks from front to back, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copier {
+pub(super) struct Copier {
     pub block_bytes: u32,
     pub outstanding: u32,
     /// Bytes of each disk; None: all of it.
@@ -15,7 +15,7 @@ pub struct Copier {
 
 impl Copier {
     /// Reads the disks. Resolves with the bytes read, at the end of the disks or soon after `over` is set.
-    pub async fn run(self, env: Env, disks: Vec<Rc<dyn Volume>>, over: Rc<Cell<bool>>) -> Result<u64> {
+    pub(super) async fn run(self, env: Env, disks: Vec<Rc<dyn Volume>>, over: Rc<Cell<bool>>) -> Result<u64> {
         let mut copied = 0;
         for disk in disks {
             let end = self.bytes.unwrap_or(u64::MAX).min(disk.info().size_bytes);

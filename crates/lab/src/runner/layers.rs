@@ -6,7 +6,7 @@ use crate::subject::LayerSeen;
 /// Counts of the I/O on the layers' files within a span. A layer counts at the height it has at the time of a look. I/O
 /// between a layer's last look and its end is not counted.
 #[derive(Debug, Default)]
-pub struct Layers {
+pub(super) struct Layers {
     /// Counters by name, at the last look.
     before: BTreeMap<String, Counters>,
     /// Counters by height, since the last `take`.
@@ -14,7 +14,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    pub fn add(&mut self, seen: Vec<LayerSeen>) {
+    pub(super) fn add(&mut self, seen: Vec<LayerSeen>) {
         // Counts from before the first look do not belong to the run.
         let is_first = self.before.is_empty();
         for layer in seen.iter().filter(|_| !is_first) {
@@ -28,7 +28,7 @@ impl Layers {
     }
 
     /// Returns the counts since the last call.
-    pub fn take(&mut self) -> Vec<LayerHost> {
+    pub(super) fn take(&mut self) -> Vec<LayerHost> {
         std::mem::take(&mut self.within).into_iter().map(|(layer, host)| LayerHost { layer, host }).collect()
     }
 }

@@ -10,14 +10,14 @@ const HOST: [Quantity; 4] =
 
 /// A span under way.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Span {
+pub(super) struct Span {
     pub span: PhaseSpan,
     /// The load ran: a rate of zero is a figure then.
     pub loaded: bool,
 }
 
 /// Returns a measured figure as a row of the record, without a published one.
-pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, note: &str) -> Row {
+pub(super) fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, note: &str) -> Row {
     Row {
         hypothesis: record.hypothesis.clone(),
         note: if note.is_empty() { span.label.clone() } else { note.to_string() },
@@ -26,7 +26,7 @@ pub fn row(record: &Record, span: &PhaseSpan, quantity: Quantity, value: f64, no
 }
 
 /// Returns the figures of the samples, stuns and beats within a span, as rows.
-pub fn measure(record: &Record, Span { span, loaded }: &Span, beats: Option<&[Beat]>) -> Vec<Row> {
+pub(super) fn measure(record: &Record, Span { span, loaded }: &Span, beats: Option<&[Beat]>) -> Vec<Row> {
     let figures = figures::of(record, &[span]);
     let guest = GUEST.iter().filter(|_| *loaded);
     let mut rows: Vec<Row> = guest.chain(&HOST).filter_map(|q| sampled(record, span, &figures, *q)).collect();

@@ -17,7 +17,7 @@ const LIMIT_US: u64 = 1_000_000;
 const PING_BYTES: u64 = 4096;
 
 /// A task that pings until this handle is dropped.
-pub struct Pings(Rc<State>);
+pub(super) struct Pings(Rc<State>);
 
 #[derive(Default)]
 struct State {
@@ -28,14 +28,14 @@ struct State {
 
 impl Pings {
     /// Starts the pings. The first one is sent now, at the begin of the run.
-    pub fn start(env: &Env, subject: Rc<dyn Subject>) -> Pings {
+    pub(super) fn start(env: &Env, subject: Rc<dyn Subject>) -> Pings {
         let state = Rc::<State>::default();
         env.spawn_detached(Box::pin(ping(env.clone(), subject, state.clone())));
         Pings(state)
     }
 
     /// Returns the results since the last call, in order of time.
-    pub fn take(&self) -> Vec<Beat> {
+    pub(super) fn take(&self) -> Vec<Beat> {
         self.0.beats.take()
     }
 }

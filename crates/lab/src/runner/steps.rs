@@ -20,18 +20,18 @@ const TAKE_US: u64 = 900_000_000;
 type Commit = Pin<Box<dyn Future<Output = Answer<CommitEnd>>>>;
 
 /// Carries out a protocol's steps. An error ends the run.
-pub struct Steps<'a> {
+pub(super) struct Steps<'a> {
     pub watch: &'a mut Watch,
     /// A commit that outlived its step, and its begin in microseconds of the run.
     commit: Option<(Commit, u64)>,
 }
 
 impl<'a> Steps<'a> {
-    pub fn new(watch: &'a mut Watch) -> Steps<'a> {
+    pub(super) fn new(watch: &'a mut Watch) -> Steps<'a> {
         Steps { watch, commit: None }
     }
 
-    pub async fn carry_out(&mut self, step: &Step) -> Result<(), End> {
+    pub(super) async fn carry_out(&mut self, step: &Step) -> Result<(), End> {
         self.watch.go_on()?;
         match &step.action {
             Action::Prepare { block_bytes, outstanding } => {
@@ -64,7 +64,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    pub async fn set_load(&mut self, on: bool) -> Result<(), End> {
+    pub(super) async fn set_load(&mut self, on: bool) -> Result<(), End> {
         if on {
             self.watch.driver.start();
             return Ok(());

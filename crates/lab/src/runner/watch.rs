@@ -50,14 +50,14 @@ impl Audience {
 }
 
 /// The end of a wait.
-pub enum Ended<T> {
+pub(super) enum Ended<T> {
     Done(T),
     /// The time limit passed first.
     Limit,
 }
 
 /// A run under observation.
-pub struct Watch {
+pub(super) struct Watch {
     pub env: Env,
     pub subject: Rc<dyn Subject>,
     pub driver: Driver,
@@ -81,7 +81,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn new(
+    pub(super) fn new(
         env: &Env,
         subject: Rc<dyn Subject>,
         driver: Driver,
@@ -116,21 +116,21 @@ impl Watch {
     }
 
     /// Starts to read the first disk once a second.
-    pub fn ping(&mut self) {
+    pub(super) fn ping(&mut self) {
         self.pings = Some(Pings::start(&self.env, self.subject.clone()));
     }
 
-    pub fn stop_pings(&mut self) {
+    pub(super) fn stop_pings(&mut self) {
         self.pings = None;
     }
 
     /// Returns the microseconds since the run began.
-    pub fn now_us(&self) -> u64 {
+    pub(super) fn now_us(&self) -> u64 {
         self.env.now_ns() / 1000 - self.began_ns / 1000
     }
 
     /// Begins a span, and with it a new sample.
-    pub fn begin(&mut self, phase: Phase, label: &str, warm_up_us: Option<u64>, loaded: bool) {
+    pub(super) fn begin(&mut self, phase: Phase, label: &str, warm_up_us: Option<u64>, loaded: bool) {
         self.sample();
         // I/O between two spans belongs to no span.
         drop(self.layers.take());
@@ -143,7 +143,7 @@ impl Watch {
         }
     }
 
-    pub fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         self.look();
         self.sample();
         self.recorder.layers(self.layers.take());
@@ -151,17 +151,17 @@ impl Watch {
         self.recorder.finish(now_us);
     }
 
-    pub fn commit_begins(&mut self) {
+    pub(super) fn commit_begins(&mut self) {
         self.commit = Some((self.env.now_ns(), self.subject.progress().helper_bytes.len()));
     }
 
-    pub fn commit_ended(&mut self) {
+    pub(super) fn commit_ended(&mut self) {
         self.note_rounds();
         self.commit = None;
     }
 
     /// Waits for `work` while the run is sampled. An error ends the run: it was interrupted, or the load failed.
-    pub async fn wait<T>(
+    pub(super) async fn wait<T>(
         &mut self,
         mut work: Pin<&mut dyn Future<Output = T>>,
         limit_us: Option<u64>,
@@ -190,7 +190,7 @@ impl Watch {
     }
 
     /// Returns an error if the load failed or the user interrupted the run.
-    pub fn go_on(&self) -> Result<(), End> {
+    pub(super) fn go_on(&self) -> Result<(), End> {
         if let Some(failure) = self.driver.failure() {
             return Err(End::Failed(failure));
         }

@@ -2,7 +2,7 @@
 
 use super::rules::TableCache;
 
-pub struct Cache {
+pub(super) struct Cache {
     kind: TableCache,
     /// One bit for each table page.
     resident: Vec<u64>,
@@ -24,13 +24,13 @@ fn set(bits: &mut [u64], page: u64, value: bool) {
 }
 
 impl Cache {
-    pub fn new(kind: TableCache, pages: u64) -> Cache {
+    pub(super) fn new(kind: TableCache, pages: u64) -> Cache {
         let words = if kind == TableCache::Nothing { 0 } else { pages.div_ceil(64) as usize };
         Cache { kind, resident: vec![0; words], used: vec![0; words], ring: Vec::new(), hand: 0 }
     }
 
     /// Returns whether the page is in memory, and marks it as used.
-    pub fn hit(&mut self, page: u64) -> bool {
+    pub(super) fn hit(&mut self, page: u64) -> bool {
         if self.kind == TableCache::Nothing || !get(&self.resident, page) {
             return false;
         }
@@ -39,7 +39,7 @@ impl Cache {
     }
 
     /// Adds a page that was read or written.
-    pub fn insert(&mut self, page: u64) {
+    pub(super) fn insert(&mut self, page: u64) {
         if self.kind == TableCache::Nothing || self.hit(page) {
             return;
         }

@@ -11,7 +11,7 @@ use super::extent::Extent;
 use super::host::{Host, Purpose};
 use crate::subject::LayerSeen;
 
-pub struct Chain {
+pub(super) struct Chain {
     /// A flat file: each byte of the disk is at the same offset in the file.
     pub base: Extent,
     /// Oldest first.
@@ -28,7 +28,7 @@ struct Part<'a> {
 
 impl Chain {
     /// Returns the layers of disk number `disk`, base first.
-    pub fn seen(&self, disk: u32) -> Vec<LayerSeen> {
+    pub(super) fn seen(&self, disk: u32) -> Vec<LayerSeen> {
         let extents = std::iter::once(&self.base).chain(self.deltas.iter().map(|delta| &delta.extent));
         let seen = |(height, extent): (u32, &Extent)| LayerSeen {
             name: format!("disk{disk}/{}", extent.file.name()),
@@ -67,7 +67,13 @@ impl Chain {
 
     /// Fills `buf`: each byte comes from the newest of the oldest `levels` deltas that holds it, or from the base.
     /// Parts are read concurrently.
-    pub async fn read(&self, host: &Host, levels: usize, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+    pub(super) async fn read(
+        &self,
+        host: &Host,
+        levels: usize,
+        offset: u64,
+        mut buf: Buf,
+    ) -> (Buf, Result<()>) {
         let range = offset..offset + buf.len() as u64;
         let first = self.next_part(levels, &range, 0);
         if first.inside.end == buf.len() {
@@ -87,7 +93,7 @@ impl Chain {
     }
 
     /// Reads the tables that a read of `range` through the oldest `levels` deltas needs, newest first.
-    pub async fn look_up(&self, levels: usize, mut range: Range<u64>) -> Result<()> {
+    pub(super) async fn look_up(&self, levels: usize, mut range: Range<u64>) -> Result<()> {
         for (level, delta) in self.deltas[..levels].iter().enumerate().rev() {
             delta.look_up_read(&range).await?;
             if level > 0 {
@@ -114,7 +120,13 @@ impl Chain {
 
 impl Delta {
     /// Writes into grains that the delta holds; parts that are not contiguous in the file are written concurrently.
-    pub async fn write_held(&self, host: &Host, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
+    pub(super) async fn write_held(
+        &self,
+        host: &Host,
+        offset: u64,
+        data: Slice,
+        purpose: Purpose,
+    ) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         let (at, len) = self.held_together(&range);
         if len == range.end - range.start {

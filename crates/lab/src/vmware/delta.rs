@@ -24,14 +24,14 @@ use super::rules::Rules;
 use super::turns::Turns;
 
 /// What all deltas of a VM have in common.
-pub struct Kind {
+pub(super) struct Kind {
     pub format: Format,
     pub rules: Rules,
     pub growth: Growth,
     pub datastore: Datastore,
 }
 
-pub struct Delta {
+pub(super) struct Delta {
     pub name: String,
     pub extent: Extent,
     pub layout: Layout,
@@ -60,7 +60,7 @@ struct State {
 
 /// Location of the first bytes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub(super) struct Found {
     /// Offset in the delta's file; None: not held.
     pub at: Option<u64>,
     pub len: u64,
@@ -68,7 +68,7 @@ pub struct Found {
 
 impl Delta {
     /// Creates the empty delta `name` of a disk of `disk_bytes`.
-    pub async fn create(
+    pub(super) async fn create(
         dir: &Dir,
         name: &str,
         disk_bytes: u64,
@@ -104,7 +104,7 @@ impl Delta {
     }
 
     /// Returns the bytes of the disk that the delta holds.
-    pub fn held_bytes(&self) -> u64 {
+    pub(super) fn held_bytes(&self) -> u64 {
         self.state.borrow().map.held() * self.grain()
     }
 
@@ -113,7 +113,7 @@ impl Delta {
     }
 
     /// Locates the first bytes of `range`, as far as they are contiguous.
-    pub fn find(&self, range: &Range<u64>) -> Found {
+    pub(super) fn find(&self, range: &Range<u64>) -> Found {
         let grain = self.grain();
         let (first, inside) = (range.start / grain, range.start % grain);
         let wanted = range.end.div_ceil(grain) - first;
@@ -124,7 +124,7 @@ impl Delta {
         }
     }
 
-    pub fn holds_any(&self, range: &Range<u64>) -> bool {
+    pub(super) fn holds_any(&self, range: &Range<u64>) -> bool {
         let mut at = range.start;
         while at < range.end {
             let found = self.find(&(at..range.end));
@@ -137,7 +137,7 @@ impl Delta {
     }
 
     /// Returns `range` without the held bytes at both ends.
-    pub fn trim(&self, mut range: Range<u64>) -> Range<u64> {
+    pub(super) fn trim(&self, mut range: Range<u64>) -> Range<u64> {
         while !range.is_empty() {
             let found = self.find(&range);
             if found.at.is_none() {
@@ -162,7 +162,7 @@ impl Delta {
     }
 
     /// Returns the first held byte from `from` on, and the end of the held bytes there, at most `limit` bytes on.
-    pub fn next_held(&self, from: u64, limit: u64) -> Option<Range<u64>> {
+    pub(super) fn next_held(&self, from: u64, limit: u64) -> Option<Range<u64>> {
         let grain = self.grain();
         let state = self.state.borrow();
         let start = state.map.next_held(from / grain)? * grain;
@@ -181,7 +181,7 @@ impl Delta {
     /// Allocates grains for the part of `range`, whole grains, that the delta does not hold. Returns the stretch from
     /// the first to the last new grain; None where nothing was missing. No other task runs between the reservation and
     /// the return.
-    pub async fn reserve(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
+    pub(super) async fn reserve(&self, range: &Range<u64>) -> Result<Option<Range<u64>>> {
         loop {
             let needed = self.missing_bytes(range);
             if needed == 0 {
@@ -243,7 +243,7 @@ impl Delta {
     }
 
     /// Reads `range`, all of which the delta holds, piece by piece: one I/O at a time, as the committer does.
-    pub async fn read_held(&self, range: Range<u64>) -> Result<Buf> {
+    pub(super) async fn read_held(&self, range: Range<u64>) -> Result<Buf> {
         let mut whole = Buf::alloc((range.end - range.start) as usize);
         let mut at = range.start;
         while at < range.end {

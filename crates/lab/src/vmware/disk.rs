@@ -18,7 +18,7 @@ use super::turns::Turns;
 /// Bytes of zeros that one write carries.
 const ZERO_BYTES: u64 = 1 << 20;
 
-pub struct Disk {
+pub(super) struct Disk {
     pub index: u32,
     /// Name of the base in the VM's directory.
     pub file_name: String,
@@ -39,7 +39,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn new(
+    pub(super) fn new(
         index: u32,
         file_name: String,
         size_bytes: u64,
@@ -63,12 +63,12 @@ impl Disk {
         }
     }
 
-    pub fn chain(&self) -> Rc<Chain> {
+    pub(super) fn chain(&self) -> Rc<Chain> {
         self.chain.borrow().clone()
     }
 
     /// Replaces the chain. The caller has closed the gate, and no I/O is under way.
-    pub fn set_chain(&self, chain: Chain) {
+    pub(super) fn set_chain(&self, chain: Chain) {
         *self.chain.borrow_mut() = Rc::new(chain);
     }
 

@@ -16,7 +16,7 @@ use super::host::{Host, Purpose};
 use super::records::Records;
 
 /// VMFS's file block, bytes: the default of VMFS3, which offers 1 to 8 MB, and the only size of later versions.
-pub const BLOCK_BYTES: u64 = 1 << 20;
+pub(super) const BLOCK_BYTES: u64 = 1 << 20;
 
 /// The component that zeroes a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Zeroing {
 
 /// How a datastore's files are zeroed.
 #[derive(Clone)]
-pub struct Datastore {
+pub(super) struct Datastore {
     pub zeroing: Zeroing,
     /// Records that change a block's mark, each of them a write: 0 to 2.
     pub marks: u32,
@@ -41,7 +41,7 @@ pub struct Datastore {
 
 /// A handle of a file; clones refer to the same file.
 #[derive(Clone)]
-pub struct Extent {
+pub(super) struct Extent {
     pub file: File,
     blocks: Option<Rc<Blocks>>,
 }
@@ -58,7 +58,7 @@ struct Blocks {
 
 impl Extent {
     /// Describes a new file of `len` bytes.
-    pub fn new(file: File, len: u64, datastore: &Datastore) -> Extent {
+    pub(super) fn new(file: File, len: u64, datastore: &Datastore) -> Extent {
         let blocks = match datastore.zeroing {
             Zeroing::Nothing => None,
             _ => Some(Rc::new(Blocks {
@@ -72,14 +72,14 @@ impl Extent {
     }
 
     /// Marks the first block as written: a file that is created small begins in a block for small files.
-    pub fn begun_small(self) -> Extent {
+    pub(super) fn begun_small(self) -> Extent {
         if let Some(blocks) = &self.blocks {
             blocks.set_written(0);
         }
         self
     }
 
-    pub async fn set_len(&self, len: u64) -> Result<()> {
+    pub(super) async fn set_len(&self, len: u64) -> Result<()> {
         self.file.set_len(len).await?;
         if let Some(blocks) = &self.blocks {
             blocks.len.set(len);
@@ -88,7 +88,7 @@ impl Extent {
     }
 
     /// Zeroes the blocks of the range that were never written, then writes.
-    pub async fn write(&self, host: &Host, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
+    pub(super) async fn write(&self, host: &Host, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
         if let Some(blocks) = &self.blocks {
             let of_write = offset / BLOCK_BYTES..(offset + data.len() as u64).div_ceil(BLOCK_BYTES);
             if !of_write.clone().all(|block| blocks.is_written(block)) {

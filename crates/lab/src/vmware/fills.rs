@@ -6,26 +6,26 @@ use std::ops::Range;
 use blk::sync::Signal;
 
 #[derive(Default)]
-pub struct Fills {
+pub(super) struct Fills {
     /// Byte ranges of the disk, at most as many as guest I/Os under way.
     under_way: RefCell<Vec<Range<u64>>>,
     ended: Signal,
 }
 
 /// The data of a first write under way; dropped when the data has been written.
-pub struct Fill<'a> {
+pub(super) struct Fill<'a> {
     fills: &'a Fills,
     range: Range<u64>,
 }
 
 impl Fills {
-    pub fn begin(&self, range: Range<u64>) -> Fill<'_> {
+    pub(super) fn begin(&self, range: Range<u64>) -> Fill<'_> {
         self.under_way.borrow_mut().push(range.clone());
         Fill { fills: self, range }
     }
 
     /// Resolves when no part of `range` is being filled.
-    pub async fn passed(&self, range: &Range<u64>) {
+    pub(super) async fn passed(&self, range: &Range<u64>) {
         while self.under_way.borrow().iter().any(|fill| fill.start < range.end && range.start < fill.end) {
             self.ended.wait().await;
         }

@@ -20,7 +20,7 @@ pub enum Format {
 }
 
 /// Disk sizes are multiples of this, bytes, so that no grain extends beyond the end of the disk.
-pub const DISK_ALIGN: u64 = 4096;
+pub(super) const DISK_ALIGN: u64 = 4096;
 
 const SE_MAGIC: u64 = 0xCAFE_BABE;
 const SE_VERSION: u64 = 0x0000_0002_0000_0001;
@@ -30,7 +30,7 @@ const SE_ALLOCATED: u64 = 3 << 60;
 const SE_PART_ALIGN: u64 = 1 << 20;
 /// Length of SEsparse's journal, which follows the headers.
 const SE_JOURNAL_BYTES: u64 = 1 << 20;
-pub const SE_BACKMAP_ENTRY_BYTES: u64 = 8;
+pub(super) const SE_BACKMAP_ENTRY_BYTES: u64 = 8;
 
 impl Format {
     pub fn name(self) -> &'static str {
@@ -90,7 +90,7 @@ impl Format {
 
 /// Offsets within one delta's file, bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Layout {
+pub(super) struct Layout {
     pub format: Format,
     pub regions: u64,
     pub directory_at: u64,
@@ -102,7 +102,7 @@ pub struct Layout {
 
 /// Offsets of SEsparse's parts other than its directory, bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Parts {
+pub(super) struct Parts {
     pub journal_at: u64,
     /// Offset of the first table.
     tables_at: u64,
@@ -113,7 +113,7 @@ pub struct Parts {
 }
 
 impl Layout {
-    pub fn new(format: Format, disk_bytes: u64) -> Layout {
+    pub(super) fn new(format: Format, disk_bytes: u64) -> Layout {
         let regions = disk_bytes.div_ceil(format.region_bytes());
         match format {
             Format::VmfsSparse => {
@@ -141,12 +141,12 @@ impl Layout {
     }
 
     /// Returns the fixed offset of a region's table; None where the table is allocated among the data.
-    pub fn fixed_table_at(&self, region: u64) -> Option<u64> {
+    pub(super) fn fixed_table_at(&self, region: u64) -> Option<u64> {
         Some(self.parts?.tables_at + region * self.format.table_bytes())
     }
 
     /// Returns the first sectors of an empty delta.
-    pub fn header(&self, file: &str, disk_bytes: u64) -> Result<Buf> {
+    pub(super) fn header(&self, file: &str, disk_bytes: u64) -> Result<Buf> {
         match self.format {
             Format::VmfsSparse => {
                 Ok(Buf::copy_of(cowd::Header::create(file, disk_bytes / blk::SECTOR, 1)?.bytes()))

@@ -9,7 +9,7 @@ use blk::{Buf, Error, Local, Result, Slice};
 use super::chain::Chain;
 use super::disk::Disk;
 
-pub struct Frozen {
+pub(super) struct Frozen {
     disk: Rc<Disk>,
     chain: Rc<Chain>,
     levels: usize,
@@ -17,7 +17,7 @@ pub struct Frozen {
 
 impl Frozen {
     /// Opens the oldest `levels` deltas for reading. No commit changes them while this value is in use.
-    pub fn new(disk: Rc<Disk>, levels: usize) -> Frozen {
+    pub(super) fn new(disk: Rc<Disk>, levels: usize) -> Frozen {
         let chain = disk.chain();
         Frozen { disk, chain, levels }
     }

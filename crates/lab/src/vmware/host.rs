@@ -7,7 +7,7 @@ use blk::{Buf, File, Result, Slice};
 use crate::run::Counters;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     Guest,
     /// Grain tables, directories, and the file system's own records.
     Table,
@@ -15,7 +15,7 @@ pub enum Purpose {
 }
 
 #[derive(Default)]
-pub struct Host {
+pub(super) struct Host {
     counters: Cell<Counters>,
 }
 
@@ -25,11 +25,17 @@ fn seen_as(file: &File, purpose: Purpose) -> File {
 }
 
 impl Host {
-    pub fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> Counters {
         self.counters.get()
     }
 
-    pub async fn read(&self, file: &File, offset: u64, buf: Buf, purpose: Purpose) -> (Buf, Result<()>) {
+    pub(super) async fn read(
+        &self,
+        file: &File,
+        offset: u64,
+        buf: Buf,
+        purpose: Purpose,
+    ) -> (Buf, Result<()>) {
         let bytes = buf.len() as u64;
         let mut counters = self.counters.get();
         counters.reads += 1;
@@ -43,7 +49,7 @@ impl Host {
         seen_as(file, purpose).read(offset, buf).await
     }
 
-    pub async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
+    pub(super) async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
         let bytes = data.len() as u64;
         let mut counters = self.counters.get();
         counters.writes += 1;
@@ -57,7 +63,7 @@ impl Host {
         seen_as(file, purpose).write(offset, data).await
     }
 
-    pub async fn flush(&self, file: &File) -> Result<()> {
+    pub(super) async fn flush(&self, file: &File) -> Result<()> {
         let mut counters = self.counters.get();
         counters.flushes += 1;
         self.counters.set(counters);

@@ -4,7 +4,7 @@
 //! written in order takes almost none.
 
 /// Entries of a grain table in both formats, and so the grains of a region.
-pub const REGION_GRAINS: u64 = 4096;
+pub(super) const REGION_GRAINS: u64 = 4096;
 
 /// Grains that are contiguous both on the disk and in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,24 +28,24 @@ struct Region {
 
 /// A stretch of grains that are all held or all missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch {
+pub(super) struct Stretch {
     /// Grain number in the file; None: not held.
     pub at: Option<u64>,
     pub count: u64,
 }
 
-pub struct Map {
+pub(super) struct Map {
     regions: Vec<Region>,
     held: u64,
 }
 
 impl Map {
-    pub fn new(regions: u64) -> Map {
+    pub(super) fn new(regions: u64) -> Map {
         Map { regions: vec![Region::default(); regions as usize], held: 0 }
     }
 
     /// Returns the number of grains held.
-    pub fn held(&self) -> u64 {
+    pub(super) fn held(&self) -> u64 {
         self.held
     }
 
@@ -54,7 +54,7 @@ impl Map {
     }
 
     /// Returns the stretch that begins at `grain`: at most `limit` grains, and not beyond its region.
-    pub fn find(&self, grain: u64, limit: u64) -> Stretch {
+    pub(super) fn find(&self, grain: u64, limit: u64) -> Stretch {
         let runs = &self.region(grain).runs;
         let first = (grain % REGION_GRAINS) as u16;
         let next = runs.partition_point(|run| run.first <= first);
@@ -70,7 +70,7 @@ impl Map {
     }
 
     /// Returns the first held grain from `grain` on.
-    pub fn next_held(&self, grain: u64) -> Option<u64> {
+    pub(super) fn next_held(&self, grain: u64) -> Option<u64> {
         let mut within = grain % REGION_GRAINS;
         for index in (grain / REGION_GRAINS) as usize..self.regions.len() {
             let runs = &self.regions[index].runs;
@@ -84,7 +84,7 @@ impl Map {
     }
 
     /// Adds `count` grains from `grain` on, at `at` of the file. None of them is held yet, and all are of one region.
-    pub fn insert(&mut self, grain: u64, count: u64, at: u64) {
+    pub(super) fn insert(&mut self, grain: u64, count: u64, at: u64) {
         debug_assert_eq!(self.find(grain, count), Stretch { at: None, count });
         self.held += count;
         let at = u32::try_from(at).expect("a delta's file is below 2^32 grains");
@@ -102,24 +102,24 @@ impl Map {
     }
 
     /// Returns the grain number in the file where the region's table begins.
-    pub fn table_at(&self, region: u64) -> Option<u64> {
+    pub(super) fn table_at(&self, region: u64) -> Option<u64> {
         let at = self.regions[region as usize].table_at;
         (at != 0).then_some(u64::from(at))
     }
 
-    pub fn set_table(&mut self, region: u64, at: u64) {
+    pub(super) fn set_table(&mut self, region: u64, at: u64) {
         self.regions[region as usize].table_at =
             u32::try_from(at).expect("a delta's file is below 2^32 grains");
     }
 
     /// Returns true once per region: its whole table is to be written instead of a page.
-    pub fn is_table_new(&mut self, region: u64) -> bool {
+    pub(super) fn is_table_new(&mut self, region: u64) -> bool {
         !std::mem::replace(&mut self.regions[region as usize].table_written, true)
     }
 
     /// Calls `tell` for each held stretch of `count` grains from `grain` on, all of one region: (grain, count, grain of
     /// the file).
-    pub fn each_held(&self, grain: u64, count: u64, mut tell: impl FnMut(u64, u64, u64)) {
+    pub(super) fn each_held(&self, grain: u64, count: u64, mut tell: impl FnMut(u64, u64, u64)) {
         let (mut at, end) = (grain, grain + count);
         while at < end {
             let stretch = self.find(at, end - at);

@@ -18,7 +18,7 @@ use super::turns::Turn;
 
 /// On whose behalf a delta is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Writer {
+pub(super) enum Writer {
     /// A guest; the write follows the rules of the hypothesis.
     Guest,
     /// The committer, or a guest's write that goes to both sides: no other writer uses the delta below.

@@ -15,20 +15,20 @@ const POINTERS: usize = 4;
 /// Number of slots in the journal of 512 KiB. Each record goes to the next slot.
 const JOURNAL_RECORDS: u64 = (512 << 10) / RECORD_BYTES as u64;
 /// Length of the file that stands for the records, bytes.
-pub const RECORDS_FILE_BYTES: u64 = 1 << 20;
+pub(super) const RECORDS_FILE_BYTES: u64 = 1 << 20;
 
-pub struct Records {
+pub(super) struct Records {
     file: File,
     journalled: Cell<u64>,
 }
 
 impl Records {
-    pub fn new(file: File) -> Records {
+    pub(super) fn new(file: File) -> Records {
         Records { file, journalled: Cell::new(0) }
     }
 
     /// Writes the records of one step of a file's growth.
-    pub async fn of_growth(&self, host: &Host) -> Result<()> {
+    pub(super) async fn of_growth(&self, host: &Host) -> Result<()> {
         for record in 0..RECORDS_AT.len() {
             self.write(host, record).await?;
         }
@@ -37,7 +37,7 @@ impl Records {
 
     /// Writes the records of a changed block mark: first the journal, then the pointer block. `count` limits their
     /// number.
-    pub async fn of_block(&self, host: &Host, count: u32) -> Result<()> {
+    pub(super) async fn of_block(&self, host: &Host, count: u32) -> Result<()> {
         for record in [JOURNAL, POINTERS].into_iter().take(count as usize) {
             self.write(host, record).await?;
         }

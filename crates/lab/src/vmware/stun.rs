@@ -15,7 +15,7 @@ const FILES_PER_LINK: u64 = 2;
 
 /// File operations while the VM is stopped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FileSteps {
+pub(super) struct FileSteps {
     closes: u64,
     opens: u64,
     creations: u64,
@@ -23,13 +23,13 @@ pub struct FileSteps {
 
 impl FileSteps {
     /// Counts closing the links of a chain that was open and opening those of the next one.
-    pub fn reopening(closed_links: u64, opened_links: u64) -> FileSteps {
+    pub(super) fn reopening(closed_links: u64, opened_links: u64) -> FileSteps {
         let (closes, opens) = (closed_links * FILES_PER_LINK, opened_links * FILES_PER_LINK);
         FileSteps { closes, opens, creations: 0 }
     }
 
     /// Adds the creation of a delta's descriptor. The extent is not counted: it is created for real.
-    pub fn with_descriptor(self) -> FileSteps {
+    pub(super) fn with_descriptor(self) -> FileSteps {
         FileSteps { creations: self.creations + 1, ..self }
     }
 
@@ -40,7 +40,7 @@ impl FileSteps {
 
 impl Vm {
     /// Does `work` while the VM is stopped. The VM resumes whatever the result.
-    pub async fn stunned<T>(&self, cause: String, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn stunned<T>(&self, cause: String, work: impl Future<Output = Result<T>>) -> Result<T> {
         let begin_ns = self.env.now_ns();
         self.gate.close().await;
         self.pass_us(self.spec.stun.checkpoint_us).await;
@@ -53,7 +53,7 @@ impl Vm {
     }
 
     /// Closes and reopens the other disks' files, where a step of one disk's commit touches all disks.
-    pub async fn reopen_others(&self, disk: &Disk) -> Result<()> {
+    pub(super) async fn reopen_others(&self, disk: &Disk) -> Result<()> {
         if self.spec.stun.touched == Touched::OneDisk {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Vm {
         Ok(())
     }
 
-    pub async fn file_steps(&self, steps: FileSteps) -> Result<()> {
+    pub(super) async fn file_steps(&self, steps: FileSteps) -> Result<()> {
         match self.spec.stun.file_operation {
             FileOperation::DeclaredUs(us) => self.pass_us(steps.count() * us).await,
             FileOperation::Calls { close_us, open_us, create_us } => {
@@ -88,6 +88,6 @@ impl Vm {
 }
 
 /// Returns the number of files in a disk's chain.
-pub fn links_of(disk: &Disk) -> u64 {
+pub(super) fn links_of(disk: &Disk) -> u64 {
     1 + disk.chain().deltas.len() as u64
 }

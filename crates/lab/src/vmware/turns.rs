@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 #[derive(Default, Clone)]
-pub struct Turns(Rc<Queue>);
+pub(super) struct Turns(Rc<Queue>);
 
 #[derive(Default)]
 struct Queue {
@@ -23,14 +23,14 @@ struct Place {
 }
 
 /// A held turn, or a place in the queue for it; dropping it leaves the queue.
-pub struct Turn {
+pub(super) struct Turn {
     queue: Rc<Queue>,
     ticket: u64,
 }
 
 impl Turns {
     /// Joins the queue now, and resolves when all earlier turns have ended.
-    pub fn take(&self) -> impl Future<Output = Turn> + use<> {
+    pub(super) fn take(&self) -> impl Future<Output = Turn> + use<> {
         let ticket = self.0.next_ticket.get();
         self.0.next_ticket.set(ticket + 1);
         self.0.waiting.borrow_mut().push_back(Place { ticket, waker: None });

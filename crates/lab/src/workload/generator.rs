@@ -4,7 +4,7 @@ use super::Worker;
 
 /// One request of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Io {
+pub(super) struct Io {
     pub offset: u64,
     pub len: u32,
     pub read: bool,
@@ -22,7 +22,7 @@ struct Line {
 }
 
 /// Sequence of a worker's requests: a function of its seed, without allocation, tens of nanoseconds per request.
-pub struct Generator {
+pub(super) struct Generator {
     rng: Rng,
     lines: Vec<Line>,
     first: u64,
@@ -36,7 +36,7 @@ pub struct Generator {
 
 impl Generator {
     /// Creates a generator. The worker has been checked against a disk of that size.
-    pub fn new(worker: &Worker, disk_bytes: u64, rng: Rng) -> Generator {
+    pub(super) fn new(worker: &Worker, disk_bytes: u64, rng: Rng) -> Generator {
         let (range, step) = (worker.range(disk_bytes), worker.step_bytes());
         let first = range.start.next_multiple_of(step);
         let places = |len: u32| range.end.saturating_sub(first + u64::from(len)) / step + 1;
@@ -63,7 +63,7 @@ impl Generator {
         Generator { rng, lines, first, end: range.end, step, run, left_of_run: 0, next: first }
     }
 
-    pub fn next_io(&mut self) -> Io {
+    pub(super) fn next_io(&mut self) -> Io {
         let line = match self.lines.len() {
             1 => 0,
             _ => {

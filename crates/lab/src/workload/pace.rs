@@ -9,7 +9,7 @@ use super::{Pacing, Worker};
 pub(super) const NAP_NS: u64 = 100_000_000;
 
 /// The time at which a worker's next I/O may be issued. The worker's slots share it and queue for their turn.
-pub struct Pace {
+pub(super) struct Pace {
     pacing: Pacing,
     delay_ns: u64,
     burst: u32,
@@ -21,7 +21,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub fn new(worker: &Worker) -> Pace {
+    pub(super) fn new(worker: &Worker) -> Pace {
         let delay_ns = match worker.pacing {
             Pacing::Closed => worker.delay_us * 1000,
             Pacing::Open { interval_us } => interval_us * 1000,
@@ -36,7 +36,7 @@ impl Pace {
         }
     }
 
-    pub fn begin(&self, now_ns: u64) {
+    pub(super) fn begin(&self, now_ns: u64) {
         self.left.set(0);
         self.due_ns.set(match self.pacing {
             Pacing::Closed => now_ns + self.delay_ns,
@@ -45,7 +45,7 @@ impl Pace {
     }
 
     /// Resolves when an I/O may be issued or the load is stopped. Returns the time from which the I/O's latency counts.
-    pub async fn next(&self, env: &Env, stopping: &Cell<bool>) -> u64 {
+    pub(super) async fn next(&self, env: &Env, stopping: &Cell<bool>) -> u64 {
         if self.delay_ns == 0 {
             return env.now_ns();
         }

@@ -14,7 +14,7 @@ const PAGE_SECTORS: u64 = 256;
 /// ends, it supersedes all writes that had ended before it began: those numbered below the oldest write under way at
 /// its begin. Of writes that overlap in time either is therefore accepted. Of the last `outstanding` writes before a
 /// write some may be accepted wrongly. The oracle of the crash simulation is exact and costs a hundred times as much.
-pub struct Stamps {
+pub(super) struct Stamps {
     disk: u32,
     /// Number of the oldest write in `open`, or of the next.
     front: u32,
@@ -25,7 +25,7 @@ pub struct Stamps {
 
 /// A write under way.
 #[derive(Debug, Clone, Copy)]
-pub struct OpenWrite {
+pub(super) struct OpenWrite {
     number: u32,
     /// All writes with a lower number had ended when this one began.
     oldest: u32,
@@ -33,7 +33,7 @@ pub struct OpenWrite {
 
 impl Stamps {
     /// Returns the stamps of a disk of zeros.
-    pub fn new(disk: u32, disk_bytes: u64) -> Stamps {
+    pub(super) fn new(disk: u32, disk_bytes: u64) -> Stamps {
         let pages = disk_bytes.div_ceil(PAGE_SECTORS * SECTOR) as usize;
         let mut floors = Vec::new();
         floors.resize_with(pages, || None);
@@ -41,7 +41,7 @@ impl Stamps {
     }
 
     /// Begins a write and fills in its data.
-    pub fn begin(&mut self, offset: u64, data: &mut [u8]) -> Result<OpenWrite, String> {
+    pub(super) fn begin(&mut self, offset: u64, data: &mut [u8]) -> Result<OpenWrite, String> {
         let number = self.front.checked_add(self.open.len() as u32);
         let number = number.ok_or_else(|| format!("disk {}: more than 2^32 writes to verify", self.disk))?;
         self.open.push_back(false);
@@ -52,7 +52,7 @@ impl Stamps {
     }
 
     /// Ends a write that was acknowledged.
-    pub fn end(&mut self, write: OpenWrite, offset: u64, len: u64) {
+    pub(super) fn end(&mut self, write: OpenWrite, offset: u64, len: u64) {
         self.open[(write.number - self.front) as usize] = true;
         while self.open.front() == Some(&true) {
             self.open.pop_front();
@@ -68,7 +68,7 @@ impl Stamps {
 
     /// Fills `floors` with the floors of a range. The caller does this when it submits a read, and passes them to
     /// `check` when the read has ended.
-    pub fn note(&self, offset: u64, len: u64, floors: &mut Vec<u32>) {
+    pub(super) fn note(&self, offset: u64, len: u64, floors: &mut Vec<u32>) {
         floors.clear();
         floors.extend((offset / SECTOR..(offset + len) / SECTOR).map(|sector| {
             let page = &self.floors[(sector / PAGE_SECTORS) as usize];
@@ -76,7 +76,7 @@ impl Stamps {
         }));
     }
 
-    pub fn check(&self, offset: u64, bytes: &[u8], floors: &[u32]) -> Result<(), String> {
+    pub(super) fn check(&self, offset: u64, bytes: &[u8], floors: &[u32]) -> Result<(), String> {
         let sectors = (offset / SECTOR..).zip(bytes.chunks_exact(SECTOR as usize));
         for ((sector, found), floor) in sectors.zip(floors) {
             let place = || format!("disk {} sector {sector} shows", self.disk);

@@ -12,7 +12,7 @@ use super::stamps::Stamps;
 const REPEATED: usize = 32;
 
 /// One disk under load, with the stamps that its sectors must show.
-pub struct Target {
+pub(super) struct Target {
     number: u32,
     volume: Rc<dyn Volume>,
     stamps: Option<RefCell<Stamps>>,
@@ -23,7 +23,7 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn new(number: u32, volume: Rc<dyn Volume>, workload: &Workload) -> Target {
+    pub(super) fn new(number: u32, volume: Rc<dyn Volume>, workload: &Workload) -> Target {
         let stamps = workload.verify.then(|| RefCell::new(Stamps::new(number, volume.info().size_bytes)));
         Target {
             number,
@@ -34,12 +34,17 @@ impl Target {
         }
     }
 
-    pub fn size_bytes(&self) -> u64 {
+    pub(super) fn size_bytes(&self) -> u64 {
         self.volume.info().size_bytes
     }
 
     /// Reads and checks. `floors` is a buffer that the caller may reuse for its next reads.
-    pub async fn read(&self, offset: u64, buf: Buf, floors: &mut Vec<u32>) -> (Buf, Result<(), String>) {
+    pub(super) async fn read(
+        &self,
+        offset: u64,
+        buf: Buf,
+        floors: &mut Vec<u32>,
+    ) -> (Buf, Result<(), String>) {
         if let Some(stamps) = &self.stamps {
             stamps.borrow().note(offset, buf.len() as u64, floors);
         }
@@ -52,7 +57,7 @@ impl Target {
         (buf, result)
     }
 
-    pub async fn write(&self, offset: u64, len: u32) -> Result<(), String> {
+    pub(super) async fn write(&self, offset: u64, len: u32) -> Result<(), String> {
         let failed = |e| format!("disk {}: writing {len} bytes at {offset}: {e}", self.number);
         let Some(stamps) = &self.stamps else {
             let data = self.pattern(len as usize);
@@ -65,7 +70,7 @@ impl Target {
         result.map_err(failed)
     }
 
-    pub async fn flush(&self) -> Result<(), String> {
+    pub(super) async fn flush(&self) -> Result<(), String> {
         self.volume.clone().flush().await.map_err(|e| format!("disk {}: flushing: {e}", self.number))
     }
 

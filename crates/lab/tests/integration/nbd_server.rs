@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flavour {
+pub(crate) enum Flavour {
     Sound,
     /// Answers every hundredth read with the block before the one asked for.
     Misplacing,
@@ -18,14 +18,14 @@ pub enum Flavour {
     Garbage,
 }
 
-pub struct NbdServer {
+pub(crate) struct NbdServer {
     _folder: TempDir,
     socket: PathBuf,
 }
 
 impl NbdServer {
     /// The listening thread ends with the test process.
-    pub fn start(size: usize, flavour: Flavour) -> Self {
+    pub(crate) fn start(size: usize, flavour: Flavour) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("nbd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -40,7 +40,7 @@ impl NbdServer {
         Self { _folder: folder, socket }
     }
 
-    pub fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///demo/disk0?socket={}", self.socket.display())
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::source::{Source, is_word, line_of};
 
-pub const FILE_LINES_MAX: usize = 700;
-pub const FUNCTION_LINES_MAX: usize = 100;
+pub(crate) const FILE_LINES_MAX: usize = 700;
+pub(crate) const FUNCTION_LINES_MAX: usize = 100;
 
 /// Which crates of the workspace a crate may depend on. The top-level crates are `unstun`, `lab` and `crash`.
 const MAY_KNOW: [(&str, &[&str]); 9] = [
@@ -112,7 +112,7 @@ fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
 }
 
 /// Dependencies, from a crate's Cargo.toml. Tests may run a crate under the simulator.
-pub fn arrows(source: &Source) -> Vec<String> {
+pub(crate) fn arrows(source: &Source) -> Vec<String> {
     let Some((this, may)) =
         MAY_KNOW.iter().find(|(this, _)| source.path == format!("crates/{this}/Cargo.toml"))
     else {
@@ -135,7 +135,7 @@ pub fn arrows(source: &Source) -> Vec<String> {
     found
 }
 
-pub fn unsafe_stays_home(source: &Source) -> Vec<String> {
+pub(crate) fn unsafe_stays_home(source: &Source) -> Vec<String> {
     if !source.is_rust() || source.path.starts_with(UNSAFE_HOME) {
         return Vec::new();
     }
@@ -143,7 +143,7 @@ pub fn unsafe_stays_home(source: &Source) -> Vec<String> {
     words(&source.code, "unsafe").map(|n| at(source, line_of(&source.code, n), &reason)).collect()
 }
 
-pub fn absences(source: &Source) -> Vec<String> {
+pub(crate) fn absences(source: &Source) -> Vec<String> {
     if !source.is_shipped() {
         return Vec::new();
     }
@@ -158,7 +158,7 @@ pub fn absences(source: &Source) -> Vec<String> {
     found
 }
 
-pub fn determinism(source: &Source) -> Vec<String> {
+pub(crate) fn determinism(source: &Source) -> Vec<String> {
     let exempt = source.path.starts_with(UNSAFE_HOME) || !DETERMINISTIC.contains(&source.crate_name());
     if !source.is_shipped() || exempt {
         return Vec::new();
@@ -168,7 +168,7 @@ pub fn determinism(source: &Source) -> Vec<String> {
     hits.map(|(n, word, why)| at(source, line_of(&code, n), &format!("`{word}`: {why}"))).collect()
 }
 
-pub fn finished(source: &Source) -> Vec<String> {
+pub(crate) fn finished(source: &Source) -> Vec<String> {
     if !source.is_rust() {
         return Vec::new();
     }
@@ -196,13 +196,13 @@ pub fn finished(source: &Source) -> Vec<String> {
     found
 }
 
-pub fn ascii(source: &Source) -> Vec<String> {
+pub(crate) fn ascii(source: &Source) -> Vec<String> {
     let odd = source.text.char_indices().filter(|(_, c)| !c.is_ascii());
     odd.map(|(n, c)| at(source, line_of(&source.text, n), &format!("{c:?}: ASCII reads alike everywhere")))
         .collect()
 }
 
-pub fn sizes(source: &Source) -> Vec<String> {
+pub(crate) fn sizes(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     let lines = source.text.lines().count();
     if source.is_rust() && lines > FILE_LINES_MAX {
@@ -219,7 +219,7 @@ pub fn sizes(source: &Source) -> Vec<String> {
     found
 }
 
-pub fn no_foreign_places(source: &Source) -> Vec<String> {
+pub(crate) fn no_foreign_places(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (word, why) in FOREIGN {
         // Not the middle of a relative path.
@@ -237,7 +237,7 @@ pub fn no_foreign_places(source: &Source) -> Vec<String> {
 }
 
 /// A page about a format says which source it describes, `<!-- describes PATH FINGERPRINT -->`, and goes stale with it.
-pub fn described_source(page: &Source, of: impl Fn(&str) -> Option<u64>) -> Vec<String> {
+pub(crate) fn described_source(page: &Source, of: impl Fn(&str) -> Option<u64>) -> Vec<String> {
     let marks = page.text.lines().enumerate().filter_map(|(n, line)| {
         let inner = line.trim().strip_prefix("<!-- describes ")?.strip_suffix(" -->")?;
         let (path, print) = inner.split_once(' ')?;
@@ -267,7 +267,7 @@ pub fn described_source(page: &Source, of: impl Fn(&str) -> Option<u64>) -> Vec<
 }
 
 /// Paths in backquotes must exist, and `path:symbol` must hold the symbol: a map that lies is worse than none.
-pub fn map_is_true(page: &Source, text_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
+pub(crate) fn map_is_true(page: &Source, text_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut found = Vec::new();
     for (n, line) in page.text.lines().enumerate() {
         for quoted in line.split('`').skip(1).step_by(2) {

@@ -1,7 +1,7 @@
 //! Rust source as the rules see it: without comments, with or without the content of strings.
 
 /// One file of the tree.
-pub struct Source {
+pub(crate) struct Source {
     /// From the root of the repository.
     pub path: String,
     pub text: String,
@@ -12,7 +12,7 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(path: &str, text: &str) -> Source {
+    pub(crate) fn new(path: &str, text: &str) -> Source {
         Source {
             path: path.into(),
             text: text.into(),
@@ -21,22 +21,22 @@ impl Source {
         }
     }
 
-    pub fn is_rust(&self) -> bool {
+    pub(crate) fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
     /// `engine` for `crates/engine/src/redo/map.rs`; empty outside the crates.
-    pub fn crate_name(&self) -> &str {
+    pub(crate) fn crate_name(&self) -> &str {
         self.path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or("")
     }
 
     /// Code that ships, apart from modules of tests inside it.
-    pub fn is_shipped(&self) -> bool {
+    pub(crate) fn is_shipped(&self) -> bool {
         self.is_rust() && self.path.contains("/src/") && !self.path.ends_with("tests.rs")
     }
 
     /// `text` (one of this file's views) with every `#[cfg(test)] mod ... { }` blank.
-    pub fn without_tests(&self, text: &str) -> String {
+    pub(crate) fn without_tests(&self, text: &str) -> String {
         let mut out = text.as_bytes().to_vec();
         let mut from = 0;
         while let Some(at) = self.code[from..].find("#[cfg(test)]").map(|n| from + n) {
@@ -50,7 +50,7 @@ impl Source {
     }
 
     /// (first line, number of lines, name) of every function with a body, roughly.
-    pub fn functions(&self) -> Vec<(usize, usize, &str)> {
+    pub(crate) fn functions(&self) -> Vec<(usize, usize, &str)> {
         let mut found = Vec::new();
         for (at, _) in self.code.match_indices("fn ") {
             let starts_word = at == 0 || !is_word(self.code.as_bytes()[at - 1]);
@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// Changes with the code, not with comments, layout or tests. FNV-1a, 64 bits.
-    pub fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         let code = self.without_tests(&self.code_and_strings);
         let bytes = code.bytes().filter(|b| !b.is_ascii_whitespace());
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -75,11 +75,11 @@ impl Source {
 }
 
 /// From 1.
-pub fn line_of(text: &str, at: usize) -> usize {
+pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
 
-pub fn is_word(byte: u8) -> bool {
+pub(crate) fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 

@@ -10,7 +10,7 @@ use crate::rng::Rng;
 
 impl Content {
     /// A flush failed that covers what completed before `covers`: some of that will never be durable by a flush.
-    pub fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
+    pub(crate) fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
         let completed = std::mem::take(&mut self.completed);
         for id in completed {
             let effect = &mut self.effects[id as usize];
@@ -28,19 +28,19 @@ impl Content {
     }
 
     /// Whether reads may show something that is on no medium and will not be.
-    pub fn has_forgotten(&self) -> bool {
+    pub(crate) fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
     }
 
     /// The page cache may need its memory for something else.
-    pub fn evict_some(&mut self, rng: &mut Rng) {
+    pub(crate) fn evict_some(&mut self, rng: &mut Rng) {
         let (gone, kept) = std::mem::take(&mut self.forgotten).into_iter().partition(|_| rng.coin());
         self.forgotten = kept;
         self.evict(gone, rng);
     }
 
     /// The page cache forgets its clean pages: reads show the medium from now on.
-    pub fn evict_all(&mut self, rng: &mut Rng) {
+    pub(crate) fn evict_all(&mut self, rng: &mut Rng) {
         let gone = std::mem::take(&mut self.forgotten);
         self.evict(gone, rng);
     }

@@ -62,7 +62,7 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub fn new(cached: Cached, rng: &mut Rng) -> Controller {
+    pub(super) fn new(cached: Cached, rng: &mut Rng) -> Controller {
         assert!(cached.page_bytes > 0, "a cache without pages");
         assert!(cached.dirty_bytes == 0 || cached.destages > 0, "a pool that is not written out");
         Controller {

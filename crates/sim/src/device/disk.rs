@@ -57,7 +57,7 @@ pub(crate) struct Drive {
 }
 
 impl Drive {
-    pub fn new(disk: Disk) -> Drive {
+    pub(super) fn new(disk: Disk) -> Drive {
         let cylinders = (disk.capacity_bytes / disk.track_bytes / disk.tracks_per_cylinder).max(1);
         let skew_ns = disk.seek.time_ns(1.0 / cylinders as f64).max(disk.switch_ns);
         Drive { disk, cylinders, skew_ns }
@@ -132,16 +132,16 @@ pub(crate) struct Arm {
 }
 
 impl Arm {
-    pub fn new() -> Arm {
+    pub(super) fn new() -> Arm {
         Arm { track: 0, segments: Vec::new(), reading_on: None, uses: 0 }
     }
 
-    pub fn distance(&self, drive: &Drive, at: u64) -> u64 {
+    pub(super) fn distance(&self, drive: &Drive, at: u64) -> u64 {
         (self.track / drive.disk.tracks_per_cylinder).abs_diff(drive.cylinder(at))
     }
 
     /// A read the buffers hold, or a flush: done then, without the head.
-    pub fn without_head(&mut self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
+    pub(super) fn without_head(&mut self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
         match request.access {
             Access::Flush => Some(now_ns + drive.disk.overhead_ns),
             Access::Write => {
@@ -185,7 +185,7 @@ impl Arm {
     }
 
     /// How long a request takes if it begins now.
-    pub fn time_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> u64 {
+    pub(super) fn time_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> u64 {
         if let Some(ns) = self.on_the_way_ns(drive, now_ns, request) {
             return ns;
         }
@@ -211,7 +211,7 @@ impl Arm {
     }
 
     /// The head has done the request at `done_ns`.
-    pub fn move_to(&mut self, drive: &Drive, done_ns: u64, request: &Request, on_the_way: bool) {
+    pub(super) fn move_to(&mut self, drive: &Drive, done_ns: u64, request: &Request, on_the_way: bool) {
         let end = request.at + request.len;
         self.track = drive.track(end.saturating_sub(1));
         if request.access == Access::Write {
@@ -248,12 +248,12 @@ impl Arm {
     }
 
     /// The head is wanted elsewhere: what it has read on stays, and no more comes.
-    pub fn leave(&mut self, drive: &Drive, now_ns: u64) {
+    pub(super) fn leave(&mut self, drive: &Drive, now_ns: u64) {
         self.settle(drive, now_ns);
         self.reading_on = None;
     }
 
-    pub fn is_on_the_way(&self, drive: &Drive, now_ns: u64, request: &Request) -> bool {
+    pub(super) fn is_on_the_way(&self, drive: &Drive, now_ns: u64, request: &Request) -> bool {
         self.on_the_way_ns(drive, now_ns, request).is_some()
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub fn new(flash: Flash) -> Lanes {
+    pub(super) fn new(flash: Flash) -> Lanes {
         let (lanes, writes) = (flash.lanes, flash.write_lanes);
         assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
         assert!(writes <= LANES_MAX, "{writes} lanes of writes, {LANES_MAX} at most can be simulated");

@@ -62,7 +62,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    pub fn new(group: Group, rng: &mut Rng) -> Members {
+    pub(super) fn new(group: Group, rng: &mut Rng) -> Members {
         let least = if group.level == Level::Parity { 3 } else { 1 };
         assert!(group.members >= least, "{:?} of {} members", group.level, group.members);
         assert!(group.strip_bytes > 0 || group.level == Level::Mirror, "strips of 0 bytes");

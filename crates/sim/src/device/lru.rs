@@ -24,17 +24,17 @@ pub(crate) struct Lru {
 }
 
 impl Lru {
-    pub fn new(pages_max: usize) -> Lru {
+    pub(super) fn new(pages_max: usize) -> Lru {
         assert!(pages_max < NONE as usize, "{pages_max} pages of cache, fewer than 2^32 can be simulated");
         Lru { pages_max, newest: NONE, oldest: NONE, ..Lru::default() }
     }
 
-    pub fn holds(&self, page: u64) -> bool {
+    pub(super) fn holds(&self, page: u64) -> bool {
         self.places.contains_key(&page)
     }
 
     /// Brings a page in, or to the front.
-    pub fn touch(&mut self, page: u64) {
+    pub(super) fn touch(&mut self, page: u64) {
         if self.pages_max == 0 {
             return;
         }
@@ -87,7 +87,7 @@ impl Lru {
         }
     }
 
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         *self = Lru::new(self.pages_max);
     }
 }

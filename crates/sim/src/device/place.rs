@@ -52,7 +52,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    pub fn new(extent_bytes: u64, places: &[Place]) -> Placement {
+    pub(crate) fn new(extent_bytes: u64, places: &[Place]) -> Placement {
         assert!(extent_bytes > 0, "an extent has bytes");
         let zone = |unit, from_bytes: u64| Zone {
             unit,
@@ -68,17 +68,24 @@ impl Placement {
     }
 
     /// Of a new file or folder in a folder of `parent`.
-    pub fn zone(&self, name: &str, parent: ZoneId) -> ZoneId {
+    pub(crate) fn zone(&self, name: &str, parent: ZoneId) -> ZoneId {
         let named = self.places.iter().position(|place| name.contains(place.part.as_str()));
         named.map_or(parent, |rule| rule as ZoneId + 1)
     }
 
-    pub fn unit(&self, zone: ZoneId) -> u32 {
+    pub(crate) fn unit(&self, zone: ZoneId) -> u32 {
         self.zones[zone as usize].unit
     }
 
     /// Where a range of a file lies, in order; stretches that follow one another are one.
-    pub fn locate(&mut self, zone: ZoneId, layout: &mut Layout, offset: u64, len: u64, out: &mut Vec<Piece>) {
+    pub(crate) fn locate(
+        &mut self,
+        zone: ZoneId,
+        layout: &mut Layout,
+        offset: u64,
+        len: u64,
+        out: &mut Vec<Piece>,
+    ) {
         let zone = &mut self.zones[zone as usize];
         let (mut at, end) = (offset, offset + len);
         while at < end {
@@ -94,7 +101,7 @@ impl Placement {
     }
 
     /// Extents for a range that is not read or written yet.
-    pub fn reserve(&mut self, zone: ZoneId, layout: &mut Layout, offset: u64, len: u64) {
+    pub(crate) fn reserve(&mut self, zone: ZoneId, layout: &mut Layout, offset: u64, len: u64) {
         let zone = &mut self.zones[zone as usize];
         let end = offset.saturating_add(len).min(RESERVED_BYTES_MAX);
         for number in offset / self.extent_bytes..end.div_ceil(self.extent_bytes) {
@@ -102,7 +109,7 @@ impl Placement {
         }
     }
 
-    pub fn give_back(&mut self, zone: ZoneId, layout: &Layout) {
+    pub(crate) fn give_back(&mut self, zone: ZoneId, layout: &Layout) {
         self.zones[zone as usize].free.extend(layout.0.iter().filter(|&&extent| extent != NOWHERE));
     }
 }

@@ -63,14 +63,14 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub fn new(device: Device) -> Lanes {
+    pub(crate) fn new(device: Device) -> Lanes {
         let lanes = device.lanes;
         assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
         Lanes { device, busy_until_ns: vec![0; lanes as usize] }
     }
 
     /// When an operation submitted now will be done. `len` counts only where data moves.
-    pub fn finish_at_ns(&mut self, now_ns: u64, kind: OpKind, len: u64, rng: &mut Rng) -> u64 {
+    pub(crate) fn finish_at_ns(&mut self, now_ns: u64, kind: OpKind, len: u64, rng: &mut Rng) -> u64 {
         let cost = self.device.cost(kind);
         let kib = if matches!(kind, OpKind::Read | OpKind::Write) { len.div_ceil(1024) } else { 0 };
         let service_ns = cost.base_ns + cost.per_kib_ns * kib + rng.between(0, cost.jitter_ns);
@@ -94,7 +94,7 @@ impl Lanes {
     }
 
     /// Power came back: nothing is being served.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.busy_until_ns.fill(0);
     }
 }

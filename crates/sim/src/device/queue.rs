@@ -20,7 +20,7 @@ pub(crate) struct Spindle {
 }
 
 impl Spindle {
-    pub fn new(disk: Disk, rng: Rng) -> Spindle {
+    pub(super) fn new(disk: Disk, rng: Rng) -> Spindle {
         let tracks = disk.capacity_bytes / disk.track_bytes.max(1);
         assert!(
             tracks > 0 && disk.revolution_ns > 0 && disk.tracks_per_cylinder > 0,

@@ -46,7 +46,7 @@ pub(crate) struct FileServer {
 }
 
 impl FileServer {
-    pub fn new(remote: Remote, rng: &mut Rng) -> FileServer {
+    pub(super) fn new(remote: Remote, rng: &mut Rng) -> FileServer {
         let threads = remote.threads;
         assert!(
             (1..=THREADS_MAX).contains(&threads),

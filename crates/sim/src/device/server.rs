@@ -56,23 +56,23 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    pub fn push(&mut self, at_ns: u64, tag: u32) {
+    pub(super) fn push(&mut self, at_ns: u64, tag: u32) {
         self.sequence += 1;
         self.due.push(Reverse((at_ns, self.sequence, tag)));
     }
 
-    pub fn next_ns(&self) -> u64 {
+    pub(super) fn next_ns(&self) -> u64 {
         self.due.peek().map_or(NEVER_NS, |Reverse((at_ns, ..))| *at_ns)
     }
 
-    pub fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
+    pub(super) fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
         if self.next_ns() > now_ns {
             return None;
         }
         self.due.pop().map(|Reverse((_, _, tag))| tag)
     }
 
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.due.clear();
     }
 }
@@ -86,18 +86,18 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    pub fn new(server: Box<dyn Server>) -> Below {
+    pub(super) fn new(server: Box<dyn Server>) -> Below {
         Below { server, known: Timers::default(), next_ns: NEVER_NS }
     }
 
     /// As the server answers.
-    pub fn submit_known(&mut self, now_ns: u64, request: Request) -> Option<u64> {
+    pub(super) fn submit_known(&mut self, now_ns: u64, request: Request) -> Option<u64> {
         let known = self.server.submit(now_ns, request);
         self.look();
         known
     }
 
-    pub fn submit(&mut self, now_ns: u64, request: Request) {
+    pub(super) fn submit(&mut self, now_ns: u64, request: Request) {
         if let Some(done_ns) = self.server.submit(now_ns, request) {
             self.known.push(done_ns, request.tag);
         }
@@ -108,11 +108,11 @@ impl Below {
         self.next_ns = self.known.next_ns().min(self.server.next_ns());
     }
 
-    pub fn next_ns(&self) -> u64 {
+    pub(super) fn next_ns(&self) -> u64 {
         self.next_ns
     }
 
-    pub fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+    pub(super) fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
         if self.next_ns > now_ns {
             return;
         }
@@ -125,11 +125,11 @@ impl Below {
         self.look();
     }
 
-    pub fn distance(&self, at: u64) -> u64 {
+    pub(super) fn distance(&self, at: u64) -> u64 {
         self.server.distance(at)
     }
 
-    pub fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.server.reset();
         self.known.clear();
         self.next_ns = NEVER_NS;

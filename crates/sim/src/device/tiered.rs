@@ -24,7 +24,7 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    pub fn new(tiered: &Tiered, rng: &mut Rng) -> Tiers {
+    pub(super) fn new(tiered: &Tiered, rng: &mut Rng) -> Tiers {
         let (fast, slow) = (Below::new(tiered.fast.server(rng)), Below::new(tiered.slow.server(rng)));
         Tiers { fast_bytes: tiered.fast_bytes, fast, slow }
     }

@@ -6,10 +6,10 @@ use super::seek::Seek;
 use super::server::{Access, Below, NEVER_NS, Request};
 use crate::rng::Rng;
 
-pub const GIB: u64 = 1 << 30;
+pub(super) const GIB: u64 = 1 << 30;
 
 /// A 10K SAS disk of about 2008.
-pub fn sas_10k() -> Disk {
+pub(super) fn sas_10k() -> Disk {
     Disk {
         capacity_bytes: 146_000_000_000,
         revolution_ns: 6_000_000,
@@ -24,26 +24,26 @@ pub fn sas_10k() -> Disk {
     }
 }
 
-pub struct Found {
+pub(super) struct Found {
     pub per_s: f64,
     pub mean_ns: f64,
 }
 
 /// What a worker asks for next.
-pub type Next<'a> = Box<dyn FnMut(&mut Rng) -> (Access, u64, u64) + 'a>;
+pub(super) type Next<'a> = Box<dyn FnMut(&mut Rng) -> (Access, u64, u64) + 'a>;
 
 /// Uniformly random accesses of `len` bytes below `span`.
-pub fn random(access: Access, len: u64, span: u64) -> Next<'static> {
+pub(super) fn random(access: Access, len: u64, span: u64) -> Next<'static> {
     Box::new(move |rng| (access, rng.below(span / len) * len, len))
 }
 
 /// `depth` requests under way until `count` are done.
-pub fn load(model: &Model, depth: u32, count: u64, next: Next<'_>) -> Found {
+pub(super) fn load(model: &Model, depth: u32, count: u64, next: Next<'_>) -> Found {
     load_all(model, count, vec![(depth, next)]).remove(0)
 }
 
 /// Several workers, each with its depth, until `count` requests are done together.
-pub fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec<Found> {
+pub(super) fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec<Found> {
     let mut rng = Rng::new(9);
     let mut below = Below::new(model.server(&mut rng));
     let mut nexts = Vec::new();
@@ -75,7 +75,7 @@ pub fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec
     sums.into_iter().map(found).collect()
 }
 
-pub fn assert_near(found: f64, expected: f64, within: f64, what: &str) {
+pub(super) fn assert_near(found: f64, expected: f64, within: f64, what: &str) {
     let off = (found / expected - 1.0).abs();
     assert!(off <= within, "{what}: {found:.1}, expected {expected:.1} within {:.1} %", within * 100.0);
 }

@@ -85,7 +85,7 @@ impl Units {
     }
 
     /// A request that may lie in several pieces.
-    pub fn submit(&mut self, now_ns: u64, access: Access, pieces: &[Piece], tag: u32) -> Admitted {
+    pub(crate) fn submit(&mut self, now_ns: u64, access: Access, pieces: &[Piece], tag: u32) -> Admitted {
         if let [piece] = pieces {
             let below = &mut self.units[piece.unit as usize].0;
             let request = Request { tag, access, at: piece.at, len: piece.len };
@@ -104,15 +104,15 @@ impl Units {
     }
 
     /// An operation that moves no data.
-    pub fn call_ns(&self, unit: u32, kind: OpKind) -> u64 {
+    pub(crate) fn call_ns(&self, unit: u32, kind: OpKind) -> u64 {
         self.units[unit as usize].1.ns(kind)
     }
 
-    pub fn next_ns(&self) -> u64 {
+    pub(crate) fn next_ns(&self) -> u64 {
         self.next_ns
     }
 
-    pub fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
+    pub(crate) fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
         let mut next_ns = NEVER_NS;
         for (below, _) in &mut self.units {
             if below.next_ns() <= now_ns {
@@ -136,7 +136,7 @@ pub(crate) enum Media {
 }
 
 impl Media {
-    pub fn new(device: Device, storage: Option<&Storage>, seed: u64) -> Media {
+    pub(crate) fn new(device: Device, storage: Option<&Storage>, seed: u64) -> Media {
         match storage {
             // A stream of its own: the world's draws are the same on any storage.
             Some(storage) => Media::Placed(Box::new(Units::new(storage, &mut Rng::new(!seed)))),
@@ -145,14 +145,14 @@ impl Media {
     }
 
     /// When the media want to be advanced.
-    pub fn next_ns(&self) -> u64 {
+    pub(crate) fn next_ns(&self) -> u64 {
         match self {
             Media::Plain(_) => NEVER_NS,
             Media::Placed(units) => units.next_ns(),
         }
     }
 
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         match self {
             Media::Plain(lanes) => lanes.reset(),
             Media::Placed(units) => units.reset(),

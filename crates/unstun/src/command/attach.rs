@@ -12,7 +12,7 @@ use api::{Attach, AttachDisk, AttachTo};
 
 use crate::cli::AttachArgs;
 
-pub async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
     let vm = client.vm_show(&args.vm).await?;
     let to = args.to.into();
     let mut disks = Vec::new();

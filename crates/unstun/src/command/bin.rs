@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use crate::cli::{BinCommand, ConsentArgs};
 use crate::command::consent;
 
-pub async fn run(command: &BinCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &BinCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         BinCommand::List => {
             let within = client.within().await?;

@@ -15,7 +15,7 @@ use crate::command::commit;
 use crate::daemon;
 
 /// Checks files. This function and the next two return the exit code.
-pub fn files(path: &Path, output: Output) -> Result<u8> {
+pub(super) fn files(path: &Path, output: Output) -> Result<u8> {
     let shown = path.display();
     let path = path.canonicalize().map_err(|e| match e.kind() {
         IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
@@ -24,7 +24,7 @@ pub fn files(path: &Path, output: Output) -> Result<u8> {
     tell(&daemon::check(&path)?, output)
 }
 
-pub async fn stores(client: &Client, output: Output) -> Result<u8> {
+pub(super) async fn stores(client: &Client, output: Output) -> Result<u8> {
     let datastores = chosen(client).await?;
     let mut answers = Answers::of(datastores.len());
     for datastore in datastores {
@@ -38,7 +38,7 @@ pub async fn stores(client: &Client, output: Output) -> Result<u8> {
 }
 
 /// Follows a job for each store, and prints the findings when all jobs have ended.
-pub async fn scrub(client: &Client, output: Output) -> Result<u8> {
+pub(super) async fn scrub(client: &Client, output: Output) -> Result<u8> {
     let datastores = with_store(client).await?;
     let mut answers = Answers::of(datastores.len());
     for datastore in datastores {

@@ -12,7 +12,7 @@ use api::{CommitPreview, CommitTarget, Job, JobState, Operation};
 use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};
 use crate::command::consent;
 
-pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;
     let target = match (snapshot, args.all) {
         (Some(name), false) => CommitTarget::Snapshot(name),
@@ -27,7 +27,7 @@ pub async fn run(args: &CommitArgs, client: &Client, output: Output) -> Result<(
     carry_out(&vm, &target, &args.job, client, output).await
 }
 
-pub async fn consolidate(args: &ConsolidateArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn consolidate(args: &ConsolidateArgs, client: &Client, output: Output) -> Result<()> {
     carry_out(&args.vm, &CommitTarget::Unowned, &args.job, client, output).await
 }
 
@@ -82,16 +82,16 @@ fn to_move(preview: &CommitPreview) -> String {
     }
 }
 
-pub fn started(job: &Job) -> String {
+pub(super) fn started(job: &Job) -> String {
     format!("job {} started; follow it with `unstun job list`, stop it with `unstun job cancel {0}`", job.id)
 }
 
-pub fn finish(watched: Watched, output: Output) -> Result<()> {
+pub(super) fn finish(watched: Watched, output: Output) -> Result<()> {
     output.result(&ended(watched)?, done)
 }
 
 /// Returns the job if it is done.
-pub fn ended(watched: Watched) -> Result<Job> {
+pub(super) fn ended(watched: Watched) -> Result<Job> {
     let job = match watched {
         Watched::Ended(job) => job,
         Watched::Detached(job) => return Err(detached(&job)),
@@ -140,7 +140,7 @@ fn done(job: &Job) -> String {
 }
 
 /// Returns a text such as `web@a, b`. Deltas that no snapshot owns have no name.
-pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
+pub(super) fn subject(vm: &VmName, snapshots: &[String]) -> String {
     match snapshots {
         [] => format!("{vm}: deltas that no snapshot owns"),
         names => format!("{vm}@{}", names.join(", ")),
@@ -148,7 +148,7 @@ pub fn subject(vm: &VmName, snapshots: &[String]) -> String {
 }
 
 /// Returns the object of a job.
-pub fn of_job(job: &Job) -> String {
+pub(super) fn of_job(job: &Job) -> String {
     match (&job.vm, job.operation) {
         (Some(vm), Operation::Commit | Operation::Consolidate) => subject(vm, &job.snapshots),
         _ => owner(job),

@@ -11,7 +11,7 @@ use api::units::format_bytes;
 use crate::cli::ConvertArgs;
 use crate::daemon;
 
-pub fn run(args: &ConvertArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<()> {
     let (chain, raw) = (&args.chain, &args.output);
     std::fs::metadata(chain).map_err(|e| match e.kind() {
         IoKind::NotFound => Error::not_found(format!("{}: no such file", chain.display())),

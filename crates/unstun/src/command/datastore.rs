@@ -12,7 +12,7 @@ use crate::cli::DatastoreCommand;
 use crate::command::{consent, loss};
 use crate::daemon;
 
-pub async fn run(command: &DatastoreCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &DatastoreCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         DatastoreCommand::List => output.result(&client.datastore_list().await?, |all| list(all)),
         DatastoreCommand::Add { what } => {
@@ -46,7 +46,7 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
 }
 
 /// Creates a datastore without a daemon.
-pub fn create(path: &Path, force: bool, output: Output) -> Result<()> {
+pub(super) fn create(path: &Path, force: bool, output: Output) -> Result<()> {
     let path = path.canonicalize().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::not_found(format!(
             "{}: no such device or file; a folder needs no more than `unstun datastore add`",
@@ -84,7 +84,7 @@ fn added(datastore: &Datastore) -> String {
     format!("datastore {name} is served: {path}, {vms} VMs{notices}")
 }
 
-pub fn list(all: &[Datastore]) -> String {
+pub(super) fn list(all: &[Datastore]) -> String {
     let mut table = table(&["datastore", "is", "VMs", "free", "bin", "reclaimable", "of", "path"]);
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for one in all {

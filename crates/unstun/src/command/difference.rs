@@ -8,7 +8,7 @@ use api::units::format_bytes;
 use api::{Diff, Differences, DiskMode, DiskRange};
 
 /// Prints the differences of all disks that are part of snapshots.
-pub async fn run(
+pub(super) async fn run(
     vm: &VmName,
     from: &SnapshotRef,
     to: Option<&SnapshotRef>,

@@ -10,7 +10,7 @@ use api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
 use crate::cli::{DiskAddArgs, DiskCommand};
 use crate::command::{fill, loss, vm};
 
-pub async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         DiskCommand::Add(args) => add(args, client, output).await,
         DiskCommand::Remove { disk, delete_files } => {

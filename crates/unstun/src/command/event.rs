@@ -12,7 +12,7 @@ use crate::cli::EventsArgs;
 
 const FOLLOW_POLL: Duration = Duration::from_millis(500);
 
-pub async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<()> {
     let mut events = client.events(&args.vm, 0).await?;
     if !args.follow {
         return output.result(&events, |events| describe_all(events));

@@ -31,7 +31,7 @@ const FORMATS: [(&str, &str); 8] = [
 const RAW: &str = "raw";
 
 /// An image that qemu-img can read, with all of its data in one place.
-pub struct Source {
+pub(super) struct Source {
     path: PathBuf,
     size_bytes: u64,
     format: String,
@@ -51,7 +51,7 @@ struct Info {
 impl Source {
     /// Examines an image. `format` is the format that the user states. Else the file's name decides, never the content
     /// alone: a guest can write the header of another format into its raw disk, and name a file of the host in it.
-    pub fn look(path: &Path, format: Option<&str>) -> Result<Source> {
+    pub(super) fn look(path: &Path, format: Option<&str>) -> Result<Source> {
         let shown = path.display();
         std::fs::metadata(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::not_found(format!("--from {shown}: no such file")),
@@ -70,7 +70,7 @@ impl Source {
 
     /// Prepares the last of `disks` for the fill, and returns its final mode. A nonpersistent disk is filled in
     /// persistent mode, because a reset drops what is written to a nonpersistent disk.
-    pub fn prepare(&self, disks: &mut Vec<DiskCreate>) -> Result<DiskMode> {
+    pub(super) fn prepare(&self, disks: &mut Vec<DiskCreate>) -> Result<DiskMode> {
         let size_bytes = self.size_bytes;
         if disks.is_empty() {
             units::check_disk_size(size_bytes)
@@ -95,7 +95,13 @@ impl Source {
     }
 
     /// Fills the disk, and returns it with its mode set to `mode`.
-    pub async fn fill(&self, client: &Client, vm: &VmName, disk: &Disk, mode: DiskMode) -> Result<Disk> {
+    pub(super) async fn fill(
+        &self,
+        client: &Client,
+        vm: &VmName,
+        disk: &Disk,
+        mode: DiskMode,
+    ) -> Result<Disk> {
         let arguments = [
             "convert".as_ref(),
             // The new disk reads as zeros, so holes of the source need not be written.

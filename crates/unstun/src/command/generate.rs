@@ -13,7 +13,7 @@ use crate::cli::{Cli, GenerateArgs, Generated};
 
 const NAME: &str = "unstun";
 
-pub fn run(args: &GenerateArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &GenerateArgs, output: Output) -> Result<()> {
     let (dir, what) = match args.what {
         Generated::Man => (&args.dir, man as fn(&Path) -> IoResult<()>),
         Generated::Completions => (&args.dir, completions as fn(&Path) -> IoResult<()>),

@@ -9,7 +9,7 @@ use api::units::{format_bytes, format_rate, format_seconds};
 use crate::cli::JobCommand;
 use crate::command::commit;
 
-pub async fn run(command: &JobCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &JobCommand, client: &Client, output: Output) -> Result<()> {
     let job = match command {
         JobCommand::List => return output.result(&client.job_list().await?, |jobs| list(jobs)),
         JobCommand::Pause { id } => client.job_pause(*id).await?,

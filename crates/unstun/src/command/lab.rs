@@ -9,7 +9,7 @@ use api::program::{self, CALLER_VERSION};
 const PROGRAM: &str = "unstun-lab";
 
 /// Replaces this process. The arguments have been parsed, so this program has already answered help and mistakes.
-pub fn run() -> Result<u8> {
+pub(super) fn run() -> Result<u8> {
     let path = program::find(PROGRAM)?;
     let mut command = Command::new(&path);
     command.args(std::env::args_os().skip(1)).env(CALLER_VERSION, env!("CARGO_PKG_VERSION"));

@@ -14,7 +14,7 @@ use api::{
 use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs, UndoArgs};
 use crate::command::consent;
 
-pub async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;
     let LossArgs { disconnect, purge, .. } = args.loss;
     let mut request =
@@ -29,7 +29,7 @@ pub async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Resul
     output.result(&client.snapshot_revert(&vm, &request).await?, done)
 }
 
-pub async fn discard(args: &DiscardArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn discard(args: &DiscardArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse_both()?;
     let LossArgs { disconnect, purge, .. } = args.loss;
     let mut request = Discard { snapshot, disconnect, purge, keep: false };
@@ -41,7 +41,7 @@ pub async fn discard(args: &DiscardArgs, client: &Client, output: Output) -> Res
     output.result(&client.snapshot_discard(&vm, &request).await?, done)
 }
 
-pub async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<()> {
     let mut request = reset_request(&args.loss);
     let preview = client.reset_preview(&args.vm, &request).await?;
     if !agreed(&preview, &args.loss, output)? {
@@ -51,7 +51,7 @@ pub async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<
     output.result(&client.vm_reset(&args.vm, &request).await?, done)
 }
 
-pub async fn undo(args: &UndoArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn undo(args: &UndoArgs, client: &Client, output: Output) -> Result<()> {
     let mut request = reset_request(&args.loss);
     let preview = client.undo_preview(&args.vm, &request).await?;
     if !agreed(&preview, &args.loss, output)? {
@@ -66,7 +66,7 @@ fn reset_request(args: &LossArgs) -> Reset {
 }
 
 /// Removes a VM. Only a removal with its disks is a loss and asks for consent.
-pub async fn remove(args: &RemoveArgs, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn remove(args: &RemoveArgs, client: &Client, output: Output) -> Result<()> {
     let mut request = VmRemove { delete_disks: args.delete_disks, purge: args.purge, keep: false };
     if args.delete_disks || args.consent.dry_run {
         let preview = client.vm_remove_preview(&args.vm, &request).await?;
@@ -139,7 +139,7 @@ fn removed(removed: &VmRemoved) -> String {
     }
 }
 
-pub async fn remove_datastore(
+pub(super) async fn remove_datastore(
     name: &DatastoreName,
     args: &ConsentArgs,
     client: &Client,
@@ -247,7 +247,7 @@ fn place(loss: &Loss) -> String {
 }
 
 /// Returns a text such as `pid 4711 (qemu-system-x86) writes to disk0, 127.0.0.1:5000 reads disk1`.
-pub fn connected(clients: &[VmClient]) -> String {
+pub(super) fn connected(clients: &[VmClient]) -> String {
     let all: Vec<String> = clients.iter().map(ToString::to_string).collect();
     let same: Vec<String> = all
         .chunk_by(|a, b| a == b)

@@ -30,7 +30,7 @@ use api::output::{self, Output};
 use crate::cli::{CheckArgs, Cli, Command, DatastoreCommand};
 
 /// Returns the exit code. A check that found damage is no error; its exit code reports the damage.
-pub fn run(cli: &Cli, output: Output) -> Result<u8> {
+pub(crate) fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
         Command::Repair(args) => repair::run(args, output),

@@ -12,7 +12,7 @@ use crate::cli::RepairArgs;
 use crate::daemon::{self, RepairTerms};
 
 /// Returns the exit code, which is that of a check of the files after the repair.
-pub fn run(args: &RepairArgs, output: Output) -> Result<u8> {
+pub(super) fn run(args: &RepairArgs, output: Output) -> Result<u8> {
     let folder = folder_of(&args.path)?;
     if args.undo {
         output.result(&daemon::repair_undo(&folder)?, describe_undo)?;

@@ -10,7 +10,7 @@ use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
 use crate::cli::{SnapshotCommand, VmAndName};
 use crate::command::{commit, difference, loss, tree, vm};
 
-pub async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         SnapshotCommand::Take { which, message } => {
             name::check_message(message).map_err(Error::invalid)?;

@@ -9,7 +9,7 @@ use api::units::{format_bytes, format_seconds};
 
 use crate::command::{tree, vm};
 
-pub async fn run(vm: &VmName, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(vm: &VmName, client: &Client, output: Output) -> Result<()> {
     output.result(&client.vm_space(vm).await?, describe)
 }
 

@@ -8,11 +8,11 @@ use api::{Datastore, Freeable, FullDatastore, Status};
 
 use crate::command::datastore;
 
-pub async fn run(client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(client: &Client, output: Output) -> Result<()> {
     output.result(&client.status().await?, describe)
 }
 
-pub fn describe(status: &Status) -> String {
+pub(super) fn describe(status: &Status) -> String {
     let io = if status.direct_io { "direct" } else { "buffered (the file system refuses O_DIRECT)" };
     let told = fields(&[
         ("datastore", status.datastore.display().to_string()),

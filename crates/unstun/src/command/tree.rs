@@ -20,7 +20,7 @@ const PLAIN: Lines = Lines { branch: "|- ", last: "`- ", beside: "|  ", below: "
 
 const HERE: &str = "you are here";
 
-pub fn draw(tree: &SnapshotTree) -> String {
+pub(super) fn draw(tree: &SnapshotTree) -> String {
     let lines = if output::stdout_is_terminal() { &TERMINAL } else { &PLAIN };
     draw_with(tree, lines, Timestamp::now())
 }
@@ -90,7 +90,7 @@ impl Drawing<'_> {
 }
 
 /// Returns what `tree` and `space` count as a snapshot's bytes.
-pub fn counted(store: Store) -> &'static str {
+pub(super) fn counted(store: Store) -> &'static str {
     match store {
         Store::Native => "only its own",
         Store::Redo => "on top of it",

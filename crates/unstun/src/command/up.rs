@@ -23,7 +23,7 @@ use crate::{fatal, notify, rest};
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
 
-pub fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
+pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };

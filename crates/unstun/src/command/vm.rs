@@ -14,7 +14,7 @@ use api::{
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
 use crate::command::{commit, disk, fill, loss};
 
-pub async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         VmCommand::Create(args) => create(args, client, output).await,
         VmCommand::Import(args) => {
@@ -242,7 +242,7 @@ fn clients(vm: &Vm) -> String {
     if vm.clients.is_empty() { "none".to_owned() } else { loss::connected(&vm.clients) }
 }
 
-pub fn describe_disk(disk: &Disk) -> String {
+pub(super) fn describe_disk(disk: &Disk) -> String {
     let mut layers = table(&["layer", "format", "allocated", "state of"]);
     for layer in disk.layers.iter().rev() {
         let state = match (&layer.snapshot, layer.writable) {
@@ -262,13 +262,13 @@ pub fn describe_disk(disk: &Disk) -> String {
 }
 
 /// Returns a text with the bytes in the bin, and the bytes that are freed but not in use again yet.
-pub fn bin(space: &Space) -> String {
+pub(super) fn bin(space: &Space) -> String {
     let (bin, reclaimable) = (format_bytes(space.bin_bytes), format_bytes(space.reclaimable_bytes));
     format!("{bin} in the bin, given back when others need it; {reclaimable} freed and not in use again yet")
 }
 
 /// Returns a text with the free space, and the bytes by which the datastore's disks and deltas can still grow.
-pub fn space(space: &Space) -> String {
+pub(super) fn space(space: &Space) -> String {
     let (free, growth) = (format_bytes(space.free_bytes), format_bytes(space.worst_growth_bytes));
     if space.is_enough() {
         return format!("{free} free; disks and deltas can grow by {growth} at worst, which fits");

@@ -30,7 +30,7 @@ use crate::daemon::vm::vm_record::VmRecord;
 use api::error::{Error, Result};
 use api::units::{format_bytes, total};
 
-pub use records::{BinRecord, BinRecords, BinState, parse_folder};
+pub(super) use records::{BinRecord, BinRecords, BinState, parse_folder};
 
 /// Time in microseconds between two checks for entries that have expired or whose space is needed.
 const TICK_US: u64 = 5_000_000;
@@ -46,7 +46,7 @@ const RELEASE_POLLS_MAX: u32 = 500;
 
 /// Policy that decides what the bin keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BinPolicy {
+pub(crate) struct BinPolicy {
     /// Hours for which an entry is kept. With 0 nothing is kept.
     pub hours: u32,
     /// Percentage of each datastore that must be free. With no more than that free, nothing is kept.
@@ -61,7 +61,7 @@ impl Default for BinPolicy {
 
 impl BinPolicy {
     /// Returns the time up to which an entry is kept.
-    pub fn kept_until_unix_us(self, removed_unix_us: i64) -> i64 {
+    pub(crate) fn kept_until_unix_us(self, removed_unix_us: i64) -> i64 {
         removed_unix_us.saturating_add(i64::from(self.hours).saturating_mul(HOUR_US))
     }
 
@@ -122,7 +122,7 @@ impl Victim {
 }
 
 /// Refuses a VM name that has the form of a folder in the bin.
-pub fn refuse_reserved(name: &str) -> Result<()> {
+pub(super) fn refuse_reserved(name: &str) -> Result<()> {
     match name.ends_with(records::FOLDER_SUFFIX) {
         true => Err(Error::refused(format!("VM {name}: names that end so are those of folders in the bin"))),
         false => Ok(()),
@@ -131,7 +131,7 @@ pub fn refuse_reserved(name: &str) -> Result<()> {
 
 impl Datastore {
     /// Returns the folder of an entry's VM.
-    pub fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
+    pub(super) fn bin_home(self: &Rc<Self>, entry: &str, record: &BinRecord) -> Home {
         match &record.path {
             Some(path) => self.at(path),
             None => self.home(&record.folder(entry)),
@@ -142,14 +142,14 @@ impl Datastore {
 impl Daemon {
     /// Returns how many bytes the removal of a datastore's kept entries frees, as far as known. States that
     /// `measure_states` has not measured are not counted.
-    pub fn bin_bytes(&self, datastore: &Datastore) -> u64 {
+    pub(super) fn bin_bytes(&self, datastore: &Datastore) -> u64 {
         let kept = datastore.bin.all().into_iter().filter(|(_, record)| record.state == BinState::Kept);
         let vms = kept.filter_map(|(_, record)| record.bytes);
         total(vms.chain(datastore.state_bytes.borrow().values().copied()))
     }
 
     /// Returns why the bin would not keep a VM that is removed now; None if it keeps the VM.
-    pub async fn not_kept(&self, datastore: &Datastore, purge: bool) -> Result<Option<String>> {
+    pub(super) async fn not_kept(&self, datastore: &Datastore, purge: bool) -> Result<Option<String>> {
         if purge {
             return Ok(Some("--purge removes it for good".to_owned()));
         }
@@ -219,7 +219,7 @@ impl Daemon {
     }
 
     /// Evicts from the bins until the daemon ends.
-    pub async fn keep_bins(self: Rc<Self>) {
+    pub(super) async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
             for datastore in
                 self.datastores().into_iter().filter(|datastore| !datastore.bin.is_checked.replace(true))
@@ -287,7 +287,7 @@ impl Daemon {
 
     /// Removes the oldest entry of a datastore's bin for good if its space may help an operation that found none.
     /// Returns false if there is nothing to remove or enough space is free.
-    pub async fn make_room(&self, datastore: &Rc<Datastore>) -> bool {
+    pub(super) async fn make_room(&self, datastore: &Rc<Datastore>) -> bool {
         let before = datastore.bin.evicted.get();
         if self.evictable(datastore).is_empty() {
             return false;
@@ -309,7 +309,7 @@ impl Daemon {
     }
 
     /// Runs `work`. If it finds no space, removes entries of the bin and runs it again. `work` must be repeatable.
-    pub async fn with_bin<T>(
+    pub(super) async fn with_bin<T>(
         &self,
         datastore: &Rc<Datastore>,
         work: impl AsyncFn() -> Result<T>,

@@ -218,7 +218,7 @@ impl Verb {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub(super) enum Trouble {
     PowerCut,
     /// The process is killed, and the machine keeps running.
     Killed,
@@ -227,7 +227,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    pub const ALL: [Trouble; 4] =
+    pub(super) const ALL: [Trouble; 4] =
         [Trouble::PowerCut, Trouble::Killed, Trouble::Fails(Errno::EIO), Trouble::Fails(Errno::ENOSPC)];
 }
 
@@ -283,7 +283,7 @@ fn troubled(world: &SimWorld, plan: Plan, defect: Option<Defect>) -> Outcome<(bo
 }
 
 /// Runs `act` with the trouble at its `nth` event. Returns whether `act` succeeded, and whether the trouble struck.
-pub async fn strike(
+pub(super) async fn strike(
     armed: &SimWorld,
     trouble: Trouble,
     nth: u64,
@@ -305,7 +305,7 @@ pub async fn strike(
     }
 }
 
-pub fn end(world: &SimWorld, trouble: Trouble) {
+pub(super) fn end(world: &SimWorld, trouble: Trouble) {
     match trouble {
         Trouble::PowerCut => world.power_cut(),
         Trouble::Killed | Trouble::Fails(_) => world.kill(),
@@ -533,7 +533,7 @@ fn campaign(verb: Verb, stride: u64, defect: Option<Defect>) -> Outcome<u64> {
 ///
 /// # Errors
 /// The error of `run`, or that the verb has more than `events_max` events.
-pub fn sweep(
+pub(super) fn sweep(
     salt: u64,
     stride: u64,
     events_max: u64,
@@ -555,7 +555,7 @@ pub fn sweep(
 }
 
 /// Runs all campaigns, one case per core, and returns the total number of cuts.
-pub fn all_cuts<C: Copy + Debug + Send + Sync>(
+pub(super) fn all_cuts<C: Copy + Debug + Send + Sync>(
     cases: &[C],
     campaign: impl Fn(C) -> Outcome<u64> + Sync,
 ) -> u64 {

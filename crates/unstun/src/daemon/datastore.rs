@@ -1,15 +1,15 @@
 //! One datastore that the daemon serves: its folder or device, its lock, its homes, and the store of its native VMs.
 
-pub mod datastores;
-pub mod device;
-pub mod full;
-pub mod hang;
-pub mod lease;
-pub mod native;
-pub mod reserve;
-pub mod scrub;
-pub mod signature;
-pub mod unflushed;
+pub(super) mod datastores;
+pub(super) mod device;
+pub(super) mod full;
+pub(super) mod hang;
+pub(super) mod lease;
+pub(super) mod native;
+pub(super) mod reserve;
+pub(super) mod scrub;
+pub(super) mod signature;
+pub(super) mod unflushed;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ const LOCK_NAME: &str = "lock";
 /// its store's ID.
 const DEVICES_NAME: &str = "devices";
 
-pub struct Datastore {
+pub(super) struct Datastore {
     pub name: DatastoreName,
     /// Absolute path by which the user refers to the datastore: the folder or the device.
     pub path: PathBuf,
@@ -76,14 +76,14 @@ pub struct Datastore {
 
 /// VM's folder, and the datastore that it belongs to: the one that contains it, or that has it in its registry.
 #[derive(Clone)]
-pub struct Home {
+pub(super) struct Home {
     pub datastore: Rc<Datastore>,
     pub path: PathBuf,
 }
 
 impl Datastore {
     /// Opens and locks a datastore in a folder; `Locked` while another daemon serves it.
-    pub async fn in_folder(
+    pub(super) async fn in_folder(
         env: &Env,
         name: DatastoreName,
         root: &Path,
@@ -115,7 +115,7 @@ impl Datastore {
 
     /// Opens a store that fills a device. The homes of its VMs are in a folder of the main datastore. `Locked` while
     /// another user has the device, `Invalid` if no store is on it.
-    pub async fn on_device(
+    pub(super) async fn on_device(
         env: &Env,
         name: DatastoreName,
         path: &Path,
@@ -176,7 +176,7 @@ impl Datastore {
 
     /// Refers clients that name this datastore to the daemon of the datastore in `main`; with None this daemon serves
     /// them.
-    pub async fn set_served_by(&self, main: Option<&Path>) -> Result<()> {
+    pub(super) async fn set_served_by(&self, main: Option<&Path>) -> Result<()> {
         match main {
             Some(main) => {
                 let line = format!("{}\n", main.display());
@@ -187,7 +187,7 @@ impl Datastore {
     }
 
     /// Returns the space of the file system and inside the store. On a device only the store has space.
-    pub async fn space(&self) -> blk::Result<Space> {
+    pub(super) async fn space(&self) -> blk::Result<Space> {
         let inside = self.native.free_bytes();
         if let Some(device) = self.native.device() {
             return Ok(Space { total_bytes: device.size_bytes, free_bytes: inside, freeing_bytes: 0 });
@@ -198,7 +198,7 @@ impl Datastore {
 
     /// Returns the space of the file system with the datastore's folder. If it hangs, the space is that of its last
     /// answer.
-    pub async fn outside_space(&self) -> blk::Result<Space> {
+    pub(super) async fn outside_space(&self) -> blk::Result<Space> {
         if let Ok(space) = asked(self, self.dir.space()).await {
             self.last_space.set(space?);
         }
@@ -206,7 +206,7 @@ impl Datastore {
     }
 
     /// Returns the store for native VMs, and creates it before its first use.
-    pub async fn native_store(&self) -> blk::Result<Rc<Store>> {
+    pub(super) async fn native_store(&self) -> blk::Result<Rc<Store>> {
         let mut homes = self.inhabitants().await?;
         let binned = self.bin.all().into_iter();
         homes.extend(binned.map(|(entry, record)| {
@@ -217,7 +217,7 @@ impl Datastore {
     }
 
     /// Returns whether I/O on files in this datastore bypasses the page cache.
-    pub async fn is_direct(&self) -> bool {
+    pub(super) async fn is_direct(&self) -> bool {
         match self.native.device() {
             Some(device) => device.file.limits().direct,
             None => self.own.open(LOCK_NAME, OpenMode::Read).await.is_ok_and(|file| file.limits().direct),
@@ -225,7 +225,7 @@ impl Datastore {
     }
 
     /// Refuses a datastore that cannot contain VM files.
-    pub fn refuse_files(&self) -> blk::Result<()> {
+    pub(super) fn refuse_files(&self) -> blk::Result<()> {
         if self.native.device().is_none() {
             return Ok(());
         }
@@ -234,11 +234,11 @@ impl Datastore {
         Err(blk::Error::refused(format!("datastore {}", self.name), cause))
     }
 
-    pub fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.leaving.set(true);
     }
 
-    pub fn refuse_when_leaving(&self) -> Result<()> {
+    pub(super) fn refuse_when_leaving(&self) -> Result<()> {
         match self.leaving.get() {
             true => Err(Error::refused(format!("datastore {}: is being removed from the daemon", self.name))),
             false => Ok(()),
@@ -246,27 +246,27 @@ impl Datastore {
     }
 
     /// Releases the datastore: another daemon may serve it from now on.
-    pub fn unlock(&self) {
+    pub(super) fn unlock(&self) {
         self.lock.take();
         self.native.release();
     }
 
     /// Returns the home that a VM of this name would have.
-    pub fn home(self: &Rc<Self>, name: &str) -> Home {
+    pub(super) fn home(self: &Rc<Self>, name: &str) -> Home {
         Home { datastore: self.clone(), path: self.root.join(name) }
     }
 
-    pub fn at(self: &Rc<Self>, path: &Path) -> Home {
+    pub(super) fn at(self: &Rc<Self>, path: &Path) -> Home {
         Home { datastore: self.clone(), path: path.to_path_buf() }
     }
 
     /// Returns whether the folder is in the datastore itself, and not only in its registry.
-    pub fn contains(&self, home: &Path) -> bool {
+    pub(super) fn contains(&self, home: &Path) -> bool {
         home.parent() == Some(&self.root)
     }
 
     /// Returns the datastore's homes by name: those in its folder and those in its registry.
-    pub async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
+    pub(super) async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
@@ -290,7 +290,7 @@ impl Datastore {
     }
 
     /// Returns whether the datastore's folder contains anything of this name.
-    pub async fn has(&self, name: &str) -> blk::Result<bool> {
+    pub(super) async fn has(&self, name: &str) -> blk::Result<bool> {
         Ok(self.dir.list().await?.iter().any(|known| known.trim_end_matches('/') == name))
     }
 }

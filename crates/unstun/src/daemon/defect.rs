@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Defect {
+pub(super) enum Defect {
     /// A folder is served even if another home of its VM is on record.
     ServeCopies,
     /// A removal relies on the mark in the folder, which a copy has too.
@@ -23,14 +23,14 @@ pub enum Defect {
 
 /// Defect that is enabled; there is one only in tests.
 #[derive(Default)]
-pub struct Planted(Cell<Option<Defect>>);
+pub(super) struct Planted(Cell<Option<Defect>>);
 
 impl Planted {
-    pub fn has(&self, defect: Defect) -> bool {
+    pub(super) fn has(&self, defect: Defect) -> bool {
         self.0.get() == Some(defect)
     }
 
-    pub fn of_engine(&self) -> engine::Defects {
+    pub(super) fn of_engine(&self) -> engine::Defects {
         #[cfg(test)]
         if let Some(Defect::Engine(defect)) = self.0.get() {
             return engine::Defects::only(defect);
@@ -39,7 +39,7 @@ impl Planted {
     }
 
     #[cfg(test)]
-    pub fn plant(&self, defect: Option<Defect>) {
+    pub(super) fn plant(&self, defect: Option<Defect>) {
         self.0.set(defect);
     }
 }

@@ -16,7 +16,7 @@ const BEAT: Duration = Duration::from_millis(500);
 const FAULT_VARIABLE: &str = "UNSTUN_TEST_FAULT";
 
 /// The last stamp of one core, readable from other threads.
-pub struct Heartbeat {
+pub(crate) struct Heartbeat {
     began: Instant,
     stamp_ms: AtomicU64,
 }
@@ -37,13 +37,13 @@ impl Heartbeat {
     }
 
     /// Returns the time since the last stamp.
-    pub fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         Duration::from_millis(self.since_begin_ms().saturating_sub(self.stamp_ms.load(Ordering::Relaxed)))
     }
 }
 
 /// Stamps `heartbeat` until the executor ends.
-pub async fn beat(env: Env, heartbeat: Arc<Heartbeat>) {
+pub(super) async fn beat(env: Env, heartbeat: Arc<Heartbeat>) {
     let fault = std::env::var_os(FAULT_VARIABLE).map(PathBuf::from);
     loop {
         heartbeat.stamp();

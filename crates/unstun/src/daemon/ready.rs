@@ -21,7 +21,7 @@ use crate::daemon::requests::bridge::{Place, Question};
 use crate::daemon::state::Daemon;
 
 /// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
-pub fn run(
+pub(super) fn run(
     place: Place,
     heartbeat: Arc<Heartbeat>,
     mut inbox: UnboundedReceiver<Question>,

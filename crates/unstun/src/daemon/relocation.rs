@@ -1,9 +1,9 @@
 //! Moves of a VM while its guests run: between the two kinds of store, and between datastores.
 
-pub mod handover;
-pub mod plan;
-pub mod record;
-pub mod recovery;
+pub(super) mod handover;
+pub(super) mod plan;
+pub(super) mod record;
+pub(super) mod recovery;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::daemon::vm::registry::Claim;
 use crate::daemon::vm::vm_record::{Kept, MOVE_BEGINS, VmRecord};
 
 /// Target side of a VM's move.
-pub struct Side {
+pub(super) struct Side {
     pub vm: Rc<dyn Machine>,
     pub kept: Kept,
     pub plan: MovePlan,
@@ -39,7 +39,11 @@ struct Switched {
 
 impl Daemon {
     /// Starts a move, and returns its job as soon as the target side exists.
-    pub async fn vm_move(self: &Rc<Self>, vm: &VmName, request: api::VmMove) -> api::error::Result<api::Job> {
+    pub(super) async fn vm_move(
+        self: &Rc<Self>,
+        vm: &VmName,
+        request: api::VmMove,
+    ) -> api::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
         entry.moving.set(MOVE_BEGINS);

@@ -1,6 +1,6 @@
 //! Requests of the API: the bridge from its thread to the core's, and the conversion of types.
 
-pub mod api_types;
-pub mod bridge;
-pub mod operations;
-pub mod prepare;
+pub(super) mod api_types;
+pub(super) mod bridge;
+pub(super) mod operations;
+pub(super) mod prepare;

@@ -20,18 +20,18 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::journal::Journal;
 use crate::memory::Memory;
 
-pub const DATASTORE: &str = "/ds";
+pub(super) const DATASTORE: &str = "/ds";
 /// Folder for disks that are outside their VM's home.
-pub const FAST: &str = "/fast";
+pub(super) const FAST: &str = "/fast";
 /// A VM in its own folder, made by other software.
-pub const FOREIGN: &str = "/esx";
-pub const DISK_BYTES: u64 = 128 << 10;
+pub(super) const FOREIGN: &str = "/esx";
+pub(super) const DISK_BYTES: u64 = 128 << 10;
 /// Number of bytes at the start of a VM's first disk that tests write.
 const WRITTEN: usize = 4096;
 
-pub type Outcome<T> = Result<T, String>;
+pub(super) type Outcome<T> = Result<T, String>;
 
-pub fn text(what: &str) -> impl Fn(api::error::Error) -> String + '_ {
+pub(super) fn text(what: &str) -> impl Fn(api::error::Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 
@@ -39,7 +39,7 @@ fn low(what: &str) -> impl Fn(blk::Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 
-pub fn world(seed: u64) -> SimWorld {
+pub(super) fn world(seed: u64) -> SimWorld {
     let world = SimWorld::new(seed, sim::Options { roots_must_exist: true, ..sim::Options::default() });
     let made = world.run(|env| async move { make_folders(&env).await });
     made.expect("nothing is cut").expect("folders can be made");
@@ -68,12 +68,12 @@ async fn make_folders(env: &Env) -> Outcome<()> {
 }
 
 /// Starts a daemon on the datastore, with everything in it open.
-pub async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Daemon>> {
+pub(super) async fn boot(env: Env, defect: Option<Defect>) -> Outcome<Rc<Daemon>> {
     boot_with(env, defect, BinPolicy::default()).await
 }
 
 /// Does the same as `boot` with another bin policy.
-pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outcome<Rc<Daemon>> {
+pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outcome<Rc<Daemon>> {
     let place = Place {
         name: "ds".parse().expect("a name"),
         root: DATASTORE.into(),
@@ -89,7 +89,7 @@ pub async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) -> Outc
 }
 
 /// Runs `work` in a daemon that then shuts down cleanly. Returns None if the power was cut.
-pub fn served<F>(
+pub(super) fn served<F>(
     world: &SimWorld,
     defect: Option<Defect>,
     work: impl FnOnce(Rc<Daemon>) -> F + 'static,
@@ -104,7 +104,7 @@ where
     })
 }
 
-pub async fn create(
+pub(super) async fn create(
     daemon: &Rc<Daemon>,
     name: &str,
     store: api::Store,
@@ -121,13 +121,13 @@ pub async fn create(
     daemon.vm_create(request).await.map(drop).map_err(text("vm create"))
 }
 
-pub async fn clone(daemon: &Rc<Daemon>, parent: &str, name: &str) -> Outcome<()> {
+pub(super) async fn clone(daemon: &Rc<Daemon>, parent: &str, name: &str) -> Outcome<()> {
     let request = VmClone { snapshot: "s".parse().expect("a name"), name: name.parse().expect("a name") };
     let parent = parent.parse().expect("a name");
     daemon.vm_clone(&parent, request).await.map(drop).map_err(text("vm clone"))
 }
 
-pub async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
+pub(super) async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
     let request = VmImport {
         path: FOREIGN.into(),
         name: None,
@@ -141,7 +141,7 @@ pub async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
     daemon.vm_import(request, source).await.map(drop).map_err(text("vm import"))
 }
 
-pub async fn remove(daemon: &Rc<Daemon>, name: &str, delete_disks: bool) -> Outcome<()> {
+pub(super) async fn remove(daemon: &Rc<Daemon>, name: &str, delete_disks: bool) -> Outcome<()> {
     let name = name.parse().expect("a name");
     daemon
         .vm_remove(&name, VmRemove { delete_disks, purge: true, keep: false })
@@ -151,26 +151,26 @@ pub async fn remove(daemon: &Rc<Daemon>, name: &str, delete_disks: bool) -> Outc
 }
 
 /// Removes a VM with its disks, into the bin.
-pub async fn bin(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+pub(super) async fn bin(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let name = name.parse().expect("a name");
     let request = VmRemove { delete_disks: true, purge: false, keep: true };
     let removed = daemon.vm_remove(&name, request).await.map_err(text("vm remove"))?;
     removed.bin.map(drop).ok_or_else(|| "the bin did not keep it".to_owned())
 }
 
-pub async fn restore(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+pub(super) async fn restore(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let request = BinRestore { entry: name.to_owned(), name: None, datastore: None, disconnect: false };
     daemon.bin_restore(request).await.map(drop).map_err(text("bin restore"))
 }
 
 /// Empties the bin.
-pub async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
+pub(super) async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
     let done = daemon.bin_empty(&BinEmpty::default()).await.map_err(text("bin empty"))?;
     done.left.first().map_or(Ok(()), |left| Err(left.cause.clone()))
 }
 
 /// Fills the start of the VM's first disk with `byte`, durably.
-pub async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
+pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("writing"))?;
     let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("writing"))?;
     let data = Buf::copy_of(&[byte; WRITTEN]).freeze();
@@ -178,7 +178,7 @@ pub async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
     volume.flush().await.map_err(low("flushing"))
 }
 
-pub async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
+pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
     let entry = daemon.entry(name).map_err(low("reading"))?;
     let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("reading"))?;
     let (buf, read) = volume.read(0, Buf::alloc(WRITTEN)).await;
@@ -189,13 +189,13 @@ pub async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
     }
 }
 
-pub async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
+pub(super) async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("a take"))?;
     entry.vm.clone().take("s", "").await.map(drop).map_err(low("a take"))
 }
 
 /// Copies a folder of plain files and folders, like `cp -r`.
-pub async fn copy(env: &Env, from: &Path, to: &Path) -> Outcome<()> {
+pub(super) async fn copy(env: &Env, from: &Path, to: &Path) -> Outcome<()> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let above = env.open_root(&to.parent().expect("a folder").to_string_lossy()).map_err(low("copying"))?;
     let target = above.open_dir(&name(to), true).await.map_err(low("copying"))?;
@@ -236,7 +236,7 @@ async fn copy_file(from: &File, to: &File) -> blk::Result<()> {
 }
 
 /// Renames a folder in the datastore by hand, like `mv`.
-pub async fn rename(env: &Env, from: &str, to: &str) -> Outcome<()> {
+pub(super) async fn rename(env: &Env, from: &str, to: &str) -> Outcome<()> {
     let datastore = env.open_root(DATASTORE).map_err(low("renaming"))?;
     datastore.rename(from, to).await.map_err(low("renaming"))?;
     datastore.sync().await.map_err(low("renaming"))

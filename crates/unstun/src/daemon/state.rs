@@ -44,7 +44,7 @@ use crate::memory::Memory;
 /// Maximum number of log lines per second about writes that begin or cease to wait for space.
 const SPACE_LINES_MAX: u32 = 2;
 
-pub struct Daemon {
+pub(super) struct Daemon {
     pub env: Env,
     /// Datastore that the daemon was started on. Its folder has the API's socket, and it cannot be removed.
     pub main: Rc<Datastore>,
@@ -85,7 +85,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Locks the datastores and opens every VM in them.
-    pub async fn open(env: Env, place: &Place) -> Result<Rc<Daemon>> {
+    pub(super) async fn open(env: Env, place: &Place) -> Result<Rc<Daemon>> {
         let daemon = Daemon::new(env, place, Journal::default()).await?;
         daemon.open_all().await?;
         for datastore in daemon.datastores() {
@@ -134,7 +134,7 @@ impl Daemon {
 
     /// Opens every VM of every datastore that is not in the registry yet, after finishing what crashes have
     /// interrupted.
-    pub async fn open_datastores(self: &Rc<Self>) -> Result<()> {
+    pub(super) async fn open_datastores(self: &Rc<Self>) -> Result<()> {
         for datastore in self.datastores() {
             datastore.notices.borrow_mut().clear();
             let (daemon, one) = (self.clone(), datastore.clone());
@@ -241,7 +241,7 @@ impl Daemon {
 
     /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
     /// the time.
-    pub async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+    pub(super) async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         self.descriptors.admit_vm(name)?;
         formats::hold(self, &home.path).await?;
         let opened = self.open_held(name, home).await;
@@ -297,14 +297,20 @@ impl Daemon {
 
     /// Returns the engine's options. Writes that find no space wait where their clients are served
     /// (`daemon/writers.rs`), not in the engine.
-    pub fn options(&self) -> Options {
+    pub(super) fn options(&self) -> Options {
         let map_cap_bytes = self.memory.maps_bytes();
         let defects = self.defects.of_engine();
         Options { map_cap_bytes, space_policy: SpacePolicy::Error, defects, ..Options::default() }
     }
 
     /// Replaces the registry's record of a VM after its move.
-    pub fn replace_entry(self: &Rc<Self>, old: &VmRecord, home: Home, vm: Rc<dyn Machine>, kept: Kept) {
+    pub(super) fn replace_entry(
+        self: &Rc<Self>,
+        old: &VmRecord,
+        home: Home,
+        vm: Rc<dyn Machine>,
+        kept: Kept,
+    ) {
         let entry = Rc::new(VmRecord {
             name: old.name.clone(),
             vm,
@@ -321,11 +327,11 @@ impl Daemon {
         self.vms.borrow_mut().insert(old.name.clone(), entry);
     }
 
-    pub fn doors_open(&self, task: JoinHandle<()>) {
+    pub(super) fn doors_open(&self, task: JoinHandle<()>) {
         self.doors_tasks.borrow_mut().push(task);
     }
 
-    pub async fn stopped(&self) {
+    pub(super) async fn stopped(&self) {
         while !self.stopped.get() {
             self.stop_signal.wait().await;
         }
@@ -333,7 +339,7 @@ impl Daemon {
 
     /// Shuts down: admits no new clients, answers requests under way, and then writes every VM's tables and clean
     /// headers.
-    pub async fn shut_down(&self) -> Result<()> {
+    pub(super) async fn shut_down(&self) -> Result<()> {
         self.front_end.stop();
         for task in self.doors_tasks.take() {
             // Requests that a hanging datastore does not answer are recovered by the next start.
@@ -368,7 +374,7 @@ impl Daemon {
         }
     }
 
-    pub fn uri(&self, export: &str) -> String {
+    pub(super) fn uri(&self, export: &str) -> String {
         self.nbd.first().map(|n| n.uri(export)).unwrap_or_default()
     }
 }

@@ -10,7 +10,7 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
 /// Job under the daemon's own number.
-pub struct Tracked {
+pub(super) struct Tracked {
     pub id: u64,
     /// Datastore of the job; for a move, the source.
     pub datastore: Rc<Datastore>,
@@ -30,7 +30,7 @@ impl Tracked {
 
 impl Daemon {
     /// Returns all jobs, numbered in the order in which they were first seen.
-    pub fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
+    pub(super) fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
         let mut jobs = self.jobs.borrow_mut();
         for entry in self.entries() {
             for job in entry.vm.jobs() {
@@ -44,7 +44,7 @@ impl Daemon {
     }
 
     /// Returns a number for a job of the daemon itself.
-    pub fn next_job(&self) -> u64 {
+    pub(super) fn next_job(&self) -> u64 {
         // Jobs of the VMs that were not seen yet get their numbers first.
         self.tracked(|_| ());
         self.number_job()
@@ -57,7 +57,7 @@ impl Daemon {
     }
 
     /// Registers a job of the daemon itself, under the number from `next_job`.
-    pub fn track(&self, datastore: &Rc<Datastore>, entry: Option<&Rc<VmRecord>>, job: &Rc<Job>) {
+    pub(super) fn track(&self, datastore: &Rc<Datastore>, entry: Option<&Rc<VmRecord>>, job: &Rc<Job>) {
         self.jobs.borrow_mut().push(Tracked::new(job.id, datastore, entry, job));
     }
 }

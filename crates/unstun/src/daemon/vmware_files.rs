@@ -1,5 +1,5 @@
 //! Commands on VMware's files that need no daemon: check, convert, repair.
 
-pub mod check;
-pub mod convert;
-pub mod repair;
+pub(super) mod check;
+pub(super) mod convert;
+pub(super) mod repair;

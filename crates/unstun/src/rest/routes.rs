@@ -42,7 +42,7 @@ struct After {
     after: u64,
 }
 
-pub fn all() -> Routes {
+pub(super) fn all() -> Routes {
     Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs())
 }
 

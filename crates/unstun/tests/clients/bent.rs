@@ -60,7 +60,7 @@ const BENDS: [(&str, Bend); 14] = [
 const LARGE: u64 = 10;
 
 /// Damages the folder, and returns a description of each change.
-pub fn bend(folder: &Path, random: &mut Random) -> Vec<String> {
+pub(crate) fn bend(folder: &Path, random: &mut Random) -> Vec<String> {
     let count = 1 + random.below(BENDS_MAX);
     let one = |_| {
         let kinds = if random.below(4) == 0 { BENDS.len() as u64 } else { LARGE };

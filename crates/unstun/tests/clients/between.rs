@@ -13,18 +13,18 @@ use crate::nbd::Nbd;
 use crate::space::Mounted;
 use crate::tools::{Branched, assert_same, run_script, snapshots};
 
-pub fn io(datastore: &Datastore, line: &str) {
+pub(crate) fn io(datastore: &Datastore, line: &str) {
     run_script(&datastore.uri("web/disk0"), &[line.to_owned()]);
 }
 
-pub fn place(datastore: &Datastore) -> (String, String) {
+pub(crate) fn place(datastore: &Datastore) -> (String, String) {
     let shown = datastore.json("vm show web");
     let text = |key: &str| shown[key].as_str().unwrap().to_owned();
     (text("datastore"), text("store"))
 }
 
 /// Starts a move that cannot end by itself.
-pub fn slow_move(datastore: &Datastore, to: &str) -> Value {
+pub(crate) fn slow_move(datastore: &Datastore, to: &str) -> Value {
     let job = datastore.json(&format!("vm move web --to {to} --detach"))["id"].clone();
     datastore.json(&format!("job limit {job} 1M"));
     job

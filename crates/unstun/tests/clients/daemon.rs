@@ -14,52 +14,52 @@ const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
 const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// A datastore that outlives the daemons started on it.
-pub struct Datastore {
+pub(crate) struct Datastore {
     folder: TempDir,
     name: &'static str,
     own_memory: bool,
 }
 
 impl Datastore {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::called("ds")
     }
 
-    pub fn called(name: &'static str) -> Self {
+    pub(crate) fn called(name: &'static str) -> Self {
         let folder = tempfile::Builder::new().prefix("u").tempdir_in(TEMPORARY).unwrap();
         std::fs::create_dir(folder.path().join(name)).unwrap();
         Self { folder, name, own_memory: false }
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join(self.name)
     }
 
     /// Returns a path for files of the test, on the same storage.
-    pub fn beside(&self, name: &str) -> PathBuf {
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn start(&self) -> Daemon<'_> {
+    pub(crate) fn start(&self) -> Daemon<'_> {
         self.start_with(&[])
     }
 
     /// Starts a daemon with environment variables.
-    pub fn start_with(&self, variables: &[(&str, &Path)]) -> Daemon<'_> {
+    pub(crate) fn start_with(&self, variables: &[(&str, &Path)]) -> Daemon<'_> {
         let mut daemon = self.daemon();
         daemon.envs(variables.iter().copied());
         self.started(daemon)
     }
 
     /// Starts a daemon with options of `up`.
-    pub fn start_as(&self, options: &[&str]) -> Daemon<'_> {
+    pub(crate) fn start_as(&self, options: &[&str]) -> Daemon<'_> {
         let mut daemon = self.daemon();
         daemon.args(options);
         self.started(daemon)
     }
 
     /// Starts a daemon with a limit on descriptors.
-    pub fn start_with_descriptors(&self, limit: u64) -> Daemon<'_> {
+    pub(crate) fn start_with_descriptors(&self, limit: u64) -> Daemon<'_> {
         let daemon = self.daemon();
         let mut limited = Command::new("prlimit");
         limited.arg(format!("--nofile={limit}:{limit}")).arg(daemon.get_program()).args(daemon.get_args());
@@ -81,14 +81,14 @@ impl Datastore {
     }
 
     /// Returns the command that starts a daemon, whose log is in `daemon.log` beside the datastore.
-    pub fn daemon(&self) -> Command {
+    pub(crate) fn daemon(&self) -> Command {
         let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
         let mut command = self.command(&["up", "--json"]);
         command.stderr(log);
         command
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore".as_ref(), self.path().as_os_str()]).args(arguments);
         command.current_dir(self.folder.path()).env_remove("UNSTUN_DATASTORE").stdin(Stdio::null());
@@ -98,7 +98,7 @@ impl Datastore {
 
     /// Returns the folder in a tmpfs that stands for the one that systemd gives the daemon. All daemons of a host share
     /// it.
-    pub fn memory(&self) -> PathBuf {
+    pub(crate) fn memory(&self) -> PathBuf {
         let shared = Path::new("/dev/shm/unstun-tests");
         match self.own_memory {
             true => shared.join(self.folder.path().file_name().expect("a folder of its own")),
@@ -107,22 +107,22 @@ impl Datastore {
     }
 
     /// Gives the datastore's daemons a folder in memory of their own, which the test may remove.
-    pub fn with_own_memory(mut self) -> Self {
+    pub(crate) fn with_own_memory(mut self) -> Self {
         self.own_memory = true;
         self
     }
 
-    pub fn run(&self, line: &str) -> Output {
+    pub(crate) fn run(&self, line: &str) -> Output {
         self.command(&line.split_whitespace().collect::<Vec<_>>()).output().unwrap()
     }
 
     /// Starts a command that runs beside the test; its output is thrown away.
-    pub fn begin(&self, line: &str) -> Child {
+    pub(crate) fn begin(&self, line: &str) -> Child {
         let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    pub fn json(&self, line: &str) -> Value {
+    pub(crate) fn json(&self, line: &str) -> Value {
         let output = self.run(&format!("{line} --json"));
         assert!(output.status.success(), "unstun {line}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
@@ -133,41 +133,41 @@ impl Datastore {
         self.command_at(named, line).output().unwrap()
     }
 
-    pub fn command_at(&self, named: &str, line: &str) -> Command {
+    pub(crate) fn command_at(&self, named: &str, line: &str) -> Command {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore", named]).args(line.split_whitespace());
         command.current_dir(self.folder.path()).env("UNSTUN_DATASTORE", self.path()).stdin(Stdio::null());
         command
     }
 
-    pub fn json_at(&self, named: &str, line: &str) -> Value {
+    pub(crate) fn json_at(&self, named: &str, line: &str) -> Value {
         let output = self.run_at(named, &format!("{line} --json"));
         assert!(output.status.success(), "unstun {line}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("unstun {line}: {e}"))
     }
 
     /// Returns the exit code and standard error.
-    pub fn at(&self, named: &str, line: &str) -> (i32, String) {
+    pub(crate) fn at(&self, named: &str, line: &str) -> (i32, String) {
         let output = self.run_at(named, line);
         (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// Returns the exit code and standard error.
-    pub fn fails(&self, line: &str) -> (i32, String) {
+    pub(crate) fn fails(&self, line: &str) -> (i32, String) {
         let output = self.run(line);
         (output.status.code().expect("not a signal"), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    pub fn nbd_socket(&self) -> PathBuf {
+    pub(crate) fn nbd_socket(&self) -> PathBuf {
         self.path().join(".unstun/nbd.sock")
     }
 
-    pub fn uri(&self, export: &str) -> String {
+    pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.nbd_socket().display())
     }
 
     /// Returns the descriptor of the running layer of a VM's first disk, from the daemon's answer.
-    pub fn descriptor(&self, vm: &str) -> PathBuf {
+    pub(crate) fn descriptor(&self, vm: &str) -> PathBuf {
         let shown = self.json(&format!("vm show {vm}"));
         PathBuf::from(shown["disks"][0]["descriptor"].as_str().unwrap())
     }
@@ -181,7 +181,7 @@ impl Drop for Datastore {
     }
 }
 
-pub struct Daemon<'a> {
+pub(crate) struct Daemon<'a> {
     datastore: &'a Datastore,
     child: Child,
     /// The pipe stays open, because a closed pipe must not end the daemon here.
@@ -190,28 +190,28 @@ pub struct Daemon<'a> {
 
 impl Daemon<'_> {
     /// Returns the ID of the process.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Sends SIGSTOP. The daemon stands still until it gets SIGCONT.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
     }
 
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
     /// Sends SIGTERM: the daemon drains, writes its tables and ends successfully.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "the daemon of {}: {status}", self.datastore.path().display());
     }
 
     /// Sends SIGKILL: the daemon ends at once.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -229,6 +229,6 @@ impl Drop for Daemon<'_> {
     }
 }
 
-pub fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::copy(from, to).unwrap_or_else(|e| panic!("{}: {e}", to.display()));
 }

@@ -10,14 +10,14 @@ use crate::nbd::Nbd;
 use crate::tools::run_script;
 
 /// Creates a folder for a second datastore.
-pub fn folder(datastore: &Datastore, name: &str) -> PathBuf {
+pub(crate) fn folder(datastore: &Datastore, name: &str) -> PathBuf {
     let folder = datastore.beside(name);
     fs::create_dir_all(&folder).unwrap();
     folder
 }
 
 /// Starts a daemon with a second datastore, `second`.
-pub fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
+pub(crate) fn two(datastore: &Datastore) -> (Daemon<'_>, PathBuf) {
     let second = folder(datastore, "second");
     let daemon = datastore.start();
     datastore.json(&format!("datastore add {}", second.display()));

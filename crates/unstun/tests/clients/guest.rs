@@ -20,7 +20,7 @@ const WRITES_PER_FLUSH: u64 = 40;
 const TELL_EVERY: u64 = 50;
 
 /// Returns the seed from `UNSTUN_SEED`, else a constant. It is printed, so that a failure names it.
-pub fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     let seed = std::env::var("UNSTUN_SEED").ok().map(|text| text.parse().expect("UNSTUN_SEED is a number"));
     let seed = seed.unwrap_or(20_261_120);
     println!("replay with UNSTUN_SEED={seed}");
@@ -34,7 +34,7 @@ struct Block {
     acknowledged: u64,
 }
 
-pub struct Guest {
+pub(crate) struct Guest {
     random: Random,
     blocks: Vec<Block>,
     last: u64,
@@ -56,7 +56,7 @@ enum Request {
 }
 
 impl Guest {
-    pub fn new(size_bytes: u64, seed: u64) -> Guest {
+    pub(crate) fn new(size_bytes: u64, seed: u64) -> Guest {
         let empty = Block { allowed: vec![0], acknowledged: 0 };
         Guest {
             random: Random(seed),
@@ -69,7 +69,7 @@ impl Guest {
     }
 
     /// Writes until the daemon ends. `tell` receives the number of writes acknowledged in this session.
-    pub fn write_until_cut(&mut self, socket: &Path, export: &str, tell: &Sender<u64>) {
+    pub(crate) fn write_until_cut(&mut self, socket: &Path, export: &str, tell: &Sender<u64>) {
         let Ok(mut nbd) = Nbd::attach(socket, export) else { return };
         let mut open = BTreeMap::new();
         let mut busy = BTreeSet::new();
@@ -140,7 +140,7 @@ impl Guest {
     }
 
     /// Reads everything. The content that is found and then flushed is the allowed content from now on.
-    pub fn check(&mut self, socket: &Path, export: &str) {
+    pub(crate) fn check(&mut self, socket: &Path, export: &str) {
         let mut nbd = Nbd::attach(socket, export).expect("the daemon serves");
         for at in 0..self.blocks.len() {
             let data = nbd.read(at as u64 * BLOCK, BLOCK as u32).expect("the daemon serves");

@@ -31,7 +31,7 @@ fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> 
 }
 
 /// Creates a VM's folder that belongs to no datastore, and a twin of its disk.
-pub fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
+pub(crate) fn foreign_vm(datastore: &Datastore) -> (PathBuf, Twin) {
     let daemon = datastore.start();
     datastore.json("vm create esx --store redo --disk 48M");
     let mut twin = Twin::new(datastore, SIZE, seed());
@@ -186,10 +186,10 @@ fn what_another_user_put_into_a_home_decides_nothing() {
 }
 
 /// QEMU with an image open. It ends when dropped.
-pub struct Qemu(Child);
+pub(crate) struct Qemu(Child);
 
 impl Qemu {
-    pub fn open(image: &Path) -> Self {
+    pub(crate) fn open(image: &Path) -> Self {
         let mut child = Command::new("qemu-io")
             .args(["-f", "raw", image.to_str().unwrap()])
             .stdin(Stdio::piped())

@@ -13,13 +13,13 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
 #[derive(Clone, Copy)]
-pub enum Command {
+pub(crate) enum Command {
     Read = 0,
     Write = 1,
     Flush = 3,
 }
 
-pub struct Nbd {
+pub(crate) struct Nbd {
     socket: UnixStream,
 }
 
@@ -29,7 +29,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 impl Nbd {
     /// Attaches to an export. Panics if refused, because a test names only exports that exist.
-    pub fn attach(path: &Path, export: &str) -> Result<Nbd> {
+    pub(crate) fn attach(path: &Path, export: &str) -> Result<Nbd> {
         let mut nbd = Nbd { socket: UnixStream::connect(path)? };
         nbd.take::<18>()?;
         let mut hello = CLIENT_FLAGS.to_be_bytes().to_vec();
@@ -51,7 +51,7 @@ impl Nbd {
         }
     }
 
-    pub fn send(
+    pub(crate) fn send(
         &mut self,
         command: Command,
         cookie: u64,
@@ -69,13 +69,13 @@ impl Nbd {
     }
 
     /// Returns (cookie, error) of the next reply; a read's data follow.
-    pub fn reply(&mut self) -> Result<(u64, u32)> {
+    pub(crate) fn reply(&mut self) -> Result<(u64, u32)> {
         let header = self.take::<16>()?;
         assert_eq!(u32_at(&header, 0), REPLY_MAGIC, "not a simple reply");
         Ok((u64::from_be_bytes(header[8..].try_into().unwrap()), u32_at(&header, 4)))
     }
 
-    pub fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
+    pub(crate) fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
         self.send(Command::Read, 0, offset, length, &[])?;
         let (_, error) = self.reply()?;
         assert_eq!(error, 0, "read at {offset}");
@@ -83,12 +83,12 @@ impl Nbd {
     }
 
     /// Returns the error of the reply.
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<u32> {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<u32> {
         self.send(Command::Write, 0, offset, data.len() as u32, data)?;
         Ok(self.reply()?.1)
     }
 
-    pub fn flush(&mut self) -> Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<()> {
         self.send(Command::Flush, 0, 0, 0, &[])?;
         let (_, error) = self.reply()?;
         assert_eq!(error, 0, "flush");

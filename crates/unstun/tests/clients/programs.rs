@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 /// Folders of programs that make and check file systems; a user's PATH may lack them.
 const SYSTEM_PROGRAMS: &str = "/usr/sbin:/sbin";
 
-pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
+pub(crate) fn try_tool(program: &str, arguments: &[&str]) -> Output {
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new(program)
         .args(arguments)
@@ -16,7 +16,7 @@ pub fn try_tool(program: &str, arguments: &[&str]) -> Output {
 }
 
 /// Returns standard output; fails with the program's whole output.
-pub fn tool(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> String {
     let output = try_tool(program, arguments);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(

@@ -26,21 +26,21 @@ const BASE_CHUNKS: u64 = (8 << 20) / CHUNK;
 const NEARLY_FULL_CHUNKS: u64 = (32 << 20) / CHUNK;
 const ENOSPC: u32 = 28;
 /// Several times the duration of any step on a slow device.
-pub const DEADLINE: Duration = Duration::from_secs(90);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 
 /// A file system in a file, mounted as a datastore.
-pub struct Mounted {
+pub(crate) struct Mounted {
     datastore: Datastore,
 }
 
 impl Mounted {
     /// Returns `None`, and prints the reason, if this machine cannot mount.
-    pub fn new() -> Option<Mounted> {
+    pub(crate) fn new() -> Option<Mounted> {
         Mounted::of(IMAGE_BYTES)
     }
 
     /// Mounts a file system of that size.
-    pub fn of(image_bytes: u64) -> Option<Mounted> {
+    pub(crate) fn of(image_bytes: u64) -> Option<Mounted> {
         let mounted = Mounted::empty("ext4", image_bytes)?;
         let filler = std::fs::File::create(mounted.filler()).unwrap();
         rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, FILLER_BYTES).unwrap();
@@ -48,7 +48,7 @@ impl Mounted {
     }
 
     /// Mounts an empty `ext4` or `xfs`.
-    pub fn empty(kind: &str, image_bytes: u64) -> Option<Mounted> {
+    pub(crate) fn empty(kind: &str, image_bytes: u64) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root");
             return None;
@@ -75,7 +75,7 @@ impl Mounted {
         Some(Mounted { datastore })
     }
 
-    pub fn datastore(&self) -> &Datastore {
+    pub(crate) fn datastore(&self) -> &Datastore {
         &self.datastore
     }
 
@@ -83,17 +83,17 @@ impl Mounted {
         self.datastore.path().join("filler")
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.datastore.path()
     }
 
     /// Returns the file that is mounted.
-    pub fn image(&self) -> PathBuf {
+    pub(crate) fn image(&self) -> PathBuf {
         self.datastore.beside("image")
     }
 
     /// Allocates all remaining space.
-    pub fn fill(&self) {
+    pub(crate) fn fill(&self) {
         let file = std::fs::File::create(self.path().join("rest")).unwrap();
         let free = || rustix::fs::fstatvfs(&file).map(|space| space.f_bavail * space.f_frsize).unwrap();
         let mut at = 0;
@@ -110,7 +110,7 @@ impl Mounted {
 
 impl Mounted {
     /// Frees the space that `fill` allocated, and the filler.
-    pub fn give_back(&self) {
+    pub(crate) fn give_back(&self) {
         for file in [self.path().join("rest"), self.filler()] {
             // Both files may be removed already.
             let _ = std::fs::remove_file(file);
@@ -135,7 +135,7 @@ impl Drop for Mounted {
 }
 
 /// Polls until `look` returns a value. Every look sends a request to the daemon, so it is no tight loop.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {

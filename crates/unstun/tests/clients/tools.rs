@@ -7,12 +7,12 @@ use crate::guest::seed;
 use crate::programs::tool;
 use crate::random::Random;
 
-pub fn assert_same(raw: &Path, format: &str, other: &str) {
+pub(crate) fn assert_same(raw: &Path, format: &str, other: &str) {
     tool("qemu-img", &["compare", "-f", "raw", "-F", format, raw.to_str().unwrap(), other]);
 }
 
 /// A raw file that gets every write of the disk, through the same program.
-pub struct Twin {
+pub(crate) struct Twin {
     pub path: PathBuf,
     size_bytes: u64,
     random: Random,
@@ -22,14 +22,14 @@ pub struct Twin {
 const STEP_BYTES_MAX: u64 = 3 << 20;
 
 impl Twin {
-    pub fn new(datastore: &Datastore, size_bytes: u64, seed: u64) -> Twin {
+    pub(crate) fn new(datastore: &Datastore, size_bytes: u64, seed: u64) -> Twin {
         let path = datastore.beside("twin.raw");
         std::fs::File::create(&path).unwrap().set_len(size_bytes).unwrap();
         Twin { path, size_bytes, random: Random(seed) }
     }
 
     /// Makes `steps` random writes, zeroings and flushes, 512-byte aligned, on the disk and on the twin.
-    pub fn scribble(&mut self, uri: &str, steps: usize) {
+    pub(crate) fn scribble(&mut self, uri: &str, steps: usize) {
         let mut script = Vec::new();
         for _ in 0..steps {
             let length = (1 + self.random.below(STEP_BYTES_MAX / 512)) * 512;
@@ -47,13 +47,13 @@ impl Twin {
         }
     }
 
-    pub fn assert_same_as(&self, format: &str, other: &str) {
+    pub(crate) fn assert_same_as(&self, format: &str, other: &str) {
         assert_same(&self.path, format, other);
     }
 }
 
 /// Runs a script of qemu-io. Its exit code is 0 even if a command failed, so its output is checked.
-pub fn run_script(target: &str, script: &[String]) {
+pub(crate) fn run_script(target: &str, script: &[String]) {
     let mut arguments = vec!["-f", "raw"];
     for line in script {
         arguments.extend(["-c", line]);
@@ -64,14 +64,14 @@ pub fn run_script(target: &str, script: &[String]) {
 }
 
 /// Returns the names in the tree's order, and whether each is the current one.
-pub fn snapshots(datastore: &Datastore, vm: &str) -> Vec<(String, bool)> {
+pub(crate) fn snapshots(datastore: &Datastore, vm: &str) -> Vec<(String, bool)> {
     let tree = datastore.json(&format!("snapshot tree {vm}"));
     let snapshots = tree["snapshots"].as_array().unwrap();
     snapshots.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), s["current"] == true)).collect()
 }
 
 /// A VM `web` of files that has continued from its snapshot `a` twice.
-pub struct Branched {
+pub(crate) struct Branched {
     /// Twin of its disk.
     pub twin: Twin,
     /// Content of `a`, raw.
@@ -81,7 +81,7 @@ pub struct Branched {
 }
 
 impl Branched {
-    pub fn web(datastore: &Datastore) -> Branched {
+    pub(crate) fn web(datastore: &Datastore) -> Branched {
         datastore.json("vm create web --disk 64M --store redo");
         let uri = datastore.uri("web/disk0");
         let mut twin = Twin::new(datastore, 64 << 20, seed());

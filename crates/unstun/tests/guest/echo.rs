@@ -11,13 +11,13 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// second.
 const LOST_AFTER: Duration = Duration::from_secs(20);
 
-pub struct Echoes {
+pub(crate) struct Echoes {
     pub sent: usize,
     pub lost: usize,
     pub slowest: Duration,
 }
 
-pub struct Prober {
+pub(crate) struct Prober {
     seconds: Receiver<()>,
     stop: Sender<()>,
     thread: JoinHandle<Echoes>,
@@ -25,7 +25,7 @@ pub struct Prober {
 
 impl Prober {
     /// Starts probing; `socket` is connected to the guest.
-    pub fn start(socket: UdpSocket) -> Prober {
+    pub(crate) fn start(socket: UdpSocket) -> Prober {
         let (tick, seconds) = channel();
         let (stop, stopped) = channel();
         let thread = std::thread::spawn(move || probe(&socket, &tick, &stopped));
@@ -33,14 +33,14 @@ impl Prober {
     }
 
     /// Returns after so many more periods.
-    pub fn wait(&self, periods: usize) {
+    pub(crate) fn wait(&self, periods: usize) {
         while self.seconds.try_recv().is_ok() {}
         for _ in 0..periods {
             self.seconds.recv().expect("the prober runs");
         }
     }
 
-    pub fn stop(self) -> Echoes {
+    pub(crate) fn stop(self) -> Echoes {
         drop(self.stop);
         self.thread.join().expect("the prober ends well")
     }

@@ -18,7 +18,7 @@ const WINDOW: usize = 3;
 
 /// Gaps are printed, not asserted: the machine that runs tests is busy, and emulation stands still with it. The windows
 /// without a take, of the same length and in the same rounds, show which part of a gap the daemon causes.
-pub fn twelve_disks_feel_no_take_and_no_commit() {
+pub(crate) fn twelve_disks_feel_no_take_and_no_commit() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let sizes = [&["64M"; RAW_DISKS][..], &["512M"; FILE_SYSTEMS.len()]].concat().join(",");

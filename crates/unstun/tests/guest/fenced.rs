@@ -26,7 +26,7 @@ fn await_refusal(datastore: &Datastore) {
     while !datastore.json("events web").as_array().unwrap().iter().any(is_refusal) {}
 }
 
-pub fn a_live_guest_never_writes_what_it_was_reverted_to() {
+pub(crate) fn a_live_guest_never_writes_what_it_was_reverted_to() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     new_file_systems(&datastore, "redo");

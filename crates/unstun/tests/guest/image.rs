@@ -7,7 +7,7 @@ use crate::daemon::Datastore;
 use crate::programs::tool;
 
 /// Fills an unwritten disk with an empty file system.
-pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_bytes: u64) {
+pub(crate) fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_bytes: u64) {
     let path = datastore.beside("new.raw");
     File::create(&path).unwrap().set_len(size_bytes).unwrap();
     let raw = path.to_str().unwrap();
@@ -22,14 +22,14 @@ pub fn make_file_system(datastore: &Datastore, export: &str, kind: &str, size_by
 }
 
 /// Copies the whole disk or snapshot into a raw file.
-pub fn copy_out(datastore: &Datastore, export: &str, name: &str) -> PathBuf {
+pub(crate) fn copy_out(datastore: &Datastore, export: &str, name: &str) -> PathBuf {
     let path = datastore.beside(name);
     tool("nbdcopy", &[&datastore.uri(export), path.to_str().unwrap()]);
     path
 }
 
 /// Asserts that an unmounted file system has nothing to repair, and no journal to replay.
-pub fn assert_clean(datastore: &Datastore, export: &str, kind: &str) {
+pub(crate) fn assert_clean(datastore: &Datastore, export: &str, kind: &str) {
     let path = copy_out(datastore, export, "copy.raw");
     let raw = path.to_str().unwrap();
     match kind {

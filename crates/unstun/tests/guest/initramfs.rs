@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use crate::programs::tool;
 
-pub const INIT: &str = "/init";
+pub(crate) const INIT: &str = "/init";
 /// Folder of files `NN-name.ko`, which are loaded in the order of their names.
-pub const MODULES: &str = "/modules";
-pub const SHA256SUM: &str = "/bin/sha256sum";
+pub(crate) const MODULES: &str = "/modules";
+pub(crate) const SHA256SUM: &str = "/bin/sha256sum";
 
 /// Modules beyond what is built in; their dependencies are added.
 const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_net", "xfs"];
@@ -44,11 +44,11 @@ fn only_entry(folder: &Path) -> PathBuf {
     found.into_iter().next().expect("one")
 }
 
-pub fn kernel() -> PathBuf {
+pub(crate) fn kernel() -> PathBuf {
     only_entry(&unpacked().join("boot"))
 }
 
-pub fn write(path: &Path) {
+pub(crate) fn write(path: &Path) {
     let out = BufWriter::new(fs::File::create(path).expect("a new file"));
     let mut archive = Archive { out, folders: BTreeSet::new(), entries: 0 };
     add_all(&mut archive).and_then(|()| archive.end()).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -37,7 +37,7 @@ const COMPLAINTS: [&str; 8] = [
     "Kernel panic",
 ];
 
-pub struct Machine<'a> {
+pub(crate) struct Machine<'a> {
     datastore: &'a Datastore,
     child: Child,
     qmp: Qmp,
@@ -48,12 +48,12 @@ pub struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// Starts QEMU, and returns when the guest waits for requests. Its disks are `VM/disk0` and so on.
-    pub fn start(datastore: &'a Datastore, vm: &str, disks: usize) -> Machine<'a> {
+    pub(crate) fn start(datastore: &'a Datastore, vm: &str, disks: usize) -> Machine<'a> {
         Self::with(datastore, (0..disks).map(|disk| blockdev(datastore, vm, disk)).collect())
     }
 
     /// Starts QEMU with the disks as `attach` prints them; only the controller is the guest's own.
-    pub fn attached(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
+    pub(crate) fn attached(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
         let attach = datastore.json(&format!("attach {vm}"));
         let snippet = attach["snippet"].as_str().unwrap();
         let words: Vec<&str> = snippet.split_whitespace().collect();
@@ -111,7 +111,7 @@ impl<'a> Machine<'a> {
         println!("the guest is up after {:.1} s", began.elapsed().as_secs_f64());
     }
 
-    pub fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> T {
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, ask: &Ask) -> T {
         let control = self.control.as_mut().expect("a guest that is up");
         let mut line = serde_json::to_string(ask).unwrap();
         line.push('\n');
@@ -124,7 +124,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Probes once a second from now on. The guest has sent first, so the return address is known.
-    pub fn prober(&self) -> Prober {
+    pub(crate) fn prober(&self) -> Prober {
         let socket = self.echo.try_clone().unwrap();
         socket.set_read_timeout(Some(ANSWER_MAX)).unwrap();
         let (_, guest) = socket.recv_from(&mut [0; 8]).expect("the guest calls");
@@ -134,14 +134,14 @@ impl<'a> Machine<'a> {
 
     /// Resets the machine as its reset button would, without the guest's cooperation. Returns when the guest is up
     /// again.
-    pub fn hard_reset(&mut self) {
+    pub(crate) fn hard_reset(&mut self) {
         self.control = None;
         self.qmp.execute("system_reset");
         self.await_guest();
     }
 
     /// Powers the machine off without notice to the guest. Asserts that its kernel has not complained until then.
-    pub fn quit(mut self) {
+    pub(crate) fn quit(mut self) {
         self.qmp.execute("quit");
         let status = self.child.wait().unwrap();
         assert!(status.success(), "QEMU: {status}");

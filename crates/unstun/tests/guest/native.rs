@@ -65,7 +65,7 @@ fn check_store(datastore: &Datastore) {
     assert_eq!(checked["findings"], json!([]), "{checked}");
 }
 
-pub fn a_native_vm_survives_moves_and_a_crash_of_all() {
+pub(crate) fn a_native_vm_survives_moves_and_a_crash_of_all() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     new_file_systems(&datastore, "native");

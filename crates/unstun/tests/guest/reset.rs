@@ -5,7 +5,7 @@ use crate::image::{assert_clean, make_file_system};
 use crate::machine::Machine;
 use crate::wire::{Ask, Durable};
 
-pub const DISKS: [(&str, &str); 2] = [("disk0", "ext4"), ("disk1", "xfs")];
+pub(crate) const DISKS: [(&str, &str); 2] = [("disk0", "ext4"), ("disk1", "xfs")];
 const SIZE_BYTES: u64 = 512 << 20;
 /// Rate so low that the reset comes in the middle of the commit.
 const COMMIT_RATE: &str = "1M";
@@ -16,27 +16,27 @@ const TRIES_MAX: usize = 5;
 const STEPS: u64 = 60;
 
 /// Creates file systems on the disks of a VM `web` in `store`.
-pub fn new_file_systems(datastore: &Datastore, store: &str) {
+pub(crate) fn new_file_systems(datastore: &Datastore, store: &str) {
     datastore.json(&format!("vm create web --store {store} --disk 512M,512M"));
     for (disk, kind) in DISKS {
         make_file_system(datastore, &format!("web/{disk}"), kind, SIZE_BYTES);
     }
 }
 
-pub fn mount(machine: &mut Machine<'_>) {
+pub(crate) fn mount(machine: &mut Machine<'_>) {
     for (disk, kind) in DISKS {
         machine.ask::<()>(&Ask::Mount { disk: disk.into(), kind: kind.into() });
     }
 }
 
-pub fn unmount(machine: &mut Machine<'_>) {
+pub(crate) fn unmount(machine: &mut Machine<'_>) {
     for (disk, _) in DISKS {
         machine.ask::<()>(&Ask::Unmount { disk: disk.into() });
     }
 }
 
 /// Waits until every churn has made so many more files.
-pub fn churn_on(machine: &mut Machine<'_>) -> Durable {
+pub(crate) fn churn_on(machine: &mut Machine<'_>) -> Durable {
     let before: Durable = machine.ask(&Ask::Churned);
     loop {
         let now: Durable = machine.ask(&Ask::Churned);
@@ -66,7 +66,7 @@ fn commit_slowly(datastore: &Datastore, machine: &mut Machine<'_>) -> u64 {
     panic!("{TRIES_MAX} commits of {WEIGHT_BYTES} bytes a disk ended before they could be slowed down");
 }
 
-pub fn file_systems_survive_a_reset_amid_a_commit() {
+pub(crate) fn file_systems_survive_a_reset_amid_a_commit() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     new_file_systems(&datastore, "redo");

@@ -12,7 +12,7 @@ fn trees(machine: &mut Machine<'_>) -> Vec<String> {
 }
 
 /// Reverts the VM `web`. The daemon notices QEMU's end asynchronously, so the function retries until it has.
-pub fn revert(datastore: &Datastore, snapshot: &str) {
+pub(crate) fn revert(datastore: &Datastore, snapshot: &str) {
     let reverted = loop {
         let output = datastore.run(&format!("snapshot revert web {snapshot} --yes"));
         if output.status.code() != Some(3) {
@@ -24,7 +24,7 @@ pub fn revert(datastore: &Datastore, snapshot: &str) {
     datastore.json("vm open web");
 }
 
-pub fn revert_brings_back_exactly_the_old_files() {
+pub(crate) fn revert_brings_back_exactly_the_old_files() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     new_file_systems(&datastore, "redo");

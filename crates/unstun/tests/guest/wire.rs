@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Address of the host in the guest, in QEMU's user network.
-pub const HOST: &str = "10.0.2.2";
+pub(crate) const HOST: &str = "10.0.2.2";
 /// Kernel parameters with the ports on which the host listens. Process 1 finds them in its environment.
-pub const CONTROL_PORT: &str = "control_port";
-pub const ECHO_PORT: &str = "echo_port";
+pub(crate) const CONTROL_PORT: &str = "control_port";
+pub(crate) const ECHO_PORT: &str = "echo_port";
 
 /// A request. Disks are named by their serial numbers: `disk0`, `disk1`, ... Every answer is a `Result`; an error is a
 /// sentence.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub(crate) enum Ask {
     /// Mounts the file system of a disk at `/DISK`.
     Mount {
         disk: String,
@@ -53,11 +53,11 @@ pub enum Ask {
 }
 
 /// For every disk, the number of its last file that was flushed together with its name.
-pub type Durable = BTreeMap<String, u64>;
+pub(crate) type Durable = BTreeMap<String, u64>;
 
 /// The longest time between the ends of two successive writes with their fdatasync.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Gap {
+pub(crate) struct Gap {
     pub disk: String,
     pub longest_us: u64,
     pub writes: u64,

@@ -9,7 +9,7 @@ use serde_json::{Deserializer, Value};
 
 const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     /// What it printed once it served.
     status: Value,
@@ -18,7 +18,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn start(folder: &Path, arguments: &[&str]) -> Self {
+    pub(crate) fn start(folder: &Path, arguments: &[&str]) -> Self {
         Self::start_with(folder, arguments, Stdio::inherit())
     }
 
@@ -45,7 +45,7 @@ impl Daemon {
         Self { child, status, _stdout: stdout }
     }
 
-    pub fn stop(mut self, signal: Signal) -> ExitStatus {
+    pub(crate) fn stop(mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         self.child.wait().unwrap()
     }
@@ -69,7 +69,7 @@ fn unstun(folder: &Path, line: &str) -> Output {
         .unwrap()
 }
 
-pub fn json(folder: &Path, line: &str) -> Value {
+pub(crate) fn json(folder: &Path, line: &str) -> Value {
     let output = unstun(folder, line);
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()

@@ -87,18 +87,18 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    pub fn push(&mut self, finding: Finding) {
+    pub(crate) fn push(&mut self, finding: Finding) {
         self.kept.push(finding);
         if self.kept.len() >= 2 * REPORT_FINDINGS_MAX {
             self.shorten();
         }
     }
 
-    pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
+    pub(crate) fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
         findings.into_iter().for_each(|finding| self.push(finding));
     }
 
-    pub fn retain(&mut self, keep: impl FnMut(&Finding) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&Finding) -> bool) {
         self.kept.retain(keep);
     }
 
@@ -110,7 +110,7 @@ impl Faults {
     }
 
     /// Returns the worst, each once; one more says how many there are.
-    pub fn into_vec(mut self) -> Vec<Finding> {
+    pub(crate) fn into_vec(mut self) -> Vec<Finding> {
         self.shorten();
         if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
             let rest = Finding::of_the_rest(last, self.more);
@@ -142,7 +142,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    pub fn add(&mut self, finding: Finding) {
+    pub(crate) fn add(&mut self, finding: Finding) {
         if self.kept.len() < FINDINGS_MAX {
             self.kept.push(finding);
         } else {
@@ -151,7 +151,7 @@ impl Findings {
     }
 
     /// The last one says how many were left out.
-    pub fn into_vec(mut self) -> Vec<Finding> {
+    pub(crate) fn into_vec(mut self) -> Vec<Finding> {
         if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
             let rest = Finding::of_the_rest(last, self.more);
             self.kept.push(rest);

@@ -76,7 +76,7 @@ pub(crate) enum Place {
 
 impl<'a> Inventory<'a> {
     /// Reads the folder as it is once `planned` is carried out.
-    pub async fn read(dir: &'a Dir, planned: &'a Planned, out: &mut Faults) -> Result<Self> {
+    pub(crate) async fn read(dir: &'a Dir, planned: &'a Planned, out: &mut Faults) -> Result<Self> {
         let names = dir.list().await?;
         check_names(dir.path(), names.len())?;
         let stays = names.into_iter().filter(|name| !planned.gone.contains(name));
@@ -168,22 +168,22 @@ impl<'a> Inventory<'a> {
     }
 
     /// The change that is planned for a delta.
-    pub fn cut_of(&self, name: &str) -> Option<&Rc<Cut>> {
+    pub(crate) fn cut_of(&self, name: &str) -> Option<&Rc<Cut>> {
         self.planned.cut.get(name)
     }
 
     /// What a text will say, where it is planned to change.
-    pub fn planned_text(&self, name: &str) -> Option<&[u8]> {
+    pub(crate) fn planned_text(&self, name: &str) -> Option<&[u8]> {
         self.planned.texts.get(name).map(Vec::as_slice)
     }
 
-    pub fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.dir.path_of(name)
     }
 
     /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4). Absolute
     /// paths in the files of a VM of ours are exact: an imported VM's links often have the names of those they rest on.
-    pub fn locate(&self, written: &str) -> Place {
+    pub(crate) fn locate(&self, written: &str) -> Place {
         self.place(written, self.is_ours)
     }
 
@@ -201,32 +201,32 @@ impl<'a> Inventory<'a> {
     }
 
     /// Where the parent of a link lies.
-    pub fn locate_parent(&self, link: &Descriptor) -> Option<Place> {
+    pub(crate) fn locate_parent(&self, link: &Descriptor) -> Option<Place> {
         Some(self.place(link.parent_hint()?, link.owner().is_some()))
     }
 
     /// The parent's name, when it is a readable link of this folder.
-    pub fn parent_of(&self, link: &Descriptor) -> Option<&str> {
+    pub(crate) fn parent_of(&self, link: &Descriptor) -> Option<&str> {
         let Place::Here(name) = self.locate_parent(link)? else { return None };
         self.links.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
-    pub fn children_of(&self, parent: &str) -> &[String] {
+    pub(crate) fn children_of(&self, parent: &str) -> &[String] {
         self.children.get(parent).map_or(&[], Vec::as_slice)
     }
 
     /// Descriptors with an extent in `file`.
-    pub fn who_names(&self, file: &str) -> &[String] {
+    pub(crate) fn who_names(&self, file: &str) -> &[String] {
         self.namers.get(file).map_or(&[], Vec::as_slice)
     }
 
     /// The CID that a link made on a file called `name` expects there.
-    pub fn expected_cid(&self, name: &str) -> Option<u32> {
+    pub(crate) fn expected_cid(&self, name: &str) -> Option<u32> {
         self.hinted.get(name).copied()
     }
 
     /// Locks of running programs, and what interrupted ones left.
-    pub async fn check_leftovers(&self, out: &mut Faults) {
+    pub(crate) async fn check_leftovers(&self, out: &mut Faults) {
         for name in &self.names {
             if let Some(finding) = self.leftover(name) {
                 out.push(finding);

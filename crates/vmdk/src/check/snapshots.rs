@@ -91,7 +91,7 @@ fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Fau
 
 impl<'a> Vm<'a> {
     /// The VM of a folder with one .vmx that can be read. What is wrong with its disks goes to `out`.
-    pub fn of(inventory: &'a Inventory<'a>, out: &mut Faults) -> Option<Self> {
+    pub(crate) fn of(inventory: &'a Inventory<'a>, out: &mut Faults) -> Option<Self> {
         let [(name, vmx)] = inventory.vmx.iter().collect::<Vec<_>>()[..] else { return None };
         let disks = match vmx.disks() {
             Ok(disks) => disks,
@@ -111,7 +111,7 @@ impl<'a> Vm<'a> {
     }
 
     /// False for a list that is there and says nothing, so that nothing is known of who owns what.
-    pub fn is_list_readable(&self) -> bool {
+    pub(crate) fn is_list_readable(&self) -> bool {
         !self.inventory.names.contains(&self.vmsd) || self.inventory.vmsd.contains_key(&self.vmsd)
     }
 
@@ -261,7 +261,7 @@ impl<'a> Vm<'a> {
     }
 
     /// The disks that snapshots are taken of, with the chains they run on, top first.
-    pub fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
+    pub(crate) fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
         let persistent = self.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);
         persistent.filter_map(|disk| {
             let top = self.tops.get(&disk.slot.to_string())?;
@@ -306,7 +306,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    pub fn is_current_sound(&self) -> bool {
+    pub(crate) fn is_current_sound(&self) -> bool {
         let mut out = Faults::default();
         self.check_current(&mut out);
         out.into_vec().is_empty()
@@ -348,7 +348,7 @@ impl<'a> Vm<'a> {
     }
 
     /// A disk runs on, or a snapshot names, a link of another folder, whose chain may lead back into this one.
-    pub fn leads_outside(&self) -> bool {
+    pub(crate) fn leads_outside(&self) -> bool {
         let kept =
             self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|disk| &disk.file_name);
         let mut paths = self.disks.iter().map(|disk| &disk.file_name).chain(kept);
@@ -356,7 +356,7 @@ impl<'a> Vm<'a> {
     }
 
     /// Links that a disk, a snapshot or the bin leads to.
-    pub fn referenced(&self) -> BTreeSet<&'a str> {
+    pub(crate) fn referenced(&self) -> BTreeSet<&'a str> {
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
         let roots = roots.chain(self.inventory.binned.iter().cloned());

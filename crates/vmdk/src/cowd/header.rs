@@ -15,17 +15,17 @@ const FLAGS: u32 = 3;
 const GRAINS: &str = "a power of two from 1 to 2048 sectors";
 
 mod field {
-    pub const VERSION: usize = 4;
-    pub const FLAGS: usize = 8;
-    pub const CAPACITY: usize = 12;
-    pub const GRAIN: usize = 16;
-    pub const DIRECTORY: usize = 20;
-    pub const DIRECTORY_ENTRIES: usize = 24;
-    pub const FREE: usize = 28;
-    pub const UNCLEAN: usize = 1648;
+    pub(super) const VERSION: usize = 4;
+    pub(super) const FLAGS: usize = 8;
+    pub(super) const CAPACITY: usize = 12;
+    pub(super) const GRAIN: usize = 16;
+    pub(super) const DIRECTORY: usize = 20;
+    pub(super) const DIRECTORY_ENTRIES: usize = 24;
+    pub(super) const FREE: usize = 28;
+    pub(super) const UNCLEAN: usize = 1648;
     /// Two words of ours, in what the format pads with zeros; they are there only while the delta is unclean.
-    pub const LOG_ID: usize = 1656;
-    pub const LOG_BOOT: usize = 1664;
+    pub(super) const LOG_ID: usize = 1656;
+    pub(super) const LOG_BOOT: usize = 1664;
 }
 
 fn is_grain(sectors: u32) -> bool {

@@ -16,7 +16,7 @@ pub struct TableRun {
 }
 
 /// Splits the entries of `range` of a table into runs, in order.
-pub fn table_runs(
+pub(crate) fn table_runs(
     entries: &[u32],
     range: std::ops::Range<usize>,
     grain_sectors: u32,
@@ -38,7 +38,7 @@ pub fn table_runs(
 }
 
 /// What the entries of a table are compared with.
-pub struct TableBounds<'a> {
+pub(crate) struct TableBounds<'a> {
     pub file: &'a str,
     pub header: &'a Header,
     pub directory: &'a Directory,
@@ -49,7 +49,7 @@ pub struct TableBounds<'a> {
 
 impl TableBounds<'_> {
     /// Verifies the table of `region` and answers how many grains it holds.
-    pub fn check(&self, region: u32, entries: &[u32]) -> Result<usize> {
+    pub(crate) fn check(&self, region: u32, entries: &[u32]) -> Result<usize> {
         let grains = self.header.grains_in(region);
         if let Some(past) = entries[grains..].iter().position(|entry| *entry != 0) {
             let (entry, value) = (grains + past, entries[grains + past]);

@@ -12,7 +12,7 @@ const BASE_CREATE_TYPE: &str = "vmfs";
 
 /// A thin base disk: one plain extent.
 #[derive(Debug, Clone)]
-pub struct NewBase<'a> {
+pub(crate) struct NewBase<'a> {
     /// `web-flat.vmdk`
     pub extent_file: &'a str,
     pub capacity_sectors: u64,
@@ -25,7 +25,7 @@ pub struct NewBase<'a> {
 
 /// An empty child: one VMFSsparse extent.
 #[derive(Debug, Clone)]
-pub struct NewChild<'a> {
+pub(crate) struct NewChild<'a> {
     /// `web-000001-delta.vmdk`
     pub extent_file: &'a str,
     pub capacity_sectors: u64,
@@ -40,7 +40,7 @@ pub struct NewChild<'a> {
 }
 
 /// What the descriptor of a VMFSsparse child of `parent` should tell its reader.
-pub fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
+pub(crate) fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
     let sesparse = parent.extents().iter().any(|extent| extent.kind == ExtentKind::SeSparse);
     sesparse.then_some(
         "unstun: a VMFSsparse delta on an SEsparse one. Not for VMFS6, which takes SEsparse only: \
@@ -49,7 +49,7 @@ pub fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
 }
 
 impl NewBase<'_> {
-    pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
+    pub(crate) fn descriptor(&self, file: &str) -> Result<Descriptor> {
         check_capacity(file, self.capacity_sectors)?;
         let (cylinders, heads, sectors) = geometry(self.capacity_sectors);
         let text = format!(
@@ -89,7 +89,7 @@ impl NewBase<'_> {
 
 impl NewChild<'_> {
     /// Marked as prepared: see `Descriptor::is_prepared`.
-    pub fn descriptor(&self, file: &str) -> Result<Descriptor> {
+    pub(crate) fn descriptor(&self, file: &str) -> Result<Descriptor> {
         check_delta_capacity(file, self.capacity_sectors)?;
         self.write(file, &marks(self.owner), CHILD_CREATE_TYPE, ExtentKind::VmfsSparse)
     }

@@ -7,11 +7,11 @@ use blk::{Error, Result};
 use crate::text::{decimal, shown, utf8, wrong};
 
 /// Sectors whose bytes still fit in 63 bits, so that sums and products of one disk cannot overflow.
-pub const EXTENT_SECTORS_MAX: u64 = i64::MAX as u64 / blk::SECTOR;
+pub(super) const EXTENT_SECTORS_MAX: u64 = i64::MAX as u64 / blk::SECTOR;
 
 /// Largest disk that is read: the one of 64 TiB that SEsparse can describe. Sums over all disks and layers of a VM then
 /// stay below 2^63 bytes.
-pub const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
+pub(super) const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
 
 /// What a link may do with an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,7 +26,7 @@ pub(super) enum LineKind {
 }
 
 impl Line {
-    pub fn field(key: &str, value: &str, quoted: bool, newline: &[u8]) -> Self {
+    pub(super) fn field(key: &str, value: &str, quoted: bool, newline: &[u8]) -> Self {
         // Header keys are written without blanks, the disk data base with them; QEMU searches for these very forms.
         let raw = match (key.starts_with("ddb."), quoted) {
             (true, _) => format!("{key} = \"{value}\""),
@@ -36,22 +36,22 @@ impl Line {
         Self { raw: with(raw, newline), kind: LineKind::Field { key: key.into(), value: value.into() } }
     }
 
-    pub fn extent(extent: Extent, newline: &[u8]) -> Self {
+    pub(super) fn extent(extent: Extent, newline: &[u8]) -> Self {
         Self { raw: with(extent.to_string(), newline), kind: LineKind::Extent(extent) }
     }
 
-    pub fn value_of(&self, key: &str) -> Option<&[u8]> {
+    pub(super) fn value_of(&self, key: &str) -> Option<&[u8]> {
         match &self.kind {
             LineKind::Field { key: own, value } if own.eq_ignore_ascii_case(key) => Some(value),
             _ => None,
         }
     }
 
-    pub fn is_prepared_mark(&self) -> bool {
+    pub(super) fn is_prepared_mark(&self) -> bool {
         self.raw.trim_ascii() == PREPARED_MARK.as_bytes()
     }
 
-    pub fn owner(&self) -> Option<u128> {
+    pub(super) fn owner(&self) -> Option<u128> {
         owner_of(&self.raw)
     }
 }

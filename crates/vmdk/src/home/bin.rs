@@ -56,7 +56,7 @@ pub(super) struct Binned {
 }
 
 impl Binned {
-    pub fn snapshots(&self) -> &[Snapshot] {
+    pub(super) fn snapshots(&self) -> &[Snapshot] {
         &self.text.list().snapshots
     }
 

@@ -38,16 +38,16 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub fn get(&self, path: &str) -> Option<Known> {
+    pub(super) fn get(&self, path: &str) -> Option<Known> {
         self.known.borrow().get(path).cloned()
     }
 
-    pub fn age(&self) -> u64 {
+    pub(super) fn age(&self) -> u64 {
         self.age.get()
     }
 
     /// `age` is from before the file was opened.
-    pub fn keep(&self, path: String, age: u64, known: Known) {
+    pub(super) fn keep(&self, path: String, age: u64, known: Known) {
         if age == self.age.get() && normal(&path).as_ref() == Some(&path) {
             if let Known::Link(link) = &known {
                 self.extents.borrow_mut().extend(extents(&path, link));
@@ -57,11 +57,11 @@ impl Cache {
     }
 
     /// Whether a kept link in the same folder has its data in that file.
-    pub fn is_extent(&self, path: &str) -> bool {
+    pub(super) fn is_extent(&self, path: &str) -> bool {
         self.extents.borrow().contains(path)
     }
 
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.known.borrow_mut().clear();
         self.extents.borrow_mut().clear();
         self.age.set(self.age.get() + 1);
@@ -83,7 +83,7 @@ impl Cache {
     }
 
     /// Does `work`, which changes the files at `paths`.
-    pub async fn changing<'a, T>(
+    pub(super) async fn changing<'a, T>(
         &self,
         paths: impl IntoIterator<Item = &'a String>,
         work: impl Future<Output = Result<T>>,

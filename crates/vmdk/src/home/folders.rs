@@ -15,7 +15,7 @@ use crate::descriptor::Descriptor;
 use crate::text::{shown, wrong};
 
 /// Folders one home may use beside its own: lines of a file a person can still read.
-pub const ROOTS_MAX: usize = 256;
+pub(super) const ROOTS_MAX: usize = 256;
 
 /// What may be done in a folder outside of the home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +151,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn is_foreign(&self) -> bool {
+    pub(super) fn is_foreign(&self) -> bool {
         self.folder.rank != Rank::Own
     }
 }
@@ -166,7 +166,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub fn new(home: Dir, folders: Folders) -> Self {
+    pub(super) fn new(home: Dir, folders: Folders) -> Self {
         let mut roots = Vec::new();
         let ranked =
             [(Rank::Own, folders.own), (Rank::Foreign, folders.foreign), (Rank::Search, folders.search)];
@@ -182,27 +182,27 @@ impl Gate {
         Self { roots, id: Cell::default(), cache: Cache::default() }
     }
 
-    pub fn home(&self) -> &Folder {
+    pub(super) fn home(&self) -> &Folder {
         &self.roots[0]
     }
 
     /// The home, and the folders in which it may write; not what lies below them.
-    pub fn own(&self) -> impl Iterator<Item = &Folder> {
+    pub(super) fn own(&self) -> impl Iterator<Item = &Folder> {
         self.roots.iter().filter(|root| root.rank == Rank::Own)
     }
 
-    pub fn search(&self) -> impl Iterator<Item = &Folder> {
+    pub(super) fn search(&self) -> impl Iterator<Item = &Folder> {
         self.roots.iter().filter(|root| root.rank == Rank::Search)
     }
 
-    pub fn layer_name(&self, path: &str) -> LayerName {
+    pub(super) fn layer_name(&self, path: &str) -> LayerName {
         match split(path) {
             (folder, name) if folder == self.home().path => name.into(),
             _ => path.into(),
         }
     }
 
-    pub fn path_of(&self, layer: &str) -> String {
+    pub(super) fn path_of(&self, layer: &str) -> String {
         if layer.contains('/') { layer.to_owned() } else { join(&self.home().path, layer) }
     }
 
@@ -218,37 +218,37 @@ impl Gate {
     }
 
     /// Whether the file at `path` may be opened.
-    pub fn permits(&self, path: &str) -> bool {
+    pub(super) fn permits(&self, path: &str) -> bool {
         self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]).is_some()
     }
 
-    pub fn rank_of(&self, layer: &str) -> Option<Rank> {
+    pub(super) fn rank_of(&self, layer: &str) -> Option<Rank> {
         let path = self.path_of(layer);
         self.root_of(split(&path).0, &[Rank::Own, Rank::Foreign]).map(|root| root.rank)
     }
 
     /// In the home's folder or below, which no other VM uses.
-    pub fn is_at_home(&self, path: &str) -> bool {
+    pub(super) fn is_at_home(&self, path: &str) -> bool {
         let root = self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]);
         root.is_some_and(|root| root.rank == Rank::Own && root.path == self.home().path)
     }
 
     /// Whether another VM made this link.
-    pub fn is_anothers(&self, link: &Descriptor) -> bool {
+    pub(super) fn is_anothers(&self, link: &Descriptor) -> bool {
         link.owner().zip(self.id.get()).is_some_and(|(owner, id)| owner != id)
     }
 
     /// Opens the folder at `path`, `NotFound` when there is none.
-    pub async fn folder(&self, path: &str) -> Result<Folder> {
+    pub(super) async fn folder(&self, path: &str) -> Result<Folder> {
         self.enter(path, &[Rank::Own, Rank::Foreign]).await
     }
 
     /// Like `folder`, also where the home may only look.
-    pub async fn look(&self, path: &str) -> Result<Folder> {
+    pub(super) async fn look(&self, path: &str) -> Result<Folder> {
         self.enter(path, &[Rank::Own, Rank::Foreign, Rank::Search]).await
     }
 
-    pub fn sees(&self, path: &str) -> bool {
+    pub(super) fn sees(&self, path: &str) -> bool {
         self.root_of(split(path).0, &[Rank::Own, Rank::Foreign, Rank::Search]).is_some()
     }
 
@@ -263,7 +263,7 @@ impl Gate {
     }
 
     /// The folder of a layer, and its file in there.
-    pub async fn place(&self, layer: &str) -> Result<Place> {
+    pub(super) async fn place(&self, layer: &str) -> Result<Place> {
         let path = self.path_of(layer);
         let (folder, name) = split(&path);
         let folder = self.folder(folder).await?;
@@ -271,7 +271,7 @@ impl Gate {
     }
 
     /// An own folder that the user named; relative paths are meant from the home.
-    pub async fn own_folder(&self, place: &str, written: &str) -> Result<Folder> {
+    pub(super) async fn own_folder(&self, place: &str, written: &str) -> Result<Folder> {
         let path = resolve(&self.home().path, written).ok_or_else(|| outside(place, written))?;
         if self.root_of(&path, &[Rank::Own, Rank::Foreign]).is_none() {
             return Err(outside(place, written));

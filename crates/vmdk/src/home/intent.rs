@@ -87,7 +87,7 @@ async fn sync(targets: impl Iterator<Item = &Target>) -> Result<()> {
 }
 
 impl Intent {
-    pub async fn commit(&self, gate: &Gate) -> Result<()> {
+    pub(super) async fn commit(&self, gate: &Gate) -> Result<()> {
         if self.replace.is_empty() && self.remove.is_empty() {
             return Ok(());
         }

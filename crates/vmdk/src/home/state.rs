@@ -61,16 +61,16 @@ pub(super) struct Surroundings<'a> {
 
 impl Texts {
     /// The lines of every snapshot, in the tree and in the bin.
-    pub fn snapshots(&self) -> impl Iterator<Item = &Snapshot> {
+    pub(super) fn snapshots(&self) -> impl Iterator<Item = &Snapshot> {
         self.vmsd.list().snapshots.iter().chain(self.bin.iter().flat_map(Binned::snapshots))
     }
 
-    pub fn snapshot(&self, uid: u32) -> Option<&Snapshot> {
+    pub(super) fn snapshot(&self, uid: u32) -> Option<&Snapshot> {
         self.snapshots().find(|snapshot| snapshot.uid == uid)
     }
 
     /// Every path in the two files that `Surroundings::local` will be asked about.
-    pub fn paths(&self) -> Result<Vec<String>> {
+    pub(super) fn paths(&self) -> Result<Vec<String>> {
         let mut paths = disk_paths(&self.vmx)?;
         let snapshots = self.vmsd.list().snapshots.iter();
         paths.extend(snapshots.flat_map(|snapshot| &snapshot.disks).map(|disk| disk.file_name.clone()));
@@ -78,7 +78,7 @@ impl Texts {
     }
 
     /// `random` draws ids for what has none yet.
-    pub fn read(
+    pub(super) fn read(
         &mut self,
         at: &Surroundings<'_>,
         mut random: impl FnMut() -> u128,

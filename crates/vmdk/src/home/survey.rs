@@ -21,7 +21,7 @@ pub(super) struct Located {
 pub(super) struct Resolved(BTreeMap<String, Result<Located>>);
 
 impl Resolved {
-    pub fn get(&self, written: &str) -> Result<Located> {
+    pub(super) fn get(&self, written: &str) -> Result<Located> {
         match self.0.get(written) {
             Some(found) => found.clone(),
             // Names that are ours already, such as those of layers just made, are what they say.
@@ -36,12 +36,12 @@ pub(super) struct Survey<'a> {
 }
 
 impl<'a> Survey<'a> {
-    pub fn new(gate: &'a Gate) -> Self {
+    pub(super) fn new(gate: &'a Gate) -> Self {
         Self { gate, listed: RefCell::default() }
     }
 
     /// Names in the folder at `path`, folders with a slash; none when it does not exist.
-    pub async fn names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
+    pub(super) async fn names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
         if let Some(names) = self.listed.borrow().get(path) {
             return Ok(names.clone());
         }
@@ -55,7 +55,7 @@ impl<'a> Survey<'a> {
         Ok(names)
     }
 
-    pub async fn home(&self) -> Result<Rc<BTreeSet<String>>> {
+    pub(super) async fn home(&self) -> Result<Rc<BTreeSet<String>>> {
         self.own_names(&self.gate.home().path).await
     }
 
@@ -63,30 +63,30 @@ impl<'a> Survey<'a> {
     ///
     /// # Errors
     /// `Refused`: more names than a VM's folders have.
-    pub async fn own_names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
+    pub(super) async fn own_names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
         let names = self.names(path).await?;
         check_names(path, names.len()).map(|()| names)
     }
 
     /// Whether there is a file at `path`, which the gate must see.
-    pub async fn has(&self, path: &str) -> Result<bool> {
+    pub(super) async fn has(&self, path: &str) -> Result<bool> {
         let (folder, name) = split(path);
         Ok(self.names(folder).await?.contains(name))
     }
 
-    pub async fn has_layer(&self, layer: &str) -> Result<bool> {
+    pub(super) async fn has_layer(&self, layer: &str) -> Result<bool> {
         self.has(&self.gate.path_of(layer)).await
     }
 
     /// What `written` means in the file at the path `file`. Folders get moved, so it is looked for in order: as written; beside
     /// the file that names it; in a sibling of that file's folder (reference/vmware-formats 1.4).
-    pub async fn locate(&self, file: &str, written: &str) -> Result<Located> {
+    pub(super) async fn locate(&self, file: &str, written: &str) -> Result<Located> {
         let mut found = self.locate_all(file, written).await?;
         Ok(found.swap_remove(0))
     }
 
     /// Every file that `written` may mean, the likeliest first; at least one, which may be absent.
-    pub async fn locate_all(&self, file: &str, written: &str) -> Result<Vec<Located>> {
+    pub(super) async fn locate_all(&self, file: &str, written: &str) -> Result<Vec<Located>> {
         let candidates = candidates(file, written)?;
         let mut found = Vec::new();
         for path in &candidates {
@@ -104,7 +104,7 @@ impl<'a> Survey<'a> {
     }
 
     /// The first candidate that exists, also in folders where nothing is opened.
-    pub async fn glimpse(&self, file: &str, written: &str) -> Result<Option<LayerName>> {
+    pub(super) async fn glimpse(&self, file: &str, written: &str) -> Result<Option<LayerName>> {
         for path in &candidates(file, written)? {
             if self.gate.sees(path) && self.has(path).await? {
                 return Ok(Some(self.gate.layer_name(path)));
@@ -113,7 +113,7 @@ impl<'a> Survey<'a> {
         Ok(None)
     }
 
-    pub async fn resolve<'b>(
+    pub(super) async fn resolve<'b>(
         &self,
         file: &str,
         written: impl IntoIterator<Item = &'b str>,

@@ -24,7 +24,7 @@ fn means(local: Local<'_>, written: &str, layer: &str) -> bool {
 
 impl Texts {
     /// Makes the texts say what `change` says.
-    pub fn write(&mut self, change: &Change, local: Local<'_>) -> Result<()> {
+    pub(super) fn write(&mut self, change: &Change, local: Local<'_>) -> Result<()> {
         let next = &change.next;
         write_disks(&mut self.vmx, next, local)?;
         if self.vmx.values().get("displayName")? != Some(&next.name) {
@@ -44,7 +44,7 @@ impl Texts {
     }
 
     /// Takes the configuration kept with a snapshot for the VM's own. Who the VM is, and what it is called, stays.
-    pub fn restore(&mut self, kept: Vmx) -> Result<()> {
+    pub(super) fn restore(&mut self, kept: Vmx) -> Result<()> {
         let old = std::mem::replace(&mut self.vmx, kept);
         let stays =
             |key: &str| key.to_ascii_lowercase().starts_with("unstun.") && slot_of_number_key(key).is_none();

@@ -58,7 +58,7 @@ impl Bits {
 
 impl SeSparse {
     /// Verifies each table by itself and with the back map, then all of them against one another and the free bitmap.
-    pub async fn cross_check(&self) -> Result<Vec<Finding>> {
+    pub(crate) async fn cross_check(&self) -> Result<Vec<Finding>> {
         let mut findings = Findings::default();
         let back_map = self.usable_area("the back map", ENTRY_BYTES as u64 * 8, &mut findings);
         let bitmap = self.usable_area("the free bitmap", 1, &mut findings);

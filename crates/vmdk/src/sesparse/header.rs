@@ -19,22 +19,22 @@ const AREA_END_MAX: u64 = i64::MAX as u64 / SECTOR;
 
 /// Byte offsets in the constant header.
 mod field {
-    pub const CAPACITY: usize = 16;
-    pub const RESERVED: [usize; 4] = [48, 56, 64, 72];
-    pub const VOLATILE: usize = 80;
-    pub const DIRECTORY: usize = 128;
-    pub const TABLES: usize = 144;
-    pub const BITMAP: usize = 160;
-    pub const BACK_MAP: usize = 176;
-    pub const GRAINS: usize = 192;
-    pub const PAD: usize = 208;
+    pub(super) const CAPACITY: usize = 16;
+    pub(super) const RESERVED: [usize; 4] = [48, 56, 64, 72];
+    pub(super) const VOLATILE: usize = 80;
+    pub(super) const DIRECTORY: usize = 128;
+    pub(super) const TABLES: usize = 144;
+    pub(super) const BITMAP: usize = 160;
+    pub(super) const BACK_MAP: usize = 176;
+    pub(super) const GRAINS: usize = 192;
+    pub(super) const PAD: usize = 208;
 }
 
 /// Byte offsets in the volatile header.
 mod volatile {
-    pub const FREE_TABLE: usize = 8;
-    pub const REPLAY: usize = 24;
-    pub const PAD: usize = 32;
+    pub(super) const FREE_TABLE: usize = 8;
+    pub(super) const REPLAY: usize = 24;
+    pub(super) const PAD: usize = 32;
 }
 
 /// A stretch of the file, in sectors.
@@ -225,14 +225,14 @@ impl Header {
 
 /// What the volatile header says, when it says that the tables may be believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Volatile {
+pub(crate) struct Volatile {
     /// Next free slot for a table: all in use are below.
     pub free_table: u64,
 }
 
 impl Volatile {
     /// `bytes` are the first sector of its area. Refuses a file whose journal was not replayed: its tables are old.
-    pub fn decode(file: &str, bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
+    pub(crate) fn decode(file: &str, bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
         if word(bytes, 0) != VOLATILE_MAGIC {
             let found = format!("\"{}\"", bytes[..ENTRY_BYTES].escape_ascii());
             return Err(wrong(file, "the magic of the volatile header", found, "0xcafecafe"));

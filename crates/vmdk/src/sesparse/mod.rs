@@ -22,22 +22,22 @@ use crate::text::wrong;
 pub(crate) use header::{Header, Volatile};
 pub(crate) use table::{Directory, DirectoryReader, Entry, Place, Table, TableBounds, decode_words, rotate};
 
-pub const HEADER_BYTES: usize = SECTOR as usize;
-pub const ENTRY_BYTES: usize = 8;
+pub(crate) const HEADER_BYTES: usize = SECTOR as usize;
+pub(crate) const ENTRY_BYTES: usize = 8;
 
-pub const GRAIN_SECTORS: u64 = 8;
-pub const GRAIN_BYTES: u64 = GRAIN_SECTORS * SECTOR;
+pub(crate) const GRAIN_SECTORS: u64 = 8;
+pub(crate) const GRAIN_BYTES: u64 = GRAIN_SECTORS * SECTOR;
 
 /// Entries of a grain table, and its size: 4096 * 8 B = 32 KiB = 64 sectors.
-pub const GRAINS_PER_TABLE: usize = 4096;
-pub const TABLE_BYTES: usize = GRAINS_PER_TABLE * ENTRY_BYTES;
-pub const TABLE_SECTORS: u64 = TABLE_BYTES as u64 / SECTOR;
+pub(crate) const GRAINS_PER_TABLE: usize = 4096;
+pub(crate) const TABLE_BYTES: usize = GRAINS_PER_TABLE * ENTRY_BYTES;
+pub(crate) const TABLE_SECTORS: u64 = TABLE_BYTES as u64 / SECTOR;
 
 /// What a table covers: 4096 * 4 KiB = 16 MiB.
-pub const REGION_BYTES: u64 = GRAINS_PER_TABLE as u64 * GRAIN_BYTES;
+pub(crate) const REGION_BYTES: u64 = GRAINS_PER_TABLE as u64 * GRAIN_BYTES;
 
 /// Largest disk we read: 64 TiB, above the 62 TB of VMware. Its directory has 2^22 entries, which take 16 MiB here.
-pub const CAPACITY_SECTORS_MAX: u64 = (64 << 40) / SECTOR;
+pub(crate) const CAPACITY_SECTORS_MAX: u64 = (64 << 40) / SECTOR;
 
 /// Tables kept in memory: 32 * 32 KiB = 1 MiB a layer, so that 32 of them stay below 32 MiB; they cover 512 MiB of disk.
 const TABLES_CACHED_MAX: usize = 32;
@@ -47,14 +47,14 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 /// What the caller knows of a delta from its descriptor.
 #[derive(Debug, Clone)]
-pub struct Facts<'a> {
+pub(crate) struct Facts<'a> {
     /// File name of the descriptor.
     pub name: &'a str,
     pub capacity_sectors: u64,
 }
 
 /// One open delta.
-pub struct SeSparse {
+pub(crate) struct SeSparse {
     name: String,
     files: [File; 1],
     header: Header,
@@ -95,7 +95,7 @@ async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
 
 impl SeSparse {
     /// Verifies both headers and the whole directory, and compares lengths before anything else.
-    pub async fn open(file: File, facts: Facts<'_>) -> Result<Self> {
+    pub(crate) async fn open(file: File, facts: Facts<'_>) -> Result<Self> {
         let file_bytes = file.size().await?;
         let first = read(&file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
         let header = Header::decode(file.name(), &first, file_bytes)?;

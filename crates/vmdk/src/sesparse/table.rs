@@ -13,23 +13,23 @@ const IN_USE: u64 = 0x1000_0000;
 const NONE: u32 = u32::MAX;
 
 /// Reads little-endian entries; a rest that is no whole one is left out.
-pub fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.as_chunks::<ENTRY_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word))
 }
 
 /// The lower 60 bits of an entry: the lowest 12 of the number on top, the others below.
-pub fn unrotate(entry: u64) -> u64 {
+pub(super) fn unrotate(entry: u64) -> u64 {
     ((entry >> 48) & 0xFFF) | ((entry & 0xFFFF_FFFF_FFFF) << 12)
 }
 
 /// The reverse of `unrotate`, for numbers below 2^60.
-pub fn rotate(number: u64) -> u64 {
+pub(crate) fn rotate(number: u64) -> u64 {
     ((number & 0xFFF) << 48) | (number >> 12)
 }
 
 /// An entry of a grain table, as it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub(crate) enum Entry {
     /// Not here: the parent's.
     Absent,
     /// Reads as zeros; may still own the grain of that number, to be reclaimed.
@@ -42,7 +42,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    pub fn decode(entry: u64) -> Self {
+    pub(crate) fn decode(entry: u64) -> Self {
         match (entry >> 60, unrotate(entry)) {
             (0, 0) => Entry::Absent,
             (1, number) => Entry::Unmapped(number),
@@ -55,13 +55,13 @@ impl Entry {
 
 /// A verified grain directory: the slot of each region's table. 4 bytes a region, 16 MiB for the largest disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Directory {
+pub(crate) struct Directory {
     slots: Vec<u32>,
     tables: usize,
 }
 
 /// Collects the entries of a directory, piece by piece.
-pub struct DirectoryReader<'a> {
+pub(crate) struct DirectoryReader<'a> {
     pub file: &'a str,
     pub header: &'a Header,
     pub volatile: Volatile,
@@ -71,7 +71,7 @@ pub struct DirectoryReader<'a> {
 
 impl DirectoryReader<'_> {
     /// `bytes` follow those of the call before. What lies past the disk's last region is not looked at.
-    pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<()> {
         let missing = (self.header.regions() as usize).saturating_sub(self.slots.len());
         for entry in decode_words(bytes).take(missing) {
             let slot = match entry {
@@ -108,7 +108,7 @@ impl DirectoryReader<'_> {
     }
 
     /// Refuses two regions that share a table.
-    pub fn finish(self) -> Result<Directory> {
+    pub(crate) fn finish(self) -> Result<Directory> {
         assert_eq!(self.slots.len() as u64, self.header.regions(), "entries of the directory");
         let regions = self.slots.iter().enumerate().filter(|(_, slot)| **slot != NONE);
         let mut by_slot: Vec<(u32, usize)> = regions.map(|(region, slot)| (*slot, region)).collect();
@@ -123,16 +123,16 @@ impl DirectoryReader<'_> {
 }
 
 impl Directory {
-    pub fn slot(&self, region: u32) -> Option<u32> {
+    pub(crate) fn slot(&self, region: u32) -> Option<u32> {
         self.slots.get(region as usize).copied().filter(|slot| *slot != NONE)
     }
 
-    pub fn table_count(&self) -> usize {
+    pub(crate) fn table_count(&self) -> usize {
         self.tables
     }
 
     /// Regions with a table, in order.
-    pub fn regions(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots.iter().enumerate().filter(|(_, slot)| **slot != NONE).map(|(region, _)| region as u32)
     }
 }
@@ -196,7 +196,7 @@ impl Table {
 
 /// What the entries of a table are compared with.
 #[derive(Clone, Copy)]
-pub struct TableBounds<'a> {
+pub(crate) struct TableBounds<'a> {
     pub file: &'a str,
     pub header: &'a Header,
     pub file_bytes: u64,
@@ -204,7 +204,7 @@ pub struct TableBounds<'a> {
 
 impl TableBounds<'_> {
     /// Verifies the table of `region`, whose bytes these are. Entries past the end of the disk are left out.
-    pub fn decode(&self, region: u32, bytes: &[u8]) -> Result<Table> {
+    pub(crate) fn decode(&self, region: u32, bytes: &[u8]) -> Result<Table> {
         let entries = decode_words(bytes).take(self.header.grains_in(region));
         let places = entries.enumerate().map(|(entry, value)| self.place(region, entry, value));
         let table = Table { places: places.collect::<Result<_>>()? };
@@ -266,7 +266,7 @@ impl Table {
     }
 }
 
-pub fn entry_name(region: u32, entry: usize) -> String {
+pub(super) fn entry_name(region: u32, entry: usize) -> String {
     debug_assert!(entry < GRAINS_PER_TABLE);
     format!("entry {entry} of grain table {region}")
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 const SECTOR: u64 = 512;
-pub const GRAIN: u64 = 4096;
-pub const TABLE: u64 = 32768;
+pub(crate) const GRAIN: u64 = 4096;
+pub(crate) const TABLE: u64 = 32768;
 const GRAINS_PER_TABLE: u64 = 4096;
 
 /// What the file says of one grain of the disk.
@@ -21,7 +21,7 @@ enum Holds {
 
 /// A delta to be written. Areas begin on multiples of `align` bytes; ESXi has 1 MiB, and QEMU takes less.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub(crate) struct Image {
     capacity_sectors: u64,
     align: u64,
     /// Region -> slot of its table.
@@ -33,7 +33,7 @@ pub struct Image {
 
 /// Where the areas begin, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Layout {
+pub(crate) struct Layout {
     pub directory: u64,
     pub tables: u64,
     pub bitmap: u64,
@@ -42,7 +42,7 @@ pub struct Layout {
 }
 
 impl Image {
-    pub fn new(capacity_sectors: u64, align: u64) -> Self {
+    pub(crate) fn new(capacity_sectors: u64, align: u64) -> Self {
         Self {
             capacity_sectors,
             align,
@@ -54,7 +54,7 @@ impl Image {
     }
 
     /// Tables get their slots as they are first used, as ESXi does it; else entry i has slot i.
-    pub fn in_order_of_use(mut self) -> Self {
+    pub(crate) fn in_order_of_use(mut self) -> Self {
         self.in_order_of_use = true;
         self
     }
@@ -76,20 +76,20 @@ impl Image {
     }
 
     /// Grain `at` of the disk holds bytes of `fill`.
-    pub fn data(&mut self, at: u64, fill: u8) -> &mut Self {
+    pub(crate) fn data(&mut self, at: u64, fill: u8) -> &mut Self {
         let grain = self.next_grain;
         self.next_grain += 1;
         self.put(at, Holds::Data { grain, fill });
         self
     }
 
-    pub fn zero(&mut self, at: u64) -> &mut Self {
+    pub(crate) fn zero(&mut self, at: u64) -> &mut Self {
         self.put(at, Holds::Zero);
         self
     }
 
     /// What was written to it before is still somewhere, and waits to be reclaimed.
-    pub fn unmap(&mut self, at: u64) -> &mut Self {
+    pub(crate) fn unmap(&mut self, at: u64) -> &mut Self {
         let owned = match self.holds.get(&at) {
             Some(Holds::Data { grain, .. }) => *grain,
             _ => 0,
@@ -98,7 +98,7 @@ impl Image {
         self
     }
 
-    pub fn layout(&self) -> Layout {
+    pub(crate) fn layout(&self) -> Layout {
         let up = |bytes: u64| bytes.next_multiple_of(self.align);
         // Headers, journal header and a journal of 2048 sectors, or as much as the alignment leaves.
         let directory = up(4 * SECTOR) + if self.align >= 1 << 20 { 1 << 20 } else { 0 };
@@ -132,7 +132,7 @@ impl Image {
     }
 
     /// The pieces of the file that are not zeros, with their offsets.
-    pub fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
+    pub(crate) fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
         let at = self.layout();
         let free_table = self.slots.values().max().map_or(0, |slot| slot + 1);
         let mut pieces = vec![
@@ -172,12 +172,12 @@ impl Image {
         bytes
     }
 
-    pub fn length(&self) -> u64 {
+    pub(crate) fn length(&self) -> u64 {
         self.layout().grains + self.next_grain * GRAIN
     }
 
     /// The whole file; for small disks.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut file = vec![0; self.length() as usize];
         for (at, piece) in self.pieces() {
             file[at as usize..at as usize + piece.len()].copy_from_slice(&piece);
@@ -187,7 +187,7 @@ impl Image {
 }
 
 /// The lowest 12 bits of a number come on top of the other 48.
-pub fn turned(number: u64) -> u64 {
+pub(crate) fn turned(number: u64) -> u64 {
     ((number & 0xFFF) << 48) | (number >> 12)
 }
 

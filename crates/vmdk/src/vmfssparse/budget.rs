@@ -12,7 +12,7 @@ thread_local! {
 pub(super) struct Counted(());
 
 impl Counted {
-    pub fn new() -> Counted {
+    pub(super) fn new() -> Counted {
         LOADED.set(LOADED.get() + 1);
         Counted(())
     }

@@ -40,7 +40,7 @@ pub(super) enum Entry {
 }
 
 impl Entry {
-    pub fn region(self) -> u32 {
+    pub(super) fn region(self) -> u32 {
         match self {
             Entry::Published { region, .. } | Entry::Released { region } => region,
         }
@@ -91,7 +91,7 @@ fn name(id: u64) -> String {
 
 impl Log {
     /// Not kept before `begin`.
-    pub fn new(env: &Env, limits: Limits) -> Log {
+    pub(super) fn new(env: &Env, limits: Limits) -> Log {
         Log {
             env: env.clone(),
             memory: env.memory(),
@@ -103,7 +103,12 @@ impl Log {
 
     /// What the process before left of an unclean delta, in order. None where something may be missing, or where the file
     /// is not the one that it is about, but a copy of an earlier state.
-    pub fn read(env: &Env, header: &Header, directory: &Directory, limits: Limits) -> Option<Vec<Entry>> {
+    pub(super) fn read(
+        env: &Env,
+        header: &Header,
+        directory: &Directory,
+        limits: Limits,
+    ) -> Option<Vec<Entry>> {
         let memory = env.memory()?;
         let mut parts = MemoryLog::read(&*memory, &name(header.log_id()))?;
         let word = |part: &[u8], n: usize| {
@@ -125,7 +130,7 @@ impl Log {
     }
 
     /// Begins an empty log, and answers what the header has to say of it: its number, and the host's boot.
-    pub fn begin(&self) -> (u64, u64) {
+    pub(super) fn begin(&self) -> (u64, u64) {
         let Some(memory) = &self.memory else { return (0, 0) };
         let id = self.env.random() | 1;
         let log = MemoryLog::new(&name(id));
@@ -134,7 +139,7 @@ impl Log {
         (id, memory.boot())
     }
 
-    pub fn append(&self, entry: Entry) {
+    pub(super) fn append(&self, entry: Entry) {
         let (Some(memory), Some(log)) = (&self.memory, &*self.log.borrow()) else { return };
         if !log.is_part_empty() {
             return log.append(&**memory, &entry.encode());
@@ -150,34 +155,34 @@ impl Log {
     }
 
     /// A flush has captured the tables.
-    pub fn switch(&self) {
+    pub(super) fn switch(&self) {
         if let Some(log) = &*self.log.borrow() {
             log.switch();
         }
     }
 
     /// The flush that captured them last is done.
-    pub fn settle(&self) {
+    pub(super) fn settle(&self) {
         if let (Some(memory), Some(log)) = (&self.memory, &*self.log.borrow()) {
             log.settle(&**memory);
         }
     }
 
     /// Removes the log, and keeps none any more.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         if let (Some(memory), Some(log)) = (&self.memory, self.log.take()) {
             log.end(&**memory);
         }
     }
 
     /// Lets go of the log of an opening before.
-    pub fn forget(&self, id: u64) {
+    pub(super) fn forget(&self, id: u64) {
         if let Some(memory) = &self.memory {
             MemoryLog::new(&name(id)).end(&**memory);
         }
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.log.borrow().as_ref().map_or(0, MemoryLog::bytes)
     }
 }

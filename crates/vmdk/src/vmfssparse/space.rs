@@ -63,53 +63,53 @@ pub(super) struct Space {
 impl Space {
     /// `free` is the first sector past everything in use. What lies behind it in the file may be holes, so it is
     /// not ready.
-    pub fn new(free: u32) -> Self {
+    pub(super) fn new(free: u32) -> Self {
         let end = page_up(u64::from(free));
         Self { free: u64::from(free), ready_end: end, allocated_end: end, fragments: Default::default() }
     }
 
     /// First sector past everything handed out; fits the header's 32 bits.
-    pub fn free_sector(&self) -> u32 {
+    pub(super) fn free_sector(&self) -> u32 {
         u32::try_from(self.free).expect("nothing is handed out at or past 2^32")
     }
 
-    pub fn ready_end(&self) -> u64 {
+    pub(super) fn ready_end(&self) -> u64 {
         self.ready_end
     }
 
-    pub fn allocated_end(&self) -> u64 {
+    pub(super) fn allocated_end(&self) -> u64 {
         self.allocated_end
     }
 
-    pub fn ready_sectors(&self) -> u64 {
+    pub(super) fn ready_sectors(&self) -> u64 {
         self.ready_end.saturating_sub(self.free)
     }
 
-    pub fn set_ready_end(&mut self, end: u64) {
+    pub(super) fn set_ready_end(&mut self, end: u64) {
         debug_assert!(end <= self.allocated_end && end >= self.ready_end);
         self.ready_end = end;
     }
 
-    pub fn set_allocated_end(&mut self, end: u64) {
+    pub(super) fn set_allocated_end(&mut self, end: u64) {
         self.allocated_end = end;
     }
 
     /// The file was cut to the last page in use, which is answered in bytes.
-    pub fn forget_ahead(&mut self) -> u64 {
+    pub(super) fn forget_ahead(&mut self) -> u64 {
         self.ready_end = page_up(self.free);
         self.allocated_end = self.ready_end;
         self.ready_end * SECTOR
     }
 
     /// Where `ready_end` must be at least before `need` can be taken.
-    pub fn end_for(&self, need: Need) -> u64 {
+    pub(super) fn end_for(&self, need: Need) -> u64 {
         let data =
             if self.fragment_for(need.data_sectors).is_some() { 0 } else { page_up(need.data_sectors) };
         page_up(self.free) + need.tables * u64::from(TABLE_SECTORS) + data
     }
 
     /// Sector pointers have 32 bits.
-    pub fn check_limit(&self, file: &str, end: u64) -> Result<()> {
+    pub(super) fn check_limit(&self, file: &str, end: u64) -> Result<()> {
         if end < 1 << 32 {
             return Ok(());
         }
@@ -118,11 +118,11 @@ impl Space {
     }
 
     /// Callers have made sure of `end_for`.
-    pub fn take_table(&mut self) -> u32 {
+    pub(super) fn take_table(&mut self) -> u32 {
         self.take_pages(u64::from(TABLE_SECTORS))
     }
 
-    pub fn take_data(&mut self, sectors: u64) -> u32 {
+    pub(super) fn take_data(&mut self, sectors: u64) -> u32 {
         if let Some(length) = self.fragment_for(sectors)
             && let Some(start) = self.fragments[length].pop()
         {

@@ -69,25 +69,25 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub fn get(&mut self, region: u32) -> Option<&mut Table> {
+    pub(super) fn get(&mut self, region: u32) -> Option<&mut Table> {
         self.clock += 1;
         let table = self.loaded.get_mut(&region)?;
         table.used = self.clock;
         Some(table)
     }
 
-    pub fn contains(&self, region: u32) -> bool {
+    pub(super) fn contains(&self, region: u32) -> bool {
         self.loaded.contains_key(&region)
     }
 
     /// A verified table from the file.
-    pub fn insert_loaded(&mut self, region: u32, sector: u32, entries: Vec<u32>) {
+    pub(super) fn insert_loaded(&mut self, region: u32, sector: u32, entries: Vec<u32>) {
         self.make_room();
         self.insert(region, sector, entries, Link::Linked);
     }
 
     /// An empty one for a region that has none, still without space.
-    pub fn insert_unpublished(&mut self, region: u32) {
+    pub(super) fn insert_unpublished(&mut self, region: u32) {
         self.written = true;
         self.make_room();
         self.insert(region, 0, vec![0; TABLE_ENTRIES], Link::Unpublished);
@@ -125,13 +125,13 @@ impl Tables {
     }
 
     /// Drops all that is neither in use nor waiting to be durable: they are read again when asked for.
-    pub fn drop_idle(&mut self) {
+    pub(super) fn drop_idle(&mut self) {
         self.loaded.retain(|_, table| !table.is_idle());
         self.written = !self.loaded.is_empty();
     }
 
     /// Lets go of a placement's hold. A table that got no entry meanwhile is forgotten, and its space leaked.
-    pub fn unpin(&mut self, region: u32) {
+    pub(super) fn unpin(&mut self, region: u32) {
         let Some(table) = self.loaded.get_mut(&region) else { return };
         assert!(table.pins > 0, "region {region} is not pinned");
         table.pins -= 1;
@@ -141,7 +141,7 @@ impl Tables {
     }
 
     /// Entries `first..first + count` of the region become grains from `sector` on, `step` sectors apart.
-    pub fn publish(
+    pub(super) fn publish(
         &mut self,
         directory: &mut Directory,
         region: u32,
@@ -169,7 +169,7 @@ impl Tables {
 
     /// The region is held elsewhere now. A placement that was given up without a word may still pin the table; one that
     /// is still to be published is a fault of the caller, and `publish` says so.
-    pub fn release(&mut self, directory: &mut Directory, region: u32) {
+    pub(super) fn release(&mut self, directory: &mut Directory, region: u32) {
         self.loaded.remove(&region);
         self.dirty.remove(&region);
         if directory.get(region).is_some() {
@@ -179,12 +179,12 @@ impl Tables {
     }
 
     /// Returns how many tables wait to be written, and how many a flush has captured.
-    pub fn unwritten(&self) -> usize {
+    pub(super) fn unwritten(&self) -> usize {
         self.dirty.len() + self.captured.len()
     }
 
     #[cfg(test)]
-    pub fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         self.dirty.is_empty()
             && self.captured.is_empty()
             && self.directory_dirty.is_empty()
@@ -192,7 +192,7 @@ impl Tables {
     }
 
     /// Captures everything published so far.
-    pub fn stages(&mut self, header: &Header, directory: &Directory) -> Stages {
+    pub(super) fn stages(&mut self, header: &Header, directory: &Directory) -> Stages {
         self.take_back_unsettled();
         self.ticket += 1;
         let mut stages = Stages { ticket: self.ticket, ..Stages::default() };
@@ -245,7 +245,7 @@ impl Tables {
     }
 
     /// False for a flush that was not the last to capture.
-    pub fn settle(&mut self, ticket: u64) -> bool {
+    pub(super) fn settle(&mut self, ticket: u64) -> bool {
         if ticket != self.ticket {
             return false;
         }

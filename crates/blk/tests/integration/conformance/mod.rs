@@ -12,7 +12,7 @@ use blk::{Buf, Dir, Env, ErrorKind};
 const PIECE: usize = 8192;
 
 /// Bytes that differ from place to place and from stamp to stamp.
-pub fn pattern(stamp: u8, len: usize) -> Buf {
+pub(super) fn pattern(stamp: u8, len: usize) -> Buf {
     let mut buf = Buf::alloc(len);
     for (at, byte) in buf.iter_mut().enumerate() {
         *byte = (at / 512) as u8 ^ (at as u8).wrapping_mul(31) ^ stamp;
@@ -21,7 +21,7 @@ pub fn pattern(stamp: u8, len: usize) -> Buf {
 }
 
 /// Why something failed; panics if it did not.
-pub fn kind<T>(result: blk::Result<T>) -> ErrorKind {
+pub(super) fn kind<T>(result: blk::Result<T>) -> ErrorKind {
     match result {
         Ok(_) => panic!("succeeded, and should have failed"),
         Err(e) => e.kind,
@@ -29,7 +29,7 @@ pub fn kind<T>(result: blk::Result<T>) -> ErrorKind {
 }
 
 /// The whole script.
-pub async fn script(env: &Env, dir: &Dir) {
+pub(super) async fn script(env: &Env, dir: &Dir) {
     whole_transfers(dir).await;
     misaligned_transfers(dir).await;
     past_the_end(dir).await;

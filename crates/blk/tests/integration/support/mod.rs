@@ -9,21 +9,21 @@ use blk::uring::UringReactor;
 use blk::{Dir, Env, Executor};
 
 /// A directory of its own on the file system of the build, gone with the test.
-pub struct Scratch(pub PathBuf);
+pub(crate) struct Scratch(pub PathBuf);
 
 impl Scratch {
-    pub fn new(name: &str) -> Scratch {
+    pub(crate) fn new(name: &str) -> Scratch {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Scratch(path)
     }
 
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 
-    pub fn join(&self, name: &str) -> String {
+    pub(crate) fn join(&self, name: &str) -> String {
         format!("{}/{name}", self.path())
     }
 }
@@ -34,14 +34,14 @@ impl Drop for Scratch {
     }
 }
 
-pub fn core() -> (Rc<UringReactor>, Executor) {
+pub(crate) fn core() -> (Rc<UringReactor>, Executor) {
     let reactor = Rc::new(UringReactor::new().unwrap());
     let executor = Executor::new(reactor.clone());
     (reactor, executor)
 }
 
 /// Runs `test` on a fresh core with a fresh directory.
-pub fn with_dir<F: Future<Output = ()> + 'static>(name: &str, test: impl FnOnce(Env, Dir) -> F) {
+pub(crate) fn with_dir<F: Future<Output = ()> + 'static>(name: &str, test: impl FnOnce(Env, Dir) -> F) {
     let scratch = Scratch::new(name);
     let (_, executor) = core();
     let env = executor.env();
@@ -50,7 +50,11 @@ pub fn with_dir<F: Future<Output = ()> + 'static>(name: &str, test: impl FnOnce(
 }
 
 /// A connected pair: ours on the reactor, theirs plain.
-pub async fn connected(reactor: &UringReactor, env: &Env, path: &str) -> (Listener, Socket, UnixStream) {
+pub(crate) async fn connected(
+    reactor: &UringReactor,
+    env: &Env,
+    path: &str,
+) -> (Listener, Socket, UnixStream) {
     let listener = Listener::new(env.clone(), reactor.listen_unix(path).unwrap(), path.to_string());
     let theirs = UnixStream::connect(path).unwrap();
     let ours = listener.accept().await.unwrap();
@@ -58,7 +62,7 @@ pub async fn connected(reactor: &UringReactor, env: &Env, path: &str) -> (Listen
 }
 
 /// The smallest channel from a thread to a task.
-pub fn channel() -> (Sender, Receiver) {
+pub(crate) fn channel() -> (Sender, Receiver) {
     let shared = std::sync::Arc::<std::sync::Mutex<Channel>>::default();
     (Sender(shared.clone()), Receiver(shared))
 }
@@ -69,12 +73,12 @@ struct Channel {
     waker: Option<std::task::Waker>,
 }
 
-pub struct Sender(std::sync::Arc<std::sync::Mutex<Channel>>);
+pub(crate) struct Sender(std::sync::Arc<std::sync::Mutex<Channel>>);
 
-pub struct Receiver(std::sync::Arc<std::sync::Mutex<Channel>>);
+pub(crate) struct Receiver(std::sync::Arc<std::sync::Mutex<Channel>>);
 
 impl Sender {
-    pub fn send(&self, value: u64) {
+    pub(crate) fn send(&self, value: u64) {
         let mut channel = self.0.lock().unwrap();
         channel.values.push_back(value);
         if let Some(waker) = channel.waker.take() {
@@ -84,7 +88,7 @@ impl Sender {
 }
 
 impl Receiver {
-    pub async fn next(&mut self) -> u64 {
+    pub(crate) async fn next(&mut self) -> u64 {
         std::future::poll_fn(|cx| {
             let mut channel = self.0.lock().unwrap();
             match channel.values.pop_front() {

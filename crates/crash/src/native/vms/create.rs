@@ -60,7 +60,7 @@ impl User {
         }
     }
 
-    pub async fn create(&mut self) -> Result<(), String> {
+    pub(super) async fn create(&mut self) -> Result<(), String> {
         if self.is_full() {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl User {
 }
 
 /// Adds an empty disk.
-pub fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
+pub(super) fn add(made: &mut Outcome, wanted: &NewDisk, kept: &[String]) {
     let shape = made.shape.as_mut().expect("it is there");
     let (number, slot) = (shape.next_number(), shape.free_slot(kept));
     shape.disks.insert(number, DiskShape { slot, mode: wanted.mode, size_bytes: wanted.size_bytes });

@@ -13,13 +13,13 @@ use crate::run::draw_share;
 /// Longest request, in sectors.
 const SECTORS_MAX: u64 = 24;
 
-pub struct Guest {
+pub(super) struct Guest {
     pub harness: Rc<VmHarness>,
     pub rng: Rng,
 }
 
 impl Guest {
-    pub async fn run(mut self, operations: u64) -> Result<(), String> {
+    pub(super) async fn run(mut self, operations: u64) -> Result<(), String> {
         for _ in 0..operations {
             let Some(vm) = self.pick() else {
                 self.harness.inner.env.sleep_us(200).await;

@@ -25,14 +25,14 @@ use crate::run::Run;
 const CHECKED_EVERY: u64 = 3;
 
 /// An open VM, and the disks that its guests are attached to.
-pub struct Running {
+pub(super) struct Running {
     pub name: String,
     pub vm: Rc<NativeVm>,
     pub gate: RequestGate,
     pub attached: RefCell<BTreeMap<u32, Attached<Client>>>,
 }
 
-pub struct VmHarness {
+pub(super) struct VmHarness {
     pub run: VmRun,
     /// The store under the VMs.
     pub inner: Rc<Harness>,
@@ -49,12 +49,12 @@ impl Deref for VmHarness {
 
 impl Running {
     /// Powers the guests off and disconnects them.
-    pub async fn stop(&self) {
+    pub(super) async fn stop(&self) {
         self.gate.stop().await;
         self.attached.borrow_mut().clear();
     }
 
-    pub async fn start(&self) -> Result<(), String> {
+    pub(super) async fn start(&self) -> Result<(), String> {
         let numbers: Vec<u32> = self.vm.state().disks.iter().map(|disk| disk.number).collect();
         for number in numbers {
             self.attach(number).await?;
@@ -63,7 +63,7 @@ impl Running {
         Ok(())
     }
 
-    pub async fn attach(&self, number: u32) -> Result<(), String> {
+    pub(super) async fn attach(&self, number: u32) -> Result<(), String> {
         let machine: &dyn Machine = &*self.vm;
         let entered = machine.attach(number, "guest").await;
         let entered = entered.map_err(|e| format!("attaching disk{number}: {e}"))?;
@@ -74,7 +74,7 @@ impl Running {
 
 impl VmHarness {
     /// Opens the store, and compares every VM in it.
-    pub async fn open(env: &Env, run: &VmRun, boot: u64) -> Result<Rc<VmHarness>, String> {
+    pub(super) async fn open(env: &Env, run: &VmRun, boot: u64) -> Result<Rc<VmHarness>, String> {
         let under = Run { world: run.world.clone(), plan: run.plan.clone(), model: Rc::default() };
         let inner = Harness::open(env, &under, boot).await.map_err(|e| format!("opening the store: {e}"))?;
         if let Some(e) = inner.store.broken() {
@@ -107,7 +107,7 @@ impl VmHarness {
     }
 
     /// Opens a VM whose guests are powered off.
-    pub async fn serve(self: &Rc<VmHarness>, id: u128) -> Result<Rc<Running>, String> {
+    pub(super) async fn serve(self: &Rc<VmHarness>, id: u128) -> Result<Rc<Running>, String> {
         let vm = NativeVm::open(&self.inner.store, id, self.options()).await.map_err(|e| e.to_string())?;
         let name = vm.name.clone();
         let running =
@@ -143,7 +143,7 @@ impl VmHarness {
     }
 
     /// Checks that a VM is, on all disks, what it was or what the verb that was cut leads to.
-    pub async fn find(self: &Rc<VmHarness>, name: &str) -> Result<(), String> {
+    pub(super) async fn find(self: &Rc<VmHarness>, name: &str) -> Result<(), String> {
         let running = self.running(name);
         let shape = self.shape_of(name)?;
         let looked: BTreeSet<String> = shape.snapshots.keys().cloned().collect();
@@ -197,7 +197,7 @@ impl VmHarness {
         self.running.borrow().values().cloned().collect()
     }
 
-    pub fn running(&self, name: &str) -> Rc<Running> {
+    pub(super) fn running(&self, name: &str) -> Rc<Running> {
         self.running.borrow()[name].clone()
     }
 
@@ -208,14 +208,14 @@ impl VmHarness {
         Shape::of(&state, first)
     }
 
-    pub async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Image>, String> {
+    pub(super) async fn contents(&self, running: &Running) -> Result<BTreeMap<u32, Image>, String> {
         let disks = running.vm.disks();
         let contents = contents_of(&disks).await?;
         Ok(disks.iter().map(|disk| disk.number).zip(contents).collect())
     }
 
     /// Reads a snapshot whole: compares the first look with the models, later ones with the first look.
-    pub async fn look(&self, name: &str, snapshot: &str) -> Result<(), String> {
+    pub(super) async fn look(&self, name: &str, snapshot: &str) -> Result<(), String> {
         let state = self.running(name).vm.state();
         let found = state.snapshots.iter().find(|s| s.name == snapshot).expect("it is in the shape");
         let numbers: Vec<u32> = found.disks.iter().map(|(number, _)| *number).collect();
@@ -248,7 +248,7 @@ impl VmHarness {
     }
 
     /// Checks that the open VM is what the verbs made of it.
-    pub fn check_shape(&self, name: &str) -> Result<(), String> {
+    pub(super) fn check_shape(&self, name: &str) -> Result<(), String> {
         let (shape, expected) = (self.shape_of(name)?, self.model.borrow().shape(name));
         match shape == expected {
             true => Ok(()),
@@ -256,7 +256,7 @@ impl VmHarness {
         }
     }
 
-    pub async fn start_all(&self) -> Result<(), String> {
+    pub(super) async fn start_all(&self) -> Result<(), String> {
         for running in self.all() {
             running.start().await?;
         }
@@ -264,7 +264,7 @@ impl VmHarness {
     }
 
     /// Ends the boot as a clean stop does.
-    pub async fn close(&self) -> Result<(), String> {
+    pub(super) async fn close(&self) -> Result<(), String> {
         for running in self.all() {
             running.stop().await;
             running.vm.close().await.map_err(|e| format!("closing VM {}: {e}", running.name))?;
@@ -279,7 +279,7 @@ impl VmHarness {
 
     /// Checks that the store has the states that VMs and snapshots name, and no others but those hidden under several
     /// of them. Checks that every block in use belongs to something.
-    pub async fn check_exact(&self) -> Result<(), String> {
+    pub(super) async fn check_exact(&self) -> Result<(), String> {
         for running in self.all() {
             for job in running.vm.jobs() {
                 if job.is_cancelled() {

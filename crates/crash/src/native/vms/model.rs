@@ -12,7 +12,7 @@ const SEQUENCES: u64 = 1 << 32;
 
 /// Expected state of a snapshot: the shape and the content of its disks.
 #[derive(Default)]
-pub struct Sealed {
+pub(super) struct Sealed {
     pub disks: BTreeMap<u32, DiskShape>,
     /// Ticks, by disk, at which its take was called and at which it returned.
     pub began: BTreeMap<u32, u64>,
@@ -23,7 +23,7 @@ pub struct Sealed {
 
 /// Possible outcome of a verb under way.
 #[derive(Clone, Default)]
-pub struct Outcome {
+pub(super) struct Outcome {
     /// None: the VM is gone, or not there yet.
     pub shape: Option<Shape>,
     /// Content that running disks show, whatever was written; other disks keep what they have.
@@ -33,7 +33,7 @@ pub struct Outcome {
 }
 
 #[derive(Default)]
-pub struct ExpectedVm {
+pub(super) struct ExpectedVm {
     pub now: Outcome,
     /// Possible outcomes besides the present, in the order in which they come about; the last is what the verb is to
     /// do.
@@ -45,13 +45,13 @@ pub struct ExpectedVm {
 
 impl ExpectedVm {
     /// Notes that a clean stop has made every completed request durable.
-    pub fn closed(&self) {
+    pub(super) fn closed(&self) {
         self.models.values().for_each(|model| model.closed());
     }
 }
 
 #[derive(Default)]
-pub struct Model {
+pub(super) struct Model {
     /// VMs by name.
     pub vms: BTreeMap<String, ExpectedVm>,
     /// Snapshots by name, which is unique across VMs.
@@ -65,7 +65,7 @@ pub struct Model {
 
 impl Model {
     /// Returns the next ordinal, for names and for the sequence numbers of disks.
-    pub fn next_ordinal(&mut self) -> u64 {
+    pub(super) fn next_ordinal(&mut self) -> u64 {
         self.ordinal += 1;
         self.ordinal
     }
@@ -74,20 +74,20 @@ impl Model {
         Rc::new(DiskModel::starting_at(number, self.next_ordinal() * SEQUENCES))
     }
 
-    pub fn vm(&mut self, name: &str) -> &mut ExpectedVm {
+    pub(super) fn vm(&mut self, name: &str) -> &mut ExpectedVm {
         self.vms.get_mut(name).expect("it is known")
     }
 
-    pub fn shape(&self, name: &str) -> Shape {
+    pub(super) fn shape(&self, name: &str) -> Shape {
         self.vms[name].now.shape.clone().expect("it is there")
     }
 
-    pub fn ticks(&self, name: &str, numbers: &[u32]) -> BTreeMap<u32, u64> {
+    pub(super) fn ticks(&self, name: &str, numbers: &[u32]) -> BTreeMap<u32, u64> {
         numbers.iter().map(|n| (*n, self.vms[name].models[n].now())).collect()
     }
 
     /// Notes that an outcome has come about: the one at `at`, or the last for None.
-    pub fn arrive(&mut self, name: &str, at: Option<usize>) {
+    pub(super) fn arrive(&mut self, name: &str, at: Option<usize>) {
         let ahead = std::mem::take(&mut self.vm(name).ahead);
         let at = at.unwrap_or(ahead.len() - 1);
         let Some(outcome) = ahead.into_iter().nth(at) else { return };
@@ -111,7 +111,7 @@ impl Model {
     }
 
     /// Notes that the verb has changed nothing.
-    pub fn stay(&mut self, name: &str) {
+    pub(super) fn stay(&mut self, name: &str) {
         self.vm(name).ahead.clear();
         if self.vms[name].now.shape.is_none() {
             self.vms.remove(name);
@@ -126,7 +126,7 @@ impl Model {
     }
 
     /// Returns what the snapshot shows, by disk. It has been looked at before.
-    pub fn contents(&self, snapshot: &str) -> BTreeMap<u32, Image> {
+    pub(super) fn contents(&self, snapshot: &str) -> BTreeMap<u32, Image> {
         self.sealed[snapshot].contents.clone().expect("looked at after its take")
     }
 }

@@ -9,21 +9,21 @@ const SLOTS: u32 = 16;
 const OWN_SLOT: u32 = 7;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskShape {
+pub(super) struct DiskShape {
     pub slot: String,
     pub mode: DiskMode,
     pub size_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotShape {
+pub(super) struct SnapshotShape {
     pub parent: Option<String>,
     /// Numbers of its disks, rising.
     pub disks: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shape {
+pub(super) struct Shape {
     pub disks: BTreeMap<u32, DiskShape>,
     /// By name.
     pub snapshots: BTreeMap<String, SnapshotShape>,
@@ -37,7 +37,7 @@ pub struct Shape {
 impl Shape {
     /// Returns the shape of a VM in the store, whose first content generation was `first`. An error is a state that no
     /// verb makes.
-    pub fn of(state: &VmState, first: u64) -> Result<Shape, String> {
+    pub(super) fn of(state: &VmState, first: u64) -> Result<Shape, String> {
         let name = |id: Option<u128>| match id {
             None => Ok(None),
             Some(id) => match state.snapshots.iter().find(|s| s.id == id) {
@@ -64,12 +64,12 @@ impl Shape {
         Ok(Shape { disks: disks.collect(), snapshots, current, replaced, fenced })
     }
 
-    pub fn persistent(&self) -> Vec<u32> {
+    pub(super) fn persistent(&self) -> Vec<u32> {
         let persistent = self.disks.iter().filter(|(_, disk)| disk.mode == DiskMode::Persistent);
         persistent.map(|(number, _)| *number).collect()
     }
 
-    pub fn taken(&self, name: &str) -> Shape {
+    pub(super) fn taken(&self, name: &str) -> Shape {
         let mut next = self.clone();
         let snapshot = SnapshotShape { parent: self.current.clone(), disks: self.persistent() };
         next.snapshots.insert(name.to_string(), snapshot);
@@ -78,12 +78,12 @@ impl Shape {
     }
 
     /// Returns the same shape, with other content on some disks.
-    pub fn with_other_content(&self) -> Shape {
+    pub(super) fn with_other_content(&self) -> Shape {
         Shape { replaced: self.replaced + 1, fenced: true, ..self.clone() }
     }
 
     /// Returns the shape after a revert: the snapshot's disks are as in the snapshot, and others stay as they are.
-    pub fn reverted(&self, to: &str, disks: &BTreeMap<u32, DiskShape>) -> Shape {
+    pub(super) fn reverted(&self, to: &str, disks: &BTreeMap<u32, DiskShape>) -> Shape {
         let mut next = self.with_other_content();
         next.current = Some(to.to_string());
         for (number, then) in disks {
@@ -93,12 +93,12 @@ impl Shape {
     }
 
     /// Returns this shape after a restore; a revert, a discard or a reset had led from it to `moved`.
-    pub fn restored_from(&self, moved: &Shape) -> Shape {
+    pub(super) fn restored_from(&self, moved: &Shape) -> Shape {
         Shape { replaced: moved.replaced + 1, fenced: true, ..self.clone() }
     }
 
     /// Returns the shape after a commit of these snapshots: their children move up.
-    pub fn committed(&self, gone: &[String]) -> Shape {
+    pub(super) fn committed(&self, gone: &[String]) -> Shape {
         let up = |mut name: Option<String>| {
             while let Some(n) = name.clone().filter(|n| gone.contains(n)) {
                 name = self.snapshots[&n].parent.clone();
@@ -113,26 +113,26 @@ impl Shape {
     }
 
     /// Returns the running state's snapshots, from the latest up to the first.
-    pub fn running_names(&self) -> Vec<String> {
+    pub(super) fn running_names(&self) -> Vec<String> {
         let above = |name: &String| self.snapshots[name].parent.clone();
         std::iter::successors(self.current.clone(), above).collect()
     }
 
     /// Returns a snapshot and all its descendants.
-    pub fn with_later(&self, name: &str) -> Vec<String> {
+    pub(super) fn with_later(&self, name: &str) -> Vec<String> {
         let above = |at: &String| self.snapshots[at].parent.clone();
         let descends = |at: &String| std::iter::successors(Some(at.clone()), above).any(|at| at == name);
         self.snapshots.keys().filter(|at| descends(at)).cloned().collect()
     }
 
     /// Returns the number of the next disk. A number is not given again while anything has its disk.
-    pub fn next_number(&self) -> u32 {
+    pub(super) fn next_number(&self) -> u32 {
         let kept = self.snapshots.values().flat_map(|s| s.disks.iter());
         self.disks.keys().chain(kept).map(|number| number + 1).max().unwrap_or(0)
     }
 
     /// Returns the first slot that no disk has and that is not in `kept`.
-    pub fn free_slot(&self, kept: &[String]) -> String {
+    pub(super) fn free_slot(&self, kept: &[String]) -> String {
         let slots = (0..SLOTS).filter(|slot| *slot != OWN_SLOT).map(|slot| format!("scsi0:{slot}"));
         let taken = |slot: &String| self.disks.values().any(|d| d.slot == *slot) || kept.contains(slot);
         slots.into_iter().find(|slot| !taken(slot)).expect("few disks")

@@ -52,10 +52,10 @@ verbs! {
     Checkpoint: 2, "cut in a checkpoint";
 }
 
-pub const MODES: [DiskMode; 3] =
+pub(super) const MODES: [DiskMode; 3] =
     [DiskMode::Persistent, DiskMode::IndependentPersistent, DiskMode::IndependentNonpersistent];
 
-pub struct User {
+pub(super) struct User {
     pub harness: Rc<VmHarness>,
     pub rng: Rng,
     /// The VM of all verbs; None: each verb picks one.
@@ -64,7 +64,7 @@ pub struct User {
 
 impl User {
     /// Runs drawn verbs, with a power cut in the verb number `cut_in`.
-    pub async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
+    pub(super) async fn run(mut self, steps: u64, cut_in: Option<u64>) -> Result<(), String> {
         for step in 0..steps {
             self.harness.inner.env.sleep_us(self.rng.below(2000)).await;
             let (verb, ..) = VERBS[draw_share(&mut self.rng, &VERBS.map(|(_, share, _)| share))];
@@ -76,7 +76,7 @@ impl User {
         Ok(())
     }
 
-    pub async fn act(&mut self, verb: Verb) -> Result<(), String> {
+    pub(super) async fn act(&mut self, verb: Verb) -> Result<(), String> {
         let label = VERBS.iter().find(|(v, ..)| *v == verb).map(|(.., label)| *label);
         self.harness.model.borrow_mut().doing = label;
         let name = self.any_vm();
@@ -330,7 +330,12 @@ impl User {
     }
 
     /// Changes the mode of a disk without clients, after a flush of what was written to it.
-    pub async fn change_mode(&self, vm: &Rc<Running>, number: u32, mode: DiskMode) -> Result<(), String> {
+    pub(super) async fn change_mode(
+        &self,
+        vm: &Rc<Running>,
+        number: u32,
+        mode: DiskMode,
+    ) -> Result<(), String> {
         let disk: Rc<dyn Volume> = vm.vm.disk(number).map_err(|e| e.to_string())?;
         let model = self.harness.model.borrow().vms[&vm.name].models[&number].clone();
         Target::plain(disk.clone(), model, 0, 1).flush().await.map_err(|e| e.to_string())?;

@@ -9,15 +9,15 @@ use crash::home;
 use engine::{CommitWhat, Disk, JobState, Vm};
 use vmdk::home::Home;
 
-pub struct Scene {
+pub(super) struct Scene {
     pub vm: Rc<Vm>,
     pub home: Rc<Home>,
 }
 
-pub type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
+pub(super) type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
 
 #[derive(Clone, Copy)]
-pub struct Operation {
+pub(super) struct Operation {
     pub name: &'static str,
     pub act: Act,
     /// Success does not mean that the result is durable.
@@ -35,7 +35,7 @@ macro_rules! operations {
     };
 }
 
-pub const OPERATIONS: &[Operation] = operations![
+pub(super) const OPERATIONS: &[Operation] = operations![
     "first writes and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 300, 40, 9).await }),
     "overwrites and a flush": |s, _| Box::pin(async { fill(&s.vm, 0, 5, 30, 9).await }),
     "overwrites, and flushes until one succeeds": |s, _| Box::pin(insist(s)),
@@ -73,7 +73,7 @@ pub const OPERATIONS: &[Operation] = operations![
 ];
 
 /// Returns the operation to repeat after an error: of two steps the first may have been done.
-pub fn again(operation: &Operation) -> Act {
+pub(super) fn again(operation: &Operation) -> Act {
     match operation.name {
         "revert with a take before" => |s, _| {
             Box::pin(async {
@@ -106,13 +106,13 @@ fn said<T>(result: blk::Result<T>) -> Result<(), String> {
     result.map(drop).map_err(|e| e.to_string())
 }
 
-pub async fn create(env: &Env) -> Result<(), String> {
+pub(super) async fn create(env: &Env) -> Result<(), String> {
     said(home::create(env, &[DISK_BYTES, DISK_BYTES]).await)
 }
 
 /// Prepares the tree: a - e - (running), and a - b - c beside it. The bin has what was written after c; disk2 is
 /// independent, disk3 nonpersistent.
-pub async fn prepare(scene: &Scene) -> Result<(), String> {
+pub(super) async fn prepare(scene: &Scene) -> Result<(), String> {
     let vm = &scene.vm;
     for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
         said(vm.add_disk(&NewDisk { size_bytes: DISK_BYTES, mode, folder: None }).await)?;

@@ -8,10 +8,10 @@ use crash::content::{Image, contents_of, look, read_all};
 use crash::home;
 use engine::Vm;
 
-pub type Content = BTreeMap<u32, Image>;
+pub(super) type Content = BTreeMap<u32, Image>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Seen {
+pub(super) struct Seen {
     /// Content of the disks by number.
     pub disks: Content,
     pub snapshots: BTreeMap<String, Content>,
@@ -22,7 +22,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub async fn of(vm: &Rc<Vm>) -> Result<Seen, String> {
+    pub(super) async fn of(vm: &Rc<Vm>) -> Result<Seen, String> {
         let mut seen = Seen { disks: running(vm).await?, ..Seen::default() };
         for snapshot in vm.state().snapshots {
             let numbers: Vec<u32> = snapshot.disks.iter().map(|(number, _)| *number).collect();
@@ -42,7 +42,7 @@ impl Seen {
         Ok(seen)
     }
 
-    pub async fn add_clones(&mut self, env: &Env, names: &[&str]) -> Result<(), String> {
+    pub(super) async fn add_clones(&mut self, env: &Env, names: &[&str]) -> Result<(), String> {
         for name in names {
             if !home::is_vm(env, name).await.map_err(|e| e.to_string())? {
                 continue;
@@ -57,12 +57,12 @@ impl Seen {
         Ok(())
     }
 
-    pub fn must_equal(&self, other: &Seen, why: &str) -> Result<(), String> {
+    pub(super) fn must_equal(&self, other: &Seen, why: &str) -> Result<(), String> {
         self.must_be_between(other, other).map_err(|e| format!("{e}, {why}"))
     }
 
     /// Checks that the names are as in one of the two, and that every sector is as in one of them.
-    pub fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
+    pub(super) fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
         between("disks", &self.disks, &before.disks, &after.disks)?;
         between_named("snapshots", &self.snapshots, &before.snapshots, &after.snapshots)?;
         between_named("bin", &self.bin, &before.bin, &after.bin)?;

@@ -8,7 +8,7 @@ use engine::relocate::refuse_unmovable;
 use engine::{Between, CommitWhat, Machine};
 
 /// Carries out every verb; an error is a valid result.
-pub async fn carry_out(vm: Rc<dyn Machine>) {
+pub(super) async fn carry_out(vm: Rc<dyn Machine>) {
     look(&vm).await;
     write(&vm).await;
     let _ = vm.clone().take("new", "of the test").await;

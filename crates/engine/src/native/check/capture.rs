@@ -18,7 +18,7 @@ use crate::native::tree::Nodes;
 const CACHE_BYTES: usize = 1 << 20;
 
 /// The state of the last checkpoint.
-pub struct Committed {
+pub(super) struct Committed {
     pub name: String,
     pub superblock: Superblock,
     pub items: Items,
@@ -37,7 +37,7 @@ type CatalogueItems = BTreeMap<Key, Vec<u8>>;
 
 impl Committed {
     /// Reads the state of the last checkpoint; None when too little of it is readable.
-    pub async fn capture(store: &Store, report: &mut Report) -> Result<Option<(Committed, Marks)>> {
+    pub(super) async fn capture(store: &Store, report: &mut Report) -> Result<Option<(Committed, Marks)>> {
         let _turn = store.checkpoint_turn.lock().await;
         let retained = store.space.retain(store.work.clone());
         let superblock = store.superblock.get();
@@ -68,7 +68,7 @@ impl Committed {
     }
 
     /// Returns the nodes that are not dropped.
-    pub fn kept(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
+    pub(super) fn kept(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
         self.items.iter().filter(|(_, item)| !item.dropped).map(|(id, item)| (*id, item))
     }
 }

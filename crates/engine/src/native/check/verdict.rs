@@ -22,7 +22,7 @@ struct Suspect {
 }
 
 impl Walk<'_> {
-    pub async fn judge(mut self, env: &Env) -> Result<Report> {
+    pub(super) async fn judge(mut self, env: &Env) -> Result<Report> {
         self.find_leaked(env).await;
         for doubt in std::mem::take(&mut self.doubts) {
             let Doubt { fault, error, extent, spot } = doubt;
@@ -125,7 +125,7 @@ impl Walk<'_> {
 }
 
 /// Returns which of the `kept` states show an extent at a spot, with the bytes of their disks that it covers.
-pub async fn showing<'a>(
+pub(super) async fn showing<'a>(
     env: &Env,
     nodes: &Nodes,
     kept: impl Iterator<Item = (u64, &'a NodeItem)>,

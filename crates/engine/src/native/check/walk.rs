@@ -18,7 +18,7 @@ const NODES_AT_ONCE: usize = 64;
 
 /// A place in the states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Spot {
+pub(super) struct Spot {
     pub node: u64,
     /// None: data. Some: a page of that level.
     pub level: Option<u8>,
@@ -26,14 +26,14 @@ pub struct Spot {
 }
 
 /// A fault at one place; the states that it affects are determined after the walk.
-pub struct Doubt {
+pub(super) struct Doubt {
     pub fault: Fault,
     pub error: Error,
     pub extent: Extent,
     pub spot: Spot,
 }
 
-pub struct Walk<'a> {
+pub(super) struct Walk<'a> {
     pub committed: &'a Committed,
     pub marks: Marks,
     pub report: Report,
@@ -55,7 +55,7 @@ struct At {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(committed: &'a Committed, marks: Marks, report: Report) -> Walk<'a> {
+    pub(super) fn new(committed: &'a Committed, marks: Marks, report: Report) -> Walk<'a> {
         Walk {
             committed,
             marks,
@@ -66,7 +66,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub async fn all(&mut self, env: &Env) -> Result<()> {
+    pub(super) async fn all(&mut self, env: &Env) -> Result<()> {
         for extent in &self.committed.catalogue {
             for addr in extent.addr..extent.addr.saturating_add(extent.len) {
                 self.see_catalogue(addr);
@@ -183,7 +183,7 @@ fn suspect(suspects: &mut BTreeMap<u64, u64>, report: &mut Report, addr: u64) {
 
 /// Visits everything that the states refer to, each with its node and the piece of it, and the block before which the
 /// ground is unknown.
-pub async fn for_all(
+pub(super) async fn for_all(
     committed: &Committed,
     env: &Env,
     visit: &mut dyn FnMut(u64, &Piece, Seen, u64),

@@ -9,7 +9,7 @@ use super::record::Record;
 
 /// Most pages of a batch, 256 KiB: one write that a disk of any kind does at full speed, and the most that a crash can
 /// tear.
-pub const BATCH_PAGES_MAX: u64 = 64;
+pub(super) const BATCH_PAGES_MAX: u64 = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunJB");
 /// Length of a header: 12 fields in 82 bytes, the rest zero.
@@ -47,7 +47,7 @@ pub(super) struct Header {
 impl Header {
     /// Reads the header of a batch of this store whose claimed pages are inside the ring, from a page that should have
     /// number `seq`. The caller compares the checksum once it has all pages.
-    pub fn parse(page: &[u8], geometry: &Geometry, seq: u64) -> Option<Header> {
+    pub(super) fn parse(page: &[u8], geometry: &Geometry, seq: u64) -> Option<Header> {
         let header = Header::read(page);
         let place = seq % geometry.journal_pages;
         let inside = place + u64::from(header.pages) <= geometry.journal_pages;
@@ -57,7 +57,7 @@ impl Header {
     }
 
     /// Returns the number that a page claims to have, if it looks like the first page of a batch.
-    pub fn claimed_seq(page: &[u8]) -> Option<u64> {
+    pub(super) fn claimed_seq(page: &[u8]) -> Option<u64> {
         (get_u64(page, 0) == MAGIC).then(|| get_u64(page, ADDRESS_AT))
     }
 
@@ -95,7 +95,7 @@ impl Header {
         put_u64(batch, CHECKSUM_AT, checksum);
     }
 
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.seq + u64::from(self.pages)
     }
 }
@@ -129,7 +129,7 @@ fn pages_for(record_bytes: usize) -> u64 {
 impl Draft {
     /// Opens a batch behind page `previous_seq` with room for `first` bytes of records. The rest of the ring is passed
     /// over if it is too short for them.
-    pub fn open(journal_pages: u64, previous_seq: u64, first_lsn: u64, first: usize) -> Draft {
+    pub(super) fn open(journal_pages: u64, previous_seq: u64, first_lsn: u64, first: usize) -> Draft {
         let left = journal_pages - previous_seq % journal_pages;
         let passed = if pages_for(first) > left { left } else { 0 };
         let seq = previous_seq + passed;
@@ -139,12 +139,12 @@ impl Draft {
         Draft { seq, previous_seq, first_lsn, buf, bytes: 0, records: 0, limit_pages }
     }
 
-    pub fn fits(&self, len: usize) -> bool {
+    pub(super) fn fits(&self, len: usize) -> bool {
         pages_for(self.bytes + len) <= self.limit_pages
     }
 
     /// Adds a record and returns its bytes.
-    pub fn push(&mut self, record: &Record) -> &[u8] {
+    pub(super) fn push(&mut self, record: &Record) -> &[u8] {
         let start = HEADER_BYTES + self.bytes;
         let len = record.encoded_len();
         let bytes = &mut self.buf[start..start + len];
@@ -155,12 +155,12 @@ impl Draft {
     }
 
     /// Returns the page behind the batch's present last page.
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.seq + pages_for(self.bytes)
     }
 
     /// Returns the bytes to write at page `seq` of the ring.
-    pub fn seal(mut self, stamp: Stamp) -> Slice {
+    pub(super) fn seal(mut self, stamp: Stamp) -> Slice {
         let pages = pages_for(self.bytes);
         self.buf.truncate((pages * BLOCK) as usize);
         self.buf[HEADER_BYTES + self.bytes..].fill(0);

@@ -15,7 +15,7 @@ use super::record::Record;
 const HEAD_BYTES: usize = 8;
 
 /// The tail of one opening of a store.
-pub struct MemoryTail {
+pub(crate) struct MemoryTail {
     memory: Option<Rc<dyn Memory>>,
     log: MemoryLog,
     prefix: String,
@@ -30,14 +30,14 @@ fn prefix(store_id: u64) -> String {
 
 impl MemoryTail {
     /// Creates the tail of the opening `epoch`; nothing is written before `begin`.
-    pub fn new(env: &Env, store_id: u64, epoch: u64) -> MemoryTail {
+    pub(crate) fn new(env: &Env, store_id: u64, epoch: u64) -> MemoryTail {
         let prefix = prefix(store_id);
         let name = format!("{prefix}{epoch}");
         MemoryTail { memory: env.memory(), log: MemoryLog::new(&name), prefix, name, kept_to: Cell::new(0) }
     }
 
     /// Returns the records from number `from` on that the opening `epoch` left; None where some may be missing.
-    pub fn read(env: &Env, store_id: u64, epoch: u64, from: u64) -> Option<Vec<(u64, Record)>> {
+    pub(crate) fn read(env: &Env, store_id: u64, epoch: u64, from: u64) -> Option<Vec<(u64, Record)>> {
         let memory = env.memory()?;
         let parts = MemoryLog::read(&*memory, &format!("{}{epoch}", prefix(store_id)))?;
         let mut found = BTreeMap::new();
@@ -48,7 +48,7 @@ impl MemoryTail {
 
     /// Begins the tail, with the records that the previous opening left. `forget_others` removes the tails of earlier
     /// openings once they are of no use.
-    pub fn begin(&self, carried: &[(u64, Record)]) {
+    pub(crate) fn begin(&self, carried: &[(u64, Record)]) {
         let Some(memory) = &self.memory else { return };
         self.log.begin(&**memory);
         for (lsn, record) in carried {
@@ -69,7 +69,7 @@ impl MemoryTail {
     }
 
     /// Appends a record that the tail does not have yet.
-    pub fn append(&self, lsn: u64, record: &[u8]) {
+    pub(crate) fn append(&self, lsn: u64, record: &[u8]) {
         let Some(memory) = self.memory.as_ref().filter(|_| self.log.is_kept()) else { return };
         if lsn <= self.kept_to.replace(lsn.max(self.kept_to.get())) {
             return;
@@ -81,17 +81,17 @@ impl MemoryTail {
     }
 
     /// Switches to a new part when a round begins; see `MemoryLog::switch`.
-    pub fn switch(&self) {
+    pub(crate) fn switch(&self) {
         self.log.switch();
     }
 
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         if let Some(memory) = &self.memory {
             self.log.settle(&**memory);
         }
     }
 
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         if let Some(memory) = &self.memory {
             self.log.end(&**memory);
         }

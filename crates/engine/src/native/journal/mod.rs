@@ -146,7 +146,7 @@ impl State {
 }
 
 impl Journal {
-    pub fn new(
+    pub(crate) fn new(
         env: Env,
         file: File,
         geometry: Geometry,
@@ -189,7 +189,7 @@ impl Journal {
     ///
     /// # Panics
     /// When the ring is full: the caller has to check `has_room` or, for a `Change`, `has_room_for_change` before.
-    pub fn append(self: &Rc<Self>, record: Record) -> u64 {
+    pub(crate) fn append(self: &Rc<Self>, record: Record) -> u64 {
         let len = record.encoded_len();
         if self.state.borrow().draft.as_ref().is_some_and(|draft| !draft.fits(len)) {
             self.close();
@@ -261,7 +261,7 @@ impl Journal {
     /// Runs a write in place again until there is space: file systems that never overwrite in place may have none.
     /// Nothing has changed then, and nothing is in doubt. A store that closes does not wait, because it must come to
     /// its end.
-    pub async fn when_space(&self, write: impl AsyncFn() -> Result<()>) -> Result<()> {
+    pub(crate) async fn when_space(&self, write: impl AsyncFn() -> Result<()>) -> Result<()> {
         loop {
             match write().await {
                 Err(e) if e.is_no_space() && !self.gives_up.get() => self.env.sleep_us(SPACE_RETRY_US).await,
@@ -271,7 +271,7 @@ impl Journal {
     }
 
     /// Returns the number of pages that can be appended before the oldest would be overwritten.
-    pub fn free_pages(&self) -> u64 {
+    pub(crate) fn free_pages(&self) -> u64 {
         self.geometry.journal_pages - self.used_pages()
     }
 
@@ -284,30 +284,30 @@ impl Journal {
 
     /// Returns whether a guest may be admitted to append a few records. False leaves `RESERVE_PAGES` for changes and
     /// for what is under way.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.used_pages() + RESERVE_PAGES < self.geometry.journal_pages
     }
 
     /// Returns whether an admitted guest may append a record. False leaves the pages that are kept for changes: the
     /// guest has to release its admission and try again.
-    pub fn has_room_for_record(&self) -> bool {
+    pub(crate) fn has_room_for_record(&self) -> bool {
         self.used_pages() + RECORD_ROOM + 4 * CHANGE_ROOM <= self.geometry.journal_pages
     }
 
     /// Returns whether a `Change` may be appended. If not, it has to wait for a checkpoint, like guests.
-    pub fn has_room_for_change(&self) -> bool {
+    pub(crate) fn has_room_for_change(&self) -> bool {
         self.used_pages() + CHANGE_ROOM + ADMITTED_PAGES <= self.geometry.journal_pages
     }
 
     /// Returns the number of pages between the oldest that may not be overwritten and the newest record.
-    pub fn used_pages(&self) -> u64 {
+    pub(crate) fn used_pages(&self) -> u64 {
         let state = self.state.borrow();
         state.end() - state.tail
     }
 
     /// Closes the open batch, so that the next record begins a new one. Returns the position where a replay from a
     /// checkpoint of everything before it begins.
-    pub fn cut(self: &Rc<Self>) -> Position {
+    pub(crate) fn cut(self: &Rc<Self>) -> Position {
         self.close();
         self.state.borrow().next
     }
@@ -315,7 +315,7 @@ impl Journal {
     /// Notes that `checkpoint` is durable and that a replay from it begins at page `tail`. The pages before `tail` may
     /// be overwritten once a batch that names the checkpoint is durable. Until then a replay may begin at the previous
     /// checkpoint, if the newer superblock cannot be read.
-    pub fn trim(&self, tail: u64, checkpoint: u64) {
+    pub(crate) fn trim(&self, tail: u64, checkpoint: u64) {
         let mut state = self.state.borrow_mut();
         assert!(
             (state.tail..=state.next.seq).contains(&tail),
@@ -330,34 +330,34 @@ impl Journal {
 
     /// Returns the newest checkpoint that a durable batch names. That batch shows that an older superblock is stale,
     /// even if the newer one becomes unreadable, so the space that this checkpoint freed may be used again.
-    pub fn named_checkpoint(&self) -> u64 {
+    pub(crate) fn named_checkpoint(&self) -> u64 {
         self.state.borrow().durably_named
     }
 
     /// Returns the number of the newest record, flushed or not; 0 before the first.
-    pub fn last_lsn(&self) -> u64 {
+    pub(crate) fn last_lsn(&self) -> u64 {
         self.state.borrow().next.lsn - 1
     }
 
     /// Returns the number up to which every record is durable, with its data.
     #[cfg(test)]
-    pub fn flushed_lsn(&self) -> u64 {
+    pub(crate) fn flushed_lsn(&self) -> u64 {
         self.state.borrow().flushed
     }
 
     /// Returns the number up to which every later replay will accept the records as durable, with their data.
-    pub fn durable_flushed_lsn(&self) -> u64 {
+    pub(crate) fn durable_flushed_lsn(&self) -> u64 {
         self.state.borrow().durable
     }
 
     /// Returns the data bytes of `Map` records since the last round began.
-    pub fn unflushed_bytes(&self) -> u64 {
+    pub(crate) fn unflushed_bytes(&self) -> u64 {
         self.state.borrow().unflushed_bytes
     }
 
     /// Returns the error of the write or flush that ended this journal.
     #[cfg(test)]
-    pub fn failed(&self) -> Option<Error> {
+    pub(crate) fn failed(&self) -> Option<Error> {
         self.state.borrow().failed.clone()
     }
 }

@@ -6,7 +6,7 @@ use blk::{Error, Result};
 use super::super::layout::{get_u64, put_u64};
 
 /// Longest payload of a `Change`: 32 pages, so that the record and its batch's header take 33 of a batch's 64.
-pub const CHANGE_BYTES_MAX: usize = 128 << 10;
+pub(crate) const CHANGE_BYTES_MAX: usize = 128 << 10;
 
 /// Addresses, block numbers and generations have 48 bits in the map's entries.
 const FIELD_END: u64 = 1 << 48;

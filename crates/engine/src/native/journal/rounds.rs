@@ -18,7 +18,7 @@ impl Journal {
     /// Makes everything that was written to the file and appended before this call durable, with one device flush.
     /// Concurrent callers share rounds. After a failed write or flush every call returns its error: the content of the
     /// medium is unknown until the store is opened again.
-    pub async fn flush(self: &Rc<Self>) -> Result<()> {
+    pub(crate) async fn flush(self: &Rc<Self>) -> Result<()> {
         let wanted = self.want_round();
         loop {
             {

@@ -44,13 +44,13 @@ pub(super) enum Claimed {
 }
 
 impl LeaseFile {
-    pub fn new(env: &Env, file: File, store_id: u64) -> LeaseFile {
+    pub(super) fn new(env: &Env, file: File, store_id: u64) -> LeaseFile {
         let starts = Fence::failing(env);
         file.set_fence(starts.clone());
         LeaseFile { env: env.clone(), file, store_id, starts }
     }
 
-    pub async fn read(&self) -> Result<Seen> {
+    pub(super) async fn read(&self) -> Result<Seen> {
         self.starts.open_until(u64::MAX);
         let at_ns = self.env.boot_ns();
         let offset = LEASE_BLOCK * BLOCK;
@@ -61,18 +61,18 @@ impl LeaseFile {
     }
 
     /// Writes the page. Fails with `LeaseLost` if the write has not started by `until_ns` of the boot time.
-    pub async fn write(&self, page: &LeasePage, until_ns: u64) -> Result<()> {
+    pub(super) async fn write(&self, page: &LeasePage, until_ns: u64) -> Result<()> {
         self.starts.open_until(until_ns);
         self.file.tables().write(LEASE_BLOCK * BLOCK, page.encode()).await
     }
 
-    pub async fn flush(&self) -> Result<()> {
+    pub(super) async fn flush(&self) -> Result<()> {
         self.starts.open_until(u64::MAX);
         self.file.flush().await
     }
 
     /// Claims the lease, as `seen` allows: writes, flushes, waits, and reads again.
-    pub async fn try_claim(
+    pub(super) async fn try_claim(
         &self,
         seen: &Seen,
         epoch: u64,
@@ -114,7 +114,7 @@ impl LeaseFile {
     }
 
     /// Resolves when the page has not changed for `us` microseconds, with the last read. None if it changed.
-    pub async fn watch(&self, first: Seen, us: u64, every_us: u64) -> Result<Option<Seen>> {
+    pub(super) async fn watch(&self, first: Seen, us: u64, every_us: u64) -> Result<Option<Seen>> {
         // The time counts from the end of the first read, at the latest.
         let until_ns = self.env.boot_ns() + us * 1000;
         loop {

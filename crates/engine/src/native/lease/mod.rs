@@ -16,7 +16,8 @@ use blk::{Env, Error, ErrorKind, Fence, File, Result};
 use futures_util::future::select;
 
 use self::claim::{Claimed, LeaseFile, claim, describe};
-pub use self::page::{LeasePage, LeaseState, Owner};
+pub use self::page::Owner;
+pub(crate) use self::page::{LeasePage, LeaseState};
 use super::superblock::Superblock;
 use crate::options::{Defect, Defects};
 

@@ -18,7 +18,7 @@ const WORDS_AT: usize = 88;
 const HOST_LEN_AT: usize = 144;
 const HOST_AT: usize = 152;
 /// Longest host name; HOST_NAME_MAX of Linux is 64.
-pub const HOST_BYTES_MAX: usize = 255;
+pub(super) const HOST_BYTES_MAX: usize = 255;
 /// Greatest bound in milliseconds, so that sums of bounds in nanoseconds stay small.
 const BOUND_MS_MAX: u64 = 1 << 32;
 /// Greatest counter: at a claim each nanosecond it is reached after a century.
@@ -26,7 +26,7 @@ const COUNTER_END: u64 = 1 << 62;
 
 /// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseState {
+pub(crate) enum LeaseState {
     /// The claim is written and not read again yet: its owner has done no I/O under it.
     Claimed = 1,
     Held = 2,
@@ -52,7 +52,7 @@ pub struct Owner {
 
 /// The content of a lease's page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeasePage {
+pub(crate) struct LeasePage {
     pub store_id: u64,
     pub state: LeaseState,
     pub epoch: u64,
@@ -68,7 +68,7 @@ pub struct LeasePage {
 
 impl LeasePage {
     /// Returns the page of a store that never had a lease: on the medium it is zeros.
-    pub fn unclaimed(store_id: u64) -> LeasePage {
+    pub(crate) fn unclaimed(store_id: u64) -> LeasePage {
         LeasePage {
             store_id,
             state: LeaseState::Released,
@@ -82,7 +82,7 @@ impl LeasePage {
         }
     }
 
-    pub fn encode(&self) -> Buf {
+    pub(crate) fn encode(&self) -> Buf {
         let mut page = Buf::zeroed(BLOCK as usize);
         put_u64(&mut page, 0, MAGIC);
         put_u64(&mut page, STORE_ID_AT, self.store_id);
@@ -116,7 +116,7 @@ impl LeasePage {
     ///
     /// # Errors
     /// `Damaged` with the field, what was found and what was expected.
-    pub fn decode(page: &[u8], store_id: u64, name: &str) -> Result<LeasePage> {
+    pub(crate) fn decode(page: &[u8], store_id: u64, name: &str) -> Result<LeasePage> {
         if page.iter().all(|byte| *byte == 0) {
             return Ok(LeasePage::unclaimed(store_id));
         }

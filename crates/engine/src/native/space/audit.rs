@@ -14,7 +14,7 @@ use super::{Extent, Geometry, GroupSummary, SLOTS, Space};
 const PAGES_AT_ONCE: usize = 16;
 
 /// The committed blocks of a state, to be ticked off. One bit a block: 32 MiB for each TiB of the store's size.
-pub struct Marks {
+pub(crate) struct Marks {
     geometry: Geometry,
     groups: Vec<Group>,
 }
@@ -27,7 +27,7 @@ struct Group {
 
 /// Result of ticking off a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tick {
+pub(crate) enum Tick {
     /// The block was in use and not ticked off before.
     First,
     /// The block was ticked off before, or is free by the bitmap.
@@ -41,7 +41,7 @@ pub enum Tick {
 }
 
 impl Marks {
-    pub fn tick(&mut self, addr: u64, meta: bool) -> Tick {
+    pub(crate) fn tick(&mut self, addr: u64, meta: bool) -> Tick {
         let Some(at) = self.geometry.group_of(addr) else { return Tick::Outside };
         let Some(group) = usize::try_from(at).ok().and_then(|at| self.groups.get_mut(at)) else {
             return Tick::Outside;
@@ -64,12 +64,12 @@ impl Marks {
         }
     }
 
-    pub fn groups(&self) -> usize {
+    pub(crate) fn groups(&self) -> usize {
         self.groups.len()
     }
 
     /// Returns the blocks of a group that were not ticked off, in maximal runs.
-    pub fn left(&self, group: usize) -> Vec<Extent> {
+    pub(crate) fn left(&self, group: usize) -> Vec<Extent> {
         let start = self.geometry.group_start(group as u64);
         let runs = self.groups[group].left.iter().flat_map(Bits::runs);
         runs.map(|run| Extent { addr: start + run.start as u64, len: run.len() as u64 }).collect()
@@ -77,7 +77,7 @@ impl Marks {
 }
 
 /// A guard: while it exists, no block that a checkpoint frees is placed again. The drop of the last one signals `over`.
-pub struct Retained {
+pub(crate) struct Retained {
     space: Rc<Space>,
     over: Rc<Signal>,
 }
@@ -92,14 +92,18 @@ impl Drop for Retained {
 }
 
 impl Space {
-    pub fn retain(self: &Rc<Self>, over: Rc<Signal>) -> Retained {
+    pub(crate) fn retain(self: &Rc<Self>, over: Rc<Signal>) -> Retained {
         self.retainers.update(|n| n + 1);
         Retained { space: self.clone(), over }
     }
 
     /// Reads the pages that `summaries` describe from the medium, and returns the blocks in use. `damaged` is called
     /// for each page that cannot be read or is not the one described, with its group.
-    pub async fn marks(&self, summaries: &[GroupSummary], damaged: &mut dyn FnMut(u64, Error)) -> Marks {
+    pub(crate) async fn marks(
+        &self,
+        summaries: &[GroupSummary],
+        damaged: &mut dyn FnMut(u64, Error),
+    ) -> Marks {
         let mut groups = Vec::with_capacity(summaries.len());
         for some in summaries.chunks(PAGES_AT_ONCE) {
             let first = groups.len();

@@ -34,59 +34,59 @@ fn lane_is_empty(word: u64, lane: usize) -> bool {
 
 impl Bits {
     /// Creates at least `len` bits, all clear.
-    pub fn new(len: usize) -> Bits {
+    pub(super) fn new(len: usize) -> Bits {
         Bits { words: vec![0; len.div_ceil(WORD)] }
     }
 
-    pub fn of_words(words: Vec<u64>) -> Bits {
+    pub(super) fn of_words(words: Vec<u64>) -> Bits {
         Bits { words }
     }
 
-    pub fn words(&self) -> &[u64] {
+    pub(super) fn words(&self) -> &[u64] {
         &self.words
     }
 
-    pub fn word_mut(&mut self, word: usize) -> &mut u64 {
+    pub(super) fn word_mut(&mut self, word: usize) -> &mut u64 {
         &mut self.words[word]
     }
 
     /// Extends the bits so that bit `len - 1` exists.
-    pub fn grow(&mut self, len: usize) {
+    pub(super) fn grow(&mut self, len: usize) {
         self.words.resize(self.words.len().max(len.div_ceil(WORD)), 0);
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.words.len() * WORD
     }
 
-    pub fn get(&self, at: usize) -> bool {
+    pub(super) fn get(&self, at: usize) -> bool {
         self.words[at / WORD] & 1 << (at % WORD) != 0
     }
 
-    pub fn put(&mut self, at: usize, value: bool) {
+    pub(super) fn put(&mut self, at: usize, value: bool) {
         let mask = 1 << (at % WORD);
         let word = &mut self.words[at / WORD];
         *word = if value { *word | mask } else { *word & !mask };
     }
 
-    pub fn fill(&mut self, range: Range<usize>) {
+    pub(super) fn fill(&mut self, range: Range<usize>) {
         masks(range).for_each(|(word, mask)| self.words[word] |= mask);
     }
 
     /// Clears all bits outside of `range`, and truncates to the words that the range needs.
-    pub fn keep(&mut self, range: Range<usize>) {
+    pub(super) fn keep(&mut self, range: Range<usize>) {
         self.words.truncate(range.end.div_ceil(WORD));
         let mut kept = vec![0; self.words.len()];
         masks(range).for_each(|(word, mask)| kept[word] = self.words[word] & mask);
         self.words = kept;
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Returns the first bit at or behind `from` that is `value`.
-    pub fn next(&self, from: usize, value: bool) -> Option<usize> {
+    pub(super) fn next(&self, from: usize, value: bool) -> Option<usize> {
         let flip = if value { 0 } else { u64::MAX };
         let first = from / WORD;
         let mut keep = u64::MAX << (from % WORD);
@@ -101,17 +101,17 @@ impl Bits {
     }
 
     /// Like `next`, but continues from the beginning.
-    pub fn next_round(&self, from: usize, value: bool) -> Option<usize> {
+    pub(super) fn next_round(&self, from: usize, value: bool) -> Option<usize> {
         self.next(from, value).or_else(|| self.next(0, value))
     }
 
     /// Returns the length of the run of `value` from `from` on, `max` at most.
-    pub fn run(&self, from: usize, value: bool, max: usize) -> usize {
+    pub(super) fn run(&self, from: usize, value: bool, max: usize) -> usize {
         self.next(from, !value).unwrap_or(self.len()).saturating_sub(from).min(max)
     }
 
     /// Returns the maximal runs of set bits.
-    pub fn runs(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = Range<usize>> {
         let mut at = 0;
         std::iter::from_fn(move || {
             let start = self.next(at, true)?;
@@ -121,7 +121,7 @@ impl Bits {
     }
 
     /// Returns the start of an empty lane: from the word of bit `from` on, then from the beginning.
-    pub fn next_empty_lane(&self, from: usize) -> Option<usize> {
+    pub(super) fn next_empty_lane(&self, from: usize) -> Option<usize> {
         let first = (from / WORD).min(self.words.len());
         let order = (first..self.words.len()).chain(0..first);
         order.filter(|word| self.words[*word] != u64::MAX).find_map(|word| {
@@ -130,7 +130,7 @@ impl Bits {
         })
     }
 
-    pub fn empty_lanes(&self) -> u32 {
+    pub(super) fn empty_lanes(&self) -> u32 {
         self.words.iter().map(|word| empty_lanes(*word)).sum()
     }
 }

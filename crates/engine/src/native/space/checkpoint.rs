@@ -17,7 +17,7 @@ const PAGES_AT_ONCE: usize = 16;
 impl Space {
     /// Begins a checkpoint, which persists what was placed until now. `unpublished` is placed but in no record yet: it
     /// stays uncommitted.
-    pub fn freeze(&self, unpublished: &[Extent]) {
+    pub(crate) fn freeze(&self, unpublished: &[Extent]) {
         let mut state = self.state.borrow_mut();
         unpublished.iter().for_each(|extent| state.shift(*extent, Use::Uncommitted, Use::Held));
         state.commit_placed();
@@ -29,7 +29,7 @@ impl Space {
 
     /// Removes an extent from the persisted set. It may be placed again after `committed` of the checkpoint under way,
     /// and `release`. The extent comes from the medium: if it is not committed, `write_pages` returns `Damaged`.
-    pub fn free_committed(&self, extent: Extent) {
+    pub(crate) fn free_committed(&self, extent: Extent) {
         let mut state = self.state.borrow_mut();
         match state.locate(extent) {
             Some((group, _)) if !state.is_loaded(group) => state.deferred.push(extent),
@@ -66,7 +66,7 @@ impl Space {
     }
 
     /// Returns the groups whose pages `write_pages` would write now, in order.
-    pub async fn groups_to_write(&self) -> Result<Vec<u64>> {
+    pub(crate) async fn groups_to_write(&self) -> Result<Vec<u64>> {
         self.free_deferred().await?;
         Ok(self.state.borrow().changed_groups().into_iter().map(|group| group as u64).collect())
     }
@@ -75,7 +75,7 @@ impl Space {
     /// the committed page, and returns their summaries in order. The pages are not flushed. The persisted set must not
     /// change meanwhile, and the call must not be dropped half-way. It may be repeated when it failed, or when the
     /// checkpoint did.
-    pub async fn write_pages(self: &Rc<Self>, checkpoint: u64) -> Result<Vec<(u32, GroupSummary)>> {
+    pub(crate) async fn write_pages(self: &Rc<Self>, checkpoint: u64) -> Result<Vec<(u32, GroupSummary)>> {
         self.free_deferred().await?;
         if let Some(damage) = self.damage.borrow().clone() {
             return Err(damage);
@@ -112,7 +112,7 @@ impl Space {
     }
 
     /// Notes that the superblock of `checkpoint` is durable.
-    pub fn committed(&self, checkpoint: u64) {
+    pub(crate) fn committed(&self, checkpoint: u64) {
         let mut state = self.state.borrow_mut();
         for group in state.changed_groups() {
             let Some(summary) = state.groups[group].written.take() else { continue };
@@ -127,7 +127,7 @@ impl Space {
     /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are
     /// written.
     #[cfg(test)]
-    pub fn summaries(&self) -> Vec<GroupSummary> {
+    pub(crate) fn summaries(&self) -> Vec<GroupSummary> {
         let state = self.state.borrow();
         state.groups.iter().map(|group| group.written.unwrap_or(group.committed)).collect()
     }
@@ -135,7 +135,7 @@ impl Space {
     /// Returns the persisted set of a group in memory in maximal runs: the committed one while no checkpoint is under
     /// way. Returns `Damaged` if the group's page is damaged.
     #[cfg(test)]
-    pub async fn committed_runs(&self, group: u32) -> Result<Vec<Extent>> {
+    pub(crate) async fn committed_runs(&self, group: u32) -> Result<Vec<Extent>> {
         let group = group as usize;
         loop {
             self.load(group).await?;

@@ -68,7 +68,7 @@ fn usable(blocks: usize) -> Range<usize> {
 }
 
 impl Maps {
-    pub fn new(blocks: usize, committed: Bits) -> Maps {
+    pub(super) fn new(blocks: usize, committed: Bits) -> Maps {
         let mut busy = committed.clone();
         busy.fill(0..SLOTS as usize);
         busy.fill(blocks..busy.len());
@@ -96,7 +96,7 @@ impl Maps {
         }
     }
 
-    pub fn is(&self, range: Range<usize>, state: Use) -> bool {
+    pub(super) fn is(&self, range: Range<usize>, state: Use) -> bool {
         masks(range).all(|(at, mask)| self.word(state, at) & mask == mask)
     }
 
@@ -117,7 +117,7 @@ impl Maps {
 }
 
 impl Group {
-    pub fn new(committed: GroupSummary, blocks: usize) -> Group {
+    pub(super) fn new(committed: GroupSummary, blocks: usize) -> Group {
         let usable = usable(blocks).len() as u32;
         let unwritten = GroupSummary { free: usable, meta: committed.meta, ..GroupSummary::default() };
         let committed = if committed.version == 0 { unwritten } else { committed };
@@ -140,26 +140,26 @@ impl Group {
         }
     }
 
-    pub fn count(&self, state: Use) -> u32 {
+    pub(super) fn count(&self, state: Use) -> u32 {
         self.counts[state as usize]
     }
 
     /// Returns the number of wholly free lanes; for a group that was never loaded, the most that it can have.
-    pub fn lanes_at_most(&self) -> u32 {
+    pub(super) fn lanes_at_most(&self) -> u32 {
         self.lanes.unwrap_or(self.count(Use::Free) / LANE as u32)
     }
 
     /// Returns whether the maps can be dropped without loss.
-    pub fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         let moving = self.count(Use::Uncommitted) + self.count(Use::Waiting) + self.count(Use::Held);
         moving == 0 && !self.dirty && self.written.is_none() && !self.pinned
     }
 
-    pub fn is_wholly_free(&self) -> bool {
+    pub(super) fn is_wholly_free(&self) -> bool {
         self.count(Use::Free) == self.counts.iter().sum()
     }
 
-    pub fn install(&mut self, maps: Maps) {
+    pub(super) fn install(&mut self, maps: Maps) {
         self.lanes = Some(maps.busy.empty_lanes());
         self.maps = Some(Box::new(maps));
         self.touched = true;
@@ -167,13 +167,13 @@ impl Group {
 
     /// Returns the maps. Panics when the group is not loaded: a caller that changes a block has loaded its group
     /// before.
-    pub fn maps(&self) -> &Maps {
+    pub(super) fn maps(&self) -> &Maps {
         self.maps.as_ref().expect("the group is loaded")
     }
 
     /// Changes the state of blocks. Panics when a block of `range` (counted from the group's start) is not in state
     /// `from`.
-    pub fn shift(&mut self, range: Range<usize>, from: Use, to: Use) {
+    pub(super) fn shift(&mut self, range: Range<usize>, from: Use, to: Use) {
         assert!(is_a_way(from, to), "no block goes from {from:?} to {to:?}");
         let maps = self.maps.as_mut().expect("the group is loaded");
         assert!(maps.is(range.clone(), from), "blocks {range:?} of the group: not all of them are {from:?}");
@@ -191,7 +191,7 @@ impl Group {
     }
 
     /// Makes all uncommitted blocks committed.
-    pub fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         let maps = self.maps.as_mut().expect("a group with uncommitted blocks is loaded");
         for at in 0..maps.uncommitted.words().len() {
             let uncommitted = std::mem::take(maps.uncommitted.word_mut(at));
@@ -203,7 +203,7 @@ impl Group {
     }
 
     /// Notes that blocks of `range` hold data that nothing needs.
-    pub fn note_freed(&mut self, range: Range<usize>) {
+    pub(super) fn note_freed(&mut self, range: Range<usize>) {
         for chunk in range.start / CHUNK..range.end.div_ceil(CHUNK) {
             self.freed_chunks |= 1 << chunk;
         }

@@ -196,7 +196,7 @@ impl Space {
     }
 
     /// Ends background work: when this returns, none of its I/O is under way.
-    pub async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         self.stopped.set(true);
         while self.working_ahead.get() {
             self.eased.wait().await;
@@ -291,7 +291,7 @@ impl State {
     }
 
     /// Returns whether background work has something to do.
-    pub fn wants_ahead(&self, growth: &Growth) -> bool {
+    pub(super) fn wants_ahead(&self, growth: &Growth) -> bool {
         self.wants_room(growth) || self.wants_meta() || self.wants_zeros(growth)
     }
 

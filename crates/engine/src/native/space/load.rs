@@ -11,7 +11,7 @@ use super::{Extent, GroupSummary, SLOTS, Space, page};
 use crate::native::layout::BLOCK;
 
 /// Cap of the maps of groups in memory. Groups that are changing stay, regardless of their number.
-pub const RESIDENT_BYTES_MAX: usize = 32 << 20;
+pub(crate) const RESIDENT_BYTES_MAX: usize = 32 << 20;
 
 /// Number of maps of one group: busy, uncommitted, committed, waiting.
 const MAPS: usize = 4;
@@ -25,7 +25,7 @@ pub(super) fn groups_within(bytes: usize, group_blocks: u64) -> usize {
 impl Space {
     /// Loads the groups of `addrs` for a replay, and keeps them loaded until the next `freeze`. Addresses outside of
     /// all groups are skipped. Returns `Damaged` when a page is not the one that the catalogue describes.
-    pub async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {
+    pub(crate) async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {
         for addr in addrs {
             let Some((group, _)) = self.state.borrow().locate(Extent { addr, len: 1 }) else { continue };
             self.load(group).await?;

@@ -103,7 +103,7 @@ pub(crate) struct Space {
 
 impl Space {
     /// Returns whether all of `extent` is in blocks of one group that may be placed.
-    pub fn has(&self, extent: Extent) -> bool {
+    pub(crate) fn has(&self, extent: Extent) -> bool {
         self.state.borrow().locate(extent).is_some()
     }
 
@@ -113,7 +113,7 @@ impl Space {
     ///
     /// # Panics
     /// When `geometry.group_blocks` is not within `GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX`.
-    pub fn open(
+    pub(crate) fn open(
         env: Env,
         file: File,
         geometry: Geometry,
@@ -147,7 +147,7 @@ impl Space {
     /// the address behind the stream that the blocks continue; where that is not free, the stream begins a lane. Blocks
     /// without `near` that are shorter than a lane go behind the last such blocks. None: no loaded group has room, and
     /// the caller uses `place`.
-    pub fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Option<Extent> {
+    pub(crate) fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Option<Extent> {
         let (placed, ahead) = {
             let mut state = self.state.borrow_mut();
             let placed = state.place_data(Wish { want, near })?;
@@ -164,7 +164,7 @@ impl Space {
     /// # Errors
     /// `NoSpace`: the file cannot grow, and no data block is free or the metadata's reserve could not be had. Nothing
     /// has changed then.
-    pub async fn place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Result<Extent> {
+    pub(crate) async fn place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Result<Extent> {
         loop {
             if let Some(placed) = self.try_place(want, near) {
                 return Ok(placed);
@@ -174,14 +174,14 @@ impl Space {
     }
 
     /// Frees uncommitted blocks at once. Nothing may refer to them, and no I/O to them may be under way.
-    pub fn unplace(&self, extent: Extent) {
+    pub(crate) fn unplace(&self, extent: Extent) {
         self.state.borrow_mut().free(extent, Use::Uncommitted);
         self.ahead_blocked.set(false);
     }
 
     /// Places 1 to `want` metadata blocks in one run for the checkpoint under way; they are committed at once. `NoSpace`
     /// changes nothing.
-    pub async fn place_meta(self: &Rc<Self>, want: u64) -> Result<Extent> {
+    pub(crate) async fn place_meta(self: &Rc<Self>, want: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta(want) {
                 return Ok(placed);
@@ -192,7 +192,7 @@ impl Space {
 
     /// Places exactly `len` metadata blocks in one run. Returns `NoSpace` also when `len` is more than a group has.
     #[cfg(test)]
-    pub async fn place_meta_run(self: &Rc<Self>, len: u64) -> Result<Extent> {
+    pub(crate) async fn place_meta_run(self: &Rc<Self>, len: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta_run(len) {
                 return Ok(placed);
@@ -203,7 +203,7 @@ impl Space {
 
     /// Frees metadata blocks of the checkpoint under way at once, so that failed attempts do not use up the space of
     /// later ones. Nothing may refer to them, and no I/O to them may be under way.
-    pub fn unplace_meta(&self, extent: Extent) {
+    pub(crate) fn unplace_meta(&self, extent: Extent) {
         let mut state = self.state.borrow_mut();
         state.shift(extent, Use::Committed, Use::Waiting);
         state.free(extent, Use::Waiting);
@@ -211,7 +211,7 @@ impl Space {
     }
 
     /// Frees blocks that were placed since the last freeze and displaced by the record `lsn`. Records come in order.
-    pub fn free_uncommitted(&self, extent: Extent, lsn: u64) {
+    pub(crate) fn free_uncommitted(&self, extent: Extent, lsn: u64) {
         let mut state = self.state.borrow_mut();
         state.shift(extent, Use::Uncommitted, Use::Waiting);
         state.waiting.push_back((lsn, extent));
@@ -221,7 +221,7 @@ impl Space {
     /// `named_checkpoint`, which a durable batch of the journal names. They stay out of use until the caller has waited
     /// for every read and write admitted before now and calls `release`. Blocks that checkpoints freed wait longer
     /// while they are retained.
-    pub fn take_releasable(&self, durable_flushed_lsn: u64, named_checkpoint: u64) -> Vec<Extent> {
+    pub(crate) fn take_releasable(&self, durable_flushed_lsn: u64, named_checkpoint: u64) -> Vec<Extent> {
         let mut state = self.state.borrow_mut();
         let mut batch = Vec::new();
         let named = if self.retainers.get() == 0 { named_checkpoint } else { 0 };
@@ -235,7 +235,7 @@ impl Space {
     }
 
     /// Makes extents of a batch of `take_releasable` free; a batch may be released in parts.
-    pub fn release(&self, extents: &[Extent]) {
+    pub(crate) fn release(&self, extents: &[Extent]) {
         let mut state = self.state.borrow_mut();
         extents.iter().for_each(|extent| state.free(*extent, Use::Waiting));
         drop(state);
@@ -244,7 +244,7 @@ impl Space {
     }
 
     /// Sets the reserve: data is placed only while metadata groups have this many blocks free, or can get them.
-    pub fn set_reserve(&self, blocks: u64) {
+    pub(crate) fn set_reserve(&self, blocks: u64) {
         let mut state = self.state.borrow_mut();
         if blocks > state.reserve {
             self.ahead_blocked.set(false);
@@ -256,7 +256,7 @@ impl Space {
     ///
     /// # Errors
     /// `Damaged`: they are not free data blocks of one group. Nothing has changed then.
-    pub fn replay_place(&self, extent: Extent) -> Result<()> {
+    pub(crate) fn replay_place(&self, extent: Extent) -> Result<()> {
         self.replay(extent, Use::Free, "placed")?;
         let mut state = self.state.borrow_mut();
         state.shift(extent, Use::Free, Use::Uncommitted);
@@ -266,7 +266,7 @@ impl Space {
 
     /// Replays a record that displaced these blocks, which an earlier record had placed. They are free at once: the
     /// caller makes the records durable before it places anything. Returns `Damaged` like `replay_place`.
-    pub fn replay_free(&self, extent: Extent) -> Result<()> {
+    pub(crate) fn replay_free(&self, extent: Extent) -> Result<()> {
         self.replay(extent, Use::Uncommitted, "displaced")?;
         self.state.borrow_mut().free(extent, Use::Uncommitted);
         Ok(())
@@ -287,16 +287,16 @@ impl Space {
         Err(Error::damaged(self.file.name(), cause))
     }
 
-    pub fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> Totals {
         self.state.borrow().totals()
     }
 
-    pub fn groups(&self) -> u64 {
+    pub(crate) fn groups(&self) -> u64 {
         self.state.borrow().groups.len() as u64
     }
 
     /// Returns the block up to which the file was zero-written ahead or belongs to metadata.
-    pub fn ready_to(&self) -> u64 {
+    pub(crate) fn ready_to(&self) -> u64 {
         self.state.borrow().ready_to
     }
 }

@@ -23,7 +23,7 @@ const FLAG_META: u64 = 1;
 
 /// Most blocks of a group. The part of a page behind the header has one bit for each: (4096 - 64) x 8 = 32256 blocks,
 /// 126 MiB.
-pub const GROUP_BLOCKS_MAX: u64 = (BLOCK - BITS_AT as u64) * 8;
+pub(crate) const GROUP_BLOCKS_MAX: u64 = (BLOCK - BITS_AT as u64) * 8;
 
 /// Returns the address of the page in a slot.
 pub(super) fn address(geometry: &Geometry, group: u64, slot: u8) -> u64 {

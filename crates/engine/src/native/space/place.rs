@@ -17,7 +17,7 @@ pub(super) struct Wish {
 impl State {
     /// Places data blocks in loaded groups; they become uncommitted. The scan of words begins where the last search ended. A
     /// search that finds nothing in a group is not repeated there, because the sets record it.
-    pub fn place_data(&mut self, wish: Wish) -> Option<Extent> {
+    pub(super) fn place_data(&mut self, wish: Wish) -> Option<Extent> {
         assert!(wish.want > 0, "nothing wanted");
         if self.free_meta() < self.reserve {
             return None;
@@ -85,7 +85,7 @@ impl State {
     }
 
     /// Places metadata blocks in loaded groups, the first free ones; they are committed at once.
-    pub fn place_meta(&mut self, want: u64) -> Option<Extent> {
+    pub(super) fn place_meta(&mut self, want: u64) -> Option<Extent> {
         assert!(want > 0, "nothing wanted");
         let group = self.set(Set::Meta).next_round(self.meta_group, true)?;
         self.meta_group = group;
@@ -99,7 +99,7 @@ impl State {
 
     /// Places exactly `len` metadata blocks in one run, in loaded groups.
     #[cfg(test)]
-    pub fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
+    pub(super) fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
         let mut from = 0;
         while let Some(group) = self.set(Set::Meta).next(from, true) {
             if let Some(at) = self.find_run(group, len as usize) {

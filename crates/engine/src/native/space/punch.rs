@@ -12,7 +12,7 @@ use crate::native::layout::BLOCK;
 impl Space {
     /// Punches up to `chunks` wholly free MiB of data groups in which blocks were freed since the last punch, one after
     /// another. None of their blocks is placed meanwhile. Returns the bytes given back; 0: there is nothing to punch.
-    pub async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
+    pub(crate) async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
         let mut bytes = 0;
         for _ in 0..chunks {
             let space = self.clone();

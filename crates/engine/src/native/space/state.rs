@@ -73,7 +73,12 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn new(geometry: Geometry, summaries: Vec<GroupSummary>, can_grow: bool, ready_to: u64) -> State {
+    pub(super) fn new(
+        geometry: Geometry,
+        summaries: Vec<GroupSummary>,
+        can_grow: bool,
+        ready_to: u64,
+    ) -> State {
         let mut state = State {
             geometry,
             groups: Vec::with_capacity(summaries.len()),
@@ -105,7 +110,7 @@ impl State {
         state
     }
 
-    pub fn push(&mut self, summary: GroupSummary) {
+    pub(super) fn push(&mut self, summary: GroupSummary) {
         let group = self.groups.len();
         self.groups.push(Group::new(summary, self.group_blocks()));
         self.sets.iter_mut().for_each(|set| set.grow(group + 1));
@@ -113,27 +118,27 @@ impl State {
         self.refresh(group);
     }
 
-    pub fn group_blocks(&self) -> usize {
+    pub(super) fn group_blocks(&self) -> usize {
         self.geometry.group_blocks as usize
     }
 
     /// Returns how many blocks of a group may be placed.
-    pub fn usable(&self) -> u64 {
+    pub(super) fn usable(&self) -> u64 {
         self.geometry.group_blocks - SLOTS
     }
 
     /// Returns the block behind the last group.
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.geometry.group_start(self.groups.len() as u64)
     }
 
-    pub fn set(&self, set: Set) -> &Bits {
+    pub(super) fn set(&self, set: Set) -> &Bits {
         &self.sets[set as usize]
     }
 
     /// Returns the group of `extent` and its blocks, counted from the group's start. None when it is not wholly inside
     /// of the usable blocks of one group.
-    pub fn locate(&self, extent: Extent) -> Option<(usize, Range<usize>)> {
+    pub(super) fn locate(&self, extent: Extent) -> Option<(usize, Range<usize>)> {
         let group = self.geometry.group_of(extent.addr)?;
         let start = extent.addr - self.geometry.group_start(group.min(self.groups.len() as u64));
         let end = start.checked_add(extent.len)?;
@@ -145,34 +150,34 @@ impl State {
     }
 
     /// Like `locate`, for an extent that this allocator placed. Panics when it is not in a group.
-    pub fn locate_own(&self, extent: Extent) -> (usize, Range<usize>) {
+    pub(super) fn locate_own(&self, extent: Extent) -> (usize, Range<usize>) {
         self.locate(extent).unwrap_or_else(|| panic!("{extent:?} was never placed"))
     }
 
-    pub fn extent(&self, group: usize, blocks: Range<usize>) -> Extent {
+    pub(super) fn extent(&self, group: usize, blocks: Range<usize>) -> Extent {
         let addr = self.geometry.group_start(group as u64) + blocks.start as u64;
         Extent { addr, len: blocks.len() as u64 }
     }
 
-    pub fn is_loaded(&self, group: usize) -> bool {
+    pub(super) fn is_loaded(&self, group: usize) -> bool {
         self.groups[group].maps.is_some()
     }
 
     /// Returns whether all of `extent` is in `state`. False when its group is not loaded or when it is not inside of
     /// one group.
-    pub fn is(&self, extent: Extent, state: Use) -> bool {
+    pub(super) fn is(&self, extent: Extent, state: Use) -> bool {
         self.locate(extent).is_some_and(|(group, blocks)| {
             self.groups[group].maps.as_ref().is_some_and(|maps| maps.is(blocks, state))
         })
     }
 
     /// Changes the state of blocks. Panics when a block of `extent` is not in state `from`.
-    pub fn shift(&mut self, extent: Extent, from: Use, to: Use) {
+    pub(super) fn shift(&mut self, extent: Extent, from: Use, to: Use) {
         let (group, blocks) = self.locate_own(extent);
         self.shift_blocks(group, blocks, from, to);
     }
 
-    pub fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
+    pub(super) fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
         let len = blocks.len() as u64;
         self.groups[group].shift(blocks, from, to);
         if to == Use::Uncommitted {
@@ -186,13 +191,13 @@ impl State {
     }
 
     /// Makes blocks free that may have been written.
-    pub fn free(&mut self, extent: Extent, from: Use) {
+    pub(super) fn free(&mut self, extent: Extent, from: Use) {
         let (group, blocks) = self.locate_own(extent);
         self.groups[group].note_freed(blocks.clone());
         self.shift_blocks(group, blocks, from, Use::Free);
     }
 
-    pub fn commit_placed(&mut self) {
+    pub(super) fn commit_placed(&mut self) {
         self.freezes += 1;
         let mut from = 0;
         while let Some(group) = self.set(Set::Uncommitted).next(from, true) {
@@ -205,7 +210,7 @@ impl State {
         self.committed_changes += 1;
     }
 
-    pub fn set_meta(&mut self, group: usize) {
+    pub(super) fn set_meta(&mut self, group: usize) {
         self.change_totals(group, |total, count| total - count);
         self.groups[group].meta = true;
         self.groups[group].dirty = true;
@@ -221,20 +226,20 @@ impl State {
         }
     }
 
-    pub fn install(&mut self, group: usize, committed: Bits) {
+    pub(super) fn install(&mut self, group: usize, committed: Bits) {
         let maps = Maps::new(self.group_blocks(), committed);
         self.groups[group].install(maps);
         self.refresh(group);
     }
 
-    pub fn evict(&mut self, group: usize) {
+    pub(super) fn evict(&mut self, group: usize) {
         assert!(self.groups[group].is_quiet(), "group {group} is still needed");
         self.groups[group].maps = None;
         self.refresh(group);
     }
 
     /// Puts a group into the sets it belongs to, and updates the sums.
-    pub fn refresh(&mut self, at: usize) {
+    pub(super) fn refresh(&mut self, at: usize) {
         let group = &self.groups[at];
         let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(Use::Free) > 0);
         let lanes = group.lanes_at_most();
@@ -263,32 +268,32 @@ impl State {
         self.totals[usize::from(meta)][state as usize]
     }
 
-    pub fn free_data(&self) -> u64 {
+    pub(super) fn free_data(&self) -> u64 {
         self.total(false, Use::Free)
     }
 
-    pub fn free_meta(&self) -> u64 {
+    pub(super) fn free_meta(&self) -> u64 {
         self.total(true, Use::Free)
     }
 
-    pub fn held_data(&self) -> u64 {
+    pub(super) fn held_data(&self) -> u64 {
         self.total(false, Use::Held)
     }
 
     /// Returns whether gaps are filled, rather than lanes begun. That is so while the file does not grow, and while
     /// less than three quarters of the data groups are used: each lane that is begun for one block makes the file grow
     /// by sixteen blocks, which are zero-written first.
-    pub fn fills_gaps(&self) -> bool {
+    pub(super) fn fills_gaps(&self) -> bool {
         let all: u64 = self.totals[0].iter().sum();
         self.full || !self.can_grow || 4 * (all - self.free_data()) < 3 * all
     }
 
     /// Returns the number of blocks that data placement finds without a load or a growth of the file.
-    pub fn room(&self) -> u64 {
+    pub(super) fn room(&self) -> u64 {
         if self.fills_gaps() { self.loaded_free } else { self.lanes * LANE as u64 }
     }
 
-    pub fn totals(&self) -> Totals {
+    pub(super) fn totals(&self) -> Totals {
         let both = |state: Use| self.total(false, state) + self.total(true, state);
         Totals {
             grown: self.groups.len() as u64 * self.usable(),

@@ -110,7 +110,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub fn get(&self, spot: &Spot) -> Option<&Rc<Node>> {
+    pub(super) fn get(&self, spot: &Spot) -> Option<&Rc<Node>> {
         let node = self.index.get(&spot.pointer.addr).filter(|node| node.spot == *spot)?;
         node.used.set(true);
         Some(node)

@@ -16,7 +16,7 @@ pub(super) const LEAF_ENTRIES: usize = (BLOCK as usize - HEADER_BYTES) / ENTRY_B
 pub(super) const FANOUT: usize = (BLOCK as usize - HEADER_BYTES) / POINTER_BYTES;
 
 /// Highest level: 252 * 126^7 blocks are more than 2^56, and a disk of 2^63 bytes has 2^51 of them.
-pub const LEVEL_MAX: u8 = 7;
+pub(crate) const LEVEL_MAX: u8 = 7;
 
 /// Blocks below a node of each level. It has one level more, which only walks use: 252 * 126^8 is still below 2^64.
 const SPANS: [u64; LEVEL_MAX as usize + 2] = spans();
@@ -32,7 +32,7 @@ const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
 }
 
 /// Returns the number of blocks below a node of `level`: 252 * 126^level.
-pub const fn span(level: u8) -> u64 {
+pub(crate) const fn span(level: u8) -> u64 {
     SPANS[level as usize]
 }
 
@@ -67,12 +67,12 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub fn get(bytes: &[u8]) -> Result<Entry, String> {
+    pub(super) fn get(bytes: &[u8]) -> Result<Entry, String> {
         let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
         Ok(Entry { addr, birth })
     }
 
-    pub fn put(&self, bytes: &mut [u8]) {
+    pub(super) fn put(&self, bytes: &mut [u8]) {
         put_u64(bytes, 0, self.addr);
         put_u64(bytes, 8, self.birth);
     }
@@ -165,7 +165,7 @@ pub(super) struct Spot {
 }
 
 impl Spot {
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.first + span(self.level)
     }
 }
@@ -181,7 +181,7 @@ pub(super) enum Source {
 
 impl Source {
     /// Returns the source at block 0 of `level`, which is not below the root's level.
-    pub fn top(root: Option<&Root>, level: u8) -> Source {
+    pub(super) fn top(root: Option<&Root>, level: u8) -> Source {
         match root {
             None => Source::Hole,
             Some(root) if root.level == level => Source::Page(root.pointer),
@@ -189,12 +189,12 @@ impl Source {
         }
     }
 
-    pub fn page(pointer: Pointer) -> Source {
+    pub(super) fn page(pointer: Pointer) -> Source {
         if pointer.is_hole() { Source::Hole } else { Source::Page(pointer) }
     }
 
     /// Returns child `index`, which is of `level`; `children` are those of the page, if it is one.
-    pub fn child(&self, level: u8, index: usize, children: &[Pointer]) -> Source {
+    pub(super) fn child(&self, level: u8, index: usize, children: &[Pointer]) -> Source {
         match self {
             Source::Page(_) => children.get(index).map_or(Source::Hole, |pointer| Source::page(*pointer)),
             Source::Above(root) if index == 0 => Source::top(Some(root), level),

@@ -20,7 +20,7 @@ use super::plan::{Planner, Step};
 use crate::native::layout::{BLOCK, Extent};
 
 /// The services that a merge needs from the store.
-pub trait Ground {
+pub(crate) trait Ground {
     /// Returns whether an old entry or node that covers `blocks` and was born at `birth` belongs to this tree alone. If
     /// it does at some block, it must also do so at the blocks before, and for later births.
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
@@ -42,7 +42,7 @@ pub trait Ground {
 /// # Errors
 /// Errors of the medium and of `place_node`; `Damaged` for old pages; `Invalid` for a block that no tree covers. The
 /// old tree is unchanged then, and nothing of it is freed.
-pub async fn merge(
+pub(crate) async fn merge(
     nodes: &Nodes,
     root: Option<Root>,
     updates: &[Update],

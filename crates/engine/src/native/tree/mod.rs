@@ -13,10 +13,10 @@ mod node;
 mod plan;
 mod walk;
 
-pub use cache::Nodes;
-pub use entry::{LEVEL_MAX, Mapped, Root, Update, span};
-pub use merge::{Ground, merge};
-pub use walk::{Seen, differences, gone, has_page, survey};
+pub(crate) use cache::Nodes;
+pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Update, span};
+pub(crate) use merge::{Ground, merge};
+pub(crate) use walk::{Seen, differences, gone, has_page, survey};
 
 /// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that
 /// a guest's request does not wait behind them.

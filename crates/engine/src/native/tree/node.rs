@@ -75,7 +75,7 @@ enum Kind {
 }
 
 impl Body {
-    pub fn leaf(entries: &Entries) -> Body {
+    pub(super) fn leaf(entries: &Entries) -> Body {
         let mut runs: Vec<Run> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             if runs.last_mut().is_none_or(|last| !last.extend(*entry)) {
@@ -88,13 +88,13 @@ impl Body {
         Body(Kind::Runs(runs.into()))
     }
 
-    pub fn interior(children: &[Pointer]) -> Body {
+    pub(super) fn interior(children: &[Pointer]) -> Body {
         assert_eq!(children.len(), FANOUT, "children of a node");
         Body(Kind::Pointers(children.into()))
     }
 
     /// Returns the number of mapped blocks below.
-    pub fn count(&self) -> u64 {
+    pub(super) fn count(&self) -> u64 {
         match &self.0 {
             Kind::Pointers(children) => children.iter().map(|child| child.count).sum(),
             _ => self.entries().iter().filter(|entry| entry.addr != 0).count() as u64,
@@ -158,7 +158,7 @@ impl Node {
     }
 
     /// Makes a new node of `body` and its page. `spot` has everything of the pointer but count and checksum.
-    pub fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
+    pub(super) fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
         spot.pointer.count = body.count();
         let mut page = Buf::zeroed(BLOCK as usize);
         put_u64(&mut page, 0, MAGIC);
@@ -176,7 +176,7 @@ impl Node {
 
     /// Verifies and decodes the page of store `store_id` at `spot`. Returns `Damaged` unless every field matches the
     /// pointer and the path to it.
-    pub fn open(name: &str, store_id: u64, spot: &Spot, page: &[u8]) -> Result<Node> {
+    pub(super) fn open(name: &str, store_id: u64, spot: &Spot, page: &[u8]) -> Result<Node> {
         let reader = Reader { name, spot, page };
         reader.check_header(store_id)?;
         let body = reader.body()?;
@@ -187,19 +187,19 @@ impl Node {
         Ok(Node::new(*spot, body))
     }
 
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         /// Size of the cache's index entry, its seat, and the counts of the `Rc`.
         const OVERHEAD: usize = 64;
         size_of::<Node>() + OVERHEAD + self.body.heap_bytes()
     }
 
     /// Returns the children of an interior node; none for a leaf.
-    pub fn children(&self) -> &[Pointer] {
+    pub(super) fn children(&self) -> &[Pointer] {
         if let Kind::Pointers(children) = &self.body.0 { children } else { &[] }
     }
 
     /// Returns the child over `block`, which is below this interior node.
-    pub fn child_at(&self, block: u64) -> Spot {
+    pub(super) fn child_at(&self, block: u64) -> Spot {
         let level = self.spot.level - 1;
         let index = (block - self.spot.first) / span(level);
         let first = self.spot.first + index * span(level);
@@ -207,12 +207,12 @@ impl Node {
     }
 
     /// Returns the entries of a leaf.
-    pub fn entries(&self) -> Entries {
+    pub(super) fn entries(&self) -> Entries {
         self.body.entries()
     }
 
     /// Appends the runs of `blocks`, which are inside of this leaf.
-    pub fn push_runs(&self, blocks: Range<u64>, mark: usize, out: &mut Vec<Mapped>) {
+    pub(super) fn push_runs(&self, blocks: Range<u64>, mark: usize, out: &mut Vec<Mapped>) {
         let base = self.spot.first;
         let range = blocks.start - base..blocks.end - base;
         let mut push = |start: u64, len: u64, entry: Entry| {

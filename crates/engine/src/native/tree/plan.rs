@@ -27,7 +27,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    pub fn blocks(&self) -> Range<u64> {
+    pub(super) fn blocks(&self) -> Range<u64> {
         self.first..self.first + span(self.level)
     }
 }
@@ -53,7 +53,7 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Plans the steps from block `at` on: at most `PAGES_AT_ONCE` places of a level at once.
-    pub async fn window(&self, at: u64) -> Result<Window> {
+    pub(super) async fn window(&self, at: u64) -> Result<Window> {
         let mut window = Window { steps: Vec::new(), ways: BTreeMap::new(), until: span(self.level) };
         let mut row = Vec::new();
         self.enlist(self.level, 0, Source::top(self.root.as_ref(), self.level), at, &mut row, &mut window);

@@ -24,7 +24,7 @@ const NODES_PER_TURN: usize = 4;
 ///
 /// Stops on a leaf's boundary after about `budget` nodes of each side, but always makes progress. Returns the block up
 /// to which all is done: `to` at the end. Returns `Damaged` like `Nodes::lookup`.
-pub async fn gone(
+pub(crate) async fn gone(
     nodes: &Nodes,
     old: Option<&Root>,
     new: Option<&Root>,
@@ -38,7 +38,7 @@ pub async fn gone(
 
 /// Visits the maximal ranges within `from..to` in which two trees differ, in order. Budget and result are those of
 /// `gone`; a range is cut where a call stops.
-pub async fn differences(
+pub(crate) async fn differences(
     nodes: &Nodes,
     a: Option<&Root>,
     b: Option<&Root>,
@@ -55,7 +55,7 @@ pub async fn differences(
 
 /// Something that a walk finds in one of two trees alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// Never a hole, and never over the end of a leaf.
     Data(Mapped),
     Page {
@@ -78,7 +78,7 @@ pub enum Seen {
 /// Visits what `root` refers to within `blocks` and `ground` does not at the same place, and continues behind damage.
 /// Pages are those that end in `blocks.start + 1..=blocks.end`, each after all below it. Budget and result are those of
 /// `gone`.
-pub async fn survey(
+pub(crate) async fn survey(
     nodes: &Nodes,
     root: Option<&Root>,
     ground: Option<&Root>,
@@ -91,7 +91,7 @@ pub async fn survey(
 
 /// Returns whether the page at `addr` is the tree's node of `level` over `block`; false if a page on the path is
 /// damaged.
-pub async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64, addr: u64) -> bool {
+pub(crate) async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64, addr: u64) -> bool {
     let root = root.filter(|root| root.level >= level && block < span(root.level));
     let Some(mut spot) = root.map(Root::spot) else { return false };
     while spot.level > level && !spot.pointer.is_hole() {

@@ -36,7 +36,7 @@ impl Move {
     }
 
     /// Adds what becomes of the leaving disks: they go to the bin, or are dropped.
-    pub fn with_thrown(mut self, vm: &NativeVm, thrown: Option<BinnedState>) -> Move {
+    pub(super) fn with_thrown(mut self, vm: &NativeVm, thrown: Option<BinnedState>) -> Move {
         match thrown {
             Some(thrown) => {
                 let current = vm.state.borrow().current.filter(|_| self.loss.reverts);

@@ -12,20 +12,20 @@ use super::super::change::{Key, Op};
 use super::super::store::Store;
 use super::super::stored::USER_KINDS;
 
-pub const VM: u8 = USER_KINDS;
-pub const SNAPSHOT: u8 = USER_KINDS + 1;
+pub(super) const VM: u8 = USER_KINDS;
+pub(super) const SNAPSHOT: u8 = USER_KINDS + 1;
 /// Present, without a value, while the VM is the source or the target of a move.
-pub const MOVING: u8 = USER_KINDS + 2;
+pub(super) const MOVING: u8 = USER_KINDS + 2;
 /// The folder that is the VM's home.
-pub const HOME: u8 = USER_KINDS + 3;
+pub(super) const HOME: u8 = USER_KINDS + 3;
 
 /// The bin: an item for each entry, and one for each snapshot in it.
-pub const BIN: u8 = USER_KINDS + 4;
-pub const BINNED_SNAPSHOT: u8 = USER_KINDS + 5;
+pub(super) const BIN: u8 = USER_KINDS + 4;
+pub(super) const BINNED_SNAPSHOT: u8 = USER_KINDS + 5;
 
 /// The slot of a disk when a snapshot was taken, which a revert needs to bring back a removed disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptSlot {
+pub(super) struct KeptSlot {
     pub number: u32,
     pub slot: String,
 }
@@ -52,34 +52,34 @@ pub enum VmHomeState {
 
 const HOME_STATES: [VmHomeState; 3] = [VmHomeState::Unfinished, VmHomeState::Whole, VmHomeState::Binned];
 
-pub fn layer_name(node: u64) -> String {
+pub(super) fn layer_name(node: u64) -> String {
     format!("n{node}")
 }
 
 /// Returns the node of a layer's name. Panics on a name that this module has not made.
-pub fn node_of(layer: &str) -> u64 {
+pub(super) fn node_of(layer: &str) -> u64 {
     layer.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node's own name")
 }
 
-pub fn vm_key(id: u128) -> Key {
+pub(super) fn vm_key(id: u128) -> Key {
     Key { kind: VM, major: id, minor: 0 }
 }
 
-pub fn moving_key(vm: u128) -> Key {
+pub(super) fn moving_key(vm: u128) -> Key {
     Key { kind: MOVING, major: vm, minor: 0 }
 }
 
-pub fn home_key(vm: u128) -> Key {
+pub(super) fn home_key(vm: u128) -> Key {
     Key { kind: HOME, major: vm, minor: 0 }
 }
 
-pub fn put_home(vm: u128, home: &VmHome) -> Op {
+pub(super) fn put_home(vm: u128, home: &VmHome) -> Op {
     let mut out = Writer::default();
     out.u8(home.state as u8).bytes(home.path.as_bytes());
     Op::Put { key: home_key(vm), value: out.done() }
 }
 
-pub fn read_home(value: &[u8], place: &str) -> Result<VmHome> {
+pub(super) fn read_home(value: &[u8], place: &str) -> Result<VmHome> {
     let mut input = Reader::new(value, place);
     let byte = input.u8("state of a VM's home")?;
     let state = *HOME_STATES.get(usize::from(byte)).ok_or_else(|| {
@@ -88,19 +88,19 @@ pub fn read_home(value: &[u8], place: &str) -> Result<VmHome> {
     Ok(VmHome { state, path: input.text("home of a VM")? })
 }
 
-pub fn snapshot_key(vm: u128, uid: u32) -> Key {
+pub(super) fn snapshot_key(vm: u128, uid: u32) -> Key {
     Key { kind: SNAPSHOT, major: vm, minor: u64::from(uid) }
 }
 
-pub fn binned_key(vm: u128, entry: u64) -> Key {
+pub(super) fn binned_key(vm: u128, entry: u64) -> Key {
     Key { kind: BIN, major: vm, minor: entry }
 }
 
-pub fn binned_snapshot_key(vm: u128, uid: u32) -> Key {
+pub(super) fn binned_snapshot_key(vm: u128, uid: u32) -> Key {
     Key { kind: BINNED_SNAPSHOT, major: vm, minor: u64::from(uid) }
 }
 
-pub fn put_vm(state: &VmState) -> Op {
+pub(super) fn put_vm(state: &VmState) -> Op {
     let mut out = Writer::default();
     out.bytes(state.name.as_bytes()).u128(state.current.unwrap_or(0)).u32(state.last_uid).u64(state.last_job);
     out.u64(state.generation.present).u64(state.generation.opened);
@@ -116,7 +116,7 @@ fn put_disks(out: &mut Writer, disks: &[DiskState]) {
 }
 
 /// Encodes an entry of the bin without its snapshots.
-pub fn put_binned(vm: u128, binned: &BinnedState) -> Op {
+pub(super) fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     let mut out = Writer::default();
     out.u8(by_byte(binned.by)).u64(binned.unix_us as u64).u128(binned.current.unwrap_or(0));
     out.bytes(binned.subject.as_bytes());
@@ -126,11 +126,11 @@ pub fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     Op::Put { key: binned_key(vm, binned.id), value: out.done() }
 }
 
-pub fn put_snapshot(vm: u128, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+pub(super) fn put_snapshot(vm: u128, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
     Op::Put { key: snapshot_key(vm, snapshot.uid), value: snapshot_value(Writer::default(), snapshot, slots) }
 }
 
-pub fn put_binned_snapshot(vm: u128, entry: u64, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
+pub(super) fn put_binned_snapshot(vm: u128, entry: u64, snapshot: &SnapshotState, slots: &[KeptSlot]) -> Op {
     let mut out = Writer::default();
     out.u64(entry);
     Op::Put { key: binned_snapshot_key(vm, snapshot.uid), value: snapshot_value(out, snapshot, slots) }
@@ -179,11 +179,11 @@ fn mode_of(byte: u8, place: &str) -> Result<DiskMode> {
     }
 }
 
-pub fn read_name(value: &[u8], place: &str) -> Result<String> {
+pub(super) fn read_name(value: &[u8], place: &str) -> Result<String> {
     Reader::new(value, place).text("name of a VM")
 }
 
-pub fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
+pub(super) fn read_vm(store: &Store, id: u128, value: &[u8]) -> Result<VmState> {
     let place = format!("{}: VM {id:032x}", store.path());
     let mut input = Reader::new(value, &place);
     let mut state =
@@ -217,7 +217,7 @@ fn read_disks(store: &Store, input: &mut Reader<'_>, place: &str) -> Result<Vec<
 }
 
 /// Decodes an entry of the bin without its snapshots.
-pub fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<BinnedState> {
+pub(super) fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<BinnedState> {
     let place = format!("{}: entry {:016x} in the bin of VM {:032x}", store.path(), key.minor, key.major);
     let mut input = Reader::new(value, &place);
     let by = by_of(input.u8("operation of an entry")?, &place)?;
@@ -251,13 +251,13 @@ fn expect_node(store: &Store, place: &str, node: u64, running: bool) -> Result<u
     Ok(found.size_bytes())
 }
 
-pub fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {
+pub(super) fn read_snapshot(store: &Store, key: Key, value: &[u8]) -> Result<(SnapshotState, Vec<KeptSlot>)> {
     let place = format!("{}: snapshot {} of VM {:032x}", store.path(), key.minor, key.major);
     read_snapshot_value(store, key, Reader::new(value, &place), &place)
 }
 
 /// Decodes a snapshot in the bin, and returns it with the id of its entry.
-pub fn read_binned_snapshot(
+pub(super) fn read_binned_snapshot(
     store: &Store,
     key: Key,
     value: &[u8],

@@ -87,7 +87,7 @@ impl Direction {
     }
 }
 
-pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Result<Vec<Record>> {
+pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Result<Vec<Record>> {
     let bytes = lines.rest(BYTES_MAX).map_err(|e| Error::new(blk::ErrorKind::Io, name, e.to_string()))?;
     let too_long = || Error::unsupported(name, format!("more than {BYTES_MAX} bytes of JSON"));
     let bytes = bytes.ok_or_else(too_long)?;

@@ -18,10 +18,10 @@ enum Kind {
 }
 
 /// Title that distinguishes a record of a log from those of other formats.
-pub const TITLE: &str = "A fio log";
+pub(crate) const TITLE: &str = "A fio log";
 
 /// Returns `job` of `job_clat.1.log`, with its folder and its number.
-pub fn job(name: &str) -> Option<String> {
+pub(crate) fn job(name: &str) -> Option<String> {
     let kinds = ["_iops", "_bw", "_clat", "_slat", "_lat"];
     let (at, kind) = kinds.iter().find_map(|kind| Some((name.rfind(kind)?, kind)))?;
     Some(format!("{}{}", &name[..at], &name[at + kind.len()..]))
@@ -49,7 +49,7 @@ fn parse(line: &str) -> Option<Entry> {
     (entry.direction <= 2).then_some(entry)
 }
 
-pub fn is_line(line: &str) -> bool {
+pub(crate) fn is_line(line: &str) -> bool {
     parse(line).is_some()
 }
 
@@ -83,7 +83,7 @@ impl Sum {
 /// Sums by second. fio's entries are in order except for a few late ones.
 type Seconds = std::collections::BTreeMap<u64, [Sum; 2]>;
 
-pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {
+pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let Some(kind) = kind(name) else {
         skips.file(
             "a fio log does not say what it holds; its name should have _iops, _bw or _lat, as fio wrote it",

@@ -80,7 +80,7 @@ fn title(line: &str) -> Title {
 
 /// Reads a configuration. Workers without a specification of their own get, in turn, the one with their name, or the
 /// first.
-pub fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
+pub(crate) fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
     let mut config = Config::default();
     let mut now = Title::Other;
     let mut number = 0;

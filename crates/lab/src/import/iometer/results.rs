@@ -95,7 +95,7 @@ struct Reading<'a> {
     skips: &'a mut Skips,
 }
 
-pub fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {
+pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let mut reading =
         Reading { record: new_record(name, "IOmeter results"), columns: None, before: None, skips };
     let mut fields = Fields::default();

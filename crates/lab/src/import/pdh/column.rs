@@ -2,7 +2,7 @@
 
 /// The level at which a counter measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layer {
+pub(super) enum Layer {
     /// A disk of a VM, or of the measured machine.
     Guest,
     /// A sum of the same I/O over the disks of a VM or the volumes of a disk; used where nothing finer exists.
@@ -12,7 +12,7 @@ pub enum Layer {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(super) enum Role {
     Reads,
     Writes,
     ReadBytes,
@@ -22,7 +22,7 @@ pub enum Role {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Column<'a> {
+pub(super) struct Column<'a> {
     pub category: &'a str,
     pub instance: &'a str,
     pub counter: &'a str,
@@ -51,7 +51,7 @@ const COUNTERS: [(&str, Role, f64); 12] = [
 ];
 
 /// Parses a column; None where it does not belong to a disk.
-pub fn column(path: &str) -> Option<Column<'_>> {
+pub(super) fn column(path: &str) -> Option<Column<'_>> {
     let (category, instance, counter) = parts(path)?;
     let (_, role, scale) = *COUNTERS.iter().find(|(name, ..)| name.eq_ignore_ascii_case(counter))?;
     let layer = match category {
@@ -83,7 +83,7 @@ fn is_disk(instance: &str) -> bool {
 
 impl Column<'_> {
     /// Returns the VM of a virtual disk; empty for other columns.
-    pub fn vm(&self) -> &str {
+    pub(super) fn vm(&self) -> &str {
         match self.category {
             "Virtual Disk" if is_disk(self.instance) => {
                 self.instance.rsplitn(3, ':').last().unwrap_or_default()

@@ -48,7 +48,7 @@ impl Weighted {
     }
 }
 
-pub struct Row {
+pub(super) struct Row {
     time: Ambiguous,
     guest: Rates,
     host: Option<Rates>,
@@ -60,7 +60,7 @@ pub struct Row {
 
 impl Row {
     /// Reads one line. Blanks are not samples; words are reported.
-    pub fn new(fields: &Fields, header: &Header, line: u64, skips: &mut Skips) -> Self {
+    pub(super) fn new(fields: &Fields, header: &Header, line: u64, skips: &mut Skips) -> Self {
         let mut row = Self {
             time: number::date_time(fields.get(0)),
             guest: Rates::default(),
@@ -131,14 +131,14 @@ impl Row {
 
 /// All lines. The last of them decides whether dates have days or months first.
 #[derive(Default)]
-pub struct Rows {
+pub(super) struct Rows {
     rows: Vec<Row>,
     /// Lines after the header.
     pub lines: u64,
 }
 
 impl Rows {
-    pub fn add(&mut self, row: Row, line: u64, skips: &mut Skips) {
+    pub(super) fn add(&mut self, row: Row, line: u64, skips: &mut Skips) {
         self.lines += 1;
         if row.time.month_first.is_none() && row.time.day_first.is_none() {
             skips.at(line, "no time in the first column");
@@ -151,7 +151,7 @@ impl Rows {
 
     /// Converts the lines to samples. A rate belongs to the interval that ends at its time, so the first line only
     /// begins one.
-    pub fn into_record(self, record: &mut Record, bias_minutes: i64, skips: &mut Skips) {
+    pub(super) fn into_record(self, record: &mut Record, bias_minutes: i64, skips: &mut Skips) {
         let order = self.order(record);
         let mut before: Option<i64> = None;
         let mut first = 0;

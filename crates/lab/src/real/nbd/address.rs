@@ -8,21 +8,21 @@ use blk::{Error, Result};
 const DEFAULT_PORT: u16 = 10809;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Server {
+pub(crate) enum Server {
     Unix(PathBuf),
     /// "HOST:PORT".
     Tcp(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub(crate) struct Address {
     pub server: Server,
     pub export: String,
 }
 
 impl Address {
     /// Parses `nbd+unix:///EXPORT?socket=PATH` or `nbd://HOST[:PORT]/EXPORT`. Errors: `Invalid`.
-    pub fn parse(uri: &str) -> Result<Address> {
+    pub(crate) fn parse(uri: &str) -> Result<Address> {
         let wrong = || {
             Error::invalid(
                 uri,

@@ -14,7 +14,7 @@ const REPLIES_MAX: usize = 64;
 
 /// Properties of the export, as the server announced them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Export {
+pub(crate) struct Export {
     pub size_bytes: u64,
     pub flags: u16,
 }
@@ -26,7 +26,7 @@ struct Talk<'a, S> {
 
 /// Negotiates and leaves the stream at the start of the transmission phase. Errors: `NotFound` where the server has no
 /// such export.
-pub fn negotiate<S: Read + Write>(stream: &mut S, name: &str, place: &str) -> Result<Export> {
+pub(super) fn negotiate<S: Read + Write>(stream: &mut S, name: &str, place: &str) -> Result<Export> {
     let mut talk = Talk { stream, place };
     talk.greet()?;
     let mut payload = Vec::with_capacity(name.len() + 6);

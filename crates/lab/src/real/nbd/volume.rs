@@ -42,13 +42,13 @@ struct Connection {
 }
 
 /// A volume on one NBD connection; dropping it ends the connection.
-pub struct NbdVolume {
+pub(crate) struct NbdVolume {
     connection: Rc<Connection>,
 }
 
 impl NbdVolume {
     /// Attaches to `socket`, which has just finished its negotiation.
-    pub fn start(env: &Env, socket: Socket, export: Export) -> Rc<NbdVolume> {
+    pub(crate) fn start(env: &Env, socket: Socket, export: Export) -> Rc<NbdVolume> {
         let socket = Rc::new(socket);
         let connection = Rc::new(Connection {
             place: socket.peer().to_string(),

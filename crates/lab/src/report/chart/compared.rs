@@ -21,7 +21,7 @@ fn class(n: usize) -> String {
 }
 
 /// Draws all guest I/O of each run on one axis. None for fewer than two runs with samples.
-pub fn overlay(records: &[&Record]) -> Option<Markup> {
+pub(crate) fn overlay(records: &[&Record]) -> Option<Markup> {
     let sampled: Vec<_> = records.iter().filter(|r| !r.samples.is_empty()).take(OVERLAID_MAX).collect();
     let curves: Vec<_> = sampled
         .iter()
@@ -47,7 +47,7 @@ pub fn overlay(records: &[&Record]) -> Option<Markup> {
 }
 
 /// Draws mean guest IOPS phase by phase, one bar per run. None for fewer than two runs.
-pub fn bars(records: &[&Record]) -> Option<Markup> {
+pub(crate) fn bars(records: &[&Record]) -> Option<Markup> {
     let shown = &records[..records.len().min(BARS_MAX)];
     let figures: Vec<Vec<Figures>> = shown.iter().map(|r| figures::phases(r)).collect();
     let mut phases: Vec<&'static str> = Vec::new();

@@ -14,7 +14,7 @@ const WIDTH_MIN: f64 = 1.2;
 const MARKS_MAX: usize = 24;
 
 /// Draws phases as shaded areas, with their names where they fit.
-pub fn phases(frame: &Frame<'_>, spans: &[PhaseSpan]) -> Markup {
+pub(super) fn phases(frame: &Frame<'_>, spans: &[PhaseSpan]) -> Markup {
     html! { @for span in spans { (phase(frame, span)) } }
 }
 
@@ -39,7 +39,7 @@ fn phase(frame: &Frame<'_>, span: &PhaseSpan) -> Markup {
 }
 
 /// Draws stuns over the whole height, each wide enough to be visible. Stuns at the same position are drawn once.
-pub fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
+pub(super) fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
     let mut taken = BTreeSet::new();
     let width = |s: &Stun| frame.x((s.at_us.saturating_add(s.stun_us)) as f64) - frame.x(s.at_us as f64);
     let shown =
@@ -54,7 +54,7 @@ pub fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
     }
 }
 
-pub fn stun_text(stun: &Stun) -> String {
+pub(super) fn stun_text(stun: &Stun) -> String {
     let disk = stun.disk.map_or("all disks".into(), |disk| format!("disk {disk}"));
     let (length, at) = (words::time(stun.stun_us as f64), words::time(stun.at_us as f64));
     let cause =
@@ -63,7 +63,7 @@ pub fn stun_text(stun: &Stun) -> String {
 }
 
 /// Draws lost heartbeats as strokes below the box, and the numbers of marks.
-pub fn strip(frame: &Frame<'_>, record: &Record) -> Markup {
+pub(super) fn strip(frame: &Frame<'_>, record: &Record) -> Markup {
     let y = frame.bottom() + 2.0;
     let mut taken = BTreeSet::new();
     let lost = record.beats.iter().filter(|b| b.lost).map(|b| frame.x(b.at_us as f64));
@@ -95,6 +95,6 @@ fn marks(frame: &Frame<'_>, marks: &[Mark]) -> Markup {
 }
 
 /// Returns whether the page needs a legend for stuns and lost heartbeats.
-pub fn has_strip(record: &Record) -> bool {
+pub(crate) fn has_strip(record: &Record) -> bool {
     !record.stuns.is_empty() || record.beats.iter().any(|beat| beat.lost)
 }

@@ -135,7 +135,7 @@ fn stuns(record: &Record) -> Option<Markup> {
 }
 
 /// Returns all charts of a run, with names for files.
-pub fn all_of(record: &Record) -> Vec<(&'static str, Markup)> {
+pub(crate) fn all_of(record: &Record) -> Vec<(&'static str, Markup)> {
     let charts = [
         ("guest-iops", guest(record)),
         ("host-iops", host(record)),

@@ -34,7 +34,7 @@ fn by<T>(said: &Said<'_, T>, all: usize) -> String {
     said.by.iter().map(|record| words::label(record)).collect::<Vec<_>>().join(", ")
 }
 
-pub fn of_group(group: &Comparison<'_>) -> Markup {
+pub(super) fn of_group(group: &Comparison<'_>) -> Markup {
     let records = &group.records;
     html! {
         (constants(&once(records, |r| &r.constants), records.len()))

@@ -15,7 +15,7 @@ const TABLE_LINES_MAX: usize = 240;
 const EVENTS_MAX: usize = 200;
 
 /// Renders one run. `named`: the page has other runs. `folded`: other runs are more important.
-pub fn section(record: &Record, named: bool, folded: bool) -> Markup {
+pub(super) fn section(record: &Record, named: bool, folded: bool) -> Markup {
     let inside = html! {
         @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } }
         (charts(record))

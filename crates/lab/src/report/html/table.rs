@@ -8,7 +8,7 @@ use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
 use crate::run::{Quantity, Use};
 
-pub fn figures(group: &Comparison<'_>) -> Markup {
+pub(super) fn figures(group: &Comparison<'_>) -> Markup {
     let wide = group.has_published();
     let mut notes: Vec<&str> = Vec::new();
     let all = group.lines.iter().flat_map(|line| &line.notes);
@@ -32,7 +32,7 @@ pub fn figures(group: &Comparison<'_>) -> Markup {
 }
 
 /// Renders the figures of each phase in each run; nothing for a single run.
-pub fn side_by_side(group: &Comparison<'_>) -> Markup {
+pub(super) fn side_by_side(group: &Comparison<'_>) -> Markup {
     let lines = beside(&group.records);
     if group.records.len() < 2 || lines.is_empty() {
         return html! {};

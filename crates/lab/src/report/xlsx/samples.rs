@@ -30,7 +30,7 @@ const CHARTS_COLUMN: u16 = 17;
 /// Rows that one chart covers.
 const CHART_ROWS: u32 = 19;
 
-pub fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> Result<(), XlsxError> {
+pub(super) fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> Result<(), XlsxError> {
     let mut sheet = Sheet::new(worksheet, name)?;
     sheet.header(&HEADS)?;
     for sample in record.samples.iter().take(ROWS_MAX as usize) {

@@ -3,11 +3,11 @@
 use rust_xlsxwriter::{Chart, Color, Format, FormatBorder, Worksheet, XlsxError};
 
 /// Most rows of a sheet below its header. Excel's own limit, with the header, is 1,048,576 rows.
-pub const ROWS_MAX: u32 = 1_000_000;
+pub(super) const ROWS_MAX: u32 = 1_000_000;
 /// Most characters of a cell in the file format.
 const CELL_CHARS_MAX: usize = 32_767;
 
-pub struct Sheet<'a> {
+pub(super) struct Sheet<'a> {
     worksheet: &'a mut Worksheet,
     row: u32,
     column: u16,
@@ -15,13 +15,13 @@ pub struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    pub fn new(worksheet: &'a mut Worksheet, name: &str) -> Result<Self, XlsxError> {
+    pub(super) fn new(worksheet: &'a mut Worksheet, name: &str) -> Result<Self, XlsxError> {
         worksheet.set_name(name)?;
         Ok(Self { worksheet, row: 0, column: 0, percent: Format::new().set_num_format("+0 %;-0 %;0 %") })
     }
 
     /// Writes row 0, which stays in view.
-    pub fn header(&mut self, names: &[&str]) -> Result<(), XlsxError> {
+    pub(super) fn header(&mut self, names: &[&str]) -> Result<(), XlsxError> {
         let format = Format::new().set_bold().set_background_color(Color::RGB(0x00e8_eef4));
         let format = format.set_border_bottom(FormatBorder::Thin).set_text_wrap();
         for name in names {
@@ -34,7 +34,7 @@ impl<'a> Sheet<'a> {
     }
 
     /// Writes a string. It is never evaluated as a formula, whatever its first character.
-    pub fn text(&mut self, text: &str) -> Result<(), XlsxError> {
+    pub(super) fn text(&mut self, text: &str) -> Result<(), XlsxError> {
         if !text.is_empty() {
             let text: String = super::words::plain(text).chars().take(CELL_CHARS_MAX).collect();
             self.worksheet.write_string(self.row, self.column, text)?;
@@ -44,7 +44,7 @@ impl<'a> Sheet<'a> {
     }
 
     /// Writes a number; leaves the cell empty for None.
-    pub fn number(&mut self, value: Option<f64>) -> Result<(), XlsxError> {
+    pub(super) fn number(&mut self, value: Option<f64>) -> Result<(), XlsxError> {
         if let Some(value) = value.filter(|v| v.is_finite()) {
             self.worksheet.write_number(self.row, self.column, value)?;
         }
@@ -52,7 +52,7 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
-    pub fn percent(&mut self, fraction: Option<f64>) -> Result<(), XlsxError> {
+    pub(super) fn percent(&mut self, fraction: Option<f64>) -> Result<(), XlsxError> {
         if let Some(value) = fraction.filter(|v| v.is_finite()) {
             self.worksheet.write_number_with_format(self.row, self.column, value, &self.percent)?;
         }
@@ -60,32 +60,32 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
-    pub fn next(&mut self) {
+    pub(super) fn next(&mut self) {
         self.row += 1;
         self.column = 0;
     }
 
     /// Returns the number of rows without the header.
-    pub fn rows(&self) -> u32 {
+    pub(super) fn rows(&self) -> u32 {
         self.row.saturating_sub(1)
     }
 
-    pub fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.rows() >= ROWS_MAX
     }
 
     /// Places a chart at the top, from `column` on.
-    pub fn chart(&mut self, column: u16, chart: &Chart) -> Result<(), XlsxError> {
+    pub(super) fn chart(&mut self, column: u16, chart: &Chart) -> Result<(), XlsxError> {
         self.chart_at(1, column, chart)
     }
 
-    pub fn chart_at(&mut self, row: u32, column: u16, chart: &Chart) -> Result<(), XlsxError> {
+    pub(super) fn chart_at(&mut self, row: u32, column: u16, chart: &Chart) -> Result<(), XlsxError> {
         self.worksheet.insert_chart(row, column, chart)?;
         Ok(())
     }
 
     /// Sets the widths in characters, from the first column on.
-    pub fn finish(self, widths: &[f64]) -> Result<(), XlsxError> {
+    pub(super) fn finish(self, widths: &[f64]) -> Result<(), XlsxError> {
         for (column, width) in (0..).zip(widths) {
             self.worksheet.set_column_width(column, *width)?;
         }

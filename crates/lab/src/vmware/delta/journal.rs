@@ -25,7 +25,7 @@ use crate::vmware::turns::Turns;
 /// Number of a sector of the file, from 0.
 type Sector = u64;
 
-pub struct Journal {
+pub(super) struct Journal {
     /// Offset of the journal in the file, bytes.
     at: u64,
     /// Sectors of each first write that no record carries yet, oldest first.
@@ -41,7 +41,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    pub fn new(at: u64) -> Journal {
+    pub(super) fn new(at: u64) -> Journal {
         Journal {
             at,
             waiting: RefCell::default(),
@@ -55,7 +55,7 @@ impl Journal {
 
     /// Resolves when journal records carry all of `sectors`: one record, or several where one has no room. Writes that
     /// wait meanwhile share the next record.
-    pub async fn log(&self, delta: &Delta, sectors: BTreeSet<Sector>) -> Result<()> {
+    pub(super) async fn log(&self, delta: &Delta, sectors: BTreeSet<Sector>) -> Result<()> {
         self.waiting.borrow_mut().push_back(sectors);
         let own = self.came.get();
         self.came.set(own + 1);

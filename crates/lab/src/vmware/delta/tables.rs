@@ -25,7 +25,7 @@ impl Delta {
 
     /// Looks a range up for a read. With a read filter it skips a delta that holds nothing of the range; the filter is
     /// never wrong.
-    pub async fn look_up_read(&self, range: &Range<u64>) -> Result<()> {
+    pub(crate) async fn look_up_read(&self, range: &Range<u64>) -> Result<()> {
         if self.kind.rules.read_filter && !self.holds_any(range) {
             return Ok(());
         }
@@ -33,7 +33,7 @@ impl Delta {
     }
 
     /// Reads the table pages of `range` that exist and are not in memory.
-    pub async fn look_up(&self, range: &Range<u64>) -> Result<()> {
+    pub(crate) async fn look_up(&self, range: &Range<u64>) -> Result<()> {
         for page in self.pages(range) {
             let Some(at) = self.page_at(page) else { continue };
             if self.state.borrow_mut().cache.hit(page) {
@@ -47,7 +47,7 @@ impl Delta {
     }
 
     /// Reads the whole table that covers `offset`, as a committer does before it moves the grains that the table names.
-    pub async fn read_table(&self, offset: u64) -> Result<()> {
+    pub(crate) async fn read_table(&self, offset: u64) -> Result<()> {
         let format = self.layout.format;
         let first = offset / format.region_bytes() * format.pages_per_table();
         let Some(at) = self.page_at(first) else { return Ok(()) };
@@ -59,7 +59,7 @@ impl Delta {
     }
 
     /// Writes the changed entries of `range` to the file, now or at the next flush.
-    pub async fn write_tables(&self, range: &Range<u64>) -> Result<()> {
+    pub(crate) async fn write_tables(&self, range: &Range<u64>) -> Result<()> {
         if self.kind.rules.table_writes == TableWrites::AtFlush {
             let pages = self.pages(range);
             self.state.borrow_mut().dirty.extend(pages);
@@ -73,7 +73,7 @@ impl Delta {
     }
 
     /// Flushes the data, then the tables that point to it.
-    pub async fn flush(&self) -> Result<()> {
+    pub(crate) async fn flush(&self) -> Result<()> {
         self.host.flush(&self.extent.file).await?;
         let dirty = std::mem::take(&mut self.state.borrow_mut().dirty);
         if dirty.is_empty() {

@@ -1,6 +1,6 @@
 //! What the contract tests share: seeds, worlds, and sectors that say what they are.
 
-pub mod oracle;
+pub(crate) mod oracle;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -9,35 +9,35 @@ use blk::reactor::OpenMode;
 use blk::{Buf, Dir, Env, File};
 use sim::{Options, SimWorld};
 
-pub const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 
 /// Seeds that see every outcome of a choice among a few, almost surely.
-pub const SEEDS: u64 = 300;
+pub(crate) const SEEDS: u64 = 300;
 
-pub fn root(env: &Env) -> Dir {
+pub(crate) fn root(env: &Env) -> Dir {
     env.open_root("/").expect("the root exists")
 }
 
-pub async fn open(env: &Env, name: &str) -> File {
+pub(crate) async fn open(env: &Env, name: &str) -> File {
     root(env).open(name, OpenMode::Write).await.expect("the fixture made it")
 }
 
 /// `count` sectors, each full of `value`.
-pub fn sectors(value: u8, count: usize) -> Buf {
+pub(crate) fn sectors(value: u8, count: usize) -> Buf {
     let mut buf = Buf::alloc(count * SECTOR);
     buf.fill(value);
     buf
 }
 
 /// A world with one durable file "disk" of `len` zero bytes.
-pub fn world_with_disk(seed: u64, options: Options, len: usize) -> SimWorld {
+pub(crate) fn world_with_disk(seed: u64, options: Options, len: usize) -> SimWorld {
     let world = SimWorld::new(seed, options);
     world.write_file("disk", &vec![0; len]);
     world
 }
 
 /// Runs `main` in a fresh world of every seed, cuts the power afterwards, and collects what `observe` sees then.
-pub fn outcomes_after_cut<O, F>(
+pub(crate) fn outcomes_after_cut<O, F>(
     make: impl Fn(u64) -> SimWorld,
     main: impl Fn(Env) -> F,
     observe: impl Fn(&SimWorld) -> O,
@@ -56,7 +56,7 @@ where
 }
 
 /// The first byte of each sector of a file as it is now.
-pub fn sector_values(world: &SimWorld, path: &str) -> Vec<u8> {
+pub(crate) fn sector_values(world: &SimWorld, path: &str) -> Vec<u8> {
     let bytes = world.read_file(path, sim::View::Current).expect("the file is there");
     for sector in bytes.chunks(SECTOR) {
         assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector is torn inside");

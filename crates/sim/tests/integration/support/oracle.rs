@@ -20,7 +20,7 @@ struct Candidate {
     completed: u64,
 }
 
-pub struct Oracle {
+pub(crate) struct Oracle {
     disk: u64,
     /// Moves with every call: the order in which the caller saw things.
     clock: u64,
@@ -28,7 +28,7 @@ pub struct Oracle {
 }
 
 /// A write or zeroing under way.
-pub struct Ticket {
+pub(crate) struct Ticket {
     issued: u64,
     first: usize,
     count: usize,
@@ -36,12 +36,12 @@ pub struct Ticket {
 
 impl Oracle {
     /// All sectors are durable zeros.
-    pub fn new(disk: u64, sectors: usize) -> Oracle {
+    pub(crate) fn new(disk: u64, sectors: usize) -> Oracle {
         let zeros = Candidate { shows: ZEROS, issued: 0, completed: 0 };
         Oracle { disk, clock: 0, sectors: vec![vec![zeros]; sectors] }
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.sectors.len()
     }
 
@@ -51,7 +51,7 @@ impl Oracle {
     }
 
     /// A write of `count` sectors is about to be issued; returns what to write.
-    pub fn write(&mut self, first: usize, count: usize) -> (Ticket, Buf) {
+    pub(crate) fn write(&mut self, first: usize, count: usize) -> (Ticket, Buf) {
         let ticket = self.issue(first, count, true);
         let mut buf = Buf::alloc(count * SECTOR);
         for (at, sector) in buf.chunks_mut(SECTOR).enumerate() {
@@ -60,7 +60,7 @@ impl Oracle {
         (ticket, buf)
     }
 
-    pub fn zero(&mut self, first: usize, count: usize) -> Ticket {
+    pub(crate) fn zero(&mut self, first: usize, count: usize) -> Ticket {
         self.issue(first, count, false)
     }
 
@@ -73,7 +73,7 @@ impl Oracle {
         Ticket { issued, first, count }
     }
 
-    pub fn completed(&mut self, ticket: &Ticket) {
+    pub(crate) fn completed(&mut self, ticket: &Ticket) {
         let now = self.tick();
         for sector in &mut self.sectors[ticket.first..ticket.first + ticket.count] {
             let own = sector.iter_mut().find(|c| c.issued == ticket.issued);
@@ -82,11 +82,11 @@ impl Oracle {
     }
 
     /// A flush is about to be submitted.
-    pub fn flush(&mut self) -> u64 {
+    pub(crate) fn flush(&mut self) -> u64 {
         self.tick()
     }
 
-    pub fn flushed(&mut self, submitted: u64) {
+    pub(crate) fn flushed(&mut self, submitted: u64) {
         for sector in &mut self.sectors {
             let covered = sector.iter().filter(|c| c.completed < submitted);
             let newest = covered.map(|c| c.issued).max().unwrap_or(0);
@@ -104,7 +104,7 @@ impl Oracle {
     }
 
     /// Compares everything with what is allowed; what was found is durable and certain from then on.
-    pub fn check(&mut self, content: &[u8]) -> Result<(), String> {
+    pub(crate) fn check(&mut self, content: &[u8]) -> Result<(), String> {
         if content.len() != self.len() * SECTOR {
             return Err(format!("{} bytes, {} expected", content.len(), self.len() * SECTOR));
         }

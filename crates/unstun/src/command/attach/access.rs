@@ -10,7 +10,7 @@ use api::{AttachSocket, AttachTo};
 const SEARCHABLE_BY_ALL: u32 = 0o001;
 const PERMISSION_BITS: u32 = 0o777;
 
-pub fn look(path: &Path) -> Result<AttachSocket> {
+pub(super) fn look(path: &Path) -> Result<AttachSocket> {
     let metadata =
         path.metadata().map_err(|e| Error::failed(format!("NBD socket {}: {e}", path.display())))?;
     Ok(AttachSocket {
@@ -34,7 +34,7 @@ fn named(file: &str, id: u32) -> String {
 }
 
 /// Returns lines for a shell, with comments.
-pub fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
+pub(super) fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
     let Some(socket) = socket else {
         return vec![
             "# NBD over TCP has no access control: every client that reaches the address can write the disks"

@@ -10,7 +10,7 @@ const INDENT: &str = "  ";
 
 /// Arguments to be put behind those of a `qemu-system-*` that has a `virtio-scsi-pci` controller named
 /// `scsi0`.
-pub fn qemu(disks: &[Attached]) -> String {
+pub(super) fn qemu(disks: &[Attached]) -> String {
     let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = lines.join(" \\\n");
@@ -20,7 +20,7 @@ pub fn qemu(disks: &[Attached]) -> String {
 }
 
 /// Returns one VM's arguments, which Proxmox passes to QEMU unchanged.
-pub fn proxmox(disks: &[Attached]) -> String {
+pub(super) fn proxmox(disks: &[Attached]) -> String {
     let mut arguments = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = arguments.join(" ").replace('\'', "'\\''");
@@ -60,7 +60,7 @@ fn escape(value: &str) -> String {
 }
 
 /// Returns `<disk>` elements for `virsh edit`.
-pub fn libvirt(disks: &[Attached]) -> String {
+pub(super) fn libvirt(disks: &[Attached]) -> String {
     let mut text = String::from("<!-- for `virsh edit DOMAIN`, under <devices> -->\n");
     text.push_str("<controller type='scsi' index='0' model='virtio-scsi'/>\n");
     for (at, disk) in disks.iter().enumerate() {

@@ -20,7 +20,11 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 impl Daemon {
     /// Returns why the bin would not keep an open VM; None if it keeps the VM.
-    pub async fn not_kept_open(&self, entry: &VmRecord, request: api::VmRemove) -> Result<Option<String>> {
+    pub(crate) async fn not_kept_open(
+        &self,
+        entry: &VmRecord,
+        request: api::VmRemove,
+    ) -> Result<Option<String>> {
         if let Some(why) = self.not_kept(&entry.datastore, request.purge).await? {
             return Ok(Some(why));
         }
@@ -31,7 +35,7 @@ impl Daemon {
     }
 
     /// Puts an open VM without connected clients into the bin.
-    pub async fn bin_open(&self, entry: &Rc<VmRecord>) -> Result<api::BinEntry> {
+    pub(crate) async fn bin_open(&self, entry: &Rc<VmRecord>) -> Result<api::BinEntry> {
         let bytes = allocated(entry).await;
         entry.vm.close().await?;
         let (id, store) = (Some(entry.vm.state().id), entry.kept.store());
@@ -41,7 +45,7 @@ impl Daemon {
     }
 
     /// Finishes a VM's move into the bin that an error has interrupted.
-    pub async fn go_on_into_bin(
+    pub(crate) async fn go_on_into_bin(
         &self,
         vm: &VmName,
         datastore: &Rc<Datastore>,
@@ -54,7 +58,7 @@ impl Daemon {
     }
 
     /// Puts a VM that is not served, and whose home is held, into the bin. Returns None if the bin does not keep it.
-    pub async fn bin_idle(
+    pub(crate) async fn bin_idle(
         &self,
         vm: &VmName,
         home: &Home,
@@ -112,7 +116,11 @@ impl Daemon {
         }
     }
 
-    pub async fn remove_preview(&self, vm: &VmName, request: api::VmRemove) -> Result<api::VmRemovePreview> {
+    pub(crate) async fn remove_preview(
+        &self,
+        vm: &VmName,
+        request: api::VmRemove,
+    ) -> Result<api::VmRemovePreview> {
         match self.idle_home(vm.as_str()) {
             Some(home) => self.preview_idle(vm, &home, request).await,
             None => self.preview_open(&self.entry(vm.as_str())?, request).await,

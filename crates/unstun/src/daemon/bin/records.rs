@@ -12,16 +12,16 @@ use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind, Result};
 
 /// Folder in the datastore's `.unstun` folder: one file for each entry, named by its ID.
-pub const BIN_NAME: &str = "bin";
+pub(super) const BIN_NAME: &str = "bin";
 /// Suffix of the folder of a VM in the bin. The name begins with the VM's name and the entry's ID.
-pub const FOLDER_SUFFIX: &str = ".unstun-bin";
+pub(super) const FOLDER_SUFFIX: &str = ".unstun-bin";
 /// Maximum size of a record in bytes: words, numbers, two names and a path of the kernel's greatest length.
 const RECORD_BYTES_MAX: u64 = 8 << 10;
 /// Text in place of an unknown value.
 const UNKNOWN: &str = "-";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BinState {
+pub(crate) enum BinState {
     /// The VM is being put into the bin. Recovery finishes that.
     Coming,
     Kept,
@@ -32,7 +32,7 @@ pub enum BinState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BinRecord {
+pub(crate) struct BinRecord {
     pub state: BinState,
     pub vm: VmName,
     /// ID of the VM; None if it is unknown.
@@ -47,12 +47,12 @@ pub struct BinRecord {
 
 impl BinRecord {
     /// Returns the name of the entry's folder, if the folder is in the datastore.
-    pub fn folder(&self, entry: &str) -> String {
+    pub(crate) fn folder(&self, entry: &str) -> String {
         format!("{}.{entry}{FOLDER_SUFFIX}", self.vm)
     }
 
     /// Returns whether the entry is kept, or an error has stopped its removal.
-    pub fn may_go(&self) -> bool {
+    pub(crate) fn may_go(&self) -> bool {
         matches!(self.state, BinState::Kept | BinState::Removing)
     }
 
@@ -117,14 +117,14 @@ impl BinRecord {
 }
 
 /// Returns the VM's name and the entry's ID from the name of a folder of the bin; None for other folders.
-pub fn parse_folder(name: &str) -> Option<(VmName, String)> {
+pub(crate) fn parse_folder(name: &str) -> Option<(VmName, String)> {
     let (vm, entry) = name.strip_suffix(FOLDER_SUFFIX)?.rsplit_once('.')?;
     let is_id = entry.len() == 16 && entry.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     Some((vm.parse().ok().filter(|_| is_id)?, entry.to_owned()))
 }
 
 /// Records of one datastore's bin.
-pub struct BinRecords {
+pub(crate) struct BinRecords {
     own: Dir,
     /// Folder of the records; None before the first entry, because a full datastore has no space for a folder.
     dir: RefCell<Option<Dir>>,
@@ -144,7 +144,7 @@ pub struct BinRecords {
 }
 
 /// Exclusive access to an entry until this is dropped.
-pub struct Busy {
+pub(crate) struct Busy {
     records: Rc<BinRecords>,
     entry: String,
 }
@@ -156,7 +156,7 @@ impl Drop for Busy {
 }
 
 impl BinRecords {
-    pub async fn read(own: &Dir) -> Result<BinRecords> {
+    pub(crate) async fn read(own: &Dir) -> Result<BinRecords> {
         let dir = match own.open_dir(BIN_NAME, false).await {
             Err(e) if e.kind == ErrorKind::NotFound => None,
             dir => Some(dir?),
@@ -198,32 +198,32 @@ impl BinRecords {
     }
 
     /// Returns exclusive access to an entry; None while another operation has it.
-    pub fn begin(self: &Rc<Self>, entry: &str) -> Option<Busy> {
+    pub(crate) fn begin(self: &Rc<Self>, entry: &str) -> Option<Busy> {
         let is_free = self.busy.borrow_mut().insert(entry.to_owned());
         is_free.then(|| Busy { records: self.clone(), entry: entry.to_owned() })
     }
 
-    pub fn is_busy(&self, entry: &str) -> bool {
+    pub(crate) fn is_busy(&self, entry: &str) -> bool {
         self.busy.borrow().contains(entry)
     }
 
     /// Returns true once per entry, so that its failed removal is reported once.
-    pub fn is_news(&self, entry: &str) -> bool {
+    pub(crate) fn is_news(&self, entry: &str) -> bool {
         self.told.borrow_mut().insert(entry.to_owned())
     }
 
     /// Returns whether a VM of this name is being put into the bin.
-    pub fn is_coming(&self, name: &str) -> bool {
+    pub(crate) fn is_coming(&self, name: &str) -> bool {
         let all = self.all.borrow();
         all.values().any(|record| record.state == BinState::Coming && record.vm.as_str() == name)
     }
 
-    pub fn get(&self, entry: &str) -> Option<BinRecord> {
+    pub(crate) fn get(&self, entry: &str) -> Option<BinRecord> {
         self.all.borrow().get(entry).cloned()
     }
 
     /// Returns all entries, the oldest first.
-    pub fn all(&self) -> Vec<(String, BinRecord)> {
+    pub(crate) fn all(&self) -> Vec<(String, BinRecord)> {
         let all = self.all.borrow();
         let mut all: Vec<_> = all.iter().map(|(entry, record)| (entry.clone(), record.clone())).collect();
         all.sort_by_key(|(_, record)| record.removed_unix_us);
@@ -231,7 +231,7 @@ impl BinRecords {
     }
 
     /// Stores a record durably. After an error either the old or the new record may be on disk.
-    pub async fn put(&self, entry: &str, record: BinRecord) -> Result<()> {
+    pub(crate) async fn put(&self, entry: &str, record: BinRecord) -> Result<()> {
         let dir = self.dir().await?;
         let staged = dir.stage_file(entry, record.to_text().as_bytes()).await?;
         self.all.borrow_mut().insert(entry.to_owned(), record);
@@ -251,7 +251,7 @@ impl BinRecords {
     }
 
     /// Removes a record durably.
-    pub async fn remove(&self, entry: &str) -> Result<()> {
+    pub(crate) async fn remove(&self, entry: &str) -> Result<()> {
         if self.get(entry).is_none() {
             return Ok(());
         }

@@ -69,7 +69,7 @@ impl Daemon {
     }
 
     /// Measures the bytes that a datastore's states free, as far as they are not measured yet.
-    pub async fn measure_states(&self, datastore: &Rc<Datastore>) {
+    pub(crate) async fn measure_states(&self, datastore: &Rc<Datastore>) {
         let states = self.states_of(datastore);
         let known = datastore.state_bytes.borrow().clone();
         let mut bytes = std::collections::BTreeMap::new();

@@ -22,7 +22,7 @@ use crate::daemon::vm::identity::VmId;
 use crate::daemon::vm::remove::{open_home, refuse_readers, remove_folder};
 
 /// VM that is not open and is put into the bin.
-pub struct Removed {
+pub(crate) struct Removed {
     pub name: VmName,
     pub id: Option<u128>,
     pub store: Store,
@@ -32,7 +32,7 @@ pub struct Removed {
 impl Daemon {
     /// Puts a VM that is not open into the bin. Its name is free afterwards. After an error it is a VM as before, or
     /// the next start puts it into the bin.
-    pub async fn put_in_bin(&self, home: &Home, removed: Removed) -> Result<(String, BinRecord)> {
+    pub(crate) async fn put_in_bin(&self, home: &Home, removed: Removed) -> Result<(String, BinRecord)> {
         let (datastore, Removed { name, id, store, bytes }) = (&home.datastore, removed);
         let entry = format!("{:016x}", self.env.random());
         let path = (!datastore.contains(&home.path)).then(|| home.path.clone());
@@ -247,7 +247,7 @@ impl Daemon {
 
     /// Finishes what a crash has interrupted, before the homes of the datastore are opened. Returns what could not be
     /// finished.
-    pub async fn finish_bin(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Vec<String> {
+    pub(crate) async fn finish_bin(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Vec<String> {
         let mut told: Vec<String> = datastore.bin.damaged.iter().map(ToString::to_string).collect();
         for (entry, _) in datastore.bin.all() {
             let Some(_busy) = datastore.bin.begin(&entry) else { continue };

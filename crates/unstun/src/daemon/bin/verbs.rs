@@ -18,7 +18,7 @@ type ChosenVm = (Rc<super::Datastore>, String, super::BinRecord);
 type ChosenState = (Rc<VmRecord>, BinnedState);
 
 impl Daemon {
-    pub async fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
+    pub(crate) async fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
         let found = self.in_bins(datastore.as_ref())?;
         let mut entries: Vec<_> =
             found.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
@@ -29,7 +29,7 @@ impl Daemon {
         Ok(entries)
     }
 
-    pub async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
+    pub(crate) async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
         if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
             return self.bin_restore_state(&entry, id, request.name, request.disconnect).await;
         }
@@ -96,7 +96,7 @@ impl Daemon {
         }
     }
 
-    pub async fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
+    pub(crate) async fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let (vms, states) = self.chosen(request)?;
         let mut entries: Vec<_> =
             vms.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
@@ -108,7 +108,7 @@ impl Daemon {
     }
 
     /// Removes entries for good. An entry that cannot be removed does not stop the removal of the others.
-    pub async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
+    pub(crate) async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
         let (vms, states) = self.chosen(request)?;
         for (datastore, entry, record) in vms {

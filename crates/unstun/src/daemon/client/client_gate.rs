@@ -25,7 +25,7 @@ const LOOK_AGAIN_US: u64 = 50_000;
 
 /// Selection of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Who {
+pub(crate) enum Who {
     /// Clients of running disks.
     Writers,
     /// Clients of running disks and of sealed states.
@@ -33,7 +33,7 @@ pub enum Who {
 }
 
 #[derive(Default)]
-pub struct ClientGate {
+pub(crate) struct ClientGate {
     /// Number of operations that keep the gate closed.
     held: Cell<usize>,
     /// Number of clients that are being admitted.
@@ -44,7 +44,7 @@ pub struct ClientGate {
 }
 
 /// Keeps the gate closed until it is dropped.
-pub struct Shut(Rc<ClientGate>);
+pub(crate) struct Shut(Rc<ClientGate>);
 
 impl Drop for Shut {
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ impl Drop for Shut {
 }
 
 /// A client that is being admitted. An operation that closes the gate waits for it.
-pub struct Entering(Rc<ClientGate>);
+pub(crate) struct Entering(Rc<ClientGate>);
 
 impl Drop for Entering {
     fn drop(&mut self) {
@@ -63,7 +63,7 @@ impl Drop for Entering {
 }
 
 /// Token of a connected client. Its drop signals that the client has left.
-pub struct Leaving(Rc<ClientGate>);
+pub(crate) struct Leaving(Rc<ClientGate>);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
@@ -73,7 +73,7 @@ impl Drop for Leaving {
 
 impl ClientGate {
     /// Admits a client that reads or writes.
-    pub fn enter(self: &Rc<Self>, vm: &str) -> blk::Result<Entering> {
+    pub(crate) fn enter(self: &Rc<Self>, vm: &str) -> blk::Result<Entering> {
         if self.held.get() > 0 {
             let cause = "its clients are being disconnected for a change of its disks; try again";
             return Err(blk::Error::refused(format!("VM {vm}"), cause));
@@ -83,12 +83,12 @@ impl ClientGate {
     }
 
     /// Returns whether a client is being admitted and does not count as a client yet.
-    pub fn is_entered(&self) -> bool {
+    pub(crate) fn is_entered(&self) -> bool {
         self.entering.get() > 0
     }
 
     /// Closes the gate, and returns once no client is being admitted.
-    pub async fn shut_behind(self: &Rc<Self>) -> Shut {
+    pub(crate) async fn shut_behind(self: &Rc<Self>) -> Shut {
         let shut = self.shut();
         loop {
             let changed = self.changed.wait();
@@ -100,15 +100,15 @@ impl ClientGate {
     }
 
     /// Resolves when a client has left, or was admitted after all.
-    pub fn someone_left(&self) -> impl Future<Output = ()> + '_ {
+    pub(crate) fn someone_left(&self) -> impl Future<Output = ()> + '_ {
         self.changed.wait()
     }
 
-    pub fn leaving(self: &Rc<Self>) -> Leaving {
+    pub(crate) fn leaving(self: &Rc<Self>) -> Leaving {
         Leaving(self.clone())
     }
 
-    pub fn shut(self: &Rc<Self>) -> Shut {
+    pub(crate) fn shut(self: &Rc<Self>) -> Shut {
         self.held.set(self.held.get() + 1);
         Shut(self.clone())
     }
@@ -117,7 +117,7 @@ impl ClientGate {
 impl VmRecord {
     /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
     /// gate stays closed as long as the returned `Shut` lives.
-    pub async fn disconnect(
+    pub(crate) async fn disconnect(
         &self,
         env: &Env,
         front_end: &FrontEnd,
@@ -139,7 +139,7 @@ impl VmRecord {
         }
     }
 
-    pub fn present(&self, who: Who) -> Vec<VmClient> {
+    pub(crate) fn present(&self, who: Who) -> Vec<VmClient> {
         let mut clients = self.writers();
         if who == Who::All {
             clients.extend(self.readers());

@@ -20,7 +20,7 @@ use crate::log::{LineLimit, Reported};
 const GENERATION_MARK: &str = ".g";
 
 /// Returns the export name that always refers to the same content.
-pub fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> String {
+pub(crate) fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> String {
     format!("{vm}/disk{number}{GENERATION_MARK}{}", generation.present)
 }
 
@@ -28,7 +28,7 @@ pub fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> Str
 /// instead of written.
 const LINES_A_SECOND: u32 = 64;
 
-pub struct Catalogue {
+pub(crate) struct Catalogue {
     daemon: Rc<Daemon>,
     lines: Rc<LineLimit>,
     /// Refusals that were logged: QEMU tries again every few seconds.
@@ -81,7 +81,7 @@ fn plain_number(text: &str) -> Option<u64> {
 }
 
 impl Catalogue {
-    pub fn new(daemon: Rc<Daemon>) -> Catalogue {
+    pub(crate) fn new(daemon: Rc<Daemon>) -> Catalogue {
         Catalogue { daemon, lines: Rc::new(LineLimit::new(LINES_A_SECOND)), refusals: Reported::default() }
     }
 

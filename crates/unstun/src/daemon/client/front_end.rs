@@ -15,7 +15,7 @@ const MISHAP_LINES_MAX: u32 = 4;
 /// Maximum number of log lines per second about failed requests. A guest whose disk fails repeats them.
 const FAILURE_LINES_MAX: u32 = 2;
 
-pub fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
+pub(crate) fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
     let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
     let log = FrontEndLog {
         mishaps: LineLimit::new(MISHAP_LINES_MAX),

@@ -13,7 +13,7 @@ use engine::{Client, Machine};
 use crate::daemon::client::writers::Access;
 use crate::log::Reported;
 
-pub struct Switch {
+pub(crate) struct Switch {
     current: RefCell<Rc<dyn Volume>>,
     /// Changes under way, in the current and the earlier volumes. Reads and flushes may end in the volume where they
     /// began.
@@ -27,24 +27,24 @@ impl Switch {
         Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default(), waiting: Cell::new(0) })
     }
 
-    pub fn current(&self) -> Rc<dyn Volume> {
+    pub(crate) fn current(&self) -> Rc<dyn Volume> {
         self.current.borrow().clone()
     }
 
     /// Makes `volume` the disk from the next request on. Resolves when all changes that were under way have ended.
-    pub fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
         *self.current.borrow_mut() = volume;
         self.changes.drain()
     }
 
     /// Returns the current volume for one change. A replacement of the volume can wait for the end of that change.
-    pub fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
+    pub(crate) fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
         (self.changes.enter(), self.current())
     }
 
     /// Counts a change as waiting for space until the returned value is dropped. `tell` reports the disk's first wait
     /// and the end of its last one.
-    pub fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
+    pub(crate) fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
         self.waiting.update(|n| n + 1);
         if self.waiting.get() == 1 {
             tell(true);
@@ -54,7 +54,7 @@ impl Switch {
 }
 
 /// Change of a disk that waits for space.
-pub struct Waiting {
+pub(crate) struct Waiting {
     switch: Rc<Switch>,
     tell: Rc<dyn Fn(bool)>,
 }
@@ -69,7 +69,7 @@ impl Drop for Waiting {
 }
 
 /// Client of a running disk, counted by the VM that the disk belongs to now.
-pub struct Guest {
+pub(crate) struct Guest {
     pub number: u32,
     pub peer: Peer,
     pub access: Cell<Access>,
@@ -78,7 +78,7 @@ pub struct Guest {
 
 /// Clients that use a VM's running disks through its exports.
 #[derive(Default)]
-pub struct Guests {
+pub(crate) struct Guests {
     switches: RefCell<BTreeMap<u32, Weak<Switch>>>,
     clients: RefCell<Vec<Weak<Guest>>>,
     /// Whether the user wants changes that find no space to wait.
@@ -90,7 +90,7 @@ pub struct Guests {
 
 impl Guests {
     /// Returns the switchable volume of a disk, created with `volume`. All clients of the disk share it.
-    pub fn switch(&self, number: u32, volume: Rc<dyn Volume>) -> Rc<Switch> {
+    pub(crate) fn switch(&self, number: u32, volume: Rc<dyn Volume>) -> Rc<Switch> {
         let mut switches = self.switches.borrow_mut();
         if let Some(known) = switches.get(&number).and_then(Weak::upgrade) {
             return known;
@@ -101,12 +101,12 @@ impl Guests {
     }
 
     /// Returns the number of changes that wait for space, on all disks.
-    pub fn waiting(&self) -> u64 {
+    pub(crate) fn waiting(&self) -> u64 {
         let switches = self.switches.borrow();
         switches.values().filter_map(Weak::upgrade).map(|switch| switch.waiting.get()).sum()
     }
 
-    pub fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
+    pub(crate) fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
         let (number, access) = (counted.disk, Cell::new(Access::Undecided));
         let guest = Rc::new(Guest { number, peer: peer.clone(), access, counted: RefCell::new(counted) });
         let mut clients = self.clients.borrow_mut();
@@ -117,24 +117,24 @@ impl Guests {
 
     /// Returns whether this refusal of `client` has not been reported yet; `other` is the client that caused it, if
     /// any. A client tries several times for one connection, and QEMU reconnects every few seconds.
-    pub fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
+    pub(crate) fn is_news(&self, client: ClientId, other: Option<ClientId>) -> bool {
         self.refusals.is_news((client, other))
     }
 
     /// Returns the clients of one disk in the order of their connection.
-    pub fn of_disk(&self, number: u32) -> Vec<Rc<Guest>> {
+    pub(crate) fn of_disk(&self, number: u32) -> Vec<Rc<Guest>> {
         let clients = self.clients.borrow();
         clients.iter().filter_map(Weak::upgrade).filter(|guest| guest.number == number).collect()
     }
 
     /// Returns the access of the client of that name to the disk.
-    pub fn access(&self, number: u32, name: &str) -> Access {
+    pub(crate) fn access(&self, number: u32, name: &str) -> Access {
         let found = self.of_disk(number).into_iter().find(|guest| guest.peer.name == name);
         found.map_or(Access::Undecided, |guest| guest.access.get())
     }
 
     /// Returns the connected clients, each with its counter in `vm`. No client may be admitted meanwhile.
-    pub async fn counted_by(&self, vm: &dyn Machine) -> Result<Vec<(Rc<Guest>, Rc<Client>)>> {
+    pub(crate) async fn counted_by(&self, vm: &dyn Machine) -> Result<Vec<(Rc<Guest>, Rc<Client>)>> {
         let present: Vec<_> = self.clients.borrow().iter().filter_map(Weak::upgrade).collect();
         let mut counted = Vec::with_capacity(present.len());
         for guest in present {
@@ -146,7 +146,7 @@ impl Guests {
 }
 
 impl Guest {
-    pub fn count_as(&self, client: Rc<Client>) {
+    pub(crate) fn count_as(&self, client: Rc<Client>) {
         *self.counted.borrow_mut() = client;
     }
 }

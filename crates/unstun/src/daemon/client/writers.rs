@@ -30,7 +30,7 @@ const SPACE_RETRY_US: u64 = 250_000;
 
 /// Access of a connection to its disk. It is decided at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub(crate) enum Access {
     /// The connection has not requested a change yet.
     Undecided,
     /// The connection's client writes the disk.
@@ -40,7 +40,7 @@ pub enum Access {
 }
 
 impl Access {
-    pub fn shown(self) -> ClientAccess {
+    pub(crate) fn shown(self) -> ClientAccess {
         match self {
             Access::Undecided => ClientAccess::Connected,
             Access::Writes => ClientAccess::Writes,
@@ -50,7 +50,7 @@ impl Access {
 }
 
 /// Clients of one running disk, from the view of one of them.
-pub struct DiskClient {
+pub(crate) struct DiskClient {
     /// Name of the disk, such as `web/disk0`.
     pub disk: String,
     pub gate: Rc<ClientGate>,
@@ -65,7 +65,7 @@ pub struct DiskClient {
 
 impl DiskClient {
     /// Decides the access of a new connection. Waits while the only other writers are processes that have ended.
-    pub async fn admit(&self, env: &Env) {
+    pub(crate) async fn admit(&self, env: &Env) {
         let mut late = pin!(env.sleep_us(LAST_REQUESTS_US));
         let mut waits = true;
         loop {
@@ -155,7 +155,7 @@ fn has_ended(client: ClientId) -> bool {
 ///
 /// A change that finds no space waits here and holds no resource of the disk. Operations that free space can therefore
 /// pass, a move can take the VM to another datastore, and the wait ends with its client.
-pub struct ClientVolume {
+pub(crate) struct ClientVolume {
     env: Env,
     switch: Rc<Switch>,
     client: Rc<DiskClient>,
@@ -167,7 +167,7 @@ pub struct ClientVolume {
 }
 
 impl ClientVolume {
-    pub fn new(env: Env, switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
+    pub(crate) fn new(env: Env, switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
         let (may_write, gone) = (Cell::new(false), Cell::new(false));
         Rc::new(ClientVolume { env, switch, client, may_write, gone, left: Signal::default() })
     }

@@ -24,7 +24,7 @@ use crate::daemon::vm::vm_record::VmRecord;
 const ADDED_NAME: &str = "datastores";
 
 /// Datastore that was added and could not be opened.
-pub struct Absent {
+pub(crate) struct Absent {
     pub name: DatastoreName,
     pub path: PathBuf,
     pub is_device: bool,
@@ -32,19 +32,19 @@ pub struct Absent {
 }
 
 impl Daemon {
-    pub fn datastores(&self) -> Vec<Rc<Datastore>> {
+    pub(crate) fn datastores(&self) -> Vec<Rc<Datastore>> {
         self.datastores.borrow().clone()
     }
 
     /// Returns the paths of the datastores for messages.
-    pub fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         let datastores = self.datastores.borrow();
         let paths: Vec<_> = datastores.iter().map(|datastore| datastore.path.display().to_string()).collect();
         format!("datastore {}", paths.join(", "))
     }
 
     /// Returns the datastore with this name; without a name, the main one.
-    pub fn datastore(&self, name: Option<&DatastoreName>) -> Result<Rc<Datastore>> {
+    pub(crate) fn datastore(&self, name: Option<&DatastoreName>) -> Result<Rc<Datastore>> {
         let Some(name) = name else { return Ok(self.main.clone()) };
         if let Some(datastore) = self.datastores().into_iter().find(|datastore| datastore.name == *name) {
             return Ok(datastore);
@@ -71,7 +71,7 @@ impl Daemon {
     }
 
     /// Opens the added datastores at the start. Reports those that cannot be opened, and serves the others.
-    pub async fn open_added(self: &Rc<Self>) -> Result<()> {
+    pub(crate) async fn open_added(self: &Rc<Self>) -> Result<()> {
         for (name, path) in self.added().await?.all() {
             let name: DatastoreName = name.parse().map_err(Error::invalid)?;
             let opening = Opening::new(&self.env, &name);
@@ -148,7 +148,7 @@ impl Daemon {
     }
 
     /// Logs a datastore that is served from now on.
-    pub async fn log_served(&self, datastore: &Datastore) {
+    pub(crate) async fn log_served(&self, datastore: &Datastore) {
         let kind = if datastore.native.device().is_some() { "device" } else { "folder" };
         let vms = self.entries().iter().filter(|entry| std::ptr::eq(&*entry.datastore, datastore)).count();
         let space = match asked(datastore, datastore.space()).await {
@@ -222,7 +222,7 @@ impl Daemon {
     }
 
     /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore.
-    pub async fn datastore_add(
+    pub(crate) async fn datastore_add(
         self: &Rc<Self>,
         name: DatastoreName,
         path: PathBuf,
@@ -266,7 +266,7 @@ impl Daemon {
     }
 
     /// Returns a preview of what ends when the datastore is removed.
-    pub async fn datastore_remove_preview(
+    pub(crate) async fn datastore_remove_preview(
         &self,
         name: &DatastoreName,
     ) -> Result<api::DatastoreRemovePreview> {
@@ -312,7 +312,10 @@ impl Daemon {
     }
 
     /// Stops serving a datastore. Everything in it stays.
-    pub async fn datastore_remove(self: &Rc<Self>, name: &DatastoreName) -> Result<api::DatastoreRemoved> {
+    pub(crate) async fn datastore_remove(
+        self: &Rc<Self>,
+        name: &DatastoreName,
+    ) -> Result<api::DatastoreRemoved> {
         let _claim = self.claim(&format!("datastore {name}"))?;
         let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
         if let Some(path) = absent {
@@ -360,7 +363,7 @@ impl Daemon {
         result.and(datastore.native.close().await.map_err(Error::from))
     }
 
-    pub async fn datastore_list(&self) -> Vec<api::Datastore> {
+    pub(crate) async fn datastore_list(&self) -> Vec<api::Datastore> {
         // Both lists are read at the same moment: a datastore that is served meanwhile is in one of them.
         let datastores = self.datastores();
         let shown = |one: &Absent| broken(&one.name, &one.path, one.is_device, &one.cause);
@@ -402,7 +405,7 @@ impl Daemon {
         self.entries().iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).count() as u64
     }
 
-    pub async fn show_datastore(&self, datastore: &Rc<Datastore>) -> blk::Result<api::Datastore> {
+    pub(crate) async fn show_datastore(&self, datastore: &Rc<Datastore>) -> blk::Result<api::Datastore> {
         self.measure_states(datastore).await;
         let space = datastore.space().await?;
         let mut notices = datastore.notices.borrow().clone();

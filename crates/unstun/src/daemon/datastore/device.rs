@@ -26,7 +26,7 @@ const DEVICE_BYTES_MIN: u64 = 512 << 20;
 
 /// Exclusively claimed device, until this is dropped. A lock excludes other daemons. The exclusive opening of a block
 /// device excludes the kernel's own users (mounts, arrays).
-pub struct Claimed {
+pub(crate) struct Claimed {
     pub path: PathBuf,
     pub file: File,
     pub size_bytes: u64,
@@ -37,23 +37,23 @@ pub struct Claimed {
 
 impl Claimed {
     /// Opens another handle of the device: a fence belongs to one handle.
-    pub async fn open(&self) -> blk::Result<File> {
+    pub(crate) async fn open(&self) -> blk::Result<File> {
         self.dir.open(&self.name, OpenMode::Write).await
     }
 
     /// Releases the device: others may claim it from now on.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.lock.take();
     }
 }
 
 /// Returns whether a path for a datastore is a block device or a regular file.
-pub fn is_device(path: &Path) -> bool {
+pub(crate) fn is_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
 }
 
 /// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened.
-pub async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
+pub(crate) async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let shown = named.display();
     let asked = named.to_path_buf();
     let path = env.blocking(move || asked.canonicalize()).await;
@@ -93,7 +93,7 @@ fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
 }
 
 /// Creates an empty store on the whole device. Refuses a device that is not empty, unless `force`.
-pub fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+pub(crate) fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();
     let path = path.to_path_buf();

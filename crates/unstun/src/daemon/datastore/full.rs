@@ -21,7 +21,7 @@ const FREEABLE_MAX: usize = 3;
 
 impl Daemon {
     /// Returns the datastores on which guest writes wait.
-    pub async fn full_datastores(&self) -> Vec<api::FullDatastore> {
+    pub(crate) async fn full_datastores(&self) -> Vec<api::FullDatastore> {
         let mut full = Vec::new();
         for datastore in self.datastores() {
             let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore));
@@ -65,7 +65,7 @@ impl Daemon {
     }
 
     /// Refuses a new VM if the datastore has no space for its first writes.
-    pub async fn refuse_full(&self, datastore: &Rc<Datastore>, vm: &str) -> Result<()> {
+    pub(crate) async fn refuse_full(&self, datastore: &Rc<Datastore>, vm: &str) -> Result<()> {
         let mut space = free_for_vm(datastore).await?;
         while space.free_bytes < NEW_VM_BYTES_MIN && self.make_room(datastore).await {
             space = free_for_vm(datastore).await?;

@@ -27,7 +27,7 @@ const WATCH_US: u64 = 1_000_000;
 
 /// A datastore that hangs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hang {
+pub(crate) struct Hang {
     pub datastore: DatastoreName,
     pub for_s: u64,
     pub doing: &'static str,
@@ -43,7 +43,7 @@ impl Hang {
         (age_ns >= HUNG_AFTER_NS).then(hang)
     }
 
-    pub fn found(&self) -> String {
+    pub(crate) fn found(&self) -> String {
         format!("datastore {} has not answered for {} s ({})", self.datastore, self.for_s, self.doing)
     }
 
@@ -52,33 +52,33 @@ impl Hang {
     }
 
     /// Returns the error for an operation that was not begun.
-    pub fn refusal(&self) -> Error {
+    pub(crate) fn refusal(&self) -> Error {
         self.error("nothing was begun: try again when it answers, which `unstun status` shows")
     }
 
     /// Returns the error of a daemon that ends.
-    pub fn not_closed(&self) -> Error {
+    pub(crate) fn not_closed(&self) -> Error {
         self.error("its VMs were not closed, and the next start recovers them")
     }
 
     /// Returns the error for a datastore that does not answer when it is opened.
-    pub fn refusal_to_serve(&self) -> Error {
+    pub(crate) fn refusal_to_serve(&self) -> Error {
         self.error("it is served when it answers")
     }
 
     /// Returns the error for an operation that continues without its caller.
-    pub fn left_under_way(&self) -> Error {
+    pub(crate) fn left_under_way(&self) -> Error {
         self.error("the operation goes on and ends when the datastore answers, which `unstun status` shows")
     }
 
-    pub fn shown(&self) -> api::Hung {
+    pub(crate) fn shown(&self) -> api::Hung {
         api::Hung { for_s: self.for_s, doing: self.doing.to_owned() }
     }
 }
 
 /// Objects whose answer an operation needs.
 #[derive(Debug, Clone)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// Nothing that may hang, or the operation handles hangs itself.
     None,
     /// A datastore; None is the main one.
@@ -125,7 +125,7 @@ impl Watched {
 }
 
 impl Datastore {
-    pub fn hang(&self) -> Option<Hang> {
+    pub(crate) fn hang(&self) -> Option<Hang> {
         let device = self.native.device().and_then(|device| device.file.pending());
         let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
         Hang::of(&self.name, self.dir.env(), pending)
@@ -133,7 +133,7 @@ impl Datastore {
 }
 
 /// Datastore that is being opened, and its folders and files that are open so far.
-pub struct Opening {
+pub(crate) struct Opening {
     name: DatastoreName,
     env: Env,
     began_ns: u64,
@@ -142,7 +142,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    pub fn new(env: &Env, name: &DatastoreName) -> Rc<Opening> {
+    pub(crate) fn new(env: &Env, name: &DatastoreName) -> Rc<Opening> {
         Rc::new(Opening {
             name: name.clone(),
             env: env.clone(),
@@ -152,15 +152,15 @@ impl Opening {
         })
     }
 
-    pub fn has_dir(&self, dir: &Dir) {
+    pub(crate) fn has_dir(&self, dir: &Dir) {
         self.dirs.borrow_mut().push(dir.clone());
     }
 
-    pub fn has_file(&self, file: &File) {
+    pub(crate) fn has_file(&self, file: &File) {
         self.files.borrow_mut().push(file.clone());
     }
 
-    pub fn hang(&self) -> Option<Hang> {
+    pub(crate) fn hang(&self) -> Option<Hang> {
         let (dirs, files) = (self.dirs.borrow(), self.files.borrow());
         let pending = match dirs.is_empty() && files.is_empty() {
             true => Some(Pending { since_ns: self.began_ns, doing: "opening it" }),
@@ -174,7 +174,7 @@ impl Opening {
 }
 
 /// Runs `work` to its end, or until `look` finds that something it waits for hangs.
-pub async fn until_hung<F: Future + Unpin>(
+pub(crate) async fn until_hung<F: Future + Unpin>(
     env: &Env,
     look: impl Fn() -> Option<Hang>,
     work: &mut F,
@@ -196,7 +196,7 @@ pub async fn until_hung<F: Future + Unpin>(
 }
 
 /// Awaits a question that changes nothing. Gives up if the datastore hangs.
-pub async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
+pub(crate) async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
     match datastore.hang() {
         Some(hang) => Err(hang),
         None => until_hung(datastore.dir.env(), || datastore.hang(), &mut pin!(question)).await,
@@ -204,7 +204,7 @@ pub async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) 
 }
 
 /// Runs `work`. If something it waits for hangs, the rest of `work` becomes a task of its own. `what` is for the log.
-pub async fn or_go_on<T: 'static>(
+pub(crate) async fn or_go_on<T: 'static>(
     env: &Env,
     what: String,
     look: impl Fn() -> Option<Hang>,
@@ -227,7 +227,7 @@ pub async fn or_go_on<T: 'static>(
 impl Daemon {
     /// Runs an operation and answers in time. The operation is refused before it begins if something it needs hangs. If
     /// that hangs later, the operation continues without its caller.
-    pub async fn answer<T: 'static>(
+    pub(crate) async fn answer<T: 'static>(
         self: &Rc<Self>,
         subject: Subject,
         work: impl Future<Output = Result<T>> + 'static,
@@ -289,12 +289,12 @@ impl Daemon {
     }
 
     /// Returns the first datastore that hangs.
-    pub fn any_hang(&self) -> Option<Hang> {
+    pub(crate) fn any_hang(&self) -> Option<Hang> {
         self.datastores().iter().find_map(|datastore| datastore.hang())
     }
 
     /// Logs when a datastore begins to hang, when it answers again, and when its store fails.
-    pub async fn watch_hangs(self: Rc<Self>) {
+    pub(crate) async fn watch_hangs(self: Rc<Self>) {
         let mut hung: Vec<DatastoreName> = Vec::new();
         let failed = Reported::default();
         loop {

@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Lease that this daemon owns.
-pub struct Leased {
+pub(crate) struct Leased {
     pub lease: Rc<Lease>,
     id: u128,
     released: Rc<Cell<bool>>,
@@ -34,7 +34,7 @@ pub struct Leased {
 
 impl Leased {
     /// Releases the lease. The store must be closed.
-    pub async fn release(&self) -> Result<()> {
+    pub(crate) async fn release(&self) -> Result<()> {
         self.released.set(true);
         self.lease.release().await
     }
@@ -51,7 +51,7 @@ impl Drop for Leased {
 /// # Errors
 /// `Locked`: another owner has the lease and lives. `Refused`: the state of its owner is unknown. `Invalid`: not a
 /// store.
-pub async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Result<Leased> {
+pub(crate) async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Result<Leased> {
     refuse_cached(&file)?;
     let superblock = Superblock::read(&file).await?.newest;
     let lock = lock_by_id(superblock.store_id, file.name())?;

@@ -29,7 +29,7 @@ use crate::daemon::vm::remove::{has_vmx, open_home, remove_configuration, remove
 /// Name of the store's file in the datastore's folder.
 const STORE_NAME: &str = "store.unstun";
 /// File in a home's `.unstun` folder: the VM's ID in the store, as 32 hexadecimal digits.
-pub const MARK_NAME: &str = "native";
+pub(crate) const MARK_NAME: &str = "native";
 const MARK_BYTES_MAX: u64 = 64;
 
 /// Location of the store.
@@ -41,7 +41,7 @@ enum Ground {
 }
 
 /// Store of a datastore.
-pub struct Native {
+pub(crate) struct Native {
     env: Env,
     ground: Ground,
     /// Size in bytes of the tree pages kept in memory.
@@ -61,11 +61,16 @@ pub struct Native {
 }
 
 impl Native {
-    pub fn in_folder(env: Env, dir: Dir, map_cache_bytes: usize) -> Native {
+    pub(crate) fn in_folder(env: Env, dir: Dir, map_cache_bytes: usize) -> Native {
         Native::over(env, Ground::Folder(dir), map_cache_bytes, TakeOver::FromOwnHost)
     }
 
-    pub fn on_device(env: Env, device: Claimed, map_cache_bytes: usize, take_over: TakeOver) -> Native {
+    pub(crate) fn on_device(
+        env: Env,
+        device: Claimed,
+        map_cache_bytes: usize,
+        take_over: TakeOver,
+    ) -> Native {
         Native::over(env, Ground::Device(device), map_cache_bytes, take_over)
     }
 
@@ -75,7 +80,7 @@ impl Native {
         Native { env, ground, map_cache_bytes, store, file_id, lock, lease, take_over, opening }
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         match &self.ground {
             Ground::Folder(dir) => Path::new(dir.path()).join(STORE_NAME),
             Ground::Device(device) => device.path.clone(),
@@ -83,30 +88,30 @@ impl Native {
     }
 
     /// Returns the device; None in a folder.
-    pub fn device(&self) -> Option<&Claimed> {
+    pub(crate) fn device(&self) -> Option<&Claimed> {
         match &self.ground {
             Ground::Folder(_) => None,
             Ground::Device(device) => Some(device),
         }
     }
 
-    pub fn map_cache_bytes(&self) -> usize {
+    pub(crate) fn map_cache_bytes(&self) -> usize {
         self.map_cache_bytes
     }
 
     /// Returns the open store; None before its first use.
-    pub fn opened(&self) -> Option<Rc<Store>> {
+    pub(crate) fn opened(&self) -> Option<Rc<Store>> {
         self.store.borrow().clone()
     }
 
     /// Returns the number of bytes inside the store that are free for guests.
-    pub fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         let used = self.opened().map(|store| store.store_use());
         used.map_or(0, |used| used.free.saturating_sub(used.reserve))
     }
 
     /// Returns whether a store exists, open or not.
-    pub async fn exists(&self) -> Result<bool> {
+    pub(crate) async fn exists(&self) -> Result<bool> {
         match &self.ground {
             Ground::Folder(dir) => Ok(dir.list().await?.iter().any(|name| name == STORE_NAME)),
             Ground::Device(_) => Ok(true),
@@ -114,7 +119,7 @@ impl Native {
     }
 
     /// Removes a store whose creation a crash has interrupted.
-    pub async fn clear_up(&self) -> Result<()> {
+    pub(crate) async fn clear_up(&self) -> Result<()> {
         let _turn = self.opening.lock().await;
         match &self.ground {
             Ground::Folder(dir) => dir.unlink_if_present(&format!("{STORE_NAME}{TEMPORARY_SUFFIX}")).await,
@@ -123,7 +128,7 @@ impl Native {
     }
 
     /// Opens the store; `NotFound` if none exists yet.
-    pub async fn open(&self) -> Result<Rc<Store>> {
+    pub(crate) async fn open(&self) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
         self.open_in_turn().await
     }
@@ -132,7 +137,7 @@ impl Native {
     ///
     /// # Errors
     /// `Damaged` where the store's file is gone while VMs are in it.
-    pub async fn open_or_make(&self, homes: &[(String, PathBuf)]) -> Result<Rc<Store>> {
+    pub(crate) async fn open_or_make(&self, homes: &[(String, PathBuf)]) -> Result<Rc<Store>> {
         let _turn = self.opening.lock().await;
         self.refuse_when_unlinked().await?;
         if let Ground::Folder(dir) = &self.ground
@@ -164,7 +169,7 @@ impl Native {
 
     /// Returns why the open store takes no new VM: the file at its path is not the one that was opened. Running VMs
     /// continue in the old file, which is lost when the daemon ends.
-    pub async fn unlinked(&self) -> Option<Error> {
+    pub(crate) async fn unlinked(&self) -> Option<Error> {
         let opened = self.file_id.get()?;
         if file_id(&self.env, self.path()).await == Some(opened) {
             return None;
@@ -236,14 +241,14 @@ impl Native {
     }
 
     /// Releases the store: another daemon may open it from now on.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.lock.take();
         if let Ground::Device(device) = &self.ground {
             device.release();
         }
     }
 
-    pub async fn close(&self) -> Result<()> {
+    pub(crate) async fn close(&self) -> Result<()> {
         let closed = match self.opened() {
             Some(store) => store.close().await,
             None => Ok(()),
@@ -274,7 +279,7 @@ async fn make(env: &Env, dir: &Dir) -> Result<()> {
 }
 
 /// Returns which VM of the store a home is; None for a VM with its own files.
-pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
+pub(crate) async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
     let own = open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?;
     let text = match own.read_file(MARK_NAME, MARK_BYTES_MAX).await {
         Ok(bytes) => bytes,
@@ -290,16 +295,16 @@ pub async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
 }
 
 /// Returns whether a home has a mark, from what the file system shows now; for VMs that are not served.
-pub async fn is_marked(env: &Env, home: &Path) -> bool {
+pub(crate) async fn is_marked(env: &Env, home: &Path) -> bool {
     exists(env, home.join(OWN_FOLDER).join(MARK_NAME)).await
 }
 
-pub fn mark_line(id: u128) -> String {
+pub(crate) fn mark_line(id: u128) -> String {
     format!("{id:032x}\n")
 }
 
 /// Durably records which VM of the store the home is from now on, if any.
-pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
+pub(crate) async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
     match id {
         Some(id) => own.replace_file(MARK_NAME, mark_line(id).as_bytes()).await,
         None => {
@@ -310,7 +315,7 @@ pub async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
 }
 
 /// Creates a home in the datastore. The home has its mark as soon as it has its `.unstun` folder.
-pub async fn new_home(datastore: &Datastore, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
+pub(crate) async fn new_home(datastore: &Datastore, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
     let dir = datastore.dir.open_dir(name, true).await?;
     datastore.dir.sync().await?;
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
@@ -322,7 +327,7 @@ pub async fn new_home(datastore: &Datastore, name: &str, when_full: WhenFull, id
 }
 
 /// Creates a VM with empty disks. The store has it as unfinished until its home exists.
-pub async fn create_vm(
+pub(crate) async fn create_vm(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,
     name: &str,
@@ -335,7 +340,7 @@ pub async fn create_vm(
 }
 
 /// Creates a VM that continues from a snapshot of another one.
-pub async fn clone(
+pub(crate) async fn clone(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,
     parent: &NativeVm,
@@ -371,7 +376,7 @@ async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128)
 }
 
 /// Returns the VM of the store whose home is or was at this path.
-pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
+pub(crate) async fn recorded_at(home: &Home) -> Result<Option<u128>> {
     let datastore = &home.datastore;
     if !datastore.native.exists().await? {
         return Ok(None);
@@ -382,7 +387,7 @@ pub async fn recorded_at(home: &Home) -> Result<Option<u128>> {
 }
 
 /// Removes a VM that is not open, and its home, from the store and the datastore.
-pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
+pub(crate) async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
     match home.datastore.native.open().await {
         Ok(store) => {
             if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
@@ -397,7 +402,7 @@ pub async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
 }
 
 /// Carries out the rest of `remove_with_home`; can be repeated. A folder marked as another VM's stays.
-pub async fn take_away(home: &Home, id: u128) -> Result<()> {
+pub(crate) async fn take_away(home: &Home, id: u128) -> Result<()> {
     match open_home(home).await {
         Ok(dir) => remove_home(home, &dir, id).await?,
         Err(e) if e.kind == ErrorKind::NotFound => {}
@@ -418,14 +423,14 @@ async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
     remove_folder(home, dir).await
 }
 
-pub async fn open_vm(datastore: &Datastore, id: u128, options: Options) -> Result<Rc<NativeVm>> {
+pub(crate) async fn open_vm(datastore: &Datastore, id: u128, options: Options) -> Result<Rc<NativeVm>> {
     let store = datastore.native.open().await?;
     NativeVm::open(&store, id, options).await
 }
 
 /// Removes the VM that the home is marked with from the store. The VM is not open. For the sides of a move, which are
 /// identified by their marks.
-pub async fn remove_marked(home: &Home) -> Result<()> {
+pub(crate) async fn remove_marked(home: &Home) -> Result<()> {
     match mark(home.datastore.dir.env(), &home.path).await? {
         Some(id) => remove_vm(&home.datastore, id).await,
         None => Ok(()),
@@ -433,7 +438,7 @@ pub async fn remove_marked(home: &Home) -> Result<()> {
 }
 
 /// Removes a VM that is not open from the store, if the VM and the store exist.
-pub async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
+pub(crate) async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
     if datastore.native.opened().is_none() && !datastore.native.exists().await? {
         return Ok(());
     }
@@ -444,7 +449,7 @@ pub async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
 }
 
 /// Returns whether a home's VM in the store is one side of a move.
-pub async fn is_moving(home: &Home) -> Result<bool> {
+pub(crate) async fn is_moving(home: &Home) -> Result<bool> {
     match mark(home.datastore.dir.env(), &home.path).await? {
         Some(id) => Ok(home.datastore.native.open().await?.is_moving(id)),
         None => Ok(false),
@@ -452,14 +457,14 @@ pub async fn is_moving(home: &Home) -> Result<bool> {
 }
 
 /// Returns whether the store has the home's VM, and the VM is not one side of a move.
-pub async fn is_whole(home: &Home) -> Result<bool> {
+pub(crate) async fn is_whole(home: &Home) -> Result<bool> {
     let Some(id) = mark(home.datastore.dir.env(), &home.path).await? else { return Ok(false) };
     let store = home.datastore.native.open().await?;
     Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
 }
 
 /// Durably records in the store whether the home's VM is one side of a move.
-pub async fn set_moving(home: &Home, moving: bool) -> Result<()> {
+pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     match mark(home.datastore.dir.env(), &home.path).await? {
         Some(id) => home.datastore.native.open().await?.set_moving(id, moving).await,
         None => Ok(()),
@@ -492,7 +497,7 @@ async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Ve
 
 /// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports
 /// those whose name is taken.
-pub async fn find_homeless(
+pub(crate) async fn find_homeless(
     daemon: &Rc<Daemon>,
     datastore: &Rc<Datastore>,
 ) -> api::error::Result<Vec<(String, PathBuf)>> {

@@ -18,7 +18,7 @@ const RESERVE_STEP_BYTES: u64 = 32 << 10;
 
 impl Datastore {
     /// Allocates the reserve, or as much of it as fits. A reserve file that a crash left behind is reused.
-    pub async fn set_reserve_aside(&self) -> blk::Result<()> {
+    pub(crate) async fn set_reserve_aside(&self) -> blk::Result<()> {
         let file = match self.own.create_new(RESERVE_NAME).await {
             Err(e) if e.kind == blk::ErrorKind::Exists => {
                 self.own.open(RESERVE_NAME, OpenMode::Write).await?
@@ -38,7 +38,7 @@ impl Datastore {
 impl Daemon {
     /// Runs `work`. If the datastore is full, removes entries of the bin and runs `work` again; at last also frees the
     /// reserve. `work` must be repeatable.
-    pub async fn with_reserve<T>(
+    pub(crate) async fn with_reserve<T>(
         &self,
         datastore: &Datastore,
         work: impl AsyncFn() -> blk::Result<T>,
@@ -61,7 +61,7 @@ impl Daemon {
     }
 
     /// Does the same as `with_reserve` without using the bin; for operations that empty the bin.
-    pub async fn with_last_reserve<T>(
+    pub(crate) async fn with_last_reserve<T>(
         &self,
         datastore: &Datastore,
         work: impl AsyncFn() -> blk::Result<T>,

@@ -21,7 +21,7 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 const NAMED_MAX: usize = 5;
 
 impl Daemon {
-    pub async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+    pub(crate) async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let datastore = self.datastore(datastore.as_ref())?;
         let copies = self.copies(&datastore).await;
         let (in_store, in_files) = self.homes_by_store(&datastore).await?;
@@ -50,7 +50,7 @@ impl Daemon {
     }
 
     /// Starts a scrub of a datastore's store. Only one runs at a time.
-    pub async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
+    pub(crate) async fn store_scrub(self: &Rc<Self>, datastore: Option<DatastoreName>) -> Result<api::Job> {
         let datastore = self.datastore(datastore.as_ref())?;
         let store = store_there(&datastore).await?;
         let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
@@ -79,7 +79,7 @@ impl Daemon {
     }
 
     /// Returns the findings of the last scrub.
-    pub fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
+    pub(crate) fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let found = self.datastore(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
             Error::not_found("no scrub has ended since the start of the daemon; see `unstun scrub`")

@@ -5,7 +5,7 @@
 //! not empty.
 
 /// Number of bytes examined at the beginning and at the end. Every signature below is within them.
-pub const EDGE_BYTES: u64 = 1 << 20;
+pub(crate) const EDGE_BYTES: u64 = 1 << 20;
 
 struct Signature {
     at: usize,
@@ -51,7 +51,7 @@ const LAST: [Signature; 3] = [
 ];
 
 /// Returns what is on a device, by its edges `first` and `last` of `EDGE_BYTES` each. None: both contain only zeros.
-pub fn find(first: &[u8], last: &[u8]) -> Option<String> {
+pub(crate) fn find(first: &[u8], last: &[u8]) -> Option<String> {
     let known = FIRST.iter().find(|s| first[s.at..].starts_with(s.bytes));
     let known = known.or_else(|| LAST.iter().find(|s| last[last.len() - s.at..].starts_with(s.bytes)));
     if let Some(known) = known {

@@ -12,7 +12,7 @@ use crate::daemon::requests::bridge::Place;
 
 /// Returns the first of the folders that can be used. Without one, a crash may lose acknowledged writes, and clients
 /// from before the crash are refused.
-pub fn folder(place: &Place) -> MemoryFolder {
+pub(crate) fn folder(place: &Place) -> MemoryFolder {
     let remote = place.nbd.iter().any(is_remote);
     let mut refusals = Vec::new();
     for path in candidates() {

@@ -32,14 +32,14 @@ async fn own(home: &Home) -> Result<Dir> {
 
 /// The user's settings that move with the VM.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
+pub(crate) struct Terms {
     pub when_full: WhenFull,
     pub shared_writers: bool,
 }
 
 /// Durably records the intent, and then creates a target home that no start takes for a VM. `id` is that of the VM to
 /// be created in the target's store.
-pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
+pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
     record::prepare(&own(from).await?, &to.path).await?;
     native::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
@@ -59,30 +59,30 @@ pub async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Re
 }
 
 /// Durably carries out the step: from here on the VM is the target home.
-pub async fn step(from: &Home) -> Result<()> {
+pub(crate) async fn step(from: &Home) -> Result<()> {
     record::commit(&own(from).await?).await
 }
 
 /// Returns whether the source home records the step now, durably or not.
-pub async fn has_stepped(from: &Home) -> Result<bool> {
+pub(crate) async fn has_stepped(from: &Home) -> Result<bool> {
     Ok(matches!(record(from).await?, Some(MoveRecord::Committed { .. })))
 }
 
 /// Undoes the step if `step` has carried it out.
-pub async fn step_back(from: &Home, to: &Home) -> Result<()> {
+pub(crate) async fn step_back(from: &Home, to: &Home) -> Result<()> {
     MoveRecord::Prepared { to: to.path.clone() }.write(&own(from).await?).await
 }
 
 /// Cleans up after a failed move: removes the target home, and then the intent. Anything that cannot be removed now is
 /// removed at the next start.
-pub async fn give_up(from: &Home, to: &Home) -> Result<()> {
+pub(crate) async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
     native::set_moving(from, false).await?;
     record::remove(&own(from).await?).await
 }
 
 /// Completes a move after the step: removes the target's mark of arrival, and then the source home.
-pub async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> api::error::Result<()> {
+pub(crate) async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> api::error::Result<()> {
     arrived(to).await?;
     match native::mark(&daemon.env, &from.path).await? {
         Some(id) => {
@@ -133,7 +133,7 @@ async fn refuse_whole(home: &Home) -> Result<()> {
 }
 
 /// Refuses a home that is not the VM, or whose role is unknown.
-pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
+pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let place = home.path.display();
     let (cause, remedy) = match record(home).await? {
         Some(MoveRecord::Committed { to }) => {
@@ -163,7 +163,7 @@ pub async fn refuse_elsewhere(home: &Home) -> Result<()> {
 
 /// Makes this side of an interrupted move the VM, because its user states that the other side is lost for good. Does
 /// nothing to a home that takes part in no move.
-pub async fn take_over(home: &Home) -> Result<()> {
+pub(crate) async fn take_over(home: &Home) -> Result<()> {
     match record(home).await? {
         Some(MoveRecord::Committed { to }) => {
             let cause = "the VM went on there, and this side is older than that";
@@ -177,7 +177,7 @@ pub async fn take_over(home: &Home) -> Result<()> {
 }
 
 /// Refuses another move of a home while the record of an earlier one names what is still to be removed.
-pub async fn refuse_recorded(home: &Home) -> Result<()> {
+pub(crate) async fn refuse_recorded(home: &Home) -> Result<()> {
     let cause = match record(home).await? {
         None => return Ok(()),
         Some(MoveRecord::Within { .. }) => {
@@ -200,7 +200,7 @@ pub async fn refuse_recorded(home: &Home) -> Result<()> {
 impl Daemon {
     /// Ends the moves between datastores that a crash has interrupted, if both datastores are present. Runs before
     /// their homes are opened.
-    pub async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
+    pub(crate) async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
         // Opening the homes reports the error.
         let Ok(homes) = datastore.inhabitants().await else { return };
         for (name, path) in homes {
@@ -241,7 +241,7 @@ impl Daemon {
 
     /// Returns whether the home's VM is in another datastore that is served. A home that could not be removed yet has
     /// no claim to the VM's name.
-    pub async fn has_left(&self, home: &Home) -> bool {
+    pub(crate) async fn has_left(&self, home: &Home) -> bool {
         let record = record(home).await;
         matches!(record, Ok(Some(MoveRecord::Committed { to })) if self.datastore_of(&to).is_some())
     }

@@ -22,7 +22,7 @@ use crate::daemon::vm::remove::refuse_readers;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 #[derive(Clone)]
-pub enum MovePlan {
+pub(crate) enum MovePlan {
     /// The home stays. `native` is the ID of the VM in the store, on whichever side that is.
     Within { home: Home, store: Store, native: u128 },
     /// The VM gets another home in another datastore. `native` is the ID of the VM to be created in that datastore's
@@ -32,7 +32,7 @@ pub enum MovePlan {
 
 /// Guard that keeps a datastore from being removed while a VM moves to it or from it. The store is written until the
 /// clean-up after the move is done.
-pub struct Arrival(Rc<Datastore>);
+pub(crate) struct Arrival(Rc<Datastore>);
 
 impl Arrival {
     fn at(datastore: &Rc<Datastore>) -> Rc<Arrival> {
@@ -58,7 +58,7 @@ impl fmt::Display for MovePlan {
 
 impl MovePlan {
     /// Returns the VM's home after the move.
-    pub fn to(&self) -> &Home {
+    pub(crate) fn to(&self) -> &Home {
         match self {
             MovePlan::Within { home, .. } => home,
             MovePlan::Between { to, .. } => to,
@@ -72,7 +72,7 @@ impl MovePlan {
     }
 
     /// Refuses a move that would fill up the target: the writes of other VMs in that datastore would wait.
-    pub async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<()> {
+    pub(crate) async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<()> {
         let datastore = &self.to().datastore;
         let free = match self.store() {
             Store::Native => datastore.space().await?.free_bytes,
@@ -89,7 +89,7 @@ impl MovePlan {
 
 impl Daemon {
     /// Plans a move. Refuses a VM that cannot be moved, before anything has changed.
-    pub async fn plan_move(
+    pub(crate) async fn plan_move(
         &self,
         entry: &Rc<VmRecord>,
         request: &api::VmMove,
@@ -139,7 +139,7 @@ impl Daemon {
     }
 
     /// Creates the target side. The intent is durable before anything is created.
-    pub async fn make_side(&self, entry: &VmRecord, plan: MovePlan) -> Result<Side> {
+    pub(crate) async fn make_side(&self, entry: &VmRecord, plan: MovePlan) -> Result<Side> {
         let native = match &plan {
             MovePlan::Within { home, store, native } => {
                 recovery::begin(self, home, *store, *native).await?;
@@ -173,7 +173,7 @@ impl Daemon {
         }
     }
 
-    pub async fn step(&self, plan: &MovePlan) -> Result<()> {
+    pub(crate) async fn step(&self, plan: &MovePlan) -> Result<()> {
         match plan {
             MovePlan::Within { home, store, .. } => recovery::step(self, &home.path, *store).await,
             MovePlan::Between { from, .. } => handover::step(from).await,
@@ -181,7 +181,7 @@ impl Daemon {
     }
 
     /// Returns whether the homes record the step, durably or not.
-    pub async fn has_stepped(&self, plan: &MovePlan) -> Result<bool> {
+    pub(crate) async fn has_stepped(&self, plan: &MovePlan) -> Result<bool> {
         match plan {
             MovePlan::Within { home, store, .. } => recovery::has_stepped(self, &home.path, *store).await,
             MovePlan::Between { from, .. } => handover::has_stepped(from).await,
@@ -189,7 +189,7 @@ impl Daemon {
     }
 
     /// Undoes the step if a failed `step` has carried it out.
-    pub async fn step_back(&self, plan: &MovePlan) -> Result<()> {
+    pub(crate) async fn step_back(&self, plan: &MovePlan) -> Result<()> {
         match plan {
             MovePlan::Within { home, store, native } => {
                 recovery::step_back(self, &home.path, *store, *native).await
@@ -199,7 +199,7 @@ impl Daemon {
     }
 
     /// Cleans up after a failed move: removes the target side, which is closed.
-    pub async fn give_up(&self, plan: &MovePlan) -> Result<()> {
+    pub(crate) async fn give_up(&self, plan: &MovePlan) -> Result<()> {
         match plan {
             MovePlan::Within { home, .. } => recovery::settle(self, home).await,
             MovePlan::Between { from, to, .. } => {
@@ -210,7 +210,7 @@ impl Daemon {
     }
 
     /// Cleans up after a completed move: removes the source side, which is closed.
-    pub async fn clear_away(
+    pub(crate) async fn clear_away(
         &self,
         was: &VmRecord,
         moved: &VmRecord,
@@ -247,7 +247,7 @@ fn new_disks(disks: &[DiskState]) -> Vec<NewDisk> {
     disks.iter().map(new).collect()
 }
 
-pub fn refuse_viewers(entry: &VmRecord) -> Result<()> {
+pub(crate) fn refuse_viewers(entry: &VmRecord) -> Result<()> {
     match entry.readers().first() {
         Some(reader) => {
             let cause = format!("{reader}; disconnect that client first");

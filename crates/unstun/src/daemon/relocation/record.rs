@@ -8,7 +8,7 @@ use blk::{Dir, Env, Error, ErrorKind, Result};
 
 use crate::daemon::vm::formats::open_path;
 
-pub const RECORD_NAME: &str = "move";
+pub(crate) const RECORD_NAME: &str = "move";
 /// The record for after the step, prepared beside the first one. The step renames it, and so needs no space.
 const COMMITTED_NAME: &str = "move.committed";
 /// Maximum size of a line in bytes: a word and a path of the kernel's greatest length.
@@ -18,7 +18,7 @@ const FORMS: &str =
 
 /// The part of a home in a move.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MoveRecord {
+pub(crate) enum MoveRecord {
     /// The VM stays in this home and moves to the other kind of store. The home's mark of native VMs decides which side
     /// is the VM. `id` is that of the VM in the store, on whichever side that is.
     Within { to: Store, id: u128 },
@@ -59,7 +59,7 @@ impl MoveRecord {
     }
 
     /// Reads the record of a home. `None` means that the home takes part in no move.
-    pub async fn read(env: &Env, home: &Path) -> Result<Option<MoveRecord>> {
+    pub(crate) async fn read(env: &Env, home: &Path) -> Result<Option<MoveRecord>> {
         let read = async { own(env, home).await?.read_file(RECORD_NAME, LINE_BYTES_MAX).await };
         let bytes = match read.await {
             Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
@@ -71,30 +71,30 @@ impl MoveRecord {
     }
 
     /// Durably writes the record into the `.unstun` folder `own`.
-    pub async fn write(&self, own: &Dir) -> Result<()> {
+    pub(crate) async fn write(&self, own: &Dir) -> Result<()> {
         own.replace_file(RECORD_NAME, self.line().as_bytes()).await
     }
 }
 
 /// Opens the `.unstun` folder of a home.
-pub async fn own(env: &Env, home: &Path) -> Result<Dir> {
+pub(crate) async fn own(env: &Env, home: &Path) -> Result<Dir> {
     open_path(env, home).await?.open_dir(OWN_FOLDER, false).await
 }
 
 /// Durably records a move to another datastore, and prepares its step.
-pub async fn prepare(own: &Dir, to: &Path) -> Result<()> {
+pub(crate) async fn prepare(own: &Dir, to: &Path) -> Result<()> {
     MoveRecord::Prepared { to: to.to_owned() }.write(own).await?;
     own.replace_file(COMMITTED_NAME, MoveRecord::Committed { to: to.to_owned() }.line().as_bytes()).await
 }
 
 /// Durably carries out the step that `prepare` has prepared.
-pub async fn commit(own: &Dir) -> Result<()> {
+pub(crate) async fn commit(own: &Dir) -> Result<()> {
     own.rename(COMMITTED_NAME, RECORD_NAME).await?;
     own.sync().await
 }
 
 /// Durably removes the record: the home takes part in no move any more.
-pub async fn remove(own: &Dir) -> Result<()> {
+pub(crate) async fn remove(own: &Dir) -> Result<()> {
     own.unlink_if_present(COMMITTED_NAME).await?;
     own.unlink_if_present(RECORD_NAME).await?;
     own.sync().await

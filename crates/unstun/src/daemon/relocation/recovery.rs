@@ -29,7 +29,7 @@ async fn own(daemon: &Daemon, home: &Path) -> Result<Dir> {
 }
 
 /// Refuses to create files in a home that contains other files than the daemon's.
-pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
+pub(crate) async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
     let dir = open_path(&daemon.env, home).await?;
     let names = dir.list().await?;
     match names.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
@@ -42,7 +42,7 @@ pub async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()> {
 }
 
 /// Durably records the move before anything else of it. `id` is the VM in the store, on whichever side that is.
-pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<()> {
+pub(crate) async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<()> {
     let own = own(daemon, &home.path).await?;
     MoveRecord::Within { to, id }.write(&own).await?;
     if to == Store::Native {
@@ -52,7 +52,7 @@ pub async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> Result<
 }
 
 /// Durably carries out the step: from here on the VM is the other side.
-pub async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
+pub(crate) async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
     let own = own(daemon, home).await?;
     match to {
         Store::Native => {
@@ -64,17 +64,17 @@ pub async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> {
 }
 
 /// Returns whether the home records the step now, durably or not.
-pub async fn has_stepped(daemon: &Daemon, home: &Path, to: Store) -> Result<bool> {
+pub(crate) async fn has_stepped(daemon: &Daemon, home: &Path, to: Store) -> Result<bool> {
     Ok(native::mark(&daemon.env, home).await?.is_some() == (to == Store::Native))
 }
 
 /// Undoes the step if `step` has carried it out.
-pub async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Result<()> {
+pub(crate) async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Result<()> {
     native::set_mark(&own(daemon, home).await?, (to == Store::Redo).then_some(id)).await
 }
 
 /// Removes the side that is not the VM, if there was a move.
-pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
+pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
     let (place, datastore, home) = (home, &home.datastore, home.path.as_path());
     let Some(MoveRecord::Within { to, id }) = MoveRecord::read(&daemon.env, home).await? else {
         return Ok(());
@@ -107,7 +107,7 @@ pub async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
 
 /// Removes a VM's layers and the files beside them. The settings of a VM that ran under VMware stay. A folder that was
 /// imported in place stays as a whole, because it belonged to the user before.
-pub async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
+pub(crate) async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
     if homes::is_adopted(home).await? {
         return Ok(());
     }

@@ -21,21 +21,21 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 /// Minimum time in nanoseconds between two measurements of a job's rate.
 const RATE_WINDOW_NS: u64 = 500_000_000;
 
-pub fn id(id: u128) -> String {
+pub(crate) fn id(id: u128) -> String {
     format!("{id:032x}")
 }
 
-pub fn time(unix_us: i64) -> Timestamp {
+pub(crate) fn time(unix_us: i64) -> Timestamp {
     Timestamp::from_microsecond(unix_us).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 /// Converts a VM's name. Names of served VMs were checked at creation; a folder renamed by hand may have any other
 /// name.
-pub fn vm_name(name: &str) -> VmName {
+pub(crate) fn vm_name(name: &str) -> VmName {
     name.parse().unwrap_or_else(|_| "unnamed".parse().expect("a sound name"))
 }
 
-pub fn operation(kind: EventKind) -> api::Operation {
+pub(crate) fn operation(kind: EventKind) -> api::Operation {
     match kind {
         EventKind::Take => api::Operation::Take,
         EventKind::CommitStart => api::Operation::CommitStart,
@@ -55,7 +55,7 @@ pub fn operation(kind: EventKind) -> api::Operation {
     }
 }
 
-pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
+pub(crate) fn event(id: u64, vm: &str, event: &Event) -> api::Event {
     let disks = event.disks.iter().map(|d| api::EventDisk {
         number: d.number,
         stun_us: d.stun_us,
@@ -75,7 +75,7 @@ pub fn event(id: u64, vm: &str, event: &Event) -> api::Event {
 }
 
 /// Summarizes a VM that is not served. `native` is whether its folder marks its disks as native.
-pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
+pub(crate) fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api::VmSummary {
     let Home { datastore, path: home } = home;
     let condition = if cause.is_some() { api::VmCondition::Broken } else { api::VmCondition::Closed };
     let hang = native.as_ref().err().map(Hang::found);
@@ -97,7 +97,7 @@ pub fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>) -> api
 }
 
 /// Returns an event of the home itself: imported, cloned, opened.
-pub fn home_event(entry: &VmRecord, message: &str) -> api::Event {
+pub(crate) fn home_event(entry: &VmRecord, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
         time: time(entry.vm.env().unix_us()),
@@ -113,7 +113,7 @@ pub fn home_event(entry: &VmRecord, message: &str) -> api::Event {
 impl VmRecord {
     /// Returns the clients that may write to the VM's running disks, or that read a disk while another client writes
     /// it.
-    pub fn writers(&self) -> Vec<api::VmClient> {
+    pub(crate) fn writers(&self) -> Vec<api::VmClient> {
         let clients = self.vm.clients().into_iter();
         let shown = |(disk, client): (u32, String)| {
             let access = self.gate.guests.access(disk, &client).shown();
@@ -123,7 +123,7 @@ impl VmRecord {
     }
 
     /// Returns the clients that read the VM's sealed states.
-    pub fn readers(&self) -> Vec<api::VmClient> {
+    pub(crate) fn readers(&self) -> Vec<api::VmClient> {
         let state = self.vm.state();
         let name = |id: u128| state.snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
         let viewers = self.vm.viewers().into_iter();
@@ -138,7 +138,7 @@ impl VmRecord {
     }
 }
 
-pub fn job(tracked: &Tracked) -> api::Job {
+pub(crate) fn job(tracked: &Tracked) -> api::Job {
     let job = &tracked.job;
     let state = match job.state() {
         JobState::Running => api::JobState::Running,
@@ -209,7 +209,12 @@ fn guest_latency_us(entry: &VmRecord) -> Option<u64> {
         .filter(|&us| us > 0)
 }
 
-pub fn disk(daemon: &Daemon, entry: &VmRecord, state: &VmState, listed: &DiskLayers) -> Option<api::Disk> {
+pub(crate) fn disk(
+    daemon: &Daemon,
+    entry: &VmRecord,
+    state: &VmState,
+    listed: &DiskLayers,
+) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = exports::lasting_name(&entry.name, disk.number, state.generation);
     let running = entry.vm.disk(disk.number).ok();
@@ -271,12 +276,12 @@ fn mode(mode: DiskMode) -> api::DiskMode {
     }
 }
 
-pub fn new_disk(disk: &api::DiskCreate) -> NewDisk {
+pub(crate) fn new_disk(disk: &api::DiskCreate) -> NewDisk {
     let folder = disk.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
     NewDisk { size_bytes: disk.size_bytes, mode: engine_mode(disk.mode), folder }
 }
 
-pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
+pub(crate) fn engine_mode(mode: api::DiskMode) -> DiskMode {
     match mode {
         api::DiskMode::Persistent => DiskMode::Persistent,
         api::DiskMode::IndependentPersistent => DiskMode::IndependentPersistent,
@@ -285,7 +290,7 @@ pub fn engine_mode(mode: api::DiskMode) -> DiskMode {
 }
 
 /// Returns the path of a layer's content: its descriptor, or the store that contains all layers.
-pub fn layer_path(entry: &VmRecord, name: &str) -> PathBuf {
+pub(crate) fn layer_path(entry: &VmRecord, name: &str) -> PathBuf {
     match entry.kept {
         Kept::Redo(_) => entry.home.join(name),
         Kept::Native(_) => entry.datastore.native.path(),
@@ -305,7 +310,11 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
     }
 }
 
-pub fn snapshots(entry: &VmRecord, state: &VmState, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
+pub(crate) fn snapshots(
+    entry: &VmRecord,
+    state: &VmState,
+    delta_bytes: &BTreeMap<u128, u64>,
+) -> Vec<api::Snapshot> {
     let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
         name: s.name.clone(),

@@ -29,11 +29,11 @@ use crate::daemon::vm::inuse;
 use crate::memory::Memory;
 
 /// Request to the core, which runs it on its thread as a separate task.
-pub type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
+pub(crate) type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
 
 /// Main datastore and settings with which the core starts.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub(crate) struct Place {
     pub name: DatastoreName,
     pub root: PathBuf,
     /// Cache size in bytes for the maps of each datastore's store.
@@ -44,14 +44,14 @@ pub struct Place {
     pub nbd: Vec<NbdListen>,
 }
 
-pub struct Bridge {
+pub(crate) struct Bridge {
     questions: mpsc::UnboundedSender<Question>,
     core: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Bridge {
     /// Starts the core. Returns once every VM is open and every listener listens, or with the reason why not.
-    pub fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Bridge> {
+    pub(crate) fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Bridge> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (tell, told) = ready_channel::channel();
         let core = std::thread::Builder::new()

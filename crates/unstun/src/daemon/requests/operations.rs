@@ -21,7 +21,7 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 const MEASURED_BYTES_MIN: u64 = 16 << 20;
 
 impl Daemon {
-    pub async fn status(&self) -> Result<api::Status> {
+    pub(crate) async fn status(&self) -> Result<api::Status> {
         let space = self.main.outside_space().await?;
         let datastores = self.datastore_list().await;
         let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
@@ -52,7 +52,7 @@ impl Daemon {
         })
     }
 
-    pub async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
+    pub(crate) async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
         let mut rows = Vec::new();
         for entry in self.entries() {
             rows.push(self.summary(&entry).await);
@@ -94,12 +94,12 @@ impl Daemon {
         }
     }
 
-    pub async fn vm_show(&self, vm: &VmName) -> Result<api::Vm> {
+    pub(crate) async fn vm_show(&self, vm: &VmName) -> Result<api::Vm> {
         let entry = self.entry(vm.as_str())?;
         self.show(&entry).await
     }
 
-    pub async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
+    pub(crate) async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
         let state = entry.vm.state();
         let listing = entry.vm.listing().await?;
         let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &state, disk)).collect();
@@ -141,7 +141,7 @@ impl Daemon {
     }
 
     /// Returns the space of a datastore. In the worst case, every delta grows to the size of its disk.
-    pub async fn space(&self, datastore: &Rc<Datastore>) -> Result<api::Space> {
+    pub(crate) async fn space(&self, datastore: &Rc<Datastore>) -> Result<api::Space> {
         let free_bytes = datastore.space().await?.free_bytes;
         let mut worst_growth_bytes: u64 = 0;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
@@ -156,7 +156,7 @@ impl Daemon {
 
     /// Returns the bytes of a datastore that are freed and not in use again yet: in the store, and in deltas that no
     /// snapshot owns.
-    pub async fn reclaimable_bytes(&self, datastore: &Rc<Datastore>) -> u64 {
+    pub(crate) async fn reclaimable_bytes(&self, datastore: &Rc<Datastore>) -> u64 {
         let used = datastore.native.opened().map(|store| store.store_use()).unwrap_or_default();
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
@@ -168,7 +168,11 @@ impl Daemon {
         bytes
     }
 
-    pub async fn snapshot_take(&self, vm: &VmName, request: api::SnapshotTake) -> Result<api::SnapshotTaken> {
+    pub(crate) async fn snapshot_take(
+        &self,
+        vm: &VmName,
+        request: api::SnapshotTake,
+    ) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
         let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
         let taken = self.with_bin(&entry.datastore, take).await?;
@@ -192,7 +196,11 @@ impl Daemon {
         })
     }
 
-    pub async fn commit_preview(&self, vm: &VmName, target: CommitTarget) -> Result<api::CommitPreview> {
+    pub(crate) async fn commit_preview(
+        &self,
+        vm: &VmName,
+        target: CommitTarget,
+    ) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
         let preview = entry.vm.commit_preview(&what(&target)).await?;
         let mut warning = api::CommitPreview::warning_for(&preview.names);
@@ -229,7 +237,7 @@ impl Daemon {
         Some(u128::from(bytes).div_ceil(bytes_s) as u64)
     }
 
-    pub async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
+    pub(crate) async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let commit = async || Ok(entry.vm.clone().commit(&what(&target)).await?);
         let job = self.with_bin(&entry.datastore, commit).await?;
@@ -238,7 +246,7 @@ impl Daemon {
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))
     }
 
-    pub fn job_list(&self) -> Vec<api::Job> {
+    pub(crate) fn job_list(&self) -> Vec<api::Job> {
         self.tracked(api_types::job)
     }
 
@@ -247,21 +255,21 @@ impl Daemon {
         found.ok_or_else(|| Error::not_found(format!("no job {id}; see `unstun job list`")))
     }
 
-    pub fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
+    pub(crate) fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
         change(&*self.job(id)?)?;
         let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t))).into_iter().flatten().next();
         shown.ok_or_else(|| Error::not_found(format!("no job {id}")))
     }
 
     /// Cancels a job, and returns when the job has reached its safe point.
-    pub async fn job_cancel(&self, id: u64) -> Result<api::Job> {
+    pub(crate) async fn job_cancel(&self, id: u64) -> Result<api::Job> {
         let job = self.job(id)?;
         job.cancel()?;
         job.wait().await;
         self.job_do(id, |_| Ok(()))
     }
 
-    pub fn events(&self, vm: &VmName, after: u64) -> Result<Vec<api::Event>> {
+    pub(crate) fn events(&self, vm: &VmName, after: u64) -> Result<Vec<api::Event>> {
         let entry = self.entry(vm.as_str())?;
         let events = entry.events.borrow();
         Ok(events.iter().filter(|e| e.id > after).cloned().collect())

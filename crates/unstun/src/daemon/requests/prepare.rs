@@ -16,23 +16,23 @@ use crate::daemon::vm::inuse;
 /// than ten seconds.
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
 
-pub fn create(mut request: VmCreate) -> Result<VmCreate> {
+pub(crate) fn create(mut request: VmCreate) -> Result<VmCreate> {
     request.disks = request.disks.into_iter().map(disk).collect::<Result<_>>()?;
     Ok(request)
 }
 
 /// Checks that the disk's folder exists, and replaces its path by the canonical one.
-pub fn disk(disk: DiskCreate) -> Result<DiskCreate> {
+pub(crate) fn disk(disk: DiskCreate) -> Result<DiskCreate> {
     let dir = folder(disk.dir)?.map(PathBuf::from);
     Ok(DiskCreate { dir, ..disk })
 }
 
-pub fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
+pub(crate) fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {
     dir.as_deref().map(existing).transpose()
 }
 
 /// Returns the datastore's name and the canonical path of its folder.
-pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
+pub(crate) fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
     // A device is opened and reported by the path that its owner gave: /dev/disk/by-id is permanent, its target is not.
     let path = match device::is_device(&request.path) {
         true => PathBuf::from(recordable(&request.path)?),
@@ -48,7 +48,7 @@ pub fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf)> {
 }
 
 /// Refuses images that QEMU has open.
-pub fn import(request: VmImport) -> Result<(VmImport, Source)> {
+pub(crate) fn import(request: VmImport) -> Result<(VmImport, Source)> {
     let source = Source::find(&request)?;
     let mut folders = vec![source.folder.clone()];
     folders.extend(source.roots.iter().map(PathBuf::from));
@@ -78,7 +78,7 @@ fn recordable(path: &Path) -> Result<&str> {
 }
 
 /// VM made by other software, as found on disk.
-pub struct Source {
+pub(crate) struct Source {
     pub name: VmName,
     pub folder: PathBuf,
     /// Other folders that its files may refer to.
@@ -106,7 +106,7 @@ impl Source {
 }
 
 /// Returns any configuration in the folder, for the name. A folder with two is refused when it is opened.
-pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn only_vmx(folder: &Path) -> Result<PathBuf> {
     let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
     let entries = folder.read_dir().map_err(failed)?.flatten().map(|entry| entry.path());
     let is_vmx = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("vmx"));
@@ -116,7 +116,9 @@ pub fn only_vmx(folder: &Path) -> Result<PathBuf> {
 
 /// Runs a check of paths on another thread, because a file system may never answer. The calling thread answers other
 /// requests meanwhile.
-pub async fn beside<T: Send + 'static>(look: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn beside<T: Send + 'static>(
+    look: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let (tell, told) = oneshot::channel();
     std::thread::Builder::new()
         .name("paths".into())

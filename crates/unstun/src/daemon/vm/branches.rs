@@ -22,14 +22,14 @@ struct Fate {
 }
 
 impl Daemon {
-    pub async fn revert_preview(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+    pub(crate) async fn revert_preview(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
         Ok(self.present_revert(&entry, &loss, &request, fate, entry.writers()))
     }
 
-    pub async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+    pub(crate) async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
@@ -45,14 +45,14 @@ impl Daemon {
         Ok(self.present_revert(&entry, &loss, &request, fate, clients))
     }
 
-    pub async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+    pub(crate) async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.vm.discard_preview(request.snapshot.as_str()).await?;
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.writers()))
     }
 
-    pub async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
+    pub(crate) async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         // The discard of a side branch affects no client.
@@ -64,14 +64,14 @@ impl Daemon {
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
     }
 
-    pub async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+    pub(crate) async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.vm.reset_preview().await?;
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.writers()))
     }
 
-    pub async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+    pub(crate) async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let preview = entry.vm.reset_preview().await?;
@@ -82,21 +82,21 @@ impl Daemon {
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
     }
 
-    pub async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+    pub(crate) async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.vm.restore_preview(entry.latest_binned()?.id).await?;
         Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.writers()))
     }
 
-    pub async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
+    pub(crate) async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let latest = entry.latest_binned()?;
         self.restore_state(&entry, latest.id, request).await
     }
 
     /// Restores a state from the bin as the VM's current state.
-    pub async fn restore_state(
+    pub(crate) async fn restore_state(
         &self,
         entry: &Rc<VmRecord>,
         id: u64,
@@ -168,7 +168,7 @@ impl Daemon {
 
     /// Disconnects the writers and closes the gate if `disconnect` is set. Otherwise connected clients stay, and the
     /// engine refuses the operation and names them.
-    pub async fn make_way(
+    pub(crate) async fn make_way(
         &self,
         entry: &Rc<VmRecord>,
         disconnect: bool,

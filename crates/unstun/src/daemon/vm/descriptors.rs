@@ -13,19 +13,19 @@ use crate::memory::{self, Memory};
 /// written anew.
 const VM_FILES: u64 = 8;
 
-pub struct Descriptors {
+pub(crate) struct Descriptors {
     env: Env,
     parts: memory::Descriptors,
 }
 
 impl Descriptors {
     /// Creates the budget of this process, and raises its limit as far as allowed.
-    pub fn new(env: Env, memory: Memory) -> Rc<Descriptors> {
+    pub(crate) fn new(env: Env, memory: Memory) -> Rc<Descriptors> {
         let parts = memory::Descriptors::new(memory::raise_descriptors(), memory);
         Rc::new(Descriptors { env, parts })
     }
 
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         usize::try_from(self.parts.connections).unwrap_or(usize::MAX)
     }
 
@@ -33,7 +33,7 @@ impl Descriptors {
     ///
     /// # Errors
     /// `NoDescriptors` if the budget does not suffice.
-    pub fn admit_vm(&self, name: &str) -> Result<()> {
+    pub(crate) fn admit_vm(&self, name: &str) -> Result<()> {
         self.admit(&format!("VM {name}"), Opening::Serve, VM_FILES)
     }
 
@@ -62,7 +62,7 @@ impl Descriptors {
 }
 
 /// Returns the admission check for the layers of the VM at `home`.
-pub fn admit_layers(descriptors: &Rc<Descriptors>, home: &Path) -> Admit {
+pub(crate) fn admit_layers(descriptors: &Rc<Descriptors>, home: &Path) -> Admit {
     let descriptors = descriptors.clone();
     let place = format!("VM {}", home.file_name().unwrap_or_default().to_string_lossy());
     Box::new(move |opening, layers| descriptors.admit(&place, opening, layers as u64))

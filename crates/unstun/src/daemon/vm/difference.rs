@@ -10,7 +10,7 @@ use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 
 impl Daemon {
-    pub async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
+    pub(crate) async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
         let between = Between { disk: request.disk, from, to, start: request.start_bytes };
@@ -31,7 +31,7 @@ impl Daemon {
         })
     }
 
-    pub async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
+    pub(crate) async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
         let entry = self.entry(vm.as_str())?;
         self.measure_states(&entry.datastore).await;
         let state = entry.vm.state();

@@ -10,7 +10,7 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
 impl Daemon {
-    pub async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
+    pub(crate) async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
         let mut entry = self.entry_to_change(vm.as_str())?;
         let wanted = api_types::new_disk(&disk);
         if let Some(folder) = &wanted.folder {
@@ -20,7 +20,7 @@ impl Daemon {
         self.show_disk(&entry, made.number).await
     }
 
-    pub async fn disk_remove(
+    pub(crate) async fn disk_remove(
         &self,
         vm: &VmName,
         number: u32,
@@ -35,7 +35,12 @@ impl Daemon {
         Ok(api::DiskRemoved { number, layers, files_deleted: delete_files })
     }
 
-    pub async fn disk_grow(&self, vm: &VmName, number: u32, size_bytes: u64) -> Result<api::DiskGrown> {
+    pub(crate) async fn disk_grow(
+        &self,
+        vm: &VmName,
+        number: u32,
+        size_bytes: u64,
+    ) -> Result<api::DiskGrown> {
         let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.clone().grow_disk(number, size_bytes).await?;
         let reconnect: Vec<_> =
@@ -48,7 +53,12 @@ impl Daemon {
         Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect })
     }
 
-    pub async fn disk_set_mode(&self, vm: &VmName, number: u32, mode: api::DiskMode) -> Result<api::Disk> {
+    pub(crate) async fn disk_set_mode(
+        &self,
+        vm: &VmName,
+        number: u32,
+        mode: api::DiskMode,
+    ) -> Result<api::Disk> {
         let entry = self.entry_to_change(vm.as_str())?;
         entry.vm.clone().set_mode(number, api_types::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await

@@ -17,13 +17,13 @@ const NOTICES_MAX: usize = 100;
 impl Daemon {
     /// Turns the files' notices into events, and keeps them for `vm show` until the VM is opened again. Called after
     /// every operation that may have touched the files.
-    pub fn take_notices(&self, entry: &VmRecord) {
+    pub(crate) fn take_notices(&self, entry: &VmRecord) {
         if let Kept::Redo(files) = &entry.kept {
             self.tell(entry, files.take_notices());
         }
     }
 
-    pub fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
+    pub(crate) fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
         for sentence in sentences {
             info!("VM {}: {sentence}", entry.name);
             self.note(entry, &sentence);
@@ -63,17 +63,17 @@ impl Daemon {
     }
 
     /// Copies the VM's events so far to its new home.
-    pub fn copy_events(&self, entry: &VmRecord, to: &Home) {
+    pub(crate) fn copy_events(&self, entry: &VmRecord, to: &Home) {
         entry.events.borrow().iter().for_each(|event| self.journal.append(&to.path, event));
     }
 
     /// Records a message for people as an event of the home.
-    pub fn note(&self, entry: &VmRecord, message: &str) {
+    pub(crate) fn note(&self, entry: &VmRecord, message: &str) {
         self.keep(entry, api_types::home_event(entry, message));
     }
 
     /// Records that writes of the disk begin or cease to wait for space.
-    pub fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
+    pub(crate) fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
         let (operation, message) = match waits {
             true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
             false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
@@ -88,7 +88,7 @@ impl Daemon {
         }
     }
 
-    pub fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {
+    pub(crate) fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {
         self.keep(entry, api::Event { stun_us, ..api_types::home_event(entry, message) });
     }
 

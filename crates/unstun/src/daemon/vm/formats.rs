@@ -44,13 +44,13 @@ struct Terms {
 }
 
 /// Files of one VM.
-pub struct HomeFiles {
+pub(crate) struct HomeFiles {
     home: Rc<Home>,
     roots: RefCell<Roots>,
 }
 
 impl HomeFiles {
-    pub async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
+    pub(crate) async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
         let dir = open_path(&daemon.env, path).await?;
         let terms = Terms::read(&dir.open_dir(OWN_FOLDER, false).await?).await?;
         let folders = folders(daemon, path, &terms.roots).await?;
@@ -60,51 +60,51 @@ impl HomeFiles {
         Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
     }
 
-    pub fn dir(&self) -> &Dir {
+    pub(crate) fn dir(&self) -> &Dir {
         self.home.dir()
     }
 
-    pub fn manifest(&self) -> Rc<dyn Manifest> {
+    pub(crate) fn manifest(&self) -> Rc<dyn Manifest> {
         self.home.clone()
     }
 
     /// Returns the VM's ID, and writes nothing.
-    pub async fn id(&self) -> Result<Option<u128>> {
+    pub(crate) async fn id(&self) -> Result<Option<u128>> {
         self.home.id().await
     }
 
-    pub async fn remove_made_elsewhere(&self, id: u128) -> Result<()> {
+    pub(crate) async fn remove_made_elsewhere(&self, id: u128) -> Result<()> {
         self.home.remove_made_elsewhere(id).await
     }
 
-    pub fn take_notices(&self) -> Vec<String> {
+    pub(crate) fn take_notices(&self) -> Vec<String> {
         self.home.take_notices()
     }
 
     /// Returns the number of snapshots that VMware's .vmsn is kept with.
-    pub async fn machine_states(&self) -> Result<u64> {
+    pub(crate) async fn machine_states(&self) -> Result<u64> {
         self.home.machine_states().await
     }
 
-    pub async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
+    pub(crate) async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
         let folder = self.home.snapshot_folder().await?;
         Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
     }
 
     /// Sets the folder for the deltas of later takes; `None` puts them beside their parents again. The folder must be
     /// one of the home's own folders.
-    pub async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
+    pub(crate) async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
         self.home.set_snapshot_folder(folder).await
     }
 
-    pub fn has_own_folder(&self, folder: &str) -> bool {
+    pub(crate) fn has_own_folder(&self, folder: &str) -> bool {
         let roots = self.roots.borrow();
         folder == self.dir().path()
             || roots.iter().any(|(kind, path)| *kind == FolderKind::Own && path == folder)
     }
 
     /// Adds a folder to the home's own folders, durably for later openings of the home.
-    pub async fn add_own_folder(&self, folder: &str) -> Result<()> {
+    pub(crate) async fn add_own_folder(&self, folder: &str) -> Result<()> {
         let mut roots = self.roots.borrow().clone();
         roots.push((FolderKind::Own, folder.to_owned()));
         let text = format_roots(&roots)?;
@@ -156,7 +156,7 @@ pub(in crate::daemon) async fn is_dir(env: &Env, path: &Path) -> bool {
 }
 
 /// Locks the home: no other daemon opens it until `daemon.holds` releases it.
-pub async fn hold(daemon: &Daemon, home: &Path) -> Result<()> {
+pub(crate) async fn hold(daemon: &Daemon, home: &Path) -> Result<()> {
     let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, false).await?;
     daemon.holds.take(home, &own).await
 }
@@ -229,7 +229,7 @@ async fn new_home(
 }
 
 /// Creates a VM with files in the datastore. Returns notices for the user, as do `import` and `clone`.
-pub async fn create_vm(
+pub(crate) async fn create_vm(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,
     name: &str,
@@ -256,14 +256,14 @@ fn new_id(env: &Env) -> u128 {
 }
 
 /// Creates the files of a VM in a home that has been a VM. Refused if the home contains other files than the daemon's.
-pub async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
+pub(crate) async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: Vec<NewDisk>) -> Result<()> {
     let folders = folders(daemon, home, &Roots::new()).await?;
     let dir = open_path(&daemon.env, home).await?;
     Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
 }
 
 /// Creates a home in the datastore for a VM whose folder is only read.
-pub async fn import(
+pub(crate) async fn import(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,
     source: &Source,
@@ -289,7 +289,7 @@ pub async fn import(
 }
 
 /// Refuses a folder that cannot become a home in place.
-pub async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
+pub(crate) async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&daemon.env, &source.folder).await?;
     Home::refuse_foreign_use(&dir).await?;
     // The lock comes before anything in the folder is read. It is taken for good once the folder is known to become a
@@ -320,7 +320,7 @@ fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
 }
 
 /// Turns the VM's folder into a home, and locks it. Only the `.unstun` folder is added to it.
-pub async fn adopt(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
+pub(crate) async fn adopt(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&daemon.env, &source.folder).await?;
     let own = dir.open_dir(OWN_FOLDER, true).await?;
     daemon.holds.take(&source.folder, &own).await?;
@@ -353,7 +353,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
 }
 
 /// Creates a linked clone of a snapshot. The snapshot cannot be removed meanwhile.
-pub async fn clone(
+pub(crate) async fn clone(
     daemon: &Daemon,
     parent: &VmRecord,
     files: &HomeFiles,
@@ -370,7 +370,7 @@ pub async fn clone(
     daemon.make_files(&parent.datastore.home(name), name, None, making).await
 }
 
-pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
+pub(crate) async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
     let word = match when_full {
         WhenFull::Wait => "wait\n",
         WhenFull::Error => "error\n",
@@ -379,7 +379,7 @@ pub async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
 }
 
 /// Durably records whether several clients may write one disk.
-pub async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
+pub(crate) async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
     if shared {
         return own.replace_file(SHARED_WRITERS_NAME, b"by the user's word\n").await;
     }
@@ -387,12 +387,12 @@ pub async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
     own.sync().await
 }
 
-pub async fn read_shared_writers(home: &Dir) -> Result<bool> {
+pub(crate) async fn read_shared_writers(home: &Dir) -> Result<bool> {
     let own = home.open_dir(OWN_FOLDER, false).await?;
     Ok(own.list().await?.iter().any(|name| name == SHARED_WRITERS_NAME))
 }
 
-pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
+pub(crate) async fn read_when_full(home: &Dir) -> Result<WhenFull> {
     let own = home.open_dir(OWN_FOLDER, false).await?;
     match own.read_file(WHEN_FULL_NAME, WORD_BYTES_MAX).await {
         Ok(word) if word.trim_ascii() == b"error" => Ok(WhenFull::Error),
@@ -403,7 +403,7 @@ pub async fn read_when_full(home: &Dir) -> Result<WhenFull> {
 }
 
 /// Durably records whether a start of the daemon opens the home.
-pub async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<()> {
+pub(crate) async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<()> {
     let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, true).await?;
     if closed {
         return own.replace_file(CLOSED_NAME, b"by the user's word\n").await;
@@ -413,7 +413,7 @@ pub async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<(
 }
 
 /// Opens the chain that ends in the descriptor `top`, read-only and base first.
-pub async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
+pub(crate) async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
     let home = Home::new(dir, Folders::default(), Growth::default());
     let manifest: &dyn Manifest = &home;
     let mut layers = Vec::new();

@@ -14,12 +14,12 @@ const LOCK_NAME: &str = "lock";
 
 /// Locks of the open VM folders, by path.
 #[derive(Default)]
-pub struct Holds(RefCell<BTreeMap<PathBuf, Lock>>);
+pub(crate) struct Holds(RefCell<BTreeMap<PathBuf, Lock>>);
 
 impl Holds {
     /// Locks the VM folder `home`, whose `.unstun` folder is `own`; `Locked` while another daemon holds it. A VM folder
     /// that is opened again stays locked.
-    pub async fn take(&self, home: &Path, own: &Dir) -> Result<()> {
+    pub(crate) async fn take(&self, home: &Path, own: &Dir) -> Result<()> {
         if self.0.borrow().contains_key(home) {
             return Ok(());
         }
@@ -28,18 +28,18 @@ impl Holds {
         Ok(())
     }
 
-    pub fn is_held(&self, home: &Path) -> bool {
+    pub(crate) fn is_held(&self, home: &Path) -> bool {
         self.0.borrow().contains_key(home)
     }
 
-    pub fn release(&self, home: &Path) {
+    pub(crate) fn release(&self, home: &Path) {
         self.0.borrow_mut().remove(home);
     }
 }
 
 /// Locks a folder that is only read, and whose `.unstun` folder is `own`. Returns None if no daemon can be serving the
 /// folder: its lock file does not exist, or cannot be opened on a read-only file system. No lock file is created.
-pub async fn lock_source(own: &Dir) -> Result<Option<Lock>> {
+pub(crate) async fn lock_source(own: &Dir) -> Result<Option<Lock>> {
     if !own.list().await?.iter().any(|name| name == LOCK_NAME) {
         return Ok(None);
     }

@@ -12,14 +12,14 @@ use blk::dir::TEMPORARY_SUFFIX;
 use blk::{Dir, Error, Result};
 
 /// Folder in the datastore's `.unstun` folder: one file for each home, with the VM's name.
-pub const RECORDS_NAME: &str = "vms";
+pub(crate) const RECORDS_NAME: &str = "vms";
 /// Maximum size of a record in bytes: a word, an ID and a path of the kernel's greatest length.
 const RECORD_BYTES_MAX: u64 = 8 << 10;
 /// Text in place of an unknown ID.
 const NO_ID: &str = "-";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HomeState {
+pub(crate) enum HomeState {
     /// The home is being created. Recovery removes it with everything that was created for it.
     Making,
     /// The home is a VM.
@@ -38,7 +38,7 @@ const WORDS: [(HomeState, &str); 4] = [
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HomeRecord {
+pub(crate) struct HomeRecord {
     pub state: HomeState,
     pub id: Option<u128>,
     /// Path of a home outside the datastore.
@@ -80,13 +80,13 @@ impl HomeRecord {
 }
 
 /// Records of one datastore.
-pub struct HomeRecords {
+pub(crate) struct HomeRecords {
     dir: Dir,
     all: RefCell<BTreeMap<String, HomeRecord>>,
 }
 
 impl HomeRecords {
-    pub async fn read(own: &Dir) -> Result<HomeRecords> {
+    pub(crate) async fn read(own: &Dir) -> Result<HomeRecords> {
         let dir = own.open_dir(RECORDS_NAME, true).await?;
         own.sync().await?;
         let mut all = BTreeMap::new();
@@ -103,17 +103,17 @@ impl HomeRecords {
         Ok(HomeRecords { dir, all: RefCell::new(all) })
     }
 
-    pub fn get(&self, name: &str) -> Option<HomeRecord> {
+    pub(crate) fn get(&self, name: &str) -> Option<HomeRecord> {
         self.all.borrow().get(name).cloned()
     }
 
-    pub fn all(&self) -> Vec<(String, HomeRecord)> {
+    pub(crate) fn all(&self) -> Vec<(String, HomeRecord)> {
         self.all.borrow().iter().map(|(name, record)| (name.clone(), record.clone())).collect()
     }
 
     /// Stores a record durably. After an error the old record is on disk; if `get` returns the new one, either may be
     /// on disk.
-    pub async fn put(&self, name: &str, record: HomeRecord) -> Result<()> {
+    pub(crate) async fn put(&self, name: &str, record: HomeRecord) -> Result<()> {
         let staged = self.dir.stage_file(name, record.to_line().as_bytes()).await?;
         self.all.borrow_mut().insert(name.to_owned(), record);
         self.dir.put_in_place(name, staged).await?;
@@ -121,7 +121,7 @@ impl HomeRecords {
     }
 
     /// Removes a record durably.
-    pub async fn remove(&self, name: &str) -> Result<()> {
+    pub(crate) async fn remove(&self, name: &str) -> Result<()> {
         if self.get(name).is_none() {
             return Ok(());
         }

@@ -13,24 +13,24 @@ use crate::daemon::datastore::Home;
 use crate::daemon::vm::formats::{exists, open_path};
 
 /// File in the datastore's `.unstun` folder: the homes outside the datastore.
-pub const REGISTRY_NAME: &str = "homes";
+pub(crate) const REGISTRY_NAME: &str = "homes";
 /// File in a home's `.unstun` folder that exists while the VM is closed.
-pub const CLOSED_NAME: &str = "closed";
+pub(crate) const CLOSED_NAME: &str = "closed";
 /// File in a home's `.unstun` folder that exists if the folder became a home in place. Its files belonged to the user
 /// before.
-pub const ADOPTED_NAME: &str = "adopted";
+pub(crate) const ADOPTED_NAME: &str = "adopted";
 /// Maximum size of a register in bytes: 1000 folders with paths of a kilobyte.
 const REGISTRY_BYTES_MAX: u64 = 1 << 20;
 
 /// Register on file: one line `NAME /absolute/path` for each folder.
-pub struct Registry {
+pub(crate) struct Registry {
     own: Dir,
     file: &'static str,
     homes: RefCell<BTreeMap<String, PathBuf>>,
 }
 
 impl Registry {
-    pub async fn read(own: &Dir, file: &'static str) -> Result<Registry> {
+    pub(crate) async fn read(own: &Dir, file: &'static str) -> Result<Registry> {
         let text = match own.read_file(file, REGISTRY_BYTES_MAX).await {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if e.kind == blk::ErrorKind::NotFound => String::new(),
@@ -40,16 +40,16 @@ impl Registry {
         Ok(Registry { own: own.clone(), file, homes: RefCell::new(homes) })
     }
 
-    pub fn all(&self) -> BTreeMap<String, PathBuf> {
+    pub(crate) fn all(&self) -> BTreeMap<String, PathBuf> {
         self.homes.borrow().clone()
     }
 
-    pub async fn add(&self, name: &str, home: &Path) -> blk::Result<()> {
+    pub(crate) async fn add(&self, name: &str, home: &Path) -> blk::Result<()> {
         self.homes.borrow_mut().insert(name.to_string(), home.to_path_buf());
         self.write().await
     }
 
-    pub async fn remove(&self, name: &str) -> blk::Result<()> {
+    pub(crate) async fn remove(&self, name: &str) -> blk::Result<()> {
         let Some(home) = self.homes.borrow_mut().remove(name) else { return Ok(()) };
         self.write().await.inspect_err(|_| {
             self.homes.borrow_mut().insert(name.to_owned(), home);
@@ -81,7 +81,7 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
 }
 
 /// Returns whether the home is an imported folder. A home outside the datastore always is.
-pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
+pub(crate) async fn is_adopted(home: &Home) -> blk::Result<bool> {
     if !home.datastore.contains(&home.path) {
         return Ok(true);
     }
@@ -95,7 +95,7 @@ pub async fn is_adopted(home: &Home) -> blk::Result<bool> {
     }
 }
 
-pub async fn is_closed(env: &Env, home: &Path) -> bool {
+pub(crate) async fn is_closed(env: &Env, home: &Path) -> bool {
     exists(env, home.join(OWN_FOLDER).join(CLOSED_NAME)).await
 }
 

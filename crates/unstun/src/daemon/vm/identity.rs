@@ -24,7 +24,7 @@ use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 
 /// Relation of a VM's folder to the VM whose ID it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub(crate) enum Standing {
     /// The folder is the VM's home, or nothing in it says otherwise.
     Home,
     /// The folder at this path is the home.
@@ -39,7 +39,7 @@ pub enum Standing {
 
 /// ID of a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VmId {
+pub(crate) enum VmId {
     /// ID of a VM in the datastore's store.
     Native(u128),
     /// ID of a VM with files.
@@ -48,7 +48,7 @@ pub enum VmId {
 
 impl Standing {
     /// Refuses to serve a folder that is not the VM's home.
-    pub fn refuse(&self, name: &str, home: &Home) -> Result<()> {
+    pub(crate) fn refuse(&self, name: &str, home: &Home) -> Result<()> {
         let Some((found, remedy)) = self.explain(name) else { return Ok(()) };
         Err(Error::refused(home.path.display().to_string(), format!("{found}; {remedy}")))
     }
@@ -90,7 +90,7 @@ impl Standing {
 
 impl Daemon {
     /// Determines whether `home` may be served, and then records it as the VM's home. Changes nothing in the home.
-    pub async fn claim_identity(&self, name: &str, home: &Home) -> Result<()> {
+    pub(crate) async fn claim_identity(&self, name: &str, home: &Home) -> Result<()> {
         if self.defects.has(Defect::ServeCopies) {
             return Ok(());
         }
@@ -106,7 +106,7 @@ impl Daemon {
     }
 
     /// Returns the relation of the folder to the VM whose ID it has.
-    pub async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
+    pub(crate) async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
         let record = home.datastore.records.get(name);
         if record.is_some_and(|record| record.state != HomeState::Whole) {
             return Ok(Standing::Unfinished);
@@ -262,7 +262,7 @@ impl Daemon {
     }
 
     /// Returns the folders in a datastore that have the ID of a VM with another home. None of them is served.
-    pub async fn copies(&self, datastore: &Rc<Datastore>) -> Vec<Finding> {
+    pub(crate) async fn copies(&self, datastore: &Rc<Datastore>) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (name, path) in datastore.inhabitants().await.unwrap_or_default() {
             if self.entries().iter().any(|entry| entry.home == path) {
@@ -288,12 +288,12 @@ impl Daemon {
 
 impl Datastore {
     /// Returns a record of the home at `path`.
-    pub fn record(&self, path: &Path, state: HomeState, id: Option<u128>) -> HomeRecord {
+    pub(crate) fn record(&self, path: &Path, state: HomeState, id: Option<u128>) -> HomeRecord {
         HomeRecord { state, id, path: (!self.contains(path)).then(|| path.to_path_buf()) }
     }
 
     /// Returns the name of the VM whose home is or was at `path`.
-    pub fn name_of(&self, path: &Path) -> String {
+    pub(crate) fn name_of(&self, path: &Path) -> String {
         let elsewhere = self.registry.all().into_iter().find(|(_, home)| home == path);
         let name = || path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         elsewhere.map_or_else(name, |(name, _)| name)
@@ -301,7 +301,7 @@ impl Datastore {
 
     /// Returns the form in which the store records a home: its name in the datastore, which may be moved as a whole, or
     /// its path.
-    pub fn relative(&self, home: &Path) -> String {
+    pub(crate) fn relative(&self, home: &Path) -> String {
         match home.file_name() {
             Some(name) if self.contains(home) => name.to_string_lossy().into_owned(),
             _ => home.to_string_lossy().into_owned(),

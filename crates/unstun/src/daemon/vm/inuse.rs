@@ -21,7 +21,7 @@ const RENEWED_WITHIN: Duration = Duration::from_secs(120);
 const PROCESSES_MAX: usize = 100_000;
 
 /// Returns `Locked` if another process holds one of QEMU's locks on an image in one of `folders`.
-pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
+pub(crate) fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
     for folder in folders {
         let failed = |e: std::io::Error| Error::failed(format!("{}: {e}", folder.display()));
         for entry in folder.read_dir().map_err(failed)? {
@@ -37,7 +37,7 @@ pub fn refuse_locked(folders: &[PathBuf]) -> Result<()> {
 
 /// Returns `Locked` if one of the `locks` in `folder`, a file or a folder of files, was written recently. VMware's
 /// programs renew their locks on shared storage every few seconds.
-pub fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -> Result<()> {
+pub(crate) fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a str>) -> Result<()> {
     for name in locks {
         let lock = folder.join(name);
         let inside = lock.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());

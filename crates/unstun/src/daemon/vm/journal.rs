@@ -18,7 +18,7 @@ use tracing::warn;
 /// Name of the event file in a home's `.unstun` folder.
 const EVENTS_NAME: &str = "events";
 /// Maximum number of events kept in memory and read back at a start. Older lines stay in the file.
-pub const EVENTS_MAX: usize = 1000;
+pub(crate) const EVENTS_MAX: usize = 1000;
 /// Maximum number of bytes read. Of a longer file, the end is read: 1000 events of twelve disks are about 1.5 MB.
 const READ_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of an event; numbers count up from 1. A line with a larger number was not written by the daemon. The
@@ -29,7 +29,7 @@ const EVENT_NUMBER_MAX: u64 = 1 << 52;
 type Line = (PathBuf, String);
 
 #[derive(Default)]
-pub struct Journal {
+pub(crate) struct Journal {
     /// Writer threads, by the folder that contains the homes.
     threads: RefCell<BTreeMap<PathBuf, Sender<Line>>>,
     forgets: bool,
@@ -38,11 +38,11 @@ pub struct Journal {
 impl Journal {
     /// Creates a journal that drops its events.
     #[cfg(test)]
-    pub fn nowhere() -> Journal {
+    pub(crate) fn nowhere() -> Journal {
         Journal { forgets: true, ..Journal::default() }
     }
 
-    pub fn append(&self, home: &Path, event: &Event) {
+    pub(crate) fn append(&self, home: &Path, event: &Event) {
         let Ok(mut line) = serde_json::to_string(event) else { return };
         line.push('\n');
         if self.forgets {
@@ -97,7 +97,7 @@ fn append(home: &Path, line: &str) -> std::io::Result<()> {
 }
 
 /// Returns the last events on file. Lines that do not parse (a torn end) are skipped.
-pub fn read(home: &Path) -> Vec<Event> {
+pub(crate) fn read(home: &Path) -> Vec<Event> {
     use std::io::{Read, Seek, SeekFrom};
     let mut bytes = Vec::new();
     let Ok(mut file) = open(home, OFlags::RDONLY) else { return Vec::new() };

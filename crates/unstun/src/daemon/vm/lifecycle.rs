@@ -20,7 +20,7 @@ use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 impl Daemon {
-    pub async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
+    pub(crate) async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let datastore = self.datastore(request.datastore.as_ref())?;
@@ -62,7 +62,7 @@ impl Daemon {
     }
 
     /// Returns the home for a new VM. Refuses a name that is taken.
-    pub async fn free_home(&self, datastore: &Rc<Datastore>, name: &str) -> Result<Home> {
+    pub(crate) async fn free_home(&self, datastore: &Rc<Datastore>, name: &str) -> Result<Home> {
         bin::refuse_reserved(name)?;
         let home = datastore.home(name);
         if self.is_taken(name) || datastore.has(name).await? {
@@ -74,7 +74,11 @@ impl Daemon {
 
     /// Imports a VM. In place, its folder becomes the VM's home. Otherwise a home in the datastore has deltas on top of
     /// the folder's layers.
-    pub async fn vm_import(self: &Rc<Self>, request: api::VmImport, source: Source) -> Result<api::Vm> {
+    pub(crate) async fn vm_import(
+        self: &Rc<Self>,
+        request: api::VmImport,
+        source: Source,
+    ) -> Result<api::Vm> {
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
         if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
@@ -185,7 +189,7 @@ impl Daemon {
         }
     }
 
-    pub async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
+    pub(crate) async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
         let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
@@ -212,7 +216,7 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    pub async fn vm_close(self: &Rc<Self>, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
+    pub(crate) async fn vm_close(self: &Rc<Self>, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
         let _claim = self.claim(vm.as_str())?;
         let entry = self.entry(vm.as_str())?;
         let clients = match disconnect {
@@ -237,7 +241,7 @@ impl Daemon {
 
     /// Opens a VM, or serves the plain names of an open one again. With `take_over`, this side of an interrupted move
     /// becomes the VM first.
-    pub async fn vm_open(self: &Rc<Self>, vm: &VmName, take_over: bool) -> Result<api::Vm> {
+    pub(crate) async fn vm_open(self: &Rc<Self>, vm: &VmName, take_over: bool) -> Result<api::Vm> {
         let name = vm.as_str();
         let _claim = self.claim(name)?;
         if let Ok(entry) = self.entry(name) {
@@ -301,7 +305,7 @@ impl Daemon {
         Ok(entry)
     }
 
-    pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
+    pub(crate) async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
         let entry = self.entry_to_change(vm.as_str())?;
         let own = formats::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
         formats::write_shared_writers(&own, shared).await?;
@@ -311,7 +315,11 @@ impl Daemon {
         self.show(&entry).await
     }
 
-    pub async fn vm_set_snapshot_dir(self: &Rc<Self>, vm: &VmName, dir: Option<String>) -> Result<api::Vm> {
+    pub(crate) async fn vm_set_snapshot_dir(
+        self: &Rc<Self>,
+        vm: &VmName,
+        dir: Option<String>,
+    ) -> Result<api::Vm> {
         let mut entry = self.entry_to_change(vm.as_str())?;
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
@@ -322,7 +330,11 @@ impl Daemon {
 
     /// Returns the VM with `folder` among those that it may write to. Reopens the VM for that, unless it already had
     /// the folder.
-    pub async fn with_folder(self: &Rc<Self>, entry: &Rc<VmRecord>, folder: &str) -> Result<Rc<VmRecord>> {
+    pub(crate) async fn with_folder(
+        self: &Rc<Self>,
+        entry: &Rc<VmRecord>,
+        folder: &str,
+    ) -> Result<Rc<VmRecord>> {
         let files = entry.files("keep in a folder of its own")?;
         if files.has_own_folder(folder) {
             return Ok(entry.clone());
@@ -345,7 +357,7 @@ impl Daemon {
 
 impl VmRecord {
     /// Closes the client gate. Refused while a client is connected or a job is open.
-    pub fn shut_idle(&self, purpose: &str) -> Result<Shut> {
+    pub(crate) fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;
         let clients = self.present(Who::All);
         if self.gate.is_entered() {

@@ -10,13 +10,13 @@ use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
-pub struct Broken {
+pub(crate) struct Broken {
     pub home: Home,
     pub cause: Error,
 }
 
 /// VM that is not served.
-pub struct Idle {
+pub(crate) struct Idle {
     pub name: String,
     pub home: Home,
     /// Why the VM is broken; None for a closed VM.
@@ -24,7 +24,7 @@ pub struct Idle {
 }
 
 /// Exclusive right to create, open or remove an object of this name until the claim is dropped.
-pub struct Claim {
+pub(crate) struct Claim {
     daemon: Rc<Daemon>,
     name: String,
 }
@@ -36,11 +36,11 @@ impl Drop for Claim {
 }
 
 impl Daemon {
-    pub fn entries(&self) -> Vec<Rc<VmRecord>> {
+    pub(crate) fn entries(&self) -> Vec<Rc<VmRecord>> {
         self.vms.borrow().values().cloned().collect()
     }
 
-    pub fn entry(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
+    pub(crate) fn entry(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
         if let Some(entry) = self.vms.borrow().get(name) {
             return Ok(entry.clone());
         }
@@ -63,7 +63,7 @@ impl Daemon {
         Err(blk::Error::not_found(self.place(), format!("no VM {name:?}; {known}")))
     }
 
-    pub fn entry_to_change(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
+    pub(crate) fn entry_to_change(&self, name: &str) -> blk::Result<Rc<VmRecord>> {
         let entry = self.entry(name)?;
         entry.refuse_when_moving()?;
         Ok(entry)
@@ -71,7 +71,7 @@ impl Daemon {
 
     /// Claims a name. Two concurrent operations would each take the other's folder for their own, or open one home
     /// twice.
-    pub fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
+    pub(crate) fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
         if !self.claimed.borrow_mut().insert(name.to_string()) {
             return Err(Error::refused(format!(
                 "VM {name}: it is just being made, opened or closed; try again"
@@ -80,17 +80,17 @@ impl Daemon {
         Ok(Claim { daemon: self.clone(), name: name.to_string() })
     }
 
-    pub fn is_taken(&self, name: &str) -> bool {
+    pub(crate) fn is_taken(&self, name: &str) -> bool {
         self.vms.borrow().contains_key(name) || self.idle_home(name).is_some()
     }
 
     /// Returns the home of a VM that is closed or broken.
-    pub fn idle_home(&self, name: &str) -> Option<Home> {
+    pub(crate) fn idle_home(&self, name: &str) -> Option<Home> {
         let broken = self.broken.borrow().get(name).map(|broken| broken.home.clone());
         broken.or_else(|| self.closed.borrow().get(name).cloned())
     }
 
-    pub fn idle(&self) -> Vec<Idle> {
+    pub(crate) fn idle(&self) -> Vec<Idle> {
         let one = |name: &String, home: &Home, cause| Idle { name: name.clone(), home: home.clone(), cause };
         let closed = self.closed.borrow();
         let closed = closed.iter().map(|(name, home)| one(name, home, None));
@@ -100,20 +100,20 @@ impl Daemon {
     }
 
     /// Moves a VM to the closed ones: it is not served any more.
-    pub fn rest(&self, name: &str, home: Home) {
+    pub(crate) fn rest(&self, name: &str, home: Home) {
         self.forget(name);
         self.holds.release(&home.path);
         self.closed.borrow_mut().insert(name.to_string(), home);
     }
 
-    pub fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
+    pub(crate) fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
         error!("VM {name} is not served any more: {cause}");
         self.forget(name);
         self.holds.release(&home.path);
         self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });
     }
 
-    pub fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         self.vms.borrow_mut().remove(name);
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
@@ -121,7 +121,7 @@ impl Daemon {
     }
 
     /// Returns every home in the registry, served or not.
-    pub fn homes(&self) -> Vec<PathBuf> {
+    pub(crate) fn homes(&self) -> Vec<PathBuf> {
         let served = self.entries().into_iter().map(|entry| entry.home.clone());
         served.chain(self.idle().into_iter().map(|idle| idle.home.path)).collect()
     }

@@ -31,7 +31,11 @@ const NAMES_LOCK: &str = ".unstun-names";
 const VMX_BYTES_MAX: u64 = 1 << 20;
 
 impl Daemon {
-    pub async fn vm_remove(self: &Rc<Self>, vm: &VmName, request: api::VmRemove) -> Result<api::VmRemoved> {
+    pub(crate) async fn vm_remove(
+        self: &Rc<Self>,
+        vm: &VmName,
+        request: api::VmRemove,
+    ) -> Result<api::VmRemoved> {
         let name = vm.as_str();
         let _claim = self.claim(name)?;
         let (home, bin) = match self.idle_home(name) {
@@ -227,7 +231,7 @@ impl Daemon {
 }
 
 /// Returns whether the bin keeps the VM. Refuses if the bin does not keep it and the request relies on that.
-pub fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Result<bool> {
+pub(crate) fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Result<bool> {
     match not_kept {
         None => Ok(true),
         Some(why) if keep => {
@@ -265,7 +269,7 @@ impl HomeFiles {
         Ok(Change { next, remove, ..Change::default() })
     }
 
-    pub async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
+    pub(crate) async fn remove_layers(&self, before: &VmState) -> blk::Result<()> {
         let change = self.removal(before).await?;
         self.manifest().publish(&change).await
     }
@@ -283,7 +287,7 @@ fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
 }
 
 /// Refuses if other VMs read layers of this VM.
-pub async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()> {
+pub(crate) async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Result<()> {
     let own = manifest.links().await?.into_iter().filter(|link| !link.foreign);
     let layers: Vec<String> = own.map(|link| link.name).collect();
     let mut who: Vec<String> =
@@ -319,11 +323,11 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
 }
 
-pub async fn open_home(home: &Home) -> blk::Result<Dir> {
+pub(crate) async fn open_home(home: &Home) -> blk::Result<Dir> {
     open_path(home.datastore.dir.env(), &home.path).await
 }
 
-pub async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
+pub(crate) async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
     Ok(vmx_in(dir).await?.is_some())
 }
 
@@ -338,7 +342,7 @@ fn has_kind(name: &str, kinds: &[&str]) -> bool {
 }
 
 /// Removes the `.unstun` folder from a home.
-pub async fn remove_own(home: &Dir) -> blk::Result<()> {
+pub(crate) async fn remove_own(home: &Dir) -> blk::Result<()> {
     let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     // With half of its `.unstun` folder the home would be a broken VM, so that folder loses its name first.
     remove_with_files(home, &going).await?;
@@ -351,7 +355,7 @@ pub async fn remove_own(home: &Dir) -> blk::Result<()> {
 }
 
 /// Removes a folder without subfolders, if it exists.
-pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
+pub(crate) async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
     let folder = match dir.open_dir(name, false).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
@@ -364,7 +368,7 @@ pub async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
 
 /// Removes what is left of a VM after its layers. Also removes the folder if it is in the datastore and contains
 /// nothing else.
-pub async fn remove_files(home: &Home) -> blk::Result<()> {
+pub(crate) async fn remove_files(home: &Home) -> blk::Result<()> {
     let dir = match open_home(home).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
@@ -374,7 +378,7 @@ pub async fn remove_files(home: &Home) -> blk::Result<()> {
 }
 
 /// Removes the files that VMware keeps beside the layers.
-pub async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
+pub(crate) async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
     let Some(vmx) = vmx_in(dir).await? else { return Ok(()) };
     let stem = Path::new(&vmx).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let variables = nvram(dir, &vmx).await;
@@ -406,13 +410,13 @@ async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
 }
 
 /// Removes a home that the daemon was creating in an empty folder.
-pub async fn remove_made(home: &Home) -> blk::Result<()> {
+pub(crate) async fn remove_made(home: &Home) -> blk::Result<()> {
     let dir = open_home(home).await?;
     remove_made_files(&dir).await?;
     remove_folder(home, &dir).await
 }
 
-pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
+pub(crate) async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
     for name in dir.list().await?.iter().filter(|name| has_kind(name, &MADE_KINDS) || *name == NAMES_LOCK) {
         dir.unlink_if_present(name).await?;
     }
@@ -422,7 +426,7 @@ pub async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
 /// Removes the `.unstun` folder from a home. Also removes the home if it is in the datastore and contains nothing else.
 /// Such a home loses its name first: an empty folder left by a crash would be listed nowhere, and its name would be
 /// taken.
-pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
+pub(crate) async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
     let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
     if !home.datastore.contains(&home.path) || !dir.list().await?.iter().all(ours) {
         return remove_own(dir).await;
@@ -437,7 +441,7 @@ pub async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
 }
 
 /// Removes a folder that has lost its name, if it exists.
-pub async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
+pub(crate) async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
     match above.open_dir(name, false).await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
         dir => remove_own(&dir?).await?,

@@ -22,7 +22,7 @@ type Counts = BTreeMap<(String, usize), u64>;
 
 impl Daemon {
     /// Logs the disks whose guests had slow requests since the last look.
-    pub async fn watch_slow(self: Rc<Self>) {
+    pub(crate) async fn watch_slow(self: Rc<Self>) {
         let limit = LineLimit::new(LINES_MAX);
         let mut counts = Counts::new();
         loop {

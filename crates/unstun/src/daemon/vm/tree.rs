@@ -8,7 +8,7 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::Kept;
 
 impl Daemon {
-    pub async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
+    pub(crate) async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
         let entry = self.entry(vm.as_str())?;
         let state = entry.vm.state();
         let delta_bytes = entry.vm.delta_bytes().await?;

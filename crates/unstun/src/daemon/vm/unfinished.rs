@@ -25,7 +25,7 @@ impl Daemon {
     /// Creates a home with files in a datastore. The home is a VM when this returns, and nothing of it is left after an
     /// error. Anything that cannot be removed then is listed as broken, and is removed at the next start. Returns the
     /// notices about the files.
-    pub async fn make_files(
+    pub(crate) async fn make_files(
         &self,
         home: &Home,
         name: &str,
@@ -52,7 +52,13 @@ impl Daemon {
     }
 
     /// Undoes a failed creation, even if no space is left for another record.
-    pub async fn take_back(&self, name: &str, home: &Home, record: HomeRecord, cause: &api::error::Error) {
+    pub(crate) async fn take_back(
+        &self,
+        name: &str,
+        home: &Home,
+        record: HomeRecord,
+        cause: &api::error::Error,
+    ) {
         let undone = async {
             // The last record may say that the home is whole. Without a record nothing was created.
             if home.datastore.records.get(name).is_some_and(|known| known != record) {
@@ -66,7 +72,7 @@ impl Daemon {
     }
 
     /// Lists a failed creation that could not be removed. Its name is taken until the next start.
-    pub fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
+    pub(crate) fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
         let message =
             format!("{cause}; what was made of it is still there, and goes at the next start: {left}");
         error!("VM {name} was not made: {message}");
@@ -76,7 +82,7 @@ impl Daemon {
 
     /// Finishes what a crash has interrupted in a datastore, before its homes are opened. Reports what cannot be
     /// finished.
-    pub async fn finish_all(self: &Rc<Self>, datastore: &Rc<Datastore>) {
+    pub(crate) async fn finish_all(self: &Rc<Self>, datastore: &Rc<Datastore>) {
         let mut told = self.finish_bin(datastore).await;
         if let Err(e) = self.sweep(datastore).await {
             told.push(e.to_string());
@@ -135,7 +141,7 @@ impl Daemon {
     }
 
     /// Finishes the creation or removal that the home's record describes. Can be repeated.
-    pub async fn finish(&self, name: &str, home: &Home, record: &HomeRecord) -> Result<()> {
+    pub(crate) async fn finish(&self, name: &str, home: &Home, record: &HomeRecord) -> Result<()> {
         if let Some(dir) = existing(home).await? {
             match record.state {
                 HomeState::Whole => return Ok(()),
@@ -182,7 +188,7 @@ impl Daemon {
     }
 
     /// Removes the layers of a home that is held, in one atomic change.
-    pub async fn remove_layers(&self, home: &Home) -> Result<()> {
+    pub(crate) async fn remove_layers(&self, home: &Home) -> Result<()> {
         let files = HomeFiles::open(self, &home.path).await?;
         let state = files.manifest().load().await?;
         files.remove_layers(&state).await

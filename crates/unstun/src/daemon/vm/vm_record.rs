@@ -15,7 +15,7 @@ use crate::daemon::vm::formats::HomeFiles;
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// The files in the VM's home.
     Redo(Rc<HomeFiles>),
     /// The store of the datastore.
@@ -23,7 +23,7 @@ pub enum Kept {
 }
 
 impl Kept {
-    pub fn store(&self) -> api::Store {
+    pub(crate) fn store(&self) -> api::Store {
         match self {
             Kept::Redo(_) => api::Store::Redo,
             Kept::Native(_) => api::Store::Native,
@@ -33,9 +33,9 @@ impl Kept {
 
 /// Value of `VmRecord::moving` while a move begins. From its first check on, a move keeps out operations that change the
 /// VM: it copies exactly what it has checked.
-pub const MOVE_BEGINS: u64 = u64::MAX;
+pub(crate) const MOVE_BEGINS: u64 = u64::MAX;
 
-pub struct VmRecord {
+pub(crate) struct VmRecord {
     /// Name of the VM in the datastore. Its files may have another display name.
     pub name: String,
     pub vm: Rc<dyn Machine>,
@@ -53,15 +53,15 @@ pub struct VmRecord {
 }
 
 impl VmRecord {
-    pub fn place(&self) -> Home {
+    pub(crate) fn place(&self) -> Home {
         self.datastore.at(&self.home)
     }
 
-    pub fn clients(&self) -> u64 {
+    pub(crate) fn clients(&self) -> u64 {
         (self.vm.clients().len() + self.vm.viewers().len()) as u64
     }
 
-    pub fn refuse_when_moving(&self) -> blk::Result<()> {
+    pub(crate) fn refuse_when_moving(&self) -> blk::Result<()> {
         match self.moving.get() {
             0 => Ok(()),
             MOVE_BEGINS => Err(blk::Error::refused(
@@ -76,7 +76,7 @@ impl VmRecord {
     }
 
     /// Returns the files of the home. Refuses `purpose` if the disks are not files.
-    pub fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
+    pub(crate) fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
         match &self.kept {
             Kept::Redo(files) => Ok(files),
             Kept::Native(_) => {
@@ -86,7 +86,7 @@ impl VmRecord {
         }
     }
 
-    pub fn next_event(&self) -> u64 {
+    pub(crate) fn next_event(&self) -> u64 {
         self.events.borrow().last().map_or(0, |event| event.id) + 1
     }
 }

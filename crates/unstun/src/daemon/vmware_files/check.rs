@@ -10,7 +10,7 @@ use blk::{Env, Executor};
 use vmdk::check::{self, Target};
 
 /// Verifies the folder or the chain at `path`, which is absolute and exists.
-pub fn check(path: &Path) -> Result<Checked> {
+pub(crate) fn check(path: &Path) -> Result<Checked> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();
     let report =

@@ -24,7 +24,7 @@ const READS_AHEAD: usize = 8;
 /// Number of bytes of the disk whose holes are queried at once.
 const STATUS_BYTES: u64 = 256 << 20;
 
-pub fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
+pub(crate) fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let reactor = Rc::new(UringReactor::new()?);
     let executor = Executor::new(reactor);
     let env = executor.env();

@@ -17,7 +17,7 @@ use crate::daemon::vm::inuse;
 use crate::daemon::vmware_files::check;
 
 /// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set.
-pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
+pub(crate) fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
         let dir = env.open_root(&folder.to_string_lossy())?;
@@ -36,7 +36,7 @@ pub fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
 }
 
 /// Undoes the last repair of the folder at `path`.
-pub fn undo(path: &Path) -> Result<RepairUndone> {
+pub(crate) fn undo(path: &Path) -> Result<RepairUndone> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
         let dir = env.open_root(&folder.to_string_lossy())?;

@@ -14,7 +14,7 @@ use crate::random::Random;
 const KEPT: u64 = 48;
 const SIZE_MAX: u64 = 64 << 10;
 
-pub struct Churn {
+pub(super) struct Churn {
     durable: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<std::io::Result<()>>,
@@ -31,18 +31,18 @@ fn content(number: u64) -> Vec<u8> {
 }
 
 impl Churn {
-    pub fn start(place: &Path) -> Churn {
+    pub(super) fn start(place: &Path) -> Churn {
         let (durable, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (place, told, stopped) = (place.to_owned(), Arc::clone(&durable), Arc::clone(&stop));
         let thread = std::thread::spawn(move || churn(&folder(&place), &told, &stopped));
         Churn { durable, stop, thread }
     }
 
-    pub fn durable(&self) -> u64 {
+    pub(super) fn durable(&self) -> u64 {
         self.durable.load(Relaxed)
     }
 
-    pub fn stop(self) -> Result<()> {
+    pub(super) fn stop(self) -> Result<()> {
         self.stop.store(true, Relaxed);
         Ok(self.thread.join().map_err(|_| "a churn panicked")??)
     }
@@ -69,7 +69,7 @@ fn churn(folder: &Path, durable: &AtomicU64, stop: &AtomicBool) -> std::io::Resu
 }
 
 /// Checks that the files up to `last` are complete, except those that may have been removed, and returns their number.
-pub fn check(place: &Path, last: u64) -> Result<u64> {
+pub(super) fn check(place: &Path, last: u64) -> Result<u64> {
     // The newest file is later than `last` if the reset came some steps after the host's request.
     let newest = fs::read_dir(folder(place))?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u64>().ok())

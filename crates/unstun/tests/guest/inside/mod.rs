@@ -30,7 +30,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Runs the guest. It never returns, because a kernel whose process 1 ends panics: it powers off, so that QEMU ends and
 /// the host notices.
-pub fn main() -> ! {
+pub(crate) fn main() -> ! {
     match catch_unwind(run) {
         Ok(Ok(())) => println!("init: the host has hung up"),
         Ok(Err(error)) => println!("init: {error}"),

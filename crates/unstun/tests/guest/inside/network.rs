@@ -22,7 +22,7 @@ const IFA_LOCAL: u16 = 2;
 /// Size of the length and the type in front of an attribute's value.
 const ATTRIBUTE_HEADER: u16 = 4;
 
-pub fn up() -> Result<()> {
+pub(super) fn up() -> Result<()> {
     let index: u32 = fs::read_to_string("/sys/class/net/eth0/ifindex")?.trim().parse()?;
 
     // ifinfomsg: family, padding, type, index, flags, the flags to change.

@@ -21,7 +21,7 @@ fn name(place: &Path, number: u64) -> PathBuf {
     place.join(FOLDERS[number as usize % FOLDERS.len()]).join(format!("file{number}"))
 }
 
-pub fn fill(place: &Path, generation: u64) -> Result<()> {
+pub(super) fn fill(place: &Path, generation: u64) -> Result<()> {
     for folder in FOLDERS {
         fs::create_dir(place.join(folder))?;
     }
@@ -44,7 +44,7 @@ pub fn fill(place: &Path, generation: u64) -> Result<()> {
 }
 
 /// Changes every file except each fifth, and flushes, so that the changes are on the disk.
-pub fn change(place: &Path) -> Result<()> {
+pub(super) fn change(place: &Path) -> Result<()> {
     for number in 0..FILES {
         let path = name(place, number);
         let length = fs::metadata(&path)?.len();
@@ -66,7 +66,7 @@ pub fn change(place: &Path) -> Result<()> {
 }
 
 /// Writes a file and flushes it, in pieces small enough for the guest's memory.
-pub fn weigh(place: &Path, bytes: u64) -> Result<()> {
+pub(super) fn weigh(place: &Path, bytes: u64) -> Result<()> {
     const PIECE: u64 = 1 << 20;
     let piece = Random(bytes).bytes(PIECE);
     let mut file = File::create(place.join("weight"))?;
@@ -77,7 +77,7 @@ pub fn weigh(place: &Path, bytes: u64) -> Result<()> {
 }
 
 /// Returns a line for every entry, in order of the paths, with the checksum of every file.
-pub fn list(place: &Path) -> Result<String> {
+pub(super) fn list(place: &Path) -> Result<String> {
     let (mut lines, mut files) = (String::new(), Vec::new());
     visit(place, place, &mut lines, &mut files)?;
     if !files.is_empty() {

@@ -22,7 +22,7 @@ const BLOCK: u64 = 4096;
 /// enough to be read back soon.
 const BLOCKS: u64 = 2048;
 
-pub struct Writer {
+pub(super) struct Writer {
     disk: String,
     meter: Arc<Meter>,
     stop: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ struct Written {
 
 impl Writer {
     /// Starts a writer. `number` distinguishes the disks' contents.
-    pub fn start(disk: &str, number: u64, path: &Path) -> Result<Writer> {
+    pub(super) fn start(disk: &str, number: u64, path: &Path) -> Result<Writer> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         let meter = Arc::new(Meter {
             began: Instant::now(),
@@ -77,7 +77,7 @@ impl Writer {
     }
 
     /// Returns the longest gap since the last call, including the current one.
-    pub fn gap(&self) -> Gap {
+    pub(super) fn gap(&self) -> Gap {
         let meter = &self.meter;
         let longest_us = meter.longest_us.swap(0, Relaxed);
         let open_us = meter.now_us().saturating_sub(meter.last_us.load(Relaxed));
@@ -128,7 +128,7 @@ impl Written {
 
 /// Returns the number of blocks, over all disks, that are as they were last written. They are read from the disks, not
 /// from the guest's memory.
-pub fn stop_and_verify(writers: Vec<Writer>) -> Result<u64> {
+pub(super) fn stop_and_verify(writers: Vec<Writer>) -> Result<u64> {
     writers.iter().for_each(|writer| writer.stop.store(true, Relaxed));
     let mut ended = Vec::new();
     for writer in writers {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
-pub mod state;
+pub(crate) mod state;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,17 +18,17 @@ use tokio::sync::oneshot;
 use unstun::control::{Control, Reply};
 use unstun::rest;
 
-pub use state::DELTA_BYTES;
+pub(crate) use state::DELTA_BYTES;
 use state::{State, TIME, client, datastore, space};
 
-pub struct Fake {
+pub(crate) struct Fake {
     state: Mutex<State>,
     nbd_uri: String,
 }
 
 impl Fake {
     /// Every disk is said to be at `nbd_uri`.
-    pub fn new(nbd_uri: &str) -> Self {
+    pub(crate) fn new(nbd_uri: &str) -> Self {
         Self { state: Mutex::default(), nbd_uri: nbd_uri.to_owned() }
     }
 
@@ -482,23 +482,23 @@ impl Control for Fake {
 }
 
 /// Serves a fake from a thread of its own, until dropped.
-pub struct Daemon {
+pub(crate) struct Daemon {
     pub folder: TempDir,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Daemon {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::serving(Fake::new("nbd+unix:///web/disk0?socket=/datastore/.unstun/nbd.sock"))
     }
 
-    pub fn serving(fake: Fake) -> Self {
+    pub(crate) fn serving(fake: Fake) -> Self {
         Self::serving_within(fake, Duration::from_secs(3600))
     }
 
     /// With `header_time` for the header of a request.
-    pub fn serving_within(fake: Fake, header_time: Duration) -> Self {
+    pub(crate) fn serving_within(fake: Fake, header_time: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = Datastore::for_client(Some(folder.path())).unwrap().api_socket();
         std::fs::create_dir(socket.parent().unwrap()).unwrap();
@@ -516,11 +516,11 @@ impl Daemon {
         Self { folder, stop: Some(stop), thread: Some(thread) }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(&Datastore::for_client(Some(self.path())).unwrap())
     }
 }

@@ -6,15 +6,15 @@ use api::error::{Error, ErrorKind, Result};
 use api::name::VmName;
 use api::*;
 
-pub const DELTA_BYTES: u64 = 64 << 20;
+pub(crate) const DELTA_BYTES: u64 = 64 << 20;
 /// Of every take and commit, by its own account: longer than any test lasts.
-pub const STUN_US: u64 = 600_000_000;
+pub(crate) const STUN_US: u64 = 600_000_000;
 /// A job ends at the fourth look at it.
 const JOB_STEPS: u64 = 4;
-pub const TIME: &str = "2026-11-20T12:00:00Z";
+pub(crate) const TIME: &str = "2026-11-20T12:00:00Z";
 
 #[derive(Default)]
-pub struct State {
+pub(crate) struct State {
     pub vms: BTreeMap<String, Vm>,
     pub trees: BTreeMap<String, Vec<Snapshot>>,
     pub jobs: Vec<Job>,
@@ -22,11 +22,11 @@ pub struct State {
     pub bin: Vec<(BinEntry, Vm)>,
 }
 
-pub fn space() -> Space {
+pub(crate) fn space() -> Space {
     Space { free_bytes: 100 << 30, worst_growth_bytes: 20 << 30, bin_bytes: 0, reclaimable_bytes: 0 }
 }
 
-pub fn datastore(name: &str) -> Datastore {
+pub(crate) fn datastore(name: &str) -> Datastore {
     Datastore {
         name: name.parse().unwrap(),
         path: "/datastore".into(),
@@ -47,7 +47,7 @@ pub fn datastore(name: &str) -> Datastore {
     }
 }
 
-pub fn bin_entry(vm: &Vm) -> BinEntry {
+pub(crate) fn bin_entry(vm: &Vm) -> BinEntry {
     BinEntry {
         id: "0123456789abcdef".to_owned(),
         kind: BinKind::Vm,
@@ -63,21 +63,21 @@ pub fn bin_entry(vm: &Vm) -> BinEntry {
     }
 }
 
-pub fn client() -> VmClient {
+pub(crate) fn client() -> VmClient {
     let access = ClientAccess::Writes;
     VmClient { disk: Some(0), snapshot: None, client: "unix".to_owned(), access }
 }
 
 impl State {
-    pub fn vm(&self, vm: &VmName) -> Result<&Vm> {
+    pub(crate) fn vm(&self, vm: &VmName) -> Result<&Vm> {
         self.vms.get(vm.as_str()).ok_or_else(|| Error::not_found(format!("VM {vm}: no such VM")))
     }
 
-    pub fn tree(&self, vm: &VmName) -> Result<&Vec<Snapshot>> {
+    pub(crate) fn tree(&self, vm: &VmName) -> Result<&Vec<Snapshot>> {
         self.vm(vm).map(|_| &self.trees[vm.as_str()])
     }
 
-    pub fn names(&self, vm: &VmName, target: &CommitTarget) -> Result<Vec<String>> {
+    pub(crate) fn names(&self, vm: &VmName, target: &CommitTarget) -> Result<Vec<String>> {
         let all = self.tree(vm)?;
         match target {
             CommitTarget::All if all.is_empty() => Err(Error::refused(format!("VM {vm} has no snapshots"))),
@@ -90,7 +90,7 @@ impl State {
         }
     }
 
-    pub fn take(&mut self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
+    pub(crate) fn take(&mut self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
         let tree = self.tree(vm)?;
         if tree.iter().any(|s| s.name == request.name.as_str()) {
             return Err(Error::new(ErrorKind::Exists, format!("VM {vm} has a snapshot {}", request.name)));
@@ -112,7 +112,7 @@ impl State {
         Ok(SnapshotTaken { vm: vm.clone(), snapshot, stun_us: STUN_US, space: space() })
     }
 
-    pub fn loss(
+    pub(crate) fn loss(
         &self,
         vm: &VmName,
         operation: Operation,
@@ -147,14 +147,14 @@ impl State {
         }
     }
 
-    pub fn disk(&mut self, vm: &VmName, number: u32) -> Result<&mut Disk> {
+    pub(crate) fn disk(&mut self, vm: &VmName, number: u32) -> Result<&mut Disk> {
         self.vm(vm)?;
         let disks = &mut self.vms.get_mut(vm.as_str()).unwrap().disks;
         let missing = || Error::not_found(format!("VM {vm}: no disk{number}"));
         disks.iter_mut().find(|disk| disk.number == number).ok_or_else(missing)
     }
 
-    pub fn event(&mut self, vm: &VmName, operation: Operation, snapshot: Option<String>) {
+    pub(crate) fn event(&mut self, vm: &VmName, operation: Operation, snapshot: Option<String>) {
         self.events.push(Event {
             id: self.events.len() as u64 + 1,
             time: TIME.parse().unwrap(),
@@ -167,7 +167,7 @@ impl State {
         });
     }
 
-    pub fn commit(&mut self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
+    pub(crate) fn commit(&mut self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
         let snapshots = self.names(vm, target)?;
         self.trees.get_mut(vm.as_str()).unwrap().retain(|s| !snapshots.contains(&s.name));
         let job = Job {
@@ -193,14 +193,14 @@ impl State {
         Ok(job)
     }
 
-    pub fn job(&mut self, id: u64) -> Result<&mut Job> {
+    pub(crate) fn job(&mut self, id: u64) -> Result<&mut Job> {
         self.jobs
             .iter_mut()
             .find(|job| job.id == id)
             .ok_or_else(|| Error::not_found(format!("job {id}: no such job")))
     }
 
-    pub fn step(&mut self, id: u64) -> Result<Job> {
+    pub(crate) fn step(&mut self, id: u64) -> Result<Job> {
         let job = self.job(id)?;
         if job.state == JobState::Running {
             job.bytes_done += job.bytes_total / JOB_STEPS;
@@ -212,7 +212,7 @@ impl State {
         Ok(job.clone())
     }
 
-    pub fn set_state(&mut self, id: u64, state: JobState) -> Result<Job> {
+    pub(crate) fn set_state(&mut self, id: u64, state: JobState) -> Result<Job> {
         let job = self.job(id)?;
         if !job.state.is_open() {
             return Err(Error::refused(format!("job {id} has ended")));

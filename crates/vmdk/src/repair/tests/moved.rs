@@ -3,13 +3,13 @@
 use super::*;
 
 /// A link that nothing refers to, beside web-000002 on web-000001.
-pub fn with_orphan(files: &mut Files) {
+pub(super) fn with_orphan(files: &mut Files) {
     let text = String::from_utf8(files["web-000002.vmdk"].clone()).unwrap();
     files.insert("web-000003.vmdk".into(), text.replace("web-000002", "web-000003").into());
     files.insert("web-000003-delta.vmdk".into(), files["web-000002-delta.vmdk"].clone());
 }
 
-pub fn with_locks(files: &mut Files) {
+pub(super) fn with_locks(files: &mut Files) {
     files.insert("web.vmdk.lck/M61234.lck".into(), b"a process".to_vec());
     files.insert("web.vmdk.lck/M61235.lck".into(), b"another".to_vec());
     files.insert(".lck-0123".into(), vec![1; 84]);

@@ -16,7 +16,7 @@ use crate::support::qemu_img;
 
 /// Who made the base, and of what extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Base {
+pub(super) enum Base {
     Vmfs,
     FlatAtOffset,
     /// Several files.
@@ -29,7 +29,7 @@ pub enum Base {
     Converted(&'static str),
 }
 
-pub const BASES: [Base; 8] = [
+pub(super) const BASES: [Base; 8] = [
     Base::Vmfs,
     Base::FlatAtOffset,
     Base::Split,
@@ -45,7 +45,7 @@ const PIECES_MAX: u64 = 6;
 const GAP_SECTORS_MAX: u64 = 200;
 
 /// A base that is there: `web.vmdk`.
-pub struct Made {
+pub(super) struct Made {
     pub content: Vec<u8>,
     /// Its first file.
     pub extent: String,
@@ -60,7 +60,7 @@ struct Extent {
     sectors: Range<u64>,
 }
 
-pub fn make(rng: &mut Rng, folder: &Path, sectors: u64, base: Base) -> Made {
+pub(super) fn make(rng: &mut Rng, folder: &Path, sectors: u64, base: Base) -> Made {
     let mut content = vec![0; (sectors * SECTOR) as usize];
     if !matches!(base, Base::Created(_)) {
         rng.fill(&mut content);

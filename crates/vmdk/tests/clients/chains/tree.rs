@@ -30,7 +30,7 @@ const UNCLEAN: usize = 1648;
 /// Of an SEsparse header (4.1): the sector of the grain tables.
 const TABLES: usize = 144;
 
-pub struct Node {
+pub(super) struct Node {
     folder: usize,
     name: String,
     /// Its file of data, in the same folder; of a base of several, the first.
@@ -41,7 +41,7 @@ pub struct Node {
     content: Vec<u8>,
 }
 
-pub struct Tree {
+pub(super) struct Tree {
     env: Env,
     pub rng: Rng,
     root: PathBuf,
@@ -54,7 +54,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub fn new(env: Env, seed: u64, kind: Base) -> Self {
+    pub(super) fn new(env: Env, seed: u64, kind: Base) -> Self {
         let (guard, root) = scratch();
         FOLDERS.iter().for_each(|folder| std::fs::create_dir(root.join(folder)).unwrap());
         let mut rng = Rng::new(seed);
@@ -69,7 +69,7 @@ impl Tree {
         Self { env, rng, root, sectors, unseen, nodes: vec![base], _guard: guard }
     }
 
-    pub fn base_is_writable(&self) -> bool {
+    pub(super) fn base_is_writable(&self) -> bool {
         self.unseen == 0
     }
 
@@ -81,7 +81,7 @@ impl Tree {
         self.folder(self.nodes[node].folder).join(&self.nodes[node].name)
     }
 
-    pub fn extent_path(&self, node: usize) -> PathBuf {
+    pub(super) fn extent_path(&self, node: usize) -> PathBuf {
         self.folder(self.nodes[node].folder).join(&self.nodes[node].extent)
     }
 
@@ -93,7 +93,7 @@ impl Tree {
     }
 
     /// A session of ours on a link without children.
-    pub async fn write_again(&mut self, node: usize) {
+    pub(super) async fn write_again(&mut self, node: usize) {
         let home = self.home(self.nodes[node].folder);
         let home: &dyn Manifest = &home;
         let node = &mut self.nodes[node];
@@ -105,7 +105,7 @@ impl Tree {
     }
 
     /// One more link, most often on the one made last and beside it.
-    pub async fn grow(&mut self) {
+    pub(super) async fn grow(&mut self) {
         let parents: Vec<usize> =
             (0..self.nodes.len()).filter(|at| self.nodes[*at].depth < DEPTH_MAX).collect();
         let branches = self.rng.below(4) == 0;
@@ -135,7 +135,7 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    pub async fn add_delta(&mut self, parent: usize, folder: usize, writes: u64) -> usize {
+    pub(super) async fn add_delta(&mut self, parent: usize, folder: usize, writes: u64) -> usize {
         let mut content = self.nodes[parent].content.clone();
         let home = self.home(folder);
         home.set_grain(1 << self.rng.below(12));
@@ -153,7 +153,7 @@ impl Tree {
     }
 
     /// An SEsparse link; nothing but our test writes these.
-    pub fn add_sesparse(&mut self, parent: usize, folder: usize) -> usize {
+    pub(super) fn add_sesparse(&mut self, parent: usize, folder: usize) -> usize {
         let mut content = self.nodes[parent].content.clone();
         let image = random_image(&mut self.rng, &mut content);
         // Behind all numbers that deltas of ours get here.
@@ -207,7 +207,7 @@ impl Tree {
 
     /// Where the file of a `Base::Vmfs` or a child of it holds what nobody can do without, in bytes: a file that ends in there has
     /// lost data.
-    pub fn bytes_in_use(&self, node: usize) -> Range<u64> {
+    pub(super) fn bytes_in_use(&self, node: usize) -> Range<u64> {
         let file = std::fs::read(self.extent_path(node)).unwrap();
         match self.nodes[node].extent.rsplit('-').next() {
             Some("delta.vmdk") => self.first_data_sector(node) * SECTOR..word(&file, FREE_SECTOR) * SECTOR,
@@ -222,7 +222,7 @@ impl Tree {
     }
 
     /// What we show, by the files alone.
-    pub async fn read(&self, node: usize) -> Result<Vec<u8>> {
+    pub(super) async fn read(&self, node: usize) -> Result<Vec<u8>> {
         let home = self.home(self.nodes[node].folder);
         let home: &dyn Manifest = &home;
         let chain = home.chain(&self.nodes[node].name).await?;
@@ -242,7 +242,7 @@ impl Tree {
     }
 
     /// What QEMU shows.
-    pub fn convert(&self, node: usize) -> Vec<u8> {
+    pub(super) fn convert(&self, node: usize) -> Vec<u8> {
         convert(&self.root, &text(&self.path(node)))
     }
 
@@ -259,7 +259,7 @@ impl Tree {
     }
 
     /// Every link as we show it, every leaf as QEMU does.
-    pub async fn compare(&self) {
+    pub(super) async fn compare(&self) {
         let parents: BTreeSet<usize> = self.nodes.iter().filter_map(|node| node.parent).collect();
         for (at, node) in self.nodes.iter().enumerate() {
             let path = self.path(at);

@@ -8,10 +8,16 @@ use blk::{Buf, Result, SECTOR};
 use sim::Rng;
 
 /// A session's writes.
-pub const WRITES_MAX: u64 = 20;
+pub(crate) const WRITES_MAX: u64 = 20;
 
 /// Random runs of sectors: single ones, pages, in their places or not, some across the edges of tables.
-pub async fn write_randomly(rng: &mut Rng, layer: &dyn Layer, start: u64, content: &mut [u8], writes: u64) {
+pub(crate) async fn write_randomly(
+    rng: &mut Rng,
+    layer: &dyn Layer,
+    start: u64,
+    content: &mut [u8],
+    writes: u64,
+) {
     let sectors = content.len() as u64 / SECTOR;
     for _ in 0..writes {
         let length = [1, 3, 8, 64, 700, 5000][rng.below(6) as usize].min(sectors);
@@ -43,7 +49,7 @@ async fn write(layer: &dyn Layer, start: u64, content: &[u8], range: Range<u64>)
 }
 
 /// Everything durable, in the order of the contract, and the layer closed.
-pub async fn seal(layer: &dyn Layer) {
+pub(crate) async fn seal(layer: &dyn Layer) {
     let stages = layer.stages();
     for batch in [stages.early].iter().chain(&stages.late) {
         for write in batch {
@@ -58,7 +64,7 @@ pub async fn seal(layer: &dyn Layer) {
 }
 
 /// Lays what the layer holds over `content`.
-pub async fn show(layer: &dyn Layer, start: u64, content: &mut [u8]) -> Result<()> {
+pub(crate) async fn show(layer: &dyn Layer, start: u64, content: &mut [u8]) -> Result<()> {
     for run in layer.lookup(start..start + content.len() as u64).await? {
         let part = &mut content[(run.start - start) as usize..(run.end() - start) as usize];
         match run.place {

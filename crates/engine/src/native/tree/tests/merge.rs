@@ -14,13 +14,13 @@ fn places() -> impl Strategy<Value = u64> {
 }
 
 #[derive(Debug, Clone)]
-pub struct Batch {
+pub(super) struct Batch {
     /// Start, length, whether it is unmapped.
     pub changes: Vec<(u64, u64, bool)>,
     pub take: bool,
 }
 
-pub fn batches() -> impl Strategy<Value = Vec<Batch>> {
+pub(super) fn batches() -> impl Strategy<Value = Vec<Batch>> {
     // Few changes span more leaves than are changed at once.
     let len = prop_oneof![15 => 1u64..400, 1 => 4000u64..6000];
     let change = (places(), len, prop::bool::weighted(0.3));
@@ -30,7 +30,7 @@ pub fn batches() -> impl Strategy<Value = Vec<Batch>> {
 }
 
 /// Returns sorted updates without overlaps.
-pub fn updates(store: &Store, changes: &[(u64, u64, bool)]) -> Vec<Update> {
+pub(super) fn updates(store: &Store, changes: &[(u64, u64, bool)]) -> Vec<Update> {
     let mut sorted = changes.to_vec();
     sorted.sort_unstable();
     let mut out: Vec<Update> = Vec::new();
@@ -42,7 +42,7 @@ pub fn updates(store: &Store, changes: &[(u64, u64, bool)]) -> Vec<Update> {
     out
 }
 
-pub async fn check(store: &Store, root: Option<&Root>, model: &Model) {
+pub(super) async fn check(store: &Store, root: Option<&Root>, model: &Model) {
     let edges = [0, span(1), 3 * span(1), span(2), span(3), 2 * span(3) + span(1)];
     let mut found = Model::new();
     for edge in edges {
