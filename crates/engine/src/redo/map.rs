@@ -70,7 +70,7 @@ struct Dense(u64);
 
 impl Dense {
     fn new(slot: Slot, sector: u64) -> Dense {
-        debug_assert!(sector < 1 << 48);
+        assert!(sector < 1 << 48);
         Dense(u64::from(slot) << 48 | sector)
     }
     fn slot(self) -> Slot {

@@ -85,7 +85,7 @@ impl Map {
 
     /// Adds `count` grains from `grain` on, at `at` of the file. None of them is held yet, and all are of one region.
     pub(super) fn insert(&mut self, grain: u64, count: u64, at: u64) {
-        debug_assert_eq!(self.find(grain, count), Stretch { at: None, count });
+        assert_eq!(self.find(grain, count), Stretch { at: None, count });
         self.held += count;
         let at = u32::try_from(at).expect("a delta's file is below 2^32 grains");
         let runs = &mut self.regions[(grain / REGION_GRAINS) as usize].runs;

@@ -63,6 +63,7 @@ fn a_word_that_a_crate_must_not_contain() {
     finds(rules::absences, "crates/engine/src/native/vm/mod.rs", "use crate::redo::Vm;");
     finds(rules::absences, "crates/vmdk/src/cowd.rs", "let f = std::fs::File::open(name);");
     finds(rules::absences, "crates/export/src/nbd/work.rs", "tracing::warn!(\"slow\");");
+    finds(rules::absences, "crates/blk/src/buf.rs", "fn f() { debug_assert!(g()); }");
     accepts(rules::absences, "crates/engine/src/redo/take.rs", "fn snapshot() {} // as VMFSsparse does\n");
     accepts(
         rules::absences,

@@ -267,6 +267,6 @@ impl Table {
 }
 
 pub(super) fn entry_name(region: u32, entry: usize) -> String {
-    debug_assert!(entry < GRAINS_PER_TABLE);
+    assert!(entry < GRAINS_PER_TABLE);
     format!("entry {entry} of grain table {region}")
 }

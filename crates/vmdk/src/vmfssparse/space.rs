@@ -86,7 +86,7 @@ impl Space {
     }
 
     pub(super) fn set_ready_end(&mut self, end: u64) {
-        debug_assert!(end <= self.allocated_end && end >= self.ready_end);
+        assert!(end <= self.allocated_end && end >= self.ready_end);
         self.ready_end = end;
     }
 

@@ -305,7 +305,7 @@ fn directory_writes(header: &Header, directory: &Directory, sectors: &BTreeSet<u
         let mut data = Buf::alloc(values.len() * ENTRY_BYTES);
         encode_entries(&values, &mut data);
         let offset = (u64::from(header.directory_sector()) + first as u64) * blk::SECTOR;
-        debug_assert!(offset >= HEADER_BYTES as u64);
+        assert!(offset >= HEADER_BYTES as u64);
         writes.push(TableWrite { file: 0, offset, data: data.freeze() });
     }
     writes
