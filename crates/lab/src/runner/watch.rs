@@ -135,11 +135,12 @@ impl Watch {
         // I/O between two spans belongs to no span.
         drop(self.layers.take());
         self.step = (phase, label.to_string());
-        let now_us = self.now_us();
-        self.recorder.begin(phase, label, now_us, warm_up_us, loaded);
+        // The span begins with its first sample. A later begin would leave that sample out of the span's rates.
+        let begin_us = self.sampled_ns / 1000 - self.began_ns / 1000;
+        self.recorder.begin(phase, label, begin_us, warm_up_us, loaded);
         // A sample must not extend across the end of the warm-up.
         if let Some(us) = warm_up_us.filter(|us| *us > 0) {
-            self.sample_ns = self.sample_ns.min(self.env.now_ns().saturating_add(us.saturating_mul(1000)));
+            self.sample_ns = self.sample_ns.min(self.sampled_ns.saturating_add(us.saturating_mul(1000)));
         }
     }
 
