@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the stages named, or all of them in order; prints each one's time, and `N passed, N failed` as the last line.
+# Runs the stages named, or all of them in order; prints each one's time, the tests that cannot run here with the reasons,
+# and `N passed, N failed` as the last line.
 # usage: test.sh [STAGE...]
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +13,7 @@ STAGES=(setup:600 lint:900 build:1500 unit:400 crash:1500 clients:1200 guest:420
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 passed=0
 failed=0
+skipped=()
 
 # The build for development builds in half the time of the release build; long campaigns are worth the other one.
 profile=${UNSTUN_TEST_PROFILE:-dev}
@@ -100,6 +102,15 @@ if [[ ${1:-} == --stage ]]; then
     exit
 fi
 
+# Tests that cannot run here, as `NAME: REASON`, each once. A test says `SKIPPED NAME: REASON`; where tests run one at a time the
+# name is that of the main thread, and the line begins with `test NAME ... `.
+skipped_in() {
+    awk '/SKIPPED [^ ]+: / {
+        name = $1 == "test" ? $2 : ($2 == "main:" ? "" : substr($2, 1, length($2) - 1))
+        if (name != "" && !seen[name]++) { sub(/^.*SKIPPED [^ ]+: /, ""); print name ": " $0 }
+    }' "$1"
+}
+
 limit_of() {
     local stage
     for stage in "${STAGES[@]}"; do
@@ -111,7 +122,7 @@ limit_of() {
 
 # A stage that dies without naming a failed test (compiler error, signal, time limit) counts as one failure.
 run_stage() {
-    local name=$1 log=$logs/$1.log began=$SECONDS limit status p f
+    local name=$1 log=$logs/$1.log began=$SECONDS limit status p f missing
     limit=${UNSTUN_STAGE_LIMIT_S:-$(limit_of "$name")}
     printf '\n=== %s\n' "$name"
     {
@@ -122,6 +133,10 @@ run_stage() {
     } | tee -i "$log"
     status=${PIPESTATUS[0]}
     read -r p f < <(awk '/^test result: / { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
+    mapfile -t missing < <(skipped_in "$log")
+    # libtest counts them as passed.
+    p=$((p - ${#missing[@]}))
+    skipped+=("${missing[@]}")
     ((status == 124 || status == 137)) && echo "stage $name was stopped after $limit s"
     ((status != 0 && f == 0)) && f=1
     printf '=== %s: %d passed, %d failed, %d s\n' "$name" "$p" "$f" $((SECONDS - began))
@@ -148,5 +163,6 @@ for name in "${wanted[@]}"; do
     [[ $status != 0 && ($name == setup || $name == build) ]] && break
 done
 printf -v total '%-8s %5d passed %5d failed %5d s\n' total "$passed" "$failed" "$SECONDS"
+((${#skipped[@]})) && printf '\nskipped, because they cannot run here:\n' && printf '  %s\n' "${skipped[@]}"
 printf '\n%s%s%d passed, %d failed\n' "$summary" "$total" "$passed" "$failed"
 ((failed == 0))

@@ -12,6 +12,7 @@ use crate::between::{io, place, slow_move};
 use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::programs::tool;
+use crate::skip::skip;
 use crate::tools::{Twin, assert_same, run_script};
 
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -326,7 +327,7 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     let datastore = Datastore::new();
     let file = image(&datastore, "lun.img");
     let Some((one, two)) = two_nodes(&file) else {
-        println!("SKIPPED of_two_daemons_on_one_device_one_writes_and_the_other_stops: no loop devices");
+        skip("no loop devices");
         return;
     };
     let (one, two) = (one.device.display(), two.device.display());

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
+use crate::skip::skip;
 use crate::space::{Mounted, until};
 
 const MIB: u32 = 1 << 20;
@@ -219,16 +220,16 @@ fn run(program: &str, arguments: &[&Path]) {
     });
 }
 
-/// Returns false, and prints the reason, if the command is not possible here.
+/// Returns false, and skips the test, if the command is not possible here.
 fn can(program: &str, arguments: &[&str], path: &Path) -> bool {
     match Command::new(program).args(arguments).arg(path).output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
-            println!("SKIPPED: {program}: {}", String::from_utf8_lossy(&output.stderr).trim());
+            skip(&format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim()));
             false
         }
         Err(e) => {
-            println!("SKIPPED: {program}: {e}");
+            skip(&format!("{program}: {e}"));
             false
         }
     }

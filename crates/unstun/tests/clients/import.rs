@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::daemon::Datastore;
 use crate::guest::seed;
+use crate::skip::skip;
 use crate::tools::{Twin, run_script};
 
 const SIZE: u64 = 48 << 20;
@@ -153,7 +154,7 @@ fn a_folder_that_brings_our_own_folder_is_not_taken_in_place() {
 #[test]
 fn what_another_user_put_into_a_home_decides_nothing() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: not root: cannot give files to another user");
+        skip("not root: cannot give files to another user");
         return;
     }
     let datastore = Datastore::new();

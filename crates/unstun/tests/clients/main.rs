@@ -40,6 +40,7 @@ mod reconnects;
 mod refusals;
 mod removal;
 mod serving;
+mod skip;
 mod snapshots;
 mod space;
 mod supervised;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::nbd::{Command as Request, Nbd};
+use crate::skip::skip;
 
 const IMAGE_BYTES: u64 = 96 << 20;
 /// Space that can be freed while the daemon runs.
@@ -50,7 +51,7 @@ impl Mounted {
     /// Mounts an empty `ext4` or `xfs`.
     pub(crate) fn empty(kind: &str, image_bytes: u64) -> Option<Mounted> {
         if !rustix::process::geteuid().is_root() {
-            println!("not run: needs root");
+            skip("not root: cannot mount a file system");
             return None;
         }
         let datastore = Datastore::new();
@@ -69,7 +70,7 @@ impl Mounted {
                 Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
                 Err(e) => e.to_string(),
             };
-            println!("not run: needs to mount a file: {program}: {}", why.trim());
+            skip(&format!("cannot mount a file system: {program}: {}", why.trim()));
             return None;
         }
         Some(Mounted { datastore })

@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use crate::skip::skip;
+
 const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
@@ -107,7 +109,7 @@ impl Drop for Daemon {
 #[test]
 fn a_user_of_its_own_can_serve_a_datastore() {
     if !rustix::process::geteuid().is_root() {
-        println!("not root: cannot become another user");
+        skip("not root: cannot become another user");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -7,5 +7,7 @@ mod hostile_bytes;
 mod install;
 mod json;
 mod rest;
+#[path = "../clients/skip.rs"]
+mod skip;
 mod support;
 mod up;
