@@ -52,7 +52,7 @@ pub struct ZeroMode {
 /// A disk, or a sealed state of one, as served. Completion does not mean durable: `flush` does, for every write
 /// completed before it was called, on any connection.
 pub trait Volume {
-    /// Returns what clients are told before their first request.
+    /// Returns the properties that a front end sends to a client before its first request.
     fn info(&self) -> VolumeInfo;
 
     /// Fills the buffer from `offset`.
@@ -61,7 +61,7 @@ pub trait Volume {
     /// Writes the data at `offset`. Overlapping requests take effect in any order.
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>>;
 
-    /// Makes every write durable that was completed before this call, whoever wrote it.
+    /// Makes every write durable that was completed before this call, those of other clients included.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>>;
 
     /// The guest does not need the range's content any more. A hint.

@@ -84,7 +84,7 @@ pub(crate) type Listener = Box<dyn Fn(&Event)>;
 /// Called with true when writes of a disk begin to wait for space, and with false when no write waits any more.
 type SpaceListener = Box<dyn Fn(bool)>;
 
-/// Number of a disk's writes that wait for space, and who is told when it begins and ceases to be zero.
+/// Number of a disk's writes that wait for space, and the listener for its changes from zero and to zero.
 #[derive(Default)]
 pub(crate) struct SpaceWaits {
     count: Cell<u32>,

@@ -91,7 +91,7 @@ pub fn measure(
             break;
         }
         if store == Store::Native {
-            report.operations = operations::time(client, &runtime, &vm.name)?;
+            report.operations = operations::time(client, &runtime, &vm.name, work.disk_bytes)?;
             // The revert among the operations has changed the name of the disk's export.
             report.attach = report::attach(&runtime.block_on(client.vm_show(&vm.name))?.disks[0].nbd_uri);
         }

@@ -17,9 +17,14 @@ use super::vms::{INSTANT, clear, wait_until_unused};
 const CLONE: &str = "demo-clone";
 
 /// Times the operations on a VM without clients. The VM is as before afterwards.
-pub(super) fn time(client: &Client, runtime: &Runtime, vm: &VmName) -> Result<Vec<Operation>> {
+pub(super) fn time(
+    client: &Client,
+    runtime: &Runtime,
+    vm: &VmName,
+    disk_bytes: u64,
+) -> Result<Vec<Operation>> {
     let clone: VmName = CLONE.parse().map_err(Error::failed)?;
-    clear(client, runtime, &clone)?;
+    clear(client, runtime, &clone, disk_bytes)?;
     wait_until_unused(client, runtime, vm)?;
     runtime.block_on(each(client, vm, clone))
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::client::Client;
 use api::error::{Error, ErrorKind, Result};
-use api::name::VmName;
+use api::name::{DatastoreName, VmName};
 use api::output::Output;
 use api::progress::{Watched, watch};
 use api::units::format_bytes;
@@ -22,8 +22,8 @@ use crate::real::{World, open_disk};
 pub(super) const INSTANT: &str = "instant";
 /// Snapshots that an interrupted demo leaves.
 const OWN: [&str; 2] = [SNAPSHOT, INSTANT];
-/// Number of sectors that are read before a disk counts as the demo's own.
-const SAMPLES: u64 = 64;
+/// Bytes of each read of a disk that is checked for data of others.
+const READ_BYTES: u64 = 1 << 20;
 /// Interval and number of the checks whether a client that has disconnected is gone: ten seconds.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOKS: u32 = 500;
@@ -46,9 +46,10 @@ pub(super) fn create(
     disk_bytes: u64,
 ) -> Result<Vm> {
     let name: VmName = name(store.as_str()).parse().map_err(Error::failed)?;
-    clear(client, runtime, &name)?;
+    clear(client, runtime, &name, disk_bytes)?;
+    let datastore = runtime.block_on(client.within())?;
     // Space for the disk itself, and for a delta that may grow to the same size.
-    let (free, needed) = (runtime.block_on(client.status())?.free_bytes, 2 * disk_bytes);
+    let (free, needed) = (runtime.block_on(free_bytes(client, datastore.as_ref()))?, 2 * disk_bytes);
     if free < needed {
         let message = format!("{} free, but the demo may need {}", format_bytes(free), format_bytes(needed));
         return Err(Error::new(ErrorKind::NoSpace, message));
@@ -58,17 +59,25 @@ pub(super) fn create(
         store.as_str(),
         format_bytes(disk_bytes)
     ));
-    let datastore = runtime.block_on(client.within())?;
     let disks = vec![DiskCreate::new(disk_bytes)];
     let request = VmCreate { name, disks, store, when_full: WhenFull::Wait, datastore };
     runtime.block_on(client.vm_create(&request))
 }
 
-/// Removes the VM of that name, which an earlier demo left, if there is one.
+/// Returns the free space of a datastore; `None` is the main one.
+async fn free_bytes(client: &Client, datastore: Option<&DatastoreName>) -> Result<u64> {
+    let all = client.datastore_list().await?;
+    let found = all.into_iter().find(|one| datastore.map_or(one.is_main, |name| one.name == *name));
+    // The figure is absent for a datastore that is not open. The creation of the VM then reports why.
+    Ok(found.and_then(|one| one.free_bytes).unwrap_or(u64::MAX))
+}
+
+/// Removes the VM of that name, which an earlier demo left, if there is one. Its disk has the demo's size, and all of it
+/// is read: a VM with any other data stays. One with snapshots goes into the bin, because their content is not read.
 ///
 /// # Errors
 /// Like those of `create`.
-pub(super) fn clear(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
+pub(super) fn clear(client: &Client, runtime: &Runtime, name: &VmName, disk_bytes: u64) -> Result<()> {
     let vm = match runtime.block_on(client.vm_show(name)) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
         shown => shown?,
@@ -77,14 +86,15 @@ pub(super) fn clear(client: &Client, runtime: &Runtime, name: &VmName) -> Result
     end_jobs(client, runtime, name)?;
     let tree = runtime.block_on(client.snapshot_tree(name))?;
     let has_other = tree.snapshots.iter().any(|snapshot| !OWN.contains(&snapshot.name.as_str()));
-    if has_other || vm.disks.len() != 1 || !holds_only_stamps(&vm.disks[0].nbd_uri)? {
+    let has_own_size = matches!(&vm.disks[..], [disk] if disk.size_bytes == disk_bytes);
+    if has_other || !has_own_size || !holds_only_stamps(&vm.disks[0].nbd_uri)? {
         let remedy = format!("`unstun vm remove {name}` frees the name");
         return Err(Error::refused(format!(
             "VM {name} holds data or snapshots that are not the demo's; {remedy}"
         )));
     }
     wait_until_unused(client, runtime, name)?;
-    let request = VmRemove { delete_disks: true, purge: true, keep: false };
+    let request = VmRemove { delete_disks: true, purge: tree.snapshots.is_empty(), keep: false };
     runtime.block_on(client.vm_remove(name, &request)).map(drop)
 }
 
@@ -114,7 +124,7 @@ fn end_jobs(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether sampled sectors, the first one among them, are zeros or were written by the lab.
+/// Returns whether every sector is zeros or was written by the lab.
 fn holds_only_stamps(uri: &str) -> Result<bool> {
     let world = World::new()?;
     let disk = open_disk(&world, uri)?;
@@ -122,14 +132,17 @@ fn holds_only_stamps(uri: &str) -> Result<bool> {
 }
 
 async fn only_stamps(disk: Rc<dyn Volume>) -> blk::Result<bool> {
-    let sectors = disk.info().size_bytes / SECTOR;
-    for sample in 0..SAMPLES {
-        let sector = sample * (sectors - 1) / (SAMPLES - 1);
-        let (bytes, result) = disk.clone().read(sector * SECTOR, Buf::alloc(SECTOR as usize)).await;
+    let size_bytes = disk.info().size_bytes;
+    let mut offset = 0;
+    while offset < size_bytes {
+        let buf = Buf::alloc(READ_BYTES.min(size_bytes - offset) as usize);
+        let (bytes, result) = disk.clone().read(offset, buf).await;
         result?;
-        if sequence_of(&bytes, 0, sector).is_err() {
+        let mut sectors = (offset / SECTOR..).zip(bytes.chunks_exact(SECTOR as usize));
+        if sectors.any(|(sector, bytes)| sequence_of(bytes, 0, sector).is_err()) {
             return Ok(false);
         }
+        offset += bytes.len() as u64;
     }
     Ok(true)
 }

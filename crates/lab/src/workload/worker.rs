@@ -9,6 +9,9 @@ pub const OUTSTANDING_MAX: u32 = 1024;
 /// Largest request that the NBD front end accepts, bytes.
 pub const BLOCK_BYTES_MAX: u32 = 32 << 20;
 
+/// Longest delay or interval, microseconds: a year, as for the steps of a protocol.
+const INTERVAL_US_MAX: u64 = 366 * 86_400 * 1_000_000;
+
 /// When a worker issues its next I/O.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -136,6 +139,18 @@ impl Worker {
         within("sequential_run", self.sequential_run, u32::MAX)?;
         if !self.step_bytes().is_multiple_of(SECTOR) {
             return Err(format!("align_bytes = {}: not a multiple of {SECTOR}", self.align_bytes));
+        }
+        let interval_us = match self.pacing {
+            Pacing::Closed => 0,
+            Pacing::Open { interval_us } => interval_us,
+        };
+        let times = [
+            ("delay_us", self.delay_us),
+            ("pacing: interval_us", interval_us),
+            ("flush_interval_us", self.flush_interval_us),
+        ];
+        if let Some((name, us)) = times.iter().find(|(_, us)| *us > INTERVAL_US_MAX) {
+            return Err(format!("{name} = {us}: at most {INTERVAL_US_MAX} are possible"));
         }
         if self.pacing == (Pacing::Open { interval_us: 0 }) {
             return Err("pacing: an interval of 0 us is no pace; leave it out for as fast as possible".into());

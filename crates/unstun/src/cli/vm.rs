@@ -35,7 +35,7 @@ pub enum VmCommand {
         #[arg(long)]
         disconnect: bool,
     },
-    /// Open a closed VM, or serve its plain export names (VM/diskN) again after a revert
+    /// Open a closed VM, serve its plain export names (VM/diskN) again after a revert, or take over an interrupted move
     ///
     /// Be certain that no client of before still runs: one that does has the old content in its caches, connects again by
     /// itself, and ruins the guest's file systems. The names that `unstun attach` prints need no `vm open`.

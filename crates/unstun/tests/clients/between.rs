@@ -280,10 +280,14 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     let said = listed[0]["message"].as_str().unwrap();
     assert!(listed[0]["condition"] == "broken" && said.contains("second/web"), "{listed}");
     fs::rename(&hidden, &second).unwrap();
+    let (code, said) = datastore.fails("vm open web --take-over");
+    assert!(code == 3 && said.contains("is not lost"), "{said}");
     datastore.json(&format!("datastore add {}", second.display()));
     assert_eq!(place(&datastore), ("ds".to_owned(), "redo".to_owned()));
     io(&datastore, "read -P 2 0 1M");
     assert!(!home.exists(), "what it was is gone");
+    let (code, said) = datastore.fails("vm open web --take-over");
+    assert!(code == 3 && said.contains("no interrupted move"), "{said}");
     datastore.json("datastore remove second --yes");
     daemon.stop();
 

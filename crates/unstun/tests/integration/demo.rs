@@ -17,6 +17,9 @@ use rustix::process::Signal;
 
 use crate::up::{Daemon, json};
 
+/// Place of one sector of other data, on a disk that begins with zeros, as one with a file system does.
+const OTHER_AT: u64 = 12_345 * 512;
+
 fn work() -> Work {
     Work { disk_bytes: 16 << 20, phase_seconds: 0.4, ..Work::default() }
 }
@@ -63,17 +66,17 @@ fn a_vm_with_other_data_is_left_alone() {
         let world = World::new().unwrap();
         let disk = open_disk(&world, uri).unwrap();
         let mut data = Buf::alloc(512);
-        data[..3].copy_from_slice(b"mbr");
-        world.run(async move { disk.write(0, data.freeze()).await }).unwrap();
+        data[..3].copy_from_slice(b"own");
+        world.run(async move { disk.write(OTHER_AT, data.freeze()).await }).unwrap();
     };
     write(uri);
     let refused: Error = measure(folder.path(), None).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Refused, "{refused}");
     let world = World::new().unwrap();
     let disk = open_disk(&world, uri).unwrap();
-    let (data, result) = world.run(async move { disk.read(0, Buf::alloc(512)).await });
+    let (data, result) = world.run(async move { disk.read(OTHER_AT, Buf::alloc(512)).await });
     result.unwrap();
-    assert_eq!(data[..3], *b"mbr");
+    assert_eq!(data[..3], *b"own");
     drop(world);
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
 }

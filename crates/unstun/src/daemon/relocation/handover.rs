@@ -161,19 +161,50 @@ pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
     Err(Error::refused(place.to_string(), format!("{cause}; {remedy}. {last}")))
 }
 
-/// Makes this side of an interrupted move the VM, because its user states that the other side is lost for good. Does
-/// nothing to a home that takes part in no move.
+/// Makes this side of an interrupted move the VM, because its user states that the other side is lost for good.
+///
+/// # Errors
+/// `Refused` if the home takes part in no move, if the other side is there, served or not, and if it is the VM.
 pub(crate) async fn take_over(home: &Home) -> Result<()> {
-    match record(home).await? {
+    let record = record(home).await?;
+    if let Some(MoveRecord::Prepared { to: other } | MoveRecord::Target { from: other }) = &record {
+        refuse_present(home, other).await?;
+    }
+    match record {
         Some(MoveRecord::Committed { to }) => {
             let cause = "the VM went on there, and this side is older than that";
             let place = home.path.display().to_string();
             Err(Error::refused(place, format!("it has moved to {}; {cause}", to.display())))
         }
         // The record of a move between stores names what is still to be removed.
-        Some(MoveRecord::Within { .. }) | None => native::set_moving(home, false).await,
+        Some(MoveRecord::Within { .. }) | None if native::is_moving(home).await? => {
+            native::set_moving(home, false).await
+        }
+        Some(MoveRecord::Within { .. }) | None => {
+            let cause = "takes part in no interrupted move; there is nothing to take over";
+            Err(Error::refused(home.path.display().to_string(), cause))
+        }
         Some(MoveRecord::Prepared { .. } | MoveRecord::Target { .. }) => arrived(home).await,
     }
+}
+
+/// Refuses to take over from another side that exists and takes part in the same move: serving both datastores ends the
+/// move without a loss.
+async fn refuse_present(home: &Home, other: &Path) -> Result<()> {
+    let same_move = match MoveRecord::read(home.datastore.dir.env(), other).await? {
+        Some(
+            MoveRecord::Prepared { to: back }
+            | MoveRecord::Committed { to: back }
+            | MoveRecord::Target { from: back },
+        ) => back == home.path,
+        Some(MoveRecord::Within { .. }) | None => false,
+    };
+    if !same_move {
+        return Ok(());
+    }
+    let cause = format!("the other side of its move is not lost: it is in {}", other.display());
+    let remedy = "serve that datastore too (`unstun datastore add`), and the move ends";
+    Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
 }
 
 /// Refuses another move of a home while the record of an earlier one names what is still to be removed.
