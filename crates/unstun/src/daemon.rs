@@ -4,7 +4,7 @@
 //! the bridge.
 
 mod bin;
-mod client;
+mod core_messages;
 #[cfg(test)]
 mod crash_tests;
 mod datastore;
@@ -12,11 +12,16 @@ mod defect;
 mod heartbeat;
 #[cfg(test)]
 mod identity_tests;
+mod jobs;
+mod place;
 mod ready;
+mod register;
 mod relocation;
 mod requests;
+mod running;
 #[cfg(test)]
 mod simulated_tests;
+mod start;
 mod state;
 #[cfg(test)]
 mod state_crash_tests;
@@ -32,9 +37,9 @@ use api::{Checked, Converted, DatastoreCreated, Repair, RepairUndone};
 
 use crate::control::Control;
 
-pub(crate) use bin::BinPolicy;
+pub(crate) use bin::policy::BinPolicy;
 pub(crate) use heartbeat::Heartbeat;
-pub(crate) use requests::bridge::Place;
+pub(crate) use place::Place;
 pub(crate) use vmdk::repair::Terms as RepairTerms;
 
 /// Locks and recovers the datastores, starts the engine on its own thread, and serves NBD. The engine's thread stamps

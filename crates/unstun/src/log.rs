@@ -26,15 +26,13 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
 /// Part of lines from modules without a part of their own.
 const DAEMON: &str = "daemon";
-/// Names that lines and filters use. Each is a module of this crate or of its `daemon`.
+/// Names that lines and filters use. Each is a module of this crate, of its `daemon` or of what the daemon runs.
 const PARTS: [&str; 7] = ["bin", "client", DAEMON, "datastore", "relocation", "rest", "vm"];
 
 /// Returns the part to which the module `target` belongs.
 fn part(target: &str) -> &str {
-    let inside = target.strip_prefix("unstun::").unwrap_or(target);
-    let inside = inside.strip_prefix("daemon::").unwrap_or(inside);
-    let module = inside.split("::").next().unwrap_or_default();
-    if PARTS.contains(&module) { module } else { DAEMON }
+    let mut modules = target.split("::").filter(|module| *module != DAEMON);
+    modules.find(|module| PARTS.contains(module)).unwrap_or(DAEMON)
 }
 
 /// Selection of the lines that are written: a level for all parts, and levels for some of them.

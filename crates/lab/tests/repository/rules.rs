@@ -64,6 +64,18 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
         &["openoptions", "file::open", "blk::uring", "blk::socket"],
         "names inside a file come from strangers and open only through the caller's gate",
     ),
+    (
+        "crates/unstun/src/daemon/running",
+        &[
+            "daemon::bin",
+            "daemon::datastore",
+            "daemon::relocation",
+            "daemon::requests",
+            "daemon::state",
+            "daemon::vm",
+        ],
+        "what a core owns does not use the control side; it sends messages",
+    ),
     ("crates/api/src", &["tracing::"], "both command lines share it; the daemon logs"),
     ("crates/blk/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
     ("crates/engine/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),

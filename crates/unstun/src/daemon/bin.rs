@@ -5,7 +5,8 @@
 //! `bin/verbs.rs` the commands.
 
 mod entry;
-mod records;
+pub(super) mod policy;
+pub(super) mod records;
 mod states;
 mod steps;
 #[cfg(test)]
@@ -16,12 +17,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::manifest::BinnedState;
-use blk::reactor::Space;
 use engine::job::JobState;
 use tracing::{info, warn};
 
-use crate::daemon::datastore::hang::asked;
-use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::bin::records::{BinRecord, BinState};
+use crate::daemon::datastore::{Datastore, Home, asked};
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::identity::VmId;
@@ -30,55 +30,11 @@ use crate::daemon::vm::vm_record::VmRecord;
 use api::error::{Error, Result};
 use api::units::{format_bytes, total};
 
-pub(super) use records::{BinRecord, BinRecords, BinState, parse_folder};
-
 /// Time in microseconds between two checks for entries that have expired or whose space is needed.
 const TICK_US: u64 = 5_000_000;
-const HOUR_US: i64 = 3_600_000_000;
-/// Free space in bytes below which an operation without space may use that of the bin. A store grows by groups of 128
-/// MiB.
-const SHORT_BYTES: u64 = 256 << 20;
-/// The same limit in percent of the total space.
-const SHORT_PERCENT: u64 = 5;
 /// Interval in microseconds and maximum number of polls while a store releases a VM's space in the background.
 const RELEASE_POLL_US: u64 = 20_000;
 const RELEASE_POLLS_MAX: u32 = 500;
-
-/// Policy that decides what the bin keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BinPolicy {
-    /// Hours for which an entry is kept. With 0 nothing is kept.
-    pub hours: u32,
-    /// Percentage of each datastore that must be free. With no more than that free, nothing is kept.
-    pub free_percent: u32,
-}
-
-impl Default for BinPolicy {
-    fn default() -> Self {
-        BinPolicy { hours: 24, free_percent: 10 }
-    }
-}
-
-impl BinPolicy {
-    /// Returns the time up to which an entry is kept.
-    pub(crate) fn kept_until_unix_us(self, removed_unix_us: i64) -> i64 {
-        removed_unix_us.saturating_add(i64::from(self.hours).saturating_mul(HOUR_US))
-    }
-
-    fn leaves(self, space: Space) -> bool {
-        is_above(space, u64::from(self.free_percent))
-    }
-
-    /// Returns whether so little is free that a lack of space can be due to this datastore.
-    fn is_short(self, space: Space) -> bool {
-        let percent = u64::from(self.free_percent).max(SHORT_PERCENT);
-        !is_above(space, percent) || space.free_bytes < SHORT_BYTES
-    }
-}
-
-fn is_above(space: Space, percent: u64) -> bool {
-    u128::from(space.free_bytes) * 100 > u128::from(space.total_bytes) * u128::from(percent)
-}
 
 /// VmRecord that may be removed from a bin for good.
 enum Victim {
@@ -257,7 +213,7 @@ impl Daemon {
         self.evict_for_share(datastore).await;
         let waits = |state| state == JobState::WaitingForSpace;
         let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore));
-        if entries.flat_map(|entry| entry.vm.jobs()).any(|job| waits(job.state())) {
+        if entries.flat_map(|entry| entry.running.machine.jobs()).any(|job| waits(job.state())) {
             self.make_room(datastore).await;
         }
     }

@@ -12,8 +12,7 @@ use crash::campaign::{on_all_cores, setting};
 use engine::native::{VmHome, VmHomeState};
 use sim::{Action, Cut, Fault, Rng, SimWorld};
 
-use crate::daemon::bin::{BinState, parse_folder};
-use crate::daemon::datastore::native;
+use crate::daemon::bin::records::{BinState, parse_folder};
 use crate::daemon::defect::Defect;
 use crate::daemon::simulated_tests::{
     DATASTORE, FAST, FOREIGN, Outcome, bin, boot, clone, create, evict, import, read, remove, restore,
@@ -21,6 +20,7 @@ use crate::daemon::simulated_tests::{
 };
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_records::HomeState;
+use crate::daemon::vm::mark;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
@@ -369,7 +369,7 @@ async fn check_bin(daemon: &Rc<Daemon>, verb: Verb, answered: bool, listed: &Lis
     }
     for (entry, record) in all {
         let home = daemon.main.bin_home(&entry, &record);
-        if native::mark(&daemon.env, &home.path).await.map_err(|e| e.to_string())?.is_some()
+        if mark::read(&daemon.env, &home.path).await.map_err(|e| e.to_string())?.is_some()
             != (record.store == Store::Native)
         {
             return Err(format!("the home of {record:?} has another mark"));
@@ -454,7 +454,7 @@ async fn check_store(daemon: &Rc<Daemon>, listed: &Listed) -> Outcome<()> {
     }
     for (_, home) in homes {
         let marked =
-            native::mark(&daemon.env, &daemon.main.root.join(&home.path)).await.map_err(|e| e.to_string())?;
+            mark::read(&daemon.env, &daemon.main.root.join(&home.path)).await.map_err(|e| e.to_string())?;
         if marked.is_none() {
             return Err(format!("the home {home:?} is not marked"));
         }

@@ -10,10 +10,12 @@ pub(super) mod reserve;
 pub(super) mod scrub;
 pub(super) mod signature;
 pub(super) mod unflushed;
+pub(super) mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
@@ -26,14 +28,16 @@ use blk::sync::TaskMutex;
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
 
-use crate::daemon::bin::{self, BinRecords};
-use crate::daemon::datastore::hang::{Opening, asked};
+use crate::daemon::bin::records::{BinRecords, parse_folder};
+use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
 use crate::daemon::datastore::native::Native;
+use crate::daemon::register::Register;
 use crate::daemon::vm::home_records::HomeRecords;
-use crate::daemon::vm::homes::{self, Registry};
 
 /// Name of the lock file, which a daemon holds while it serves the datastore.
 const LOCK_NAME: &str = "lock";
+/// File in the datastore's `.unstun` folder: the homes outside the datastore.
+const HOMES_NAME: &str = "homes";
 /// Folder in the main datastore's `.unstun` folder: the homes of the VMs on devices, in one folder per device, named by
 /// its store's ID.
 const DEVICES_NAME: &str = "devices";
@@ -47,7 +51,7 @@ pub(super) struct Datastore {
     pub dir: Dir,
     pub own: Dir,
     /// Register of the homes outside the datastore.
-    pub registry: Registry,
+    pub registry: Register,
     /// Records of the homes with files.
     pub records: HomeRecords,
     /// Records of the VMs that were removed and are kept.
@@ -156,7 +160,7 @@ impl Datastore {
             name,
             path: path.to_path_buf(),
             root: root.to_path_buf(),
-            registry: Registry::read(&own, homes::REGISTRY_NAME).await?,
+            registry: Register::read(&own, HOMES_NAME).await?,
             records: HomeRecords::read(&own).await?,
             bin: Rc::new(BinRecords::read(&own).await?),
             native,
@@ -270,7 +274,7 @@ impl Datastore {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
-            if bin::parse_folder(name).is_some() {
+            if parse_folder(name).is_some() {
                 continue;
             }
             if self.has_own_folder(name).await? {
@@ -293,4 +297,27 @@ impl Datastore {
     pub(super) async fn has(&self, name: &str) -> blk::Result<bool> {
         Ok(self.dir.list().await?.iter().any(|known| known.trim_end_matches('/') == name))
     }
+
+    /// Returns a hang if the datastore has not answered a call for too long.
+    pub(super) fn hang(&self) -> Option<Hang> {
+        let device = self.native.device().and_then(|device| device.file.pending());
+        let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
+        Hang::of(&self.name, self.dir.env(), pending)
+    }
+}
+
+/// Awaits a question that changes nothing. Gives up if the datastore hangs.
+pub(super) async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
+    match datastore.hang() {
+        Some(hang) => Err(hang),
+        None => until_hung(datastore.dir.env(), || datastore.hang(), &mut pin!(question)).await,
+    }
+}
+
+/// Datastore that was added and could not be opened.
+pub(crate) struct Absent {
+    pub name: DatastoreName,
+    pub path: PathBuf,
+    pub is_device: bool,
+    pub cause: Error,
 }

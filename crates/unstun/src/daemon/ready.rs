@@ -15,10 +15,13 @@ use futures_util::future::select;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::{info, warn};
 
-use crate::daemon::client::exports::Catalogue;
 use crate::daemon::heartbeat::{Heartbeat, beat};
-use crate::daemon::requests::bridge::{Place, Question};
+use crate::daemon::place::Place;
+use crate::daemon::running::client::exports::Catalogue;
 use crate::daemon::state::Daemon;
+
+/// Request to the core, which runs it on its thread as a separate task.
+pub(crate) type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
 
 /// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
 pub(super) fn run(
@@ -54,7 +57,7 @@ pub(super) fn run(
         }
         daemon.env.spawn_detached(Box::pin(daemon.clone().keep_bins()));
         daemon.env.spawn_detached(Box::pin(daemon.clone().watch_hangs()));
-        daemon.env.spawn_detached(Box::pin(daemon.clone().watch_slow()));
+        daemon.env.spawn_detached(Box::pin(daemon.running.clone().watch_slow()));
         let stopped = pin!(daemon.stopped());
         let answering = pin!(async {
             while let Some(question) = inbox.recv().await {
@@ -67,7 +70,7 @@ pub(super) fn run(
 }
 
 fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
-    let exports = Rc::new(Catalogue::new(daemon.clone()));
+    let exports = Rc::new(Catalogue::new(daemon.running.clone()));
     for address in &place.nbd {
         let (handle, shown) = match address {
             NbdListen::Unix(path) => {
@@ -86,8 +89,9 @@ fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<
         };
         info!("NBD is on {shown}");
         let listener = Listener::new(daemon.env.clone(), handle, shown);
-        let served = nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.front_end.clone());
-        daemon.doors_open(daemon.env.spawn(served));
+        let served =
+            nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.running.front_end.clone());
+        daemon.track_front_end(daemon.env.spawn(served));
     }
     Ok(())
 }

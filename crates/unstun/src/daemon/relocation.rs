@@ -13,22 +13,15 @@ use blk::Result;
 use blk::volume::Volume;
 use engine::job::MOVE;
 use engine::relocate::Relocation;
-use engine::{GenerationChange, Job, Machine};
+use engine::{GenerationChange, Job};
 use futures_util::future::join_all;
 use tracing::{error, info, warn};
 
-use crate::daemon::client::switchable_volume::Switch;
-use crate::daemon::relocation::plan::{MovePlan, refuse_viewers};
+use crate::daemon::relocation::plan::{MovePlan, Side, refuse_viewers};
+use crate::daemon::running::client::switchable_volume::Switch;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::registry::Claim;
-use crate::daemon::vm::vm_record::{Kept, MOVE_BEGINS, VmRecord};
-
-/// Target side of a VM's move.
-pub(super) struct Side {
-    pub vm: Rc<dyn Machine>,
-    pub kept: Kept,
-    pub plan: MovePlan,
-}
+use crate::daemon::vm::vm_record::{MOVE_BEGINS, VmRecord};
 
 /// Running disk of a VM that moves.
 struct Switched {
@@ -69,7 +62,7 @@ impl Daemon {
     ) -> api::error::Result<(Side, u64)> {
         let plan = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
-        let used = entry.vm.used().await?;
+        let used = entry.running.machine.used().await?;
         let bytes = used.allocated_bytes + used.shared_bytes;
         plan.refuse_without_room(&entry.name, bytes).await?;
         let make = async || {
@@ -120,7 +113,7 @@ impl Daemon {
         let moved = self.entry(&entry.name)?;
         self.note_stun(&moved, &format!("moved to {}", side.plan), stun_us);
         let left = async {
-            entry.vm.close().await?;
+            entry.running.machine.close().await?;
             self.clear_away(entry, &moved, &side.plan).await
         };
         if let Err(error) = left.await {
@@ -140,15 +133,15 @@ impl Daemon {
         job: &Rc<Job>,
         in_doubt: &Cell<bool>,
     ) -> Result<u64> {
-        let moving = Relocation::new(entry.vm.clone(), side.vm.clone(), job.clone());
+        let moving = Relocation::new(entry.running.machine.clone(), side.vm.clone(), job.clone());
         moving.copy_snapshots().await?;
         let mut switched: Vec<Switched> = Vec::new();
         let moved = async {
             let mut drained = Vec::new();
             for (number, mirror) in moving.mirrors().await? {
-                let (source, _client) = entry.vm.attach(number, "a move").await?;
+                let (source, _client) = entry.running.machine.attach(number, "a move").await?;
                 let (target, _client) = side.vm.attach(number, "a move").await?;
-                let switch = entry.gate.guests.switch(number, source.clone());
+                let switch = entry.running.gate.guests.switch(number, source.clone());
                 drained.push(switch.replace(mirror));
                 switched.push(Switched { switch, source, target });
             }
@@ -176,11 +169,11 @@ impl Daemon {
         switched: &[Switched],
         in_doubt: &Cell<bool>,
     ) -> Result<u64> {
-        let _shut = entry.gate.shut_behind().await;
-        let guests = entry.gate.guests.counted_by(&*side.vm).await?;
+        let _shut = entry.running.gate.shut_behind().await;
+        let guests = entry.running.gate.guests.counted_by(&*side.vm).await?;
         // Copying the snapshots has raised the target's generation. Clients stay connected, and reconnect by their
         // present names.
-        side.vm.change_generation(GenerationChange::Adopt(entry.vm.generation())).await?;
+        side.vm.change_generation(GenerationChange::Adopt(entry.running.machine.generation())).await?;
         let step = async || {
             refuse_viewers(entry)?;
             let stepped = self.step(&side.plan).await;
@@ -191,7 +184,7 @@ impl Daemon {
                 // It is unknown which side is the VM. The source is closed before the guests resume, so no later write
                 // is answered.
                 in_doubt.set(true);
-                let _ = entry.vm.close().await;
+                let _ = entry.running.machine.close().await;
             }
             stepped
         };

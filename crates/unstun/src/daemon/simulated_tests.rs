@@ -12,10 +12,11 @@ use sim::SimWorld;
 use vmdk::home::{Folders, Home as VmFiles, NewVm};
 use vmdk::vmfssparse::Growth;
 
-use crate::daemon::bin::BinPolicy;
+use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::defect::Defect;
-use crate::daemon::requests::bridge::Place;
+use crate::daemon::place::Place;
 use crate::daemon::requests::prepare::Source;
+use crate::daemon::running::messages;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::journal::Journal;
 use crate::memory::Memory;
@@ -82,7 +83,9 @@ pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) 
         bin,
         nbd: Vec::new(),
     };
-    let daemon = Daemon::new(env, &place, Journal::nowhere()).await.map_err(text("the datastore"))?;
+    let daemon = Daemon::new(env, &place, Journal::nowhere(), messages::channel().0)
+        .await
+        .map_err(text("the datastore"))?;
     daemon.defects.plant(defect);
     daemon.open_all().await.map_err(text("opening"))?;
     Ok(daemon)
@@ -172,7 +175,7 @@ pub(super) async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
 /// Fills the start of the VM's first disk with `byte`, durably.
 pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("writing"))?;
-    let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("writing"))?;
+    let (volume, _client) = entry.running.machine.attach(0, "test").await.map_err(low("writing"))?;
     let data = Buf::copy_of(&[byte; WRITTEN]).freeze();
     volume.clone().write(0, data).await.map_err(low("writing"))?;
     volume.flush().await.map_err(low("flushing"))
@@ -180,7 +183,7 @@ pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<
 
 pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
     let entry = daemon.entry(name).map_err(low("reading"))?;
-    let (volume, _client) = entry.vm.attach(0, "test").await.map_err(low("reading"))?;
+    let (volume, _client) = entry.running.machine.attach(0, "test").await.map_err(low("reading"))?;
     let (buf, read) = volume.read(0, Buf::alloc(WRITTEN)).await;
     read.map_err(low("reading"))?;
     match buf.iter().all(|byte| *byte == buf[0]) {
@@ -191,7 +194,7 @@ pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
 
 pub(super) async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("a take"))?;
-    entry.vm.clone().take("s", "").await.map(drop).map_err(low("a take"))
+    entry.running.machine.clone().take("s", "").await.map(drop).map_err(low("a take"))
 }
 
 /// Copies a folder of plain files and folders, like `cp -r`.

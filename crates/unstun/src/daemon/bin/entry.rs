@@ -6,17 +6,18 @@ use api::error::{Error, Result};
 use api::name::VmName;
 use api::{Store, VmCondition};
 
-use super::records::BinState;
 use super::steps::Removed;
-use crate::daemon::client::client_gate::Who;
-use crate::daemon::datastore::native;
+use crate::daemon::bin::records::BinState;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::requests::api_types;
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::vm::home_files::HomeFiles;
+use crate::daemon::vm::home_removal::{has_vmx, open_home};
 use crate::daemon::vm::identity::Standing;
-use crate::daemon::vm::remove::{expect_kept, has_vmx, open_home};
+use crate::daemon::vm::remove::expect_kept;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
+use crate::daemon::vm::{mark, native_homes};
 
 impl Daemon {
     /// Returns why the bin would not keep an open VM; None if it keeps the VM.
@@ -37,8 +38,8 @@ impl Daemon {
     /// Puts an open VM without connected clients into the bin.
     pub(crate) async fn bin_open(&self, entry: &Rc<VmRecord>) -> Result<api::BinEntry> {
         let bytes = allocated(entry).await;
-        entry.vm.close().await?;
-        let (id, store) = (Some(entry.vm.state().id), entry.kept.store());
+        entry.running.machine.close().await?;
+        let (id, store) = (Some(entry.running.machine.state().id), entry.kept.store());
         let removed = Removed { name: api_types::vm_name(&entry.name), id, store, bytes };
         let (id, record) = self.put_in_bin(&entry.place(), removed).await?;
         Ok(self.bin_entry(&entry.datastore, &id, &record))
@@ -71,7 +72,7 @@ impl Daemon {
         if !expect_kept(vm.as_str(), request.keep, why.as_deref())? {
             return Ok(None);
         }
-        let (id, store) = match native::mark(&self.env, &home.path).await? {
+        let (id, store) = match mark::read(&self.env, &home.path).await? {
             Some(id) => (Some(id), Store::Native),
             None => {
                 self.refuse_removal(vm.as_str(), home).await?;
@@ -104,8 +105,8 @@ impl Daemon {
         if self.standing(vm.as_str(), home).await? != Standing::Home {
             return Ok(Some("its folder is not the home of the VM, or it is half removed".to_owned()));
         }
-        if native::mark(&self.env, &home.path).await?.is_some() {
-            return match native::is_whole(home).await? {
+        if mark::read(&self.env, &home.path).await?.is_some() {
+            return match native_homes::is_whole(home).await? {
                 true => Ok(None),
                 false => Ok(Some("the store does not have it, or it is one side of a move".to_owned())),
             };
@@ -132,7 +133,7 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         request: api::VmRemove,
     ) -> Result<api::VmRemovePreview> {
-        let state = entry.vm.state();
+        let state = entry.running.machine.state();
         let not_kept = match request.delete_disks {
             true => self.not_kept_open(entry, request).await.unwrap_or_else(|e| Some(e.message)),
             false => None,
@@ -151,7 +152,7 @@ impl Daemon {
             disks: Some(state.disks.iter().map(disk).collect()),
             snapshots: Some(state.snapshots.iter().map(|snapshot| snapshot.name.clone()).collect()),
             allocated_bytes: allocated(entry).await,
-            clients: entry.present(Who::All),
+            clients: entry.running.present(Who::All),
             kept_until: self.kept_until(request, not_kept.as_ref()),
             not_kept,
         })
@@ -165,7 +166,7 @@ impl Daemon {
     ) -> Result<api::VmRemovePreview> {
         let idle = self.idle().into_iter().find(|idle| idle.name == vm.as_str());
         let idle = idle.ok_or_else(|| Error::not_found(format!("{}: no VM {vm}", self.place())))?;
-        let native = native::is_marked(&self.env, &idle.home.path).await;
+        let native = mark::exists(&self.env, &idle.home.path).await;
         let idle = api_types::idle(idle, Ok(native));
         let not_kept = match request.delete_disks {
             true => self.not_kept_idle(vm, home, request).await.unwrap_or_else(|e| Some(e.message)),
@@ -195,7 +196,7 @@ impl Daemon {
 
 /// Returns the bytes of the VM's own layers, with its snapshots; None if they cannot be determined.
 async fn allocated(entry: &VmRecord) -> Option<u64> {
-    entry.vm.used().await.ok().map(|used| used.allocated_bytes)
+    entry.running.machine.used().await.ok().map(|used| used.allocated_bytes)
 }
 
 /// Returns the error for an unreadable VM. Nothing is removed for good because of an error that may be temporary.

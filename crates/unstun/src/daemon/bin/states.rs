@@ -7,8 +7,7 @@ use api::name::DatastoreName;
 use blk::manifest::{BinnedState, ThrownBy};
 use engine::CommitWhat;
 
-use crate::daemon::datastore::Datastore;
-use crate::daemon::datastore::hang::asked;
+use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -22,7 +21,9 @@ impl Daemon {
         let mut found = Vec::new();
         for entry in self.entries() {
             if datastore.is_none_or(|name| entry.datastore.name == *name) {
-                found.extend(entry.vm.state().bin.into_iter().map(|binned| (entry.clone(), binned)));
+                found.extend(
+                    entry.running.machine.state().bin.into_iter().map(|binned| (entry.clone(), binned)),
+                );
             }
         }
         found.sort_by_key(|(_, binned)| binned.unix_us);
@@ -63,7 +64,10 @@ impl Daemon {
             removed: api_types::time(binned.unix_us),
             kept_until: api_types::time(self.bin.kept_until_unix_us(binned.unix_us)),
             // A size that cannot be read now is unknown.
-            bytes: asked(&entry.datastore, entry.vm.binned_bytes(binned.id)).await.ok().and_then(Result::ok),
+            bytes: asked(&entry.datastore, entry.running.machine.binned_bytes(binned.id))
+                .await
+                .ok()
+                .and_then(Result::ok),
             path: None,
         }
     }
@@ -76,7 +80,7 @@ impl Daemon {
         for (entry, binned) in states {
             let measured = match known.get(&binned.id) {
                 Some(bytes) => Some(*bytes),
-                None => entry.vm.binned_bytes(binned.id).await.ok(),
+                None => entry.running.machine.binned_bytes(binned.id).await.ok(),
             };
             bytes.extend(measured.map(|bytes| (binned.id, bytes)));
         }
@@ -85,12 +89,12 @@ impl Daemon {
 
     /// Removes a state for good.
     pub(super) async fn evict_state(&self, entry: &VmRecord, binned: &BinnedState) -> blk::Result<()> {
-        entry.vm.clone().empty_bin(vec![binned.id]).await?;
+        entry.running.machine.clone().empty_bin(vec![binned.id]).await?;
         let in_files = matches!(entry.kept, Kept::Redo(_));
-        if in_files && binned.by == ThrownBy::Discard && entry.vm.state().bin.is_empty() {
+        if in_files && binned.by == ThrownBy::Discard && entry.running.machine.state().bin.is_empty() {
             // The disks run on deltas that the discard created only for the bin. Without such deltas the commit is
             // refused.
-            let _ = entry.vm.clone().commit(&CommitWhat::Unowned).await;
+            let _ = entry.running.machine.clone().commit(&CommitWhat::Unowned).await;
         }
         Ok(())
     }

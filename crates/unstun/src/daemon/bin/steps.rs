@@ -11,15 +11,16 @@ use blk::{Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 use tracing::info;
 
-use super::records::{BinRecord, BinState, parse_folder};
-use crate::daemon::datastore::native;
+use crate::daemon::bin::records::{BinRecord, BinState, parse_folder};
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
+use crate::daemon::vm::home_removal::{open_home, remove_folder};
 use crate::daemon::vm::identity::VmId;
-use crate::daemon::vm::remove::{open_home, refuse_readers, remove_folder};
+use crate::daemon::vm::remove::refuse_readers;
+use crate::daemon::vm::{mark, native_homes};
 
 /// VM that is not open and is put into the bin.
 pub(crate) struct Removed {
@@ -165,7 +166,7 @@ impl Daemon {
     async fn make_missing_home(&self, home: &Home, to: &VmName, record: &BinRecord) -> Result<()> {
         match (record.store, record.id) {
             (Store::Native, Some(id)) => {
-                native::new_home(&home.datastore, to.as_str(), WhenFull::default(), id).await
+                native_homes::new_home(&home.datastore, to.as_str(), WhenFull::default(), id).await
             }
             _ => Err(Error::not_found(
                 home.path.display().to_string(),
@@ -209,7 +210,7 @@ impl Daemon {
                 let recorded = recorded_home(datastore, record).await?;
                 // The VM may have been moved out of the bin by hand; then it is a VM again.
                 if recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
-                    native::remove_with_home(&home, id).await?;
+                    native_homes::remove_with_home(&home, id).await?;
                 }
             }
             _ => {
@@ -335,7 +336,7 @@ impl Daemon {
             {
                 continue;
             }
-            let record = match native::mark(&self.env, &home.path).await? {
+            let record = match mark::read(&self.env, &home.path).await? {
                 Some(id) if is_binned(id) => stray(vm, Some(id), Store::Native),
                 Some(_) => continue,
                 None => stray(vm, HomeFiles::open(self, &home.path).await?.id().await?, Store::Redo),

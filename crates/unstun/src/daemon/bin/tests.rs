@@ -6,7 +6,11 @@ use api::{BinEmpty, BinRestore, Store, VmRemove};
 use futures_util::future::{join, join_all};
 use sim::SimWorld;
 
+use blk::reactor::Space;
+
+use super::policy::HOUR_US;
 use super::*;
+use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::simulated_tests::{
     Outcome, bin, boot_with, create, evict, read, remove, restore, text, world, write,
 };
@@ -160,7 +164,7 @@ fn an_entry_has_one_way_out_at_a_time() {
 fn a_state_goes_when_its_time_is_over() {
     for store in STORES {
         serve(&three(store), BinPolicy::default(), |daemon| async move {
-            let vm = daemon.entry("one").map_err(|e| e.to_string())?.vm.clone();
+            let vm = daemon.entry("one").map_err(|e| e.to_string())?.running.machine.clone();
             vm.clone().take("a", "").await.map_err(|e| e.to_string())?;
             vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
             pass_hours(&daemon, 20).await;

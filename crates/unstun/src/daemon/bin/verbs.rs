@@ -8,10 +8,10 @@ use api::units::total;
 use blk::manifest::BinnedState;
 use engine::find_binned;
 
-use super::BinState;
+use crate::daemon::bin::records::BinState;
 use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::homes;
+use crate::daemon::vm::settings;
 use crate::daemon::vm::vm_record::VmRecord;
 
 type ChosenVm = (Rc<super::Datastore>, String, super::BinRecord);
@@ -71,7 +71,7 @@ impl Daemon {
             return Err(Error::invalid(format!("{id:016x}: {cause}")));
         }
         let entry = self.entry_to_change(&entry.name)?;
-        let binned = find_binned(&entry.vm.state(), id)?.clone();
+        let binned = find_binned(&entry.running.machine.state(), id)?.clone();
         let shown = self.state_entry(&entry, &binned).await;
         self.restore_state(&entry, id, api::Reset { disconnect, ..api::Reset::default() }).await?;
         let home = entry.home.clone();
@@ -80,7 +80,7 @@ impl Daemon {
 
     /// Serves a restored VM as before its removal. A VM that cannot be opened is listed with the reason, as at a start.
     async fn serve_restored(self: &Rc<Self>, name: &VmName, home: &Home) -> api::VmCondition {
-        if homes::is_closed(&self.env, &home.path).await {
+        if settings::is_closed(&self.env, &home.path).await {
             self.closed.borrow_mut().insert(name.to_string(), home.clone());
             return api::VmCondition::Closed;
         }
@@ -132,7 +132,7 @@ impl Daemon {
         let (mut vms, mut states): (Vec<ChosenVm>, Vec<ChosenState>) = Default::default();
         for wanted in &request.entries {
             if let Some((entry, id)) = self.find_state(wanted, datastore) {
-                let binned = find_binned(&entry.vm.state(), id)?.clone();
+                let binned = find_binned(&entry.running.machine.state(), id)?.clone();
                 states.push((entry, binned));
                 continue;
             }

@@ -10,26 +10,17 @@ use blk::Env;
 use engine::native::TakeOver;
 use tracing::{error, info, warn};
 
-use crate::daemon::client::client_gate::Who;
-use crate::daemon::datastore::Datastore;
-use crate::daemon::datastore::device;
-use crate::daemon::datastore::hang::{Opening, asked, or_go_on, until_hung};
+use crate::daemon::datastore::hang::{Opening, or_go_on, until_hung};
+use crate::daemon::datastore::{Absent, Datastore, asked, device};
+use crate::daemon::register::Register;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::only_vmx;
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::homes::Registry;
 use crate::daemon::vm::vm_record::VmRecord;
 
 /// File in the main datastore's `.unstun` folder: one line `NAME /absolute/path` for each of the other datastores.
 const ADDED_NAME: &str = "datastores";
-
-/// Datastore that was added and could not be opened.
-pub(crate) struct Absent {
-    pub name: DatastoreName,
-    pub path: PathBuf,
-    pub is_device: bool,
-    pub cause: Error,
-}
 
 impl Daemon {
     pub(crate) fn datastores(&self) -> Vec<Rc<Datastore>> {
@@ -66,8 +57,8 @@ impl Daemon {
         )))
     }
 
-    async fn added(&self) -> Result<Registry> {
-        Registry::read(&self.main.own, ADDED_NAME).await
+    async fn added(&self) -> Result<Register> {
+        Register::read(&self.main.own, ADDED_NAME).await
     }
 
     /// Opens the added datastores at the start. Reports those that cannot be opened, and serves the others.
@@ -287,7 +278,7 @@ impl Daemon {
         let datastore = self.removable(name)?;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore)) {
             let vm = api_types::vm_name(&entry.name);
-            let clients = entry.present(Who::All).into_iter();
+            let clients = entry.running.present(Who::All).into_iter();
             preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
             preview.vms.push(vm);
         }
@@ -352,7 +343,7 @@ impl Daemon {
         drop(datastore.bin.evicting.lock().await);
         let mut result = Ok(());
         for entry in &entries {
-            result = result.and(without_lease(entry.vm.close().await));
+            result = result.and(without_lease(entry.running.machine.close().await));
             self.forget(&entry.name);
             self.holds.release(&entry.home);
         }

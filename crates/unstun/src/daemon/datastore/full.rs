@@ -6,8 +6,7 @@ use api::error::{Error, ErrorKind, Result};
 use api::units::format_bytes;
 use blk::reactor::Space;
 
-use crate::daemon::datastore::Datastore;
-use crate::daemon::datastore::hang::asked;
+use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 
@@ -27,7 +26,7 @@ impl Daemon {
             let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore));
             let waiting = entries.map(|entry| api::WaitingVm {
                 vm: api_types::vm_name(&entry.name),
-                writes: entry.gate.guests.waiting(),
+                writes: entry.running.gate.guests.waiting(),
             });
             let waiting: Vec<_> = waiting.filter(|vm| vm.writes > 0).collect();
             if waiting.is_empty() {
@@ -51,8 +50,8 @@ impl Daemon {
         let mut found = Vec::new();
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now does not hide the others.
-            let Ok(bytes) = entry.vm.delta_bytes().await else { continue };
-            for snapshot in entry.vm.state().snapshots {
+            let Ok(bytes) = entry.running.machine.delta_bytes().await else { continue };
+            for snapshot in entry.running.machine.state().snapshots {
                 let bytes_max = bytes.get(&snapshot.id).copied().unwrap_or_default();
                 let vm = api_types::vm_name(&entry.name);
                 found.push(api::Freeable { vm, snapshot: snapshot.name, bytes_max });

@@ -6,24 +6,17 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
-use api::name::{DatastoreName, VmName};
+use api::name::DatastoreName;
 use blk::reactor::Pending;
 use blk::{Dir, Env, File};
 use futures_util::future::{Either, select};
 use tracing::{error, info, warn};
-
-use crate::daemon::datastore::Datastore;
-use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::Kept;
-use crate::log::Reported;
 
 /// Time in nanoseconds without an answer after which a datastore hangs, until it answers. Working disks answer a call
 /// of any kind within a second or two. The limit is half of the ten seconds in which every verb has an answer.
 const HUNG_AFTER_NS: u64 = 5_000_000_000;
 /// Interval in microseconds between two checks of what an operation waits for.
 const LOOK_US: u64 = 250_000;
-/// Interval in microseconds between two checks of all datastores.
-const WATCH_US: u64 = 1_000_000;
 
 /// A datastore that hangs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +28,7 @@ pub(crate) struct Hang {
 
 impl Hang {
     /// Returns a hang if the oldest pending call is old enough.
-    fn of(datastore: &DatastoreName, env: &Env, pending: Option<Pending>) -> Option<Hang> {
+    pub(crate) fn of(datastore: &DatastoreName, env: &Env, pending: Option<Pending>) -> Option<Hang> {
         let pending = pending?;
         let age_ns = env.now_ns().saturating_sub(pending.since_ns);
         let hang =
@@ -73,62 +66,6 @@ impl Hang {
 
     pub(crate) fn shown(&self) -> api::Hung {
         api::Hung { for_s: self.for_s, doing: self.doing.to_owned() }
-    }
-}
-
-/// Objects whose answer an operation needs.
-#[derive(Debug, Clone)]
-pub(crate) enum Subject {
-    /// Nothing that may hang, or the operation handles hangs itself.
-    None,
-    /// A datastore; None is the main one.
-    Datastore(Option<DatastoreName>),
-    Vm(VmName),
-    /// A VM and the datastore that it moves to; None is its own.
-    VmTo(VmName, Option<DatastoreName>),
-    /// Entries of the bin, by id or VM, in one datastore or in all.
-    Bin(Option<DatastoreName>, Vec<String>),
-    Job(u64),
-    /// An added datastore, and the main one, which records it.
-    Added(DatastoreName),
-}
-
-impl Subject {
-    /// Returns a name for the log.
-    fn shown(&self) -> String {
-        match self {
-            Subject::Vm(vm) | Subject::VmTo(vm, _) => format!("VM {vm}"),
-            Subject::Datastore(Some(name)) | Subject::Bin(Some(name), _) | Subject::Added(name) => {
-                format!("datastore {name}")
-            }
-            Subject::Datastore(None) => "the main datastore".to_owned(),
-            Subject::Bin(None, _) => "the bin".to_owned(),
-            Subject::Job(id) => format!("job {id}"),
-            Subject::None => "a question".to_owned(),
-        }
-    }
-}
-
-/// Datastores, and folders outside them, whose calls are watched.
-#[derive(Default)]
-struct Watched {
-    datastores: Vec<Rc<Datastore>>,
-    folders: Vec<(DatastoreName, Dir)>,
-}
-
-impl Watched {
-    fn hang(&self) -> Option<Hang> {
-        let folder = |(name, dir): &(DatastoreName, Dir)| Hang::of(name, dir.env(), dir.pending());
-        let datastores = self.datastores.iter().filter_map(|datastore| datastore.hang());
-        datastores.chain(self.folders.iter().filter_map(folder)).max_by_key(|hang| hang.for_s)
-    }
-}
-
-impl Datastore {
-    pub(crate) fn hang(&self) -> Option<Hang> {
-        let device = self.native.device().and_then(|device| device.file.pending());
-        let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
-        Hang::of(&self.name, self.dir.env(), pending)
     }
 }
 
@@ -195,14 +132,6 @@ pub(crate) async fn until_hung<F: Future + Unpin>(
     }
 }
 
-/// Awaits a question that changes nothing. Gives up if the datastore hangs.
-pub(crate) async fn asked<T>(datastore: &Datastore, question: impl Future<Output = T>) -> Result<T, Hang> {
-    match datastore.hang() {
-        Some(hang) => Err(hang),
-        None => until_hung(datastore.dir.env(), || datastore.hang(), &mut pin!(question)).await,
-    }
-}
-
 /// Runs `work`. If something it waits for hangs, the rest of `work` becomes a task of its own. `what` is for the log.
 pub(crate) async fn or_go_on<T: 'static>(
     env: &Env,
@@ -222,106 +151,6 @@ pub(crate) async fn or_go_on<T: 'static>(
         }));
     }
     ended
-}
-
-impl Daemon {
-    /// Runs an operation and answers in time. The operation is refused before it begins if something it needs hangs. If
-    /// that hangs later, the operation continues without its caller.
-    pub(crate) async fn answer<T: 'static>(
-        self: &Rc<Self>,
-        subject: Subject,
-        work: impl Future<Output = Result<T>> + 'static,
-    ) -> Result<T> {
-        let watched = self.watched(&subject);
-        // A request to end a job is admitted even if the datastore hangs.
-        let may_begin = matches!(subject, Subject::Job(_));
-        if let Some(hang) = watched.hang().filter(|_| !may_begin) {
-            return Err(hang.refusal());
-        }
-        let what = subject.shown();
-        let answered = or_go_on(&self.env, what, || watched.hang(), work).await;
-        answered.unwrap_or_else(|hang| Err(hang.left_under_way()))
-    }
-
-    fn watched(&self, subject: &Subject) -> Watched {
-        let mut watched = Watched::default();
-        let named = |name: &Option<DatastoreName>| self.datastore(name.as_ref()).ok();
-        match subject {
-            Subject::None => {}
-            Subject::Datastore(name) => watched.datastores.extend(named(name)),
-            Subject::Vm(vm) => self.watch_vm(vm, &mut watched),
-            Subject::VmTo(vm, to) => {
-                self.watch_vm(vm, &mut watched);
-                watched.datastores.extend(to.as_ref().and_then(|to| self.datastore(Some(to)).ok()));
-            }
-            Subject::Bin(Some(name), _) => watched.datastores.extend(self.datastore(Some(name)).ok()),
-            Subject::Bin(None, entries) => watched.datastores.extend(self.datastores_of_bin(entries)),
-            Subject::Job(id) => {
-                let own = self.tracked(|job| (job.id == *id).then(|| job.datastore.clone()));
-                watched.datastores.extend(own.into_iter().flatten());
-            }
-            Subject::Added(name) => {
-                watched.datastores.extend(self.datastore(Some(name)).ok());
-                watched.datastores.push(self.main.clone());
-            }
-        }
-        watched
-    }
-
-    fn watch_vm(&self, vm: &VmName, watched: &mut Watched) {
-        if let Ok(entry) = self.entry(vm.as_str()) {
-            if let Kept::Redo(files) = &entry.kept {
-                watched.folders.push((entry.datastore.name.clone(), files.dir().clone()));
-            }
-            watched.datastores.push(entry.datastore.clone());
-        }
-        watched.datastores.extend(self.idle_home(vm.as_str()).map(|home| home.datastore));
-    }
-
-    /// Returns the datastores with one of the entries; all datastores if there are no entries or none has one.
-    fn datastores_of_bin(&self, entries: &[String]) -> Vec<Rc<Datastore>> {
-        let has = |datastore: &Rc<Datastore>| {
-            let all = datastore.bin.all();
-            all.iter().any(|(id, record)| entries.contains(id) || entries.contains(&record.vm.to_string()))
-        };
-        let datastores: Vec<_> = self.datastores().into_iter().filter(has).collect();
-        if datastores.is_empty() { self.datastores() } else { datastores }
-    }
-
-    /// Returns the first datastore that hangs.
-    pub(crate) fn any_hang(&self) -> Option<Hang> {
-        self.datastores().iter().find_map(|datastore| datastore.hang())
-    }
-
-    /// Logs when a datastore begins to hang, when it answers again, and when its store fails.
-    pub(crate) async fn watch_hangs(self: Rc<Self>) {
-        let mut hung: Vec<DatastoreName> = Vec::new();
-        let failed = Reported::default();
-        loop {
-            for datastore in self.datastores() {
-                // The lease reports its own loss.
-                let broken = datastore.native.opened().and_then(|store| store.broken());
-                if let Some(cause) = broken.filter(|cause| cause.kind != blk::ErrorKind::LeaseLost)
-                    && failed.is_news((datastore.name.clone(), cause.to_string()))
-                {
-                    error!("datastore {}: its store is read-only since it failed: {cause}", datastore.name);
-                }
-                let (hang, known) = (datastore.hang(), hung.contains(&datastore.name));
-                match hang {
-                    Some(hang) if !known => {
-                        error!("{}", hang.found());
-                        hung.push(datastore.name.clone());
-                    }
-                    None if known => {
-                        info!("datastore {} answers again", datastore.name);
-                        hung.retain(|name| *name != datastore.name);
-                    }
-                    _ => {}
-                }
-            }
-            self.env.sleep_us(WATCH_US).await;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,32 +5,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use api::WhenFull;
-use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
+use blk::dir::TEMPORARY_SUFFIX;
 use blk::file::Lock;
-use blk::manifest::NewDisk;
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Result};
-use engine::Options;
 use engine::native::space::Growth;
-use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions, TakeOver, VmHomeState};
-use tracing::error;
+use engine::native::{NewStore, Store, StoreOptions, TakeOver};
 
 use crate::daemon::datastore::device::Claimed;
 use crate::daemon::datastore::lease::{self, Leased};
-use crate::daemon::datastore::{Datastore, Home};
-use crate::daemon::defect::Defect;
-use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{exists, open_path, write_when_full};
-use crate::daemon::vm::homes;
-use crate::daemon::vm::remove::{has_vmx, open_home, remove_configuration, remove_folder};
+use crate::daemon::vm::mark;
 
 /// Name of the store's file in the datastore's folder.
 const STORE_NAME: &str = "store.unstun";
-/// File in a home's `.unstun` folder: the VM's ID in the store, as 32 hexadecimal digits.
-pub(crate) const MARK_NAME: &str = "native";
-const MARK_BYTES_MAX: u64 = 64;
 
 /// Location of the store.
 enum Ground {
@@ -155,7 +143,7 @@ impl Native {
     async fn refuse_beside(&self, homes: &[(String, PathBuf)]) -> Result<()> {
         let mut owners = Vec::new();
         for (name, home) in homes {
-            if is_marked(&self.env, home).await {
+            if mark::exists(&self.env, home).await {
                 owners.push(name.as_str());
             }
         }
@@ -181,7 +169,7 @@ impl Native {
         Some(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
-    async fn refuse_when_unlinked(&self) -> Result<()> {
+    pub(crate) async fn refuse_when_unlinked(&self) -> Result<()> {
         self.unlinked().await.map_or(Ok(()), Err)
     }
 
@@ -276,252 +264,4 @@ async fn make(env: &Env, dir: &Dir) -> Result<()> {
     drop(file);
     dir.rename(&making, STORE_NAME).await?;
     dir.sync().await
-}
-
-/// Returns which VM of the store a home is; None for a VM with its own files.
-pub(crate) async fn mark(env: &Env, home: &Path) -> Result<Option<u128>> {
-    let own = open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?;
-    let text = match own.read_file(MARK_NAME, MARK_BYTES_MAX).await {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e),
-    };
-    let text = String::from_utf8_lossy(&text);
-    let id = u128::from_str_radix(text.trim_ascii(), 16).map_err(|_| {
-        let cause = format!("found {:?}, expected the id of a VM", text.trim_ascii());
-        Error::damaged(own.path_of(MARK_NAME), cause)
-    })?;
-    Ok(Some(id))
-}
-
-/// Returns whether a home has a mark, from what the file system shows now; for VMs that are not served.
-pub(crate) async fn is_marked(env: &Env, home: &Path) -> bool {
-    exists(env, home.join(OWN_FOLDER).join(MARK_NAME)).await
-}
-
-pub(crate) fn mark_line(id: u128) -> String {
-    format!("{id:032x}\n")
-}
-
-/// Durably records which VM of the store the home is from now on, if any.
-pub(crate) async fn set_mark(own: &Dir, id: Option<u128>) -> Result<()> {
-    match id {
-        Some(id) => own.replace_file(MARK_NAME, mark_line(id).as_bytes()).await,
-        None => {
-            own.unlink_if_present(MARK_NAME).await?;
-            own.sync().await
-        }
-    }
-}
-
-/// Creates a home in the datastore. The home has its mark as soon as it has its `.unstun` folder.
-pub(crate) async fn new_home(datastore: &Datastore, name: &str, when_full: WhenFull, id: u128) -> Result<()> {
-    let dir = datastore.dir.open_dir(name, true).await?;
-    datastore.dir.sync().await?;
-    let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
-    let own = dir.open_dir(&making, true).await?;
-    write_when_full(&own, when_full).await?;
-    set_mark(&own, Some(id)).await?;
-    dir.rename(&making, OWN_FOLDER).await?;
-    dir.sync().await
-}
-
-/// Creates a VM with empty disks. The store has it as unfinished until its home exists.
-pub(crate) async fn create_vm(
-    daemon: &Daemon,
-    datastore: &Rc<Datastore>,
-    name: &str,
-    disks: &[NewDisk],
-    when_full: WhenFull,
-) -> Result<()> {
-    let store = datastore.native_store().await?;
-    let id = store.create_vm(NewNativeVm { name, disks }).await?;
-    make_whole(daemon, &datastore.home(name), when_full, id).await
-}
-
-/// Creates a VM that continues from a snapshot of another one.
-pub(crate) async fn clone(
-    daemon: &Daemon,
-    datastore: &Rc<Datastore>,
-    parent: &NativeVm,
-    snapshot: &str,
-    name: &str,
-    when_full: WhenFull,
-) -> Result<()> {
-    datastore.native.refuse_when_unlinked().await?;
-    let id = parent.clone_to(snapshot, name).await?;
-    make_whole(daemon, &datastore.home(name), when_full, id).await
-}
-
-/// Creates the home of an unfinished VM. Nothing of the home or the VM is left after an error. Anything that cannot be
-/// removed then is removed at the next start.
-async fn make_whole(daemon: &Daemon, home: &Home, when_full: WhenFull, id: u128) -> Result<()> {
-    let datastore = &home.datastore;
-    let name = datastore.relative(&home.path);
-    let store = datastore.native.open().await?;
-    let made = async {
-        if daemon.defects.has(Defect::WholeEarly) {
-            store.set_home(id, &name).await?;
-        }
-        new_home(datastore, &name, when_full, id).await?;
-        store.set_home(id, &name).await
-    };
-    let made = made.await;
-    if let Err(error) = &made
-        && let Err(left) = remove_with_home(home, id).await
-    {
-        daemon.list_left_over(&name, home, &error.clone().into(), &left);
-    }
-    made
-}
-
-/// Returns the VM of the store whose home is or was at this path.
-pub(crate) async fn recorded_at(home: &Home) -> Result<Option<u128>> {
-    let datastore = &home.datastore;
-    if !datastore.native.exists().await? {
-        return Ok(None);
-    }
-    let path = datastore.relative(&home.path);
-    let homes = datastore.native.open().await?.homes()?;
-    Ok(homes.into_iter().find(|(_, home)| home.path == path).map(|(id, _)| id))
-}
-
-/// Removes a VM that is not open, and its home, from the store and the datastore.
-pub(crate) async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
-    match home.datastore.native.open().await {
-        Ok(store) => {
-            if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
-                store.begin_removal(id, &home.datastore.relative(&home.path)).await?;
-            }
-        }
-        // The store is missing, and its VMs with it: their folders can be removed.
-        Err(e) if e.kind == ErrorKind::NotFound => {}
-        Err(e) => return Err(e),
-    }
-    take_away(home, id).await
-}
-
-/// Carries out the rest of `remove_with_home`; can be repeated. A folder marked as another VM's stays.
-pub(crate) async fn take_away(home: &Home, id: u128) -> Result<()> {
-    match open_home(home).await {
-        Ok(dir) => remove_home(home, &dir, id).await?,
-        Err(e) if e.kind == ErrorKind::NotFound => {}
-        Err(e) => return Err(e),
-    }
-    remove_vm(&home.datastore, id).await
-}
-
-async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
-    let has_own = dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER);
-    if has_own && mark(dir.env(), &home.path).await? != Some(id) {
-        return Ok(());
-    }
-    // Files from an import in place are no longer disks of the VM, and belonged to the user before. They stay.
-    if has_own && has_vmx(dir).await? && !homes::is_adopted(home).await? {
-        remove_configuration(dir).await?;
-    }
-    remove_folder(home, dir).await
-}
-
-pub(crate) async fn open_vm(datastore: &Datastore, id: u128, options: Options) -> Result<Rc<NativeVm>> {
-    let store = datastore.native.open().await?;
-    NativeVm::open(&store, id, options).await
-}
-
-/// Removes the VM that the home is marked with from the store. The VM is not open. For the sides of a move, which are
-/// identified by their marks.
-pub(crate) async fn remove_marked(home: &Home) -> Result<()> {
-    match mark(home.datastore.dir.env(), &home.path).await? {
-        Some(id) => remove_vm(&home.datastore, id).await,
-        None => Ok(()),
-    }
-}
-
-/// Removes a VM that is not open from the store, if the VM and the store exist.
-pub(crate) async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
-    if datastore.native.opened().is_none() && !datastore.native.exists().await? {
-        return Ok(());
-    }
-    match datastore.native.open().await?.remove_vm(id).await {
-        Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
-}
-
-/// Returns whether a home's VM in the store is one side of a move.
-pub(crate) async fn is_moving(home: &Home) -> Result<bool> {
-    match mark(home.datastore.dir.env(), &home.path).await? {
-        Some(id) => Ok(home.datastore.native.open().await?.is_moving(id)),
-        None => Ok(false),
-    }
-}
-
-/// Returns whether the store has the home's VM, and the VM is not one side of a move.
-pub(crate) async fn is_whole(home: &Home) -> Result<bool> {
-    let Some(id) = mark(home.datastore.dir.env(), &home.path).await? else { return Ok(false) };
-    let store = home.datastore.native.open().await?;
-    Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
-}
-
-/// Durably records in the store whether the home's VM is one side of a move.
-pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
-    match mark(home.datastore.dir.env(), &home.path).await? {
-        Some(id) => home.datastore.native.open().await?.set_moving(id, moving).await,
-        None => Ok(()),
-    }
-}
-
-/// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
-/// created or removed are left out.
-async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
-    // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
-    let mut vms = store.vms().await?;
-    for (id, home) in store.homes()? {
-        if home.state != VmHomeState::Whole {
-            vms.retain(|(vm, _)| *vm != id);
-        }
-        if let Some((_, name)) = vms.iter_mut().find(|(vm, _)| *vm == id && !home.path.starts_with('/')) {
-            *name = home.path;
-        }
-    }
-    for (_, home) in datastore.inhabitants().await? {
-        // Opening a missing or damaged home reports it.
-        let marked = match mark(datastore.dir.env(), &home).await {
-            Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
-            marked => marked.ok().flatten(),
-        };
-        vms.retain(|(id, _)| Some(*id) != marked);
-    }
-    Ok(vms)
-}
-
-/// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports
-/// those whose name is taken.
-pub(crate) async fn find_homeless(
-    daemon: &Rc<Daemon>,
-    datastore: &Rc<Datastore>,
-) -> api::error::Result<Vec<(String, PathBuf)>> {
-    if !datastore.native.exists().await? {
-        return Ok(Vec::new());
-    }
-    let store = datastore.native.open().await?;
-    let mut found = Vec::new();
-    for (id, name) in homeless(datastore, &store).await? {
-        // An operation that creates, moves or removes the VM is under way or has just ended.
-        let Ok(_claim) = daemon.claim(&name) else { continue };
-        if !homeless(datastore, &store).await?.iter().any(|(other, _)| *other == id) {
-            continue;
-        }
-        if datastore.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {
-            let cause = "has no folder, and its name is taken";
-            let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
-            error!("{notice}");
-            datastore.notices.borrow_mut().push(notice);
-            continue;
-        }
-        new_home(datastore, &name, WhenFull::default(), id).await?;
-        store.set_home(id, &name).await?;
-        found.push((name.clone(), datastore.home(&name).path));
-    }
-    Ok(found)
 }

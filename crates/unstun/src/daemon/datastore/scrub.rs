@@ -13,8 +13,8 @@ use engine::native::check::{Fault, Finding, Report};
 use tracing::{error, info};
 
 use crate::daemon::datastore::Datastore;
-use crate::daemon::datastore::native;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::mark;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 /// Maximum number of VMs that a note names.
@@ -41,7 +41,7 @@ impl Daemon {
     async fn homes_by_store(&self, datastore: &Rc<Datastore>) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (mut in_store, mut in_files) = (Vec::new(), Vec::new());
         for (_, home) in datastore.inhabitants().await? {
-            match native::mark(&self.env, &home).await {
+            match mark::read(&self.env, &home).await {
                 Ok(Some(_)) => in_store.push(home),
                 _ => in_files.push(home),
             }
@@ -108,7 +108,7 @@ impl Daemon {
             matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.datastore, datastore)
         };
         for entry in self.entries().iter().filter(here) {
-            let state = entry.vm.state();
+            let state = entry.running.machine.state();
             for disk in &state.disks {
                 let name = format!("{}/disk{}", entry.name, disk.number);
                 owners.extend(daemon(&disk.top).map(|daemon| (daemon, name)));

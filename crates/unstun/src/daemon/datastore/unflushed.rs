@@ -8,7 +8,7 @@ use blk::Error;
 use blk::uring::MemoryFolder;
 use tracing::{error, warn};
 
-use crate::daemon::requests::bridge::Place;
+use crate::daemon::place::Place;
 
 /// Returns the first of the folders that can be used. Without one, a crash may lose acknowledged writes, and clients
 /// from before the crash are refused.

@@ -14,13 +14,13 @@ use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, Result};
 use tracing::warn;
 
-use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{self, is_dir, open_path};
-use crate::daemon::vm::remove::{remove_folder, remove_made, remove_with_files};
+use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
+use crate::daemon::vm::paths::{is_dir, open_path};
+use crate::daemon::vm::{formats, mark, native_homes, settings};
 
 async fn record(home: &Home) -> Result<Option<MoveRecord>> {
     MoveRecord::read(home.datastore.dir.env(), &home.path).await
@@ -41,7 +41,7 @@ pub(crate) struct Terms {
 /// be created in the target's store.
 pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
     record::prepare(&own(from).await?, &to.path).await?;
-    native::set_moving(from, true).await?;
+    native_homes::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
     let dir = to.datastore.dir.open_dir(&name, true).await?;
     to.datastore.dir.sync().await?;
@@ -49,10 +49,10 @@ pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>
     let making = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
     let own = dir.open_dir(&making, true).await?;
     MoveRecord::Target { from: from.path.clone() }.write(&own).await?;
-    formats::write_when_full(&own, terms.when_full).await?;
-    formats::write_shared_writers(&own, terms.shared_writers).await?;
+    settings::write_when_full(&own, terms.when_full).await?;
+    settings::write_shared_writers(&own, terms.shared_writers).await?;
     if id.is_some() {
-        native::set_mark(&own, id).await?;
+        mark::write(&own, id).await?;
     }
     dir.rename(&making, OWN_FOLDER).await?;
     dir.sync().await
@@ -77,17 +77,17 @@ pub(crate) async fn step_back(from: &Home, to: &Home) -> Result<()> {
 /// removed at the next start.
 pub(crate) async fn give_up(from: &Home, to: &Home) -> Result<()> {
     remove_arrival(from, to).await?;
-    native::set_moving(from, false).await?;
+    native_homes::set_moving(from, false).await?;
     record::remove(&own(from).await?).await
 }
 
 /// Completes a move after the step: removes the target's mark of arrival, and then the source home.
 pub(crate) async fn complete(daemon: &Daemon, name: &str, from: &Home, to: &Home) -> api::error::Result<()> {
     arrived(to).await?;
-    match native::mark(&daemon.env, &from.path).await? {
+    match mark::read(&daemon.env, &from.path).await? {
         Some(id) => {
             refuse_whole(from).await?;
-            native::remove_vm(&from.datastore, id).await?;
+            native_homes::remove_vm(&from.datastore, id).await?;
         }
         None => recovery::remove_files(daemon, from).await?,
     }
@@ -106,7 +106,7 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
     match record(to).await? {
         Some(MoveRecord::Target { from: source }) if source == from.path => {
             refuse_whole(to).await?;
-            native::remove_marked(to).await?;
+            native_homes::remove_marked(to).await?;
             remove_made(to).await
         }
         Some(_) => Ok(()),
@@ -118,13 +118,13 @@ async fn remove_arrival(from: &Home, to: &Home) -> Result<()> {
 /// Durably ends the part of a home in its move: the home is the VM. The store's mark is removed first: without the
 /// record no start would look for it.
 async fn arrived(home: &Home) -> Result<()> {
-    native::set_moving(home, false).await?;
+    native_homes::set_moving(home, false).await?;
     record::remove(&own(home).await?).await
 }
 
 /// Refuses to remove a home that was declared the VM meanwhile: it may have been written.
 async fn refuse_whole(home: &Home) -> Result<()> {
-    if !native::is_whole(home).await? {
+    if !native_homes::is_whole(home).await? {
         return Ok(());
     }
     let cause = "was to go with its move, and under another daemon its user has said that it is the VM; both sides stay";
@@ -150,7 +150,7 @@ pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
             ),
             "serve that datastore too: `unstun datastore add`",
         ),
-        Some(MoveRecord::Within { .. }) | None if native::is_moving(home).await? => (
+        Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => (
             "it is one side of a move that another daemon has begun; which side is the VM is recorded in its homes there"
                 .to_owned(),
             "serve the datastore from there again, and the move ends",
@@ -177,8 +177,8 @@ pub(crate) async fn take_over(home: &Home) -> Result<()> {
             Err(Error::refused(place, format!("it has moved to {}; {cause}", to.display())))
         }
         // The record of a move between stores names what is still to be removed.
-        Some(MoveRecord::Within { .. }) | None if native::is_moving(home).await? => {
-            native::set_moving(home, false).await
+        Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => {
+            native_homes::set_moving(home, false).await
         }
         Some(MoveRecord::Within { .. }) | None => {
             let cause = "takes part in no interrupted move; there is nothing to take over";

@@ -6,20 +6,18 @@ use std::rc::Rc;
 use api::Store;
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
-use engine::Vm;
 use engine::native::NativeVm;
 use engine::relocate::refuse_unmovable;
+use engine::{Machine, Vm};
 
 use crate::daemon::datastore::{Datastore, Home};
-use crate::daemon::relocation::Side;
-use crate::daemon::relocation::handover;
-use crate::daemon::relocation::recovery;
+use crate::daemon::relocation::{handover, recovery};
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{self, HomeFiles};
+use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::HomeState;
-use crate::daemon::vm::homes;
 use crate::daemon::vm::remove::refuse_readers;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
+use crate::daemon::vm::{formats, paths, settings};
 
 #[derive(Clone)]
 pub(crate) enum MovePlan {
@@ -115,7 +113,7 @@ impl Daemon {
             return Ok(self.plan_within(entry, store).await?);
         }
         let to = datastore.home(&entry.name);
-        if formats::exists(&self.env, to.path.clone()).await {
+        if paths::exists(&self.env, to.path.clone()).await {
             let message = format!("{}: exists; expected no such folder", to.path.display());
             return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
         }
@@ -146,14 +144,14 @@ impl Daemon {
                 *native
             }
             MovePlan::Between { from, to, native, .. } => {
-                let shared_writers = entry.gate.guests.shared_writers.get();
+                let shared_writers = entry.running.gate.guests.shared_writers.get();
                 let terms = handover::Terms { when_full: entry.when_full, shared_writers };
                 handover::begin(from, to, terms, *native).await?;
                 formats::hold(self, &to.path).await?;
                 native.unwrap_or_default()
             }
         };
-        let disks = entry.vm.state().disks;
+        let disks = entry.running.machine.state().disks;
         let options = self.options();
         let (home, name) = (plan.to().clone(), &entry.name);
         match plan.store() {
@@ -216,7 +214,7 @@ impl Daemon {
         moved: &VmRecord,
         plan: &MovePlan,
     ) -> api::error::Result<()> {
-        let stays = matches!(was.kept, Kept::Redo(_)) && homes::is_adopted(&was.place()).await?;
+        let stays = matches!(was.kept, Kept::Redo(_)) && settings::is_adopted(&was.place()).await?;
         match plan {
             MovePlan::Within { home, .. } => recovery::settle(self, home).await?,
             MovePlan::Between { from, to, .. } => {
@@ -228,7 +226,8 @@ impl Daemon {
             was.datastore.records.remove(&was.name).await?;
         }
         if let Kept::Redo(_) = moved.kept {
-            let record = moved.datastore.record(&moved.home, HomeState::Whole, Some(moved.vm.state().id));
+            let record =
+                moved.datastore.record(&moved.home, HomeState::Whole, Some(moved.running.machine.state().id));
             moved.datastore.records.put(&moved.name, record).await?;
         }
         if stays {
@@ -248,7 +247,7 @@ fn new_disks(disks: &[DiskState]) -> Vec<NewDisk> {
 }
 
 pub(crate) fn refuse_viewers(entry: &VmRecord) -> Result<()> {
-    match entry.readers().first() {
+    match entry.running.readers().first() {
         Some(reader) => {
             let cause = format!("{reader}; disconnect that client first");
             Err(Error::refused(format!("VM {}", entry.name), cause))
@@ -260,14 +259,14 @@ pub(crate) fn refuse_viewers(entry: &VmRecord) -> Result<()> {
 async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::error::Result<()> {
     let name = &entry.name;
     let refused = |cause: &str| Err(Error::refused(format!("VM {name}"), cause).into());
-    let state = entry.vm.state();
+    let state = entry.running.machine.state();
     if let Some(number) = disk {
-        entry.vm.disk(number)?;
+        entry.running.machine.disk(number)?;
         if state.disks.len() > 1 {
             return refused("its disks are snapshotted together and stay together; move the whole VM");
         }
     }
-    if entry.vm.jobs().iter().any(|job| !job.state().is_over()) {
+    if entry.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
         return refused("a job of it is under way; wait for it or cancel it (`unstun job list`)");
     }
     refuse_viewers(entry)?;
@@ -280,4 +279,11 @@ async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::
         return refused("its disks are not numbered from 0 on, which files made anew would be");
     }
     Ok(())
+}
+
+/// Target side of a VM's move.
+pub(crate) struct Side {
+    pub vm: Rc<dyn Machine>,
+    pub kept: Kept,
+    pub plan: MovePlan,
 }

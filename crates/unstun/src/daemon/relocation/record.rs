@@ -6,7 +6,7 @@ use api::Store;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Env, Error, ErrorKind, Result};
 
-use crate::daemon::vm::formats::open_path;
+use crate::daemon::vm::paths::open_path;
 
 pub(crate) const RECORD_NAME: &str = "move";
 /// The record for after the step, prepared beside the first one. The step renames it, and so needs no space.

@@ -12,12 +12,13 @@ use blk::{Dir, Error, Result};
 use tracing::warn;
 
 use crate::daemon::datastore::Home;
-use crate::daemon::datastore::native;
 use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{HomeFiles, open_path};
-use crate::daemon::vm::homes;
-use crate::daemon::vm::remove::{refuse_readers, remove_configuration, remove_made_files};
+use crate::daemon::vm::home_files::HomeFiles;
+use crate::daemon::vm::home_removal::{remove_configuration, remove_made_files};
+use crate::daemon::vm::paths::open_path;
+use crate::daemon::vm::remove::refuse_readers;
+use crate::daemon::vm::{mark, native_homes, settings};
 
 /// File beside the record, from the intent to the step into the store: the future mark. The step then needs no space.
 const STEP_NAME: &str = "native.step";
@@ -46,9 +47,9 @@ pub(crate) async fn begin(daemon: &Daemon, home: &Home, to: Store, id: u128) -> 
     let own = own(daemon, &home.path).await?;
     MoveRecord::Within { to, id }.write(&own).await?;
     if to == Store::Native {
-        own.replace_file(STEP_NAME, native::mark_line(id).as_bytes()).await?;
+        own.replace_file(STEP_NAME, mark::line(id).as_bytes()).await?;
     }
-    native::set_moving(home, true).await
+    native_homes::set_moving(home, true).await
 }
 
 /// Durably carries out the step: from here on the VM is the other side.
@@ -56,21 +57,21 @@ pub(crate) async fn step(daemon: &Daemon, home: &Path, to: Store) -> Result<()> 
     let own = own(daemon, home).await?;
     match to {
         Store::Native => {
-            own.rename(STEP_NAME, native::MARK_NAME).await?;
+            own.rename(STEP_NAME, mark::NAME).await?;
             own.sync().await
         }
-        Store::Redo => native::set_mark(&own, None).await,
+        Store::Redo => mark::write(&own, None).await,
     }
 }
 
 /// Returns whether the home records the step now, durably or not.
 pub(crate) async fn has_stepped(daemon: &Daemon, home: &Path, to: Store) -> Result<bool> {
-    Ok(native::mark(&daemon.env, home).await?.is_some() == (to == Store::Native))
+    Ok(mark::read(&daemon.env, home).await?.is_some() == (to == Store::Native))
 }
 
 /// Undoes the step if `step` has carried it out.
 pub(crate) async fn step_back(daemon: &Daemon, home: &Path, to: Store, id: u128) -> Result<()> {
-    native::set_mark(&own(daemon, home).await?, (to == Store::Redo).then_some(id)).await
+    mark::write(&own(daemon, home).await?, (to == Store::Redo).then_some(id)).await
 }
 
 /// Removes the side that is not the VM, if there was a move.
@@ -83,8 +84,8 @@ pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
     // A killed daemon may have left the step in the cache. One side is removed now, so the mark that decides is durable.
     own.sync().await?;
     // This is needed if the store has the VM. Otherwise the store's side is removed, together with this mark.
-    native::set_moving(place, false).await?;
-    match (native::mark(&daemon.env, home).await?, to) {
+    native_homes::set_moving(place, false).await?;
+    match (mark::read(&daemon.env, home).await?, to) {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(daemon, place).await {
                 // The VM itself is intact, as below.
@@ -94,7 +95,7 @@ pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         }
         (Some(_), Store::Redo) => remove_made_files(&open_path(&daemon.env, home).await?).await?,
         (None, _) => {
-            if let Err(e) = native::remove_vm(datastore, id).await {
+            if let Err(e) = native_homes::remove_vm(datastore, id).await {
                 // The VM itself is intact. Another start removes what is left of the other side.
                 warn!("{}: what a move has left stays for now: {e}", home.display());
                 return Ok(());
@@ -108,7 +109,7 @@ pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
 /// Removes a VM's layers and the files beside them. The settings of a VM that ran under VMware stay. A folder that was
 /// imported in place stays as a whole, because it belonged to the user before.
 pub(crate) async fn remove_files(daemon: &Daemon, home: &Home) -> Result<()> {
-    if homes::is_adopted(home).await? {
+    if settings::is_adopted(home).await? {
         return Ok(());
     }
     let home = home.path.as_path();

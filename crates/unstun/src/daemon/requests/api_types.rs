@@ -10,9 +10,9 @@ use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
 use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
 use jiff::Timestamp;
 
-use crate::daemon::client::exports;
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::hang::Hang;
+use crate::daemon::running::client::exports;
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::registry::Idle;
@@ -100,41 +100,13 @@ pub(crate) fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>)
 pub(crate) fn home_event(entry: &VmRecord, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
-        time: time(entry.vm.env().unix_us()),
+        time: time(entry.running.machine.env().unix_us()),
         vm: vm_name(&entry.name),
         operation: api::Operation::Home,
         snapshot: None,
         stun_us: 0,
         disks: Vec::new(),
         message: Some(message.to_owned()),
-    }
-}
-
-impl VmRecord {
-    /// Returns the clients that may write to the VM's running disks, or that read a disk while another client writes
-    /// it.
-    pub(crate) fn writers(&self) -> Vec<api::VmClient> {
-        let clients = self.vm.clients().into_iter();
-        let shown = |(disk, client): (u32, String)| {
-            let access = self.gate.guests.access(disk, &client).shown();
-            api::VmClient { disk: Some(disk), snapshot: None, client, access }
-        };
-        clients.map(shown).collect()
-    }
-
-    /// Returns the clients that read the VM's sealed states.
-    pub(crate) fn readers(&self) -> Vec<api::VmClient> {
-        let state = self.vm.state();
-        let name = |id: u128| state.snapshots.iter().find(|s| s.id == id).map(|s| s.name.clone());
-        let viewers = self.vm.viewers().into_iter();
-        viewers
-            .map(|(id, client)| api::VmClient {
-                disk: None,
-                snapshot: Some(name(id).unwrap_or_else(|| self::id(id))),
-                client,
-                access: api::ClientAccess::ReadOnly,
-            })
-            .collect()
     }
 }
 
@@ -201,7 +173,7 @@ fn rate(tracked: &Tracked) -> u64 {
 }
 
 fn guest_latency_us(entry: &VmRecord) -> Option<u64> {
-    let disks = entry.vm.disks();
+    let disks = entry.running.machine.disks();
     disks
         .iter()
         .map(|d| d.stats().read_latency_ns.get().max(d.stats().write_latency_ns.get()) / 1000)
@@ -217,7 +189,7 @@ pub(crate) fn disk(
 ) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = exports::lasting_name(&entry.name, disk.number, state.generation);
-    let running = entry.vm.disk(disk.number).ok();
+    let running = entry.running.machine.disk(disk.number).ok();
     let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
     let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
     Some(api::Disk {
@@ -321,7 +293,7 @@ pub(crate) fn snapshots(
         parent: s.parent.map(id),
         created: time(s.created_unix_us),
         current: state.current == Some(s.id),
-        sealed: entry.vm.is_sealed(s.id),
+        sealed: entry.running.machine.is_sealed(s.id),
         message: s.description.clone(),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };

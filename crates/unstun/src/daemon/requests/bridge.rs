@@ -1,12 +1,10 @@
 //! The core's thread, and `Control` as requests sent to it.
 
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc as ready_channel};
 use std::thread::JoinHandle;
 
 use api::error::{Error, ErrorKind, Result};
-use api::listen::NbdListen;
 use api::name::{DatastoreName, VmName};
 use api::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
@@ -19,30 +17,13 @@ use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::control::{Control, Reply};
-use crate::daemon::bin::BinPolicy;
-use crate::daemon::datastore::hang::Subject;
 use crate::daemon::heartbeat::Heartbeat;
-use crate::daemon::ready;
+use crate::daemon::place::Place;
+use crate::daemon::ready::{self, Question};
+use crate::daemon::requests::answer::Subject;
 use crate::daemon::requests::prepare;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::inuse;
-use crate::memory::Memory;
-
-/// Request to the core, which runs it on its thread as a separate task.
-pub(crate) type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
-
-/// Main datastore and settings with which the core starts.
-#[derive(Debug, Clone)]
-pub(crate) struct Place {
-    pub name: DatastoreName,
-    pub root: PathBuf,
-    /// Cache size in bytes for the maps of each datastore's store.
-    pub map_cache_bytes: usize,
-    pub memory: Memory,
-    /// What is kept of removed VMs.
-    pub bin: BinPolicy,
-    pub nbd: Vec<NbdListen>,
-}
 
 pub(crate) struct Bridge {
     questions: mpsc::UnboundedSender<Question>,

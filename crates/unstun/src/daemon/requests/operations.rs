@@ -9,12 +9,11 @@ use api::name::VmName;
 use api::units::total;
 use engine::{CommitWhat, Job};
 
-use crate::daemon::client::client_gate::Who;
-use crate::daemon::datastore::Datastore;
-use crate::daemon::datastore::hang::asked;
-use crate::daemon::datastore::native;
+use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::mark;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 /// Minimum number of bytes that a commit must move for its rate to predict the next one's.
@@ -40,10 +39,10 @@ impl Daemon {
             total_bytes: space.total_bytes,
             direct_io,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
-            nbd_clients: self.front_end.sessions().len() as u64,
+            nbd_clients: self.running.front_end.sessions().len() as u64,
             vms: entries.len() as u64,
-            disks: count(&|e| e.vm.disks().len()),
-            snapshots: count(&|e| e.vm.state().snapshots.len()),
+            disks: count(&|e| e.running.machine.disks().len()),
+            snapshots: count(&|e| e.running.machine.state().snapshots.len()),
             open_jobs,
             longest_poll_us: polls.longest_us,
             longest_poll_task: polls.longest_task.map(|line| format!("{}:{}", line.file(), line.line())),
@@ -59,7 +58,7 @@ impl Daemon {
         }
         for idle in self.idle() {
             let datastore = idle.home.datastore.clone();
-            let native = asked(&datastore, native::is_marked(&self.env, &idle.home.path)).await;
+            let native = asked(&datastore, mark::exists(&self.env, &idle.home.path)).await;
             rows.push(api_types::idle(idle, native));
         }
         rows.sort_by(|a, b| a.name.cmp(&b.name));
@@ -68,8 +67,9 @@ impl Daemon {
 
     /// Summarizes an open VM. A VM whose files cannot be read does not hide the others.
     async fn summary(&self, entry: &VmRecord) -> api::VmSummary {
-        let state = entry.vm.state();
-        let (allocated_bytes, message) = match asked(&entry.datastore, entry.vm.listing()).await {
+        let state = entry.running.machine.state();
+        let (allocated_bytes, message) = match asked(&entry.datastore, entry.running.machine.listing()).await
+        {
             Ok(Ok(listing)) => {
                 let layers = listing.iter().flat_map(|disk| &disk.layers);
                 (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
@@ -89,8 +89,8 @@ impl Daemon {
             size_bytes: Some(total(state.disks.iter().map(|disk| disk.size_bytes))),
             allocated_bytes,
             snapshots: Some(state.snapshots.len() as u64),
-            nbd_clients: entry.clients(),
-            waiting_writes: entry.gate.guests.waiting(),
+            nbd_clients: entry.running.client_count(),
+            waiting_writes: entry.running.gate.guests.waiting(),
         }
     }
 
@@ -100,8 +100,8 @@ impl Daemon {
     }
 
     pub(crate) async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
-        let state = entry.vm.state();
-        let listing = entry.vm.listing().await?;
+        let state = entry.running.machine.state();
+        let listing = entry.running.machine.listing().await?;
         let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &state, disk)).collect();
         let snapshot_dir = match &entry.kept {
             Kept::Redo(files) => files.snapshot_dir().await?,
@@ -125,15 +125,15 @@ impl Daemon {
             snapshot_dir,
             store: entry.kept.store(),
             when_full: entry.when_full,
-            shared_writers: entry.gate.guests.shared_writers.get(),
+            shared_writers: entry.running.gate.guests.shared_writers.get(),
             generation: state.generation.present,
             fenced: !state.generation.is_opened(),
             current_snapshot: current.map(|s| s.name.clone()),
             snapshots: state.snapshots.len() as u64,
             needs_consolidation: listing.iter().any(|disk| !disk.unowned.is_empty()),
-            nbd_clients: entry.clients(),
-            waiting_writes: entry.gate.guests.waiting(),
-            clients: entry.present(Who::All),
+            nbd_clients: entry.running.client_count(),
+            waiting_writes: entry.running.gate.guests.waiting(),
+            clients: entry.running.present(Who::All),
             notices,
             space: self.space(&entry.datastore).await?,
             disks,
@@ -145,7 +145,7 @@ impl Daemon {
         let free_bytes = datastore.space().await?.free_bytes;
         let mut worst_growth_bytes: u64 = 0;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
-            for disk in entry.vm.disks() {
+            for disk in entry.running.machine.disks() {
                 worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
             }
         }
@@ -161,7 +161,7 @@ impl Daemon {
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now is reported elsewhere.
-            let listing = entry.vm.listing().await.unwrap_or_default();
+            let listing = entry.running.machine.listing().await.unwrap_or_default();
             let unowned = listing.iter().flat_map(|disk| &disk.unowned);
             bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
         }
@@ -174,14 +174,15 @@ impl Daemon {
         request: api::SnapshotTake,
     ) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let take = async || Ok(entry.vm.clone().take(request.name.as_str(), &request.message).await?);
+        let take =
+            async || Ok(entry.running.machine.clone().take(request.name.as_str(), &request.message).await?);
         let taken = self.with_bin(&entry.datastore, take).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
         };
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
-        let state = entry.vm.state();
+        let state = entry.running.machine.state();
         // The new snapshot has no delta above it yet.
         let shown = api_types::snapshots(&entry, &state, &BTreeMap::new());
         let id = api_types::id(taken.id);
@@ -202,7 +203,7 @@ impl Daemon {
         target: CommitTarget,
     ) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
-        let preview = entry.vm.commit_preview(&what(&target)).await?;
+        let preview = entry.running.machine.commit_preview(&what(&target)).await?;
         let mut warning = api::CommitPreview::warning_for(&preview.names);
         match preview.evicted.len() {
             0 => {}
@@ -239,7 +240,7 @@ impl Daemon {
 
     pub(crate) async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let commit = async || Ok(entry.vm.clone().commit(&what(&target)).await?);
+        let commit = async || Ok(entry.running.machine.clone().commit(&what(&target)).await?);
         let job = self.with_bin(&entry.datastore, commit).await?;
         let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| api_types::job(t)));
         let found = shown.into_iter().flatten().next();

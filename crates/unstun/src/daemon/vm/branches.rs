@@ -8,8 +8,8 @@ use api::{Operation, VmClient};
 use blk::manifest::BinnedState;
 use engine::Loss;
 
-use crate::daemon::client::client_gate::{Shut, Who};
 use crate::daemon::requests::api_types;
+use crate::daemon::running::client::client_gate::{Shut, Who};
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::remove::expect_kept;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -26,7 +26,7 @@ impl Daemon {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
-        Ok(self.present_revert(&entry, &loss, &request, fate, entry.writers()))
+        Ok(self.present_revert(&entry, &loss, &request, fate, entry.running.writers()))
     }
 
     pub(crate) async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
@@ -36,7 +36,7 @@ impl Daemon {
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
-        let revert = async || Ok(entry.vm.clone().revert(wanted, take_first, fate.kept).await?);
+        let revert = async || Ok(entry.running.machine.clone().revert(wanted, take_first, fate.kept).await?);
         match take_first {
             None => self.with_bin(&entry.datastore, revert).await?,
             // A repetition would find the name taken by the first attempt.
@@ -48,17 +48,18 @@ impl Daemon {
     pub(crate) async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.vm.discard_preview(request.snapshot.as_str()).await?;
-        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.writers()))
+        let loss = entry.running.machine.discard_preview(request.snapshot.as_str()).await?;
+        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.running.writers()))
     }
 
     pub(crate) async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         // The discard of a side branch affects no client.
-        let preview = entry.vm.discard_preview(request.snapshot.as_str()).await?;
+        let preview = entry.running.machine.discard_preview(request.snapshot.as_str()).await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
-        let discard = async || Ok(entry.vm.clone().discard(request.snapshot.as_str(), fate.kept).await?);
+        let discard =
+            async || Ok(entry.running.machine.clone().discard(request.snapshot.as_str(), fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, discard).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
@@ -67,16 +68,16 @@ impl Daemon {
     pub(crate) async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.vm.reset_preview().await?;
-        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.writers()))
+        let loss = entry.running.machine.reset_preview().await?;
+        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.running.writers()))
     }
 
     pub(crate) async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let preview = entry.vm.reset_preview().await?;
+        let preview = entry.running.machine.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
-        let reset = async || Ok(entry.vm.clone().reset(fate.kept).await?);
+        let reset = async || Ok(entry.running.machine.clone().reset(fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, reset).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
@@ -85,8 +86,8 @@ impl Daemon {
     pub(crate) async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.vm.restore_preview(entry.latest_binned()?.id).await?;
-        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.writers()))
+        let loss = entry.running.machine.restore_preview(entry.latest_binned()?.id).await?;
+        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.running.writers()))
     }
 
     pub(crate) async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
@@ -103,9 +104,9 @@ impl Daemon {
         request: api::Reset,
     ) -> Result<api::Loss> {
         let fate = self.fate(entry, request.purge, request.keep).await?;
-        let preview = entry.vm.restore_preview(id).await?;
+        let preview = entry.running.machine.restore_preview(id).await?;
         let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
-        let loss = entry.vm.clone().restore(id, fate.kept).await?;
+        let loss = entry.running.machine.clone().restore(id, fate.kept).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
     }
@@ -176,7 +177,7 @@ impl Daemon {
         if !disconnect {
             return Ok((Vec::new(), None));
         }
-        let (clients, shut) = entry.disconnect(&self.env, &self.front_end, Who::Writers).await?;
+        let (clients, shut) = self.running.disconnect(&entry.running, Who::Writers).await?;
         Ok((clients, Some(shut)))
     }
 }
@@ -184,11 +185,11 @@ impl Daemon {
 impl VmRecord {
     async fn revert_loss(&self, request: &api::Revert) -> Result<Loss> {
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
-        Ok(self.vm.revert_preview(wanted, request.take_first.is_some()).await?)
+        Ok(self.running.machine.revert_preview(wanted, request.take_first.is_some()).await?)
     }
 
     fn latest_binned(&self) -> Result<BinnedState> {
-        self.vm.state().bin.pop().ok_or_else(|| {
+        self.running.machine.state().bin.pop().ok_or_else(|| {
             let cause = "the bin has no state of it: nothing was thrown away, or it is gone by now";
             Error::refused(format!("VM {}: {cause}", self.name))
         })

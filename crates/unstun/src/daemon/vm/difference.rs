@@ -14,7 +14,7 @@ impl Daemon {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
         let between = Between { disk: request.disk, from, to, start: request.start_bytes };
-        let found = entry.vm.differences(between).await?;
+        let found = entry.running.machine.differences(between).await?;
         let range = |range: std::ops::Range<u64>| DiskRange {
             start_bytes: range.start,
             length_bytes: range.end - range.start,
@@ -34,9 +34,9 @@ impl Daemon {
     pub(crate) async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
         let entry = self.entry(vm.as_str())?;
         self.measure_states(&entry.datastore).await;
-        let state = entry.vm.state();
-        let used = entry.vm.used().await?;
-        let delta_bytes = entry.vm.delta_bytes().await?;
+        let state = entry.running.machine.state();
+        let used = entry.running.machine.used().await?;
+        let delta_bytes = entry.running.machine.delta_bytes().await?;
         let now = api_types::time(self.env.unix_us());
         let snapshot = |snapshot: api::Snapshot| api::SnapshotSpace {
             id: snapshot.id,

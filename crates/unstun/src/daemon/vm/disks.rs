@@ -16,7 +16,7 @@ impl Daemon {
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
-        let made = entry.vm.clone().add_disk(&wanted).await?;
+        let made = entry.running.machine.clone().add_disk(&wanted).await?;
         self.show_disk(&entry, made.number).await
     }
 
@@ -28,7 +28,7 @@ impl Daemon {
     ) -> Result<api::DiskRemoved> {
         let entry = self.entry_to_change(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
-        entry.vm.clone().remove_disk(number, delete_files).await?;
+        entry.running.machine.clone().remove_disk(number, delete_files).await?;
         // Foreign layers do not belong to this VM, so it neither leaves nor deletes them.
         let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
         let layers = own.map(|layer| layer.descriptor).collect();
@@ -42,9 +42,9 @@ impl Daemon {
         size_bytes: u64,
     ) -> Result<api::DiskGrown> {
         let entry = self.entry_to_change(vm.as_str())?;
-        entry.vm.clone().grow_disk(number, size_bytes).await?;
+        entry.running.machine.clone().grow_disk(number, size_bytes).await?;
         let reconnect: Vec<_> =
-            entry.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
+            entry.running.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
         if !reconnect.is_empty() {
             let message =
                 format!("disk{number} has {size_bytes} bytes: its clients see it once they connect again");
@@ -60,13 +60,13 @@ impl Daemon {
         mode: api::DiskMode,
     ) -> Result<api::Disk> {
         let entry = self.entry_to_change(vm.as_str())?;
-        entry.vm.clone().set_mode(number, api_types::engine_mode(mode)).await?;
+        entry.running.machine.clone().set_mode(number, api_types::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }
 
     async fn show_disk(&self, entry: &Rc<VmRecord>, number: u32) -> Result<api::Disk> {
         // The engine's own error reports a missing disk.
-        entry.vm.disk(number)?;
+        entry.running.machine.disk(number)?;
         let shown = self.show(entry).await?;
         let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));
         shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)

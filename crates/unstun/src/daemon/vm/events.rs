@@ -36,7 +36,7 @@ impl Daemon {
 
     /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
     pub(in crate::daemon) fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
-        for event in entry.vm.events() {
+        for event in entry.running.machine.events() {
             self.record(entry, &event);
         }
         self.listen(entry);
@@ -44,7 +44,7 @@ impl Daemon {
 
     pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>) {
         let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
-        entry.vm.listen(Box::new(move |event| {
+        entry.running.machine.listen(Box::new(move |event| {
             if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
                 daemon.record(&entry, event);
             }

@@ -1,7 +1,7 @@
 //! VM folders in VMware's format: creating, opening and releasing them, and the folders that they may use.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use api::{VmImport, WhenFull};
@@ -10,44 +10,21 @@ use blk::file::Lock;
 use blk::layer::Layer;
 use blk::manifest::{Manifest, NewDisk};
 use blk::{Dir, Env, Error, Result};
-use vmdk::home::{FolderKind, Folders, Home, NewVm, format_roots, parse_roots};
+use vmdk::home::{FolderKind, Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::requests::prepare::Source;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::descriptors;
+use crate::daemon::vm::home_files::{HomeFiles, Roots, Terms};
 use crate::daemon::vm::home_locks::lock_source;
-use crate::daemon::vm::homes::{ADOPTED_NAME, CLOSED_NAME};
+use crate::daemon::vm::paths::open_path;
+use crate::daemon::vm::settings::ADOPTED_NAME;
 use crate::daemon::vm::vm_record::VmRecord;
 
-/// File with one word: what a guest's write does when the datastore is full.
-const WHEN_FULL_NAME: &str = "when-full";
-/// File that exists if the user allows several clients to write one disk.
-const SHARED_WRITERS_NAME: &str = "shared-writers";
-/// File with the folders outside the home that may contain the VM's files.
-const ROOTS_NAME: &str = "roots";
-/// File that exists if the user wants wrong content IDs to be ignored.
-const IGNORE_CONTENT_IDS_NAME: &str = "ignore-content-ids";
-const WORD_BYTES_MAX: u64 = 64;
 /// Format of layers that are read and not written, as descriptors name it (`createType`).
 const READ_ONLY_FORMAT: &str = "seSparse";
-/// Maximum size in bytes of the file with the folders: 256 folders, with paths of up to 4096 bytes.
-const ROOTS_BYTES_MAX: u64 = 2 << 20;
-
-type Roots = Vec<(FolderKind, String)>;
-
-/// Settings in a home's `.unstun` folder that say how to open the home.
-struct Terms {
-    roots: Roots,
-    ignore_content_ids: bool,
-}
-
-/// Files of one VM.
-pub(crate) struct HomeFiles {
-    home: Rc<Home>,
-    roots: RefCell<Roots>,
-}
 
 impl HomeFiles {
     pub(crate) async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
@@ -59,100 +36,6 @@ impl HomeFiles {
         home.admit = Some(descriptors::admit_layers(&daemon.descriptors, path));
         Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
     }
-
-    pub(crate) fn dir(&self) -> &Dir {
-        self.home.dir()
-    }
-
-    pub(crate) fn manifest(&self) -> Rc<dyn Manifest> {
-        self.home.clone()
-    }
-
-    /// Returns the VM's ID, and writes nothing.
-    pub(crate) async fn id(&self) -> Result<Option<u128>> {
-        self.home.id().await
-    }
-
-    pub(crate) async fn remove_made_elsewhere(&self, id: u128) -> Result<()> {
-        self.home.remove_made_elsewhere(id).await
-    }
-
-    pub(crate) fn take_notices(&self) -> Vec<String> {
-        self.home.take_notices()
-    }
-
-    /// Returns the number of snapshots that VMware's .vmsn is kept with.
-    pub(crate) async fn machine_states(&self) -> Result<u64> {
-        self.home.machine_states().await
-    }
-
-    pub(crate) async fn snapshot_dir(&self) -> Result<Option<PathBuf>> {
-        let folder = self.home.snapshot_folder().await?;
-        Ok(folder.map(|folder| Path::new(self.dir().path()).join(folder)))
-    }
-
-    /// Sets the folder for the deltas of later takes; `None` puts them beside their parents again. The folder must be
-    /// one of the home's own folders.
-    pub(crate) async fn set_snapshot_dir(&self, folder: Option<&str>) -> Result<()> {
-        self.home.set_snapshot_folder(folder).await
-    }
-
-    pub(crate) fn has_own_folder(&self, folder: &str) -> bool {
-        let roots = self.roots.borrow();
-        folder == self.dir().path()
-            || roots.iter().any(|(kind, path)| *kind == FolderKind::Own && path == folder)
-    }
-
-    /// Adds a folder to the home's own folders, durably for later openings of the home.
-    pub(crate) async fn add_own_folder(&self, folder: &str) -> Result<()> {
-        let mut roots = self.roots.borrow().clone();
-        roots.push((FolderKind::Own, folder.to_owned()));
-        let text = format_roots(&roots)?;
-        self.dir().open_dir(OWN_FOLDER, true).await?.replace_file(ROOTS_NAME, &text).await?;
-        *self.roots.borrow_mut() = roots;
-        Ok(())
-    }
-
-    /// Returns the folders that a clone of this VM reads from.
-    fn readable(&self) -> Vec<String> {
-        let roots = self.roots.borrow();
-        let home = std::iter::once(self.dir().path().to_owned());
-        home.chain(roots.iter().map(|(_, path)| path.clone())).collect()
-    }
-}
-
-impl Terms {
-    async fn read(own: &Dir) -> Result<Terms> {
-        let roots = match own.read_file(ROOTS_NAME, ROOTS_BYTES_MAX).await {
-            Ok(bytes) => parse_roots(&own.path_of(ROOTS_NAME), &bytes)?,
-            Err(e) if e.kind == blk::ErrorKind::NotFound => Roots::new(),
-            Err(e) => return Err(e),
-        };
-        let ignore_content_ids = own.list().await?.iter().any(|name| name == IGNORE_CONTENT_IDS_NAME);
-        Ok(Terms { roots, ignore_content_ids })
-    }
-
-    async fn write(&self, own: &Dir, when_full: WhenFull) -> Result<()> {
-        write_when_full(own, when_full).await?;
-        if self.ignore_content_ids {
-            own.replace_file(IGNORE_CONTENT_IDS_NAME, b"by the user's word\n").await?;
-        }
-        own.replace_file(ROOTS_NAME, &format_roots(&self.roots)?).await
-    }
-}
-
-pub(in crate::daemon) async fn open_path(env: &Env, path: &Path) -> Result<Dir> {
-    env.open_path(&path.to_string_lossy()).await
-}
-
-/// Returns whether anything exists at the path, from what the file system shows now.
-pub(in crate::daemon) async fn exists(env: &Env, path: PathBuf) -> bool {
-    env.blocking(move || path.exists()).await
-}
-
-pub(in crate::daemon) async fn is_dir(env: &Env, path: &Path) -> bool {
-    let path = path.to_path_buf();
-    env.blocking(move || path.is_dir()).await
 }
 
 /// Locks the home: no other daemon opens it until `daemon.holds` releases it.
@@ -360,7 +243,7 @@ pub(crate) async fn clone(
     snapshot: &str,
     name: &str,
 ) -> Result<Vec<String>> {
-    let (state, _hold) = parent.vm.hold(snapshot, &format!("the clone {name}")).await?;
+    let (state, _hold) = parent.running.machine.hold(snapshot, &format!("the clone {name}")).await?;
     let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
     let making = async {
@@ -368,48 +251,6 @@ pub(crate) async fn clone(
         files.home.clone_to(state.id, dir, folders, name).await
     };
     daemon.make_files(&parent.datastore.home(name), name, None, making).await
-}
-
-pub(crate) async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()> {
-    let word = match when_full {
-        WhenFull::Wait => "wait\n",
-        WhenFull::Error => "error\n",
-    };
-    own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
-}
-
-/// Durably records whether several clients may write one disk.
-pub(crate) async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> {
-    if shared {
-        return own.replace_file(SHARED_WRITERS_NAME, b"by the user's word\n").await;
-    }
-    own.unlink_if_present(SHARED_WRITERS_NAME).await?;
-    own.sync().await
-}
-
-pub(crate) async fn read_shared_writers(home: &Dir) -> Result<bool> {
-    let own = home.open_dir(OWN_FOLDER, false).await?;
-    Ok(own.list().await?.iter().any(|name| name == SHARED_WRITERS_NAME))
-}
-
-pub(crate) async fn read_when_full(home: &Dir) -> Result<WhenFull> {
-    let own = home.open_dir(OWN_FOLDER, false).await?;
-    match own.read_file(WHEN_FULL_NAME, WORD_BYTES_MAX).await {
-        Ok(word) if word.trim_ascii() == b"error" => Ok(WhenFull::Error),
-        Ok(_) => Ok(WhenFull::Wait),
-        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(WhenFull::Wait),
-        Err(e) => Err(e),
-    }
-}
-
-/// Durably records whether a start of the daemon opens the home.
-pub(crate) async fn mark_closed(daemon: &Daemon, home: &Path, closed: bool) -> Result<()> {
-    let own = open_path(&daemon.env, home).await?.open_dir(OWN_FOLDER, true).await?;
-    if closed {
-        return own.replace_file(CLOSED_NAME, b"by the user's word\n").await;
-    }
-    own.unlink_if_present(CLOSED_NAME).await?;
-    own.sync().await
 }
 
 /// Opens the chain that ends in the descriptor `top`, read-only and base first.

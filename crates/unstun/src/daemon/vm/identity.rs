@@ -15,12 +15,13 @@ use tracing::warn;
 use vmdk::home::{Folders, Home as VmFiles};
 use vmdk::vmfssparse::Growth;
 
-use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{HomeFiles, open_path};
+use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
+use crate::daemon::vm::mark;
+use crate::daemon::vm::paths::open_path;
 
 /// Relation of a VM's folder to the VM whose ID it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,7 +127,7 @@ impl Daemon {
 
     /// Returns the ID of a home; None if it has no ID yet, or is no VM.
     async fn id_in(&self, home: &Home) -> Result<Option<VmId>> {
-        if let Some(id) = native::mark(&self.env, &home.path).await? {
+        if let Some(id) = mark::read(&self.env, &home.path).await? {
             return Ok(Some(VmId::Native(id)));
         }
         let id = async { HomeFiles::open(self, &home.path).await?.id().await };
@@ -218,7 +219,7 @@ impl Daemon {
         let found = async {
             let dir = open_path(&self.env, path).await?;
             dir.open_dir(OWN_FOLDER, false).await?;
-            match (native::mark(&self.env, path).await?, id) {
+            match (mark::read(&self.env, path).await?, id) {
                 (Some(marked), VmId::Native(id)) => Ok::<bool, Error>(marked == id),
                 (None, VmId::Files(id)) => {
                     let files = VmFiles::new(dir, Folders::default(), Growth::default());

@@ -8,16 +8,15 @@ use blk::dir::OWN_FOLDER;
 use engine::GenerationChange;
 
 use crate::daemon::bin;
-use crate::daemon::client::client_gate::{Shut, Who};
-use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::relocation::handover;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::Source;
+use crate::daemon::running::client::client_gate::{Shut, Who};
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats;
 use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
+use crate::daemon::vm::{formats, mark, native_homes, paths, settings};
 
 impl Daemon {
     pub(crate) async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
@@ -37,8 +36,9 @@ impl Daemon {
                 self.with_bin(&datastore, make).await?
             }
             api::Store::Native => {
-                let make =
-                    async || Ok(native::create_vm(self, &datastore, name, &disks, request.when_full).await?);
+                let make = async || {
+                    Ok(native_homes::create_vm(self, &datastore, name, &disks, request.when_full).await?)
+                };
                 self.with_bin(&datastore, make).await?;
                 Vec::new()
             }
@@ -178,8 +178,8 @@ impl Daemon {
     }
 
     async fn remove_new(&self, name: &str, home: &Home) -> Result<()> {
-        match native::mark(&self.env, &home.path).await? {
-            Some(id) => Ok(native::remove_with_home(home, id).await?),
+        match mark::read(&self.env, &home.path).await? {
+            Some(id) => Ok(native_homes::remove_with_home(home, id).await?),
             None => {
                 let id = home.datastore.records.get(name).and_then(|record| record.id);
                 let record = home.datastore.record(&home.path, HomeState::Making, id);
@@ -204,7 +204,8 @@ impl Daemon {
             }
             Kept::Native(vm) => {
                 let (datastore, when_full) = (&parent.datastore, parent.when_full);
-                let make = async || Ok(native::clone(self, datastore, vm, snapshot, name, when_full).await?);
+                let make =
+                    async || Ok(native_homes::clone(self, datastore, vm, snapshot, name, when_full).await?);
                 self.with_bin(datastore, make).await?;
                 Vec::new()
             }
@@ -220,7 +221,7 @@ impl Daemon {
         let _claim = self.claim(vm.as_str())?;
         let entry = self.entry(vm.as_str())?;
         let clients = match disconnect {
-            true => entry.disconnect(&self.env, &self.front_end, Who::All).await?.0,
+            true => self.running.disconnect(&entry.running, Who::All).await?.0,
             false => Vec::new(),
         };
         let _shut = entry.shut_idle("close it")?;
@@ -234,8 +235,8 @@ impl Daemon {
     }
 
     async fn bring_to_rest(&self, entry: &VmRecord) -> Result<()> {
-        entry.vm.close().await?;
-        let mark = async || formats::mark_closed(self, &entry.home, true).await;
+        entry.running.machine.close().await?;
+        let mark = async || settings::mark_closed(&self.env, &entry.home, true).await;
         Ok(self.with_reserve(&entry.datastore, mark).await?)
     }
 
@@ -271,16 +272,16 @@ impl Daemon {
                 return Err(error);
             }
         };
-        formats::mark_closed(self, &home.path, false).await?;
+        settings::mark_closed(&self.env, &home.path, false).await?;
         self.note(&entry, "opened");
         self.show(&entry).await
     }
 
     /// Serves the exports under their plain names again: the user states that no earlier client still runs.
     async fn open_plain_names(&self, entry: &VmRecord) -> Result<()> {
-        if !entry.vm.generation().is_opened() {
+        if !entry.running.machine.generation().is_opened() {
             entry.refuse_when_moving()?;
-            entry.vm.change_generation(GenerationChange::Open).await?;
+            entry.running.machine.change_generation(GenerationChange::Open).await?;
             self.note(entry, "its exports are served under their plain names again");
         }
         Ok(())
@@ -290,14 +291,14 @@ impl Daemon {
     /// ever. No other program writes a store.
     async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
         let entry = self.open_vm(name, home).await?;
-        let _shut = entry.gate.shut();
+        let _shut = entry.running.gate.shut();
         let change = match entry.kept {
             Kept::Redo(_) => GenerationChange::RaiseAndOpen,
             Kept::Native(_) => GenerationChange::Open,
         };
-        if let Err(error) = entry.vm.change_generation(change).await {
+        if let Err(error) = entry.running.machine.change_generation(change).await {
             // The first error is more specific.
-            let _ = entry.vm.close().await;
+            let _ = entry.running.machine.close().await;
             self.forget(name);
             self.holds.release(&home.path);
             return Err(error.into());
@@ -307,9 +308,9 @@ impl Daemon {
 
     pub(crate) async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<api::Vm> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let own = formats::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
-        formats::write_shared_writers(&own, shared).await?;
-        entry.gate.guests.shared_writers.set(shared);
+        let own = paths::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
+        settings::write_shared_writers(&own, shared).await?;
+        entry.running.gate.guests.shared_writers.set(shared);
         let how = if shared { "several clients may write one disk" } else { "one client may write a disk" };
         self.note(&entry, &format!("from now on {how} at a time"));
         self.show(&entry).await
@@ -348,7 +349,7 @@ impl Daemon {
         self.descriptors.admit_vm(&name)?;
         // A VM whose close failed is not reopened: what its writers left is unknown.
         let reopened = async {
-            entry.vm.close().await?;
+            entry.running.machine.close().await?;
             self.open_vm(&name, &home).await
         };
         reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
@@ -359,8 +360,8 @@ impl VmRecord {
     /// Closes the client gate. Refused while a client is connected or a job is open.
     pub(crate) fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;
-        let clients = self.present(Who::All);
-        if self.gate.is_entered() {
+        let clients = self.running.present(Who::All);
+        if self.running.gate.is_entered() {
             return Err(Error::refused(format!("VM {name}: a client is just connecting; try again")));
         }
         if !clients.is_empty() {
@@ -369,10 +370,10 @@ impl VmRecord {
             return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
         }
         self.refuse_when_moving()?;
-        if self.vm.jobs().iter().any(|job| !job.state().is_over()) {
+        if self.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
             let cause = "a commit is under way; wait for it or cancel it (`unstun job list`)";
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
         }
-        Ok(self.gate.shut())
+        Ok(self.running.gate.shut())
     }
 }

@@ -8,12 +8,7 @@ use tracing::error;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::VmRecord;
-
-pub(crate) struct Broken {
-    pub home: Home,
-    pub cause: Error,
-}
+use crate::daemon::vm::vm_record::{Broken, VmRecord};
 
 /// VM that is not served.
 pub(crate) struct Idle {
@@ -113,7 +108,14 @@ impl Daemon {
         self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });
     }
 
+    /// Serves a VM under its name, in place of an earlier record of it.
+    pub(crate) fn register(&self, entry: Rc<VmRecord>) {
+        self.running.serve(entry.running.clone());
+        self.vms.borrow_mut().insert(entry.name.clone(), entry);
+    }
+
     pub(crate) fn forget(&self, name: &str) {
+        self.running.remove(name);
         self.vms.borrow_mut().remove(name);
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);

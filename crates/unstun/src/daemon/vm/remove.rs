@@ -1,34 +1,25 @@
 //! Removal of VMs, with or without their files. Every refusal comes before the first change. Of a folder's files only
 //! the VM's are removed.
 
-use std::path::Path;
 use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
 use blk::Dir;
-use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::manifest::{Change, Manifest, VmState};
 use engine::GenerationChange;
 use engine::redo::LayerGraph;
-use vmdk::vmx::Vmx;
 
-use crate::daemon::bin;
+use crate::daemon::bin::records::parse_folder;
 use crate::daemon::datastore::Home;
-use crate::daemon::datastore::native;
 use crate::daemon::defect::Defect;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{self, HomeFiles, open_path};
+use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::HomeState;
+use crate::daemon::vm::home_removal::{has_kind, has_vmx, open_home};
 use crate::daemon::vm::identity::Standing;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
-
-/// Kinds of files that a home consists of before it is a VM.
-const MADE_KINDS: [&str; 7] = [".vmdk", ".vmx", ".vmsd", ".nvram", ".vmsn", ".vmem", TEMPORARY_SUFFIX];
-/// Name of the lock file that the choice of a delta's name leaves behind.
-const NAMES_LOCK: &str = ".unstun-names";
-/// Maximum size of a `.vmx` file in bytes. VMware's own are a few KiB.
-const VMX_BYTES_MAX: u64 = 1 << 20;
+use crate::daemon::vm::{formats, mark, native_homes};
 
 impl Daemon {
     pub(crate) async fn vm_remove(
@@ -68,7 +59,7 @@ impl Daemon {
             Kept::Redo(files) => {
                 refuse_readers(&entry.name, &*files.manifest()).await?;
                 if delete_disks {
-                    files.removal(&entry.vm.state()).await?;
+                    files.removal(&entry.running.machine.state()).await?;
                 }
             }
             Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
@@ -81,19 +72,25 @@ impl Daemon {
         if kept {
             // If the VM is restored later, its earlier clients are refused, whichever VM they used meanwhile. The VM is
             // served until here.
-            entry.vm.change_generation(GenerationChange::Raise).await?;
+            entry.running.machine.change_generation(GenerationChange::Raise).await?;
         }
         let removed = async {
             if kept {
                 return self.bin_open(entry).await.map(Some);
             }
-            entry.vm.close().await?;
+            entry.running.machine.close().await?;
             match &entry.kept {
                 Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
                 Kept::Redo(files) => {
                     // The removal of layers needs no reserved space, but its record may.
                     files.manifest().reserve(0).await?;
-                    self.remove_recorded(&entry.name, &home, delete_disks, Some(entry.vm.state().id)).await?;
+                    self.remove_recorded(
+                        &entry.name,
+                        &home,
+                        delete_disks,
+                        Some(entry.running.machine.state().id),
+                    )
+                    .await?;
                 }
             }
             Ok::<_, Error>(None)
@@ -125,9 +122,9 @@ impl Daemon {
     }
 
     async fn remove_held(&self, name: &str, home: &Home, delete_disks: bool) -> Result<()> {
-        let marked = match native::mark(&self.env, &home.path).await {
+        let marked = match mark::read(&self.env, &home.path).await {
             // The VM's folder may be missing while the store still has the VM.
-            Err(e) if e.kind == blk::ErrorKind::NotFound => native::recorded_at(home).await?,
+            Err(e) if e.kind == blk::ErrorKind::NotFound => native_homes::recorded_at(home).await?,
             marked => marked?,
         };
         match self.standing(name, home).await {
@@ -167,11 +164,11 @@ impl Daemon {
     async fn remove_native(&self, name: &str, home: &Home, id: u128) -> Result<()> {
         match self.defects.has(Defect::ForgetRemoval) {
             true => {
-                native::remove_vm(&home.datastore, id).await?;
-                native::take_away(home, id).await?;
+                native_homes::remove_vm(&home.datastore, id).await?;
+                native_homes::take_away(home, id).await?;
             }
             false => {
-                let remove = async || native::remove_with_home(home, id).await;
+                let remove = async || native_homes::remove_with_home(home, id).await;
                 self.with_reserve(&home.datastore, remove).await?;
             }
         }
@@ -304,7 +301,7 @@ pub(crate) async fn refuse_readers(vm: &str, manifest: &dyn Manifest) -> blk::Re
 /// Returns the remedy for readers, which are given by their paths.
 fn way_out(who: &[String]) -> String {
     let mut parts = who.iter().flat_map(|path| path.split('/'));
-    match parts.find_map(bin::parse_folder) {
+    match parts.find_map(parse_folder) {
         Some((reader, entry)) => format!(
             "VM {reader} is in the bin: `unstun bin restore {entry}` brings it back, `unstun bin empty {entry}` removes it for \
              good"
@@ -321,150 +318,4 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     let cause = format!("its .vmx is gone, so it is unknown which VMs read {layer}");
     let remedy = "put the .vmx back, or remove the VM without --delete-disks and its folder by hand";
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
-}
-
-pub(crate) async fn open_home(home: &Home) -> blk::Result<Dir> {
-    open_path(home.datastore.dir.env(), &home.path).await
-}
-
-pub(crate) async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
-    Ok(vmx_in(dir).await?.is_some())
-}
-
-/// Returns the configuration in a folder, or any one of several. A VM with several is refused when it is opened.
-async fn vmx_in(dir: &Dir) -> blk::Result<Option<String>> {
-    Ok(dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmx"])))
-}
-
-fn has_kind(name: &str, kinds: &[&str]) -> bool {
-    let name = name.to_ascii_lowercase();
-    kinds.iter().any(|kind| name.ends_with(kind))
-}
-
-/// Removes the `.unstun` folder from a home.
-pub(crate) async fn remove_own(home: &Dir) -> blk::Result<()> {
-    let going = format!("{OWN_FOLDER}{TEMPORARY_SUFFIX}");
-    // With half of its `.unstun` folder the home would be a broken VM, so that folder loses its name first.
-    remove_with_files(home, &going).await?;
-    match home.rename(OWN_FOLDER, &going).await {
-        Err(e) if e.kind != blk::ErrorKind::NotFound => return Err(e),
-        _ => home.sync().await?,
-    }
-    remove_with_files(home, &going).await?;
-    home.sync().await
-}
-
-/// Removes a folder without subfolders, if it exists.
-pub(crate) async fn remove_with_files(dir: &Dir, name: &str) -> blk::Result<()> {
-    let folder = match dir.open_dir(name, false).await {
-        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
-        opened => opened?,
-    };
-    for file in folder.list().await? {
-        folder.unlink_if_present(&file).await?;
-    }
-    dir.remove_dir(name).await
-}
-
-/// Removes what is left of a VM after its layers. Also removes the folder if it is in the datastore and contains
-/// nothing else.
-pub(crate) async fn remove_files(home: &Home) -> blk::Result<()> {
-    let dir = match open_home(home).await {
-        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
-        opened => opened?,
-    };
-    remove_configuration(&dir).await?;
-    remove_folder(home, &dir).await
-}
-
-/// Removes the files that VMware keeps beside the layers.
-pub(crate) async fn remove_configuration(dir: &Dir) -> blk::Result<()> {
-    let Some(vmx) = vmx_in(dir).await? else { return Ok(()) };
-    let stem = Path::new(&vmx).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let variables = nvram(dir, &vmx).await;
-    let known = |name: &String| is_of(name, &stem) || *name == NAMES_LOCK || variables.as_ref() == Some(name);
-    for name in dir.list().await?.iter().filter(|name| **name != vmx).filter(|name| known(name)) {
-        dir.unlink_if_present(name).await?;
-    }
-    // The `.vmx` is removed last: with it the folder is a VM.
-    dir.unlink_if_present(&vmx).await?;
-    dir.sync().await
-}
-
-/// Returns whether VMware keeps the file beside the disks of a VM called `stem`: its configuration, or its machine
-/// state at a snapshot (`STEM-Snapshot1.vmsn`).
-fn is_of(name: &str, stem: &str) -> bool {
-    let own = name.rsplit_once('.').map_or("", |(own, _)| own);
-    let numbered = own.strip_prefix(stem).is_some_and(|rest| rest.starts_with("-Snapshot"));
-    (own == stem && has_kind(name, &[".vmx", ".vmsd", ".nvram"]))
-        || ((own == stem || numbered) && has_kind(name, &[".vmsn", ".vmem"]))
-}
-
-/// Returns the file of the firmware's variables if the configuration gives a plain name of that kind for it.
-async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
-    let bytes = dir.read_file(vmx, VMX_BYTES_MAX).await.ok()?;
-    let path = dir.path_of(vmx);
-    let configuration = dir.env().apart(move || Vmx::parse(&path, &bytes)).await.ok()?;
-    let name = configuration.values().get("nvram").ok()??.to_owned();
-    has_kind(&name, &[".nvram"]).then_some(name)
-}
-
-/// Removes a home that the daemon was creating in an empty folder.
-pub(crate) async fn remove_made(home: &Home) -> blk::Result<()> {
-    let dir = open_home(home).await?;
-    remove_made_files(&dir).await?;
-    remove_folder(home, &dir).await
-}
-
-pub(crate) async fn remove_made_files(dir: &Dir) -> blk::Result<()> {
-    for name in dir.list().await?.iter().filter(|name| has_kind(name, &MADE_KINDS) || *name == NAMES_LOCK) {
-        dir.unlink_if_present(name).await?;
-    }
-    dir.sync().await
-}
-
-/// Removes the `.unstun` folder from a home. Also removes the home if it is in the datastore and contains nothing else.
-/// Such a home loses its name first: an empty folder left by a crash would be listed nowhere, and its name would be
-/// taken.
-pub(crate) async fn remove_folder(home: &Home, dir: &Dir) -> blk::Result<()> {
-    let ours = |name: &String| name.starts_with(OWN_FOLDER) && name.ends_with('/');
-    if !home.datastore.contains(&home.path) || !dir.list().await?.iter().all(ours) {
-        return remove_own(dir).await;
-    }
-    let name = home.path.file_name().unwrap_or_default().to_string_lossy();
-    let going = format!("{name}{TEMPORARY_SUFFIX}");
-    let above = &home.datastore.dir;
-    remove_nameless(above, &going).await?;
-    above.rename(&name, &going).await?;
-    above.sync().await?;
-    remove_nameless(above, &going).await
-}
-
-/// Removes a folder that has lost its name, if it exists.
-pub(crate) async fn remove_nameless(above: &Dir, name: &str) -> blk::Result<()> {
-    match above.open_dir(name, false).await {
-        Err(e) if e.kind == blk::ErrorKind::NotFound => return Ok(()),
-        dir => remove_own(&dir?).await?,
-    }
-    above.remove_dir(name).await?;
-    above.sync().await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_files_of_the_vm_are_its_own() {
-        for name in
-            ["web.vmx", "web.vmsd", "web.nvram", "web-Snapshot12.vmsn", "web-Snapshot12.vmem", "web.VMEM"]
-        {
-            assert!(is_of(name, "web"), "{name}");
-        }
-        for name in
-            ["web2.vmx", "web-2.nvram", "web.log", "web.vmdk", "notes.txt", "web-2.vmsn", "vmx", ".vmx"]
-        {
-            assert!(!is_of(name, "web"), "{name}");
-        }
-    }
 }

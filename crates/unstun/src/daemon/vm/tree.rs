@@ -10,10 +10,10 @@ use crate::daemon::vm::vm_record::Kept;
 impl Daemon {
     pub(crate) async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
         let entry = self.entry(vm.as_str())?;
-        let state = entry.vm.state();
-        let delta_bytes = entry.vm.delta_bytes().await?;
+        let state = entry.running.machine.state();
+        let delta_bytes = entry.running.machine.delta_bytes().await?;
         let mut unowned = Vec::new();
-        for disk in entry.vm.listing().await? {
+        for disk in entry.running.machine.listing().await? {
             unowned.extend(disk.unowned.into_iter().map(|layer| api::UnownedDelta {
                 disk: disk.number,
                 descriptor: api_types::layer_path(&entry, &layer.name),

@@ -12,14 +12,14 @@ use engine::native::{VmHome, VmHomeState};
 use tracing::error;
 use vmdk::home::Home as VmFiles;
 
-use crate::daemon::datastore::native;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::formats::{self, HomeFiles};
+use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
-use crate::daemon::vm::registry::Broken;
-use crate::daemon::vm::remove::{self, has_vmx, open_home};
+use crate::daemon::vm::home_removal::{self, has_vmx, open_home};
+use crate::daemon::vm::vm_record::Broken;
+use crate::daemon::vm::{formats, native_homes};
 
 impl Daemon {
     /// Creates a home with files in a datastore. The home is a VM when this returns, and nothing of it is left after an
@@ -117,7 +117,7 @@ impl Daemon {
             let Some(was) = going.strip_suffix(TEMPORARY_SUFFIX) else { continue };
             // The operation that has the claim removes the folder.
             let Ok(_claim) = self.claim(was) else { continue };
-            remove::remove_nameless(&datastore.dir, going).await?;
+            home_removal::remove_nameless(&datastore.dir, going).await?;
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Daemon {
             let name = datastore.name_of(&home.path);
             let Ok(_claim) = self.claim(&name) else { continue };
             if store.home_of(id)?.is_some_and(|home| is_unfinished(&home)) {
-                native::take_away(&home, id).await?;
+                native_homes::take_away(&home, id).await?;
                 datastore.registry.remove(&name).await?;
                 datastore.records.remove(&name).await?;
             }
@@ -147,7 +147,7 @@ impl Daemon {
                 HomeState::Whole => return Ok(()),
                 HomeState::Making => self.unmake(home, &dir, record.id).await?,
                 HomeState::Removing => self.remove_all(home, &dir).await?,
-                HomeState::Forgetting => remove::remove_folder(home, &dir).await?,
+                HomeState::Forgetting => home_removal::remove_folder(home, &dir).await?,
             }
         }
         home.datastore.registry.remove(name).await?;
@@ -171,7 +171,7 @@ impl Daemon {
             }
             files.remove_made_elsewhere(id).await?;
         }
-        remove::remove_made(home).await
+        home_removal::remove_made(home).await
     }
 
     async fn remove_all(&self, home: &Home, dir: &Dir) -> Result<()> {
@@ -184,7 +184,7 @@ impl Daemon {
             }
             removed?;
         }
-        remove::remove_files(home).await
+        home_removal::remove_files(home).await
     }
 
     /// Removes the layers of a home that is held, in one atomic change.

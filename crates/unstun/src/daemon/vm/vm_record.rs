@@ -6,12 +6,11 @@ use std::rc::Rc;
 
 use api::WhenFull;
 use api::error::{Error, Result};
-use engine::Machine;
 use engine::native::NativeVm;
 
-use crate::daemon::client::client_gate::ClientGate;
 use crate::daemon::datastore::{Datastore, Home};
-use crate::daemon::vm::formats::HomeFiles;
+use crate::daemon::running::vm::RunningVm;
+use crate::daemon::vm::home_files::HomeFiles;
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
@@ -38,7 +37,7 @@ pub(crate) const MOVE_BEGINS: u64 = u64::MAX;
 pub(crate) struct VmRecord {
     /// Name of the VM in the datastore. Its files may have another display name.
     pub name: String,
-    pub vm: Rc<dyn Machine>,
+    pub running: Rc<RunningVm>,
     pub kept: Kept,
     /// Datastore that the VM belongs to.
     pub datastore: Rc<Datastore>,
@@ -47,7 +46,6 @@ pub(crate) struct VmRecord {
     pub events: RefCell<Vec<api::Event>>,
     /// Notices from opening the VM's files.
     pub notices: RefCell<Vec<String>>,
-    pub gate: Rc<ClientGate>,
     /// ID of the job that moves the VM; 0 for none, `MOVE_BEGINS` while the job is being created.
     pub moving: Cell<u64>,
 }
@@ -55,10 +53,6 @@ pub(crate) struct VmRecord {
 impl VmRecord {
     pub(crate) fn place(&self) -> Home {
         self.datastore.at(&self.home)
-    }
-
-    pub(crate) fn clients(&self) -> u64 {
-        (self.vm.clients().len() + self.vm.viewers().len()) as u64
     }
 
     pub(crate) fn refuse_when_moving(&self) -> blk::Result<()> {
@@ -89,4 +83,9 @@ impl VmRecord {
     pub(crate) fn next_event(&self) -> u64 {
         self.events.borrow().last().map_or(0, |event| event.id) + 1
     }
+}
+
+pub(crate) struct Broken {
+    pub home: Home,
+    pub cause: Error,
 }

@@ -12,8 +12,7 @@ use blk::{Dir, Env, Executor};
 use vmdk::home::Home;
 use vmdk::repair::{self, Plan, Terms};
 
-use crate::daemon::vm::home_locks;
-use crate::daemon::vm::inuse;
+use crate::daemon::vm::{home_locks, inuse};
 use crate::daemon::vmware_files::check;
 
 /// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set.

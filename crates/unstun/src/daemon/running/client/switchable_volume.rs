@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
+use api::ClientAccess;
 use blk::Result;
 use blk::socket::{ClientId, Peer};
 use blk::sync::{Admission, Admitted};
 use blk::volume::Volume;
 use engine::{Client, Machine};
 
-use crate::daemon::client::writers::Access;
 use crate::log::Reported;
 
 pub(crate) struct Switch {
@@ -42,28 +42,36 @@ impl Switch {
         (self.changes.enter(), self.current())
     }
 
-    /// Counts a change as waiting for space until the returned value is dropped. `tell` reports the disk's first wait
-    /// and the end of its last one.
-    pub(crate) fn wait_for_space(self: &Rc<Self>, tell: &Rc<dyn Fn(bool)>) -> Waiting {
+    /// Counts a change as waiting for space. Returns whether it is the only one.
+    pub(crate) fn begin_wait(&self) -> bool {
         self.waiting.update(|n| n + 1);
-        if self.waiting.get() == 1 {
-            tell(true);
-        }
-        Waiting { switch: self.clone(), tell: tell.clone() }
+        self.waiting.get() == 1
+    }
+
+    /// Ends the wait of a change. Returns whether it was the last one.
+    pub(crate) fn end_wait(&self) -> bool {
+        self.waiting.update(|n| n - 1);
+        self.waiting.get() == 0
     }
 }
 
-/// Change of a disk that waits for space.
-pub(crate) struct Waiting {
-    switch: Rc<Switch>,
-    tell: Rc<dyn Fn(bool)>,
+/// Access of a connection to its disk. It is decided at most once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The connection has not requested a change yet.
+    Undecided,
+    /// The connection's client writes the disk.
+    Writes,
+    /// Another client writes the disk.
+    ReadOnly,
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.switch.waiting.update(|n| n - 1);
-        if self.switch.waiting.get() == 0 {
-            (self.tell)(false);
+impl Access {
+    pub(crate) fn shown(self) -> ClientAccess {
+        match self {
+            Access::Undecided => ClientAccess::Connected,
+            Access::Writes => ClientAccess::Writes,
+            Access::ReadOnly => ClientAccess::ReadOnly,
         }
     }
 }

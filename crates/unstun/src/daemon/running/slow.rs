@@ -6,7 +6,7 @@ use std::rc::Rc;
 use engine::stats::SLOW_NS;
 use tracing::warn;
 
-use crate::daemon::state::Daemon;
+use crate::daemon::running::running_vms::RunningVms;
 use crate::log::LineLimit;
 
 /// Interval in microseconds between two looks at the counters.
@@ -20,7 +20,7 @@ const VMS_PER_TURN: usize = 64;
 /// Slow requests that disks have counted, by VM and place of the disk in it. Most disks have none, and no entry.
 type Counts = BTreeMap<(String, usize), u64>;
 
-impl Daemon {
+impl RunningVms {
     /// Logs the disks whose guests had slow requests since the last look.
     pub(crate) async fn watch_slow(self: Rc<Self>) {
         let limit = LineLimit::new(LINES_MAX);
@@ -39,20 +39,20 @@ impl Daemon {
     }
 
     fn disk_name(&self, vm: &str, place: usize) -> String {
-        let disks = self.entry(vm).map(|entry| entry.vm.state().disks).unwrap_or_default();
+        let disks = self.get(vm).map(|vm| vm.machine.state().disks).unwrap_or_default();
         disks.get(place).map_or_else(|| format!("VM {vm}"), |disk| format!("{vm}/disk{}", disk.number))
     }
 
     async fn slow_counts(&self) -> Counts {
         let mut counts = Counts::new();
-        for (at, entry) in self.entries().into_iter().enumerate() {
+        for (at, vm) in self.all().into_iter().enumerate() {
             if at % VMS_PER_TURN == 0 {
                 self.env.next_turn().await;
             }
-            for (place, disk) in entry.vm.disks().iter().enumerate() {
+            for (place, disk) in vm.machine.disks().iter().enumerate() {
                 let count = disk.stats().slow.get();
                 if count > 0 {
-                    counts.insert((entry.name.clone(), place), count);
+                    counts.insert((vm.name.clone(), place), count);
                 }
             }
         }

@@ -3,17 +3,16 @@
 
 use std::rc::Rc;
 
-use api::Operation;
 use blk::manifest::{ContentGeneration, DiskState};
 use blk::socket::{ClientId, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Error, Local, Result};
 use tracing::{debug, info, warn};
 
-use crate::daemon::client::switchable_volume::Guest;
-use crate::daemon::client::writers::{ClientVolume, DiskClient};
-use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::VmRecord;
+use crate::daemon::running::client::switchable_volume::Guest;
+use crate::daemon::running::client::writers::{ClientVolume, DiskClient};
+use crate::daemon::running::running_vms::RunningVms;
+use crate::daemon::running::vm::RunningVm;
 use crate::log::{LineLimit, Reported};
 
 /// Separator between a disk's number and its generation. It has no meaning in a URI, a shell, XML or QEMU's options.
@@ -29,7 +28,7 @@ pub(crate) fn lasting_name(vm: &str, number: u32, generation: ContentGeneration)
 const LINES_A_SECOND: u32 = 64;
 
 pub(crate) struct Catalogue {
-    daemon: Rc<Daemon>,
+    running: Rc<RunningVms>,
     lines: Rc<LineLimit>,
     /// Refusals that were logged: QEMU tries again every few seconds.
     refusals: Reported<(ClientId, String)>,
@@ -81,8 +80,8 @@ fn plain_number(text: &str) -> Option<u64> {
 }
 
 impl Catalogue {
-    pub(crate) fn new(daemon: Rc<Daemon>) -> Catalogue {
-        Catalogue { daemon, lines: Rc::new(LineLimit::new(LINES_A_SECOND)), refusals: Reported::default() }
+    pub(crate) fn new(running: Rc<RunningVms>) -> Catalogue {
+        Catalogue { running, lines: Rc::new(LineLimit::new(LINES_A_SECOND)), refusals: Reported::default() }
     }
 
     async fn attach_named(&self, name: &str, peer: &Peer) -> Result<Attachment> {
@@ -92,54 +91,59 @@ impl Catalogue {
             Error::not_found("", cause)
         };
         let (vm, wanted) = parse(name).ok_or_else(expected)?;
-        let entry = self.daemon.entry(vm)?;
+        let Some(running) = self.running.get(vm) else {
+            return self.running.control.refuse_not_running(vm).await;
+        };
         // The client is counted as a client before it stops counting as one that is being admitted.
-        let _entering = entry.gate.enter(&entry.name)?;
+        let _entering = running.gate.enter(&running.name)?;
         match wanted {
             Wanted::Sealed { number, snapshot } => {
-                let leaving = entry.gate.leaving();
-                let (volume, view) = entry.vm.open_view(snapshot, number, &peer.name).await?;
+                let leaving = running.gate.leaving();
+                let (volume, view) = running.machine.open_view(snapshot, number, &peer.name).await?;
                 Ok(Attachment { volume, token: Box::new((view, leaving)) })
             }
             Wanted::Running { number, generation } => {
-                self.attach_running(&entry, number, generation, peer).await
+                self.attach_running(&running, number, generation, peer).await
             }
         }
     }
 
     async fn attach_running(
         &self,
-        entry: &Rc<VmRecord>,
+        vm: &RunningVm,
         number: u32,
         generation: Option<u64>,
         peer: &Peer,
     ) -> Result<Attachment> {
+        let control = &self.running.control;
         // The refusal comes before anything is changed for the client.
-        entry.refuse_other_content(number, generation).inspect_err(|e| self.note_refused(entry, peer, e))?;
-        let leaving = entry.gate.leaving();
-        let (volume, attached) = entry.vm.attach(number, &peer.name).await?;
+        let refused = self.refuse_other_content(vm, number, generation).await;
+        refused.inspect_err(|e| self.note_refused(vm, peer, e))?;
+        let leaving = vm.gate.leaving();
+        let (volume, attached) = vm.machine.attach(number, &peer.name).await?;
         // The attach may have waited for a revert. From here on no revert begins before the client has disconnected.
-        entry.refuse_other_content(number, generation)?;
-        self.daemon.take_notices(entry);
-        let guests = &entry.gate.guests;
+        self.refuse_other_content(vm, number, generation).await?;
+        control.attached(&vm.name);
+        let guests = &vm.gate.guests;
         let guest = guests.enter(attached, peer);
         let client = Rc::new(DiskClient {
-            disk: format!("{}/disk{number}", entry.name),
-            gate: entry.gate.clone(),
+            vm: vm.name.clone(),
+            disk: format!("{}/disk{number}", vm.name),
+            gate: vm.gate.clone(),
             guest: guest.clone(),
-            tell: self.teller(&entry.name),
-            tell_space: self.space_teller(&entry.name, number),
-            make_room: self.room_maker(&entry.name),
+            control: control.clone(),
         });
         let token: (Rc<Guest>, _) = (guest, leaving);
-        client.admit(&self.daemon.env).await;
-        let volume = ClientVolume::new(self.daemon.env.clone(), guests.switch(number, volume), client);
+        let env = &self.running.env;
+        client.admit(env).await;
+        let volume = ClientVolume::new(env.clone(), guests.switch(number, volume), client);
         Ok(Attachment { volume, token: Box::new(token) })
     }
 
-    fn note_refused(&self, entry: &VmRecord, peer: &Peer, error: &Error) {
-        if entry.gate.guests.is_news(peer.client, None) {
-            self.daemon.note(entry, &format!("{peer} was refused: {}: {}", error.place, error.cause));
+    fn note_refused(&self, vm: &RunningVm, peer: &Peer, error: &Error) {
+        if vm.gate.guests.is_news(peer.client, None) {
+            let sentence = format!("{peer} was refused: {}: {}", error.place, error.cause);
+            self.running.control.note(&vm.name, &sentence);
         }
     }
 
@@ -160,49 +164,9 @@ impl Catalogue {
         }
     }
 
-    fn room_maker(&self, vm: &str) -> Rc<dyn Fn() -> Local<'static, bool>> {
-        let (daemon, vm) = (Rc::downgrade(&self.daemon), vm.to_owned());
-        Rc::new(move || {
-            let found =
-                daemon.upgrade().and_then(|daemon| daemon.entry(&vm).ok().map(|entry| (daemon, entry)));
-            Box::pin(async move {
-                let Some((daemon, entry)) = found else { return false };
-                // The task completes even if the client disconnects meanwhile.
-                let env = daemon.env.clone();
-                env.spawn(async move { daemon.make_room(&entry.datastore).await }).join().await
-            })
-        })
-    }
-
-    fn space_teller(&self, vm: &str, number: u32) -> Rc<dyn Fn(bool)> {
-        let (daemon, vm, disk) = (Rc::downgrade(&self.daemon), vm.to_owned(), format!("{vm}/disk{number}"));
-        Rc::new(move |waits| {
-            let Some(daemon) = daemon.upgrade() else { return };
-            if let Ok(entry) = daemon.entry(&vm) {
-                daemon.note_space(&entry, &disk, waits);
-            }
-        })
-    }
-
-    /// Returns the callback that reports a sentence about the VM. It looks up the VM by name, since a move replaces its
-    /// record.
-    fn teller(&self, vm: &str) -> Box<dyn Fn(&str)> {
-        let (daemon, vm) = (Rc::downgrade(&self.daemon), vm.to_owned());
-        Box::new(move |sentence| {
-            warn!("VM {vm}: {sentence}");
-            let Some(daemon) = daemon.upgrade() else { return };
-            if let Ok(entry) = daemon.entry(&vm) {
-                daemon.note(&entry, sentence);
-            }
-        })
-    }
-}
-
-impl VmRecord {
     /// Refuses a client that may have cached other content of the disk under the export name that it uses.
-    fn refuse_other_content(&self, number: u32, wanted: Option<u64>) -> Result<()> {
-        let now = self.vm.generation();
-        let name = &self.name;
+    async fn refuse_other_content(&self, vm: &RunningVm, number: u32, wanted: Option<u64>) -> Result<()> {
+        let (now, name) = (vm.machine.generation(), &vm.name);
         let remedy = format!("`unstun attach {name}` prints the present name");
         let cause = match wanted {
             Some(generation) if generation == now.present => return Ok(()),
@@ -210,12 +174,12 @@ impl VmRecord {
             None => format!(
                 "{}, and a client of before may still run, with the old content in its caches; when it is certain that \
                  none does, `unstun vm open {name}` serves this name again; {remedy}",
-                self.replacement()
+                self.running.control.replacement(name).await
             ),
             Some(generation) if generation < now.present => format!(
                 "generation {generation} is gone: {}, and is in generation {} now; the guest must be power-cycled: \
                  {remedy}",
-                self.replacement(),
+                self.running.control.replacement(name).await,
                 now.present
             ),
             Some(generation) => format!(
@@ -225,25 +189,6 @@ impl VmRecord {
             ),
         };
         Err(Error::refused(format!("{name}/disk{number}"), cause))
-    }
-
-    /// Returns what last replaced the content, as far as the events record it.
-    fn replacement(&self) -> String {
-        let events = self.events.borrow();
-        let replaces = |operation| {
-            matches!(
-                operation,
-                Operation::Revert | Operation::Discard | Operation::Reset | Operation::WritesLost
-            )
-        };
-        let Some(event) = events.iter().rev().find(|event| replaces(event.operation)) else {
-            return "the disk's content was replaced".to_owned();
-        };
-        if event.operation == Operation::WritesLost {
-            return format!("{} ({:.0})", engine::WRITES_LOST, event.time);
-        }
-        let to = event.snapshot.as_ref().map(|snapshot| format!(" to {snapshot}")).unwrap_or_default();
-        format!("the disk's content was replaced by a {}{to} ({:.0})", event.operation.as_str(), event.time)
     }
 }
 
@@ -258,18 +203,18 @@ fn describe_snapshot(name: &str) -> String {
 impl Exports for Catalogue {
     fn list(&self) -> Vec<ExportEntry> {
         let mut exports = Vec::new();
-        for entry in self.daemon.entries() {
-            let state = entry.vm.state();
+        for vm in self.running.all() {
+            let state = vm.machine.state();
             for disk in &state.disks {
                 let name = match state.generation.is_opened() {
-                    true => format!("{}/disk{}", entry.name, disk.number),
-                    false => lasting_name(&entry.name, disk.number, state.generation),
+                    true => format!("{}/disk{}", vm.name, disk.number),
+                    false => lasting_name(&vm.name, disk.number, state.generation),
                 };
-                exports.push(ExportEntry { name, description: describe_disk(&entry.name, disk) });
+                exports.push(ExportEntry { name, description: describe_disk(&vm.name, disk) });
             }
-            for snapshot in state.snapshots.iter().filter(|s| entry.vm.is_sealed(s.id)) {
+            for snapshot in state.snapshots.iter().filter(|s| vm.machine.is_sealed(s.id)) {
                 for (number, _) in &snapshot.disks {
-                    let name = format!("{}/disk{number}@{}", entry.name, snapshot.name);
+                    let name = format!("{}/disk{number}@{}", vm.name, snapshot.name);
                     exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name) });
                 }
             }
@@ -280,13 +225,13 @@ impl Exports for Catalogue {
     fn description(&self, name: &str) -> String {
         let described = || {
             let (vm, wanted) = parse(name)?;
-            let entry = self.daemon.entry(vm).ok()?;
+            let running = self.running.get(vm)?;
             match wanted {
                 Wanted::Sealed { snapshot, .. } => Some(describe_snapshot(snapshot)),
                 Wanted::Running { number, .. } => {
-                    let state = entry.vm.state();
+                    let state = running.machine.state();
                     let disk = state.disks.iter().find(|disk| disk.number == number)?;
-                    Some(describe_disk(&entry.name, disk))
+                    Some(describe_disk(&running.name, disk))
                 }
             }
         };

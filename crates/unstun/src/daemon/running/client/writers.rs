@@ -9,16 +9,17 @@ use std::ops::Range;
 use std::pin::pin;
 use std::rc::Rc;
 
-use api::ClientAccess;
 use blk::socket::ClientId;
 use blk::sync::Signal;
 use blk::uring::look_up_process;
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, Local, Result, Slice};
 use futures_util::future::{Either, select};
+use tracing::warn;
 
-use crate::daemon::client::client_gate::ClientGate;
-use crate::daemon::client::switchable_volume::{Guest, Switch};
+use crate::daemon::running::client::client_gate::ClientGate;
+use crate::daemon::running::client::switchable_volume::{Access, Guest, Switch};
+use crate::daemon::running::messages::ControlSide;
 
 /// Maximum time in microseconds that a client waits for the last requests of a writer whose process has ended. The
 /// kernel's own client outlives the process that made its connection. In that case the wait times out, and the client
@@ -28,39 +29,37 @@ const LAST_REQUESTS_US: u64 = 3_000_000;
 /// Time in microseconds between two attempts of a change that waits for space.
 const SPACE_RETRY_US: u64 = 250_000;
 
-/// Access of a connection to its disk. It is decided at most once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// The connection has not requested a change yet.
-    Undecided,
-    /// The connection's client writes the disk.
-    Writes,
-    /// Another client writes the disk.
-    ReadOnly,
-}
-
-impl Access {
-    pub(crate) fn shown(self) -> ClientAccess {
-        match self {
-            Access::Undecided => ClientAccess::Connected,
-            Access::Writes => ClientAccess::Writes,
-            Access::ReadOnly => ClientAccess::ReadOnly,
-        }
-    }
-}
-
 /// Clients of one running disk, from the view of one of them.
 pub(crate) struct DiskClient {
+    pub vm: String,
     /// Name of the disk, such as `web/disk0`.
     pub disk: String,
     pub gate: Rc<ClientGate>,
     pub guest: Rc<Guest>,
-    /// Callback that reports a sentence about two clients.
-    pub tell: Box<dyn Fn(&str)>,
-    /// Callback for the moment when changes of the disk begin (true) or cease (false) to wait for space.
-    pub tell_space: Rc<dyn Fn(bool)>,
-    /// Callback that removes entries of the bin for good. It returns false if no removal would help.
-    pub make_room: Rc<dyn Fn() -> Local<'static, bool>>,
+    pub control: ControlSide,
+}
+
+/// Change of a disk that waits for space.
+struct Waiting {
+    switch: Rc<Switch>,
+    client: Rc<DiskClient>,
+}
+
+impl Waiting {
+    fn begin(switch: &Rc<Switch>, client: &Rc<DiskClient>) -> Waiting {
+        if switch.begin_wait() {
+            client.control.space(&client.vm, &client.disk, true);
+        }
+        Waiting { switch: switch.clone(), client: client.clone() }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.switch.end_wait() {
+            self.client.control.space(&self.client.vm, &self.client.disk, false);
+        }
+    }
 }
 
 impl DiskClient {
@@ -110,7 +109,9 @@ impl DiskClient {
         self.guest.access.set(Access::ReadOnly);
         let (disk, peer) = (&self.disk, &self.guest.peer);
         if self.gate.guests.is_news(peer.client, Some(writer.peer.client)) {
-            (self.tell)(&format!("{peer} {what}: {disk} is written by {}", writer.peer));
+            let sentence = format!("{peer} {what}: {disk} is written by {}", writer.peer);
+            warn!("VM {}: {sentence}", self.vm);
+            self.control.note(&self.vm, &sentence);
         }
     }
 
@@ -198,8 +199,8 @@ impl ClientVolume {
                 drop(admitted);
                 if may_be_made && result.as_ref().is_err_and(Error::is_no_space) && !self.gone.get() {
                     let left = pin!(self.left.wait());
-                    may_be_made =
-                        matches!(select(left, (self.client.make_room)()).await, Either::Right((true, _)));
+                    let room = pin!(self.client.control.make_room(&self.client.vm));
+                    may_be_made = matches!(select(left, room).await, Either::Right((true, _)));
                     if may_be_made {
                         (admitted, volume) = self.switch.enter();
                         continue;
@@ -208,7 +209,7 @@ impl ClientVolume {
                 if !result.as_ref().is_err_and(|e| self.waits_after(e)) {
                     return result;
                 }
-                waiting.get_or_insert_with(|| self.switch.wait_for_space(&self.client.tell_space));
+                waiting.get_or_insert_with(|| Waiting::begin(&self.switch, &self.client));
                 select(pin!(self.left.wait()), pin!(self.env.sleep_us(SPACE_RETRY_US))).await;
                 (admitted, volume) = self.switch.enter();
             }

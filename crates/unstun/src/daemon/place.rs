@@ -1,0 +1,22 @@
+//! Main datastore and settings with which the core starts.
+
+use std::path::PathBuf;
+
+use api::listen::NbdListen;
+use api::name::DatastoreName;
+
+use crate::daemon::bin::policy::BinPolicy;
+use crate::memory::Memory;
+
+/// Main datastore and settings with which the core starts.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub name: DatastoreName,
+    pub root: PathBuf,
+    /// Cache size in bytes for the maps of each datastore's store.
+    pub map_cache_bytes: usize,
+    pub memory: Memory,
+    /// What is kept of removed VMs.
+    pub bin: BinPolicy,
+    pub nbd: Vec<NbdListen>,
+}

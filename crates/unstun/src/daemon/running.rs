@@ -1,0 +1,10 @@
+//! What one core owns: the open VMs, their exports, and the clients of those.
+//!
+//! Nothing here uses the control side of the daemon (datastores, names, homes, jobs, the bin). What the core needs from
+//! it, the core requests by a message (`messages.rs`). The control side reaches a VM only through its `RunningVm`.
+
+pub(super) mod client;
+pub(super) mod messages;
+pub(super) mod running_vms;
+pub(super) mod slow;
+pub(super) mod vm;

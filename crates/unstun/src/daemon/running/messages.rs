@@ -1,0 +1,77 @@
+//! Messages from a core to the control side of the daemon. They carry names and plain values, so that the two sides may
+//! run on different threads.
+
+use blk::{Error, Result};
+use tokio::sync::{mpsc, oneshot};
+
+/// Message about a VM, which is given by its name: a move replaces its record.
+pub(crate) enum Message {
+    /// A sentence for the VM's events.
+    Note { vm: String, sentence: String },
+    /// A client was attached: the VM's files may have notices.
+    Attached { vm: String },
+    /// Changes of the disk begin (true) or cease (false) to wait for space.
+    Space { vm: String, disk: String, waits: bool },
+    /// A change found no space. The answer says whether entries of the bin were removed for it.
+    SpaceWanted { vm: String, freed: oneshot::Sender<bool> },
+    /// A client requests other content than the present one. The answer says what replaced the content.
+    Replacement { vm: String, event: oneshot::Sender<String> },
+    /// A client requests a VM that does not run. The answer says why it does not.
+    NotRunning { vm: String, reason: oneshot::Sender<Error> },
+}
+
+/// The core's end of the channel to the control side.
+///
+/// The channel has no limit of its own: each connection has at most one request for space under way per admitted
+/// change, and repeated refusals and waits are reported once.
+#[derive(Clone)]
+pub(crate) struct ControlSide(mpsc::UnboundedSender<Message>);
+
+pub(crate) type Inbox = mpsc::UnboundedReceiver<Message>;
+
+pub(crate) fn channel() -> (ControlSide, Inbox) {
+    let (messages, inbox) = mpsc::unbounded_channel();
+    (ControlSide(messages), inbox)
+}
+
+impl ControlSide {
+    pub(crate) fn note(&self, vm: &str, sentence: &str) {
+        self.send(Message::Note { vm: vm.to_owned(), sentence: sentence.to_owned() });
+    }
+
+    pub(crate) fn attached(&self, vm: &str) {
+        self.send(Message::Attached { vm: vm.to_owned() });
+    }
+
+    pub(crate) fn space(&self, vm: &str, disk: &str, waits: bool) {
+        self.send(Message::Space { vm: vm.to_owned(), disk: disk.to_owned(), waits });
+    }
+
+    /// Removes entries of the bin for good. Returns false if no removal would help. The removal goes on if the caller
+    /// stops waiting.
+    pub(crate) async fn make_room(&self, vm: &str) -> bool {
+        let (freed, answer) = oneshot::channel();
+        self.send(Message::SpaceWanted { vm: vm.to_owned(), freed });
+        answer.await.unwrap_or(false)
+    }
+
+    /// Returns what last replaced the content of a VM's disks, as a part of a sentence.
+    pub(crate) async fn replacement(&self, vm: &str) -> String {
+        let (event, answer) = oneshot::channel();
+        self.send(Message::Replacement { vm: vm.to_owned(), event });
+        answer.await.unwrap_or_default()
+    }
+
+    /// Fails with the reason why a VM does not run.
+    pub(crate) async fn refuse_not_running<T>(&self, vm: &str) -> Result<T> {
+        let (reason, answer) = oneshot::channel();
+        self.send(Message::NotRunning { vm: vm.to_owned(), reason });
+        let changing = |_| Error::refused(format!("VM {vm}"), "it is just being opened or closed; try again");
+        Err(answer.await.unwrap_or_else(changing))
+    }
+
+    /// Sends a message. At the daemon's end no control side receives it, and none is needed.
+    fn send(&self, message: Message) {
+        let _ = self.0.send(message);
+    }
+}

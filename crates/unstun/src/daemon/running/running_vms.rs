@@ -1,0 +1,95 @@
+//! VMs that one core runs, by name, and the front end that serves them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+
+use api::VmClient;
+use api::error::{Error, Result};
+use blk::Env;
+use export::nbd::FrontEnd;
+use futures_util::future::{Either, select};
+
+use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::messages::ControlSide;
+use crate::daemon::running::vm::RunningVm;
+
+/// Maximum time in microseconds until disconnected clients are gone: their requests run to their end first. A request
+/// that waits for space on a full datastore may never end; the operation is refused then.
+const GONE_WITHIN_US: u64 = 20_000_000;
+
+/// Interval in microseconds between two checks. A client that has chosen its disk is not listed under it before its
+/// first request.
+const LOOK_AGAIN_US: u64 = 50_000;
+
+pub(crate) struct RunningVms {
+    pub env: Env,
+    pub front_end: Rc<FrontEnd>,
+    pub control: ControlSide,
+    vms: RefCell<BTreeMap<String, Rc<RunningVm>>>,
+}
+
+impl RunningVms {
+    pub(crate) fn new(env: Env, front_end: Rc<FrontEnd>, control: ControlSide) -> Rc<RunningVms> {
+        Rc::new(RunningVms { env, front_end, control, vms: RefCell::default() })
+    }
+
+    pub(crate) fn all(&self) -> Vec<Rc<RunningVm>> {
+        self.vms.borrow().values().cloned().collect()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Rc<RunningVm>> {
+        self.vms.borrow().get(name).cloned()
+    }
+
+    /// Serves the VM under its name, in place of the one that had the name.
+    pub(crate) fn serve(&self, vm: Rc<RunningVm>) {
+        self.vms.borrow_mut().insert(vm.name.clone(), vm);
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.vms.borrow_mut().remove(name);
+    }
+
+    /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
+    /// gate stays closed as long as the returned `Shut` lives.
+    pub(crate) async fn disconnect(&self, vm: &RunningVm, who: Who) -> Result<(Vec<VmClient>, Shut)> {
+        let shut = vm.gate.shut();
+        let clients = vm.present(who);
+        let gone = pin!(self.gone(vm, who));
+        let late = pin!(self.env.sleep_us(GONE_WITHIN_US));
+        match select(gone, late).await {
+            Either::Left(((), _)) => Ok((clients, shut)),
+            Either::Right(_) => Err(Error::refused(format!(
+                "VM {}: {} clients were cut {} s ago, and requests of theirs are still under way (a full datastore \
+                 holds writes back); nothing was changed",
+                vm.name,
+                vm.present(who).len(),
+                GONE_WITHIN_US / 1_000_000
+            ))),
+        }
+    }
+
+    async fn gone(&self, vm: &RunningVm, who: Who) {
+        loop {
+            // The wait is registered before the check, so that no change between the two is missed.
+            let changed = vm.gate.someone_left();
+            self.cut(&vm.name, who);
+            if vm.present(who).is_empty() && !vm.gate.is_entered() {
+                return;
+            }
+            select(pin!(changed), pin!(self.env.sleep_us(LOOK_AGAIN_US))).await;
+        }
+    }
+
+    fn cut(&self, vm: &str, who: Who) {
+        let prefix = format!("{vm}/disk");
+        for session in self.front_end.sessions() {
+            let writes = !session.export.contains('@');
+            if session.export.starts_with(&prefix) && (writes || who == Who::All) {
+                self.front_end.disconnect(session.id);
+            }
+        }
+    }
+}
