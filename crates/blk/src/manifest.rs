@@ -129,7 +129,7 @@ impl ContentGeneration {
 
 /// What threw a state away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ThrownBy {
+pub enum BinnedBy {
     /// A return to a snapshot.
     Revert,
     /// A discard: what was written since a take, together with the name of its snapshot.
@@ -146,7 +146,7 @@ pub struct BinnedState {
     /// Drawn at random; unique in the VM, among the ids of its snapshots too.
     pub id: u64,
     /// The operation.
-    pub by: ThrownBy,
+    pub by: BinnedBy,
     /// When it threw the state away, in microseconds since 1970 UTC.
     pub unix_us: i64,
     /// For people: the snapshot that the VM went back to, or the names that left the tree.
@@ -156,7 +156,7 @@ pub struct BinnedState {
     /// The disks that ran on, as they were; none where the running state stayed.
     pub disks: Vec<DiskState>,
     /// Numbers of the disks that came back with the operation: they leave with its restore.
-    pub came: Vec<u32>,
+    pub added_disks: Vec<u32>,
     /// The snapshot that these disks descend from. It may have left the tree since.
     pub current: Option<u128>,
 }

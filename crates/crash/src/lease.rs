@@ -18,7 +18,7 @@ use blk::{Env, ErrorKind};
 use engine::Defects;
 use engine::native::change::Op;
 use engine::native::layout::{BLOCK, HEADER_BLOCKS};
-use engine::native::{LeaseTerms, NewStore, Store, StoreOptions, TakeOver};
+use engine::native::{LeaseTimes, NewStore, Store, StoreOptions, TakeOver};
 use sim::{Cost, Cut, Device, Host, Options, Pause, Rng, SimWorld};
 
 use crate::campaign::Outcome;
@@ -54,8 +54,8 @@ impl Plan {
     }
 
     /// Returns the protocol's terms with a fiftieth of its times, so that a run ends soon.
-    fn terms(&self) -> LeaseTerms {
-        LeaseTerms {
+    fn terms(&self) -> LeaseTimes {
+        LeaseTimes {
             heartbeat_us: 40_000,
             expiry_us: 200_000,
             io_max_us: 60_000,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use blk::manifest::{SnapshotState, VmState};
 use blk::{Env, Error, Result};
 
-use crate::client::{Client, Present, View};
+use crate::client::{ActiveSet, Client, View};
 use crate::event::{Event, EventKind, Listener};
 use crate::job::Job;
 use crate::tree;
@@ -22,8 +22,8 @@ pub(crate) struct Activity {
     env: Env,
     /// The VM's name, for refusals.
     vm: String,
-    clients: Present<Client>,
-    views: Present<View>,
+    clients: ActiveSet<Client>,
+    views: ActiveSet<View>,
     /// Snapshots that writes from before the take may still reach.
     pub(crate) unsealed: RefCell<BTreeSet<u128>>,
     jobs: RefCell<Vec<Rc<Job>>>,
@@ -36,8 +36,8 @@ impl Activity {
         Activity {
             env: env.clone(),
             vm: vm.to_string(),
-            clients: Present::default(),
-            views: Present::default(),
+            clients: ActiveSet::default(),
+            views: ActiveSet::default(),
             unsealed: RefCell::default(),
             jobs: RefCell::default(),
             events: RefCell::default(),

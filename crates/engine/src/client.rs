@@ -53,15 +53,15 @@ impl GenerationChange {
 }
 
 /// Set of the users of one kind that still exist.
-pub(crate) struct Present<T>(RefCell<Vec<Weak<T>>>);
+pub(crate) struct ActiveSet<T>(RefCell<Vec<Weak<T>>>);
 
-impl<T> Default for Present<T> {
+impl<T> Default for ActiveSet<T> {
     fn default() -> Self {
-        Present(RefCell::default())
+        ActiveSet(RefCell::default())
     }
 }
 
-impl<T> Present<T> {
+impl<T> ActiveSet<T> {
     pub(crate) fn enter(&self, user: T) -> Rc<T> {
         let user = Rc::new(user);
         let mut all = self.0.borrow_mut();

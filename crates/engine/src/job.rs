@@ -277,7 +277,7 @@ impl Job {
     }
 
     /// Waits `us` microseconds. Returns earlier when the job is cancelled, its VM is closed or its limit is changed.
-    pub(crate) async fn rest_us(&self, us: u64) {
+    pub(crate) async fn pause_us(&self, us: u64) {
         self.rest_until(self.env.now_ns() + us * 1000).await;
     }
 
@@ -285,7 +285,7 @@ impl Job {
         if self.state() == JobState::Running {
             self.set_state(JobState::WaitingForSpace);
         }
-        self.rest_us(retry_us).await;
+        self.pause_us(retry_us).await;
         if self.state() == JobState::WaitingForSpace {
             self.set_state(JobState::Running);
         }

@@ -28,6 +28,6 @@ pub use event::{DiskTimes, Event, EventKind, WRITES_LOST};
 pub use job::{Job, JobState};
 pub use machine::{Machine, RunningDisk};
 pub use mirror::Mirror;
-pub use operations::{Between, CommitPreview, CommitWhat, Differences, DiskLayers, Loss, Use};
+pub use operations::{CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage};
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 pub use redo::{Disk, Vm, unwritten_bytes};

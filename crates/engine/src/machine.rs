@@ -13,7 +13,7 @@ use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
 use crate::job::Job;
 use crate::native::NativeVm;
-use crate::operations::{Between, CommitPreview, CommitWhat, Differences, DiskLayers, Loss, Use};
+use crate::operations::{CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage};
 use crate::redo::Vm;
 use crate::stats::{DiskStats, LayerCounters};
 
@@ -96,10 +96,10 @@ pub trait Machine {
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
 
     /// Returns the space that the VM uses on the datastore.
-    fn used(&self) -> Local<'_, Result<Use>>;
+    fn used(&self) -> Local<'_, Result<SpaceUsage>>;
 
     /// Returns what differs between two states of a disk, one part at a time.
-    fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>>;
+    fn differences<'a>(&'a self, between: DiffRequest<'a>) -> Local<'a, Result<Differences>>;
 
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
@@ -253,11 +253,11 @@ macro_rules! implement_machine {
                 Box::pin(<$vm>::delta_bytes(self))
             }
 
-            fn used(&self) -> Local<'_, Result<Use>> {
+            fn used(&self) -> Local<'_, Result<SpaceUsage>> {
                 Box::pin(<$vm>::used(self))
             }
 
-            fn differences<'a>(&'a self, between: Between<'a>) -> Local<'a, Result<Differences>> {
+            fn differences<'a>(&'a self, between: DiffRequest<'a>) -> Local<'a, Result<Differences>> {
                 Box::pin(<$vm>::differences(self, between))
             }
 

@@ -51,7 +51,7 @@ pub struct Loss {
 
 /// Request for differences: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Between<'a> {
+pub struct DiffRequest<'a> {
     /// Number of the disk.
     pub disk: u32,
     /// The earlier state.
@@ -86,7 +86,7 @@ pub struct DiskLayers {
 
 /// Space that a VM uses on the datastore, with all its branches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Use {
+pub struct SpaceUsage {
     /// Space that only this VM uses.
     pub allocated_bytes: u64,
     /// Space that this VM shares with others: the layers or blocks under a clone or an import, and those of its own

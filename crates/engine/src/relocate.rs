@@ -20,7 +20,7 @@ use crate::job::Job;
 use crate::join::all;
 use crate::machine::Machine;
 use crate::mirror::{Mirror, copy};
-use crate::operations::Between;
+use crate::operations::DiffRequest;
 
 /// Bytes copied under one range lock: the longest that a guest write can wait for the copy.
 const PIECE_BYTES: u64 = 64 << 10;
@@ -152,7 +152,7 @@ impl Relocation {
         }
         if let Some(from) = from {
             let (from, to) = (hex(from.id), to.map(|to| hex(to.id)));
-            let between = Between { disk: number, from: &from, to: to.as_deref(), start };
+            let between = DiffRequest { disk: number, from: &from, to: to.as_deref(), start };
             let found = self.source.differences(between).await?;
             return Ok(Some((found.ranges, found.end)));
         }
@@ -207,8 +207,8 @@ impl Relocation {
         mirror.copy_piece(piece, &self.job).await?;
         self.job.moved(len).await;
         if writes() != before {
-            let rest_us = (self.env.now_ns() - began_ns) / 1000 * YIELD_FACTOR;
-            self.job.rest_us(rest_us.min(REST_US_MAX)).await;
+            let pause_us = (self.env.now_ns() - began_ns) / 1000 * YIELD_FACTOR;
+            self.job.pause_us(pause_us.min(REST_US_MAX)).await;
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ pub fn revert_target<'a>(state: &'a VmState, wanted: Option<&str>) -> Result<&'a
 }
 
 /// Finds a snapshot to commit. The end of a side branch has nothing to commit: its name alone keeps its state.
-pub fn one_to_commit<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
+pub fn find_committable<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
     let found = find(state, wanted)?;
     let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
     if leaf && !is_running(state, found.id) {
@@ -138,7 +138,7 @@ pub fn after_take(state: &VmState, snapshot: SnapshotState, tops: &[(u32, LayerN
 }
 
 /// Changes of the remaining tree when names leave it.
-pub struct Leaving {
+pub struct NameRemoval {
     /// The snapshot that the running state descends from now.
     pub current: Option<u128>,
     /// Snapshots that get another parent, with that parent.
@@ -146,12 +146,12 @@ pub struct Leaving {
 }
 
 /// Returns these changes: the children of the names in `gone` move up.
-pub fn leaving(state: &VmState, gone: &BTreeSet<u128>) -> Leaving {
+pub fn leaving(state: &VmState, gone: &BTreeSet<u128>) -> NameRemoval {
     let stays = nearest_staying(state, gone);
     let up = |id: Option<u128>| id.and_then(|id| stays.get(&id).copied().unwrap_or(Some(id)));
     let stay = state.snapshots.iter().filter(|s| !gone.contains(&s.id));
     let moved = stay.filter(|s| up(s.parent) != s.parent).map(|s| (s.id, up(s.parent))).collect();
-    Leaving { current: up(state.current), moved }
+    NameRemoval { current: up(state.current), moved }
 }
 
 /// Returns, for each name in `gone`, its nearest ancestor that stays.

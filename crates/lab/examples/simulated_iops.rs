@@ -14,7 +14,7 @@ use blk::{Buf, Env, File, Slice};
 use crash::home;
 use engine::native::change::Op;
 use engine::native::space::Growth;
-use engine::native::{DiskTerms, NativeDisk, NewStore, Store, StoreOptions};
+use engine::native::{DiskOptions, NativeDisk, NewStore, Store, StoreOptions};
 use engine::{Options, SpacePolicy, Vm};
 use lab::storage::StorageModel;
 use sim::oracle::{NEVER, sequence_of, stamp};
@@ -144,7 +144,7 @@ async fn native(env: &Env, bytes: u64) -> (Target, Rc<Store>) {
     let store = store.await.expect("opened");
     let node = store.new_node_id();
     store.change(&[Op::Create { node, size_blocks: bytes / BLOCK }]).expect("a disk");
-    let terms = DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 };
+    let terms = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 500 };
     let node = store.node(node).expect("there");
     (Target::Volume(NativeDisk::new(&store, node, "disk".into(), 0, terms)), store)
 }

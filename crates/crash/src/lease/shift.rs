@@ -8,7 +8,7 @@ use blk::volume::Volume;
 use blk::{Buf, File, Result, SECTOR};
 use engine::native::layout::BLOCK;
 use engine::native::{
-    Claimant, DiskTerms, Lease, LeaseTerms, NativeDisk, Owner, Store, StoreOptions, TakeOver,
+    Claimant, DiskOptions, Lease, LeaseTimes, NativeDisk, Owner, Store, StoreOptions, TakeOver,
 };
 use engine::options::SpacePolicy;
 use sim::{Host, Rng, SimWorld};
@@ -130,7 +130,7 @@ impl Shift {
         host: &Host,
         number: usize,
         model: &Rc<Model>,
-        terms: LeaseTerms,
+        terms: LeaseTimes,
         options: StoreOptions,
         take_over: TakeOver,
     ) -> Result<Rc<Shift>> {
@@ -163,7 +163,7 @@ impl Shift {
         let file = open_file(host).await?;
         file.set_fence(lease.fence());
         let store = Store::open(host.env.clone(), file, options, Default::default(), false).await?;
-        let terms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 10_000 };
+        let terms = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 10_000 };
         let disk = NativeDisk::new(&store, store.node(model.node)?, "disk0".to_string(), 0, terms);
         let (bytes, read) = disk.clone().read(0, Buf::alloc((DISK_BLOCKS * BLOCK) as usize)).await;
         read?;

@@ -1,7 +1,7 @@
 //! Plan of a run, drawn from its seed: sizes, limits, shares and cuts.
 
 use engine::native::space::Growth;
-use engine::native::{DiskTerms, NewStore, StoreOptions};
+use engine::native::{DiskOptions, NewStore, StoreOptions};
 use engine::{Defects, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
@@ -64,7 +64,7 @@ pub struct Plan {
     pub layout: NewStore,
     pub options: StoreOptions,
     pub growth: Growth,
-    pub terms: DiskTerms,
+    pub terms: DiskOptions,
     pub ground: Ground,
     /// Sequence number at which the journal begins: some journals then reach their ring's end.
     pub journal_from: u64,
@@ -182,7 +182,7 @@ impl Plan {
                 ahead_blocks: [4, 32, 128][rng.below(3) as usize],
                 chunk_blocks: [2, 16, 64][rng.below(3) as usize],
             },
-            terms: DiskTerms {
+            terms: DiskOptions {
                 policy: if waits { SpacePolicy::Wait } else { SpacePolicy::Error },
                 space_retry_us: 500,
             },
@@ -230,7 +230,7 @@ impl Plan {
         };
         plan.layout.group_blocks = 96;
         plan.growth = Growth { ahead_blocks: 32, chunk_blocks: 16 };
-        plan.terms = DiskTerms { policy: SpacePolicy::Error, space_retry_us: 500 };
+        plan.terms = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 500 };
         (plan.snapshots_max, plan.machines_max) = (64, 8);
         let (world, disks) = (sim::Options::default(), vec![Places::scripted()]);
         Plan { world, disks, ground: Ground::File, cuts: false, aim: Aim::Anything, ..plan }

@@ -61,7 +61,7 @@ impl Harness {
     pub async fn wait_for_hidden(&self) -> Result<Vec<u64>, String> {
         let mut waited_us = 0;
         loop {
-            let (dropped, space) = (self.store.dropped_nodes(), self.store.store_use());
+            let (dropped, space) = (self.store.dropped_nodes(), self.store.store_usage());
             if self.store.left_to_reclaim(&dropped).is_empty() && space.waiting == 0 {
                 return Ok(dropped);
             }

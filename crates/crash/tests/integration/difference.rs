@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, ErrorKind, SECTOR};
-use engine::{Between, Differences, Vm};
+use engine::{DiffRequest, Differences, Vm};
 use sim::SimWorld;
 
 use super::support::{self, Growth};
@@ -34,7 +34,7 @@ async fn content(vm: &Rc<Vm>, state: Option<&str>) -> Buf {
 }
 
 async fn differences(vm: &Rc<Vm>, from: &str, to: Option<&str>) -> Differences {
-    let found = vm.differences(Between { disk: 0, from, to, start: 0 }).await.unwrap();
+    let found = vm.differences(DiffRequest { disk: 0, from, to, start: 0 }).await.unwrap();
     assert_eq!((found.end, found.size_bytes), (DISK_BYTES, DISK_BYTES));
     assert!(found.ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{from} to {to:?}");
     found
@@ -88,16 +88,16 @@ fn an_answer_can_be_had_from_any_place_on_and_nonsense_is_refused() {
         let vm = grow(&env).await;
         let all = differences(&vm, "a", None).await;
         let start = DISK_BYTES / 2;
-        let rest = vm.differences(Between { disk: 0, from: "a", to: None, start }).await.unwrap();
+        let rest = vm.differences(DiffRequest { disk: 0, from: "a", to: None, start }).await.unwrap();
         let later = all.ranges.iter().filter(|range| range.end > start);
         let later: Vec<_> = later.map(|range| range.start.max(start)..range.end).collect();
         assert_eq!(rest.ranges, later);
         for (between, kind) in [
-            (Between { disk: 1, from: "a", to: None, start: 0 }, ErrorKind::NotFound),
-            (Between { disk: 0, from: "nope", to: None, start: 0 }, ErrorKind::NotFound),
-            (Between { disk: 0, from: "a", to: Some("nope"), start: 0 }, ErrorKind::NotFound),
-            (Between { disk: 0, from: "a", to: None, start: 7 }, ErrorKind::Invalid),
-            (Between { disk: 0, from: "a", to: None, start: DISK_BYTES + SECTOR }, ErrorKind::Invalid),
+            (DiffRequest { disk: 1, from: "a", to: None, start: 0 }, ErrorKind::NotFound),
+            (DiffRequest { disk: 0, from: "nope", to: None, start: 0 }, ErrorKind::NotFound),
+            (DiffRequest { disk: 0, from: "a", to: Some("nope"), start: 0 }, ErrorKind::NotFound),
+            (DiffRequest { disk: 0, from: "a", to: None, start: 7 }, ErrorKind::Invalid),
+            (DiffRequest { disk: 0, from: "a", to: None, start: DISK_BYTES + SECTOR }, ErrorKind::Invalid),
         ] {
             assert_eq!(vm.differences(between).await.unwrap_err().kind, kind, "{between:?}");
         }

@@ -6,9 +6,9 @@ use blk::{Error, ErrorKind, Result};
 
 use super::journal::Record;
 use super::layout::{BLOCK, Extent};
-use super::lineage::{Grown, Node};
+use super::lineage::{Node, TableGrowth};
 use super::store::Store;
-use super::table::Held;
+use super::table::Redirect;
 use super::view::{Scratch, find_over};
 
 /// Step, in runs in memory, by which the reserve follows them.
@@ -75,7 +75,7 @@ impl Store {
         let lsn =
             self.journal.append(Record::Map { node: node.id, start, len: len as u32, addr, birth, checksum });
         self.placed(extent);
-        self.put(node, start, Held { len, addr, birth, lsn });
+        self.put(node, start, Redirect { len, addr, birth, lsn });
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Store {
         self.may_record(node)?;
         let (start, len, birth) = (blocks.start, blocks.end - blocks.start, self.generation.get());
         let lsn = self.journal.append(Record::Unmap { node: node.id, start, len, birth });
-        self.put(node, start, Held { len, addr: 0, birth, lsn });
+        self.put(node, start, Redirect { len, addr: 0, birth, lsn });
         Ok(())
     }
 
@@ -123,11 +123,11 @@ impl Store {
         self.unmap(node, first.start..mapped.next_back().unwrap_or(first).end())
     }
 
-    fn put(&self, node: &Node, start: u64, held: Held) {
+    fn put(&self, node: &Node, start: u64, redirect: Redirect) {
         let mut displaced = Vec::new();
-        self.count(node.id, node.put(start, held, &mut displaced));
+        self.count(node.id, node.put(start, redirect, &mut displaced));
         for extent in displaced {
-            self.space.free_uncommitted(extent, held.lsn);
+            self.space.free_uncommitted(extent, redirect.lsn);
         }
         if self.pending.get().is_multiple_of(RESERVE_STEP_RUNS) {
             self.set_reserve();
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// Counts the growth of a node's table.
-    pub(super) fn count(&self, node: u64, grown: Grown) {
+    pub(super) fn count(&self, node: u64, grown: TableGrowth) {
         if grown.begins {
             self.unmerged.borrow_mut().insert(node);
         }

@@ -46,11 +46,11 @@ pub(super) struct Catalogue {
     directory: Blob,
     head: Option<Extent>,
     /// Places found for the checkpoint under way.
-    placed: BTreeMap<Part, Blob>,
+    placed: BTreeMap<BlobId, Blob>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum BlobId {
     Chunk(Key),
     Directory,
     Head,
@@ -125,10 +125,10 @@ impl Catalogue {
                 freed.extend(self.chunks.remove(&first).into_iter().flat_map(|blob| blob.extents));
                 continue;
             }
-            pieces.extend(self.pack(first).into_iter().map(|(key, bytes)| (Part::Chunk(key), bytes.len())));
+            pieces.extend(self.pack(first).into_iter().map(|(key, bytes)| (BlobId::Chunk(key), bytes.len())));
         }
         self.placed.retain(|part, blob| {
-            let keep = pieces.contains_key(part) || matches!(part, Part::Directory | Part::Head);
+            let keep = pieces.contains_key(part) || matches!(part, BlobId::Directory | BlobId::Head);
             if !keep {
                 freed.append(&mut blob.extents);
             }
@@ -138,10 +138,10 @@ impl Catalogue {
             self.place_blob(space, part, bytes, freed).await?;
         }
         // Its length follows from the number of extents, which is known now.
-        self.place_blob(space, Part::Directory, self.directory_bytes().len(), freed).await?;
-        let head = encoded_blob(&self.placed[&Part::Directory]);
-        self.place_blob(space, Part::Head, head.len(), freed).await?;
-        match self.placed[&Part::Head].extents[..] {
+        self.place_blob(space, BlobId::Directory, self.directory_bytes().len(), freed).await?;
+        let head = encoded_blob(&self.placed[&BlobId::Directory]);
+        self.place_blob(space, BlobId::Head, head.len(), freed).await?;
+        match self.placed[&BlobId::Head].extents[..] {
             [Extent { len: 1, .. }] => Ok(()),
             _ => Err(Error::refused("catalogue", "its directory is in too many pieces for one page")),
         }
@@ -158,7 +158,7 @@ impl Catalogue {
     async fn place_blob(
         &mut self,
         space: &Rc<Space>,
-        part: Part,
+        part: BlobId,
         bytes: usize,
         freed: &mut Vec<Extent>,
     ) -> Result<()> {
@@ -185,11 +185,11 @@ impl Catalogue {
     }
 
     /// Returns the place of a part as of the last checkpoint.
-    fn extents_of(&self, part: Part) -> Vec<Extent> {
+    fn extents_of(&self, part: BlobId) -> Vec<Extent> {
         match part {
-            Part::Chunk(key) => self.chunks.get(&key).map(|blob| blob.extents.clone()).unwrap_or_default(),
-            Part::Directory => self.directory.extents.clone(),
-            Part::Head => self.head.into_iter().collect(),
+            BlobId::Chunk(key) => self.chunks.get(&key).map(|blob| blob.extents.clone()).unwrap_or_default(),
+            BlobId::Directory => self.directory.extents.clone(),
+            BlobId::Head => self.head.into_iter().collect(),
         }
     }
 
@@ -198,17 +198,17 @@ impl Catalogue {
     pub(super) async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
         for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
-                self.write_placed(file, store_id, Part::Chunk(key), &bytes).await?;
+                self.write_placed(file, store_id, BlobId::Chunk(key), &bytes).await?;
             }
         }
         let directory = self.directory_bytes();
-        self.write_placed(file, store_id, Part::Directory, &directory).await?;
-        let head = encoded_blob(&self.placed[&Part::Directory]);
-        self.write_placed(file, store_id, Part::Head, &head).await?;
+        self.write_placed(file, store_id, BlobId::Directory, &directory).await?;
+        let head = encoded_blob(&self.placed[&BlobId::Directory]);
+        self.write_placed(file, store_id, BlobId::Head, &head).await?;
         Ok(self.settle())
     }
 
-    async fn write_placed(&mut self, file: &File, store_id: u64, part: Part, bytes: &[u8]) -> Result<()> {
+    async fn write_placed(&mut self, file: &File, store_id: u64, part: BlobId, bytes: &[u8]) -> Result<()> {
         let blob = self.placed.get_mut(&part).expect("placed before it is written");
         (blob.bytes, blob.checksum) = (bytes.len() as u64, checksum(bytes));
         write_blob(file, store_id, blob, bytes).await
@@ -219,9 +219,9 @@ impl Catalogue {
         let mut head = CatalogueHead::default();
         for (part, blob) in std::mem::take(&mut self.placed) {
             match part {
-                Part::Chunk(key) => drop(self.chunks.insert(key, blob)),
-                Part::Directory => self.directory = blob,
-                Part::Head => {
+                BlobId::Chunk(key) => drop(self.chunks.insert(key, blob)),
+                BlobId::Directory => self.directory = blob,
+                BlobId::Head => {
                     let at = blob.extents[0];
                     self.head = Some(at);
                     head = CatalogueHead { addr: at.addr, bytes: blob.bytes, checksum: blob.checksum };
@@ -235,7 +235,7 @@ impl Catalogue {
     /// Returns the next directory: places found count before the present ones.
     fn directory_bytes(&self) -> Vec<u8> {
         let placed = self.placed.iter().filter_map(|(part, blob)| match part {
-            Part::Chunk(key) => Some((*key, blob)),
+            BlobId::Chunk(key) => Some((*key, blob)),
             _ => None,
         });
         let mut all: BTreeMap<Key, &Blob> = self.chunks.iter().map(|(key, blob)| (*key, blob)).collect();

@@ -22,7 +22,7 @@ use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::Superblock;
 use super::table::Table;
-use super::tree::{Ground, Update, merge};
+use super::tree::{MergeSpace, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
@@ -143,10 +143,10 @@ impl Store {
         let Some(below) = view.below() else { return Ok(()) };
         let below = below.root().expect("merged before those above it");
         let updates = self.updates_of(view).await;
-        let ground = MergeGround { store: self, parent: view.parent, freed: RefCell::default() };
+        let space = StoreSpace { store: self, parent: view.parent, freed: RefCell::default() };
         let pace = Pace::new(self);
-        let merged = merge(&self.nodes, below, &updates, view.stamp, &ground, &|| pace.rest()).await;
-        self.freed.borrow_mut().append(&mut ground.freed.borrow_mut());
+        let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &|| pace.rest()).await;
+        self.freed.borrow_mut().append(&mut space.freed.borrow_mut());
         let table = view.merged(merged?);
         let runs = table.as_ref().map_or(0, Table::len);
         self.pending.update(|pending| pending - runs);
@@ -290,13 +290,13 @@ fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
 }
 
 /// The services of the store that a merge uses.
-struct MergeGround<'a> {
+struct StoreSpace<'a> {
     store: &'a Store,
     parent: u64,
     freed: RefCell<Vec<Extent>>,
 }
 
-impl Ground for MergeGround<'_> {
+impl MergeSpace for StoreSpace<'_> {
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool {
         self.store.lineage.borrow().is_exclusive(self.parent, birth, blocks)
     }

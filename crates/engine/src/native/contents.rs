@@ -6,7 +6,7 @@ use super::catalogue::Catalogue;
 use super::layout::Extent;
 use super::lineage::{Lineage, Node};
 use super::space::{GroupSummary, Space};
-use super::stored::{NodeItem, Stored, check_group, decode_group, group_key, node_key};
+use super::stored::{NodeItem, StoredNodes, check_group, decode_group, group_key, node_key};
 use super::superblock::Superblock;
 use super::view::View;
 
@@ -43,8 +43,8 @@ pub(super) fn read_nodes(
     catalogue: &Catalogue,
     superblock: &Superblock,
     place: &str,
-) -> Result<(Lineage, Stored)> {
-    let (mut lineage, mut stored) = (Lineage::default(), Stored::default());
+) -> Result<(Lineage, StoredNodes)> {
+    let (mut lineage, mut stored) = (Lineage::default(), StoredNodes::default());
     for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
         let item = NodeItem::decode(bytes, place)?;
         item.check(key.minor, superblock).map_err(|cause| Error::damaged(place, cause))?;

@@ -13,7 +13,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::redirect::Streams;
 use super::store::Store;
-use super::table::{Found, is_together};
+use super::table::{LookupRun, is_contiguous};
 use super::tree::Mapped;
 use super::view::Scratch;
 use crate::event::SpaceWaits;
@@ -25,7 +25,7 @@ use crate::stats::DiskStats;
 const STATUS_STEP_BYTES: u64 = 32 << 20;
 const STATUS_STEP_BLOCKS: usize = (STATUS_STEP_BYTES / BLOCK) as usize;
 const _: () = assert!(
-    STATUS_STEP_BLOCKS * (size_of::<Found>() + size_of::<Mapped>())
+    STATUS_STEP_BLOCKS * (size_of::<LookupRun>() + size_of::<Mapped>())
         + (STATUS_PIECES_MAX + STATUS_STEP_BLOCKS) * size_of::<BlockStatus>()
         <= STATUS_BYTES_MAX
 );
@@ -59,7 +59,7 @@ pub struct NativeDisk {
 
 /// Behaviour of a disk; the same for all disks of a VM.
 #[derive(Debug, Clone, Copy)]
-pub struct DiskTerms {
+pub struct DiskOptions {
     /// What a write does that finds no space.
     pub policy: SpacePolicy,
     /// Interval between two tries of a write that waits for space.
@@ -73,7 +73,7 @@ impl NativeDisk {
         node: Rc<Node>,
         name: String,
         number: u32,
-        terms: DiskTerms,
+        terms: DiskOptions,
     ) -> Rc<NativeDisk> {
         Rc::new(NativeDisk {
             store: store.clone(),
@@ -134,7 +134,7 @@ impl NativeDisk {
     async fn with_found<T>(
         &self,
         blocks: Range<u64>,
-        work: impl AsyncFnOnce(&[Found]) -> Result<T>,
+        work: impl AsyncFnOnce(&[LookupRun]) -> Result<T>,
     ) -> Result<T> {
         // If another host writes the store, the state in memory is as old as the last possible read.
         self.store.file.pass_fence().await?;
@@ -157,7 +157,7 @@ impl NativeDisk {
 
     /// Returns whether a write may go to the block's present place: no other state shows it, and no replay will doubt
     /// it.
-    fn is_in_place(&self, found: &Found) -> bool {
+    fn is_in_place(&self, found: &LookupRun) -> bool {
         let journal = &self.store.journal;
         let settled = match self.store.options.defects.has(Defect::EarlyFlushedLsn) {
             true => journal.last_lsn(),
@@ -185,8 +185,13 @@ impl NativeDisk {
         (buf, result)
     }
 
-    pub(super) async fn read_found(&self, found: &[Found], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
-        if let Some(first) = found.first().filter(|_| is_together(found)) {
+    pub(super) async fn read_found(
+        &self,
+        found: &[LookupRun],
+        offset: u64,
+        mut buf: Buf,
+    ) -> (Buf, Result<()>) {
+        if let Some(first) = found.first().filter(|_| is_contiguous(found)) {
             if first.is_hole() {
                 buf.fill(0);
                 return (buf, Ok(()));
@@ -194,7 +199,7 @@ impl NativeDisk {
             return self.store.file.read(first.addr * BLOCK + (offset - first.start * BLOCK), buf).await;
         }
         let end = offset + buf.len() as u64;
-        let runs = found.chunk_by(Found::goes_on_in);
+        let runs = found.chunk_by(LookupRun::is_continued_by);
         let parts = runs.map(async |run| {
             let (first, last) = (&run[0], &run[run.len() - 1]);
             let (from, to) = (offset.max(first.start * BLOCK), end.min(last.end() * BLOCK));
@@ -275,19 +280,19 @@ impl NativeDisk {
         .await
     }
 
-    async fn overwrite(&self, found: &Found, offset: u64, data: Slice) -> Result<()> {
+    async fn overwrite(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
         self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
     }
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
-    async fn write_found(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
+    async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
         let end = offset + data.len() as u64;
-        let mut stretches: Vec<(bool, &[Found])> = Vec::new();
+        let mut stretches: Vec<(bool, &[LookupRun])> = Vec::new();
         let mut from = 0;
         for at in 0..found.len() {
             let in_place = self.is_in_place(&found[at]);
             let joins = found.get(at + 1).is_some_and(|next| {
-                self.is_in_place(next) == in_place && (!in_place || found[at].goes_on_in(next))
+                self.is_in_place(next) == in_place && (!in_place || found[at].is_continued_by(next))
             });
             if !joins {
                 stretches.push((in_place, &found[from..=at]));

@@ -11,7 +11,7 @@ use blk::{Error, Result};
 use super::change::Op;
 use super::layout::{BLOCK, Extent};
 use super::stored::USER_KINDS;
-use super::table::{Held, Table};
+use super::table::{Redirect, Table};
 use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;
 
@@ -59,11 +59,11 @@ impl Node {
         self.sealed.get() == 0
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> NodeState {
         match (self.dropped.get(), self.is_running()) {
-            (true, _) => State::Dropped,
-            (false, true) => State::Running,
-            (false, false) => State::Sealed,
+            (true, _) => NodeState::Dropped,
+            (false, true) => NodeState::Running,
+            (false, false) => NodeState::Sealed,
         }
     }
 
@@ -90,19 +90,19 @@ impl Node {
         self.current_view().root()
     }
 
-    pub fn put(&self, start: u64, held: Held, displaced: &mut Vec<Extent>) -> Grown {
+    pub fn put(&self, start: u64, redirect: Redirect, displaced: &mut Vec<Extent>) -> TableGrowth {
         let mut active = self.active.borrow_mut();
         let (runs, leaves, size_blocks) = (active.len() as isize, active.leaves(), self.size_blocks.get());
-        active.insert(start, held, displaced);
+        active.insert(start, redirect, displaced);
         let pages =
             merge_pages(active.leaves(), size_blocks).saturating_sub(merge_pages(leaves, size_blocks));
         self.pages.update(|before| before + pages);
-        Grown { begins: runs == 0, runs: active.len() as isize - runs, pages }
+        TableGrowth { begins: runs == 0, runs: active.len() as isize - runs, pages }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum NodeState {
     Running,
     Sealed,
     Dropped,
@@ -123,7 +123,7 @@ pub(super) fn check_size(blocks: u64) -> Result<(), String> {
 }
 
 /// Growth of a table.
-pub struct Grown {
+pub struct TableGrowth {
     /// The table was empty.
     pub begins: bool,
     pub runs: isize,
@@ -232,11 +232,11 @@ impl Lineage {
 
     /// Checks that all of `ops` can be applied, one after the other: a change is made whole or not at all.
     pub(super) fn check(&self, ops: &[Op]) -> Result<(), String> {
-        let mut after: BTreeMap<u64, State> = BTreeMap::new();
+        let mut after: BTreeMap<u64, NodeState> = BTreeMap::new();
         for op in ops {
             let is =
                 |id: u64| after.get(&id).copied().or_else(|| self.nodes.get(&id).map(|node| node.state()));
-            let expect = |id: u64, fits: fn(Option<State>) -> bool| match is(id) {
+            let expect = |id: u64, fits: fn(Option<NodeState>) -> bool| match is(id) {
                 found if fits(found) => Ok(()),
                 found => Err(format!("{op:?}: node {id} is {found:?}")),
             };
@@ -248,24 +248,24 @@ impl Lineage {
                 Op::Create { node, size_blocks } => {
                     expect_new(node)?;
                     check_size(size_blocks)?;
-                    (node, State::Running)
+                    (node, NodeState::Running)
                 }
                 Op::Take { running, sealed } => {
-                    expect(running, |found| found == Some(State::Running))?;
+                    expect(running, |found| found == Some(NodeState::Running))?;
                     expect_new(sealed)?;
-                    (sealed, State::Sealed)
+                    (sealed, NodeState::Sealed)
                 }
                 Op::Branch { from, node } => {
-                    expect(from, |found| found == Some(State::Sealed))?;
+                    expect(from, |found| found == Some(NodeState::Sealed))?;
                     expect_new(node)?;
-                    (node, State::Running)
+                    (node, NodeState::Running)
                 }
                 Op::Drop { node } => {
-                    expect(node, |found| found.is_some_and(|state| state != State::Dropped))?;
-                    (node, State::Dropped)
+                    expect(node, |found| found.is_some_and(|state| state != NodeState::Dropped))?;
+                    (node, NodeState::Dropped)
                 }
                 Op::Resize { node, size_blocks } => {
-                    expect(node, |found| found == Some(State::Running))?;
+                    expect(node, |found| found == Some(NodeState::Running))?;
                     check_size(size_blocks)?;
                     continue;
                 }

@@ -8,7 +8,7 @@ use blk::Result;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
-use super::tree::{Root, Seen, gone};
+use super::tree::{Root, WalkItem, gone};
 use super::view::View;
 
 /// Most pages of maps read for one state: the byte count of larger states need not be exact.
@@ -34,16 +34,16 @@ impl Store {
             node.active.borrow().runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum();
         let (pending, root) = merged_below(node.current_view(), node.parent.get());
         let parent = self.lineage.borrow().get(node.parent.get());
-        let ground = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
+        let base = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
         let (since, mut merged) = (node.since.get(), 0);
-        let mut add = |found: Seen| {
-            if let Seen::Data(data) = found
+        let mut add = |found: WalkItem| {
+            if let WalkItem::Data(data) = found
                 && data.birth > since
             {
                 merged += data.len;
             }
         };
-        gone(&self.nodes, root.as_ref(), ground.as_ref(), 0, u64::MAX, PAGES_MAX, &mut add).await?;
+        gone(&self.nodes, root.as_ref(), base.as_ref(), 0, u64::MAX, PAGES_MAX, &mut add).await?;
         Ok(active + pending + merged)
     }
 }

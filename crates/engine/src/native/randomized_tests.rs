@@ -12,15 +12,15 @@ use futures_util::future::join_all;
 use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
 use super::change::{Key, Op};
-use super::disk::{DiskTerms, NativeDisk};
+use super::disk::{DiskOptions, NativeDisk};
 use super::layout::BLOCK;
 use super::recover::NewStore;
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
-use super::tree::{Seen, gone};
+use super::tree::{WalkItem, gone};
 use crate::options::SpacePolicy;
 
-const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
+const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128 };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
@@ -244,12 +244,12 @@ async fn exact(store: &Rc<Store>, what: &str) {
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
     let roots: Vec<_> = store.stored.borrow().all().map(|(_, item)| item.root).collect();
     for root in roots {
-        let mut visit = |gone: Seen| match gone {
-            Seen::Data(run) => (0..run.len).for_each(|n| {
+        let mut visit = |gone: WalkItem| match gone {
+            WalkItem::Data(run) => (0..run.len).for_each(|n| {
                 let block = used.entry(run.addr + n).or_insert(run.start + n);
                 assert_eq!(*block, run.start + n, "{what}: address {} is two blocks", run.addr + n);
             }),
-            Seen::Page { addr, .. } => drop(used.insert(addr, u64::MAX)),
+            WalkItem::Page { addr, .. } => drop(used.insert(addr, u64::MAX)),
             damage => panic!("{damage:?}"),
         };
         gone(&store.nodes, root.as_ref(), None, 0, u64::MAX, usize::MAX, &mut visit).await.unwrap();

@@ -10,7 +10,7 @@ use blk::{ErrorKind, Result};
 use super::layout::Extent;
 use super::store::Store;
 use super::stored::NodeItem;
-use super::tree::{Seen, gone};
+use super::tree::{WalkItem, gone};
 use crate::options::Defect;
 
 /// The end of every disk.
@@ -92,9 +92,11 @@ impl Store {
         let mut freed = Vec::new();
         let early = self.options.defects.has(Defect::WrongBirth);
         let is_own = |birth: u64| birth > since || (early && birth == since && since > 0);
-        let mut visit = |gone: Seen| match gone {
-            Seen::Data(data) if is_own(data.birth) => freed.push(Extent { addr: data.addr, len: data.len }),
-            Seen::Page { addr, birth, .. } if is_own(birth) => {
+        let mut visit = |gone: WalkItem| match gone {
+            WalkItem::Data(data) if is_own(data.birth) => {
+                freed.push(Extent { addr: data.addr, len: data.len });
+            }
+            WalkItem::Page { addr, birth, .. } if is_own(birth) => {
                 self.nodes.forget(addr);
                 freed.push(Extent { addr, len: 1 });
             }
@@ -131,7 +133,7 @@ impl Store {
     }
 
     /// Returns why the space of one of the nodes cannot be given back.
-    pub fn why_left(&self, nodes: &[u64]) -> Option<blk::Error> {
+    pub fn reclaim_error(&self, nodes: &[u64]) -> Option<blk::Error> {
         let unreclaimable = self.unreclaimable.borrow();
         nodes.iter().find_map(|node| unreclaimable.get(node).cloned())
     }

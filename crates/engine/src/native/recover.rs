@@ -18,9 +18,9 @@ use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, pag
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::media::read_hard;
 use super::space::{Growth, Space, groups_within};
-use super::store::{Parts, Store, StoreOptions};
+use super::store::{Store, StoreOptions, StoreParts};
 use super::superblock::{COUNTER_END, LEASED, SLOT_BLOCKS, Slots, Superblock};
-use super::table::Held;
+use super::table::Redirect;
 use super::tree::Nodes;
 use crate::options::Defect;
 
@@ -85,21 +85,21 @@ impl Store {
             exclude_newer(other, &found)?;
         }
         let (lost, hidden) = (found.lost.clone(), !found.unreadable.is_empty());
-        let left = Left::by(&env, &superblock, found.end, lost.is_some());
-        let changes = Changes::read(&file, found, &left.records).await?;
+        let tail = RetainedTail::by(&env, &superblock, found.end, lost.is_some());
+        let changes = ReplayedRecords::read(&file, found, &tail.records).await?;
         let epoch = superblock.epoch.max(changes.epoch) + 1;
         check_counters(&superblock, epoch).map_err(|cause| Error::damaged(file.name(), cause))?;
         let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
-        if left.complete {
+        if tail.complete {
             // This comes before the epoch is durable: an opening after a later crash looks for the tail of this epoch.
-            memory_tail.begin(&left.records);
+            memory_tail.begin(&tail.records);
         }
         let opened = match lost {
-            None => begin_epoch(&env, &file, superblock, &changes, epoch, left.clients_may_live).await?,
-            Some(_) => Opened { superblock, at: changes.end },
+            None => begin_epoch(&env, &file, superblock, &changes, epoch, tail.clients_may_live).await?,
+            Some(_) => OpenedStore { superblock, at: changes.end },
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start(), memory_tail);
-        for (lsn, record) in &left.records {
+        for (lsn, record) in &tail.records {
             let again = journal.append(record.clone());
             assert_eq!(again, *lsn, "a record of the tail gets its own number again");
         }
@@ -110,7 +110,7 @@ impl Store {
         check_catalogue(&catalogue, &space, file.name())?;
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
         let nodes = Nodes::new(file.clone(), geometry.store_id, options.map_cache_bytes);
-        let parts = Parts {
+        let parts = StoreParts {
             file,
             geometry,
             nodes,
@@ -125,17 +125,17 @@ impl Store {
         if let Some(lost) = &lost {
             store.fail_read_only(lost);
         }
-        store.go_on_from(&changes, hidden).await?;
+        store.continue_from(&changes, hidden).await?;
         store.set_reserve();
         store.maintain();
         store.stop_with_lease();
-        store.end_tail_of_before(&left).await?;
+        store.end_previous_tail(&tail).await?;
         Ok(store)
     }
 
     /// Applies the journal's records, and makes durable what the store then shows. `hidden`: pages were unreadable, and
     /// taken for the journal's end.
-    async fn go_on_from(&self, changes: &Changes, hidden: bool) -> Result<()> {
+    async fn continue_from(&self, changes: &ReplayedRecords, hidden: bool) -> Result<()> {
         self.repeat(changes).await?;
         self.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
         if self.broken().is_some() {
@@ -155,12 +155,12 @@ impl Store {
 
     /// Removes the tail that an earlier opening left in the host's memory. If it was not complete, the content
     /// generations are raised durably before a new tail begins, so that a crash in between finds it incomplete again.
-    async fn end_tail_of_before(&self, left: &Left) -> Result<()> {
+    async fn end_previous_tail(&self, tail: &RetainedTail) -> Result<()> {
         if self.broken().is_some() {
             return Ok(());
         }
-        if !left.complete {
-            if left.clients_may_live {
+        if !tail.complete {
+            if tail.clients_may_live {
                 self.raise_generations().await?;
                 self.boot.set(Place::of(self.env.memory().as_deref()).boot);
             }
@@ -171,7 +171,7 @@ impl Store {
     }
 
     /// Applies the journal's records in their order. If the space contradicts them, the store becomes read-only.
-    async fn repeat(&self, changes: &Changes) -> Result<()> {
+    async fn repeat(&self, changes: &ReplayedRecords) -> Result<()> {
         if let Err(e) = self.space.load_for(changes.addresses()).await {
             self.fail_read_only(&e);
         }
@@ -183,12 +183,12 @@ impl Store {
                 Record::Map { node, start, len, addr, birth, .. } => {
                     let extent = Extent { addr: *addr, len: u64::from(*len) };
                     self.note_space(self.space.replay_place(extent));
-                    let held = Held { len: extent.len, addr: *addr, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, held).map_err(|cause| self.wrong(lsn, &cause))?;
+                    let redirect = Redirect { len: extent.len, addr: *addr, birth: *birth, lsn };
+                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Unmap { node, start, len, birth } => {
-                    let held = Held { len: *len, addr: 0, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, held).map_err(|cause| self.wrong(lsn, &cause))?;
+                    let redirect = Redirect { len: *len, addr: 0, birth: *birth, lsn };
+                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Change(bytes) => {
                     let place = format!("{}: record {lsn}", self.path());
@@ -203,15 +203,15 @@ impl Store {
         Error::damaged(self.path(), format!("journal record {lsn}: {cause}"))
     }
 
-    fn repeat_put(&self, node: u64, start: u64, held: Held) -> Result<(), String> {
+    fn repeat_put(&self, node: u64, start: u64, redirect: Redirect) -> Result<(), String> {
         let known = self.lineage.borrow().get(node).filter(|node| node.is_running());
         let node = known.ok_or_else(|| format!("blocks of node {node}, which does not run"))?;
         let now = self.generation.get();
-        if held.birth != now {
-            return Err(format!("birth is {}, expected {now}", held.birth));
+        if redirect.birth != now {
+            return Err(format!("birth is {}, expected {now}", redirect.birth));
         }
         let mut displaced = Vec::new();
-        self.count(node.id, node.put(start, held, &mut displaced));
+        self.count(node.id, node.put(start, redirect, &mut displaced));
         for extent in displaced {
             self.note_space(self.space.replay_free(extent));
         }
@@ -232,7 +232,7 @@ impl Store {
     /// # Errors
     /// `NoSpace`: the journal has no room for the aborts. Nothing was recorded, and the next opening compares the data
     /// again.
-    fn abort_missing(&self, changes: &Changes) -> Result<()> {
+    fn abort_missing(&self, changes: &ReplayedRecords) -> Result<()> {
         if changes.missing.is_empty() || self.options.defects.has(Defect::ForgetAborts) {
             return Ok(());
         }
@@ -294,7 +294,7 @@ async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
 }
 
 /// The tail of the journal that the previous opening kept in the host's memory.
-struct Left {
+struct RetainedTail {
     /// Records behind the journal's end, with their numbers.
     records: Vec<(u64, Record)>,
     /// The tail covers all writes that were acknowledged.
@@ -303,9 +303,9 @@ struct Left {
     clients_may_live: bool,
 }
 
-impl Left {
+impl RetainedTail {
     /// Reads the tail. `end` is the journal's end; a store that is `read_only` has no records behind it.
-    fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> Left {
+    fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> RetainedTail {
         let found = match (superblock.clean, read_only) {
             (true, _) => Some(Vec::new()),
             (false, true) => None,
@@ -313,12 +313,12 @@ impl Left {
         };
         let then = Place { boot: superblock.boot, machine: superblock.machine };
         let clients_may_live = found.is_none() && clients_may_live(then, Place::of(env.memory().as_deref()));
-        Left { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
+        RetainedTail { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
     }
 }
 
 /// The journal's records, and which of them count.
-struct Changes {
+struct ReplayedRecords {
     records: Vec<(u64, Record)>,
     /// Records whose data was not flushed and is missing.
     missing: BTreeSet<u64>,
@@ -331,11 +331,11 @@ struct Changes {
     epoch: u64,
 }
 
-impl Changes {
-    /// Reads all records; `left` are those behind the journal's end.
-    async fn read(file: &File, found: Replayed, left: &[(u64, Record)]) -> Result<Changes> {
+impl ReplayedRecords {
+    /// Reads all records; `tail` are those behind the journal's end.
+    async fn read(file: &File, found: Replayed, tail: &[(u64, Record)]) -> Result<ReplayedRecords> {
         let Replayed { mut records, end, flushed_lsn, epoch, .. } = found;
-        records.extend_from_slice(left);
+        records.extend_from_slice(tail);
         let mut aborted = BTreeSet::new();
         for (lsn, record) in &records {
             let Record::Change(bytes) = record else { continue };
@@ -348,21 +348,21 @@ impl Changes {
         }
         let doubtful = &records[records.partition_point(|(lsn, _)| *lsn <= flushed_lsn)..];
         let doubtful = doubtful.iter().filter(|(lsn, _)| !aborted.contains(lsn));
-        let mut compared = stream::iter(doubtful.map(|(lsn, record)| is_there(file, *lsn, record)))
+        let mut compared = stream::iter(doubtful.map(|(lsn, record)| compare_data(file, *lsn, record)))
             .buffer_unordered(COMPARED_AT_ONCE);
         let (mut missing, mut unreadable) = (BTreeSet::new(), Vec::new());
         while let Some((lsn, data)) = compared.next().await {
             match data? {
-                Data::There => {}
-                Data::Absent => drop(missing.insert(lsn)),
-                Data::Unreadable(e) => {
+                RecordData::There => {}
+                RecordData::Absent => drop(missing.insert(lsn)),
+                RecordData::Unreadable(e) => {
                     missing.insert(lsn);
                     unreadable.push(e);
                 }
             }
         }
         drop(compared);
-        Ok(Changes { records, missing, aborted, unreadable, end, flushed_lsn, epoch })
+        Ok(ReplayedRecords { records, missing, aborted, unreadable, end, flushed_lsn, epoch })
     }
 
     fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
@@ -379,29 +379,29 @@ impl Changes {
 }
 
 /// What the medium holds of a record's data.
-enum Data {
+enum RecordData {
     There,
     Absent,
     Unreadable(Error),
 }
 
-async fn is_there(file: &File, lsn: u64, record: &Record) -> (u64, Result<Data>) {
+async fn compare_data(file: &File, lsn: u64, record: &Record) -> (u64, Result<RecordData>) {
     let Record::Map { node, start, len, addr, checksum: expected, .. } = record else {
-        return (lsn, Ok(Data::There));
+        return (lsn, Ok(RecordData::There));
     };
     let (data, result) = read_hard(file, addr * BLOCK, u64::from(*len) * BLOCK).await;
     let data = match result {
-        Ok(()) if checksum(&data) == *expected => Ok(Data::There),
-        Ok(()) => Ok(Data::Absent),
+        Ok(()) if checksum(&data) == *expected => Ok(RecordData::There),
+        Ok(()) => Ok(RecordData::Absent),
         // The file had not grown that far when the power went.
-        Err(e) if e.kind == ErrorKind::Damaged => Ok(Data::Absent),
+        Err(e) if e.kind == ErrorKind::Damaged => Ok(RecordData::Absent),
         // A sector may be unreadable if its write was under way when the power was lost.
         Err(e) if e.kind == ErrorKind::Io => {
             let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(*len));
             let cause = format!(
                 "{blocks} show what they held before journal record {lsn}: its data cannot be read: {e}"
             );
-            Ok(Data::Unreadable(Error::damaged(file.name(), cause)))
+            Ok(RecordData::Unreadable(Error::damaged(file.name(), cause)))
         }
         Err(e) => Err(e),
     };
@@ -423,12 +423,12 @@ fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
 }
 
 /// A store whose new epoch is durable: batches that an earlier opening still writes are ignored from here on.
-struct Opened {
+struct OpenedStore {
     superblock: Superblock,
     at: Position,
 }
 
-impl Opened {
+impl OpenedStore {
     fn start(&self) -> Start {
         Start {
             epoch: self.superblock.epoch,
@@ -457,10 +457,10 @@ async fn begin_epoch(
     env: &Env,
     file: &File,
     old: Superblock,
-    changes: &Changes,
+    changes: &ReplayedRecords,
     epoch: u64,
     clients_may_live: bool,
-) -> Result<Opened> {
+) -> Result<OpenedStore> {
     // What was read may have been in the device's cache alone.
     file.flush().await?;
     let flushed_lsn = match changes.missing.is_empty() {
@@ -481,5 +481,5 @@ async fn begin_epoch(
         superblock.write(file).await?;
         file.flush().await?;
     }
-    Ok(Opened { superblock, at: changes.end })
+    Ok(OpenedStore { superblock, at: changes.end })
 }

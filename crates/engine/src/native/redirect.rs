@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::disk::{NativeDisk, blocks_of};
 use super::layout::{BLOCK, Extent, checksum};
-use super::table::{Found, is_together};
+use super::table::{LookupRun, is_contiguous};
 
 /// Most blocks of one redirect: a record counts them in 32 bits, and a recovery reads their data with one I/O.
 const REDIRECT_BLOCKS_MAX: u64 = (1 << 20) / BLOCK;
@@ -53,7 +53,7 @@ impl Streams {
 impl NativeDisk {
     /// Redirects a range to new blocks. These are whole, so the parts of the first and the last block that the write
     /// leaves out are read.
-    pub(super) async fn redirect(&self, found: &[Found], offset: u64, data: Slice) -> Result<()> {
+    pub(super) async fn redirect(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
         self.stats.first_writes.update(|n| n + 1);
         let blocks = blocks_of(offset, data.len() as u64);
         let whole = self.whole_blocks(found, &blocks, offset, data).await?;
@@ -84,7 +84,7 @@ impl NativeDisk {
 
     async fn whole_blocks(
         &self,
-        found: &[Found],
+        found: &[LookupRun],
         blocks: &Range<u64>,
         offset: u64,
         data: Slice,
@@ -101,14 +101,20 @@ impl NativeDisk {
 
     /// Returns a buffer for `blocks`. Where a write covers only part of the first or the last block, that block has the
     /// disk's present content; the rest of the buffer is undefined.
-    async fn old_edges(&self, found: &[Found], blocks: &Range<u64>, offset: u64, len: u64) -> Result<Buf> {
+    async fn old_edges(
+        &self,
+        found: &[LookupRun],
+        blocks: &Range<u64>,
+        offset: u64,
+        len: u64,
+    ) -> Result<Buf> {
         let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
         let mut whole = Buf::alloc((end - start) as usize);
         let is_partial = |block: &u64| block * BLOCK < offset || offset + len < (block + 1) * BLOCK;
         let mut edges = vec![blocks.start, blocks.end - 1];
         edges.dedup();
         edges.retain(is_partial);
-        if edges.len() == 2 && is_together(found) && end - start <= EDGES_APART_BYTES {
+        if edges.len() == 2 && is_contiguous(found) && end - start <= EDGES_APART_BYTES {
             let (whole, result) = self.read_found(found, start, whole).await;
             return result.map(|()| whole);
         }

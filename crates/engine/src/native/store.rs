@@ -13,7 +13,7 @@ use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry};
 use super::lineage::{Lineage, NONE, Node};
 use super::space::Space;
-use super::stored::Stored;
+use super::stored::StoredNodes;
 use super::superblock::Superblock;
 use super::tree::Nodes;
 use super::view::View;
@@ -89,7 +89,7 @@ pub struct Store {
     /// The catalogue of the last checkpoint, with the items frozen for the one under way; the holder of
     /// `checkpoint_turn` takes it out.
     pub(super) catalogue: RefCell<Catalogue>,
-    pub(super) stored: RefCell<Stored>,
+    pub(super) stored: RefCell<StoredNodes>,
     pub(super) superblock: Cell<Superblock>,
     /// The boot that the next superblock names.
     pub(super) boot: Cell<u64>,
@@ -141,7 +141,7 @@ pub struct Store {
 }
 
 /// The parts that `open` and `recover` have read; the rest of a store starts empty.
-pub(super) struct Parts {
+pub(super) struct StoreParts {
     pub file: File,
     pub geometry: Geometry,
     pub nodes: Nodes,
@@ -149,12 +149,12 @@ pub(super) struct Parts {
     pub journal: Rc<Journal>,
     pub lineage: Lineage,
     pub catalogue: Catalogue,
-    pub stored: Stored,
+    pub stored: StoredNodes,
     pub superblock: Superblock,
 }
 
 impl Store {
-    pub(super) fn assemble(env: Env, options: StoreOptions, parts: Parts) -> Rc<Store> {
+    pub(super) fn assemble(env: Env, options: StoreOptions, parts: StoreParts) -> Rc<Store> {
         let superblock = parts.superblock;
         Rc::new(Store {
             coalescer: WriteCoalescer::new(env.clone(), parts.file.clone()),

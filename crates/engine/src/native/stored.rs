@@ -108,14 +108,14 @@ fn decode_root(bytes: &[u8], place: &str) -> Result<Option<Root>> {
 
 /// The items of all nodes.
 #[derive(Default)]
-pub(crate) struct Stored {
+pub(crate) struct StoredNodes {
     nodes: BTreeMap<u64, NodeItem>,
     children: BTreeMap<u64, BTreeSet<u64>>,
     /// Nodes changed since their items were written.
     dirty: BTreeSet<u64>,
 }
 
-impl Stored {
+impl StoredNodes {
     pub(crate) fn load(&mut self, id: u64, item: NodeItem) {
         self.children.entry(item.parent).or_default().insert(id);
         self.nodes.insert(id, item);

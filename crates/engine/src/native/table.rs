@@ -12,7 +12,7 @@ const LEAF_BLOCKS: u64 = span(0);
 
 /// A run of blocks at one place, as of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct Redirect {
     pub len: u64,
     /// 0: the blocks read as zeros and have no space.
     pub addr: u64,
@@ -22,7 +22,7 @@ pub struct Held {
 
 /// Result of a lookup for a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct LookupRun {
     pub start: u64,
     pub len: u64,
     /// 0: the blocks read as zeros.
@@ -32,7 +32,7 @@ pub struct Found {
     pub lsn: u64,
 }
 
-impl Found {
+impl LookupRun {
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
@@ -43,20 +43,20 @@ impl Found {
 
     /// Returns whether the disk's next blocks are also the store's next ones: one I/O reaches both, even if they were
     /// written at different times.
-    pub fn goes_on_in(&self, next: &Found) -> bool {
+    pub fn is_continued_by(&self, next: &LookupRun) -> bool {
         !self.is_hole() && self.end() == next.start && self.addr + self.len == next.addr
     }
 }
 
 /// Returns whether one I/O reaches all of the blocks.
-pub(super) fn is_together(found: &[Found]) -> bool {
-    found.windows(2).all(|pair| pair[0].goes_on_in(&pair[1]))
+pub(super) fn is_contiguous(found: &[LookupRun]) -> bool {
+    found.windows(2).all(|pair| pair[0].is_continued_by(&pair[1]))
 }
 
 /// Redirects keyed by their first block; runs never overlap.
 #[derive(Default)]
 pub struct Table {
-    runs: BTreeMap<u64, Held>,
+    runs: BTreeMap<u64, Redirect>,
     leaves: u64,
 }
 
@@ -88,13 +88,13 @@ impl Table {
     }
 
     /// Inserts a run over earlier ones. The space of what it covers goes to `displaced`.
-    pub fn insert(&mut self, start: u64, held: Held, displaced: &mut Vec<Extent>) {
-        let blocks = start..start + held.len;
-        let hole = held.addr == 0;
+    pub fn insert(&mut self, start: u64, redirect: Redirect, displaced: &mut Vec<Extent>) {
+        let blocks = start..start + redirect.len;
+        let hole = redirect.addr == 0;
         let overlaps = match self.runs.range_mut(..blocks.end).next_back() {
             // The usual overwrite: the number of leaves does not change.
-            Some((&at, old)) if at == start && old.len == held.len && (old.addr == 0) == hole => {
-                note_displaced(&std::mem::replace(old, held), displaced);
+            Some((&at, old)) if at == start && old.len == redirect.len && (old.addr == 0) == hole => {
+                note_displaced(&std::mem::replace(old, redirect), displaced);
                 return;
             }
             Some((&at, old)) => at + old.len > start,
@@ -104,7 +104,7 @@ impl Table {
         if overlaps {
             self.cut_out(&blocks, displaced);
         }
-        self.runs.insert(start, held);
+        self.runs.insert(start, redirect);
     }
 
     fn cut_out(&mut self, blocks: &Range<u64>, displaced: &mut Vec<Extent>) {
@@ -118,31 +118,31 @@ impl Table {
 
     /// Splits a run that reaches across `at`, so that `at` is the start of one.
     fn cut_at(&mut self, at: u64) {
-        let Some((&start, held)) = self.runs.range_mut(..at).next_back() else { return };
-        if start + held.len <= at {
+        let Some((&start, redirect)) = self.runs.range_mut(..at).next_back() else { return };
+        if start + redirect.len <= at {
             return;
         }
-        let mut tail = *held;
-        held.len = at - start;
-        tail.len -= held.len;
-        tail.addr += if tail.addr == 0 { 0 } else { held.len };
+        let mut tail = *redirect;
+        redirect.len = at - start;
+        tail.len -= redirect.len;
+        tail.addr += if tail.addr == 0 { 0 } else { redirect.len };
         self.runs.insert(at, tail);
     }
 
     /// Returns the run that holds `block`, cut to begin there.
-    fn at(&self, block: u64) -> Option<Found> {
-        let (&start, held) = self.runs.range(..=block).next_back()?;
-        (block < start + held.len).then(|| clip(start, held, block..start + held.len))
+    fn at(&self, block: u64) -> Option<LookupRun> {
+        let (&start, redirect) = self.runs.range(..=block).next_back()?;
+        (block < start + redirect.len).then(|| clip(start, redirect, block..start + redirect.len))
     }
 
     /// Returns the run at `blocks.start`, or None, and the end of the run or of the gap.
-    pub fn next(&self, blocks: &Range<u64>) -> (Option<Found>, u64) {
+    pub fn next(&self, blocks: &Range<u64>) -> (Option<LookupRun>, u64) {
         if self.runs.is_empty() {
             return (None, blocks.end);
         }
         if let Some(found) = self.at(blocks.start) {
             let len = found.len.min(blocks.end - blocks.start);
-            return (Some(Found { len, ..found }), blocks.start + len);
+            return (Some(LookupRun { len, ..found }), blocks.start + len);
         }
         if blocks.end - blocks.start == 1 {
             return (None, blocks.end);
@@ -154,49 +154,49 @@ impl Table {
     /// Appends the runs that begin at block `from` or later, `max` of them at most. Returns the start of the next one.
     pub fn updates(&self, from: u64, max: usize, out: &mut Vec<Update>) -> Option<u64> {
         let mut runs = self.runs.range(from..);
-        out.extend(runs.by_ref().take(max).map(|(&start, held)| Update {
+        out.extend(runs.by_ref().take(max).map(|(&start, redirect)| Update {
             start,
-            len: held.len,
-            addr: held.addr,
-            birth: held.birth,
+            len: redirect.len,
+            addr: redirect.addr,
+            birth: redirect.birth,
         }));
         runs.next().map(|(&start, _)| start)
     }
 
-    pub fn runs(&self) -> impl Iterator<Item = (u64, Held)> {
-        self.runs.iter().map(|(&start, &held)| (start, held))
+    pub fn runs(&self) -> impl Iterator<Item = (u64, Redirect)> {
+        self.runs.iter().map(|(&start, &redirect)| (start, redirect))
     }
 }
 
-fn note_displaced(old: &Held, displaced: &mut Vec<Extent>) {
+fn note_displaced(old: &Redirect, displaced: &mut Vec<Extent>) {
     if old.addr != 0 {
         displaced.push(Extent { addr: old.addr, len: old.len });
     }
 }
 
-fn clip(start: u64, held: &Held, to: Range<u64>) -> Found {
-    let addr = if held.addr == 0 { 0 } else { held.addr + (to.start - start) };
-    Found { start: to.start, len: to.end - to.start, addr, birth: held.birth, lsn: held.lsn }
+fn clip(start: u64, redirect: &Redirect, to: Range<u64>) -> LookupRun {
+    let addr = if redirect.addr == 0 { 0 } else { redirect.addr + (to.start - start) };
+    LookupRun { start: to.start, len: to.end - to.start, addr, birth: redirect.birth, lsn: redirect.lsn }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn held(len: u64, addr: u64, lsn: u64) -> Held {
-        Held { len, addr, birth: 1, lsn }
+    fn redirect(len: u64, addr: u64, lsn: u64) -> Redirect {
+        Redirect { len, addr, birth: 1, lsn }
     }
 
     #[test]
     fn a_newer_run_cuts_what_it_covers() {
         let (mut table, mut gone) = (Table::default(), Vec::new());
-        table.insert(10, held(10, 100, 1), &mut gone);
-        table.insert(13, held(2, 500, 2), &mut gone);
+        table.insert(10, redirect(10, 100, 1), &mut gone);
+        table.insert(13, redirect(2, 500, 2), &mut gone);
         assert_eq!(gone, [Extent { addr: 103, len: 2 }]);
         let runs: Vec<_> = table.runs().map(|(start, h)| (start, h.len, h.addr)).collect();
         assert_eq!(runs, [(10, 3, 100), (13, 2, 500), (15, 5, 105)]);
         gone.clear();
-        table.insert(0, held(100, 0, 3), &mut gone);
+        table.insert(0, redirect(100, 0, 3), &mut gone);
         assert_eq!(gone.iter().map(|e| e.len).sum::<u64>(), 10);
         assert_eq!(table.len(), 1);
     }
@@ -205,21 +205,21 @@ mod tests {
     fn leaves_are_counted_once() {
         let (mut table, mut gone) = (Table::default(), Vec::new());
         for block in [0, 3, LEAF_BLOCKS - 1, LEAF_BLOCKS, 7 * LEAF_BLOCKS] {
-            table.insert(block, held(1, 100, 1), &mut gone);
+            table.insert(block, redirect(1, 100, 1), &mut gone);
         }
         assert_eq!(table.leaves(), 3);
-        table.insert(2 * LEAF_BLOCKS - 1, held(2, 200, 2), &mut gone);
+        table.insert(2 * LEAF_BLOCKS - 1, redirect(2, 200, 2), &mut gone);
         assert_eq!(table.leaves(), 4);
-        table.insert(0, held(1000 * LEAF_BLOCKS, 0, 3), &mut gone);
+        table.insert(0, redirect(1000 * LEAF_BLOCKS, 0, 3), &mut gone);
         assert_eq!(table.leaves(), 6);
     }
 
     #[test]
     fn a_lookup_tells_runs_and_how_far_nothing_is_known() {
         let (mut table, mut gone) = (Table::default(), Vec::new());
-        table.insert(10, held(4, 100, 7), &mut gone);
+        table.insert(10, redirect(4, 100, 7), &mut gone);
         assert_eq!(table.next(&(0..20)), (None, 10));
-        let found = Found { start: 12, len: 2, addr: 102, birth: 1, lsn: 7 };
+        let found = LookupRun { start: 12, len: 2, addr: 102, birth: 1, lsn: 7 };
         assert_eq!(table.next(&(12..20)), (Some(found), 14));
         assert_eq!(table.next(&(14..20)), (None, 20));
     }

@@ -12,7 +12,7 @@ use super::space::Growth;
 use super::*;
 use crate::options::SpacePolicy;
 
-const TERMS: DiskTerms = DiskTerms { policy: SpacePolicy::Wait, space_retry_us: 1000 };
+const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
 
 pub(super) async fn open_store(env: &Env) -> Result<Rc<Store>> {

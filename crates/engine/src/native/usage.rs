@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blk::Result;
 
+use super::diff_base::{DiffRange, diff_ranges};
 use super::difference::{PAGES_AT_ONCE, item_now};
-use super::ground::{Piece, pieces};
 use super::layout::BLOCK;
 use super::lineage::Lineage;
 use super::store::Store;
-use super::tree::{Root, Seen, gone};
+use super::tree::{Root, WalkItem, gone};
 
 /// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StoreUse {
+pub struct StoreUsage {
     /// Length of the file that is divided into groups, without their bitmap pages.
     pub grown: u64,
     /// Data and metadata in use.
@@ -32,75 +32,77 @@ pub struct StoreUse {
 
 /// Numbers of blocks that are given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Held {
+struct BlockCounts {
     data: u64,
     maps: u64,
 }
 
 /// A state whose space is given back, and the remaining state that shows the rest of its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Part {
+struct ReclaimedNode {
     node: u64,
-    heir: Option<u64>,
-    pieces: Vec<Piece>,
+    successor: Option<u64>,
+    diff_ranges: Vec<DiffRange>,
 }
 
 /// States that are removed, and the states that remain of them.
-struct Farewell<'a> {
+struct Removal<'a> {
     lineage: &'a Lineage,
     gone: &'a dyn Fn(u64) -> bool,
     /// For each removed node: the only node that remains of it and its descendants. None: nothing remains.
-    left: BTreeMap<u64, Option<u64>>,
+    remaining: BTreeMap<u64, Option<u64>>,
 }
 
-impl Farewell<'_> {
+impl Removal<'_> {
     /// Returns the nodes that remain of a node's children and their descendants: none, one, or more (cut to two).
-    fn heirs(&mut self, id: u64) -> Vec<u64> {
-        let mut heirs = Vec::new();
+    fn successors(&mut self, id: u64) -> Vec<u64> {
+        let mut successors = Vec::new();
         for child in self.lineage.children(id) {
-            heirs.extend(self.left_of(child));
-            if heirs.len() > 1 {
+            successors.extend(self.remaining_of(child));
+            if successors.len() > 1 {
                 break;
             }
         }
-        heirs
+        successors
     }
 
     /// Returns what remains of a node. A removed node stays, hidden, while it has two or more children. Without
     /// recursion, because chains are long.
-    fn left_of(&mut self, id: u64) -> Option<u64> {
+    fn remaining_of(&mut self, id: u64) -> Option<u64> {
         if !(self.gone)(id) {
             return Some(id);
         }
-        if let Some(left) = self.left.get(&id) {
-            return *left;
+        if let Some(remaining) = self.remaining.get(&id) {
+            return *remaining;
         }
-        let mut way = vec![id];
-        self.left.insert(id, None);
-        while let Some(at) = way.last().copied() {
+        let mut path = vec![id];
+        self.remaining.insert(id, None);
+        while let Some(at) = path.last().copied() {
             let children = self.lineage.children(at);
-            let open = children.iter().find(|child| (self.gone)(**child) && !self.left.contains_key(child));
+            let open =
+                children.iter().find(|child| (self.gone)(**child) && !self.remaining.contains_key(child));
             if let Some(open) = open {
-                self.left.insert(*open, None);
-                way.push(*open);
+                self.remaining.insert(*open, None);
+                path.push(*open);
                 continue;
             }
-            let left = children.iter().filter_map(|child| match (self.gone)(*child) {
-                true => self.left[child],
+            let remaining = children.iter().filter_map(|child| match (self.gone)(*child) {
+                true => self.remaining[child],
                 false => Some(*child),
             });
-            let left: Vec<u64> = left.take(2).collect();
-            self.left.insert(at, if left.len() > 1 { Some(at) } else { left.first().copied() });
-            way.pop();
+            let remaining: Vec<u64> = remaining.take(2).collect();
+            self.remaining
+                .insert(at, if remaining.len() > 1 { Some(at) } else { remaining.first().copied() });
+            path.pop();
         }
-        self.left[&id]
+        self.remaining[&id]
     }
 }
 
 impl Store {
     /// Returns the bytes that are given back when all of `nodes` are dropped. Blocks that only several of them show
     /// count once.
-    pub async fn held_only_by(&self, nodes: &[u64]) -> Result<u64> {
+    pub async fn exclusive_bytes(&self, nodes: &[u64]) -> Result<u64> {
         let held = self.held(nodes).await?;
         Ok((held.data + held.maps) * BLOCK)
     }
@@ -108,25 +110,25 @@ impl Store {
     /// Returns the bytes of a node's disk that come from its nearest ancestor outside of `own`: what a clone shares
     /// with its source.
     pub async fn shared_with_others(&self, node: u64, own: &BTreeSet<u64>) -> Result<u64> {
-        let Some(ground) = self.ground_of(node, own) else { return Ok(0) };
-        let (items, _retained) = self.merged_items(&[node, ground]).await?;
-        let mut own = Held::default();
-        self.add_held(items[0].root, items[1].root, &Piece::ALL, &mut own).await?;
+        let Some(base) = self.base_of(node, own) else { return Ok(0) };
+        let (items, _retained) = self.merged_items(&[node, base]).await?;
+        let mut own = BlockCounts::default();
+        self.add_held(items[0].root, items[1].root, &DiffRange::ALL, &mut own).await?;
         let mapped = items[0].root.map_or(0, |root| root.pointer.count);
         Ok(mapped.saturating_sub(own.data) * BLOCK)
     }
 
     /// Returns the bytes that were written in one of `nodes` and are also shown by others: what clones read.
-    pub async fn lent_to_others(&self, nodes: &BTreeSet<u64>) -> Result<u64> {
+    pub async fn bytes_read_by_others(&self, nodes: &BTreeSet<u64>) -> Result<u64> {
         let written = loop {
-            let ways = self.ways_of(nodes);
-            if !self.is_read_by_others(&ways) {
+            let parents = self.with_parents(nodes);
+            if !self.is_read_by_others(&parents) {
                 return Ok(0);
             }
-            let involved: Vec<u64> = ways.iter().flat_map(|(node, parent)| [*node, *parent]).collect();
+            let involved: Vec<u64> = parents.iter().flat_map(|(node, parent)| [*node, *parent]).collect();
             let known: Vec<u64> = involved.into_iter().filter(|id| self.node(*id).is_ok()).collect();
             match self.merged_items(&known).await {
-                Ok((_, _retained)) => break self.added_in(&ways).await?,
+                Ok((_, _retained)) => break self.added_in(&parents).await?,
                 // A state that was reclaimed meanwhile is not among them any more.
                 Err(e) if known.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
                 Err(_) => {}
@@ -136,36 +138,36 @@ impl Store {
         Ok(written.saturating_sub(self.held(&all).await?.data) * BLOCK)
     }
 
-    fn is_read_by_others(&self, ways: &BTreeMap<u64, u64>) -> bool {
+    fn is_read_by_others(&self, parents: &BTreeMap<u64, u64>) -> bool {
         let lineage = self.lineage.borrow();
-        ways.keys().any(|id| lineage.children(*id).iter().any(|child| !ways.contains_key(child)))
+        parents.keys().any(|id| lineage.children(*id).iter().any(|child| !parents.contains_key(child)))
     }
 
     /// Returns each of `nodes` that exists, and its hidden ancestors, with their parents.
-    fn ways_of(&self, nodes: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
+    fn with_parents(&self, nodes: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
         let lineage = self.lineage.borrow();
-        let mut ways = BTreeMap::new();
+        let mut parents = BTreeMap::new();
         for id in nodes {
             let mut at = lineage.get(*id);
-            while let Some(node) = at.filter(|node| !ways.contains_key(&node.id)) {
-                ways.insert(node.id, node.parent.get());
+            while let Some(node) = at.filter(|node| !parents.contains_key(&node.id)) {
+                parents.insert(node.id, node.parent.get());
                 at = lineage.get(node.parent.get()).filter(|parent| parent.dropped.get());
             }
         }
-        ways
+        parents
     }
 
     /// Returns the number of data blocks that each state has and its parent does not.
-    async fn added_in(&self, ways: &BTreeMap<u64, u64>) -> Result<u64> {
+    async fn added_in(&self, parents: &BTreeMap<u64, u64>) -> Result<u64> {
         let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
-        let mut written = Held::default();
-        for (node, parent) in ways {
-            self.add_held(root_of(*node), root_of(*parent), &Piece::ALL, &mut written).await?;
+        let mut written = BlockCounts::default();
+        for (node, parent) in parents {
+            self.add_held(root_of(*node), root_of(*parent), &DiffRange::ALL, &mut written).await?;
         }
         Ok(written.data)
     }
 
-    fn ground_of(&self, node: u64, own: &BTreeSet<u64>) -> Option<u64> {
+    fn base_of(&self, node: u64, own: &BTreeSet<u64>) -> Option<u64> {
         let lineage = self.lineage.borrow();
         let mut seen = BTreeSet::new();
         let mut at = lineage.get(node)?;
@@ -179,9 +181,9 @@ impl Store {
     }
 
     /// Returns the space of the store, from the counters in memory.
-    pub fn store_use(&self) -> StoreUse {
+    pub fn store_usage(&self) -> StoreUsage {
         let totals = self.space.totals();
-        StoreUse {
+        StoreUsage {
             grown: totals.grown * BLOCK,
             used: totals.used * BLOCK,
             waiting: totals.waiting * BLOCK,
@@ -199,15 +201,15 @@ impl Store {
         nodes.iter().filter(ready).copied().collect()
     }
 
-    async fn held(&self, nodes: &[u64]) -> Result<Held> {
+    async fn held(&self, nodes: &[u64]) -> Result<BlockCounts> {
         let dropped: BTreeSet<u64> = nodes.iter().copied().collect();
-        let mut parts = self.comes_back(&dropped);
+        let mut parts = self.reclaimable_nodes(&dropped);
         let _retained = loop {
             let involved: Vec<u64> =
-                parts.iter().flat_map(|part| part.heir.into_iter().chain([part.node])).collect();
+                parts.iter().flat_map(|part| part.successor.into_iter().chain([part.node])).collect();
             let merged = self.merged_items(&involved).await;
             // States may have been added, removed or reclaimed meanwhile.
-            let again = self.comes_back(&dropped);
+            let again = self.reclaimable_nodes(&dropped);
             match merged {
                 Err(e) if involved.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
                 Ok((_, retained)) if again == parts => break retained,
@@ -216,23 +218,23 @@ impl Store {
         };
         let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
         let roots: Vec<_> =
-            parts.iter().map(|part| (root_of(part.node), part.heir.and_then(root_of))).collect();
-        let mut held = Held::default();
-        for (part, (root, heir)) in parts.iter().zip(roots) {
-            for piece in &part.pieces {
-                self.add_held(root, heir, piece, &mut held).await?;
+            parts.iter().map(|part| (root_of(part.node), part.successor.and_then(root_of))).collect();
+        let mut held = BlockCounts::default();
+        for (part, (root, successor)) in parts.iter().zip(roots) {
+            for range in &part.diff_ranges {
+                self.add_held(root, successor, range, &mut held).await?;
             }
         }
         Ok(held)
     }
 
     /// Returns the states whose space is given back when `dropped` are removed.
-    fn comes_back(&self, dropped: &BTreeSet<u64>) -> Vec<Part> {
+    fn reclaimable_nodes(&self, dropped: &BTreeSet<u64>) -> Vec<ReclaimedNode> {
         let lineage = self.lineage.borrow();
         let is_gone = |id: u64| lineage.get(id).is_none_or(|node| node.dropped.get());
         let goes = |id: u64| dropped.contains(&id) || is_gone(id);
-        let mut now = Farewell { lineage: &lineage, gone: &is_gone, left: BTreeMap::new() };
-        let mut then = Farewell { lineage: &lineage, gone: &goes, left: BTreeMap::new() };
+        let mut now = Removal { lineage: &lineage, gone: &is_gone, remaining: BTreeMap::new() };
+        let mut then = Removal { lineage: &lineage, gone: &goes, remaining: BTreeMap::new() };
         let mut all: BTreeSet<u64> =
             dropped.iter().copied().filter(|id| lineage.get(*id).is_some()).collect();
         // Hidden nodes may have stayed because of the states that are removed now.
@@ -242,7 +244,7 @@ impl Store {
                 |id: u64| lineage.get(lineage.get(id)?.parent.get()).filter(|node| node.dropped.get());
             let mut at = parent(id);
             while let Some(node) = at.filter(|node| seen.insert(node.id)) {
-                if now.heirs(node.id).len() > 1 {
+                if now.successors(node.id).len() > 1 {
                     all.insert(node.id);
                 }
                 at = parent(node.id);
@@ -251,9 +253,13 @@ impl Store {
         let item_of = |id: u64| lineage.get(id).map(|node| item_now(&node));
         let mut parts = Vec::new();
         for node in all {
-            let heirs = then.heirs(node);
-            if heirs.len() < 2 {
-                parts.push(Part { node, heir: heirs.first().copied(), pieces: pieces(node, &item_of) });
+            let successors = then.successors(node);
+            if successors.len() < 2 {
+                parts.push(ReclaimedNode {
+                    node,
+                    successor: successors.first().copied(),
+                    diff_ranges: diff_ranges(node, &item_of),
+                });
             }
         }
         parts
@@ -262,19 +268,19 @@ impl Store {
     async fn add_held(
         &self,
         root: Option<Root>,
-        heir: Option<Root>,
-        piece: &Piece,
-        held: &mut Held,
+        successor: Option<Root>,
+        range: &DiffRange,
+        held: &mut BlockCounts,
     ) -> Result<()> {
-        let mut from = piece.start;
-        while from < piece.end {
-            let mut add = |found: Seen| match found {
-                Seen::Data(data) if data.birth > piece.since => held.data += data.len,
-                Seen::Page { birth, .. } if birth > piece.since => held.maps += 1,
+        let mut from = range.start;
+        while from < range.end {
+            let mut add = |found: WalkItem| match found {
+                WalkItem::Data(data) if data.birth > range.since => held.data += data.len,
+                WalkItem::Page { birth, .. } if birth > range.since => held.maps += 1,
                 _ => {}
             };
-            let (root, heir) = (root.as_ref(), heir.as_ref());
-            from = gone(&self.nodes, root, heir, from, piece.end, PAGES_AT_ONCE, &mut add).await?;
+            let (root, successor) = (root.as_ref(), successor.as_ref());
+            from = gone(&self.nodes, root, successor, from, range.end, PAGES_AT_ONCE, &mut add).await?;
             self.env.sleep_us(0).await;
         }
         Ok(())
@@ -317,15 +323,15 @@ mod tests {
     }
 
     /// Drops and reclaims the nodes, and returns the bytes that became free.
-    async fn comes_back(store: &Rc<Store>, nodes: &[u64]) -> u64 {
+    async fn drop_and_reclaim(store: &Rc<Store>, nodes: &[u64]) -> u64 {
         store.checkpoint().await.unwrap();
-        let before = store.store_use().used;
+        let before = store.store_usage().used;
         let ops: Vec<Op> = nodes.iter().map(|node| Op::Drop { node: *node }).collect();
         store.change(&ops).unwrap();
         while store.has_to_reclaim() {
             store.progress.wait().await;
         }
-        before - store.store_use().used
+        before - store.store_usage().used
     }
 
     #[test]
@@ -343,9 +349,9 @@ mod tests {
             let own = BTreeSet::from([1, 2]);
             assert_eq!(store.shared_with_others(1, &own).await.unwrap(), 50 * BLOCK);
             assert_eq!(store.shared_with_others(1, &BTreeSet::from([1, 2, 3])).await.unwrap(), 0);
-            let lent = store.lent_to_others(&BTreeSet::from([1, 2, 3])).await.unwrap();
+            let lent = store.bytes_read_by_others(&BTreeSet::from([1, 2, 3])).await.unwrap();
             assert_eq!(lent, 100 * BLOCK, "node 4 shows all of node 3");
-            assert_eq!(store.lent_to_others(&BTreeSet::from([1, 2, 3, 4])).await.unwrap(), 0);
+            assert_eq!(store.bytes_read_by_others(&BTreeSet::from([1, 2, 3, 4])).await.unwrap(), 0);
             store.close().await.unwrap();
         });
     }
@@ -355,8 +361,8 @@ mod tests {
         for nodes in [&[2][..], &[4], &[3, 4], &[1, 2], &[2, 3, 4], &[1, 2, 3, 4]] {
             in_world(async move |env| {
                 let store = family(&env).await;
-                let foretold = store.held_only_by(nodes).await.unwrap();
-                assert_eq!(comes_back(&store, nodes).await, foretold, "{nodes:?}");
+                let foretold = store.exclusive_bytes(nodes).await.unwrap();
+                assert_eq!(drop_and_reclaim(&store, nodes).await, foretold, "{nodes:?}");
                 store.close().await.unwrap();
             });
         }
@@ -366,10 +372,10 @@ mod tests {
     fn a_hidden_state_comes_back_with_the_last_but_one_that_rests_on_it() {
         in_world(async |env| {
             let store = family(&env).await;
-            assert_eq!(comes_back(&store, &[3]).await, 0);
-            let foretold = store.held_only_by(&[4]).await.unwrap();
+            assert_eq!(drop_and_reclaim(&store, &[3]).await, 0);
+            let foretold = store.exclusive_bytes(&[4]).await.unwrap();
             assert_eq!(data(&store, &[4]).await, 10 + 40);
-            assert_eq!(comes_back(&store, &[4]).await, foretold);
+            assert_eq!(drop_and_reclaim(&store, &[4]).await, foretold);
             store.close().await.unwrap();
         });
     }

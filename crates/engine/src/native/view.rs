@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use blk::Result;
 
-use super::table::{Found, Table};
+use super::table::{LookupRun, Table};
 use super::tree::{Mapped, Nodes, Root};
 
 /// Most tables that a lookup in memory searches by recursion; deeper ones are searched step by step.
@@ -22,57 +22,57 @@ pub struct View {
     pub parent: u64,
     /// Pages that a merge of its table may write.
     pub pages: u64,
-    held: RefCell<HeldAs>,
+    form: RefCell<Form>,
     /// The view is in the list of those that a checkpoint is to merge.
     pub listed: Cell<bool>,
 }
 
-enum HeldAs {
+enum Form {
     Tree(Option<Root>),
     Pending { table: Table, below: Rc<View> },
 }
 
 impl View {
     pub fn tree(root: Option<Root>, stamp: u64) -> Rc<View> {
-        View::new(HeldAs::Tree(root), stamp, (0, 0))
+        View::new(Form::Tree(root), stamp, (0, 0))
     }
 
-    /// Creates a view over `below`. `ground`: the parent of the node, and the pages that a merge may write.
-    pub fn pending(table: Table, below: Rc<View>, stamp: u64, ground: (u64, u64)) -> Rc<View> {
-        View::new(HeldAs::Pending { table, below }, stamp, ground)
+    /// Creates a view over `below`. `merge`: the parent of the node, and the pages that a merge may write.
+    pub fn pending(table: Table, below: Rc<View>, stamp: u64, merge: (u64, u64)) -> Rc<View> {
+        View::new(Form::Pending { table, below }, stamp, merge)
     }
 
-    fn new(held: HeldAs, stamp: u64, (parent, pages): (u64, u64)) -> Rc<View> {
-        Rc::new(View { stamp, parent, pages, held: RefCell::new(held), listed: Cell::new(false) })
+    fn new(form: Form, stamp: u64, (parent, pages): (u64, u64)) -> Rc<View> {
+        Rc::new(View { stamp, parent, pages, form: RefCell::new(form), listed: Cell::new(false) })
     }
 
     /// Returns the tree; None while the view is not merged.
     pub fn root(&self) -> Option<Option<Root>> {
-        match &*self.held.borrow() {
-            HeldAs::Tree(root) => Some(*root),
-            HeldAs::Pending { .. } => None,
+        match &*self.form.borrow() {
+            Form::Tree(root) => Some(*root),
+            Form::Pending { .. } => None,
         }
     }
 
     pub fn below(&self) -> Option<Rc<View>> {
-        match &*self.held.borrow() {
-            HeldAs::Tree(_) => None,
-            HeldAs::Pending { below, .. } => Some(below.clone()),
+        match &*self.form.borrow() {
+            Form::Tree(_) => None,
+            Form::Pending { below, .. } => Some(below.clone()),
         }
     }
 
     pub fn with_table<T>(&self, look: impl FnOnce(&Table) -> T) -> Option<T> {
-        match &*self.held.borrow() {
-            HeldAs::Tree(_) => None,
-            HeldAs::Pending { table, .. } => Some(look(table)),
+        match &*self.form.borrow() {
+            Form::Tree(_) => None,
+            Form::Pending { table, .. } => Some(look(table)),
         }
     }
 
     /// Replaces the table by the tree that a checkpoint has written: the same content, elsewhere. Returns the table.
     pub fn merged(&self, root: Option<Root>) -> Option<Table> {
-        match self.held.replace(HeldAs::Tree(root)) {
-            HeldAs::Tree(_) => None,
-            HeldAs::Pending { table, .. } => Some(table),
+        match self.form.replace(Form::Tree(root)) {
+            Form::Tree(_) => None,
+            Form::Pending { table, .. } => Some(table),
         }
     }
 
@@ -94,8 +94,8 @@ impl View {
     }
 
     fn find_within(&self, depth: usize, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
-        match &*self.held.borrow() {
-            HeldAs::Tree(root) => {
+        match &*self.form.borrow() {
+            Form::Tree(root) => {
                 out.mapped.clear();
                 if !nodes.lookup_cached(root.as_ref(), blocks, &mut out.mapped) {
                     return false;
@@ -103,7 +103,7 @@ impl View {
                 out.take_mapped();
                 true
             }
-            HeldAs::Pending { table, below } => find_over(table, blocks, out, |gap, out| {
+            Form::Pending { table, below } => find_over(table, blocks, out, |gap, out| {
                 depth > 0 && below.find_within(depth - 1, nodes, gap, out)
             }),
         }
@@ -113,9 +113,9 @@ impl View {
     pub async fn find(self: &Rc<Self>, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
         let mut open = vec![(self.clone(), blocks)];
         while let Some((view, blocks)) = open.pop() {
-            let root = match &*view.held.borrow() {
-                HeldAs::Tree(root) => *root,
-                HeldAs::Pending { table, below } => {
+            let root = match &*view.form.borrow() {
+                Form::Tree(root) => *root,
+                Form::Pending { table, below } => {
                     find_over(table, blocks, out, |gap, _| {
                         open.push((below.clone(), gap));
                         true
@@ -134,13 +134,13 @@ impl View {
 impl Drop for View {
     /// Drops the views one after the other: a chain may have thousands, too many for recursion on the stack.
     fn drop(&mut self) {
-        let below = |held: &mut HeldAs| match std::mem::replace(held, HeldAs::Tree(None)) {
-            HeldAs::Tree(_) => None,
-            HeldAs::Pending { below, .. } => Some(below),
+        let below = |form: &mut Form| match std::mem::replace(form, Form::Tree(None)) {
+            Form::Tree(_) => None,
+            Form::Pending { below, .. } => Some(below),
         };
-        let mut next = below(self.held.get_mut());
+        let mut next = below(self.form.get_mut());
         while let Some(mut view) = next.and_then(Rc::into_inner) {
-            next = below(view.held.get_mut());
+            next = below(view.form.get_mut());
         }
     }
 }
@@ -172,7 +172,7 @@ const SCRATCH_FOUND_MAX: usize = 256;
 /// Buffers of lookups, reused so that the hot path allocates nothing.
 #[derive(Default)]
 pub struct Scratch {
-    pub found: Vec<Found>,
+    pub found: Vec<LookupRun>,
     mapped: Vec<Mapped>,
 }
 
@@ -188,7 +188,8 @@ impl Scratch {
     }
 
     fn take_mapped(&mut self) {
-        let found = |m: &Mapped| Found { start: m.start, len: m.len, addr: m.addr, birth: m.birth, lsn: 0 };
+        let found =
+            |m: &Mapped| LookupRun { start: m.start, len: m.len, addr: m.addr, birth: m.birth, lsn: 0 };
         self.found.extend(self.mapped.iter().map(found));
         self.mapped.clear();
     }

@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use blk::manifest::{BinnedState, Change, LayerName, Opening, SnapshotState, ThrownBy, VmState};
+use blk::manifest::{BinnedBy, BinnedState, Change, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::disk::Disk;
 use super::layer_graph::LayerGraph;
-use super::revert_plan::{Ground, Move};
+use super::revert_plan::{NewTop, RevertPlan};
 use super::vm::Vm;
-use crate::bin::{current_of, find_binned, moves_disks, put_back, thrown};
+use crate::bin::{current_of, find_binned, moves_disks, new_entry, put_back};
 use crate::event::EventKind;
 use crate::operations::Loss;
 
@@ -36,7 +36,7 @@ impl Vm {
         self.carry_out(plan).await
     }
 
-    async fn plan_restore(&self, id: u64, keep: bool) -> Result<Move> {
+    async fn plan_restore(&self, id: u64, keep: bool) -> Result<RevertPlan> {
         let graph = self.graph().await?;
         let before = self.state();
         let binned = find_binned(&before, id)?.clone();
@@ -45,13 +45,13 @@ impl Vm {
         put_back(&mut next, &binned, |state, disks| nearest_snapshot(&graph, state, disks));
         let reverts = moves_disks(&binned);
         let loss = Loss { target: reverts.then(|| binned.subject.clone()), reverts, ..Loss::default() };
-        next.disks.retain(|disk| !binned.came.contains(&disk.number));
-        let mut grounds = Vec::new();
+        next.disks.retain(|disk| !binned.added_disks.contains(&disk.number));
+        let mut tops = Vec::new();
         for disk in &binned.disks {
             self.refuse_taken_slot(&next, disk.number, &disk.slot)?;
             let known = next.disks.iter_mut().find(|now| now.number == disk.number);
             if known.as_ref().is_none_or(|now| now.top != disk.top) {
-                grounds.push((disk.number, ground_again(&graph, &disk.top)));
+                tops.push((disk.number, restored_top(&graph, &disk.top)));
             }
             match known {
                 Some(now) => *now = disk.clone(),
@@ -61,17 +61,17 @@ impl Vm {
         if reverts {
             next.current = current_of(&next, &binned, |state, disks| nearest_snapshot(&graph, state, disks));
         }
-        let plan = Move {
+        let plan = RevertPlan {
             kind: EventKind::Restore,
             next,
-            grounds,
+            tops,
             configuration: reverts.then_some(u128::from(id)),
             gone: Vec::new(),
             remove: Vec::new(),
             loss,
         };
-        let thrown = (keep && reverts).then(|| thrown(&self.env, ThrownBy::Restore, binned.subject.clone()));
-        self.with_loss(plan, &before, &graph, thrown).await
+        let kept = (keep && reverts).then(|| new_entry(&self.env, BinnedBy::Restore, binned.subject.clone()));
+        self.with_loss(plan, &before, &graph, kept).await
     }
 
     fn refuse_taken_slot(&self, next: &VmState, number: u32, slot: &str) -> Result<()> {
@@ -149,10 +149,10 @@ pub(crate) fn left_over_deltas(graph: &LayerGraph, before: &VmState, after: &VmS
 }
 
 /// Returns the layer itself, or a new child of it if it has children by now.
-fn ground_again(graph: &LayerGraph, top: &LayerName) -> Ground {
+fn restored_top(graph: &LayerGraph, top: &LayerName) -> NewTop {
     match graph.children(top).is_empty() {
-        true => Ground::Itself(top.clone()),
-        false => Ground::ChildOf(top.clone()),
+        true => NewTop::Existing(top.clone()),
+        false => NewTop::ChildOf(top.clone()),
     }
 }
 
@@ -174,7 +174,7 @@ fn nearest_snapshot(graph: &LayerGraph, state: &VmState, disks: &[(u32, LayerNam
 
 /// Returns the binned states that would change if these deltas were folded into their parents: those that depend on a
 /// parent but not on the delta. (States that depend on the delta will depend on the parent, with the same content.)
-pub(crate) fn in_the_way<'a>(
+pub(crate) fn blocking_binned<'a>(
     graph: &LayerGraph,
     state: &VmState,
     folds: impl Iterator<Item = &'a LayerName> + Clone,

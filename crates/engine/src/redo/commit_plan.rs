@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use blk::manifest::{FoldState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
-use super::bin::{in_the_way, left_over_deltas};
+use super::bin::{blocking_binned, left_over_deltas};
 use super::fold::held_bytes;
 use super::layer_graph::{LayerGraph, Obstacle};
 use super::vm::Vm;
@@ -15,7 +15,7 @@ use crate::options::Defect;
 use crate::tree;
 
 /// The plan of a commit.
-pub(crate) struct Plan {
+pub(crate) struct CommitPlan {
     pub gone: Vec<u128>,
     pub names: Vec<String>,
     /// In the order of folding: disk by disk, nearest to the base first, so that each block moves once.
@@ -53,14 +53,14 @@ impl Vm {
     }
 
     /// Plans a commit. Refuses one that would change nothing, and one that would change a layer with readers outside.
-    pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<Plan> {
+    pub(crate) async fn plan_commit(&self, what: &CommitWhat) -> Result<CommitPlan> {
         let whole = self.graph().await?;
         let before = self.state();
         // Layers that only the bin needs do not prevent a commit.
         let graph = whole.without(&whole.only_binned(&before));
         let state = VmState { bin: Vec::new(), ..before.clone() };
         let mut gone = match what {
-            CommitWhat::One(wanted) => vec![tree::one_to_commit(&state, wanted)?.clone()],
+            CommitWhat::One(wanted) => vec![tree::find_committable(&state, wanted)?.clone()],
             CommitWhat::All => tree::running_names(&state),
             CommitWhat::Unowned => Vec::new(),
         };
@@ -76,7 +76,7 @@ impl Vm {
             CommitWhat::All => deltas_of(&graph, after.disks.iter().map(|d| (d.number, &d.top))),
             CommitWhat::Unowned => deltas_of(&graph, ends(&after)),
         };
-        let mut plan = Plan {
+        let mut plan = CommitPlan {
             gone: ids,
             names: gone.iter().map(|s| s.name.clone()).collect(),
             folds: Vec::new(),
@@ -96,7 +96,7 @@ impl Vm {
         self.refuse_unwritable(&plan).await?;
         let folded = plan.folds.iter().map(|fold| &fold.layer);
         if !self.options.defects.has(Defect::FoldUnderBin) {
-            plan.evicted = in_the_way(&whole, &before, folded).into_iter().collect();
+            plan.evicted = blocking_binned(&whole, &before, folded).into_iter().collect();
         }
         let mut left = before.clone();
         left.bin.retain(|binned| !plan.evicted.contains(&binned.id));
@@ -130,7 +130,7 @@ impl Vm {
         self.refuse_read_above(&graph, folds).await
     }
 
-    fn refuse_nothing(&self, what: &CommitWhat, plan: &Plan) -> Result<()> {
+    fn refuse_nothing(&self, what: &CommitWhat, plan: &CommitPlan) -> Result<()> {
         let foreign = plan.stays.iter().find(|(_, why)| *why == Obstacle::Foreign);
         let idle = plan.folds.is_empty() && (plan.gone.is_empty() || foreign.is_some());
         if !idle {
@@ -145,7 +145,7 @@ impl Vm {
     }
 
     /// Refuses folds of layers in formats that are read-only, SEsparse for one.
-    async fn refuse_unwritable(&self, plan: &Plan) -> Result<()> {
+    async fn refuse_unwritable(&self, plan: &CommitPlan) -> Result<()> {
         for fold in &plan.folds {
             let chain = self.open_chain(&fold.layer, Opening::Free).await?;
             let concerned = &chain[chain.len().saturating_sub(2)..];

@@ -11,7 +11,7 @@ use blk::manifest::{DiskMode, LayerName, Opening};
 use blk::{Error, Result, SECTOR};
 
 use super::vm::Vm;
-use crate::operations::{Between, Differences};
+use crate::operations::{DiffRequest, Differences};
 
 /// Most ranges in one answer, 1 MiB of them, so that neither the answer nor the time that a take waits for it grows
 /// with the disk.
@@ -24,7 +24,7 @@ const LOOKS_MAX: u64 = 1 << 20;
 impl Vm {
     /// Returns the differences between two states. A disk that `from` does not have differs in all that it holds.
     /// Refused while a commit moves blocks from layer to layer.
-    pub async fn differences(&self, between: Between<'_>) -> Result<Differences> {
+    pub async fn differences(&self, between: DiffRequest<'_>) -> Result<Differences> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         self.refuse_open_jobs()?;
@@ -46,7 +46,7 @@ impl Vm {
     }
 
     /// Returns the layers in which the two states end; None where the disk was added later.
-    fn ends(&self, between: &Between<'_>) -> Result<(Option<LayerName>, LayerName)> {
+    fn ends(&self, between: &DiffRequest<'_>) -> Result<(Option<LayerName>, LayerName)> {
         let number = between.disk;
         let frozen = |name: &str| {
             let layers = self.sealed(name)?.disks;

@@ -13,8 +13,8 @@ use futures_util::future::join_all;
 use super::chain::{Chain, FoldRoute, Slots};
 use super::link::Link;
 use super::load::GuestLoad;
-use super::map::{Found, Map, Piece, REGION_BYTES, ZERO_SLOT};
-use super::space::Holds;
+use super::map::{Lookup, Map, Piece, REGION_BYTES, ZERO_SLOT};
+use super::space::WriteHolds;
 use crate::event::SpaceWaits;
 use crate::join::all;
 use crate::options::{Defect, Options};
@@ -47,7 +47,7 @@ pub struct Disk {
     pub(crate) read_gate: Rc<Admission>,
     pub(crate) flush_gate: Rc<Admission>,
     pub(crate) closing: Cell<bool>,
-    pub(crate) holds: Holds,
+    pub(crate) holds: WriteHolds,
     pub(crate) space_waits: SpaceWaits,
     loads: Signal,
 }
@@ -89,7 +89,7 @@ impl Disk {
             read_gate: Rc::default(),
             flush_gate: Rc::default(),
             closing: Cell::new(false),
-            holds: Holds::default(),
+            holds: WriteHolds::default(),
             space_waits: SpaceWaits::default(),
             loads: Signal::default(),
         }))
@@ -127,8 +127,8 @@ impl Disk {
         let mut at = range.start;
         loop {
             match self.map.lookup(at..range.end, &mut pieces) {
-                Found::Yes => return Ok(pieces),
-                Found::Missing(number) => {
+                Lookup::Yes => return Ok(pieces),
+                Lookup::Missing(number) => {
                     at = at.max(number * REGION_BYTES);
                     self.load_region(number).await?;
                 }

@@ -230,7 +230,7 @@ impl Fold {
         for &region in regions {
             source.layer.release(region);
         }
-        source.wrote();
+        source.note_write();
         let freed = finish_release(&self.disk, &self.route).await?;
         self.freed.borrow_mut().extend(freed);
         Ok(())
@@ -289,9 +289,9 @@ impl Fold {
         let began_ns = self.disk.env.now_ns();
         let copied = self.copy_piece(piece).await;
         if copied.is_ok() {
-            let rest_us = self.pace.rest_us(self.disk.env.now_ns() - began_ns);
+            let pause_us = self.pace.pause_us(self.disk.env.now_ns() - began_ns);
             self.job.moved(piece.len).await;
-            self.job.rest_us(rest_us).await;
+            self.job.pause_us(pause_us).await;
         }
         self.under_way.set(self.under_way.get() - 1);
         self.piece_ended.notify();

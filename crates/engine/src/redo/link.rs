@@ -11,7 +11,7 @@ use blk::{Error, ErrorKind, File, Result};
 use futures_util::{StreamExt, stream};
 
 use super::map::Slot;
-use super::unwritten::Unwritten;
+use super::unwritten::UnwrittenTables;
 use crate::join::all;
 use crate::options::{Defect, Defects};
 
@@ -31,7 +31,7 @@ pub struct Link {
     placing: RangeLock,
     /// A write has completed that no flush round covers yet.
     dirty: Cell<bool>,
-    pub(crate) unwritten: Unwritten,
+    pub(crate) unwritten: UnwrittenTables,
     rounds: TaskMutex,
     started: Cell<u64>,
     completed: Cell<u64>,
@@ -39,7 +39,7 @@ pub struct Link {
 }
 
 /// The right to take space in whole grains of a layer. No other writer places in them while it exists.
-pub(crate) struct Grains {
+pub(crate) struct GrainGuard {
     range: Range<u64>,
     /// None where nothing is ever placed.
     _turn: Option<RangeGuard>,
@@ -54,7 +54,7 @@ impl Link {
             defects,
             placing: RangeLock::default(),
             dirty: Cell::new(false),
-            unwritten: Unwritten::default(),
+            unwritten: UnwrittenTables::default(),
             rounds: TaskMutex::default(),
             started: Cell::new(0),
             completed: Cell::new(0),
@@ -75,7 +75,7 @@ impl Link {
 
     /// Waits until no other writer takes space in the grains that `range` touches, and keeps others out of them. The
     /// caller has to look up what the layer holds there after this call: an earlier result may be out of date.
-    pub(crate) async fn hold_grains(&self, range: &Range<u64>) -> Grains {
+    pub(crate) async fn hold_grains(&self, range: &Range<u64>) -> GrainGuard {
         let shape = self.layer.shape();
         let grain = shape.grain_bytes;
         let range = range.start / grain * grain..range.end.next_multiple_of(grain);
@@ -84,11 +84,11 @@ impl Link {
             true => Some(self.placing.lock(range.clone()).await),
             false => None,
         };
-        Grains { range, _turn: turn }
+        GrainGuard { range, _turn: turn }
     }
 
     /// Takes space for `range`, which is inside of `grains` and which the layer does not hold.
-    pub(crate) async fn place(&self, grains: &Grains, range: Range<u64>) -> Result<Placement> {
+    pub(crate) async fn place(&self, grains: &GrainGuard, range: Range<u64>) -> Result<Placement> {
         let is_inside = grains.range.start <= range.start && range.end <= grains.range.end;
         assert!(is_inside, "{}: {range:?} is outside of the grains {:?}", self.layer.name(), grains.range);
         self.layer.place(range).await
@@ -99,7 +99,7 @@ impl Link {
     }
 
     /// Notes that a write to this layer has completed: the next flush must cover it.
-    pub fn wrote(&self) {
+    pub fn note_write(&self) {
         self.dirty.set(true);
     }
 

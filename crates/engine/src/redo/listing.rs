@@ -6,7 +6,7 @@ use blk::Result;
 use blk::manifest::{DiskState, LayerInfo, LayerName, VmState};
 
 use super::vm::Vm;
-use crate::operations::{DiskLayers, Use};
+use crate::operations::{DiskLayers, SpaceUsage};
 
 /// Every layer of every branch, by name.
 type Layers = BTreeMap<LayerName, LayerInfo>;
@@ -46,9 +46,9 @@ impl Vm {
     }
 
     /// See [`crate::Machine::used`].
-    pub async fn used(&self) -> Result<Use> {
+    pub async fn used(&self) -> Result<SpaceUsage> {
         let (_, layers) = self.all_layers().await?;
-        let mut used = Use::default();
+        let mut used = SpaceUsage::default();
         for layer in layers.values() {
             match layer.foreign {
                 true => used.shared_bytes = used.shared_bytes.saturating_add(layer.allocated_bytes),

@@ -20,7 +20,7 @@ pub(crate) struct Load {
 #[derive(Default)]
 pub(crate) struct GuestLoad {
     total: Cell<Load>,
-    calm: Cell<Load>,
+    baseline: Cell<Load>,
     /// When the calm sums were halved, in nanoseconds of `Env`.
     halved_ns: Cell<u64>,
     /// A commit is moving data of the VM.
@@ -39,12 +39,12 @@ impl GuestLoad {
 
     /// Adds a request to the calm sums. Repeated halving gives older requests less weight in the mean.
     fn remember(&self, now_ns: u64, one: Load) {
-        let calm = self.calm.get().plus(one);
-        if calm.requests < CALM_REQUESTS || now_ns < self.halved_ns.get() + CALM_NS {
-            return self.calm.set(calm);
+        let baseline = self.baseline.get().plus(one);
+        if baseline.requests < CALM_REQUESTS || now_ns < self.halved_ns.get() + CALM_NS {
+            return self.baseline.set(baseline);
         }
         self.halved_ns.set(now_ns);
-        self.calm.set(calm.scaled(1, 2));
+        self.baseline.set(baseline.scaled(1, 2));
     }
 
     /// Sets whether the requests that end from now on are disturbed by a commit, and so do not count as calm.
@@ -56,8 +56,8 @@ impl GuestLoad {
         self.total.get()
     }
 
-    pub(crate) fn calm(&self) -> Load {
-        self.calm.get()
+    pub(crate) fn baseline(&self) -> Load {
+        self.baseline.get()
     }
 }
 

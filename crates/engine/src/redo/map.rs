@@ -240,7 +240,7 @@ struct Resident {
 }
 
 /// Result of a look-up.
-pub(crate) enum Found {
+pub(crate) enum Lookup {
     Yes,
     /// This region is not resident: the caller builds it and continues at its start.
     Missing(u64),
@@ -253,7 +253,7 @@ impl Map {
     }
 
     /// Appends the pieces of `range` to `out`, up to the first region that is missing.
-    pub(crate) fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Found {
+    pub(crate) fn lookup(&self, range: Range<u64>, out: &mut Vec<Piece>) -> Lookup {
         let mut state = self.state.borrow_mut();
         let mut at = range.start;
         while at < range.end {
@@ -261,14 +261,14 @@ impl Map {
             let base = number * REGION_BYTES;
             let end = range.end.min(base + REGION_BYTES);
             let Some(resident) = state.regions.get_mut(&number) else {
-                return Found::Missing(number);
+                return Lookup::Missing(number);
             };
             resident.used = true;
             let sectors = ((at - base) / SECTOR) as usize..((end - base) / SECTOR) as usize;
             resident.region.pieces(base, sectors, out);
             at = end;
         }
-        Found::Yes
+        Lookup::Yes
     }
 
     /// Updates the map after a first write was published at its new place.

@@ -29,7 +29,7 @@ fn updates_match_a_plain_array() {
         }
         if step % 500 == 0 || step == 5999 {
             let mut out = Vec::new();
-            assert!(matches!(map.lookup(base..base + REGION_BYTES, &mut out), Found::Yes));
+            assert!(matches!(map.lookup(base..base + REGION_BYTES, &mut out), Lookup::Yes));
             let flat: Vec<(Slot, u64)> = out
                 .iter()
                 .flat_map(|p| (0..p.len / SECTOR).map(move |i| (p.slot, sector_of(p, i))))
@@ -52,7 +52,7 @@ fn a_change_during_a_build_makes_it_repeat() {
     assert!(!map.begin_load(0), "asking again must not wipe the change out");
     let zero = Piece { start: 0, len: REGION_BYTES, slot: ZERO_SLOT, offset: 0 };
     assert!(!map.end_load(0, Some(&[zero])));
-    assert!(matches!(map.lookup(0..SECTOR, &mut Vec::new()), Found::Missing(0)));
+    assert!(matches!(map.lookup(0..SECTOR, &mut Vec::new()), Lookup::Missing(0)));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn eviction_keeps_to_the_cap() {
         loaded(&map, number);
     }
     assert!(map.bytes() <= 1000, "{} bytes", map.bytes());
-    assert!(matches!(map.lookup(99 * REGION_BYTES..99 * REGION_BYTES + 512, &mut Vec::new()), Found::Yes));
+    assert!(matches!(map.lookup(99 * REGION_BYTES..99 * REGION_BYTES + 512, &mut Vec::new()), Lookup::Yes));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn lookups_cross_regions_and_merge() {
     loaded(&map, 1);
     map.update(Piece { start: REGION_BYTES - 512, len: 1024, slot: 2, offset: 8192 });
     let mut out = Vec::new();
-    assert!(matches!(map.lookup(REGION_BYTES - 1024..REGION_BYTES + 1024, &mut out), Found::Yes));
+    assert!(matches!(map.lookup(REGION_BYTES - 1024..REGION_BYTES + 1024, &mut out), Lookup::Yes));
     assert_eq!(out.len(), 3);
     assert_eq!(out[1], Piece { start: REGION_BYTES - 512, len: 1024, slot: 2, offset: 8192 });
 }

@@ -51,7 +51,7 @@ impl Pace {
     pub(super) fn new(env: Env, disks: Vec<Rc<Disk>>, options: FoldOptions) -> Pace {
         let guest = |disk: &Rc<Disk>| {
             disk.load.disturb(true);
-            Guest { before: known(disk.load.calm()), at_begin: disk.load.total() }
+            Guest { before: known(disk.load.baseline()), at_begin: disk.load.total() }
         };
         Pace {
             requests: Cell::new(requests(&disks)),
@@ -73,7 +73,7 @@ impl Pace {
 
     /// Returns the pause after a piece that took `piece_ns`, in microseconds; 0 while the guest bears more than one
     /// piece, or is idle.
-    pub(super) fn rest_us(&self, piece_ns: u64) -> u64 {
+    pub(super) fn pause_us(&self, piece_ns: u64) -> u64 {
         let (seen, now_ns) = (requests(&self.disks), self.env.now_ns());
         if self.requests.replace(seen) != seen {
             self.heard_ns.set(now_ns);
@@ -157,8 +157,8 @@ fn is_enough(requests: u64, window_ns: u64) -> bool {
     in_time || (requests >= JUDGED_REQUESTS_MIN && window_ns >= JUDGED_NS_MAX)
 }
 
-fn known(calm: Load) -> Load {
-    if calm.requests < JUDGED_REQUESTS_MIN { Load::default() } else { calm }
+fn known(baseline: Load) -> Load {
+    if baseline.requests < JUDGED_REQUESTS_MIN { Load::default() } else { baseline }
 }
 
 impl Drop for Pace {

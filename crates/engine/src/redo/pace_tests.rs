@@ -52,7 +52,7 @@ fn in_batches(load: &GuestLoad, batches: u64, latency_ns: u64) {
 fn completions_in_batches_are_judged_by_their_means() {
     let load = GuestLoad::default();
     in_batches(&load, 100, 400_000);
-    let before = load.calm();
+    let before = load.baseline();
     assert_eq!((before.requests, before.latency_ns), (3200, 3200 * 400_000), "{before:?}");
     load.disturb(true);
     for (latency_ns, borne) in [(480_000, true), (520_000, false)] {
@@ -60,7 +60,7 @@ fn completions_in_batches_are_judged_by_their_means() {
         in_batches(&load, 8, latency_ns);
         assert_eq!(bears_one(before, load.total().since(began)), borne, "{latency_ns} ns");
     }
-    assert_eq!(load.calm(), before, "what ends while a commit moves data is not calm");
+    assert_eq!(load.baseline(), before, "what ends while a commit moves data is not in the baseline");
 }
 
 #[test]
@@ -70,9 +70,9 @@ fn what_was_long_ago_weighs_less_than_what_was_lately() {
         let latency_ns = if second < 50 { 9_000_000 } else { 1_000_000 };
         (0..1000).for_each(|n| load.request_ended(second * 1_000_000_000 + n, latency_ns, 1));
     }
-    let calm = load.calm();
-    assert!(calm.latency_ns / calm.requests < 1_010_000, "{calm:?}");
-    assert!(calm.requests >= CALM_REQUESTS / 2, "{calm:?}");
+    let baseline = load.baseline();
+    assert!(baseline.latency_ns / baseline.requests < 1_010_000, "{baseline:?}");
+    assert!(baseline.requests >= CALM_REQUESTS / 2, "{baseline:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use blk::{Error, Result};
 use futures_util::future::join_all;
 
 use super::disk::Disk;
-use super::revert_plan::{Ground, Move, has_disk};
+use super::revert_plan::{NewTop, RevertPlan, has_disk};
 use super::vm::{Vm, nothing_changed};
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::join::all;
@@ -22,7 +22,7 @@ use crate::options::Defect;
 use crate::tree;
 
 /// A disk that is ready to replace another one.
-struct Built {
+struct ReplacementDisk {
     number: u32,
     disk: Rc<Disk>,
     /// The child made for this disk; it is removed if the change fails.
@@ -65,7 +65,7 @@ impl Vm {
         }
         let _turn = self.operations.lock().await;
         // The end of a fold may have renamed the target's layers since.
-        let target = self.refuse_unquiet(&target)?;
+        let target = self.refuse_unsealed_target(&target)?;
         let plan = self.plan_revert(target.clone(), keep && take_first.is_none()).await?;
         self.carry_out(plan).await?;
         Ok(target)
@@ -103,14 +103,14 @@ impl Vm {
         let plan = self.plan_reset(keep).await?;
         // One generation covers all disks.
         self.activity.refuse_clients(None)?;
-        for (number, _) in &plan.grounds {
+        for (number, _) in &plan.tops {
             self.refuse_folding(*number)?;
         }
         self.carry_out(plan).await
     }
 
     /// Returns the target's present record, and refuses a target that is not sealed or no longer exists.
-    fn refuse_unquiet(&self, target: &SnapshotState) -> Result<SnapshotState> {
+    fn refuse_unsealed_target(&self, target: &SnapshotState) -> Result<SnapshotState> {
         self.refuse_when_closed()?;
         self.activity.refuse_clients(None)?;
         self.refuse_open_jobs()?;
@@ -124,7 +124,7 @@ impl Vm {
         tree::revert_target(&self.state.borrow(), wanted).cloned()
     }
 
-    pub(crate) async fn carry_out(self: &Rc<Self>, mut plan: Move) -> Result<Loss> {
+    pub(crate) async fn carry_out(self: &Rc<Self>, mut plan: RevertPlan) -> Result<Loss> {
         let began_ns = self.env.now_ns();
         let apart = self.options.defects.has(Defect::RaiseApart);
         if plan.loss.reverts && !apart {
@@ -145,7 +145,7 @@ impl Vm {
             all(gone.iter().map(|disk| disk.close())).await?;
             // The steps that leave nothing behind come first, in case a later one fails.
             let returned = self.open_returned_disks(&plan).await?;
-            Ok((self.build_grounds(&plan.grounds).await?, returned))
+            Ok((self.build_tops(&plan.tops).await?, returned))
         };
         let (built, returned) = match built.await {
             Ok(built) => built,
@@ -156,7 +156,7 @@ impl Vm {
         };
         for new in &built {
             let state = plan.next.disks.iter_mut().find(|d| d.number == new.number);
-            let state = state.expect("the ground of a disk of the next state");
+            let state = state.expect("the top of a disk of the next state");
             state.top = new.disk.top_name();
             state.size_bytes = new.disk.size_bytes();
         }
@@ -189,10 +189,10 @@ impl Vm {
     }
 
     /// Returns the disks whose present object ends with the change.
-    fn leaving(&self, plan: &Move) -> Vec<Rc<Disk>> {
+    fn leaving(&self, plan: &RevertPlan) -> Vec<Rc<Disk>> {
         let stays = |d: &Rc<Disk>| {
             plan.next.disks.iter().any(|s| s.number == d.number && s.top == d.top_name())
-                && !plan.grounds.iter().any(|(n, _)| *n == d.number)
+                && !plan.tops.iter().any(|(n, _)| *n == d.number)
         };
         self.disks().into_iter().filter(|d| !stays(d)).collect()
     }
@@ -210,8 +210,8 @@ impl Vm {
         }
     }
 
-    async fn build_grounds(self: &Rc<Self>, grounds: &[(u32, Ground)]) -> Result<Vec<Built>> {
-        let made = join_all(grounds.iter().map(|(number, ground)| self.build_ground(*number, ground))).await;
+    async fn build_tops(self: &Rc<Self>, tops: &[(u32, NewTop)]) -> Result<Vec<ReplacementDisk>> {
+        let made = join_all(tops.iter().map(|(number, top)| self.build_top(*number, top))).await;
         if let Some(e) = made.iter().find_map(|built| built.as_ref().err().cloned()) {
             for new in made.into_iter().flatten() {
                 self.drop_built(new).await;
@@ -221,10 +221,10 @@ impl Vm {
         Ok(made.into_iter().flatten().collect())
     }
 
-    async fn build_ground(self: &Rc<Self>, number: u32, ground: &Ground) -> Result<Built> {
-        let (layers, child) = match ground {
-            Ground::Itself(layer) => (self.open_chain(layer, Opening::Change).await?, None),
-            Ground::ChildOf(parent) => {
+    async fn build_top(self: &Rc<Self>, number: u32, top: &NewTop) -> Result<ReplacementDisk> {
+        let (layers, child) = match top {
+            NewTop::Existing(layer) => (self.open_chain(layer, Opening::Change).await?, None),
+            NewTop::ChildOf(parent) => {
                 let mut layers = self.open_chain(parent, Opening::Change).await?;
                 let child = self.create_layer(parent).await?;
                 let name = child.name().to_string();
@@ -232,10 +232,10 @@ impl Vm {
                 (layers, Some(name))
             }
         };
-        Ok(Built { number, disk: self.disk_over(number, layers)?, child })
+        Ok(ReplacementDisk { number, disk: self.disk_over(number, layers)?, child })
     }
 
-    async fn drop_built(&self, new: Built) {
+    async fn drop_built(&self, new: ReplacementDisk) {
         drop(new.disk);
         if let Some(child) = new.child {
             // A child that cannot be removed now is debris, which the next open removes.
@@ -244,7 +244,7 @@ impl Vm {
     }
 
     /// Replaces all disks in one instant: it has no await. Returns the time it took, in microseconds.
-    fn swap_disks(&self, next: &VmState, built: &[Built]) -> u64 {
+    fn swap_disks(&self, next: &VmState, built: &[ReplacementDisk]) -> u64 {
         let began_ns = self.env.now_ns();
         let mut disks = self.disks.borrow_mut();
         disks.retain(|d| has_disk(next, d.number));
@@ -262,10 +262,10 @@ impl Vm {
     }
 
     /// Opens the disks that the configuration of a snapshot brings back and that takes do not freeze.
-    async fn open_returned_disks(self: &Rc<Self>, plan: &Move) -> Result<Vec<Rc<Disk>>> {
+    async fn open_returned_disks(self: &Rc<Self>, plan: &RevertPlan) -> Result<Vec<Rc<Disk>>> {
         let mut returned = Vec::new();
         for state in &plan.next.disks {
-            let is_built = plan.grounds.iter().any(|(number, _)| *number == state.number);
+            let is_built = plan.tops.iter().any(|(number, _)| *number == state.number);
             if !is_built && self.disk(state.number).is_err() {
                 returned.push(self.build_disk(state.number, &state.top, Opening::Change).await?);
             }

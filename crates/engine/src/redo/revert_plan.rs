@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use blk::manifest::{BinnedState, DiskMode, DiskState, LayerName, Opening, SnapshotState, ThrownBy, VmState};
+use blk::manifest::{BinnedBy, BinnedState, DiskMode, DiskState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::bin::left_over_deltas;
@@ -16,18 +16,18 @@ use crate::tree;
 
 /// The layer on which a disk will run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ground {
+pub(crate) enum NewTop {
     /// A new, empty child of this layer.
     ChildOf(LayerName),
     /// This layer itself: nothing else needs its present content.
-    Itself(LayerName),
+    Existing(LayerName),
 }
 
-/// A change of the layers on which disks run. `next` still has the old tops of the disks in `grounds`.
-pub(crate) struct Move {
+/// A change of the layers on which disks run. `next` still has the old tops of the disks in `tops`.
+pub(crate) struct RevertPlan {
     pub kind: EventKind,
     pub next: VmState,
-    pub grounds: Vec<(u32, Ground)>,
+    pub tops: Vec<(u32, NewTop)>,
     pub configuration: Option<u128>,
     pub gone: Vec<u128>,
     /// Layers whose files are removed: those of the loss, unless the bin keeps them.
@@ -36,7 +36,7 @@ pub(crate) struct Move {
 }
 
 impl Vm {
-    pub(crate) async fn plan_revert(&self, target: SnapshotState, keep: bool) -> Result<Move> {
+    pub(crate) async fn plan_revert(&self, target: SnapshotState, keep: bool) -> Result<RevertPlan> {
         let graph = self.graph().await?;
         let before = self.state();
         let kept = self.manifest.disks_at(target.id).await?;
@@ -45,13 +45,13 @@ impl Vm {
         next.disks = disks_after_revert(&before, &target, kept.as_deref());
         self.refuse_returning(&graph, &before, &next, &target).await?;
         let frozen = target.disks.iter().filter(|(n, _)| has_disk(&next, *n));
-        let grounds = frozen.map(|(n, layer)| (*n, Ground::ChildOf(layer.clone()))).collect();
+        let tops = frozen.map(|(n, layer)| (*n, NewTop::ChildOf(layer.clone()))).collect();
         let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
         let configuration = kept.is_some().then_some(target.id);
         let (kind, gone, remove) = (EventKind::Revert, Vec::new(), Vec::new());
-        let plan = Move { kind, next, grounds, configuration, gone, remove, loss };
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Revert, target.name));
-        self.with_loss(plan, &before, &graph, thrown).await
+        let plan = RevertPlan { kind, next, tops, configuration, gone, remove, loss };
+        let binned = keep.then(|| bin::new_entry(&self.env, BinnedBy::Revert, target.name));
+        self.with_loss(plan, &before, &graph, binned).await
     }
 
     /// Refuses disks whose layers are missing, and disks that would return on a layer whose present content others
@@ -81,7 +81,7 @@ impl Vm {
         Ok(())
     }
 
-    pub(crate) async fn plan_discard(&self, wanted: &str, keep: bool) -> Result<Move> {
+    pub(crate) async fn plan_discard(&self, wanted: &str, keep: bool) -> Result<RevertPlan> {
         let graph = self.graph().await?;
         let before = self.state();
         let target = tree::find(&before, wanted)?.clone();
@@ -92,11 +92,11 @@ impl Vm {
         let mut loss = Loss { reverts: running, ..Loss::default() };
         loss.snapshots = names_of(&before, &gone);
         let leaving = before.snapshots.iter().filter(|s| gone.contains(&s.id)).cloned().collect();
-        let thrown = keep.then(|| BinnedState {
+        let binned = keep.then(|| BinnedState {
             snapshots: leaving,
-            ..bin::thrown(&self.env, ThrownBy::Discard, bin::subject_of(&loss.snapshots))
+            ..bin::new_entry(&self.env, BinnedBy::Discard, bin::subject_of(&loss.snapshots))
         });
-        let mut grounds = Vec::new();
+        let mut tops = Vec::new();
         let mut configuration = None;
         if running {
             loss.target = Some(target.name.clone());
@@ -110,26 +110,26 @@ impl Vm {
                     continue;
                 }
                 // The entry of the bin depends on this layer.
-                let ground = match keep {
-                    true => Ground::ChildOf(frozen.clone()),
-                    false => self.ground_of(&graph, &next, frozen, &before).await?,
+                let top = match keep {
+                    true => NewTop::ChildOf(frozen.clone()),
+                    false => self.new_top(&graph, &next, frozen, &before).await?,
                 };
-                grounds.push((*number, ground));
+                tops.push((*number, top));
             }
         }
         let (kind, remove) = (EventKind::Discard, Vec::new());
-        let plan = Move { kind, next, grounds, configuration, gone, remove, loss };
-        self.with_loss(plan, &before, &graph, thrown).await
+        let plan = RevertPlan { kind, next, tops, configuration, gone, remove, loss };
+        self.with_loss(plan, &before, &graph, binned).await
     }
 
     /// Returns the frozen layer itself if, without the branch, nothing else needs its present content.
-    async fn ground_of(
+    async fn new_top(
         &self,
         graph: &LayerGraph,
         next: &VmState,
         frozen: &LayerName,
         before: &VmState,
-    ) -> Result<Ground> {
+    ) -> Result<NewTop> {
         let mut others = next.clone();
         others.disks.clear();
         let needed = graph.reachable(&others);
@@ -139,8 +139,8 @@ impl Vm {
         let read = self.refuse_read_elsewhere(std::slice::from_ref(frozen)).await.is_err();
         let writable = self.opened_writable(frozen).await?;
         Ok(match needed.contains(frozen) || stranger || read || graph.is_foreign(frozen) || !writable {
-            true => Ground::ChildOf(frozen.clone()),
-            false => Ground::Itself(frozen.clone()),
+            true => NewTop::ChildOf(frozen.clone()),
+            false => NewTop::Existing(frozen.clone()),
         })
     }
 
@@ -149,53 +149,53 @@ impl Vm {
         Ok(chain.last().is_some_and(|top| top.shape().writable))
     }
 
-    pub(crate) async fn plan_reset(&self, keep: bool) -> Result<Move> {
+    pub(crate) async fn plan_reset(&self, keep: bool) -> Result<RevertPlan> {
         let graph = self.graph().await?;
         let before = self.state();
         let resets = before.disks.iter().filter_map(|d| Some((d.number, d.reset_to.clone()?)));
-        let grounds: Vec<_> = resets.map(|(n, base)| (n, Ground::ChildOf(base))).collect();
-        if grounds.is_empty() {
+        let tops: Vec<_> = resets.map(|(n, base)| (n, NewTop::ChildOf(base))).collect();
+        if tops.is_empty() {
             let cause = "none of its disks is independent-nonpersistent, so there is nothing to reset";
             return Err(Error::refused(&self.name, cause));
         }
         let loss = Loss { reverts: true, ..Loss::default() };
         let (next, kind) = (before.clone(), EventKind::Reset);
         let (gone, remove) = (Vec::new(), Vec::new());
-        let plan = Move { kind, next, grounds, configuration: None, gone, remove, loss };
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
-        self.with_loss(plan, &before, &graph, thrown).await
+        let plan = RevertPlan { kind, next, tops, configuration: None, gone, remove, loss };
+        let binned = keep.then(|| bin::new_entry(&self.env, BinnedBy::Reset, String::new()));
+        self.with_loss(plan, &before, &graph, binned).await
     }
 
     /// Adds what is thrown away when the disks leave their old tops, whose deltas hold what was written since. With
-    /// `thrown` the bin keeps the deltas, and the disks in their present form.
+    /// `binned` the bin keeps the deltas, and the disks in their present form.
     pub(crate) async fn with_loss(
         &self,
-        mut plan: Move,
+        mut plan: RevertPlan,
         before: &VmState,
         graph: &LayerGraph,
-        thrown: Option<BinnedState>,
-    ) -> Result<Move> {
+        binned: Option<BinnedState>,
+    ) -> Result<RevertPlan> {
         let mut after = plan.next.clone();
-        for (number, ground) in &plan.grounds {
-            let (Ground::ChildOf(layer) | Ground::Itself(layer)) = ground;
+        for (number, top) in &plan.tops {
+            let (NewTop::ChildOf(layer) | NewTop::Existing(layer)) = top;
             for disk in after.disks.iter_mut().filter(|d| d.number == *number) {
                 disk.top = layer.clone();
             }
         }
         plan.loss.layers = left_over_deltas(graph, before, &after);
-        if let Some(thrown) = thrown {
+        if let Some(binned) = binned {
             let leaves = |disk: &&DiskState| {
-                plan.grounds.iter().any(|(number, _)| *number == disk.number)
+                plan.tops.iter().any(|(number, _)| *number == disk.number)
                     || !has_disk(&plan.next, disk.number)
             };
             let disks = before.disks.iter().filter(leaves).cloned().collect();
             let current = before.current.filter(|_| plan.loss.reverts);
-            let came = bin::came(&before.disks, &plan.next.disks);
-            let thrown = BinnedState { disks, came, current, ..thrown };
-            if !thrown.snapshots.is_empty() || bin::moves_disks(&thrown) {
-                plan.loss.kept = Some(thrown.id);
-                bin::put(&mut after, thrown.clone());
-                bin::put(&mut plan.next, thrown);
+            let added_disks = bin::added_disks(&before.disks, &plan.next.disks);
+            let binned = BinnedState { disks, added_disks, current, ..binned };
+            if !binned.snapshots.is_empty() || bin::moves_disks(&binned) {
+                plan.loss.kept = Some(binned.id);
+                bin::put(&mut after, binned.clone());
+                bin::put(&mut plan.next, binned);
             }
         }
         plan.remove = left_over_deltas(graph, before, &after);

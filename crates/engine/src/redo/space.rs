@@ -15,7 +15,7 @@ const RESERVE_STEP_BYTES: u64 = 256 << 10;
 
 /// Number of holds on a disk's writes, and the signal of their release.
 #[derive(Default)]
-pub(crate) struct Holds {
+pub(crate) struct WriteHolds {
     count: Cell<usize>,
     released: Signal,
 }

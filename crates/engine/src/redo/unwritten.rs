@@ -32,13 +32,13 @@ pub fn unwritten_bytes() -> u64 {
 
 /// Unwritten tables of one link.
 #[derive(Default)]
-pub(crate) struct Unwritten {
+pub(crate) struct UnwrittenTables {
     bytes: Cell<u64>,
     /// A flush in the background is under way.
     flushing: Cell<bool>,
 }
 
-impl Unwritten {
+impl UnwrittenTables {
     fn set(&self, bytes: u64) -> u64 {
         let before = self.bytes.replace(bytes);
         BYTES.set(BYTES.get() - before + bytes);
@@ -46,7 +46,7 @@ impl Unwritten {
     }
 }
 
-impl Drop for Unwritten {
+impl Drop for UnwrittenTables {
     fn drop(&mut self) {
         self.set(0);
     }

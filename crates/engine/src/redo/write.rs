@@ -13,7 +13,7 @@ use futures_util::future::join;
 
 use super::chain::{Chain, FoldRoute, held};
 use super::disk::{Disk, resolve_in};
-use super::link::{Grains, Link};
+use super::link::{GrainGuard, Link};
 use super::map::Piece;
 use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
@@ -160,7 +160,7 @@ impl Disk {
             })
         });
         all(writes).await?;
-        fold.source.wrote();
+        fold.source.note_write();
         Ok(())
     }
 
@@ -182,7 +182,7 @@ impl Disk {
             let data = cut(run);
             async move {
                 link.layer.files()[usize::from(file)].write(offset, data).await?;
-                link.wrote();
+                link.note_write();
                 Ok(())
             }
         }));
@@ -210,7 +210,7 @@ impl Disk {
         &self,
         link: &Rc<Link>,
         chain: &Chain,
-        grains: &Grains,
+        grains: &GrainGuard,
         range: &Range<u64>,
         data: Slice,
     ) -> Result<Placement> {
@@ -233,7 +233,7 @@ impl Disk {
         }
         // One poll from here: entry, map and dirty mark change together.
         link.layer.publish(&placement);
-        link.wrote();
+        link.note_write();
         link.placed(&self.env, cap_bytes);
         Ok(placement)
     }
@@ -376,14 +376,14 @@ impl Disk {
             let Where::Data { file, offset } = run.place else { continue };
             each(&top.layer.files()[usize::from(file)], &run, offset).await?;
         }
-        top.wrote();
+        top.note_write();
         Ok(true)
     }
 }
 
 async fn overwrite(link: &Rc<Link>, piece: &Piece, data: Slice) -> Result<()> {
     link.file(piece.slot).write(piece.offset, data).await?;
-    link.wrote();
+    link.note_write();
     Ok(())
 }
 

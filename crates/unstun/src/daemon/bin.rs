@@ -323,7 +323,7 @@ impl Daemon {
     async fn await_release(&self, datastore: &Datastore, is_native: bool) {
         let Some(store) = datastore.native.opened().filter(|_| is_native) else { return };
         for _ in 0..RELEASE_POLLS_MAX {
-            let used = store.store_use();
+            let used = store.store_usage();
             if self.bin_ends.get()
                 || store.broken().is_some()
                 || (!store.has_to_reclaim() && used.waiting == 0)

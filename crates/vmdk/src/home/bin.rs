@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use blk::dir::OWN_FOLDER;
 use blk::manifest::{
-    BINNED_STATES_MAX, BinnedState, Change, DISK_NUMBER_MAX, DiskMode, DiskState, LayerName, NAME_BYTES_MAX,
-    SnapshotState, ThrownBy, VmState,
+    BINNED_STATES_MAX, BinnedBy, BinnedState, Change, DISK_NUMBER_MAX, DiskMode, DiskState, LayerName,
+    NAME_BYTES_MAX, SnapshotState, VmState,
 };
 use blk::{Dir, Error, ErrorKind, Result, SECTOR};
 
@@ -41,11 +41,11 @@ const CURRENT: &str = "unstun.current";
 /// In the lines of a snapshot.
 pub(super) const PARENT: &str = "unstun.parent";
 
-const WORDS: [(ThrownBy, &str); 4] = [
-    (ThrownBy::Revert, "revert"),
-    (ThrownBy::Discard, "discard"),
-    (ThrownBy::Reset, "reset"),
-    (ThrownBy::Restore, "restore"),
+const WORDS: [(BinnedBy, &str); 4] = [
+    (BinnedBy::Revert, "revert"),
+    (BinnedBy::Discard, "discard"),
+    (BinnedBy::Reset, "reset"),
+    (BinnedBy::Restore, "restore"),
 ];
 
 /// A binned state with the snapshots' lines as VMware or we wrote them.
@@ -259,7 +259,7 @@ fn to_text(name: &str, state: &BinnedState, before: &Texts, next: &VmState) -> R
     if let Some(current) = state.current {
         values.set(CURRENT, &format!("{current:032x}"));
     }
-    for (index, number) in state.came.iter().enumerate() {
+    for (index, number) in state.added_disks.iter().enumerate() {
         values.set(&format!("unstun.came{index}"), &number.to_string());
     }
     for (index, disk) in state.disks.iter().enumerate() {
@@ -299,7 +299,7 @@ fn read_state(text: &Vmsd) -> Result<BinnedState> {
         subject: subject.to_owned(),
         snapshots: text.list().snapshots.iter().map(|s| read_snapshot(file, s)).collect::<Result<_>>()?,
         disks: read_disks(values)?,
-        came: read_came(values)?,
+        added_disks: read_added_disks(values)?,
         current,
     })
 }
@@ -324,9 +324,9 @@ fn read_snapshot(file: &str, snapshot: &Snapshot) -> Result<SnapshotState> {
     })
 }
 
-fn read_came(values: &KeyValues) -> Result<Vec<u32>> {
-    let came = (0..DISKS_MAX).map(|index| number(values, &format!("unstun.came{index}"), DISK_NUMBER_MAX));
-    came.map_while(Result::transpose).collect()
+fn read_added_disks(values: &KeyValues) -> Result<Vec<u32>> {
+    let added = (0..DISKS_MAX).map(|index| number(values, &format!("unstun.came{index}"), DISK_NUMBER_MAX));
+    added.map_while(Result::transpose).collect()
 }
 
 fn read_disks(values: &KeyValues) -> Result<Vec<DiskState>> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use blk::manifest::{DiskMode, NewDisk};
 use blk::{Buf, Result, SECTOR};
 use engine::relocate::refuse_unmovable;
-use engine::{Between, CommitWhat, Machine};
+use engine::{CommitWhat, DiffRequest, Machine};
 
 /// Carries out every verb; an error is a valid result.
 pub(super) async fn carry_out(vm: Rc<dyn Machine>) {
@@ -54,8 +54,8 @@ async fn look(vm: &Rc<dyn Machine>) {
     for snapshot in &state.snapshots {
         for (disk, _) in &snapshot.disks {
             let from = snapshot.name.as_str();
-            let _ = vm.differences(Between { disk: *disk, from, to: None, start: 0 }).await;
-            let _ = vm.differences(Between { disk: *disk, from, to: None, start: u64::MAX }).await;
+            let _ = vm.differences(DiffRequest { disk: *disk, from, to: None, start: 0 }).await;
+            let _ = vm.differences(DiffRequest { disk: *disk, from, to: None, start: u64::MAX }).await;
             if let Ok((view, _client)) = vm.open_view(from, *disk, "test").await {
                 let _ = view.clone().read(0, Buf::alloc(SECTOR as usize)).await;
             }

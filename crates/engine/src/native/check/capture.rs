@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use blk::{Buf, Error, Result};
 
-use super::report::{Fault, Hurt, Report};
+use super::report::{AffectedRange, Fault, Report};
 use crate::native::catalogue::Catalogue;
 use crate::native::change::Key;
 use crate::native::layout::{BLOCK, Extent};
@@ -14,7 +14,7 @@ use crate::native::stored::{NodeItem, decode_group, group_key, node_key};
 use crate::native::superblock::{SLOT_BLOCKS, Superblock};
 use crate::native::tree::Nodes;
 
-/// Cache for pages of maps: those on the path to the walk's position, in the state and its ground, and some more.
+/// Cache for pages of maps: those on the path to the walk's position, in the state and its base, and some more.
 const CACHE_BYTES: usize = 1 << 20;
 
 /// The state of the last checkpoint.
@@ -134,11 +134,11 @@ fn check_lineage(store: &Store, superblock: &Superblock, items: &Items, report: 
     for (id, item) in items {
         let Some(cause) = contradiction(superblock, items, *id, item) else { continue };
         let error = Error::damaged(store.path(), format!("node {id} {cause}"));
-        let hurt = match item.dropped {
+        let affected = match item.dropped {
             true => Vec::new(),
-            false => vec![Hurt { node: *id, bytes: 0..item.size_blocks.saturating_mul(BLOCK) }],
+            false => vec![AffectedRange { node: *id, bytes: 0..item.size_blocks.saturating_mul(BLOCK) }],
         };
-        report.add(Fault::Lineage, error, None, hurt);
+        report.add(Fault::Lineage, error, None, affected);
     }
 }
 

@@ -6,8 +6,8 @@
 
 mod capture;
 mod report;
+mod resolve;
 mod scrub;
-mod verdict;
 mod walk;
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ mod tests;
 use blk::Result;
 
 use self::capture::Committed;
-pub use self::report::{Fault, Finding, Hurt, Report};
+pub use self::report::{AffectedRange, Fault, Finding, Report};
 use self::walk::Walk;
 use super::store::Store;
 
@@ -39,7 +39,7 @@ impl Store {
         if let Some((committed, marks)) = Committed::capture(self, &mut report).await? {
             let mut walk = Walk::new(&committed, marks, report);
             walk.all(&self.env).await?;
-            report = walk.judge(&self.env).await?;
+            report = walk.resolve(&self.env).await?;
         }
         report.sort();
         Ok(report)

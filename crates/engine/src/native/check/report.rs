@@ -10,8 +10,8 @@ use crate::native::layout::Extent;
 
 /// Most faults that are listed; the rest is counted.
 pub(super) const FINDINGS_MAX: usize = 1000;
-/// Most states that one finding names; `Report::hurt` has all of them.
-const HURT_MAX: usize = 100;
+/// Most states that one finding names; `Report::affected` has all of them.
+const AFFECTED_MAX: usize = 100;
 
 /// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +43,7 @@ pub enum Fault {
 
 /// A part of a state, in bytes of its disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hurt {
+pub struct AffectedRange {
     /// Number of the lineage node.
     pub node: u64,
     /// Whole blocks.
@@ -60,7 +60,7 @@ pub struct Finding {
     /// The blocks in the store; None where the place is not a range of blocks.
     pub extent: Option<Extent>,
     /// The states that show the extent, without dropped ones; the first hundred.
-    pub hurt: Vec<Hurt>,
+    pub affected: Vec<AffectedRange>,
 }
 
 /// The faults of the state that a checkpoint has made durable.
@@ -81,7 +81,7 @@ pub struct Report {
     /// Number of findings that are not listed.
     pub more: u64,
     /// Kept states that a finding affects. All others are whole.
-    pub hurt: BTreeSet<u64>,
+    pub affected: BTreeSet<u64>,
 }
 
 impl Report {
@@ -92,7 +92,7 @@ impl Report {
 
     /// Returns the kept states that no finding affects.
     pub fn whole(&self) -> impl Iterator<Item = u64> {
-        self.states.difference(&self.hurt).copied()
+        self.states.difference(&self.affected).copied()
     }
 
     /// Returns whether one more finding would be listed.
@@ -100,14 +100,20 @@ impl Report {
         self.findings.len() < FINDINGS_MAX
     }
 
-    pub(super) fn add(&mut self, fault: Fault, error: Error, extent: Option<Extent>, mut hurt: Vec<Hurt>) {
-        self.hurt.extend(hurt.iter().map(|hurt| hurt.node));
+    pub(super) fn add(
+        &mut self,
+        fault: Fault,
+        error: Error,
+        extent: Option<Extent>,
+        mut affected: Vec<AffectedRange>,
+    ) {
+        self.affected.extend(affected.iter().map(|affected| affected.node));
         if !self.has_room() {
             self.more += 1;
             return;
         }
-        hurt.truncate(HURT_MAX);
-        self.findings.push(Finding { fault, error, extent, hurt });
+        affected.truncate(AFFECTED_MAX);
+        self.findings.push(Finding { fault, error, extent, affected });
     }
 
     pub(super) fn sort(&mut self) {
@@ -118,7 +124,7 @@ impl Report {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.error)?;
-        for Hurt { node, bytes } in &self.hurt {
+        for AffectedRange { node, bytes } in &self.affected {
             write!(f, "; node {node}, bytes {}..{}", bytes.start, bytes.end)?;
         }
         Ok(())

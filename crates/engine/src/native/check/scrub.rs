@@ -1,7 +1,7 @@
 //! A check that also reads all data, to find blocks that the device cannot read before a guest needs them.
 //!
 //! Data has no checksum of its own, so readable data counts as whole. The work goes node by node, each against its
-//! ground, so that a block is read once regardless of how many states show it. It goes in steps, each over the state of
+//! base, so that a block is read once regardless of how many states show it. It goes in steps, each over the state of
 //! that moment. Nothing is held between two steps, so a scrub may take days.
 
 use std::cell::Cell;
@@ -11,19 +11,19 @@ use blk::{Buf, Error, ErrorKind, Result};
 use futures_util::future::join_all;
 
 use super::report::{Fault, Finding, Report};
-use super::verdict::showing;
-use super::walk::Spot;
+use super::resolve::showing;
+use super::walk::Location;
 use crate::job::{Job, JobState};
+use crate::native::diff_base::diff_ranges;
 use crate::native::difference::item_now;
-use crate::native::ground::pieces;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
 use crate::native::stored::NodeItem;
-use crate::native::tree::{Mapped, Nodes, Root, Seen, survey};
+use crate::native::tree::{Mapped, Nodes, Root, WalkItem, survey};
 
 /// Pages of maps that a step reads: at most 16 * 252 blocks of data, 16 MiB.
 const STEP_PAGES: usize = 16;
-/// Cache for pages of maps: the path to the work's position, in a state and its ground.
+/// Cache for pages of maps: the path to the work's position, in a state and its base.
 const CACHE_BYTES: usize = 256 << 10;
 /// Blocks of one read. A guest's request waits behind at most a few of these.
 const READ_BLOCKS: u64 = (1 << 20) / BLOCK;
@@ -35,16 +35,16 @@ const REST_US_MAX: u64 = 1_000_000;
 
 /// Position at which a step begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct At {
+struct ScrubPosition {
     node: u64,
     block: u64,
 }
 
-/// The work of a step: a part of one tree over one ground.
-struct Part {
-    at: At,
+/// The work of a step: a part of one tree over one base.
+struct ScrubStep {
+    at: ScrubPosition,
     root: Option<Root>,
-    ground: Option<Root>,
+    base: Option<Root>,
     end: u64,
 }
 
@@ -71,7 +71,7 @@ impl Store {
         let mut report = self.check().await?;
         job.bytes_total.set(report.data_blocks * BLOCK);
         let nodes = Nodes::new(self.file.clone(), self.id(), CACHE_BYTES);
-        let mut at = At { node: 0, block: 0 };
+        let mut at = ScrubPosition { node: 0, block: 0 };
         loop {
             job.checkpoint().await?;
             if self.closed.get() {
@@ -82,8 +82,8 @@ impl Store {
             at = next;
             job.moved(bytes).await;
             if self.requests.get() != before {
-                let rest_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
-                job.rest_us(rest_us.min(REST_US_MAX)).await;
+                let pause_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
+                job.pause_us(pause_us.min(REST_US_MAX)).await;
             }
         }
         report.sort();
@@ -91,21 +91,27 @@ impl Store {
     }
 
     /// Scrubs one step. Returns the position of the next step, and the bytes read.
-    async fn scrub_step(&self, nodes: &Nodes, at: At, report: &mut Report) -> Result<Option<(At, u64)>> {
+    async fn scrub_step(
+        &self,
+        nodes: &Nodes,
+        at: ScrubPosition,
+        report: &mut Report,
+    ) -> Result<Option<(ScrubPosition, u64)>> {
         let _retained = self.space.retain(self.work.clone());
-        let Some(part) = self.next_part(at).await? else { return Ok(None) };
+        let Some(step) = self.next_step(at).await? else { return Ok(None) };
         let (mut runs, mut lost) = (Vec::new(), Vec::new());
-        let mut visit = |seen: Seen| match seen {
-            Seen::Data(run) => runs.push(run),
-            Seen::Damaged { addr, level, first, error } => lost.push((addr, level, first, error)),
-            Seen::Page { .. } | Seen::Blind(_) => {}
+        let mut visit = |seen: WalkItem| match seen {
+            WalkItem::Data(run) => runs.push(run),
+            WalkItem::Damaged { addr, level, first, error } => lost.push((addr, level, first, error)),
+            WalkItem::Page { .. } | WalkItem::UnknownBase(_) => {}
         };
-        let (At { node, block }, end) = (part.at, part.end);
-        let (root, ground) = (part.root.as_ref(), part.ground.as_ref());
-        let done = survey(nodes, root, ground, block..end, STEP_PAGES, &mut visit).await?;
+        let (ScrubPosition { node, block }, end) = (step.at, step.end);
+        let (root, base) = (step.root.as_ref(), step.base.as_ref());
+        let done = survey(nodes, root, base, block..end, STEP_PAGES, &mut visit).await?;
         for (addr, level, first, error) in lost {
-            let (extent, spot) = (Extent { addr, len: 1 }, Spot { node, level: Some(level), block: first });
-            self.add_finding(nodes, Fault::Map, error, extent, spot, report).await;
+            let (extent, location) =
+                (Extent { addr, len: 1 }, Location { node, level: Some(level), block: first });
+            self.add_finding(nodes, Fault::Map, error, extent, location, report).await;
         }
         let bytes = runs.iter().map(|run| run.len * BLOCK).sum();
         let reads: Vec<Mapped> = joined(runs);
@@ -118,18 +124,18 @@ impl Store {
             }
         }
         let next = match done {
-            u64::MAX => At { node: node + 1, block: 0 },
-            block => At { node, block },
+            u64::MAX => ScrubPosition { node: node + 1, block: 0 },
+            block => ScrubPosition { node, block },
         };
         Ok(Some((next, bytes)))
     }
 
     /// Returns the part at or behind `at`. A checkpoint gives a tree to a state that has none.
-    async fn next_part(&self, mut at: At) -> Result<Option<Part>> {
+    async fn next_step(&self, mut at: ScrubPosition) -> Result<Option<ScrubStep>> {
         loop {
             let Some(node) = self.lineage.borrow().next(at.node) else { return Ok(None) };
             if node.id != at.node {
-                at = At { node: node.id, block: 0 };
+                at = ScrubPosition { node: node.id, block: 0 };
             }
             let unmerged = Cell::new(false);
             let item_of = |id: u64| {
@@ -137,19 +143,19 @@ impl Store {
                 unmerged.set(unmerged.get() || node.root().is_none());
                 Some(item_now(&node))
             };
-            let piece = pieces(at.node, &item_of).into_iter().find(|piece| at.block < piece.end);
+            let range = diff_ranges(at.node, &item_of).into_iter().find(|range| at.block < range.end);
             // In a read-only store the report says that it is behind.
             if unmerged.get() && self.broken().is_none() {
                 self.checkpoint().await?;
                 continue;
             }
-            let Some(piece) = piece else {
-                at = At { node: at.node + 1, block: 0 };
+            let Some(range) = range else {
+                at = ScrubPosition { node: at.node + 1, block: 0 };
                 continue;
             };
-            at.block = at.block.max(piece.start);
+            at.block = at.block.max(range.start);
             let root = node.root().flatten();
-            return Ok(Some(Part { at, root, ground: piece.ground, end: piece.end }));
+            return Ok(Some(ScrubStep { at, root, base: range.base, end: range.end }));
         }
     }
 
@@ -178,10 +184,10 @@ impl Store {
             }
         }
         for Mapped { start, len, addr, .. } in joined(bad) {
-            let (extent, spot) = (Extent { addr, len }, Spot { node, level: None, block: start });
+            let (extent, location) = (Extent { addr, len }, Location { node, level: None, block: start });
             let cause = format!("data in blocks {addr}..{} cannot be read: {}", addr + len, error.cause);
             let error = Error::new(error.kind, &error.place, cause);
-            self.add_finding(nodes, Fault::Data, error, extent, spot, report).await;
+            self.add_finding(nodes, Fault::Data, error, extent, location, report).await;
         }
         Ok(())
     }
@@ -193,7 +199,7 @@ impl Store {
         fault: Fault,
         error: Error,
         extent: Extent,
-        spot: Spot,
+        location: Location,
         report: &mut Report,
     ) {
         let is_known = |finding: &Finding| finding.fault == fault && finding.extent == Some(extent);
@@ -204,8 +210,9 @@ impl Store {
             let lineage = self.lineage.borrow();
             lineage.all().filter(|node| !node.dropped.get()).map(|node| (node.id, item_now(node))).collect()
         };
-        let hurt = showing(&self.env, nodes, kept.iter().map(|(id, item)| (*id, item)), extent, spot).await;
-        report.add(fault, error, Some(extent), hurt);
+        let affected =
+            showing(&self.env, nodes, kept.iter().map(|(id, item)| (*id, item)), extent, location).await;
+        report.add(fault, error, Some(extent), affected);
     }
 }
 
@@ -266,7 +273,7 @@ mod tests {
         let mut data = Vec::new();
         let root = store.node(node).unwrap().root().unwrap();
         let mut visit = |seen| {
-            if let Seen::Data(run) = seen {
+            if let WalkItem::Data(run) = seen {
                 data.extend((0..run.len).map(|n| (run.addr + n, run.start + n)));
             }
         };
@@ -316,10 +323,11 @@ mod tests {
             let at = data_of(store, node).await.into_iter().find(|(found, _)| *found == addr);
             expected.extend(at.map(|(_, block)| (node, block * BLOCK..(block + 1) * BLOCK)));
         }
-        let hurt: Vec<_> = finding.hurt.iter().map(|hurt| (hurt.node, hurt.bytes.clone())).collect();
+        let affected: Vec<_> =
+            finding.affected.iter().map(|affected| (affected.node, affected.bytes.clone())).collect();
         match finding.fault {
-            Fault::Data => assert_eq!(hurt, expected),
-            fault => assert!(fault == Fault::Map && !hurt.is_empty() && expected.is_empty()),
+            Fault::Data => assert_eq!(affected, expected),
+            fault => assert!(fault == Fault::Map && !affected.is_empty() && expected.is_empty()),
         }
     }
 

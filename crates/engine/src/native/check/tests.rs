@@ -12,9 +12,9 @@ use crate::native::StoreOptions;
 use crate::native::change::Op;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
-use crate::native::table::Held;
+use crate::native::table::Redirect;
 use crate::native::tests::{disk, fill, open_store, open_store_with, run};
-use crate::native::tree::{Seen, survey};
+use crate::native::tree::{WalkItem, survey};
 use crate::options::{Defect, Defects};
 
 const SIZE_BLOCKS: u64 = 100_000;
@@ -43,14 +43,14 @@ async fn family(env: &Env) -> Rc<Store> {
 }
 
 /// Puts an entry into a node's table that no write would make.
-async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Held) -> Report {
+async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Redirect) -> Report {
     let grown = store.node(node).unwrap().put(start, held, &mut Vec::new());
     store.count(node, grown);
     store.check().await.unwrap()
 }
 
 /// Returns what a node refers to within its first leaf.
-async fn first_leaf(store: &Store, node: u64) -> Vec<Seen> {
+async fn first_leaf(store: &Store, node: u64) -> Vec<WalkItem> {
     let mut met = Vec::new();
     let root = store.node(node).unwrap().root().unwrap();
     survey(&store.nodes, root.as_ref(), None, 0..252, usize::MAX, &mut |seen| met.push(seen)).await.unwrap();
@@ -59,7 +59,7 @@ async fn first_leaf(store: &Store, node: u64) -> Vec<Seen> {
 
 async fn data_at(store: &Store, node: u64) -> u64 {
     match first_leaf(store, node).await[0] {
-        Seen::Data(run) => run.addr,
+        WalkItem::Data(run) => run.addr,
         ref other => panic!("{other:?}"),
     }
 }
@@ -75,8 +75,8 @@ fn faults(report: &Report) -> Vec<Fault> {
     report.findings.iter().map(|finding| finding.fault).collect()
 }
 
-fn hurt(report: &Report) -> (Vec<u64>, Vec<u64>) {
-    (report.hurt.iter().copied().collect(), report.whole().collect())
+fn affected(report: &Report) -> (Vec<u64>, Vec<u64>) {
+    (report.affected.iter().copied().collect(), report.whole().collect())
 }
 
 #[test]
@@ -84,15 +84,15 @@ fn a_damaged_map_page_is_named_with_all_who_show_it() {
     in_world(async |env| {
         let store = family(&env).await;
         let shared = first_leaf(&store, 3).await;
-        let Seen::Page { addr, .. } = shared[shared.len() - 1] else { panic!("{shared:?}") };
+        let WalkItem::Page { addr, .. } = shared[shared.len() - 1] else { panic!("{shared:?}") };
         flip(&store, addr, 100).await;
         let report = store.check().await.unwrap();
         assert_eq!(faults(&report), [Fault::Map], "no leaks where maps are missing: {report:?}");
         let finding = &report.findings[0];
         assert_eq!(finding.extent, Some(Extent { addr, len: 1 }));
         assert!(finding.to_string().contains(&format!("map page at block {addr}: checksum")), "{finding}");
-        assert_eq!(hurt(&report), (vec![2, 3], vec![1]), "node 1 has a leaf of its own there");
-        assert_eq!(finding.hurt[0], Hurt { node: 2, bytes: 0..252 * BLOCK });
+        assert_eq!(affected(&report), (vec![2, 3], vec![1]), "node 1 has a leaf of its own there");
+        assert_eq!(finding.affected[0], AffectedRange { node: 2, bytes: 0..252 * BLOCK });
     });
 }
 
@@ -101,7 +101,7 @@ fn a_store_that_is_read_only_is_checked_as_it_was() {
     in_world(async |env| {
         let store = family(&env).await;
         let own = first_leaf(&store, 1).await;
-        let Seen::Page { addr, .. } = own[own.len() - 1] else { panic!("{own:?}") };
+        let WalkItem::Page { addr, .. } = own[own.len() - 1] else { panic!("{own:?}") };
         // The merge needs this page.
         fill(&disk(&store, 1), 7, 1, 4).await;
         flip(&store, addr, 100).await;
@@ -109,7 +109,7 @@ fn a_store_that_is_read_only_is_checked_as_it_was() {
         let report = store.check().await.unwrap();
         assert!(report.behind.is_some() && store.broken().is_some());
         assert_eq!(faults(&report), [Fault::Map], "{report:?}");
-        assert_eq!(hurt(&report), (vec![1], vec![2, 3]));
+        assert_eq!(affected(&report), (vec![1], vec![2, 3]));
         let again = store.check().await.unwrap();
         assert!(again.behind.is_some() && again.findings == report.findings);
     });
@@ -136,7 +136,7 @@ fn damaged_bitmaps_catalogues_and_superblocks_hurt_no_state() {
         let catalogue = format!("block {}: checksum", superblock.catalogue.addr);
         assert!(report.findings[1].to_string().contains(&catalogue), "{}", report.findings[1]);
         assert!(report.findings[2].to_string().contains(&format!("bitmap page of group {group}")));
-        assert_eq!(hurt(&report), (vec![], vec![1, 2, 3]));
+        assert_eq!(affected(&report), (vec![], vec![1, 2, 3]));
     });
 }
 
@@ -153,7 +153,7 @@ fn what_nothing_refers_to_is_leaked() {
         let mut expected = [(Fault::Leaked, meta), (Fault::Leaked, data)];
         expected.sort();
         assert_eq!(leaked, expected);
-        assert_eq!(hurt(&report), (vec![], vec![1, 2, 3]));
+        assert_eq!(affected(&report), (vec![], vec![1, 2, 3]));
     });
 }
 
@@ -163,20 +163,23 @@ fn what_two_use_is_doubled_and_what_the_bitmap_lacks_is_unmarked() {
         let store = family(&env).await;
         let birth = store.generation.get();
         let addr = data_at(&store, 2).await + 1;
-        let report = plant(&store, 1, 5000, Held { len: 2, addr, birth, lsn: 0 }).await;
+        let report = plant(&store, 1, 5000, Redirect { len: 2, addr, birth, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Doubled]);
         let finding = &report.findings[0];
         assert_eq!(finding.extent, Some(Extent { addr, len: 2 }));
         assert!(finding.to_string().contains("used 2 times, expected once: by node 1, node 2"), "{finding}");
-        assert!(finding.hurt.contains(&Hurt { node: 1, bytes: 5000 * BLOCK..5002 * BLOCK }));
-        assert!(finding.hurt.contains(&Hurt { node: 3, bytes: BLOCK..3 * BLOCK }), "{finding}");
+        assert!(finding.affected.contains(&AffectedRange { node: 1, bytes: 5000 * BLOCK..5002 * BLOCK }));
+        assert!(finding.affected.contains(&AffectedRange { node: 3, bytes: BLOCK..3 * BLOCK }), "{finding}");
 
         let free = store.space.place(1, None).await.unwrap();
         store.space.unplace(free);
-        let report = plant(&store, 3, 7000, Held { len: 1, addr: free.addr, birth, lsn: 0 }).await;
+        let report = plant(&store, 3, 7000, Redirect { len: 1, addr: free.addr, birth, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Doubled, Fault::Unmarked]);
         assert_eq!(report.findings[1].extent, Some(free));
-        assert_eq!(report.findings[1].hurt, [Hurt { node: 3, bytes: 7000 * BLOCK..7001 * BLOCK }]);
+        assert_eq!(
+            report.findings[1].affected,
+            [AffectedRange { node: 3, bytes: 7000 * BLOCK..7001 * BLOCK }]
+        );
     });
 }
 
@@ -185,11 +188,14 @@ fn what_lies_nowhere_or_was_born_before_is_named() {
     in_world(async |env| {
         let store = family(&env).await;
         let birth = store.generation.get();
-        let report = plant(&store, 1, 5000, Held { len: 1, addr: 3, birth, lsn: 0 }).await;
+        let report = plant(&store, 1, 5000, Redirect { len: 1, addr: 3, birth, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Place]);
-        assert_eq!(report.findings[0].hurt, [Hurt { node: 1, bytes: 5000 * BLOCK..5001 * BLOCK }]);
+        assert_eq!(
+            report.findings[0].affected,
+            [AffectedRange { node: 1, bytes: 5000 * BLOCK..5001 * BLOCK }]
+        );
         let placed = store.space.place(1, None).await.unwrap();
-        let report = plant(&store, 3, 6000, Held { len: 1, addr: placed.addr, birth: 1, lsn: 0 }).await;
+        let report = plant(&store, 3, 6000, Redirect { len: 1, addr: placed.addr, birth: 1, lsn: 0 }).await;
         assert_eq!(faults(&report), [Fault::Place, Fault::Birth]);
         assert!(
             report.findings[1].to_string().contains("born in generation 1, expected 2 to 2"),
@@ -244,12 +250,12 @@ fn space_given_back_wrongly_is_found_with_whose_it_was() {
     in_world(async |env| {
         let report = give_back_wrongly(&env, Defect::WrongBirth).await;
         assert!(faults(&report).contains(&Fault::Unmarked), "{report:#?}");
-        assert_eq!(hurt(&report), (vec![2], vec![1]));
+        assert_eq!(affected(&report), (vec![2], vec![1]));
     });
     in_world(async |env| {
         let report = give_back_wrongly(&env, Defect::IgnoreSuccessor).await;
         assert!(faults(&report).contains(&Fault::Unmarked), "{report:#?}");
-        assert_eq!(hurt(&report), (vec![1], vec![2]));
+        assert_eq!(affected(&report), (vec![1], vec![2]));
     });
 }
 

@@ -6,19 +6,19 @@ use blk::{Env, Error, Result};
 
 use super::capture::Committed;
 use super::report::{Fault, Report};
-use crate::native::ground::{Piece, pieces};
+use crate::native::diff_base::{DiffRange, diff_ranges};
 use crate::native::layout::Extent;
 use crate::native::space::{Marks, Tick};
-use crate::native::tree::{Mapped, Seen, survey};
+use crate::native::tree::{Mapped, WalkItem, survey};
 
 /// Most suspect blocks, used but free by the bitmap, that are examined: 4096 of 100 bytes.
 const SUSPECTS_MAX: usize = 4096;
-/// Number of nodes visited before other tasks get a turn: a node that shares all with its ground needs no I/O.
+/// Number of nodes visited before other tasks get a turn: a node that shares all with its base needs no I/O.
 const NODES_AT_ONCE: usize = 64;
 
 /// A place in the states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Spot {
+pub(super) struct Location {
     pub node: u64,
     /// None: data. Some: a page of that level.
     pub level: Option<u8>,
@@ -26,11 +26,11 @@ pub(super) struct Spot {
 }
 
 /// A fault at one place; the states that it affects are determined after the walk.
-pub(super) struct Doubt {
+pub(super) struct UnresolvedFault {
     pub fault: Fault,
     pub error: Error,
     pub extent: Extent,
-    pub spot: Spot,
+    pub location: Location,
 }
 
 pub(super) struct Walk<'a> {
@@ -39,19 +39,19 @@ pub(super) struct Walk<'a> {
     pub report: Report,
     /// Blocks met when they were ticked off already or free by the bitmap, with the number of times.
     pub suspects: BTreeMap<u64, u64>,
-    pub doubts: Vec<Doubt>,
+    pub unresolved: Vec<UnresolvedFault>,
     /// Addresses of damaged pages: each is met once in every piece of its disk.
     pub damaged: BTreeSet<u64>,
 }
 
 /// Position of the walk.
-struct At {
+struct WalkPosition {
     node: u64,
     since: u64,
     /// Greatest birth that may occur here.
     until: u64,
-    /// Before this block the ground is unknown.
-    blind_to: u64,
+    /// Before this block the base is unknown.
+    unknown_to: u64,
 }
 
 impl<'a> Walk<'a> {
@@ -61,7 +61,7 @@ impl<'a> Walk<'a> {
             marks,
             report,
             suspects: BTreeMap::new(),
-            doubts: Vec::new(),
+            unresolved: Vec::new(),
             damaged: BTreeSet::new(),
         }
     }
@@ -73,10 +73,10 @@ impl<'a> Walk<'a> {
             }
         }
         let committed = self.committed;
-        for_all(committed, env, &mut |node, piece, seen, blind_to| {
+        for_all(committed, env, &mut |node, range, seen, unknown_to| {
             let item = &committed.items[&node];
             let until = if item.sealed == 0 { committed.superblock.generation } else { item.sealed };
-            self.see(At { node, since: piece.since, until, blind_to }, seen);
+            self.see(WalkPosition { node, since: range.since, until, unknown_to }, seen);
         })
         .await
     }
@@ -93,64 +93,67 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn see(&mut self, at: At, seen: Seen) {
+    fn see(&mut self, at: WalkPosition, seen: WalkItem) {
         match seen {
-            Seen::Data(run) => self.see_data(&at, &run),
-            Seen::Page { addr, birth, level, first } => {
+            WalkItem::Data(run) => self.see_data(&at, &run),
+            WalkItem::Page { addr, birth, level, first } => {
                 self.report.pages += 1;
-                let spot = Spot { node: at.node, level: Some(level), block: first };
-                self.check_birth(&at, Extent { addr, len: 1 }, birth, spot);
-                let tick = self.tick(&at, addr, spot);
-                self.check_place(tick, Extent { addr, len: 1 }, spot);
+                let location = Location { node: at.node, level: Some(level), block: first };
+                self.check_birth(&at, Extent { addr, len: 1 }, birth, location);
+                let tick = self.tick(&at, addr, location);
+                self.check_place(tick, Extent { addr, len: 1 }, location);
             }
-            Seen::Damaged { addr, level, first, error } => {
+            WalkItem::Damaged { addr, level, first, error } => {
                 if self.damaged.insert(addr) {
-                    let spot = Spot { node: at.node, level: Some(level), block: first };
-                    self.doubt(Fault::Map, error, Extent { addr, len: 1 }, spot);
+                    let location = Location { node: at.node, level: Some(level), block: first };
+                    self.add_fault(Fault::Map, error, Extent { addr, len: 1 }, location);
                 }
             }
-            Seen::Blind(_) => {}
+            WalkItem::UnknownBase(_) => {}
         }
     }
 
-    fn see_data(&mut self, at: &At, run: &Mapped) {
+    fn see_data(&mut self, at: &WalkPosition, run: &Mapped) {
         self.report.data_blocks += run.len;
         let extent = Extent { addr: run.addr, len: run.len };
-        let spot = Spot { node: at.node, level: None, block: run.start };
-        self.check_birth(at, extent, run.birth, spot);
+        let location = Location { node: at.node, level: None, block: run.start };
+        self.check_birth(at, extent, run.birth, location);
         let mut worst = Tick::First;
         for n in 0..run.len {
-            let tick = self.tick(at, run.addr + n, Spot { block: run.start + n, ..spot });
+            let tick = self.tick(at, run.addr + n, Location { block: run.start + n, ..location });
             if matches!(tick, Tick::Outside | Tick::WrongKind) {
                 worst = tick;
             }
         }
-        self.check_place(worst, extent, spot);
+        self.check_place(worst, extent, location);
     }
 
-    fn tick(&mut self, at: &At, addr: u64, spot: Spot) -> Tick {
-        let tick = self.marks.tick(addr, spot.level.is_some());
-        if tick == Tick::Clear && spot.block >= at.blind_to {
+    fn tick(&mut self, at: &WalkPosition, addr: u64, location: Location) -> Tick {
+        let tick = self.marks.tick(addr, location.level.is_some());
+        if tick == Tick::Clear && location.block >= at.unknown_to {
             suspect(&mut self.suspects, &mut self.report, addr);
         }
         tick
     }
 
-    fn check_place(&mut self, tick: Tick, extent: Extent, spot: Spot) {
-        let kind = if spot.level.is_some() { "metadata" } else { "data" };
+    fn check_place(&mut self, tick: Tick, extent: Extent, location: Location) {
+        let kind = if location.level.is_some() { "metadata" } else { "data" };
         let what = match tick {
             Tick::Outside => "is in no group",
             Tick::WrongKind => "is in a group of another kind",
             Tick::First | Tick::Clear | Tick::Unknown => return,
         };
         let Extent { addr, len } = extent;
-        let cause =
-            format!("node {} has {kind} in blocks {addr}..{}, part of which {what}", spot.node, addr + len);
-        self.doubt(Fault::Place, Error::damaged(&self.committed.name, cause), extent, spot);
+        let cause = format!(
+            "node {} has {kind} in blocks {addr}..{}, part of which {what}",
+            location.node,
+            addr + len
+        );
+        self.add_fault(Fault::Place, Error::damaged(&self.committed.name, cause), extent, location);
     }
 
-    fn check_birth(&mut self, at: &At, extent: Extent, birth: u64, spot: Spot) {
-        let since = if spot.block < at.blind_to { 0 } else { at.since };
+    fn check_birth(&mut self, at: &WalkPosition, extent: Extent, birth: u64, location: Location) {
+        let since = if location.block < at.unknown_to { 0 } else { at.since };
         if birth <= at.until && birth > since {
             return;
         }
@@ -161,12 +164,12 @@ impl<'a> Walk<'a> {
             since + 1,
             at.until
         );
-        self.doubt(Fault::Birth, Error::damaged(&self.committed.name, cause), extent, spot);
+        self.add_fault(Fault::Birth, Error::damaged(&self.committed.name, cause), extent, location);
     }
 
-    fn doubt(&mut self, fault: Fault, error: Error, extent: Extent, spot: Spot) {
-        if self.doubts.len() < super::report::FINDINGS_MAX {
-            self.doubts.push(Doubt { fault, error, extent, spot });
+    fn add_fault(&mut self, fault: Fault, error: Error, extent: Extent, location: Location) {
+        if self.unresolved.len() < super::report::FINDINGS_MAX {
+            self.unresolved.push(UnresolvedFault { fault, error, extent, location });
         } else {
             self.report.more += 1;
         }
@@ -182,26 +185,26 @@ fn suspect(suspects: &mut BTreeMap<u64, u64>, report: &mut Report, addr: u64) {
 }
 
 /// Visits everything that the states refer to, each with its node and the piece of it, and the block before which the
-/// ground is unknown.
+/// base is unknown.
 pub(super) async fn for_all(
     committed: &Committed,
     env: &Env,
-    visit: &mut dyn FnMut(u64, &Piece, Seen, u64),
+    visit: &mut dyn FnMut(u64, &DiffRange, WalkItem, u64),
 ) -> Result<()> {
     for (n, (id, item)) in committed.items.iter().enumerate() {
         if n % NODES_AT_ONCE == 0 {
             env.sleep_us(0).await;
         }
-        for piece in pieces(*id, &|id| committed.items.get(&id).copied()) {
-            let mut blind_to = 0;
-            let mut see = |seen: Seen| {
-                if let Seen::Blind(blocks) = &seen {
-                    blind_to = blocks.end;
+        for range in diff_ranges(*id, &|id| committed.items.get(&id).copied()) {
+            let mut unknown_to = 0;
+            let mut see = |seen: WalkItem| {
+                if let WalkItem::UnknownBase(blocks) = &seen {
+                    unknown_to = blocks.end;
                 }
-                visit(*id, &piece, seen, blind_to);
+                visit(*id, &range, seen, unknown_to);
             };
-            let (root, ground) = (item.root.as_ref(), piece.ground.as_ref());
-            survey(&committed.nodes, root, ground, piece.blocks(), usize::MAX, &mut see).await?;
+            let (root, base) = (item.root.as_ref(), range.base.as_ref());
+            survey(&committed.nodes, root, base, range.blocks(), usize::MAX, &mut see).await?;
         }
     }
     Ok(())

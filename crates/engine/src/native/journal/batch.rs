@@ -110,7 +110,7 @@ pub(super) struct Stamp {
 }
 
 /// The batch that is being filled. Its place is fixed when it is opened, its length when it is closed.
-pub(super) struct Draft {
+pub(super) struct OpenBatch {
     pub seq: u64,
     previous_seq: u64,
     first_lsn: u64,
@@ -126,17 +126,17 @@ fn pages_for(record_bytes: usize) -> u64 {
     ((HEADER_BYTES + record_bytes) as u64).div_ceil(BLOCK)
 }
 
-impl Draft {
+impl OpenBatch {
     /// Opens a batch behind page `previous_seq` with room for `first` bytes of records. The rest of the ring is passed
     /// over if it is too short for them.
-    pub(super) fn open(journal_pages: u64, previous_seq: u64, first_lsn: u64, first: usize) -> Draft {
+    pub(super) fn open(journal_pages: u64, previous_seq: u64, first_lsn: u64, first: usize) -> OpenBatch {
         let left = journal_pages - previous_seq % journal_pages;
         let passed = if pages_for(first) > left { left } else { 0 };
         let seq = previous_seq + passed;
         let limit_pages = BATCH_PAGES_MAX.min(journal_pages - seq % journal_pages);
         assert!(pages_for(first) <= limit_pages, "{first} bytes for one batch");
         let buf = Buf::alloc((limit_pages * BLOCK) as usize);
-        Draft { seq, previous_seq, first_lsn, buf, bytes: 0, records: 0, limit_pages }
+        OpenBatch { seq, previous_seq, first_lsn, buf, bytes: 0, records: 0, limit_pages }
     }
 
     pub(super) fn fits(&self, len: usize) -> bool {

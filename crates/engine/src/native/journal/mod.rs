@@ -32,7 +32,7 @@ use blk::sync::Signal;
 use blk::{Env, Error, File, Result};
 
 use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
-use batch::{Draft, Stamp};
+use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
 pub(crate) use record::CHANGE_BYTES_MAX;
@@ -108,7 +108,7 @@ pub(crate) struct Journal {
 
 struct State {
     /// None when the last batch is closed.
-    draft: Option<Draft>,
+    draft: Option<OpenBatch>,
     /// The page behind the last closed batch, and the next record's number.
     next: Position,
     /// The oldest page that may not be overwritten.
@@ -141,7 +141,7 @@ pub fn pages_max(record: &Record) -> u64 {
 impl State {
     /// Returns the page behind everything appended so far.
     fn end(&self) -> u64 {
-        self.draft.as_ref().map_or(self.next.seq, Draft::end)
+        self.draft.as_ref().map_or(self.next.seq, OpenBatch::end)
     }
 }
 
@@ -197,7 +197,7 @@ impl Journal {
         let mut state = self.state.borrow_mut();
         let Position { seq, lsn } = state.next;
         let draft =
-            state.draft.get_or_insert_with(|| Draft::open(self.geometry.journal_pages, seq, lsn, len));
+            state.draft.get_or_insert_with(|| OpenBatch::open(self.geometry.journal_pages, seq, lsn, len));
         let bytes = draft.push(&record);
         self.memory_tail.append(lsn, bytes);
         state.next.lsn += 1;
@@ -244,7 +244,7 @@ impl Journal {
     fn open_empty(&self) {
         let mut state = self.state.borrow_mut();
         let Position { seq, lsn } = state.next;
-        state.draft = Some(Draft::open(self.geometry.journal_pages, seq, lsn, 0));
+        state.draft = Some(OpenBatch::open(self.geometry.journal_pages, seq, lsn, 0));
         self.assert_inside(&state);
     }
 

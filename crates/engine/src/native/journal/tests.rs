@@ -311,7 +311,7 @@ fn a_lost_batch_ends_the_journal_and_is_damage_once_it_was_flushed() {
 
 /// Builds a batch whose records are `body`, with a valid checksum.
 fn forged(body: &[u8], records: u32, bytes: u32) -> Buf {
-    let draft = Draft::open(GEOMETRY.journal_pages, 0, 1, body.len());
+    let draft = OpenBatch::open(GEOMETRY.journal_pages, 0, 1, body.len());
     let stamp = Stamp { store_id: GEOMETRY.store_id, epoch: 1, checkpoint: 1, flushed_lsn: 0 };
     let mut batch = Buf::copy_of(&draft.seal(stamp));
     batch[batch::HEADER_BYTES..batch::HEADER_BYTES + body.len()].copy_from_slice(body);

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use blk::{Buf, Env, Error, ErrorKind, Fence, File, Result};
 
 use super::page::{LeasePage, LeaseState, Owner};
-use super::{Claimant, LeaseTerms, TakeOver};
+use super::{Claimant, LeaseTimes, TakeOver};
 use crate::native::layout::{BLOCK, LEASE_BLOCK};
 use crate::options::Defect;
 
 /// Most claims that take too long before the device counts as too slow.
 const CLAIMS_MAX: usize = 4;
 /// An owner that is alive has written within this many of its heartbeats.
-const HEARTBEATS_OF_A_LIVING: u64 = 3;
+const LIVE_HEARTBEATS: u64 = 3;
 
 /// The lease's page on the device, and the fence of its writes. It has one user at a time.
 pub(super) struct LeaseFile {
@@ -23,7 +23,7 @@ pub(super) struct LeaseFile {
 }
 
 /// Result of a read.
-pub(super) struct Seen {
+pub(super) struct LeaseRead {
     /// The page, or an error if it cannot be decoded.
     pub page: Result<LeasePage>,
     bytes: Buf,
@@ -32,15 +32,15 @@ pub(super) struct Seen {
 }
 
 /// Outcome of a claim.
-pub(super) enum Claimed {
+pub(super) enum ClaimOutcome {
     /// The claim succeeded, and counts as a heartbeat of this boot time.
-    Stands(LeasePage, u64),
+    Confirmed(LeasePage, u64),
     /// The claim was not written: the time for its start was over.
     NotStarted,
     /// The claim took too long to count, and may have been written over another owner's page.
     Late,
     /// The page of another owner is there.
-    Beaten(Seen),
+    Superseded(LeaseRead),
 }
 
 impl LeaseFile {
@@ -50,14 +50,14 @@ impl LeaseFile {
         LeaseFile { env: env.clone(), file, store_id, starts }
     }
 
-    pub(super) async fn read(&self) -> Result<Seen> {
+    pub(super) async fn read(&self) -> Result<LeaseRead> {
         self.starts.open_until(u64::MAX);
         let at_ns = self.env.boot_ns();
         let offset = LEASE_BLOCK * BLOCK;
         let (bytes, read) = self.file.tables().read(offset, Buf::alloc(BLOCK as usize)).await;
         read?;
         let page = LeasePage::decode(&bytes, self.store_id, self.file.name());
-        Ok(Seen { page, bytes, at_ns })
+        Ok(LeaseRead { page, bytes, at_ns })
     }
 
     /// Writes the page. Fails with `LeaseLost` if the write has not started by `until_ns` of the boot time.
@@ -74,11 +74,11 @@ impl LeaseFile {
     /// Claims the lease, as `seen` allows: writes, flushes, waits, and reads again.
     pub(super) async fn try_claim(
         &self,
-        seen: &Seen,
+        seen: &LeaseRead,
         epoch: u64,
         owner: &Owner,
-        terms: &LeaseTerms,
-    ) -> Result<Claimed> {
+        terms: &LeaseTimes,
+    ) -> Result<ClaimOutcome> {
         let now_us = self.env.unix_us();
         let page = LeasePage {
             store_id: self.store_id,
@@ -95,26 +95,26 @@ impl LeaseFile {
         let until_ns = if unhurried { u64::MAX } else { seen.at_ns + terms.claim_us * 1000 };
         let began_ns = self.env.boot_ns();
         match self.write(&page, until_ns).await {
-            Err(e) if e.kind == ErrorKind::LeaseLost => return Ok(Claimed::NotStarted),
+            Err(e) if e.kind == ErrorKind::LeaseLost => return Ok(ClaimOutcome::NotStarted),
             written => written?,
         }
         if self.env.boot_ns() > until_ns {
-            return Ok(Claimed::Late);
+            return Ok(ClaimOutcome::Late);
         }
         self.flush().await?;
         if terms.defects.has(Defect::ClaimWithoutReadback) {
-            return Ok(Claimed::Stands(page, began_ns));
+            return Ok(ClaimOutcome::Confirmed(page, began_ns));
         }
         self.env.sleep_us(terms.settle_us).await;
         let again = self.read().await?;
         match again.page.as_ref() {
-            Ok(found) if *found == page => Ok(Claimed::Stands(page, began_ns)),
-            _ => Ok(Claimed::Beaten(again)),
+            Ok(found) if *found == page => Ok(ClaimOutcome::Confirmed(page, began_ns)),
+            _ => Ok(ClaimOutcome::Superseded(again)),
         }
     }
 
     /// Resolves when the page has not changed for `us` microseconds, with the last read. None if it changed.
-    pub(super) async fn watch(&self, first: Seen, us: u64, every_us: u64) -> Result<Option<Seen>> {
+    pub(super) async fn watch(&self, first: LeaseRead, us: u64, every_us: u64) -> Result<Option<LeaseRead>> {
         // The time counts from the end of the first read, at the latest.
         let until_ns = self.env.boot_ns() + us * 1000;
         loop {
@@ -130,9 +130,9 @@ impl LeaseFile {
     }
 }
 
-impl LeaseTerms {
+impl LeaseTimes {
     /// Returns how long the page of an owner with these bounds must not change, in microseconds.
-    pub(super) fn stillness_us(&self, page: &Result<LeasePage>) -> u64 {
+    pub(super) fn quiet_period_us(&self, page: &Result<LeasePage>) -> u64 {
         let stated_us = match page {
             Ok(page) => (page.expiry_ms + page.io_max_ms) * 1000,
             Err(_) => self.expiry_us + self.io_max_us,
@@ -157,10 +157,10 @@ pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(Leas
         let seen = if free { seen } else { wait_out(file, claimant, seen, doubtful).await? };
         let epoch = seen.page.as_ref().map_or(0, |page| page.epoch) + 1;
         match file.try_claim(&seen, epoch, &claimant.owner, &claimant.terms).await? {
-            Claimed::Stands(page, at_ns) => return Ok((page, at_ns)),
-            Claimed::NotStarted => {}
-            Claimed::Late => doubtful = true,
-            Claimed::Beaten(seen) => return Err(locked(file, &seen, "was faster")),
+            ClaimOutcome::Confirmed(page, at_ns) => return Ok((page, at_ns)),
+            ClaimOutcome::NotStarted => {}
+            ClaimOutcome::Late => doubtful = true,
+            ClaimOutcome::Superseded(seen) => return Err(locked(file, &seen, "was faster")),
         }
     }
     let cause = format!(
@@ -181,12 +181,17 @@ fn is_free(page: &LeasePage, claimant: &Claimant) -> bool {
 }
 
 /// Waits, and resolves with the last read when the lease may be claimed because its owner wrote no heartbeat.
-async fn wait_out(file: &LeaseFile, claimant: &Claimant, seen: Seen, doubtful: bool) -> Result<Seen> {
+async fn wait_out(
+    file: &LeaseFile,
+    claimant: &Claimant,
+    seen: LeaseRead,
+    doubtful: bool,
+) -> Result<LeaseRead> {
     let terms = &claimant.terms;
-    let us = terms.stillness_us(&seen.page);
-    let again = Seen { page: seen.page.clone(), bytes: Buf::copy_of(&seen.bytes), at_ns: seen.at_ns };
+    let us = terms.quiet_period_us(&seen.page);
+    let again = LeaseRead { page: seen.page.clone(), bytes: Buf::copy_of(&seen.bytes), at_ns: seen.at_ns };
     if !doubtful && !may_take_over(&seen.page, claimant) {
-        let living_us = us.min(terms.heartbeat_us * HEARTBEATS_OF_A_LIVING);
+        let living_us = us.min(terms.heartbeat_us * LIVE_HEARTBEATS);
         return match file.watch(seen, living_us, terms.heartbeat_us / 2).await? {
             None => Err(locked(file, &file.read().await?, "serves it")),
             Some(still) => Err(stopped(file, &still, living_us)),
@@ -218,7 +223,7 @@ fn may_take_over(page: &Result<LeasePage>, claimant: &Claimant) -> bool {
     }
 }
 
-fn locked(file: &LeaseFile, seen: &Seen, does: &str) -> Error {
+fn locked(file: &LeaseFile, seen: &LeaseRead, does: &str) -> Error {
     let who = match &seen.page {
         Ok(page) => describe(page, file.env.unix_us()),
         Err(e) => format!("an unknown owner ({})", e.cause),
@@ -227,7 +232,7 @@ fn locked(file: &LeaseFile, seen: &Seen, does: &str) -> Error {
     Error::new(ErrorKind::Locked, file.file.name(), format!("{who} {does}; {remedy}"))
 }
 
-fn stopped(file: &LeaseFile, seen: &Seen, us: u64) -> Error {
+fn stopped(file: &LeaseFile, seen: &LeaseRead, us: u64) -> Error {
     let cause = match &seen.page {
         Ok(page) => {
             let who = describe(page, file.env.unix_us());

@@ -15,7 +15,7 @@ use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, Fence, File, Result};
 use futures_util::future::select;
 
-use self::claim::{Claimed, LeaseFile, claim, describe};
+use self::claim::{ClaimOutcome, LeaseFile, claim, describe};
 pub use self::page::Owner;
 pub(crate) use self::page::{LeasePage, LeaseState};
 use super::superblock::Superblock;
@@ -23,7 +23,7 @@ use crate::options::{Defect, Defects};
 
 /// The times of the protocol, in microseconds.
 #[derive(Debug, Clone, Copy)]
-pub struct LeaseTerms {
+pub struct LeaseTimes {
     /// Interval between two heartbeats.
     pub heartbeat_us: u64,
     /// The holder starts no I/O once its last heartbeat is this old.
@@ -40,7 +40,7 @@ pub struct LeaseTerms {
     pub defects: Defects,
 }
 
-impl Default for LeaseTerms {
+impl Default for LeaseTimes {
     fn default() -> Self {
         Self {
             heartbeat_us: 2_000_000,
@@ -72,7 +72,7 @@ pub struct Claimant {
     /// The opening.
     pub owner: Owner,
     /// The times that it keeps to.
-    pub terms: LeaseTerms,
+    pub terms: LeaseTimes,
     /// Whose lease it takes.
     pub take_over: TakeOver,
     /// Returns whether an owner's process has ended for certain.
@@ -83,7 +83,7 @@ pub struct Claimant {
 pub struct Lease {
     env: Env,
     file: LeaseFile,
-    terms: LeaseTerms,
+    terms: LeaseTimes,
     /// The page of the last write.
     page: RefCell<LeasePage>,
     /// Boot time before the submission of the last heartbeat that completed.
@@ -214,20 +214,20 @@ impl Lease {
             _ => return self.check_own().await,
         };
         match self.file.try_claim(&seen, epoch, &owned.owner, &self.terms).await? {
-            Claimed::Stands(page, at_ns) => {
+            ClaimOutcome::Confirmed(page, at_ns) => {
                 *self.page.borrow_mut() = LeasePage { since_unix_us: owned.since_unix_us, ..page };
                 self.open_fence(at_ns);
                 Ok(())
             }
-            Claimed::NotStarted => Ok(()),
+            ClaimOutcome::NotStarted => Ok(()),
             // The claim may have been written over the page of an owner that has changed the store.
-            Claimed::Late => Err(self.lose(format!(
+            ClaimOutcome::Late => Err(self.lose(format!(
                 "after {} s without a heartbeat its lease could not be claimed anew within {} ms; another host may have \
                  served the store in between",
                 self.terms.expiry_us / 1_000_000,
                 self.terms.claim_us / 1000
             ))),
-            Claimed::Beaten(_) => self.check_own().await,
+            ClaimOutcome::Superseded(_) => self.check_own().await,
         }
     }
 

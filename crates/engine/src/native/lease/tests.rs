@@ -25,7 +25,7 @@ fn claimant(host: &str, take_over: TakeOver) -> Claimant {
     thread_local!(static OPENINGS: Cell<u128> = const { Cell::new(1) });
     let id = OPENINGS.with(|openings| openings.replace(openings.get() + 1));
     let owner = Owner { id, boot_id: id, host: host.to_string(), pid: 4711, ..Owner::default() };
-    Claimant { owner, terms: LeaseTerms::default(), take_over, has_ended: Rc::new(|_| false) }
+    Claimant { owner, terms: LeaseTimes::default(), take_over, has_ended: Rc::new(|_| false) }
 }
 
 async fn acquire(host: &Host, claimant: Claimant) -> Result<Rc<Lease>> {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::{Buf, Error, Result};
 use futures_util::future::join_all;
 
-use super::group::Use;
-use super::state::{Set, State};
+use super::group::BlockState;
+use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, Space, page};
 use crate::native::layout::BLOCK;
 
@@ -19,9 +19,9 @@ impl Space {
     /// stays uncommitted.
     pub(crate) fn freeze(&self, unpublished: &[Extent]) {
         let mut state = self.state.borrow_mut();
-        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Uncommitted, Use::Held));
+        unpublished.iter().for_each(|extent| state.shift(*extent, BlockState::Uncommitted, BlockState::Held));
         state.commit_placed();
-        unpublished.iter().for_each(|extent| state.shift(*extent, Use::Held, Use::Uncommitted));
+        unpublished.iter().for_each(|extent| state.shift(*extent, BlockState::Held, BlockState::Uncommitted));
         for group in std::mem::take(&mut state.pinned) {
             state.groups[group].pinned = false;
         }
@@ -38,8 +38,8 @@ impl Space {
     }
 
     fn free_loaded(&self, state: &mut State, extent: Extent) {
-        if state.is(extent, Use::Committed) {
-            state.shift(extent, Use::Committed, Use::Waiting);
+        if state.is(extent, BlockState::Committed) {
+            state.shift(extent, BlockState::Committed, BlockState::Waiting);
             state.freed.push(extent);
             return;
         }
@@ -149,7 +149,7 @@ impl Space {
 
 impl State {
     fn changed_groups(&self) -> Vec<usize> {
-        self.set(Set::Changed).runs().flatten().collect()
+        self.set(GroupSet::Changed).runs().flatten().collect()
     }
 
     fn encode(&self, at: usize, checkpoint: u64) -> (u64, Buf, GroupSummary) {

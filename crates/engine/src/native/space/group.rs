@@ -8,7 +8,7 @@ use super::{GroupSummary, SLOTS};
 /// The state of a block, exactly one at a time. The transitions are free -> uncommitted -> committed -> waiting -> free. A
 /// metadata block skips uncommitted, and a block that was never committed skips that state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum BlockState {
     Free,
     /// Placed since the last freeze; a replay of the journal finds it again.
     Uncommitted,
@@ -20,7 +20,7 @@ pub(super) enum Use {
     Held,
 }
 
-pub(super) const USES: usize = 5;
+pub(super) const BLOCK_STATES: usize = 5;
 
 /// Blocks of a chunk, the unit of punching and of zero writes: 1 MiB. A group has at most 32256 / 256 = 126 chunks.
 pub(super) const CHUNK: usize = 256;
@@ -43,8 +43,8 @@ pub(super) struct Group {
     pub meta: bool,
     /// The committed set or `meta` differs from the last written page.
     pub dirty: bool,
-    /// Numbers of blocks by `Use`. A group that is not loaded has free and committed blocks only.
-    pub counts: [u32; USES],
+    /// Numbers of blocks by `BlockState`. A group that is not loaded has free and committed blocks only.
+    pub counts: [u32; BLOCK_STATES],
     /// Number of wholly free lanes; None until the group is loaded for the first time.
     pub lanes: Option<u32>,
     /// This group's lanes and free blocks in the sums over loaded data groups.
@@ -75,33 +75,33 @@ impl Maps {
         Maps { busy, uncommitted: Bits::new(blocks), committed, waiting: Bits::new(blocks) }
     }
 
-    fn word(&self, state: Use, at: usize) -> u64 {
+    fn word(&self, state: BlockState, at: usize) -> u64 {
         let word = |bits: &Bits| bits.words()[at];
         let known = word(&self.uncommitted) | word(&self.committed) | word(&self.waiting);
         match state {
-            Use::Free => !word(&self.busy),
-            Use::Uncommitted => word(&self.uncommitted),
-            Use::Committed => word(&self.committed),
-            Use::Waiting => word(&self.waiting),
-            Use::Held => word(&self.busy) & !known,
+            BlockState::Free => !word(&self.busy),
+            BlockState::Uncommitted => word(&self.uncommitted),
+            BlockState::Committed => word(&self.committed),
+            BlockState::Waiting => word(&self.waiting),
+            BlockState::Held => word(&self.busy) & !known,
         }
     }
 
-    fn map_mut(&mut self, state: Use) -> Option<&mut Bits> {
+    fn map_mut(&mut self, state: BlockState) -> Option<&mut Bits> {
         match state {
-            Use::Free | Use::Held => None,
-            Use::Uncommitted => Some(&mut self.uncommitted),
-            Use::Committed => Some(&mut self.committed),
-            Use::Waiting => Some(&mut self.waiting),
+            BlockState::Free | BlockState::Held => None,
+            BlockState::Uncommitted => Some(&mut self.uncommitted),
+            BlockState::Committed => Some(&mut self.committed),
+            BlockState::Waiting => Some(&mut self.waiting),
         }
     }
 
-    pub(super) fn is(&self, range: Range<usize>, state: Use) -> bool {
+    pub(super) fn is(&self, range: Range<usize>, state: BlockState) -> bool {
         masks(range).all(|(at, mask)| self.word(state, at) & mask == mask)
     }
 
     /// Changes the state of a part of one word; returns the change of the number of free lanes.
-    fn shift_word(&mut self, (at, mask): (usize, u64), from: Use, to: Use) -> i32 {
+    fn shift_word(&mut self, (at, mask): (usize, u64), from: BlockState, to: BlockState) -> i32 {
         let lanes = |maps: &Maps| empty_lanes(maps.busy.words()[at]) as i32;
         let before = lanes(self);
         if let Some(map) = self.map_mut(from) {
@@ -111,7 +111,7 @@ impl Maps {
             *map.word_mut(at) |= mask;
         }
         let busy = self.busy.word_mut(at);
-        *busy = if to == Use::Free { *busy & !mask } else { *busy | mask };
+        *busy = if to == BlockState::Free { *busy & !mask } else { *busy | mask };
         lanes(self) - before
     }
 }
@@ -140,23 +140,25 @@ impl Group {
         }
     }
 
-    pub(super) fn count(&self, state: Use) -> u32 {
+    pub(super) fn count(&self, state: BlockState) -> u32 {
         self.counts[state as usize]
     }
 
     /// Returns the number of wholly free lanes; for a group that was never loaded, the most that it can have.
     pub(super) fn lanes_at_most(&self) -> u32 {
-        self.lanes.unwrap_or(self.count(Use::Free) / LANE as u32)
+        self.lanes.unwrap_or(self.count(BlockState::Free) / LANE as u32)
     }
 
     /// Returns whether the maps can be dropped without loss.
     pub(super) fn is_quiet(&self) -> bool {
-        let moving = self.count(Use::Uncommitted) + self.count(Use::Waiting) + self.count(Use::Held);
+        let moving = self.count(BlockState::Uncommitted)
+            + self.count(BlockState::Waiting)
+            + self.count(BlockState::Held);
         moving == 0 && !self.dirty && self.written.is_none() && !self.pinned
     }
 
     pub(super) fn is_wholly_free(&self) -> bool {
-        self.count(Use::Free) == self.counts.iter().sum()
+        self.count(BlockState::Free) == self.counts.iter().sum()
     }
 
     pub(super) fn install(&mut self, maps: Maps) {
@@ -173,8 +175,8 @@ impl Group {
 
     /// Changes the state of blocks. Panics when a block of `range` (counted from the group's start) is not in state
     /// `from`.
-    pub(super) fn shift(&mut self, range: Range<usize>, from: Use, to: Use) {
-        assert!(is_a_way(from, to), "no block goes from {from:?} to {to:?}");
+    pub(super) fn shift(&mut self, range: Range<usize>, from: BlockState, to: BlockState) {
+        assert!(is_transition(from, to), "no block goes from {from:?} to {to:?}");
         let maps = self.maps.as_mut().expect("the group is loaded");
         assert!(maps.is(range.clone(), from), "blocks {range:?} of the group: not all of them are {from:?}");
         let len = range.len() as u32;
@@ -186,7 +188,7 @@ impl Group {
             self.lanes.map(|count| count.checked_add_signed(lanes).expect("as many as were counted"));
         self.counts[from as usize] -= len;
         self.counts[to as usize] += len;
-        self.dirty |= from == Use::Committed || to == Use::Committed;
+        self.dirty |= from == BlockState::Committed || to == BlockState::Committed;
         self.touched = true;
     }
 
@@ -197,8 +199,8 @@ impl Group {
             let uncommitted = std::mem::take(maps.uncommitted.word_mut(at));
             *maps.committed.word_mut(at) |= uncommitted;
         }
-        let uncommitted = std::mem::take(&mut self.counts[Use::Uncommitted as usize]);
-        self.counts[Use::Committed as usize] += uncommitted;
+        let uncommitted = std::mem::take(&mut self.counts[BlockState::Uncommitted as usize]);
+        self.counts[BlockState::Committed as usize] += uncommitted;
         self.dirty |= uncommitted > 0;
     }
 
@@ -210,8 +212,8 @@ impl Group {
     }
 }
 
-fn is_a_way(from: Use, to: Use) -> bool {
-    use Use::{Committed, Free, Held, Uncommitted, Waiting};
+fn is_transition(from: BlockState, to: BlockState) -> bool {
+    use BlockState::{Committed, Free, Held, Uncommitted, Waiting};
     matches!(
         (from, to),
         (Free, Uncommitted | Committed | Held)

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use blk::{Buf, Error, ErrorKind, Result};
 use futures_util::future::join_all;
 
-use super::group::{CHUNK, Use};
-use super::state::{Set, State};
+use super::group::{BlockState, CHUNK};
+use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, SLOTS, Space};
 use crate::native::layout::BLOCK;
 
@@ -155,7 +155,7 @@ impl Space {
         let chunk = Extent { addr: rest.addr, len: rest.len.min(self.growth.chunk_blocks) };
         self.write_zeros(chunk).await?;
         let mut state = self.state.borrow_mut();
-        state.shift(chunk, Use::Held, Use::Free);
+        state.shift(chunk, BlockState::Held, BlockState::Free);
         let rest = Extent { addr: chunk.end(), len: rest.len - chunk.len };
         state.preparing = (rest.len > 0).then_some(rest);
         Ok(())
@@ -232,7 +232,7 @@ impl Space {
         let written = join_all(held.iter().map(|blocks| self.write_zeros(*blocks))).await;
         let written: Result<()> = written.into_iter().collect();
         let mut state = self.state.borrow_mut();
-        held.iter().for_each(|blocks| state.shift(*blocks, Use::Held, Use::Free));
+        held.iter().for_each(|blocks| state.shift(*blocks, BlockState::Held, BlockState::Free));
         if written.is_ok() {
             state.ready_to = chunk.end();
         }
@@ -250,7 +250,7 @@ impl State {
         if self.room() > 0 {
             return Step::Nothing;
         }
-        let cold = if self.fills_gaps() { Set::ColdGappy } else { Set::ColdRoomy };
+        let cold = if self.fills_gaps() { GroupSet::ColdGappy } else { GroupSet::ColdRoomy };
         match self.set(cold).next_round(self.data_group, true) {
             Some(group) => Step::Load(group),
             None if self.held_data() > 0 => Step::Wait,
@@ -259,10 +259,10 @@ impl State {
     }
 
     fn meta_step(&self, run: u64) -> Step {
-        let cold = self.set(Set::ColdMeta).runs().flatten().next();
+        let cold = self.set(GroupSet::ColdMeta).runs().flatten().next();
         match cold {
             Some(group) => Step::Load(group),
-            None if run == 1 && self.set(Set::Meta).next(0, true).is_some() => Step::Nothing,
+            None if run == 1 && self.set(GroupSet::Meta).next(0, true).is_some() => Step::Nothing,
             None => self.more_meta(),
         }
     }
@@ -274,7 +274,7 @@ impl State {
     /// Converts a data group to metadata; its blocks become free piece by piece as they are zero-written.
     fn begin_meta(&mut self, group: usize) {
         let blocks = SLOTS as usize..self.group_blocks();
-        self.shift_blocks(group, blocks.clone(), Use::Free, Use::Held);
+        self.shift_blocks(group, blocks.clone(), BlockState::Free, BlockState::Held);
         self.set_meta(group);
         self.preparing = Some(self.extent(group, blocks));
     }
@@ -331,7 +331,7 @@ impl State {
         if !self.wants_room(growth) {
             return Step::Nothing;
         }
-        let cold = if self.fills_gaps() { Set::ColdGappy } else { Set::ColdRoomy };
+        let cold = if self.fills_gaps() { GroupSet::ColdGappy } else { GroupSet::ColdRoomy };
         match self.set(cold).next_round(self.data_group, true) {
             Some(group) if self.may_load_ahead(resident_groups_max) => Step::Load(group),
             None if self.can_grow => Step::Grow { meta: false },
@@ -362,7 +362,7 @@ impl State {
         let mut from = blocks.start;
         while let Some(at) = self.groups[group].maps().busy.next(from, false).filter(|at| *at < blocks.end) {
             from = at + self.groups[group].maps().busy.run(at, false, blocks.end - at);
-            self.shift_blocks(group, at..from, Use::Free, Use::Held);
+            self.shift_blocks(group, at..from, BlockState::Free, BlockState::Held);
             held.push(self.extent(group, at..from));
         }
         held

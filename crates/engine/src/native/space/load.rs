@@ -5,8 +5,8 @@ use std::rc::Rc;
 use blk::{Buf, Error, Result};
 
 use super::bits::Bits;
-use super::group::Use;
-use super::state::{Set, State};
+use super::group::BlockState;
+use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, SLOTS, Space, page};
 use crate::native::layout::BLOCK;
 
@@ -78,7 +78,7 @@ impl Space {
 impl State {
     /// Evicts groups to make room for one more. Groups without a free block go first: placement has no use for them.
     fn make_room_for_maps(&mut self, groups_max: usize) {
-        let loaded = self.set(Set::Loaded).count();
+        let loaded = self.set(GroupSet::Loaded).count();
         let excess = (loaded + 1).saturating_sub(groups_max);
         let excess = self.evict_some(excess, loaded, |state, group| !state.has_free(group));
         self.evict_some(excess, loaded, |_, _| true);
@@ -89,7 +89,7 @@ impl State {
     fn evict_some(&mut self, mut excess: usize, loaded: usize, may_go: fn(&State, usize) -> bool) -> usize {
         let mut looks = 2 * loaded;
         while excess > 0 && looks > 0 {
-            let Some(group) = self.set(Set::Loaded).next_round(self.eviction_hand, true) else { break };
+            let Some(group) = self.set(GroupSet::Loaded).next_round(self.eviction_hand, true) else { break };
             self.eviction_hand = (group + 1) % self.groups.len();
             looks -= 1;
             if !may_go(self, group) || !self.groups[group].is_quiet() {
@@ -104,13 +104,13 @@ impl State {
     }
 
     fn has_free(&self, group: usize) -> bool {
-        self.groups[group].count(Use::Free) > 0
+        self.groups[group].count(BlockState::Free) > 0
     }
 
     /// Returns whether a group can be loaded without evicting one that placement can use.
     pub(super) fn may_load_ahead(&self, groups_max: usize) -> bool {
-        let mut loaded = self.set(Set::Loaded).runs().flatten();
-        self.set(Set::Loaded).count() < groups_max
+        let mut loaded = self.set(GroupSet::Loaded).runs().flatten();
+        self.set(GroupSet::Loaded).count() < groups_max
             || loaded.any(|group| !self.has_free(group) && self.groups[group].is_quiet())
     }
 }

@@ -1,7 +1,7 @@
 //! Allocation of the store's blocks.
 //!
 //! The store's file behind the journal is a row of groups. A group holds data or metadata; its first two blocks are the
-//! slots of its bitmap page. Every other block has one state (`group::Use`), and every change of state is checked. The
+//! slots of its bitmap page. Every other block has one state (`group::BlockState`), and every change of state is checked. The
 //! bitmap pages hold the committed blocks alone: those that the committed trees and the catalogue refer to. Blocks placed
 //! since then are found by a replay of the journal.
 //!
@@ -26,11 +26,11 @@ use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, File, Result};
 
 pub(crate) use self::audit::{Marks, Retained, Tick};
-use self::group::Use;
+use self::group::BlockState;
 pub use self::growth::Growth;
 pub(crate) use self::load::RESIDENT_BYTES_MAX;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
-use self::place::Wish;
+use self::place::PlacementRequest;
 use self::state::State;
 pub(crate) use super::layout::{Extent, Geometry};
 
@@ -150,7 +150,7 @@ impl Space {
     pub(crate) fn try_place(self: &Rc<Self>, want: u64, near: Option<u64>) -> Option<Extent> {
         let (placed, ahead) = {
             let mut state = self.state.borrow_mut();
-            let placed = state.place_data(Wish { want, near })?;
+            let placed = state.place_data(PlacementRequest { want, near })?;
             (placed, state.wants_ahead(&self.growth))
         };
         if ahead {
@@ -175,7 +175,7 @@ impl Space {
 
     /// Frees uncommitted blocks at once. Nothing may refer to them, and no I/O to them may be under way.
     pub(crate) fn unplace(&self, extent: Extent) {
-        self.state.borrow_mut().free(extent, Use::Uncommitted);
+        self.state.borrow_mut().free(extent, BlockState::Uncommitted);
         self.ahead_blocked.set(false);
     }
 
@@ -205,15 +205,15 @@ impl Space {
     /// later ones. Nothing may refer to them, and no I/O to them may be under way.
     pub(crate) fn unplace_meta(&self, extent: Extent) {
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Committed, Use::Waiting);
-        state.free(extent, Use::Waiting);
+        state.shift(extent, BlockState::Committed, BlockState::Waiting);
+        state.free(extent, BlockState::Waiting);
         self.ahead_blocked.set(false);
     }
 
     /// Frees blocks that were placed since the last freeze and displaced by the record `lsn`. Records come in order.
     pub(crate) fn free_uncommitted(&self, extent: Extent, lsn: u64) {
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Uncommitted, Use::Waiting);
+        state.shift(extent, BlockState::Uncommitted, BlockState::Waiting);
         state.waiting.push_back((lsn, extent));
     }
 
@@ -237,7 +237,7 @@ impl Space {
     /// Makes extents of a batch of `take_releasable` free; a batch may be released in parts.
     pub(crate) fn release(&self, extents: &[Extent]) {
         let mut state = self.state.borrow_mut();
-        extents.iter().for_each(|extent| state.free(*extent, Use::Waiting));
+        extents.iter().for_each(|extent| state.free(*extent, BlockState::Waiting));
         drop(state);
         self.ahead_blocked.set(false);
         self.eased.notify();
@@ -257,9 +257,9 @@ impl Space {
     /// # Errors
     /// `Damaged`: they are not free data blocks of one group. Nothing has changed then.
     pub(crate) fn replay_place(&self, extent: Extent) -> Result<()> {
-        self.replay(extent, Use::Free, "placed")?;
+        self.replay(extent, BlockState::Free, "placed")?;
         let mut state = self.state.borrow_mut();
-        state.shift(extent, Use::Free, Use::Uncommitted);
+        state.shift(extent, BlockState::Free, BlockState::Uncommitted);
         state.frontier = state.frontier.max(extent.end());
         Ok(())
     }
@@ -267,12 +267,12 @@ impl Space {
     /// Replays a record that displaced these blocks, which an earlier record had placed. They are free at once: the
     /// caller makes the records durable before it places anything. Returns `Damaged` like `replay_place`.
     pub(crate) fn replay_free(&self, extent: Extent) -> Result<()> {
-        self.replay(extent, Use::Uncommitted, "displaced")?;
-        self.state.borrow_mut().free(extent, Use::Uncommitted);
+        self.replay(extent, BlockState::Uncommitted, "displaced")?;
+        self.state.borrow_mut().free(extent, BlockState::Uncommitted);
         Ok(())
     }
 
-    fn replay(&self, extent: Extent, from: Use, what: &str) -> Result<()> {
+    fn replay(&self, extent: Extent, from: BlockState, what: &str) -> Result<()> {
         let state = self.state.borrow();
         let data = state.locate(extent).is_some_and(|(group, _)| !state.groups[group].meta);
         if data && state.is(extent, from) {

@@ -2,12 +2,12 @@
 
 use super::Extent;
 use super::bits::LANE;
-use super::group::Use;
-use super::state::{Set, State};
+use super::group::BlockState;
+use super::state::{GroupSet, State};
 
 /// A placement request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct PlacementRequest {
     /// Most blocks to place.
     pub want: u64,
     /// Preferred address: behind the stream that the blocks continue.
@@ -17,24 +17,24 @@ pub(super) struct Wish {
 impl State {
     /// Places data blocks in loaded groups; they become uncommitted. The scan of words begins where the last search ended. A
     /// search that finds nothing in a group is not repeated there, because the sets record it.
-    pub(super) fn place_data(&mut self, wish: Wish) -> Option<Extent> {
-        assert!(wish.want > 0, "nothing wanted");
+    pub(super) fn place_data(&mut self, request: PlacementRequest) -> Option<Extent> {
+        assert!(request.want > 0, "nothing wanted");
         if self.free_meta() < self.reserve {
             return None;
         }
-        let near = wish.near.and_then(|near| self.find_at(near, wish.want));
+        let near = request.near.and_then(|near| self.find_at(near, request.want));
         let found = match near {
             Some(found) => found,
             // More blocks of the stream will follow.
-            None if wish.near.is_some() || wish.want >= LANE as u64 => {
-                self.find_lane(wish.want).or_else(|| self.find_dense(wish.want))?
+            None if request.near.is_some() || request.want >= LANE as u64 => {
+                self.find_lane(request.want).or_else(|| self.find_dense(request.want))?
             }
-            None => self.find_dense(wish.want)?,
+            None => self.find_dense(request.want)?,
         };
         if found.addr == self.dense {
             self.dense = found.end();
         }
-        self.shift(found, Use::Free, Use::Uncommitted);
+        self.shift(found, BlockState::Free, BlockState::Uncommitted);
         self.frontier = self.frontier.max(found.end());
         Some(found)
     }
@@ -49,7 +49,7 @@ impl State {
     fn find_at(&self, addr: u64, want: u64) -> Option<Extent> {
         let wanted = Extent { addr, len: 1 };
         let (group, blocks) = self.locate(wanted)?;
-        if self.groups[group].meta || !self.is(wanted, Use::Free) {
+        if self.groups[group].meta || !self.is(wanted, BlockState::Free) {
             return None;
         }
         Some(self.free_run(group, blocks.start, want))
@@ -64,7 +64,7 @@ impl State {
     }
 
     fn find_lane(&mut self, want: u64) -> Option<Extent> {
-        let group = self.set(Set::Roomy).next_round(self.data_group, true)?;
+        let group = self.set(GroupSet::Roomy).next_round(self.data_group, true)?;
         self.data_group = group;
         let cursor = self.groups[group].lane_cursor;
         let lane = self.groups[group].maps().busy.next_empty_lane(cursor).expect("the set has roomy groups");
@@ -76,7 +76,7 @@ impl State {
         if !self.fills_gaps() {
             return None;
         }
-        let group = self.set(Set::Gappy).next_round(self.gap_group, true)?;
+        let group = self.set(GroupSet::Gappy).next_round(self.gap_group, true)?;
         self.gap_group = group;
         let cursor = self.groups[group].gap_cursor;
         let gap = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has gappy groups");
@@ -87,13 +87,13 @@ impl State {
     /// Places metadata blocks in loaded groups, the first free ones; they are committed at once.
     pub(super) fn place_meta(&mut self, want: u64) -> Option<Extent> {
         assert!(want > 0, "nothing wanted");
-        let group = self.set(Set::Meta).next_round(self.meta_group, true)?;
+        let group = self.set(GroupSet::Meta).next_round(self.meta_group, true)?;
         self.meta_group = group;
         let cursor = self.groups[group].gap_cursor;
         let at = self.groups[group].maps().busy.next_round(cursor, false).expect("the set has free blocks");
         self.groups[group].gap_cursor = at;
         let found = self.free_run(group, at, want);
-        self.shift(found, Use::Free, Use::Committed);
+        self.shift(found, BlockState::Free, BlockState::Committed);
         Some(found)
     }
 
@@ -101,10 +101,10 @@ impl State {
     #[cfg(test)]
     pub(super) fn place_meta_run(&mut self, len: u64) -> Option<Extent> {
         let mut from = 0;
-        while let Some(group) = self.set(Set::Meta).next(from, true) {
+        while let Some(group) = self.set(GroupSet::Meta).next(from, true) {
             if let Some(at) = self.find_run(group, len as usize) {
                 let found = self.extent(group, at..at + len as usize);
-                self.shift(found, Use::Free, Use::Committed);
+                self.shift(found, BlockState::Free, BlockState::Committed);
                 return Some(found);
             }
             from = group + 1;

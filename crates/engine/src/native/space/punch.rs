@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use blk::{ErrorKind, Result};
 
-use super::group::{CHUNK, Use};
-use super::state::{Set, State};
+use super::group::{BlockState, CHUNK};
+use super::state::{GroupSet, State};
 use super::{Extent, Space};
 use crate::native::layout::BLOCK;
 
@@ -29,7 +29,7 @@ impl Space {
     async fn punch_next(&self) -> Result<u64> {
         let mut from = 0;
         loop {
-            let group = self.state.borrow().set(Set::Freed).next(from, true);
+            let group = self.state.borrow().set(GroupSet::Freed).next(from, true);
             let Some(group) = group.filter(|_| !self.never_punches.get()) else { return Ok(0) };
             from = group + 1;
             self.load(group).await?;
@@ -42,7 +42,7 @@ impl Space {
 
     async fn punch_chunk(&self, chunk: Extent) -> Result<u64> {
         let punched = self.file.give_back(chunk.addr * BLOCK, chunk.len * BLOCK).await;
-        self.state.borrow_mut().shift(chunk, Use::Held, Use::Free);
+        self.state.borrow_mut().shift(chunk, BlockState::Held, BlockState::Free);
         self.eased.notify();
         match punched {
             Ok(()) => Ok(chunk.len * BLOCK),
@@ -59,7 +59,8 @@ impl State {
     /// Holds the next wholly free chunk of a group with freed chunks. A chunk that is not wholly free is dropped from
     /// the set: the free that completes it adds it again. A group with held blocks is left for later.
     fn hold_chunk(&mut self, group: usize) -> Option<Extent> {
-        if self.groups[group].count(Use::Held) > 0 || !self.is_loaded(group) || self.groups[group].meta {
+        if self.groups[group].count(BlockState::Held) > 0 || !self.is_loaded(group) || self.groups[group].meta
+        {
             return None;
         }
         let mut found = None;
@@ -67,13 +68,13 @@ impl State {
             let chunk = self.groups[group].freed_chunks.trailing_zeros() as usize;
             self.groups[group].freed_chunks &= !(1 << chunk);
             let blocks = chunk * CHUNK..(chunk + 1) * CHUNK;
-            let free =
-                blocks.end <= self.group_blocks() && self.groups[group].maps().is(blocks.clone(), Use::Free);
+            let free = blocks.end <= self.group_blocks()
+                && self.groups[group].maps().is(blocks.clone(), BlockState::Free);
             found = free.then_some(blocks);
         }
         self.refresh(group);
         let blocks = found?;
-        self.shift_blocks(group, blocks.clone(), Use::Free, Use::Held);
+        self.shift_blocks(group, blocks.clone(), BlockState::Free, BlockState::Held);
         Some(self.extent(group, blocks))
     }
 }

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::bits::{Bits, LANE};
-use super::group::{Group, Maps, USES, Use};
+use super::group::{BLOCK_STATES, BlockState, Group, Maps};
 use super::{Extent, Geometry, GroupSummary, SLOTS, Totals};
 
 /// Sets of groups, so that no search has to visit all groups.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Set {
+pub(super) enum GroupSet {
     Loaded,
     /// `Roomy`: loaded data groups with a free lane. `Gappy`: loaded data groups with a free block.
     Roomy,
@@ -33,8 +33,8 @@ pub(super) struct State {
     pub geometry: Geometry,
     pub groups: Vec<Group>,
     sets: [Bits; SETS],
-    /// Numbers of blocks by `Use`, of data groups and of metadata groups.
-    totals: [[u64; USES]; 2],
+    /// Numbers of blocks by `BlockState`, of data groups and of metadata groups.
+    totals: [[u64; BLOCK_STATES]; 2],
     /// Numbers of free lanes and of free blocks in loaded data groups.
     lanes: u64,
     loaded_free: u64,
@@ -83,7 +83,7 @@ impl State {
             geometry,
             groups: Vec::with_capacity(summaries.len()),
             sets: Default::default(),
-            totals: [[0; USES]; 2],
+            totals: [[0; BLOCK_STATES]; 2],
             lanes: 0,
             loaded_free: 0,
             reserve: 0,
@@ -132,7 +132,7 @@ impl State {
         self.geometry.group_start(self.groups.len() as u64)
     }
 
-    pub(super) fn set(&self, set: Set) -> &Bits {
+    pub(super) fn set(&self, set: GroupSet) -> &Bits {
         &self.sets[set as usize]
     }
 
@@ -165,42 +165,48 @@ impl State {
 
     /// Returns whether all of `extent` is in `state`. False when its group is not loaded or when it is not inside of
     /// one group.
-    pub(super) fn is(&self, extent: Extent, state: Use) -> bool {
+    pub(super) fn is(&self, extent: Extent, state: BlockState) -> bool {
         self.locate(extent).is_some_and(|(group, blocks)| {
             self.groups[group].maps.as_ref().is_some_and(|maps| maps.is(blocks, state))
         })
     }
 
     /// Changes the state of blocks. Panics when a block of `extent` is not in state `from`.
-    pub(super) fn shift(&mut self, extent: Extent, from: Use, to: Use) {
+    pub(super) fn shift(&mut self, extent: Extent, from: BlockState, to: BlockState) {
         let (group, blocks) = self.locate_own(extent);
         self.shift_blocks(group, blocks, from, to);
     }
 
-    pub(super) fn shift_blocks(&mut self, group: usize, blocks: Range<usize>, from: Use, to: Use) {
+    pub(super) fn shift_blocks(
+        &mut self,
+        group: usize,
+        blocks: Range<usize>,
+        from: BlockState,
+        to: BlockState,
+    ) {
         let len = blocks.len() as u64;
         self.groups[group].shift(blocks, from, to);
-        if to == Use::Uncommitted {
+        if to == BlockState::Uncommitted {
             self.groups[group].placed_in = self.freezes;
         }
         let totals = &mut self.totals[usize::from(self.groups[group].meta)];
         totals[from as usize] -= len;
         totals[to as usize] += len;
-        self.committed_changes += u64::from(from == Use::Committed || to == Use::Committed);
+        self.committed_changes += u64::from(from == BlockState::Committed || to == BlockState::Committed);
         self.refresh(group);
     }
 
     /// Makes blocks free that may have been written.
-    pub(super) fn free(&mut self, extent: Extent, from: Use) {
+    pub(super) fn free(&mut self, extent: Extent, from: BlockState) {
         let (group, blocks) = self.locate_own(extent);
         self.groups[group].note_freed(blocks.clone());
-        self.shift_blocks(group, blocks, from, Use::Free);
+        self.shift_blocks(group, blocks, from, BlockState::Free);
     }
 
     pub(super) fn commit_placed(&mut self) {
         self.freezes += 1;
         let mut from = 0;
-        while let Some(group) = self.set(Set::Uncommitted).next(from, true) {
+        while let Some(group) = self.set(GroupSet::Uncommitted).next(from, true) {
             self.change_totals(group, |total, count| total - count);
             self.groups[group].settle();
             self.change_totals(group, |total, count| total + count);
@@ -241,43 +247,43 @@ impl State {
     /// Puts a group into the sets it belongs to, and updates the sums.
     pub(super) fn refresh(&mut self, at: usize) {
         let group = &self.groups[at];
-        let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(Use::Free) > 0);
+        let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(BlockState::Free) > 0);
         let lanes = group.lanes_at_most();
-        let member = |set: Set| match set {
-            Set::Loaded => loaded,
-            Set::Roomy => loaded && data && lanes > 0,
-            Set::Gappy => loaded && data && free,
-            Set::Meta => loaded && !data && free,
-            Set::ColdRoomy => !loaded && data && lanes > 0,
-            Set::ColdGappy => !loaded && data && free,
-            Set::ColdMeta => !loaded && !data && free,
-            Set::Uncommitted => group.count(Use::Uncommitted) > 0,
-            Set::Changed => group.dirty || group.written.is_some(),
-            Set::Freed => data && group.freed_chunks != 0,
+        let member = |set: GroupSet| match set {
+            GroupSet::Loaded => loaded,
+            GroupSet::Roomy => loaded && data && lanes > 0,
+            GroupSet::Gappy => loaded && data && free,
+            GroupSet::Meta => loaded && !data && free,
+            GroupSet::ColdRoomy => !loaded && data && lanes > 0,
+            GroupSet::ColdGappy => !loaded && data && free,
+            GroupSet::ColdMeta => !loaded && !data && free,
+            GroupSet::Uncommitted => group.count(BlockState::Uncommitted) > 0,
+            GroupSet::Changed => group.dirty || group.written.is_some(),
+            GroupSet::Freed => data && group.freed_chunks != 0,
         };
         for set in ALL_SETS {
             self.sets[set as usize].put(at, member(set));
         }
-        let counted = if loaded && data { (lanes, group.count(Use::Free)) } else { (0, 0) };
+        let counted = if loaded && data { (lanes, group.count(BlockState::Free)) } else { (0, 0) };
         let before = std::mem::replace(&mut self.groups[at].counted, counted);
         self.lanes = self.lanes + u64::from(counted.0) - u64::from(before.0);
         self.loaded_free = self.loaded_free + u64::from(counted.1) - u64::from(before.1);
     }
 
-    fn total(&self, meta: bool, state: Use) -> u64 {
+    fn total(&self, meta: bool, state: BlockState) -> u64 {
         self.totals[usize::from(meta)][state as usize]
     }
 
     pub(super) fn free_data(&self) -> u64 {
-        self.total(false, Use::Free)
+        self.total(false, BlockState::Free)
     }
 
     pub(super) fn free_meta(&self) -> u64 {
-        self.total(true, Use::Free)
+        self.total(true, BlockState::Free)
     }
 
     pub(super) fn held_data(&self) -> u64 {
-        self.total(false, Use::Held)
+        self.total(false, BlockState::Held)
     }
 
     /// Returns whether gaps are filled, rather than lanes begun. That is so while the file does not grow, and while
@@ -294,12 +300,12 @@ impl State {
     }
 
     pub(super) fn totals(&self) -> Totals {
-        let both = |state: Use| self.total(false, state) + self.total(true, state);
+        let both = |state: BlockState| self.total(false, state) + self.total(true, state);
         Totals {
             grown: self.groups.len() as u64 * self.usable(),
-            used: both(Use::Uncommitted) + both(Use::Committed),
-            waiting: both(Use::Waiting),
-            held: both(Use::Held),
+            used: both(BlockState::Uncommitted) + both(BlockState::Committed),
+            waiting: both(BlockState::Waiting),
+            held: both(BlockState::Held),
             free_data: self.free_data(),
             free_meta: self.free_meta(),
             reserve: self.reserve,
@@ -307,15 +313,15 @@ impl State {
     }
 }
 
-const ALL_SETS: [Set; SETS] = [
-    Set::Loaded,
-    Set::Roomy,
-    Set::Gappy,
-    Set::Meta,
-    Set::ColdRoomy,
-    Set::ColdGappy,
-    Set::ColdMeta,
-    Set::Uncommitted,
-    Set::Changed,
-    Set::Freed,
+const ALL_SETS: [GroupSet; SETS] = [
+    GroupSet::Loaded,
+    GroupSet::Roomy,
+    GroupSet::Gappy,
+    GroupSet::Meta,
+    GroupSet::ColdRoomy,
+    GroupSet::ColdGappy,
+    GroupSet::ColdMeta,
+    GroupSet::Uncommitted,
+    GroupSet::Changed,
+    GroupSet::Freed,
 ];

@@ -11,7 +11,7 @@ use super::entry::{Mapped, Root, Spot, push_hole, span};
 use super::node::Node;
 
 /// Result of the path from the root to a block.
-enum Way<'a> {
+enum CachedPath<'a> {
     Leaf(&'a Node),
     /// Nothing is mapped from the block up to this one.
     Hole(u64),
@@ -19,22 +19,24 @@ enum Way<'a> {
 }
 
 impl Cache {
-    fn way_to(&self, root: Option<&Root>, block: u64) -> Way<'_> {
-        let Some(root) = root.filter(|root| block < span(root.level)) else { return Way::Hole(u64::MAX) };
+    fn cached_path(&self, root: Option<&Root>, block: u64) -> CachedPath<'_> {
+        let Some(root) = root.filter(|root| block < span(root.level)) else {
+            return CachedPath::Hole(u64::MAX);
+        };
         let mut spot = root.spot();
         while !spot.pointer.is_hole() {
-            let Some(node) = self.get(&spot) else { return Way::Missing };
+            let Some(node) = self.get(&spot) else { return CachedPath::Missing };
             if spot.level == 0 {
-                return Way::Leaf(node);
+                return CachedPath::Leaf(node);
             }
             spot = node.child_at(block);
         }
-        Way::Hole(spot.end())
+        CachedPath::Hole(spot.end())
     }
 }
 
 /// Result of a path that stops at the parent of leaves at the latest, so that leaves can be read together.
-enum Branch {
+enum ReadPath {
     Node(Rc<Node>),
     Hole(u64),
 }
@@ -47,17 +49,17 @@ impl Nodes {
         let mark = out.len();
         let mut at = blocks.start;
         while at < blocks.end {
-            let end = match cache.way_to(root, at) {
-                Way::Leaf(node) => {
+            let end = match cache.cached_path(root, at) {
+                CachedPath::Leaf(node) => {
                     let end = node.spot.end().min(blocks.end);
                     node.push_runs(at..end, mark, out);
                     end
                 }
-                Way::Hole(end) => {
+                CachedPath::Hole(end) => {
                     push_hole(out, mark, at..end.min(blocks.end));
                     end
                 }
-                Way::Missing => {
+                CachedPath::Missing => {
                     out.truncate(mark);
                     return false;
                 }
@@ -92,12 +94,12 @@ impl Nodes {
     ) -> Result<()> {
         let mut at = blocks.start;
         while at < blocks.end {
-            match self.branch_to(root, at).await? {
-                Branch::Hole(end) => {
+            match self.read_path(root, at).await? {
+                ReadPath::Hole(end) => {
                     push_hole(out, mark, at..end.min(blocks.end));
                     at = end;
                 }
-                Branch::Node(node) => {
+                ReadPath::Node(node) => {
                     let end = node.spot.end().min(blocks.end);
                     self.push_below(&node, at..end, mark, out).await?;
                     at = end;
@@ -107,19 +109,19 @@ impl Nodes {
         Ok(())
     }
 
-    async fn branch_to(&self, root: Option<&Root>, block: u64) -> Result<Branch> {
+    async fn read_path(&self, root: Option<&Root>, block: u64) -> Result<ReadPath> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
-            return Ok(Branch::Hole(u64::MAX));
+            return Ok(ReadPath::Hole(u64::MAX));
         };
         let mut spot = root.spot();
         while !spot.pointer.is_hole() {
             let node = self.load(&spot).await?;
             if spot.level <= 1 {
-                return Ok(Branch::Node(node));
+                return Ok(ReadPath::Node(node));
             }
             spot = node.child_at(block);
         }
-        Ok(Branch::Hole(spot.end()))
+        Ok(ReadPath::Hole(spot.end()))
     }
 
     /// Appends the runs below `node`, which is a leaf or the parent of leaves and covers `blocks`.

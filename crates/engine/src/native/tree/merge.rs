@@ -20,7 +20,7 @@ use super::plan::{Planner, Step};
 use crate::native::layout::{BLOCK, Extent};
 
 /// The services that a merge needs from the store.
-pub(crate) trait Ground {
+pub(crate) trait MergeSpace {
     /// Returns whether an old entry or node that covers `blocks` and was born at `birth` belongs to this tree alone. If
     /// it does at some block, it must also do so at the blocks before, and for later births.
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
@@ -47,14 +47,14 @@ pub(crate) async fn merge(
     root: Option<Root>,
     updates: &[Update],
     stamp: u64,
-    ground: &dyn Ground,
+    space: &dyn MergeSpace,
     pause: &dyn Fn() -> Local<'static, ()>,
 ) -> Result<Option<Root>> {
     updates.iter().for_each(|update| update.check(stamp));
     assert!(updates.windows(2).all(|pair| pair[0].end() <= pair[1].start), "updates out of order");
     assert!(root.is_none_or(|root| root.pointer.birth <= stamp), "merging at {stamp} into {root:?}");
     let level = level_for(nodes, root.as_ref(), updates)?;
-    let planner = Planner { nodes, ground, root, level, updates };
+    let planner = Planner { nodes, space, root, level, updates };
     let mut merge = Merge {
         planner,
         stamp,
@@ -112,7 +112,7 @@ struct Merge<'a> {
     nodes_freed: Vec<u64>,
 }
 
-type Ways = BTreeMap<(u8, u64), Rc<Node>>;
+type Paths = BTreeMap<(u8, u64), Rc<Node>>;
 
 impl Merge<'_> {
     async fn run(&mut self, pause: &dyn Fn() -> Local<'static, ()>) -> Result<()> {
@@ -122,7 +122,7 @@ impl Merge<'_> {
         loop {
             let window = self.planner.window(at).await?;
             for step in &window.steps {
-                self.take(step, &window.ways).await?;
+                self.take(step, &window.paths).await?;
             }
             self.write().await?;
             at = window.until;
@@ -149,11 +149,11 @@ impl Merge<'_> {
         }
     }
 
-    async fn take(&mut self, step: &Step, ways: &Ways) -> Result<()> {
+    async fn take(&mut self, step: &Step, paths: &Paths) -> Result<()> {
         while self.open.last().is_some_and(|open| !open.blocks().contains(&step.first)) {
             self.close().await?;
         }
-        self.open_down_to(step, ways);
+        self.open_down_to(step, paths);
         if step.drop {
             self.set(step.level, step.first, Pointer::default());
             return Ok(());
@@ -162,7 +162,7 @@ impl Merge<'_> {
     }
 
     /// Opens the missing nodes on the path to the parent of a step.
-    fn open_down_to(&mut self, step: &Step, ways: &Ways) {
+    fn open_down_to(&mut self, step: &Step, paths: &Paths) {
         let top = self.planner.level;
         let mut level = self.open.last().map_or(top, |open| open.level - 1);
         while level > step.level {
@@ -174,7 +174,7 @@ impl Merge<'_> {
             let children = if old.is_hole() {
                 vec![Pointer::default(); FANOUT]
             } else {
-                ways.get(&(level, first)).expect("the way to a step is read").children().to_vec()
+                paths.get(&(level, first)).expect("the path to a step is read").children().to_vec()
             };
             let old = (!old.is_hole()).then_some(old);
             self.open.push(Open { level, first, old, children, changed: false });
@@ -221,7 +221,7 @@ impl Merge<'_> {
     async fn add(&mut self, level: u8, first: u64, body: Body) -> Result<()> {
         let mut pointer = Pointer::default();
         if body.count() > 0 {
-            pointer.addr = self.planner.ground.place_node().await?;
+            pointer.addr = self.planner.space.place_node().await?;
             pointer.birth = self.stamp;
             self.placed.push(pointer.addr);
             let (node, page) = Node::seal(self.planner.nodes.store_id, Spot { level, first, pointer }, body);
@@ -245,7 +245,7 @@ impl Merge<'_> {
     }
 
     fn free_data(&mut self, old: Entry, block: u64) {
-        if old.addr == 0 || !self.planner.ground.is_exclusive(old.birth, &(block..block + 1)) {
+        if old.addr == 0 || !self.planner.space.is_exclusive(old.birth, &(block..block + 1)) {
             return;
         }
         match self.data_freed.last_mut() {
@@ -255,7 +255,7 @@ impl Merge<'_> {
     }
 
     fn free_node(&mut self, old: Pointer, blocks: &Range<u64>) {
-        if self.planner.ground.is_exclusive(old.birth, blocks) {
+        if self.planner.space.is_exclusive(old.birth, blocks) {
             self.nodes_freed.push(old.addr);
         }
     }
@@ -281,18 +281,18 @@ impl Merge<'_> {
     }
 
     fn settle(&self, done: bool) {
-        let (nodes, ground) = (self.planner.nodes, self.planner.ground);
+        let (nodes, space) = (self.planner.nodes, self.planner.space);
         if !done {
             for addr in &self.placed {
                 nodes.forget(*addr);
-                ground.unplace_node(*addr);
+                space.unplace_node(*addr);
             }
             return;
         }
         for addr in &self.nodes_freed {
             nodes.forget(*addr);
-            ground.free(*addr, 1);
+            space.free(*addr, 1);
         }
-        self.data_freed.iter().for_each(|extent| ground.free(extent.addr, extent.len));
+        self.data_freed.iter().for_each(|extent| space.free(extent.addr, extent.len));
     }
 }

@@ -15,8 +15,8 @@ mod walk;
 
 pub(crate) use cache::Nodes;
 pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Update, span};
-pub(crate) use merge::{Ground, merge};
-pub(crate) use walk::{Seen, differences, gone, has_page, survey};
+pub(crate) use merge::{MergeSpace, merge};
+pub(crate) use walk::{WalkItem, differences, gone, has_page, survey};
 
 /// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that
 /// a guest's request does not wait behind them.

@@ -10,7 +10,7 @@ use blk::Result;
 use super::PAGES_AT_ONCE;
 use super::cache::Nodes;
 use super::entry::*;
-use super::merge::Ground;
+use super::merge::MergeSpace;
 use super::node::Node;
 
 /// A leaf to change, or a page of any level to drop.
@@ -37,14 +37,14 @@ pub(super) struct Window {
     /// In the order of blocks.
     pub steps: Vec<Step>,
     /// Interior pages by level and first block: the paths to the steps.
-    pub ways: BTreeMap<(u8, u64), Rc<Node>>,
+    pub paths: BTreeMap<(u8, u64), Rc<Node>>,
     /// After these steps everything up to this block, the end of a leaf, is done.
     pub until: u64,
 }
 
 pub(super) struct Planner<'a> {
     pub nodes: &'a Nodes,
-    pub ground: &'a dyn Ground,
+    pub space: &'a dyn MergeSpace,
     pub root: Option<Root>,
     /// Level of the new root; not below the old root's.
     pub level: u8,
@@ -54,7 +54,7 @@ pub(super) struct Planner<'a> {
 impl Planner<'_> {
     /// Plans the steps from block `at` on: at most `PAGES_AT_ONCE` places of a level at once.
     pub(super) async fn window(&self, at: u64) -> Result<Window> {
-        let mut window = Window { steps: Vec::new(), ways: BTreeMap::new(), until: span(self.level) };
+        let mut window = Window { steps: Vec::new(), paths: BTreeMap::new(), until: span(self.level) };
         let mut row = Vec::new();
         self.enlist(self.level, 0, Source::top(self.root.as_ref(), self.level), at, &mut row, &mut window);
         for level in (0..self.level).rev() {
@@ -82,7 +82,7 @@ impl Planner<'_> {
                 self.enlist(level, first, step.source.child(level, index, children), at, &mut next, window);
             }
             if let Some(node) = step.node {
-                window.ways.insert((step.level, step.first), node);
+                window.paths.insert((step.level, step.first), node);
             }
         }
         next
@@ -127,7 +127,7 @@ impl Planner<'_> {
         match source {
             Source::Hole => false,
             Source::Page(pointer) => {
-                self.ground.is_exclusive(pointer.birth, &(blocks.start..blocks.start + 1))
+                self.space.is_exclusive(pointer.birth, &(blocks.start..blocks.start + 1))
             }
             Source::Above(_) => true,
         }

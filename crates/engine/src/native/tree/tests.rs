@@ -87,9 +87,9 @@ impl Store {
     async fn reachable(&self, roots: &[Option<Root>]) -> BTreeSet<u64> {
         let mut all = BTreeSet::new();
         for root in roots {
-            let mut visit = |seen: Seen| match seen {
-                Seen::Data(run) => all.extend(run.addr..run.addr + run.len),
-                Seen::Page { addr, .. } => {
+            let mut visit = |seen: WalkItem| match seen {
+                WalkItem::Data(run) => all.extend(run.addr..run.addr + run.len),
+                WalkItem::Page { addr, .. } => {
                     all.insert(addr);
                 }
                 damage => panic!("{damage:?}"),
@@ -117,7 +117,7 @@ impl Store {
     }
 }
 
-impl Ground for Store {
+impl MergeSpace for Store {
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool {
         let sealed = if blocks.end <= self.cursor.get() { &self.sealed_before } else { &self.sealed };
         birth > sealed.get()

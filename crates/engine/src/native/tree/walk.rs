@@ -31,7 +31,7 @@ pub(crate) async fn gone(
     from: u64,
     to: u64,
     budget: usize,
-    visit: &mut dyn FnMut(Seen),
+    visit: &mut dyn FnMut(WalkItem),
 ) -> Result<u64> {
     compare(nodes, old, new, from..to, budget, &mut SurveyTask { goes_on: false, visit }).await
 }
@@ -55,7 +55,7 @@ pub(crate) async fn differences(
 
 /// Something that a walk finds in one of two trees alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum WalkItem {
     /// Never a hole, and never over the end of a leaf.
     Data(Mapped),
     Page {
@@ -71,22 +71,22 @@ pub(crate) enum Seen {
         first: u64,
         error: Error,
     },
-    /// The same for a page of the ground: what follows within these blocks may belong to the ground too.
-    Blind(Range<u64>),
+    /// The same for a page of the base: what follows within these blocks may belong to the base too.
+    UnknownBase(Range<u64>),
 }
 
-/// Visits what `root` refers to within `blocks` and `ground` does not at the same place, and continues behind damage.
+/// Visits what `root` refers to within `blocks` and `base` does not at the same place, and continues behind damage.
 /// Pages are those that end in `blocks.start + 1..=blocks.end`, each after all below it. Budget and result are those of
 /// `gone`.
 pub(crate) async fn survey(
     nodes: &Nodes,
     root: Option<&Root>,
-    ground: Option<&Root>,
+    base: Option<&Root>,
     blocks: Range<u64>,
     budget: usize,
-    visit: &mut dyn FnMut(Seen),
+    visit: &mut dyn FnMut(WalkItem),
 ) -> Result<u64> {
-    compare(nodes, root, ground, blocks, budget, &mut SurveyTask { goes_on: true, visit }).await
+    compare(nodes, root, base, blocks, budget, &mut SurveyTask { goes_on: true, visit }).await
 }
 
 /// Returns whether the page at `addr` is the tree's node of `level` over `block`; false if a page on the path is
@@ -148,7 +148,7 @@ fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
 struct SurveyTask<'a> {
     /// Whether the walk continues behind a damaged page. If not, it fails.
     goes_on: bool,
-    visit: &'a mut dyn FnMut(Seen),
+    visit: &'a mut dyn FnMut(WalkItem),
 }
 
 impl Task for SurveyTask<'_> {
@@ -157,12 +157,12 @@ impl Task for SurveyTask<'_> {
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(Seen::Data(run)));
+        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(WalkItem::Data(run)));
     }
 
     fn end_of(&mut self, page: &Spot) {
         let Spot { level, first, pointer: Pointer { addr, birth, .. } } = *page;
-        (self.visit)(Seen::Page { addr, birth, level, first });
+        (self.visit)(WalkItem::Page { addr, birth, level, first });
     }
 
     fn failed(&mut self, side: Side, page: &Spot, error: Error) -> Result<()> {
@@ -171,8 +171,8 @@ impl Task for SurveyTask<'_> {
         }
         let Spot { level, first, pointer } = *page;
         (self.visit)(match side {
-            Side::A => Seen::Damaged { addr: pointer.addr, level, first, error },
-            Side::B => Seen::Blind(first..page.end()),
+            Side::A => WalkItem::Damaged { addr: pointer.addr, level, first, error },
+            Side::B => WalkItem::UnknownBase(first..page.end()),
         });
         Ok(())
     }

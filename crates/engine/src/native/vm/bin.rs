@@ -4,18 +4,18 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use blk::manifest::{BINNED_STATES_MAX, BinnedState, DiskState, LayerName, SnapshotState, ThrownBy, VmState};
+use blk::manifest::{BINNED_STATES_MAX, BinnedBy, BinnedState, DiskState, LayerName, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::super::change::Op;
 use super::super::store::Store;
 use super::NativeVm;
-use super::branch::Move;
 use super::items::{
     self, KeptSlot, binned_key, binned_snapshot_key, node_of, put_binned_snapshot, put_snapshot, snapshot_key,
 };
-use super::leave::snapshots_per_change;
-use crate::bin::{current_of, find_binned, moves_disks, put_back, thrown};
+use super::remove_names::snapshots_per_change;
+use super::revert::RevertPlan;
+use crate::bin::{current_of, find_binned, moves_disks, new_entry, put_back};
 use crate::event::EventKind;
 use crate::operations::Loss;
 
@@ -120,7 +120,7 @@ impl NativeVm {
         if !self.state.borrow().bin.iter().any(|binned| ids.contains(&binned.id)) {
             return Ok(0);
         }
-        let bytes = self.store.held_only_by(&self.binned_nodes(ids)).await?;
+        let bytes = self.store.exclusive_bytes(&self.binned_nodes(ids)).await?;
         self.drop_entries(ids).await?;
         self.store.flush().await?;
         self.activity.note(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back"));
@@ -129,7 +129,7 @@ impl NativeVm {
 
     /// Returns the bytes that only the binned state holds.
     pub async fn binned_bytes(&self, id: u64) -> Result<u64> {
-        self.store.held_only_by(&self.binned_nodes(&[id])).await
+        self.store.exclusive_bytes(&self.binned_nodes(&[id])).await
     }
 
     /// Returns the nodes of these entries.
@@ -193,12 +193,12 @@ impl NativeVm {
         Ok(())
     }
 
-    fn plan_restore(&self, id: u64, keep: bool) -> Result<Move> {
+    fn plan_restore(&self, id: u64, keep: bool) -> Result<RevertPlan> {
         let binned = find_binned(&self.state.borrow(), id)?.clone();
         let reverts = moves_disks(&binned);
         let mut head = self.head();
         let mut leaving: Vec<DiskState> =
-            head.disks.extract_if(.., |disk| binned.came.contains(&disk.number)).collect();
+            head.disks.extract_if(.., |disk| binned.added_disks.contains(&disk.number)).collect();
         for disk in &binned.disks {
             if let Some(other) = head.disks.iter().find(|d| d.slot == disk.slot && d.number != disk.number) {
                 let cause = format!("disk{} would come back at {}", disk.number, disk.slot);
@@ -214,11 +214,11 @@ impl NativeVm {
             let state = self.state.borrow();
             head.current = current_of(&state, &binned, |state, disks| self.nearest_snapshot(state, disks));
         }
-        let thrown = (keep && reverts).then(|| thrown(&self.env, ThrownBy::Restore, binned.subject.clone()));
+        let kept = (keep && reverts).then(|| new_entry(&self.env, BinnedBy::Restore, binned.subject.clone()));
         let loss = Loss { target: reverts.then_some(binned.subject), reverts, ..Loss::default() };
         let ops = vec![Op::Delete { key: binned_key(self.id(), id) }];
-        let plan = Move { kind: EventKind::Restore, head, ops, leaving, thrown: None, loss };
-        Ok(plan.with_thrown(self, thrown))
+        let plan = RevertPlan { kind: EventKind::Restore, head, ops, leaving, binned: None, loss };
+        Ok(plan.with_binned(self, kept))
     }
 
     /// Returns the snapshot that froze the nearest ancestor of one of the nodes.

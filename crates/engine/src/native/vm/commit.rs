@@ -13,7 +13,7 @@ use super::super::change::Op;
 use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::node_of;
-use super::leave::drop_snapshot;
+use super::remove_names::drop_snapshot;
 use crate::event::{Event, EventKind};
 use crate::job::{COMMIT, CONSOLIDATE, Job, JobState};
 use crate::operations::{CommitPreview, CommitWhat};
@@ -65,7 +65,7 @@ impl NativeVm {
     fn plan_commit(&self, what: &CommitWhat) -> Result<Vec<SnapshotState>> {
         let state = self.state.borrow();
         let gone = match what {
-            CommitWhat::One(wanted) => vec![tree::one_to_commit(&state, wanted)?.clone()],
+            CommitWhat::One(wanted) => vec![tree::find_committable(&state, wanted)?.clone()],
             CommitWhat::All => tree::running_names(&state),
             CommitWhat::Unowned => Vec::new(),
         };
@@ -84,7 +84,7 @@ impl NativeVm {
     /// the reclaim back.
     async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
         let began_ns = self.env.now_ns();
-        let bytes = self.store.held_only_by(&nodes).await.unwrap_or(0);
+        let bytes = self.store.exclusive_bytes(&nodes).await.unwrap_or(0);
         job.bytes_total.set(bytes);
         let (state, kind) = loop {
             let left = self.store.left_to_reclaim(&nodes);
@@ -102,7 +102,7 @@ impl NativeVm {
                 self.given_up.borrow_mut().extend(left);
                 break (JobState::Cancelled, EventKind::CommitCancelled);
             }
-            if let Some(e) = self.store.broken().or_else(|| self.store.why_left(&left)) {
+            if let Some(e) = self.store.broken().or_else(|| self.store.reclaim_error(&left)) {
                 self.given_up.borrow_mut().extend(left);
                 *job.error.borrow_mut() = Some(e);
                 break (JobState::Failed, EventKind::CommitFailed);

@@ -2,8 +2,8 @@
 //! of a redo VM's layers; their names are `n` and their number.
 
 use blk::manifest::{
-    BinnedState, ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState,
-    JOB_NUMBER_MAX, NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, ThrownBy, VmState,
+    BinnedBy, BinnedState, ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState,
+    JOB_NUMBER_MAX, NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, VmState,
 };
 use blk::{Error, Result};
 
@@ -120,8 +120,8 @@ pub(super) fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     let mut out = Writer::default();
     out.u8(by_byte(binned.by)).u64(binned.unix_us as u64).u128(binned.current.unwrap_or(0));
     out.bytes(binned.subject.as_bytes());
-    out.u32(binned.came.len() as u32);
-    binned.came.iter().for_each(|number| _ = out.u32(*number));
+    out.u32(binned.added_disks.len() as u32);
+    binned.added_disks.iter().for_each(|number| _ = out.u32(*number));
     put_disks(&mut out, &binned.disks);
     Op::Put { key: binned_key(vm, binned.id), value: out.done() }
 }
@@ -146,17 +146,17 @@ fn snapshot_value(mut out: Writer, snapshot: &SnapshotState, slots: &[KeptSlot])
     out.done()
 }
 
-fn by_byte(by: ThrownBy) -> u8 {
+fn by_byte(by: BinnedBy) -> u8 {
     match by {
-        ThrownBy::Revert => 0,
-        ThrownBy::Discard => 1,
-        ThrownBy::Reset => 2,
-        ThrownBy::Restore => 3,
+        BinnedBy::Revert => 0,
+        BinnedBy::Discard => 1,
+        BinnedBy::Reset => 2,
+        BinnedBy::Restore => 3,
     }
 }
 
-fn by_of(byte: u8, place: &str) -> Result<ThrownBy> {
-    let all = [ThrownBy::Revert, ThrownBy::Discard, ThrownBy::Reset, ThrownBy::Restore];
+fn by_of(byte: u8, place: &str) -> Result<BinnedBy> {
+    let all = [BinnedBy::Revert, BinnedBy::Discard, BinnedBy::Reset, BinnedBy::Restore];
     all.into_iter().find(|by| by_byte(*by) == byte).ok_or_else(|| {
         Error::damaged(place, format!("operation of an entry of the bin: found {byte}, expected 0 to 3"))
     })
@@ -224,12 +224,21 @@ pub(super) fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<Binne
     let unix_us = input.u64("time of an entry")? as i64;
     let current = Some(input.u128("snapshot of an entry")?).filter(|id| *id != 0);
     let subject = input.text("subject of an entry")?;
-    let mut came = Vec::new();
+    let mut added_disks = Vec::new();
     for _ in 0..input.u32("disks that came with an entry")? {
-        came.push(input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?);
+        added_disks.push(input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?);
     }
     let disks = read_disks(store, &mut input, &place)?;
-    Ok(BinnedState { id: key.minor, by, unix_us, subject, snapshots: Vec::new(), disks, came, current })
+    Ok(BinnedState {
+        id: key.minor,
+        by,
+        unix_us,
+        subject,
+        snapshots: Vec::new(),
+        disks,
+        added_disks,
+        current,
+    })
 }
 
 fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGeneration> {

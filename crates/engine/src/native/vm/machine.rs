@@ -15,7 +15,7 @@ use super::NativeVm;
 use super::items::{layer_name, node_of};
 use crate::client::{Client, GenerationChange, View};
 use crate::machine::{Attached, RunningDisk};
-use crate::operations::{Between, Differences, DiskLayers, Use};
+use crate::operations::{DiffRequest, Differences, DiskLayers, SpaceUsage};
 use crate::stats::{DiskStats, LayerCounters};
 
 /// Most pages of maps read on each side for one answer about differences.
@@ -74,12 +74,12 @@ impl NativeVm {
         let mut found = BTreeMap::new();
         for snapshot in snapshots {
             let nodes: Vec<u64> = snapshot.disks.iter().map(|(_, layer)| node_of(layer)).collect();
-            found.insert(snapshot.id, self.store.held_only_by(&nodes).await?);
+            found.insert(snapshot.id, self.store.exclusive_bytes(&nodes).await?);
         }
         Ok(found)
     }
 
-    pub(crate) async fn used(&self) -> Result<Use> {
+    pub(crate) async fn used(&self) -> Result<SpaceUsage> {
         let (disks, snapshots) = {
             let state = self.state.borrow();
             let disks: Vec<u64> = state.disks.iter().map(|d| node_of(&d.top)).collect();
@@ -94,12 +94,12 @@ impl NativeVm {
         for disk in disks {
             shared_bytes += self.store.shared_with_others(disk, &own).await?;
         }
-        shared_bytes += self.store.lent_to_others(&own).await?;
+        shared_bytes += self.store.bytes_read_by_others(&own).await?;
         let all: Vec<u64> = own.into_iter().collect();
-        Ok(Use { allocated_bytes: self.store.held_only_by(&all).await?, shared_bytes })
+        Ok(SpaceUsage { allocated_bytes: self.store.exclusive_bytes(&all).await?, shared_bytes })
     }
 
-    pub(crate) async fn differences(&self, between: Between<'_>) -> Result<Differences> {
+    pub(crate) async fn differences(&self, between: DiffRequest<'_>) -> Result<Differences> {
         self.refuse_when_closed()?;
         let frozen = |name: &str| -> Result<Option<u64>> {
             let disks = self.sealed(name)?.disks;

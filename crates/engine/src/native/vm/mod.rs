@@ -1,16 +1,16 @@
 //! An open VM with native disks. Its state is in the store's catalogue; every change of it is one record.
 
 mod bin;
-mod branch;
 mod commit;
 mod disks;
 mod homes;
 mod items;
 #[cfg(test)]
 mod large_tests;
-mod leave;
 mod machine;
 mod registry;
+mod remove_names;
+mod revert;
 mod take;
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,7 @@ use blk::{Env, Error, Result};
 
 use self::items::{KeptSlot, node_of};
 use super::change::Op;
-use super::disk::{DiskTerms, NativeDisk};
+use super::disk::{DiskOptions, NativeDisk};
 use super::store::Store;
 use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
@@ -42,7 +42,7 @@ pub struct NativeVm {
     pub name: String,
     /// The store that its disks are nodes of.
     pub store: Rc<Store>,
-    terms: DiskTerms,
+    terms: DiskOptions,
     pub(crate) state: RefCell<VmState>,
     /// Slots of the disks when a snapshot was taken, by the snapshot's id.
     slots: RefCell<BTreeMap<u128, Vec<KeptSlot>>>,
@@ -66,7 +66,7 @@ impl NativeVm {
             env: store.env.clone(),
             name: state.name.clone(),
             store: store.clone(),
-            terms: DiskTerms { policy: options.space_policy, space_retry_us: options.space_retry_us },
+            terms: DiskOptions { policy: options.space_policy, space_retry_us: options.space_retry_us },
             state: RefCell::new(state),
             slots: RefCell::new(slots),
             disks: RefCell::default(),

@@ -15,7 +15,7 @@ use super::items::{
     self, KeptSlot, VmHome, VmHomeState, home_key, layer_name, moving_key, node_of, put_home, put_snapshot,
     put_vm, vm_key,
 };
-use super::leave::{drop_snapshot, snapshots_per_change};
+use super::remove_names::{drop_snapshot, snapshots_per_change};
 use super::{NativeVm, head_of};
 use crate::relocate::refuse_unmovable;
 use crate::tree;

@@ -176,7 +176,7 @@ fn differences_and_what_only_a_state_holds() {
         };
         write(&vm, 0, 2).await;
         let one = nodes("one");
-        assert!((64 << 10..80 << 10).contains(&store.held_only_by(&one).await.unwrap()));
+        assert!((64 << 10..80 << 10).contains(&store.exclusive_bytes(&one).await.unwrap()));
         let running = vm.disk(0).unwrap().node.id;
         let (mut ranges, end) = store.differences(Some(one[0]), running, 0, 100).await.unwrap();
         assert_eq!((ranges.pop(), end), (Some(1 << 20..(1 << 20) + (64 << 10)), DISK_BYTES));

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use api::name::DatastoreName;
-use blk::manifest::{BinnedState, ThrownBy};
+use blk::manifest::{BinnedBy, BinnedState};
 use engine::CommitWhat;
 
 use crate::daemon::datastore::{Datastore, asked};
@@ -48,10 +48,10 @@ impl Daemon {
 
     pub(super) async fn state_entry(&self, entry: &VmRecord, binned: &BinnedState) -> api::BinEntry {
         let operation = match binned.by {
-            ThrownBy::Revert => api::Operation::Revert,
-            ThrownBy::Discard => api::Operation::Discard,
-            ThrownBy::Reset => api::Operation::Reset,
-            ThrownBy::Restore => api::Operation::Restore,
+            BinnedBy::Revert => api::Operation::Revert,
+            BinnedBy::Discard => api::Operation::Discard,
+            BinnedBy::Reset => api::Operation::Reset,
+            BinnedBy::Restore => api::Operation::Restore,
         };
         api::BinEntry {
             id: id(binned),
@@ -91,7 +91,7 @@ impl Daemon {
     pub(super) async fn evict_state(&self, entry: &VmRecord, binned: &BinnedState) -> blk::Result<()> {
         entry.running.machine.clone().empty_bin(vec![binned.id]).await?;
         let in_files = matches!(entry.kept, Kept::Redo(_));
-        if in_files && binned.by == ThrownBy::Discard && entry.running.machine.state().bin.is_empty() {
+        if in_files && binned.by == BinnedBy::Discard && entry.running.machine.state().bin.is_empty() {
             // The disks run on deltas that the discard created only for the bin. Without such deltas the commit is
             // refused.
             let _ = entry.running.machine.clone().commit(&CommitWhat::Unowned).await;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use blk::{Env, Error, ErrorKind, File, Result};
 use engine::native::superblock::Superblock;
-use engine::native::{Claimant, Lease, LeaseTerms, Owner, TakeOver};
+use engine::native::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 use nix::libc;
 use rustix::fs::FlockOperation;
 use tracing::error;
@@ -61,7 +61,7 @@ pub(crate) async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Resul
         let own = owner.clone();
         Rc::new(move |other| has_ended(&own, other))
     };
-    let claimant = Claimant { owner, terms: LeaseTerms::default(), take_over, has_ended };
+    let claimant = Claimant { owner, terms: LeaseTimes::default(), take_over, has_ended };
     LIVE.with(|live| live.borrow_mut().insert(id));
     let claimed = Lease::acquire(env, file, claimant).await;
     let lease = claimed.inspect_err(|_| {

@@ -94,7 +94,7 @@ impl Native {
 
     /// Returns the number of bytes inside the store that are free for guests.
     pub(crate) fn free_bytes(&self) -> u64 {
-        let used = self.opened().map(|store| store.store_use());
+        let used = self.opened().map(|store| store.store_usage());
         used.map_or(0, |used| used.free.saturating_sub(used.reserve))
     }
 

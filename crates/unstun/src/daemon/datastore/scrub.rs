@@ -185,7 +185,7 @@ fn note(file: &str, found: String) -> api::Finding {
 
 fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api::Finding {
     let hurt: Vec<String> = finding
-        .hurt
+        .affected
         .iter()
         .map(|hurt| {
             let who = owners.get(&hurt.node).cloned().unwrap_or_else(|| format!("node {}", hurt.node));

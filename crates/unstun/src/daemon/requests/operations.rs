@@ -157,7 +157,7 @@ impl Daemon {
     /// Returns the bytes of a datastore that are freed and not in use again yet: in the store, and in deltas that no
     /// snapshot owns.
     pub(crate) async fn reclaimable_bytes(&self, datastore: &Rc<Datastore>) -> u64 {
-        let used = datastore.native.opened().map(|store| store.store_use()).unwrap_or_default();
+        let used = datastore.native.opened().map(|store| store.store_usage()).unwrap_or_default();
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now is reported elsewhere.

@@ -4,7 +4,7 @@ use api::DiskRange;
 use api::error::Result;
 use api::name::VmName;
 use api::units::total;
-use engine::Between;
+use engine::DiffRequest;
 
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
@@ -13,7 +13,7 @@ impl Daemon {
     pub(crate) async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
-        let between = Between { disk: request.disk, from, to, start: request.start_bytes };
+        let between = DiffRequest { disk: request.disk, from, to, start: request.start_bytes };
         let found = entry.running.machine.differences(between).await?;
         let range = |range: std::ops::Range<u64>| DiskRange {
             start_bytes: range.start,

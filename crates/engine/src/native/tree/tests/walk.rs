@@ -24,9 +24,9 @@ async fn reclaim(
         let changes = later.get(index + 1).map_or(&[][..], Vec::as_slice);
         root = store.merge(root, &updates(&store, changes)).await.unwrap();
         let budget = budgets[index % budgets.len()];
-        let mut visit = |gone: Seen| match gone {
-            Seen::Data(run) if run.birth > store.sealed_before.get() => store.free(run.addr, run.len),
-            Seen::Page { addr, birth, .. } if birth > store.sealed_before.get() => store.free(addr, 1),
+        let mut visit = |gone: WalkItem| match gone {
+            WalkItem::Data(run) if run.birth > store.sealed_before.get() => store.free(run.addr, run.len),
+            WalkItem::Page { addr, birth, .. } if birth > store.sealed_before.get() => store.free(addr, 1),
             _ => {}
         };
         let from = store.cursor.get();
@@ -114,7 +114,7 @@ fn a_range_is_reported_in_the_pieces_asked_for() {
         let mut nodes = Vec::new();
         for (from, to) in [(0, 252), (252, 300), (300, span(1) - 1), (span(1) - 1, u64::MAX)] {
             let mut visit = |gone| {
-                if let Seen::Page { level, .. } = gone {
+                if let WalkItem::Page { level, .. } = gone {
                     nodes.push((to, level));
                 }
             };
@@ -138,7 +138,7 @@ fn what_both_share_is_not_read() {
         assert_eq!(done.unwrap(), u64::MAX);
         assert_eq!((nodes.loads(), found.len()), (6, 4), "3 pages a side; 1 block, 3 nodes");
         let before = store.nodes.loads();
-        let mut visit = |gone: Seen| panic!("{gone:?}");
+        let mut visit = |gone: WalkItem| panic!("{gone:?}");
         let same = gone(&store.nodes, old.as_ref(), old.as_ref(), 0, u64::MAX, 0, &mut visit).await;
         assert_eq!((same.unwrap(), store.nodes.loads()), (u64::MAX, before));
     });
@@ -152,7 +152,7 @@ fn a_survey_goes_on_behind_a_damaged_page() {
         let root = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
         let mut leaves = Vec::new();
         let mut visit = |seen| {
-            if let Seen::Page { addr, level: 0, .. } = seen {
+            if let WalkItem::Page { addr, level: 0, .. } = seen {
                 leaves.push(addr);
             }
         };
@@ -160,14 +160,14 @@ fn a_survey_goes_on_behind_a_damaged_page() {
         file.write(leaves[1] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
         let (mut blocks, mut pages, mut damage) = (0, 0, Vec::new());
         let mut visit = |seen| match seen {
-            Seen::Data(run) => blocks += run.len,
-            Seen::Page { .. } => pages += 1,
+            WalkItem::Data(run) => blocks += run.len,
+            WalkItem::Page { .. } => pages += 1,
             other => damage.push(other),
         };
         let store = Store::new(file, CACHE_BYTES);
         survey(&store.nodes, root.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         assert_eq!((blocks, pages, damage.len()), (2 * span(0), 4, 1));
-        let Seen::Damaged { addr, level, first, error } = &damage[0] else { panic!("{damage:?}") };
+        let WalkItem::Damaged { addr, level, first, error } = &damage[0] else { panic!("{damage:?}") };
         assert_eq!((*addr, *level, *first), (leaves[1], 0, span(0)));
         assert!(error.cause.contains(&format!("block {}: checksum", leaves[1])), "{error}");
         for (addr, has) in [(leaves[1], true), (leaves[0], false)] {
@@ -181,28 +181,28 @@ fn a_survey_over_a_damaged_ground_says_where_it_is_blind() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), 1);
-        let ground = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
+        let base = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
         store.take();
-        let root = store.merge(ground, &[store.map(5, 1), store.map(span(0), 2)]).await.unwrap();
+        let root = store.merge(base, &[store.map(5, 1), store.map(span(0), 2)]).await.unwrap();
         let mut leaves = Vec::new();
         let mut visit = |seen| {
-            if let Seen::Page { addr, level: 0, .. } = seen {
+            if let WalkItem::Page { addr, level: 0, .. } = seen {
                 leaves.push(addr);
             }
         };
-        survey(&store.nodes, ground.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
+        survey(&store.nodes, base.as_ref(), None, 0..u64::MAX, usize::MAX, &mut visit).await.unwrap();
         file.write(leaves[0] * BLOCK + 512, blk::Buf::zeroed(512)).await.unwrap();
         let mut met = Vec::new();
         let mut visit = |seen| met.push(seen);
-        survey(&store.nodes, root.as_ref(), ground.as_ref(), 0..u64::MAX, usize::MAX, &mut visit)
+        survey(&store.nodes, root.as_ref(), base.as_ref(), 0..u64::MAX, usize::MAX, &mut visit)
             .await
             .unwrap();
-        assert_eq!(met[0], Seen::Blind(0..span(0)));
-        let data = |seen: &Seen| if let Seen::Data(run) = seen { run.len } else { 0 };
+        assert_eq!(met[0], WalkItem::UnknownBase(0..span(0)));
+        let data = |seen: &WalkItem| if let WalkItem::Data(run) = seen { run.len } else { 0 };
         assert_eq!(
             met.iter().map(data).sum::<u64>(),
             span(0) + 2,
-            "the leaf whose ground is not known, and two"
+            "the leaf whose base is not known, and two"
         );
     });
 }

@@ -12,11 +12,11 @@ use super::items::{node_of, snapshot_key};
 
 /// Size at which a change is ended, of 128 KiB at most: some 300 snapshots of one disk, which take a fraction of a
 /// millisecond. The last item may add 4 KiB of description and a few hundred bytes.
-const PART_BYTES: usize = 16 << 10;
+const CHANGE_BYTES: usize = 16 << 10;
 
 /// Returns how many dropped snapshots keep a change below that size: each has a key, and a node for each disk.
 pub(super) fn snapshots_per_change(disks: usize) -> usize {
-    (PART_BYTES / (32 + 16 * disks)).max(1)
+    (CHANGE_BYTES / (32 + 16 * disks)).max(1)
 }
 
 pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
@@ -27,14 +27,14 @@ pub(super) fn drop_snapshot(vm: u128, snapshot: &SnapshotState) -> Vec<Op> {
 
 /// The content of one change.
 #[derive(Default)]
-struct Part {
+struct RemovalChange {
     ops: Vec<Op>,
     bytes: usize,
     moved: BTreeMap<u128, Option<u128>>,
     gone: BTreeSet<u128>,
 }
 
-impl Part {
+impl RemovalChange {
     fn add(&mut self, ops: Vec<Op>) {
         let bytes = |op: &Op| 32 + if let Op::Put { value, .. } = op { value.len() } else { 0 };
         self.bytes += ops.iter().map(bytes).sum::<usize>();
@@ -67,49 +67,54 @@ impl NativeVm {
         moved: &BTreeMap<u128, Option<u128>>,
         kept: Option<u64>,
     ) -> Result<()> {
-        let mut part = Part::default();
+        let mut change = RemovalChange::default();
         // Children get their new parents before the old ones leave.
         for (id, parent) in moved {
-            self.end_when_full(head, &mut part, kept).await?;
-            part.add(self.put_under(*id, *parent));
-            part.moved.insert(*id, *parent);
+            self.end_when_full(head, &mut change, kept).await?;
+            change.add(self.put_under(*id, *parent));
+            change.moved.insert(*id, *parent);
         }
         for snapshot in gone {
-            self.end_when_full(head, &mut part, kept).await?;
-            part.add(match kept {
+            self.end_when_full(head, &mut change, kept).await?;
+            change.add(match kept {
                 Some(entry) => self.bin_snapshot(entry, snapshot),
                 None => drop_snapshot(self.id(), snapshot),
             });
-            part.gone.insert(snapshot.id);
+            change.gone.insert(snapshot.id);
         }
-        self.end(head, part, kept)
+        self.end(head, change, kept)
     }
 
-    async fn end_when_full(&self, head: &VmState, part: &mut Part, kept: Option<u64>) -> Result<()> {
-        if part.bytes < PART_BYTES {
+    async fn end_when_full(
+        &self,
+        head: &VmState,
+        change: &mut RemovalChange,
+        kept: Option<u64>,
+    ) -> Result<()> {
+        if change.bytes < CHANGE_BYTES {
             return Ok(());
         }
-        self.end(head, std::mem::take(part), kept)?;
+        self.end(head, std::mem::take(change), kept)?;
         // The removal has begun: later changes wait for room in the journal.
         self.env.sleep_us(1).await;
         self.store.wait_for_room().await
     }
 
-    fn end(&self, head: &VmState, part: Part, kept: Option<u64>) -> Result<()> {
-        self.change(head.clone(), part.ops)?;
+    fn end(&self, head: &VmState, change: RemovalChange, kept: Option<u64>) -> Result<()> {
+        self.change(head.clone(), change.ops)?;
         let (mut state, mut slots) = (self.state.borrow_mut(), self.slots.borrow_mut());
         let state = &mut *state;
-        let left = state.snapshots.extract_if(.., |s| part.gone.contains(&s.id));
+        let left = state.snapshots.extract_if(.., |s| change.gone.contains(&s.id));
         let left: Vec<SnapshotState> = left.collect();
         if let Some(binned) = state.bin.iter_mut().find(|binned| Some(binned.id) == kept) {
             // The latest snapshots left first.
             binned.snapshots.splice(..0, left);
         }
         for snapshot in &mut state.snapshots {
-            snapshot.parent = part.moved.get(&snapshot.id).copied().unwrap_or(snapshot.parent);
+            snapshot.parent = change.moved.get(&snapshot.id).copied().unwrap_or(snapshot.parent);
         }
         if kept.is_none() {
-            part.gone.iter().for_each(|id| drop(slots.remove(id)));
+            change.gone.iter().for_each(|id| drop(slots.remove(id)));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use blk::manifest::{BinnedState, DiskMode, DiskState, SnapshotState, ThrownBy, VmState};
+use blk::manifest::{BinnedBy, BinnedState, DiskMode, DiskState, SnapshotState, VmState};
 use blk::{Error, Result};
 
 use super::super::change::Op;
@@ -11,7 +11,7 @@ use super::super::disk::NativeDisk;
 use super::super::layout::BLOCK;
 use super::NativeVm;
 use super::items::{layer_name, node_of, put_binned};
-use super::leave::drop_snapshot;
+use super::remove_names::drop_snapshot;
 use crate::bin;
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::operations::Loss;
@@ -19,32 +19,32 @@ use crate::options::Defect;
 use crate::tree;
 
 /// A change of the nodes on which disks run.
-pub(super) struct Move {
+pub(super) struct RevertPlan {
     pub kind: EventKind,
     pub head: VmState,
     pub ops: Vec<Op>,
     /// Running disks whose content is thrown away, or kept in the bin.
     pub leaving: Vec<DiskState>,
     /// The new entry of the bin, without snapshots.
-    pub thrown: Option<BinnedState>,
+    pub binned: Option<BinnedState>,
     pub loss: Loss,
 }
 
-impl Move {
+impl RevertPlan {
     fn is_leaving(&self, number: u32) -> bool {
         self.leaving.iter().any(|disk| disk.number == number)
     }
 
     /// Adds what becomes of the leaving disks: they go to the bin, or are dropped.
-    pub(super) fn with_thrown(mut self, vm: &NativeVm, thrown: Option<BinnedState>) -> Move {
-        match thrown {
-            Some(thrown) => {
+    pub(super) fn with_binned(mut self, vm: &NativeVm, binned: Option<BinnedState>) -> RevertPlan {
+        match binned {
+            Some(binned) => {
                 let current = vm.state.borrow().current.filter(|_| self.loss.reverts);
-                let came = bin::came(&vm.state.borrow().disks, &self.head.disks);
-                let thrown = BinnedState { disks: self.leaving.clone(), came, current, ..thrown };
-                self.ops.push(put_binned(vm.id(), &thrown));
-                self.loss.kept = Some(thrown.id);
-                self.thrown = Some(thrown);
+                let added_disks = bin::added_disks(&vm.state.borrow().disks, &self.head.disks);
+                let binned = BinnedState { disks: self.leaving.clone(), added_disks, current, ..binned };
+                self.ops.push(put_binned(vm.id(), &binned));
+                self.loss.kept = Some(binned.id);
+                self.binned = Some(binned);
             }
             None => {
                 let drops = self.leaving.iter().map(|disk| Op::Drop { node: node_of(&disk.top) });
@@ -82,8 +82,8 @@ impl NativeVm {
         self.activity.refuse_clients(None)?;
         let target = self.sealed(&format!("{:032x}", target.id))?;
         let keep = keep && take_first.is_none();
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Revert, target.name.clone()));
-        let plan = self.plan_revert(&target, thrown)?;
+        let binned = keep.then(|| bin::new_entry(&self.env, BinnedBy::Revert, target.name.clone()));
+        let plan = self.plan_revert(&target, binned)?;
         self.make_room_in_bin(keep).await?;
         self.carry_out(plan).await?;
         Ok(target)
@@ -116,7 +116,7 @@ impl NativeVm {
         discarded
     }
 
-    async fn carry_out_discard(self: &Rc<Self>, plan: Move, gone: Vec<SnapshotState>) -> Result<Loss> {
+    async fn carry_out_discard(self: &Rc<Self>, plan: RevertPlan, gone: Vec<SnapshotState>) -> Result<Loss> {
         let loss = self.carry_out(plan).await?;
         // The latest snapshot goes first, so that the parents of the others still exist after a crash.
         let latest_first: Vec<SnapshotState> = gone.into_iter().rev().collect();
@@ -137,8 +137,8 @@ impl NativeVm {
     pub async fn reset(self: &Rc<Self>, keep: bool) -> Result<Loss> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Reset, String::new()));
-        let plan = self.plan_reset(thrown)?;
+        let binned = keep.then(|| bin::new_entry(&self.env, BinnedBy::Reset, String::new()));
+        let plan = self.plan_reset(binned)?;
         // One generation covers all disks.
         self.activity.refuse_clients(None)?;
         let bytes = self.written_since(&plan, &[]).await?;
@@ -152,7 +152,7 @@ impl NativeVm {
     }
 
     /// Plans a revert. Disks added since the snapshot are unchanged; a disk removed since is brought back.
-    fn plan_revert(&self, target: &SnapshotState, thrown: Option<BinnedState>) -> Result<Move> {
+    fn plan_revert(&self, target: &SnapshotState, binned: Option<BinnedState>) -> Result<RevertPlan> {
         let mut head = self.head();
         head.current = Some(target.id);
         let (mut ops, mut leaving) = (Vec::new(), Vec::new());
@@ -176,11 +176,12 @@ impl NativeVm {
             }
         }
         let loss = Loss { target: Some(target.name.clone()), reverts: true, ..Loss::default() };
-        Ok(Move { kind: EventKind::Revert, head, ops, leaving, thrown: None, loss }.with_thrown(self, thrown))
+        Ok(RevertPlan { kind: EventKind::Revert, head, ops, leaving, binned: None, loss }
+            .with_binned(self, binned))
     }
 
     /// Plans a discard: the change of the running disks, and the snapshots that are removed.
-    fn plan_discard(&self, wanted: &str, keep: bool) -> Result<(Move, Vec<SnapshotState>)> {
+    fn plan_discard(&self, wanted: &str, keep: bool) -> Result<(RevertPlan, Vec<SnapshotState>)> {
         let (target, gone, running) = {
             let state = self.state.borrow();
             let target = tree::find(&state, wanted)?.clone();
@@ -189,28 +190,28 @@ impl NativeVm {
             (target, gone, state.current.is_some_and(|current| ids.contains(&current)))
         };
         let names: Vec<String> = gone.iter().map(|s| s.name.clone()).collect();
-        let thrown = keep.then(|| bin::thrown(&self.env, ThrownBy::Discard, bin::subject_of(&names)));
+        let binned = keep.then(|| bin::new_entry(&self.env, BinnedBy::Discard, bin::subject_of(&names)));
         let plan = match running {
             true => {
-                let mut plan = self.plan_revert(&target, thrown)?;
+                let mut plan = self.plan_revert(&target, binned)?;
                 plan.head.current = target.parent;
                 plan
             }
-            false => Move {
+            false => RevertPlan {
                 kind: EventKind::Discard,
                 head: self.head(),
                 ops: Vec::new(),
                 leaving: Vec::new(),
-                thrown: None,
+                binned: None,
                 loss: Loss::default(),
             }
-            .with_thrown(self, thrown),
+            .with_binned(self, binned),
         };
         let loss = Loss { snapshots: names, ..plan.loss };
-        Ok((Move { kind: EventKind::Discard, loss, ..plan }, gone))
+        Ok((RevertPlan { kind: EventKind::Discard, loss, ..plan }, gone))
     }
 
-    fn plan_reset(&self, thrown: Option<BinnedState>) -> Result<Move> {
+    fn plan_reset(&self, binned: Option<BinnedState>) -> Result<RevertPlan> {
         let mut head = self.head();
         let (mut ops, mut leaving) = (Vec::new(), Vec::new());
         for disk in &mut head.disks {
@@ -226,18 +227,18 @@ impl NativeVm {
             let cause = "it has no nonpersistent disks, so there is nothing to reset";
             return Err(Error::refused(&self.name, cause));
         }
-        Ok(Move {
+        Ok(RevertPlan {
             kind: EventKind::Reset,
             head,
             ops,
             leaving,
-            thrown: None,
+            binned: None,
             loss: Loss { reverts: true, ..Loss::default() },
         }
-        .with_thrown(self, thrown))
+        .with_binned(self, binned))
     }
 
-    pub(super) async fn carry_out(self: &Rc<Self>, plan: Move) -> Result<Loss> {
+    pub(super) async fn carry_out(self: &Rc<Self>, plan: RevertPlan) -> Result<Loss> {
         let began_ns = self.env.now_ns();
         let apart = self.store.options.defects.has(Defect::RaiseApart);
         let raised = match plan.loss.reverts {
@@ -260,7 +261,7 @@ impl NativeVm {
             self.stop_writes(&leaving, false).await;
             return Err(e);
         }
-        self.state.borrow_mut().bin.extend(plan.thrown);
+        self.state.borrow_mut().bin.extend(plan.binned);
         self.put_disks(&disks)?;
         let stun_us = (self.env.now_ns() - swap_ns).div_ceil(1000);
         self.store.flush().await?;
@@ -297,7 +298,7 @@ impl NativeVm {
 
     /// Returns the bytes that only the nodes dropped by `ops` hold.
     pub(super) async fn only_in(&self, ops: &[Op]) -> Result<u64> {
-        self.store.held_only_by(&dropped(ops)).await
+        self.store.exclusive_bytes(&dropped(ops)).await
     }
 
     /// Returns the bytes written in the nodes dropped by `ops`.
@@ -307,8 +308,8 @@ impl NativeVm {
 
     /// Returns the bytes that a discard throws away: those written in the states that are removed. The state from which
     /// the disks go on stays readable, even if its name is removed.
-    async fn written_since(&self, plan: &Move, gone: &[SnapshotState]) -> Result<u64> {
-        let kept: Vec<u64> = plan.ops.iter().filter_map(ground_of).collect();
+    async fn written_since(&self, plan: &RevertPlan, gone: &[SnapshotState]) -> Result<u64> {
+        let kept: Vec<u64> = plan.ops.iter().filter_map(branched_from).collect();
         let drops: Vec<Op> = gone.iter().flat_map(|s| drop_snapshot(self.id(), s)).collect();
         // What goes to the bin leaves the disks too.
         let mut nodes = dropped(&drops);
@@ -319,7 +320,7 @@ impl NativeVm {
 }
 
 /// Returns the node from which a new one is branched.
-fn ground_of(op: &Op) -> Option<u64> {
+fn branched_from(op: &Op) -> Option<u64> {
     match op {
         Op::Branch { from, .. } => Some(*from),
         _ => None,

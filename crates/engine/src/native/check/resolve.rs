@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use blk::{Env, Error, Result};
 
-use super::report::{Fault, Hurt, Report};
-use super::walk::{Doubt, Spot, Walk, for_all};
+use super::report::{AffectedRange, Fault, Report};
+use super::walk::{Location, UnresolvedFault, Walk, for_all};
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::stored::NodeItem;
-use crate::native::tree::{Nodes, Seen, has_page, span};
+use crate::native::tree::{Nodes, WalkItem, has_page, span};
 
 /// Number of states or groups processed before other tasks get a turn.
 const AT_ONCE: usize = 64;
@@ -18,20 +18,20 @@ const AT_ONCE: usize = 64;
 struct Suspect {
     extent: Extent,
     hits: u64,
-    uses: Vec<Spot>,
+    uses: Vec<Location>,
 }
 
 impl Walk<'_> {
-    pub(super) async fn judge(mut self, env: &Env) -> Result<Report> {
+    pub(super) async fn resolve(mut self, env: &Env) -> Result<Report> {
         self.find_leaked(env).await;
-        for doubt in std::mem::take(&mut self.doubts) {
-            let Doubt { fault, error, extent, spot } = doubt;
-            let hurt = self.showing(env, extent, spot).await;
-            self.report.add(fault, error, Some(extent), hurt);
+        for unresolved in std::mem::take(&mut self.unresolved) {
+            let UnresolvedFault { fault, error, extent, location } = unresolved;
+            let affected = self.showing(env, extent, location).await;
+            self.report.add(fault, error, Some(extent), affected);
         }
         if !self.suspects.is_empty() {
             for suspect in self.users(env).await? {
-                self.judge_suspect(env, suspect).await;
+                self.resolve_suspect(env, suspect).await;
             }
         }
         Ok(self.report)
@@ -60,18 +60,21 @@ impl Walk<'_> {
 
     /// Returns all references to suspect blocks, in runs.
     async fn users(&self, env: &Env) -> Result<Vec<Suspect>> {
-        let mut users: BTreeMap<u64, Vec<Spot>> = BTreeMap::new();
-        let mut note = |start: u64, len: u64, spot: Spot| {
+        let mut users: BTreeMap<u64, Vec<Location>> = BTreeMap::new();
+        let mut note = |start: u64, len: u64, location: Location| {
             for (addr, _) in self.suspects.range(start..start + len) {
-                users.entry(*addr).or_default().push(Spot { block: spot.block + (addr - start), ..spot });
+                users
+                    .entry(*addr)
+                    .or_default()
+                    .push(Location { block: location.block + (addr - start), ..location });
             }
         };
-        for_all(self.committed, env, &mut |node, _, seen, blind_to| match seen {
-            Seen::Data(run) if run.start >= blind_to => {
-                note(run.addr, run.len, Spot { node, level: None, block: run.start });
+        for_all(self.committed, env, &mut |node, _, seen, unknown_to| match seen {
+            WalkItem::Data(run) if run.start >= unknown_to => {
+                note(run.addr, run.len, Location { node, level: None, block: run.start });
             }
-            Seen::Page { addr, level, first, .. } if first >= blind_to => {
-                note(addr, 1, Spot { node, level: Some(level), block: first });
+            WalkItem::Page { addr, level, first, .. } if first >= unknown_to => {
+                note(addr, 1, Location { node, level: Some(level), block: first });
             }
             _ => {}
         })
@@ -88,24 +91,24 @@ impl Walk<'_> {
         Ok(runs)
     }
 
-    async fn judge_suspect(&mut self, env: &Env, suspect: Suspect) {
+    async fn resolve_suspect(&mut self, env: &Env, suspect: Suspect) {
         let Suspect { extent, hits, uses } = suspect;
         let catalogue =
             self.committed.catalogue.iter().any(|own| own.addr <= extent.addr && extent.addr < own.end());
         let count = uses.len() as u64 + u64::from(catalogue);
         let blocks = format!("blocks {}..{}", extent.addr, extent.end());
-        let nodes: Vec<String> = uses.iter().map(|spot| format!("node {}", spot.node)).collect();
+        let nodes: Vec<String> = uses.iter().map(|location| format!("node {}", location.node)).collect();
         let by = match catalogue {
             true => [&["the catalogue".to_string()], &nodes[..]].concat().join(", "),
             false => nodes.join(", "),
         };
-        let mut hurt = Vec::new();
-        for spot in &uses {
-            hurt.extend(self.showing(env, extent, *spot).await);
+        let mut affected = Vec::new();
+        for location in &uses {
+            affected.extend(self.showing(env, extent, *location).await);
         }
         let mut add = |fault: Fault, cause: String| {
             let error = Error::damaged(&self.committed.name, cause);
-            self.report.add(fault, error, Some(extent), hurt.clone());
+            self.report.add(fault, error, Some(extent), affected.clone());
         };
         if count > 1 {
             add(Fault::Doubled, format!("{blocks} are used {count} times, expected once: by {by}"));
@@ -116,9 +119,9 @@ impl Walk<'_> {
         }
     }
 
-    async fn showing(&self, env: &Env, extent: Extent, spot: Spot) -> Vec<Hurt> {
+    async fn showing(&self, env: &Env, extent: Extent, location: Location) -> Vec<AffectedRange> {
         match self.report.has_room() {
-            true => showing(env, &self.committed.nodes, self.committed.kept(), extent, spot).await,
+            true => showing(env, &self.committed.nodes, self.committed.kept(), extent, location).await,
             false => Vec::new(),
         }
     }
@@ -130,38 +133,38 @@ pub(super) async fn showing<'a>(
     nodes: &Nodes,
     kept: impl Iterator<Item = (u64, &'a NodeItem)>,
     extent: Extent,
-    spot: Spot,
-) -> Vec<Hurt> {
-    let mut hurt = Vec::new();
+    location: Location,
+) -> Vec<AffectedRange> {
+    let mut affected = Vec::new();
     for (n, (node, item)) in kept.enumerate() {
         if n % AT_ONCE == 0 {
             env.sleep_us(0).await;
         }
         let root = item.root.as_ref();
-        let shows = match spot.level {
-            Some(level) => has_page(nodes, root, level, spot.block, extent.addr).await,
+        let shows = match location.level {
+            Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
             None => {
                 let mut found = Vec::new();
-                let looked = nodes.lookup(root, spot.block..spot.block + 1, &mut found).await;
+                let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
                 looked.is_ok() && found.iter().any(|run| run.addr == extent.addr)
             }
         };
-        let blocks = spot.level.map_or(extent.len, span);
-        let end = spot.block.saturating_add(blocks).min(item.size_blocks);
-        if shows && spot.block < end {
-            hurt.push(Hurt { node, bytes: spot.block * BLOCK..end * BLOCK });
+        let blocks = location.level.map_or(extent.len, span);
+        let end = location.block.saturating_add(blocks).min(item.size_blocks);
+        if shows && location.block < end {
+            affected.push(AffectedRange { node, bytes: location.block * BLOCK..end * BLOCK });
         }
     }
-    hurt
+    affected
 }
 
 impl Suspect {
     fn is_continued_by(&self, next: &Suspect) -> bool {
         let len = self.extent.len;
-        let moved = |spot: &Spot| Spot { block: spot.block + len, ..*spot };
+        let moved = |location: &Location| Location { block: location.block + len, ..*location };
         self.extent.end() == next.extent.addr
             && self.hits == next.hits
-            && self.uses.iter().all(|spot| spot.level.is_none())
+            && self.uses.iter().all(|location| location.level.is_none())
             && self.uses.iter().map(moved).eq(next.uses.iter().copied())
     }
 }
