@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::apart::Apart;
 use crate::dir::Dir;
 use crate::error::{Errno, Result};
 use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::meter::{PollFigures, PollMeter};
+use crate::offload::OffloadedWork;
 use crate::reactor::{self, Handle, Op, Outcome, Pending, Reactor, Token};
 use crate::sync::OneShot;
 
@@ -372,7 +372,7 @@ impl Env {
         self.reactor.pending(handle)
     }
 
-    pub(crate) fn run_blocking(&self, call: Apart) {
+    pub(crate) fn run_blocking(&self, call: OffloadedWork) {
         self.reactor.run_blocking(call);
     }
 
@@ -381,8 +381,8 @@ impl Env {
         OpFuture { token: Some(self.reactor.submit(op)), reactor: self.reactor.clone() }
     }
 
-    pub(crate) fn run_apart(&self, work: Apart) {
-        self.reactor.run_apart(work);
+    pub(crate) fn run_offloaded(&self, work: OffloadedWork) {
+        self.reactor.run_offloaded(work);
     }
 
     /// The same core's tasks over another reactor: one of several machines of a simulated world.

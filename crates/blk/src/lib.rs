@@ -5,7 +5,6 @@
 
 #![warn(missing_docs)]
 
-mod apart;
 pub mod budget;
 pub mod buf;
 pub mod dir;
@@ -17,6 +16,7 @@ pub mod layer;
 pub mod manifest;
 pub mod memory;
 mod meter;
+mod offload;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

@@ -34,23 +34,23 @@ pub trait Memory {
 
 /// Which host a process runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct HostId {
     /// `Memory::boot`, or 0 where the process kept nothing in the host's memory.
     pub boot: u64,
     /// `Memory::machine`.
     pub machine: u64,
 }
 
-impl Place {
+impl HostId {
     /// Returns the host that `memory` is on; all zeros without one.
-    pub fn of(memory: Option<&dyn Memory>) -> Place {
-        memory.map_or(Place::default(), |memory| Place { boot: memory.boot(), machine: memory.machine() })
+    pub fn of(memory: Option<&dyn Memory>) -> HostId {
+        memory.map_or(HostId::default(), |memory| HostId { boot: memory.boot(), machine: memory.machine() })
     }
 }
 
 /// Whether clients may run on although writes that they were answered are lost: `then` is where the process ran that
 /// answered them, `now` where this one does. The clients of another machine did not end because this one was started.
-pub fn clients_may_live(then: Place, now: Place) -> bool {
+pub fn clients_may_live(then: HostId, now: HostId) -> bool {
     let remote = then.boot & 1 == 1;
     let same_boot = now.boot == 0 || now.boot | 1 == then.boot | 1;
     let other_machine = then.machine != 0 && then.machine != now.machine;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn clients_live_on_in_the_same_boot_or_on_other_hosts() {
-        let at = |boot, machine| Place { boot, machine };
+        let at = |boot, machine| HostId { boot, machine };
         let (this, before) = (at(0x10, 1), at(0x20, 1));
         assert!(clients_may_live(this, this));
         assert!(clients_may_live(this, at(this.boot | 1, 1)));
@@ -169,6 +169,6 @@ mod tests {
         assert!(clients_may_live(at(before.boot, 2), this), "another machine's clients");
         assert!(!clients_may_live(at(before.boot, 0), this), "of a program that did not name its machine");
         assert!(!clients_may_live(at(0, 2), this));
-        assert!(clients_may_live(this, Place::default()), "it cannot be told");
+        assert!(clients_may_live(this, HostId::default()), "it cannot be told");
     }
 }

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::apart::Apart;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::fence::Deadline;
 use crate::memory::Memory;
+use crate::offload::OffloadedWork;
 use crate::socket::Peer;
 
 /// An open file, directory or socket of one reactor.
@@ -287,12 +287,12 @@ pub trait Reactor {
     fn waker(&self) -> Arc<dyn Waker>;
 
     /// Runs work that needs no I/O, now or on another thread; it wakes its task itself.
-    fn run_apart(&self, work: Apart) {
+    fn run_offloaded(&self, work: OffloadedWork) {
         work();
     }
 
     /// Runs a call on a path, which may never return, now or on another thread; it wakes its task itself.
-    fn run_blocking(&self, call: Apart) {
+    fn run_blocking(&self, call: OffloadedWork) {
         call();
     }
 }

@@ -13,8 +13,8 @@
 #![allow(clippy::disallowed_methods)]
 
 mod age;
-mod apart;
 mod blocking;
+mod compute;
 mod core;
 mod files;
 mod freeing;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use self::apart::ApartThread;
+use self::compute::ComputeThread;
 use self::core::Core;
 use self::files::FilesThreads;
 pub use self::memory::MemoryFolder;
@@ -48,11 +48,11 @@ use self::open::{Kind, Opened};
 pub use self::peer::look_up_process;
 use self::ring::Ring;
 use self::wake::EventWaker;
-use crate::apart::Apart;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::Deadline;
 use crate::memory::Memory;
+use crate::offload::OffloadedWork;
 use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, Token, Waker};
 use crate::socket::Socket;
 
@@ -88,7 +88,7 @@ pub struct UringReactor {
     /// Emptied by every wake-up, so that its memory is reused.
     spare: RefCell<Vec<std::task::Waker>>,
     memory: RefCell<Option<Rc<dyn Memory>>>,
-    apart: ApartThread,
+    compute: ComputeThread,
 }
 
 impl UringReactor {
@@ -102,10 +102,10 @@ impl UringReactor {
             EventWaker::new().map_err(|e| Errno::from(e).at("eventfd", "making the core's wake-up"))?;
         let waker = Arc::new(waker);
         let files = FilesThreads::new(waker.clone());
-        let apart = ApartThread::start()
+        let compute = ComputeThread::start()
             .map_err(|e| Errno::from(e).at("calculation thread", "starting the thread"))?;
         let core = RefCell::new(Core::new(ring, files, waker.clone()));
-        Ok(UringReactor { core, waker, spare: RefCell::default(), memory: RefCell::default(), apart })
+        Ok(UringReactor { core, waker, spare: RefCell::default(), memory: RefCell::default(), compute })
     }
 
     /// Listens on a Unix socket, mode 0660. A socket file on which no process answers is replaced; `Locked` when one
@@ -257,11 +257,11 @@ impl Reactor for UringReactor {
         self.waker.clone()
     }
 
-    fn run_apart(&self, work: Apart) {
-        self.apart.run(work);
+    fn run_offloaded(&self, work: OffloadedWork) {
+        self.compute.run(work);
     }
 
-    fn run_blocking(&self, call: Apart) {
+    fn run_blocking(&self, call: OffloadedWork) {
         self.core.borrow().blocking.run(call);
     }
 }

@@ -99,9 +99,9 @@ pub trait Exports {
         found.map(|entry| entry.description).unwrap_or_default()
     }
 
-    /// Names the party whose share of the core and of the connections the clients of this export have together. Its
-    /// exports compete with each other for that share, not with other parties.
-    fn party(&self, name: &str) -> String {
+    /// Names the group of clients whose share of the core and of the connections the clients of this export have together. Its
+    /// exports compete with each other for that share, not with other groups.
+    fn client_group(&self, name: &str) -> String {
         name.to_string()
     }
 

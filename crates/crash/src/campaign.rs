@@ -97,14 +97,14 @@ pub fn on_all_cores(run: impl Fn(u64) -> bool + Sync) {
 }
 
 #[derive(Default)]
-struct Seen {
+struct Progress {
     runs: u64,
     cuts: u64,
     marks: BTreeMap<&'static str, u64>,
     failures: Vec<String>,
 }
 
-impl Seen {
+impl Progress {
     fn add(&mut self, result: Result<Outcome, String>) {
         self.runs += 1;
         match result {
@@ -132,18 +132,18 @@ pub fn assert_promises_hold(run: Run, bound: Bound, must_happen: &[&str]) {
         println!("seed {seed}: {outcome:?}");
         return;
     }
-    let seen = Mutex::new(Seen::default());
+    let progress = Mutex::new(Progress::default());
     on_all_cores(|seed| {
         let result = run(seed, Defects::default());
         let repeated = (seed % REPEAT_EVERY == 0).then(|| run(seed, Defects::default()));
-        let mut seen = seen.lock().unwrap();
+        let mut progress = progress.lock().unwrap();
         if let Some(repeated) = repeated.filter(|repeated| *repeated != result) {
-            seen.failures.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
+            progress.failures.push(format!("seed {seed}: two runs differ: {result:?} and {repeated:?}"));
         }
-        seen.add(result);
-        seen.failures.len() < FAILURES_MAX && bound.allows(seen.runs, seen.cuts)
+        progress.add(result);
+        progress.failures.len() < FAILURES_MAX && bound.allows(progress.runs, progress.cuts)
     });
-    let Seen { runs, cuts, marks, failures } = seen.into_inner().unwrap();
+    let Progress { runs, cuts, marks, failures } = progress.into_inner().unwrap();
     println!("{runs} runs, {cuts} power cuts; {marks:?}");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     for label in must_happen {

@@ -8,7 +8,7 @@ use blk::{Buf, ErrorKind};
 use engine::Machine;
 use sim::oracle::sequence_of;
 
-use crate::watch::tell;
+use crate::watch::print;
 
 /// Whole content of a disk. Shared, because copies took a third of a campaign's time.
 pub type Image = Rc<Vec<u8>>;
@@ -79,7 +79,7 @@ pub async fn look(
         let (disk, _view) = match vm.open_view(snapshot, *number, "oracle").await {
             Ok(opened) => opened,
             Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Refused) => {
-                tell(|| format!("no look at snapshot {snapshot}: {e}"));
+                print(|| format!("no look at snapshot {snapshot}: {e}"));
                 return Ok(None);
             }
             Err(e) => return Err(fail(e.to_string())),

@@ -5,6 +5,7 @@
 
 pub mod campaign;
 pub mod content;
+mod flush_faults;
 pub mod home;
 pub mod lease;
 pub mod native;
@@ -12,5 +13,4 @@ pub mod redo;
 mod request_gate;
 pub mod requests;
 mod run;
-mod trouble;
 mod watch;

@@ -18,13 +18,13 @@ mod guest;
 mod harness;
 mod media;
 mod model;
-mod places;
 mod plan;
 pub mod script;
 mod snapshot_check;
 mod space_audit;
 mod user;
 pub mod vms;
+mod windows;
 
 use std::rc::Rc;
 
@@ -33,10 +33,10 @@ use engine::{Defect, Defects};
 use sim::oracle::DiskModel;
 
 use crate::campaign::{Outcome, caught};
-use crate::run::{Part, Run, replayed};
-use crate::trouble::{TROUBLE_TASK, Trouble};
+use crate::flush_faults::{FAULT_TASK, FlushFaults};
+use crate::run::{BootPhase, Run, replayed};
 use harness::{Harness, MACHINE, put};
-use model::{ExpectedDisk, ExpectedMachine, Model, Standing};
+use model::{Existence, ExpectedDisk, ExpectedMachine, Model};
 use plan::Plan;
 
 type NativeRun = Run<Plan, Model>;
@@ -56,16 +56,16 @@ pub fn run_tree(seed: u64) -> Result<Outcome, String> {
 
 fn run_plan(plan: Plan) -> Result<Outcome, String> {
     let run: NativeRun = plan.run();
-    run.world.lie_about_memory(run.plan.options.defects.has(Defect::ForgetMemory));
+    run.world.ignore_memory_writes(run.plan.options.defects.has(Defect::ForgetMemory));
     create(&run)?;
     run.play(run.plan.boots, |number| {
-        let trouble = Trouble::none(&run.world);
-        run.plan.arm(&run.world, number, Part::Recovery);
+        let faults = FlushFaults::none(&run.world);
+        run.plan.arm(&run.world, number, BootPhase::Recovery);
         let ended = boot::boot(&run, number);
         let mut model = run.model.borrow_mut();
         if ended.is_none() {
             model.mark_cut(&run.world);
-            model.ended(trouble.end(run.plan.rng(number, TROUBLE_TASK)), &run.world);
+            model.ended(faults.end(run.plan.rng(number, FAULT_TASK)), &run.world);
         }
         // The model has the store only while a boot lasts.
         model.store = None;
@@ -80,17 +80,17 @@ fn create(run: &NativeRun) -> Result<(), String> {
         let harness = Harness::open(&env, &run, 0).await?;
         let disks: Vec<ExpectedDisk> = (0..)
             .zip(&run.plan.disks)
-            .map(|(n, places)| {
+            .map(|(n, windows)| {
                 let (node, model) = (harness.store.new_node_id(), Rc::new(DiskModel::new(n)));
-                ExpectedDisk { node, model, places: places.clone(), growing: None }
+                ExpectedDisk { node, model, windows: windows.clone(), growing: None }
             })
             .collect();
         let nodes: Vec<u64> = disks.iter().map(|disk| disk.node).collect();
-        let op = |disk: &ExpectedDisk| Op::Create { node: disk.node, size_blocks: disk.places.size_blocks };
+        let op = |disk: &ExpectedDisk| Op::Create { node: disk.node, size_blocks: disk.windows.size_blocks };
         let mut ops: Vec<Op> = disks.iter().map(op).collect();
         ops.push(put(MACHINE, FIRST_MACHINE, &nodes));
         harness.store.change(&ops)?;
-        let machine = ExpectedMachine { disks, standing: Standing::There, moving: None };
+        let machine = ExpectedMachine { disks, existence: Existence::There, moving: None };
         run.model.borrow_mut().machines.insert(FIRST_MACHINE, machine);
         harness.store.flush().await
     });

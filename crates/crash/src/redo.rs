@@ -14,17 +14,17 @@ mod boot;
 mod clones;
 mod control;
 mod guest;
-mod looker;
 mod model;
 mod moves;
 mod origin;
 mod plan;
+mod tree_reader;
 
 use engine::{Defect, Defects};
 
 use crate::campaign::Outcome;
-use crate::run::{Part, Run, replayed};
-use crate::trouble::{TROUBLE_TASK, Trouble};
+use crate::flush_faults::{FAULT_TASK, FlushFaults};
+use crate::run::{BootPhase, Run, replayed};
 use model::Model;
 use plan::{Plan, TREE_SEEDS};
 
@@ -44,17 +44,17 @@ fn run_plan(plan: Plan) -> Result<Outcome, String> {
     assert_eq!(engine::unwritten_bytes(), 0, "the run before this one has left layers behind");
     let model = Model::new(&plan);
     let run = Run::new(plan.seed, &plan.world.clone(), plan, model);
-    run.world.lie_about_memory(run.plan.engine.defects.has(Defect::ForgetMemory));
+    run.world.ignore_memory_writes(run.plan.engine.defects.has(Defect::ForgetMemory));
     origin::create(&run)?;
     origin::complete(&run)?;
     let outcome = run.play(run.plan.boots, |number| {
-        let trouble = Trouble::none(&run.world);
-        run.plan.arm(&run.world, number, Part::Recovery);
+        let faults = FlushFaults::none(&run.world);
+        run.plan.arm(&run.world, number, BootPhase::Recovery);
         let ended = boot::boot(&run, number);
         if ended.is_none() {
             run.model.borrow_mut().mark_cut(&run.world);
-            let all_there = trouble.end(run.plan.rng(number, TROUBLE_TASK));
-            run.model.borrow_mut().ended(all_there, trouble.has_struck(), &run.world);
+            let all_there = faults.end(run.plan.rng(number, FAULT_TASK));
+            run.model.borrow_mut().ended(all_there, faults.has_struck(), &run.world);
         }
         ended
     })?;

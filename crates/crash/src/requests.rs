@@ -9,7 +9,7 @@ use sim::Rng;
 use sim::oracle::DiskModel;
 
 use crate::run::draw_share;
-use crate::watch::{tell, tell_range};
+use crate::watch::{print, print_range};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
@@ -79,7 +79,7 @@ impl Target {
     pub async fn write(&self) -> Result<bool, String> {
         let open = self.model.begin(self.first, self.count);
         let data = Buf::copy_of(&self.model.data(&open)).freeze();
-        self.tell(|| format!("write {} begins", open.sequence));
+        self.print(|| format!("write {} begins", open.sequence));
         let done = self.volume.clone().write(self.offset, data).await;
         if done.is_ok() {
             self.model.end(&open);
@@ -89,7 +89,7 @@ impl Target {
 
     async fn zero(&self, mode: ZeroMode) -> Result<bool, String> {
         let open = self.model.begin_zero(self.first, self.count, false);
-        self.tell(|| "zeroing begins".into());
+        self.print(|| "zeroing begins".into());
         let done = self.volume.clone().write_zeroes(self.range(), mode).await;
         if done.is_ok() {
             self.model.end(&open);
@@ -100,7 +100,7 @@ impl Target {
     /// Discards the range: a hint, which has happened or not by its end, whatever it answers.
     async fn discard(&self) -> Result<bool, String> {
         let open = self.model.begin_zero(self.first, self.count, true);
-        self.tell(|| "discard begins".into());
+        self.print(|| "discard begins".into());
         let done = self.volume.clone().discard(self.range()).await;
         self.model.end(&open);
         self.answered("discard", done)
@@ -112,20 +112,20 @@ impl Target {
         let (buf, read) = self.volume.clone().read(self.offset, buf).await;
         read.map_err(|e| self.failed("read", e))?;
         let checked = self.model.check_read(self.first, &buf, began);
-        self.tell(|| format!("read from tick {began}: {checked:?}"));
+        self.print(|| format!("read from tick {began}: {checked:?}"));
         checked
     }
 
     pub async fn flush(&self) -> blk::Result<()> {
         let began = self.model.flush_begins();
         self.volume.clone().flush().await?;
-        tell(|| format!("  disk {} flushed (from tick {began})", self.model.disk));
+        print(|| format!("  disk {} flushed (from tick {began})", self.model.disk));
         self.model.flushed(began);
         Ok(())
     }
 
     fn answered(&self, what: &str, done: blk::Result<()>) -> Result<bool, String> {
-        self.tell(|| format!("{what} ends {done:?}"));
+        self.print(|| format!("{what} ends {done:?}"));
         match done {
             Ok(()) => Ok(true),
             Err(e) if e.is_no_space() => Ok(false),
@@ -141,7 +141,7 @@ impl Target {
         self.offset..self.offset + self.count * SECTOR
     }
 
-    fn tell(&self, what: impl FnOnce() -> String) {
-        tell_range(self.model.disk as usize, self.first, self.count, what);
+    fn print(&self, what: impl FnOnce() -> String) {
+        print_range(self.model.disk as usize, self.first, self.count, what);
     }
 }

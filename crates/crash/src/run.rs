@@ -12,7 +12,7 @@ use crate::watch;
 
 /// The two parts of a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum BootPhase {
     /// Opening what is tested, and reading everything.
     Recovery,
     /// Guests and user.
@@ -42,7 +42,7 @@ impl<P: 'static, M: 'static> Run<P, M> {
         let run = self.clone();
         let ended = self.world.run(|env| async move { work(env, run).await });
         if ended.is_none() {
-            watch::tell_end(&self.world, "POWER CUT");
+            watch::print_end(&self.world, "POWER CUT");
         }
         ended
     }
@@ -63,7 +63,7 @@ impl<P: 'static, M: 'static> Run<P, M> {
             match boot(number) {
                 Some(Ok(())) => {}
                 Some(Err(e)) => {
-                    watch::tell_end(&self.world, "ERROR");
+                    watch::print_end(&self.world, "ERROR");
                     return Err(format!("boot {number}: {e}"));
                 }
                 None => cuts += 1,

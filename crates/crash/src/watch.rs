@@ -15,14 +15,14 @@ fn watched() -> Option<(usize, u64)> {
 }
 
 /// Prints an event of the run, if a sector is watched.
-pub(crate) fn tell(what: impl FnOnce() -> String) {
+pub(crate) fn print(what: impl FnOnce() -> String) {
     if watched().is_some() {
         eprintln!("{}", what());
     }
 }
 
 /// Prints an event of a range, if the watched sector is in it.
-pub(crate) fn tell_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> String) {
+pub(crate) fn print_range(disk: usize, first: u64, count: u64, what: impl FnOnce() -> String) {
     if watched().is_some_and(|(d, s)| d == disk && (first..first + count).contains(&s)) {
         eprintln!("  disk {disk} {first}+{count}: {}", what());
     }
@@ -38,8 +38,8 @@ pub(crate) fn options(options: &sim::Options) -> sim::Options {
 }
 
 /// Prints the last I/Os of a watched run, and `what` ends it here.
-pub(crate) fn tell_end(world: &sim::SimWorld, what: &str) {
-    tell(|| {
+pub(crate) fn print_end(world: &sim::SimWorld, what: &str) {
+    print(|| {
         let events: Vec<String> =
             world.recent_events().iter().map(|event| format!("    {event}\n")).collect();
         format!("{}{what} {}", events.concat(), world.place_and_time())

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use crate::content::Content;
 use crate::interval::IntervalSet;
-use crate::kept::Kept;
 use crate::options::ContentMode;
+use crate::volatile_content::VolatileContent;
 
 pub(crate) enum Bytes {
     Durable(Content),
-    Applied(Kept),
+    Applied(VolatileContent),
     Absent,
 }
 
@@ -17,7 +17,7 @@ impl Bytes {
     pub(crate) fn new(mode: ContentMode) -> Bytes {
         match mode {
             ContentMode::Durable => Bytes::Durable(Content::default()),
-            ContentMode::Applied => Bytes::Applied(Kept::default()),
+            ContentMode::Applied => Bytes::Applied(VolatileContent::default()),
             ContentMode::Absent => Bytes::Absent,
         }
     }
@@ -34,7 +34,7 @@ impl Bytes {
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         match self {
             Bytes::Durable(content) => content.read(offset, out),
-            Bytes::Applied(kept) => kept.read(offset, out),
+            Bytes::Applied(volatile) => volatile.read(offset, out),
             Bytes::Absent => out.fill(0),
         }
     }
@@ -50,8 +50,8 @@ impl Bytes {
     /// A write, or zeros, that take effect for good. Not for `Durable`, whose writes complete one by one.
     pub(crate) fn apply(&mut self, range: Range<u64>, data: Option<&[u8]>) {
         match (self, data) {
-            (Bytes::Applied(kept), Some(data)) => kept.write(range.start, data),
-            (Bytes::Applied(kept), None) => kept.zero(range),
+            (Bytes::Applied(volatile), Some(data)) => volatile.write(range.start, data),
+            (Bytes::Applied(volatile), None) => volatile.zero(range),
             (Bytes::Absent, _) => {}
             (Bytes::Durable(_), _) => unreachable!("a durable write is exposed, and completes"),
         }
@@ -76,7 +76,7 @@ impl Bytes {
     ) -> Box<dyn Iterator<Item = u64> + 'a> {
         match self {
             Bytes::Durable(content) => Box::new(content.data_pages(range)),
-            Bytes::Applied(kept) => Box::new(kept.data_pages(range)),
+            Bytes::Applied(volatile) => Box::new(volatile.data_pages(range)),
             Bytes::Absent => Box::new(allocated.within(range)),
         }
     }

@@ -26,7 +26,7 @@ const CHANGES_MAX: usize = 16 << 10;
 
 /// Space of the file system, in pages.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct FsSpace {
     pub capacity_pages: u64,
     pub used_pages: u64,
 }
@@ -158,10 +158,10 @@ impl FileNode {
         offset: u64,
         data: Slice,
         stamp: u64,
-        room: &mut Room,
+        space: &mut FsSpace,
     ) -> Result<u64, Errno> {
         let range = byte_range(offset, data.len() as u64)?;
-        self.claim(pages_of(&range), self.size.max(range.end), stamp, room)?;
+        self.claim(pages_of(&range), self.size.max(range.end), stamp, space)?;
         let len = data.len() as u64;
         self.apply(range, Some(data), stamp);
         Ok(len)
@@ -179,21 +179,27 @@ impl FileNode {
         self.complete(effect, stamp);
     }
 
-    pub(crate) fn allocate(&mut self, range: Range<u64>, stamp: u64, room: &mut Room) -> Result<(), Errno> {
-        self.claim(pages_of(&range), self.size.max(range.end), stamp, room)
+    pub(crate) fn allocate(
+        &mut self,
+        range: Range<u64>,
+        stamp: u64,
+        space: &mut FsSpace,
+    ) -> Result<(), Errno> {
+        self.claim(pages_of(&range), self.size.max(range.end), stamp, space)
     }
 
     /// Takes space for the pages and sets the size; logs it if anything changed.
-    fn claim(&mut self, pages: Range<u64>, size: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+    fn claim(&mut self, pages: Range<u64>, size: u64, stamp: u64, space: &mut FsSpace) -> Result<(), Errno> {
         let covered = self.allocated.covers(&pages);
         if covered && size == self.size {
             return Ok(());
         }
-        if !covered && self.allocated.missing(&pages) > room.capacity_pages.saturating_sub(room.used_pages) {
+        if !covered && self.allocated.missing(&pages) > space.capacity_pages.saturating_sub(space.used_pages)
+        {
             return Err(Errno::ENOSPC);
         }
         let added = self.allocated.insert(pages);
-        room.used_pages += count(&added);
+        space.used_pages += count(&added);
         self.log(Change { stamp, size_before: self.size, added, removed: Vec::new() });
         self.size = size;
         Ok(())
@@ -219,44 +225,44 @@ impl FileNode {
         range: Range<u64>,
         punch: bool,
         stamp: u64,
-        room: &mut Room,
+        space: &mut FsSpace,
     ) -> Result<(), Errno> {
         let range = range.start..range.end.min(self.size.next_multiple_of(SECTOR));
         if range.is_empty() {
             return Ok(());
         }
         if punch {
-            self.give_back(&range, stamp, room);
+            self.give_back(&range, stamp, space);
         } else {
-            self.claim(pages_of(&range), self.size, stamp, room)?;
+            self.claim(pages_of(&range), self.size, stamp, space)?;
         }
         self.apply(range, None, stamp);
         Ok(())
     }
 
     /// Frees the whole pages of a range; the last page of the file counts as whole.
-    fn give_back(&mut self, range: &Range<u64>, stamp: u64, room: &mut Room) {
+    fn give_back(&mut self, range: &Range<u64>, stamp: u64, space: &mut FsSpace) {
         let end = if range.end >= self.size { range.end.next_multiple_of(PAGE) } else { range.end };
         let removed = self.allocated.remove(range.start.div_ceil(PAGE)..end / PAGE);
         if !removed.is_empty() {
-            room.used_pages -= count(&removed);
+            space.used_pages -= count(&removed);
             self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
         }
     }
 
-    pub(crate) fn set_len(&mut self, len: u64, stamp: u64, room: &mut Room) -> Result<(), Errno> {
+    pub(crate) fn set_len(&mut self, len: u64, stamp: u64, space: &mut FsSpace) -> Result<(), Errno> {
         byte_range(0, len)?;
         if len < self.size {
-            self.truncate(len, stamp, room);
+            self.truncate(len, stamp, space);
         } else if len > self.size {
-            self.claim(0..0, len, stamp, room)?;
+            self.claim(0..0, len, stamp, space)?;
         }
         Ok(())
     }
 
-    fn truncate(&mut self, len: u64, stamp: u64, room: &mut Room) {
+    fn truncate(&mut self, len: u64, stamp: u64, space: &mut FsSpace) {
         let removed = self.allocated.remove(len.div_ceil(PAGE)..self.size.div_ceil(PAGE));
-        room.used_pages -= count(&removed);
+        space.used_pages -= count(&removed);
         self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
         // The bytes that fall away must not come back when the file grows again.
         let gone = len.next_multiple_of(SECTOR)..self.size.next_multiple_of(SECTOR);
@@ -366,12 +372,12 @@ impl FileNode {
     }
 
     /// Puts bytes in place, durably, with everything pending. Fixtures only.
-    pub(crate) fn put(&mut self, offset: u64, bytes: &[u8], room: &mut Room) {
+    pub(crate) fn put(&mut self, offset: u64, bytes: &[u8], space: &mut FsSpace) {
         self.persist(u64::MAX);
         let range = offset..offset + bytes.len() as u64;
         self.unreadable.written(&range);
         self.size = self.size.max(range.end);
-        room.used_pages += count(&self.allocated.insert(pages_of(&range)));
+        space.used_pages += count(&self.allocated.insert(pages_of(&range)));
         self.bytes.put(offset, bytes);
     }
 

@@ -9,7 +9,7 @@ use blk::reactor::Space;
 use crate::content::PAGE;
 use crate::device::{Piece, Placement, ZoneId};
 use crate::dir::{Change, DirNode, NodeId};
-use crate::file::{FileNode, Room};
+use crate::file::{FileNode, FsSpace};
 use crate::options::ContentMode;
 use crate::rng::Rng;
 use crate::survival::Survival;
@@ -45,7 +45,7 @@ struct Node {
 pub(crate) struct FileSystem {
     nodes: Vec<Option<Node>>,
     free: Vec<NodeId>,
-    pub room: Room,
+    pub space: FsSpace,
     mode: ContentMode,
     /// None: all of it lies on one device without places.
     placement: Option<Placement>,
@@ -57,8 +57,9 @@ impl FileSystem {
         mode: ContentMode,
         placement: Option<Placement>,
     ) -> FileSystem {
-        let room = Room { capacity_pages: capacity_bytes.unwrap_or(UNLIMITED_BYTES) / PAGE, used_pages: 0 };
-        let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), room, mode, placement };
+        let space =
+            FsSpace { capacity_pages: capacity_bytes.unwrap_or(UNLIMITED_BYTES) / PAGE, used_pages: 0 };
+        let mut fs = FileSystem { nodes: Vec::new(), free: Vec::new(), space, mode, placement };
         let root = fs.add(Body::Dir(DirNode::default()), 0);
         assert_eq!(root, ROOT);
         fs.node_mut(ROOT).links = 1;
@@ -66,13 +67,13 @@ impl FileSystem {
     }
 
     pub(crate) fn set_capacity(&mut self, bytes: Option<u64>) {
-        self.room.capacity_pages = bytes.unwrap_or(UNLIMITED_BYTES) / PAGE;
+        self.space.capacity_pages = bytes.unwrap_or(UNLIMITED_BYTES) / PAGE;
     }
 
     pub(crate) fn space(&self) -> Space {
-        let free_pages = self.room.capacity_pages.saturating_sub(self.room.used_pages);
+        let free_pages = self.space.capacity_pages.saturating_sub(self.space.used_pages);
         Space {
-            total_bytes: self.room.capacity_pages * PAGE,
+            total_bytes: self.space.capacity_pages * PAGE,
             free_bytes: free_pages * PAGE,
             freeing_bytes: 0,
         }
@@ -104,9 +105,9 @@ impl FileSystem {
     }
 
     /// The file, and the room its changes draw on.
-    pub(crate) fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut Room), Errno> {
+    pub(crate) fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut FsSpace), Errno> {
         match &mut self.nodes[id as usize].as_mut().expect("a referenced node lives").body {
-            Body::File(file) => Ok((file, &mut self.room)),
+            Body::File(file) => Ok((file, &mut self.space)),
             Body::Dir(_) => Err(EISDIR),
         }
     }
@@ -278,7 +279,7 @@ impl FileSystem {
         take(node);
         let (counts, pinned) = (node.links + node.opens > 0, node.pins > 0);
         if counted && !counts {
-            self.room.used_pages -= self.allocated_pages(id);
+            self.space.used_pages -= self.allocated_pages(id);
         }
         if !counts && !pinned {
             self.remove(id);
@@ -345,14 +346,14 @@ impl FileSystem {
     }
 
     fn sweep(&mut self) {
-        self.room.used_pages = 0;
+        self.space.used_pages = 0;
         for id in 0..self.nodes.len() as NodeId {
             let Some(node) = &self.nodes[id as usize] else { continue };
             if node.links == 0 {
                 self.nodes[id as usize] = None;
                 self.free.push(id);
             } else {
-                self.room.used_pages += self.allocated_pages(id);
+                self.space.used_pages += self.allocated_pages(id);
             }
         }
     }

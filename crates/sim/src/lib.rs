@@ -28,14 +28,13 @@ mod fault;
 mod file;
 mod fs;
 mod hosts;
+mod inspect;
 mod interval;
-mod kept;
 mod kind;
 mod machine;
 mod memory;
 mod options;
 pub mod oracle;
-mod outside;
 mod perform;
 mod power;
 mod reactor;
@@ -43,6 +42,7 @@ mod rng;
 mod survival;
 mod trace;
 mod unreadable;
+mod volatile_content;
 mod world;
 
 pub use device::{
@@ -51,9 +51,9 @@ pub use device::{
 };
 pub use fault::{Action, Cut, Fault, Phase};
 pub use hosts::{Host, Pause};
+pub use inspect::{Damage, View};
 pub use kind::OpKind;
 pub use options::{ContentMode, Options};
-pub use outside::{Damage, View};
 pub use reactor::SimReactor;
 pub use rng::{Ratio, Rng};
 pub use trace::{KindCount, TraceEvent};

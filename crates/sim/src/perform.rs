@@ -52,8 +52,8 @@ impl Machine {
         if !offset.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR) {
             return Err(Errno::EINVAL);
         }
-        let (file, room) = self.fs.file_mut(node)?;
-        file.zero(byte_range(offset, len)?, punch, stamp, room)
+        let (file, space) = self.fs.file_mut(node)?;
+        file.zero(byte_range(offset, len)?, punch, stamp, space)
     }
 
     fn read(&mut self, node: NodeId, offset: u64, out: &mut [u8]) -> Result<usize, Errno> {
@@ -85,8 +85,8 @@ impl Machine {
 
     fn write(&mut self, op: Op, node: NodeId) -> Result<u64, Errno> {
         let Op::Write { offset, data, .. } = op else { unreachable!("only writes come here") };
-        let (file, room) = self.fs.file_mut(node)?;
-        file.write(offset, data, self.events, room)
+        let (file, space) = self.fs.file_mut(node)?;
+        file.write(offset, data, self.events, space)
     }
 
     fn change(&mut self, op: Op, node: NodeId, covers: u64) -> Result<(), Errno> {
@@ -95,22 +95,22 @@ impl Machine {
             Op::Flush { .. } => {
                 let (file, _) = self.fs.file_mut(node)?;
                 file.evict_some(&mut self.rng);
-                if !self.flush_lies {
+                if !self.ignores_flushes {
                     file.persist(covers);
                 }
                 Ok(())
             }
-            Op::SyncDir { .. } if self.sync_dir_lies => Ok(()),
+            Op::SyncDir { .. } if self.ignores_dir_syncs => Ok(()),
             Op::SyncDir { .. } => self.fs.sync_dir(node, covers),
             Op::Allocate { offset, len, .. } => {
-                let (file, room) = self.fs.file_mut(node)?;
-                file.allocate(byte_range(offset, len)?, stamp, room)
+                let (file, space) = self.fs.file_mut(node)?;
+                file.allocate(byte_range(offset, len)?, stamp, space)
             }
             Op::Zero { offset, len, punch, .. } => self.zero(node, offset, len, punch, stamp),
             Op::GiveBack { offset, len, .. } => self.zero(node, offset, len, true, stamp),
             Op::SetLen { len, .. } => {
-                let (file, room) = self.fs.file_mut(node)?;
-                file.set_len(len, stamp, room)
+                let (file, space) = self.fs.file_mut(node)?;
+                file.set_len(len, stamp, space)
             }
             Op::Rename { from, to, .. } => self.fs.rename(node, &from, &to, stamp),
             Op::Unlink { name, .. } => self.fs.unlink(node, &name, stamp),

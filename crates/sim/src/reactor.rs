@@ -140,7 +140,7 @@ impl Memory for SimMemory {
 
     fn append(&self, name: &str, bytes: &[u8]) -> Result<(), Errno> {
         self.alive(|machine| {
-            let kept = if machine.memory_lies { &[] } else { bytes };
+            let kept = if machine.ignores_memory_writes { &[] } else { bytes };
             machine.memory.entry(name.to_owned()).or_default().extend_from_slice(kept);
         });
         Ok(())

@@ -10,10 +10,10 @@ use blk::{Env, Executor};
 
 use crate::fault::{Cut, Fault};
 use crate::hosts::{Host, Hosts};
+use crate::inspect::{Damage, View};
 use crate::kind::OpKind;
 use crate::machine::{Machine, Power};
 use crate::options::{ContentMode, Options};
-use crate::outside::{Damage, View};
 use crate::reactor::SimReactor;
 use crate::trace::{KindCount, TraceEvent};
 
@@ -148,18 +148,18 @@ impl SimWorld {
     }
 
     /// Planted defect: flushes complete and make nothing durable.
-    pub fn lie_about_flush(&self, lie: bool) {
-        self.machine.borrow_mut().flush_lies = lie;
+    pub fn ignore_flushes(&self, ignore: bool) {
+        self.machine.borrow_mut().ignores_flushes = ignore;
     }
 
     /// Planted defect: directory syncs complete and make nothing durable.
-    pub fn lie_about_sync_dir(&self, lie: bool) {
-        self.machine.borrow_mut().sync_dir_lies = lie;
+    pub fn ignore_dir_syncs(&self, ignore: bool) {
+        self.machine.borrow_mut().ignores_dir_syncs = ignore;
     }
 
     /// Planted defect: what processes keep in the host's memory is not kept.
-    pub fn lie_about_memory(&self, lie: bool) {
-        self.machine.borrow_mut().memory_lies = lie;
+    pub fn ignore_memory_writes(&self, ignore: bool) {
+        self.machine.borrow_mut().ignores_memory_writes = ignore;
     }
 
     /// Flips one durable bit under whatever is pending, and records it. False where no durable byte is.
@@ -234,7 +234,7 @@ impl SimWorld {
 
     /// Space in use, bytes.
     pub fn used_bytes(&self) -> u64 {
-        self.machine.borrow().fs.room.used_pages * crate::content::PAGE
+        self.machine.borrow().fs.space.used_pages * crate::content::PAGE
     }
 
     // What happened.

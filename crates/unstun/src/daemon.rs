@@ -40,7 +40,7 @@ use crate::control::Control;
 pub(crate) use bin::policy::BinPolicy;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use place::Place;
-pub(crate) use vmdk::repair::Terms as RepairTerms;
+pub(crate) use vmdk::repair::RepairOptions;
 
 /// Locks and recovers the datastores, starts the engine on its own thread, and serves NBD. The engine's thread stamps
 /// `heartbeat`.
@@ -68,7 +68,7 @@ pub(crate) fn check(path: &Path) -> Result<Checked> {
 
 /// Plans the possible repairs of a VM's folder, and carries them out if `write` is set. `ignore_content_ids` is the
 /// caller's assurance that parents with other content IDs than expected hold unchanged data.
-pub(crate) fn repair(folder: &Path, terms: RepairTerms, write: bool) -> Result<Repair> {
+pub(crate) fn repair(folder: &Path, terms: RepairOptions, write: bool) -> Result<Repair> {
     vmware_files::repair::repair(folder, terms, write)
 }
 

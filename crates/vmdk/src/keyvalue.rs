@@ -28,11 +28,11 @@ pub struct KeyValues {
 
 /// Where each key stands, by the key in lower case. It follows from the lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Index(BTreeMap<String, Found>);
+struct Index(BTreeMap<String, KeyLines>);
 
 /// The lines of one key, by their numbers from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Found {
+struct KeyLines {
     first: usize,
     /// All later ones.
     repeats: Vec<usize>,
@@ -51,7 +51,7 @@ impl Index {
     fn add(&mut self, lines: &[Line], at: usize) {
         steps::count(1);
         let Some(entry) = &lines[at].entry else { return };
-        let new = Found { first: at, repeats: Vec::new(), other: None };
+        let new = KeyLines { first: at, repeats: Vec::new(), other: None };
         let found = self.0.entry(entry.key.to_ascii_lowercase()).or_insert(new);
         let differs = || lines[found.first].entry.as_ref().is_none_or(|first| first.value != entry.value);
         if found.other.is_none() && differs() {
@@ -62,7 +62,7 @@ impl Index {
         }
     }
 
-    fn find(&self, key: &str) -> Option<&Found> {
+    fn find(&self, key: &str) -> Option<&KeyLines> {
         steps::count(1);
         self.0.get(&key.to_ascii_lowercase())
     }

@@ -82,7 +82,7 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
 }
 
 /// What a file that may be a descriptor is.
-pub(crate) enum Found {
+pub(crate) enum Probed {
     Link(Descriptor),
     Other,
     /// Not written yet, perhaps.
@@ -90,16 +90,16 @@ pub(crate) enum Found {
 }
 
 /// Reads `name` if it is a descriptor.
-pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Found> {
+pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Probed> {
     let file = dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
     if size == 0 || size > TEXT_BYTES_MAX as u64 {
-        return Ok(if size == 0 { Found::Empty } else { Found::Other });
+        return Ok(if size == 0 { Probed::Empty } else { Probed::Other });
     }
     let start = start_of(&file, size).await?;
     match Descriptor::probe(&start) {
-        true => parse_from(dir.env(), &file, size, start).await.map(Found::Link),
-        false => Ok(Found::Other),
+        true => parse_from(dir.env(), &file, size, start).await.map(Probed::Link),
+        false => Ok(Probed::Other),
     }
 }
 

@@ -18,6 +18,6 @@ pub(crate) async fn parse<T: Send + 'static>(
 ) -> Result<T> {
     match bytes.len() <= PARSED_IN_PLACE_BYTES_MAX {
         true => parser(&file, &bytes),
-        false => env.apart(move || parser(&file, &bytes)).await,
+        false => env.offload(move || parser(&file, &bytes)).await,
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Flight {
 
 /// Of one file system: operations that were seen, with the time of that, and when one of a kind was last seen to be over.
 #[derive(Default)]
-struct Seen {
+struct FileSystemOps {
     flights: BTreeMap<(u32, u64), (&'static str, u64)>,
     over_ns: BTreeMap<Kind, u64>,
 }
@@ -32,7 +32,7 @@ fn kind(doing: &str) -> Kind {
 }
 
 #[derive(Default)]
-pub(super) struct Ages(BTreeMap<Device, Seen>);
+pub(super) struct Ages(BTreeMap<Device, FileSystemOps>);
 
 impl Ages {
     /// Returns the operation that waits longest. A device that is slow, and answers others of its kind meanwhile, is

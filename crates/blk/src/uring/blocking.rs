@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use super::files::lock;
-use crate::apart::Apart;
+use crate::offload::OffloadedWork;
 
 /// Calls at once. Those beyond wait: so many are there only where file systems hang.
 const CALLS_MAX: usize = 64;
@@ -13,7 +13,7 @@ const CALLS_MAX: usize = 64;
 #[derive(Default)]
 struct Calls {
     threads: usize,
-    waiting: VecDeque<Apart>,
+    waiting: VecDeque<OffloadedWork>,
 }
 
 #[derive(Clone, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Blocking(Arc<Mutex<Calls>>);
 
 impl Blocking {
     /// Runs the call on a thread that ends with it. Nothing waits for the threads: one that hangs stays behind.
-    pub(super) fn run(&self, call: Apart) {
+    pub(super) fn run(&self, call: OffloadedWork) {
         let mut calls = lock(&self.0);
         calls.waiting.push_back(call);
         if calls.threads == CALLS_MAX {

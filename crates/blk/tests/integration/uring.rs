@@ -240,14 +240,14 @@ fn calculation_runs_on_a_thread_of_its_own_while_the_core_goes_on() {
     let env = executor.env();
     executor
         .run(async move {
-            let name = env.apart(|| std::thread::current().name().map(str::to_owned)).await;
-            assert_eq!(name.as_deref(), Some("unstun-apart"));
+            let name = env.offload(|| std::thread::current().name().map(str::to_owned)).await;
+            assert_eq!(name.as_deref(), Some("unstun-compute"));
             let (go, wait) = std::sync::mpsc::channel();
             let caller = env.clone();
-            let apart = env.spawn(async move { caller.apart(move || wait.recv().unwrap()).await });
+            let offload = env.spawn(async move { caller.offload(move || wait.recv().unwrap()).await });
             env.next_turn().await;
             go.send(7).unwrap();
-            assert_eq!(apart.join().await, 7);
+            assert_eq!(offload.join().await, 7);
         })
         .unwrap();
 }
@@ -256,7 +256,7 @@ fn calculation_runs_on_a_thread_of_its_own_while_the_core_goes_on() {
 fn a_panic_of_calculation_is_the_caller_s() {
     let (_, executor) = core();
     let env = executor.env();
-    let run = || executor.run(async move { env.apart(|| assert!(!file!().ends_with("uring.rs"))).await });
+    let run = || executor.run(async move { env.offload(|| assert!(!file!().ends_with("uring.rs"))).await });
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
 }
 

@@ -12,12 +12,12 @@ use super::NativeRun;
 use super::guest::Guest;
 use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
-use super::model::Standing;
-use super::plan::{Ground, Plan};
+use super::model::Existence;
+use super::plan::{Medium, Plan};
 use super::user::User;
-use crate::run::{Part, all_joined};
-use crate::trouble::fill_up;
-use crate::watch::tell;
+use crate::flush_faults::fill_up;
+use crate::run::{BootPhase, all_joined};
+use crate::watch::print;
 
 /// One boot of this many checks that nothing is mapped where nothing was written.
 const MAPPED_EVERY: u64 = 3;
@@ -37,17 +37,17 @@ pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
     run.boot(async move |env, run| {
         let (world, plan) = (&run.world, &run.plan);
         run.model.borrow_mut().doing.insert(RECOVERING);
-        tell(|| format!("BOOT {number}"));
+        print(|| format!("BOOT {number}"));
         note_journal(&env, world, plan, number).await.map_err(|e| format!("reading the journal: {e}"))?;
         let harness = open_anyway(&env, &run, number).await?;
         harness.recover().await.map_err(|e| format!("after recovery: {e}"))?;
-        plan.arm(world, number, Part::Work);
-        if plan.ground == Ground::CrowdedFile {
+        plan.arm(world, number, BootPhase::Work);
+        if plan.medium == Medium::CrowdedFile {
             fill_up(&env, world, plan.rng(number, 2), 4000, (2000, 30_000));
         }
-        plan.begin(&harness.trouble, number);
+        plan.begin(&harness.faults, number);
         harness.clone().work().await?;
-        harness.trouble.end_boot(&env).await;
+        harness.faults.end_boot(&env).await;
         if number + 1 == plan.boots {
             return harness.finish().await;
         }
@@ -55,7 +55,7 @@ pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
         match harness.store.close().await {
             Ok(()) => harness.closed_cleanly(),
             Err(e) if e.is_no_space() => harness.mark("a stop found no space"),
-            Err(e) => harness.trouble.survive(&env, Err(format!("closing: {e}"))).await?,
+            Err(e) => harness.faults.survive(&env, Err(format!("closing: {e}"))).await?,
         }
         Ok(())
     })
@@ -126,27 +126,27 @@ impl Harness {
     /// that one whose take was cut is there whole or not at all.
     async fn check_snapshots(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(SNAPSHOT);
-        let known: Vec<(u64, Standing)> =
-            self.model.borrow().snapshots.iter().map(|(number, s)| (*number, s.standing)).collect();
+        let known: Vec<(u64, Existence)> =
+            self.model.borrow().snapshots.iter().map(|(number, s)| (*number, s.existence)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
             return Err(format!("snapshot {number} was never taken, or has been removed"));
         }
-        for (number, standing) in known {
-            match (items.get(&number), standing) {
-                (None, Standing::There) => return Err(format!("sealed snapshot {number} is lost")),
+        for (number, existence) in known {
+            match (items.get(&number), existence) {
+                (None, Existence::There) => return Err(format!("sealed snapshot {number} is lost")),
                 (None, _) => drop(self.model.borrow_mut().snapshots.remove(&number)),
                 (Some(nodes), _) if *nodes != self.model.borrow().snapshots[&number].nodes => {
                     return Err(format!("snapshot {number} has nodes {nodes:?}"));
                 }
-                (Some(_), standing) => {
+                (Some(_), existence) => {
                     self.look(number).await?;
-                    if standing == Standing::Making {
+                    if existence == Existence::Making {
                         self.mark("an interrupted take is there");
                     }
                 }
             }
             if let Some(snapshot) = self.model.borrow_mut().snapshots.get_mut(&number) {
-                snapshot.standing = Standing::There;
+                snapshot.existence = Existence::There;
             }
         }
         Ok(())
@@ -154,20 +154,20 @@ impl Harness {
 
     async fn check_machines(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(MACHINE);
-        let known: Vec<(u64, Standing)> =
-            self.model.borrow().machines.iter().map(|(number, m)| (*number, m.standing)).collect();
+        let known: Vec<(u64, Existence)> =
+            self.model.borrow().machines.iter().map(|(number, m)| (*number, m.existence)).collect();
         if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
             return Err(format!("machine {number} was never made, or has been removed"));
         }
-        for (number, standing) in known {
+        for (number, existence) in known {
             let Some(nodes) = items.get(&number) else {
-                if standing == Standing::There {
+                if existence == Existence::There {
                     return Err(format!("machine {number} is lost"));
                 }
                 self.model.borrow_mut().machines.remove(&number);
                 continue;
             };
-            self.model.borrow_mut().machine(number).standing = Standing::There;
+            self.model.borrow_mut().machine(number).existence = Existence::There;
             self.check_moved(number, nodes)?;
             self.check_disks(number).await.map_err(|e| format!("machine {number}: {e}"))?;
         }
@@ -192,15 +192,15 @@ impl Harness {
     async fn check_disks(self: &Rc<Harness>, number: u64) -> Result<(), String> {
         let disks = self.disks_of(number).map_err(|e| e.to_string())?;
         for (n, disk) in disks.iter().enumerate() {
-            let (model, places) = {
+            let (model, windows) = {
                 let mut model = self.model.borrow_mut();
                 let known = model.disk(number, n);
                 let size_blocks = disk.node.size_blocks.get();
                 known.growing.take_if(|grown| grown.size_blocks != size_blocks);
                 known.has_grown();
-                (known.model.clone(), known.places.clone())
+                (known.model.clone(), known.windows.clone())
             };
-            let bytes = read_all(disk, &places).await?;
+            let bytes = read_all(disk, &windows).await?;
             model.check_cut(&bytes)?;
             model.replace(&bytes);
         }
@@ -209,7 +209,7 @@ impl Harness {
 
     async fn check_mapped(&self) -> Result<(), String> {
         for (disk, known) in self.running_disks() {
-            nothing_else_is_mapped(&disk, &known.places).await?;
+            nothing_else_is_mapped(&disk, &known.windows).await?;
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Harness {
     async fn check_live(&self) -> Result<(), String> {
         for (disk, known) in self.running_disks() {
             let began = known.model.now();
-            let bytes = read_all(&disk, &known.places).await?;
+            let bytes = read_all(&disk, &known.windows).await?;
             known.model.check_read(0, &bytes, began)?;
         }
         Ok(())

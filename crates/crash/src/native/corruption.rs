@@ -121,7 +121,7 @@ async fn compare(harness: &Rc<Harness>) -> Result<bool, String> {
     let running = |model: &Model| model.machines.values().flat_map(|m| m.disks.clone()).collect::<Vec<_>>();
     let running = running(&harness.model.borrow());
     for disk in running {
-        match harness.read_nodes(&[disk.node], &[disk.places]).await {
+        match harness.read_nodes(&[disk.node], &[disk.windows]).await {
             Ok(contents) => disk.model.check_cut(&contents[0])?,
             Err(_) => noticed = true,
         }

@@ -7,7 +7,7 @@ use engine::native::NativeDisk;
 use sim::Rng;
 
 use super::harness::{Harness, RunningMachine};
-use super::places::SECTORS_PER_BLOCK;
+use super::windows::SECTORS_PER_BLOCK;
 use crate::requests::{Request, Target};
 
 pub(super) struct Guest {
@@ -16,7 +16,7 @@ pub(super) struct Guest {
 }
 
 /// Range of a machine's disk that one request goes to.
-pub struct Place {
+pub struct GuestRange {
     pub target: Target,
     machine: u64,
     disk: Rc<NativeDisk>,
@@ -33,7 +33,7 @@ impl Guest {
             let place = self.place(&machine);
             let request = self.harness.plan.mix.request(&mut self.rng);
             let done = self.carry_out(&place, request).await;
-            self.harness.trouble.excuse(done)?;
+            self.harness.faults.excuse(done)?;
         }
         Ok(())
     }
@@ -45,10 +45,10 @@ impl Guest {
         self.rng.pick(&open).map(|machine| (*machine).clone())
     }
 
-    fn place(&mut self, machine: &RunningMachine) -> Place {
+    fn place(&mut self, machine: &RunningMachine) -> GuestRange {
         let plan = &self.harness.plan;
         let index = self.rng.below(machine.disks.borrow().len() as u64) as usize;
-        let sectors = self.harness.model.borrow_mut().disk(machine.number, index).places.sectors();
+        let sectors = self.harness.model.borrow_mut().disk(machine.number, index).windows.sectors();
         let span = sectors.min(plan.hot_sectors);
         let base = if self.rng.coin() { 0 } else { self.rng.below(sectors - span + 1) };
         let mut first = base + self.rng.below(span);
@@ -60,7 +60,7 @@ impl Guest {
         self.harness.place_at(machine, index, first, count)
     }
 
-    pub(super) async fn carry_out(&mut self, place: &Place, request: Request) -> Result<(), String> {
+    pub(super) async fn carry_out(&mut self, place: &GuestRange, request: Request) -> Result<(), String> {
         let request = match request {
             Request::Zero(mode) => Request::Zero(ZeroMode { no_hole: self.rng.below(3) == 0, ..mode }),
             other => other,
@@ -80,12 +80,12 @@ impl Guest {
 
 impl Harness {
     /// Returns the place of `count` sectors at the model's sector `first`, or fewer at the window's end.
-    pub fn place_at(&self, machine: &RunningMachine, index: usize, first: u64, count: u64) -> Place {
+    pub fn place_at(&self, machine: &RunningMachine, index: usize, first: u64, count: u64) -> GuestRange {
         let mut model = self.model.borrow_mut();
         let known = model.disk(machine.number, index);
-        let (offset, room) = known.places.on_disk(first);
+        let (offset, room) = known.windows.on_disk(first);
         let disk = machine.disks.borrow()[index].clone();
         let (volume, model, count) = (disk.clone(), known.model.clone(), count.min(room));
-        Place { target: Target { volume, model, first, count, offset }, machine: machine.number, disk }
+        GuestRange { target: Target { volume, model, first, count, offset }, machine: machine.number, disk }
     }
 }

@@ -16,11 +16,11 @@ use engine::native::{NativeDisk, Store};
 
 use super::NativeRun;
 use super::model::{Contents, ExpectedDisk};
-use super::places::Places;
-use super::plan::{Ground, Plan};
+use super::plan::{Medium, Plan};
+use super::windows::Windows;
 use crate::content::{Image, read_pieces};
+use crate::flush_faults::FlushFaults;
 use crate::request_gate::RequestGate;
-use crate::trouble::Trouble;
 
 pub(super) const FILE: &str = "store";
 /// Kinds of items: the nodes of a machine's disks, and those of a snapshot.
@@ -43,7 +43,7 @@ pub struct Harness {
     pub boot: u64,
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
     /// Failing flushes during the work of this boot.
-    pub trouble: Trouble,
+    pub faults: FlushFaults,
 }
 
 impl Deref for Harness {
@@ -72,7 +72,7 @@ pub(super) async fn format(env: &Env, plan: &Plan) -> blk::Result<()> {
     let dir = env.open_root("/")?;
     let file = dir.create_new(FILE).await?;
     dir.sync().await?;
-    if let Ground::Device(blocks) = plan.ground {
+    if let Medium::Device(blocks) = plan.medium {
         file.allocate(0, (HEADER_BLOCKS + plan.layout.journal_pages + blocks) * BLOCK).await?;
     }
     Store::format(env, &file, plan.layout).await?;
@@ -87,7 +87,7 @@ pub(super) async fn open_file(env: &Env) -> blk::Result<File> {
 }
 
 pub(super) async fn open_store(env: &Env, plan: &Plan) -> blk::Result<Rc<Store>> {
-    let can_grow = !matches!(plan.ground, Ground::Device(_));
+    let can_grow = !matches!(plan.medium, Medium::Device(_));
     Store::open(env.clone(), open_file(env).await?, plan.options, plan.growth, can_grow).await
 }
 
@@ -100,7 +100,7 @@ impl Harness {
             store,
             boot,
             running: RefCell::default(),
-            trouble: Trouble::none(&run.world),
+            faults: FlushFaults::none(&run.world),
         }))
     }
 
@@ -149,24 +149,24 @@ impl Harness {
     }
 
     /// Reads all disks of a machine or a snapshot.
-    pub async fn read_nodes(&self, nodes: &[u64], places: &[Places]) -> Result<Contents, String> {
+    pub async fn read_nodes(&self, nodes: &[u64], windows: &[Windows]) -> Result<Contents, String> {
         let mut contents = Vec::new();
-        for (n, (node, places)) in nodes.iter().zip(places).enumerate() {
+        for (n, (node, windows)) in nodes.iter().zip(windows).enumerate() {
             let disk = self.disk(*node, n).map_err(|e| e.to_string())?;
-            contents.push(read_all(&disk, places).await?);
+            contents.push(read_all(&disk, windows).await?);
         }
         Ok(contents)
     }
 }
 
 /// Reads the windows of a disk, one after the other.
-pub(super) async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<Image, String> {
-    if disk.size_bytes() != places.size_blocks * BLOCK {
-        let (found, expected) = (disk.size_bytes() / BLOCK, places.size_blocks);
+pub(super) async fn read_all(disk: &Rc<NativeDisk>, windows: &Windows) -> Result<Image, String> {
+    if disk.size_bytes() != windows.size_blocks * BLOCK {
+        let (found, expected) = (disk.size_bytes() / BLOCK, windows.size_blocks);
         return Err(format!("{} has {found} blocks, expected {expected}", disk.name));
     }
     let mut bytes = Vec::new();
-    for window in places.windows() {
+    for window in windows.windows() {
         let read = read_pieces(disk, window, READ_BYTES, |_, piece| bytes.extend_from_slice(piece));
         read.await.map_err(|e| format!("{}: {e}", disk.name))?;
     }
@@ -174,14 +174,14 @@ pub(super) async fn read_all(disk: &Rc<NativeDisk>, places: &Places) -> Result<I
 }
 
 /// Checks that nothing is mapped outside the windows, where nothing was ever written.
-pub(super) async fn nothing_else_is_mapped(disk: &Rc<NativeDisk>, places: &Places) -> Result<(), String> {
+pub(super) async fn nothing_else_is_mapped(disk: &Rc<NativeDisk>, windows: &Windows) -> Result<(), String> {
     let status = disk.clone().status(0..disk.size_bytes()).await;
     let mut at = 0;
     for part in status.map_err(|e| format!("status of {}: {e}", disk.name))? {
         let end = at + part.len;
-        let inside = places.windows().any(|w| at < w.end && w.start < end);
+        let inside = windows.windows().any(|w| at < w.end && w.start < end);
         // A mapped range may span windows that touch, and holes may be anywhere.
-        let covered: u64 = places.windows().map(|w| w.end.min(end).saturating_sub(w.start.max(at))).sum();
+        let covered: u64 = windows.windows().map(|w| w.end.min(end).saturating_sub(w.start.max(at))).sum();
         if !part.hole && (!inside || covered < part.len) {
             return Err(format!("{}: bytes {at}..{end} have space and were never written", disk.name));
         }

@@ -11,18 +11,18 @@ use sim::{SimWorld, View};
 
 use super::NativeRun;
 use super::harness::{FILE, Harness};
-use super::model::{ExpectedDisk, Standing};
+use super::model::{Existence, ExpectedDisk};
 use super::plan::Plan;
-use crate::watch::tell;
+use crate::watch::print;
 
 /// Makes the newest superblock unreadable, though it was durable. Returns false if the other slot holds none.
-fn spoil_superblock(world: &SimWorld) -> bool {
+fn make_superblock_unreadable(world: &SimWorld) -> bool {
     let slots = SLOT_BLOCKS.map(|block| world.read_at(FILE, block * BLOCK, BLOCK, View::Durable));
     let decoded = [0, 1].map(|slot| Superblock::decode(slots[slot].as_ref()?, slot, FILE).ok());
     let [Some(a), Some(b)] = decoded else { return false };
     let newest = usize::from(b.checkpoint > a.checkpoint);
     let at = SLOT_BLOCKS[newest] * BLOCK;
-    tell(|| format!("superblock {newest} of checkpoint {} is unreadable", a.checkpoint.max(b.checkpoint)));
+    print(|| format!("superblock {newest} of checkpoint {} is unreadable", a.checkpoint.max(b.checkpoint)));
     world.make_unreadable(FILE, at..at + BLOCK)
 }
 
@@ -43,19 +43,19 @@ fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
 /// read. The store must open once everything can be read again.
 pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result<Rc<Harness>, String> {
     let NativeRun { world, plan, model } = run;
-    let spoils = plan.spoils_superblock(boot) && spoil_superblock(world);
+    let loses_superblocks = plan.loses_superblock(boot) && make_superblock_unreadable(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
     // An earlier boot may have spoiled it and been cut before it wrote another superblock.
-    let spoiled = superblocks > 0 && (spoils || model.borrow().spoiled);
-    model.borrow_mut().spoiled = spoiled;
+    let superblock_lost = superblocks > 0 && (loses_superblocks || model.borrow().superblock_lost);
+    model.borrow_mut().superblock_lost = superblock_lost;
     let opened = Harness::open(env, run, boot).await;
     let refused = match &opened {
         Ok(harness) => harness.store.broken(),
         Err(e) => Some(e.clone()),
     };
     for (happened, label) in [
-        (spoiled, "the newest superblock was unreadable"),
-        (!spoiled && superblocks > 0, "a superblock was unreadable"),
+        (superblock_lost, "the newest superblock was unreadable"),
+        (!superblock_lost && superblocks > 0, "a superblock was unreadable"),
         (pages > 0, "a page of the journal was unreadable"),
     ] {
         if happened {
@@ -64,12 +64,12 @@ pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result
         }
     }
     let Some(cause) = refused else { return opened.map_err(|e| format!("opening the store: {e}")) };
-    if !spoiled && pages < 2 && pages + superblocks < 2 {
+    if !superblock_lost && pages < 2 && pages + superblocks < 2 {
         return Err(format!(
             "opening the store, of which {superblocks} superblocks and {pages} journal pages cannot be read: {cause}"
         ));
     }
-    tell(|| format!("refused: {cause}"));
+    print(|| format!("refused: {cause}"));
     drop(opened);
     world.heal(FILE);
     let opened = Harness::open(env, run, boot).await;
@@ -83,12 +83,12 @@ impl Harness {
         if ranges.is_empty() {
             return Ok(());
         }
-        tell(|| format!("unreadable: {ranges:?}"));
+        print(|| format!("unreadable: {ranges:?}"));
         self.mark("sectors were unreadable");
         let sealed = self.model.borrow().sealed();
         for number in sealed {
-            let (nodes, places) = self.model.borrow().snapshot(number);
-            self.read_nodes(&nodes, &places).await.map_err(|e| format!("sealed snapshot {number}: {e}"))?;
+            let (nodes, windows) = self.model.borrow().snapshot(number);
+            self.read_nodes(&nodes, &windows).await.map_err(|e| format!("sealed snapshot {number}: {e}"))?;
         }
         for (disk, known) in self.settled_disks().map_err(|e| e.to_string())? {
             self.check_readable(&disk, &known).await?;
@@ -100,7 +100,8 @@ impl Harness {
     /// Returns the disks for which no change was under way.
     fn settled_disks(&self) -> blk::Result<Vec<(Rc<NativeDisk>, ExpectedDisk)>> {
         let model = self.model.borrow();
-        let settled = model.machines.values().filter(|m| m.standing == Standing::There && m.moving.is_none());
+        let settled =
+            model.machines.values().filter(|m| m.existence == Existence::There && m.moving.is_none());
         let disks =
             settled.flat_map(|m| m.disks.iter().enumerate()).filter(|(_, disk)| disk.growing.is_none());
         disks.map(|(n, known)| Ok((self.disk(known.node, n)?, known.clone()))).collect()
@@ -108,8 +109,8 @@ impl Harness {
 
     async fn check_readable(&self, disk: &Rc<NativeDisk>, known: &ExpectedDisk) -> Result<(), String> {
         let unit = u64::from(self.plan.world.logical_block) / SECTOR;
-        for first in (0..known.places.sectors()).step_by(unit as usize) {
-            let (offset, _) = known.places.on_disk(first);
+        for first in (0..known.windows.sectors()).step_by(unit as usize) {
+            let (offset, _) = known.windows.on_disk(first);
             let (_, result) = disk.clone().read(offset, Buf::alloc((unit * SECTOR) as usize)).await;
             let Err(e) = result else { continue };
             self.mark("a guest's sector was unreadable");

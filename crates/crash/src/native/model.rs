@@ -6,7 +6,7 @@ use std::rc::Rc;
 use engine::native::Store;
 use sim::SimWorld;
 
-use super::places::Places;
+use super::windows::Windows;
 use crate::content::Image;
 use sim::oracle::DiskModel;
 
@@ -18,13 +18,13 @@ pub(super) type Contents = Vec<Image>;
 pub struct ExpectedDisk {
     pub node: u64,
     pub model: Rc<DiskModel>,
-    pub places: Places,
+    pub windows: Windows,
     /// Places after the resize that has begun.
-    pub growing: Option<Places>,
+    pub growing: Option<Windows>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum Existence {
     /// The change that makes it is not known to be durable.
     Making,
     There,
@@ -36,21 +36,21 @@ pub enum Standing {
 pub struct Move {
     pub nodes: Vec<u64>,
     pub contents: Contents,
-    pub places: Vec<Places>,
+    pub windows: Vec<Windows>,
 }
 
 /// Expected state of a machine, the first or a branch. Its disks are taken together.
 pub struct ExpectedMachine {
     pub disks: Vec<ExpectedDisk>,
-    pub standing: Standing,
+    pub existence: Existence,
     pub moving: Option<Move>,
 }
 
 pub struct ExpectedSnapshot {
     pub machine: u64,
     pub nodes: Vec<u64>,
-    pub places: Vec<Places>,
-    pub standing: Standing,
+    pub windows: Vec<Windows>,
+    pub existence: Existence,
     /// Ticks, by disk, at which its take was called and at which the take had happened in memory.
     pub began: Vec<u64>,
     pub ended: Vec<u64>,
@@ -70,7 +70,7 @@ pub struct Model {
     /// What is under way, as the marks of a cut in it.
     pub doing: BTreeSet<&'static str>,
     /// The newest superblock was made unreadable and has not been written or read since.
-    pub spoiled: bool,
+    pub superblock_lost: bool,
     /// Store of this boot, set once it has recovered.
     pub store: Option<Rc<Store>>,
 }
@@ -95,18 +95,18 @@ impl Model {
     }
 
     /// Returns the nodes of a snapshot's disks, and their places.
-    pub fn snapshot(&self, number: u64) -> (Vec<u64>, Vec<Places>) {
+    pub fn snapshot(&self, number: u64) -> (Vec<u64>, Vec<Windows>) {
         let snapshot = &self.snapshots[&number];
-        (snapshot.nodes.clone(), snapshot.places.clone())
+        (snapshot.nodes.clone(), snapshot.windows.clone())
     }
 
-    pub fn stands(&mut self, snapshot: u64, standing: Standing) {
-        self.snapshots.get_mut(&snapshot).expect("it is known").standing = standing;
+    pub fn set_existence(&mut self, snapshot: u64, existence: Existence) {
+        self.snapshots.get_mut(&snapshot).expect("it is known").existence = existence;
     }
 
     /// Returns the snapshots that are certainly there.
     pub fn sealed(&self) -> Vec<u64> {
-        let there = self.snapshots.iter().filter(|(_, s)| s.standing == Standing::There);
+        let there = self.snapshots.iter().filter(|(_, s)| s.existence == Existence::There);
         there.map(|(number, _)| *number).collect()
     }
 

@@ -5,10 +5,10 @@ use engine::native::{DiskOptions, NewStore, StoreOptions};
 use engine::{Defects, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
-use super::places::Places;
+use super::windows::Windows;
+use crate::flush_faults::{FAULT_TASK, FlushFaults};
 use crate::requests::Mix;
-use crate::run::{Part, Run, rng_of};
-use crate::trouble::{TROUBLE_TASK, Trouble};
+use crate::run::{BootPhase, Run, rng_of};
 
 /// Pages of the smallest journal.
 const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
@@ -41,7 +41,7 @@ pub struct Steps {
 
 /// File or device under the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ground {
+pub enum Medium {
     File,
     /// A file whose file system is full for a while.
     CrowdedFile,
@@ -65,10 +65,10 @@ pub struct Plan {
     pub options: StoreOptions,
     pub growth: Growth,
     pub terms: DiskOptions,
-    pub ground: Ground,
+    pub medium: Medium,
     /// Sequence number at which the journal begins: some journals then reach their ring's end.
     pub journal_from: u64,
-    pub disks: Vec<Places>,
+    pub disks: Vec<Windows>,
     pub boots: u64,
     /// The power is cut again soon after each recovery.
     pub restless: bool,
@@ -88,7 +88,7 @@ pub struct Plan {
     /// Most machines at the same time, the first included.
     pub machines_max: usize,
     /// The newest superblock is unreadable at some of the boots.
-    pub spoils: bool,
+    pub loses_superblocks: bool,
     /// A flush fails in some of the boots.
     pub failing_flushes: bool,
     /// The power is cut in boots other than the last.
@@ -115,18 +115,19 @@ impl Plan {
     pub fn on_bad_media(self) -> Plan {
         let mut rng = self.rng(0, MEDIA_TASK);
         let unreadable_sectors = Ratio::new([0, 0, 2, 3][rng.below(4) as usize], 4);
-        let (spoils, page_cache, failing_flushes) = (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
+        let (loses_superblocks, page_cache, failing_flushes) =
+            (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
         let world = sim::Options { unreadable_sectors, page_cache, ..self.world };
-        Plan { world, spoils, failing_flushes, ..self }
+        Plan { world, loses_superblocks, failing_flushes, ..self }
     }
 
     /// Begins what goes wrong in a boot besides its cut.
-    pub fn begin(&self, trouble: &Trouble, boot: u64) {
-        trouble.begin(self.rng(boot, TROUBLE_TASK), self.failing_flushes && self.may_cut(boot));
+    pub fn begin(&self, faults: &FlushFaults, boot: u64) {
+        faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && self.may_cut(boot));
     }
 
-    pub fn spoils_superblock(&self, boot: u64) -> bool {
-        self.spoils && self.rng(boot, MEDIA_TASK).coin()
+    pub fn loses_superblock(&self, boot: u64) -> bool {
+        self.loses_superblocks && self.rng(boot, MEDIA_TASK).coin()
     }
 
     /// Returns the plan with checkpoints all the time, each right after a flush, and no other flushes. Few blocks are
@@ -160,13 +161,13 @@ impl Plan {
 
     fn draw_any(seed: u64, defects: Defects) -> Plan {
         let mut rng = Rng::new(seed);
-        let ground = match rng.below(8) {
-            0 => Ground::CrowdedFile,
-            1 => Ground::Device(FIXED_BLOCKS + rng.below(600)),
-            _ => Ground::File,
+        let medium = match rng.below(8) {
+            0 => Medium::CrowdedFile,
+            1 => Medium::Device(FIXED_BLOCKS + rng.below(600)),
+            _ => Medium::File,
         };
         let restless = rng.below(4) == 0;
-        let waits = rng.coin() && !matches!(ground, Ground::Device(_));
+        let waits = rng.coin() && !matches!(medium, Medium::Device(_));
         let world = sim::Options {
             device: Device::scrambled(),
             logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
@@ -186,9 +187,9 @@ impl Plan {
                 policy: if waits { SpacePolicy::Wait } else { SpacePolicy::Error },
                 space_retry_us: 500,
             },
-            ground,
+            medium,
             journal_from: if rng.coin() { journal_pages - rng.between(1, 60) } else { 0 },
-            disks: (0..rng.between(1, 3)).map(|_| Places::draw(&mut rng)).collect(),
+            disks: (0..rng.between(1, 3)).map(|_| Windows::draw(&mut rng)).collect(),
             boots: if restless { rng.between(6, 14) } else { rng.between(3, 7) },
             restless,
             guests: rng.between(1, 8),
@@ -201,7 +202,7 @@ impl Plan {
             steps: draw_steps(&mut rng),
             snapshots_max: rng.between(1, 8) as usize,
             machines_max: 3,
-            spoils: false,
+            loses_superblocks: false,
             failing_flushes: false,
             cuts: true,
             aim: Aim::Anything,
@@ -214,7 +215,7 @@ impl Plan {
         (plan.steps.take, plan.steps.remove, plan.steps.revert, plan.steps.branch) = (12, 3, 2, 3);
         (plan.boots, plan.guests, plan.operations, plan.user_steps) = (3, 2, 150, 200);
         (plan.snapshots_max, plan.machines_max) = (64, 6);
-        Plan { ground: Ground::File, cuts: false, aim: Aim::Anything, ..plan }
+        Plan { medium: Medium::File, cuts: false, aim: Aim::Anything, ..plan }
     }
 
     /// Returns the plan for operations one by one: one disk of three leaves, and small limits.
@@ -232,8 +233,8 @@ impl Plan {
         plan.growth = Growth { ahead_blocks: 32, chunk_blocks: 16 };
         plan.terms = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 500 };
         (plan.snapshots_max, plan.machines_max) = (64, 8);
-        let (world, disks) = (sim::Options::default(), vec![Places::scripted()]);
-        Plan { world, disks, ground: Ground::File, cuts: false, aim: Aim::Anything, ..plan }
+        let (world, disks) = (sim::Options::default(), vec![Windows::scripted()]);
+        Plan { world, disks, medium: Medium::File, cuts: false, aim: Aim::Anything, ..plan }
     }
 
     pub fn rng(&self, boot: u64, task: u64) -> Rng {
@@ -244,9 +245,9 @@ impl Plan {
         self.cuts && boot + 1 < self.boots
     }
 
-    /// Schedules the boot's cut if it falls into `part`.
-    pub fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
-        if part == Part::Work {
+    /// Schedules the boot's cut if it falls `during` this phase.
+    pub fn arm(&self, world: &SimWorld, boot: u64, during: BootPhase) {
+        if during == BootPhase::Work {
             world.cancel_cut();
         }
         if !self.may_cut(boot) {
@@ -256,15 +257,15 @@ impl Plan {
         let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
         let scale = 1 << if self.restless { rng.between(3, 9) } else { rng.between(5, 13) };
         let (chosen, cut) = match rng.below(10) {
-            0..=5 => (Part::Work, Cut::Event(1 + rng.below(scale))),
-            6 => (Part::Recovery, Cut::Event(1 + rng.below(80))),
-            7 => (Part::Recovery, Cut::Event(1 + rng.below(1000))),
+            0..=5 => (BootPhase::Work, Cut::Event(1 + rng.below(scale))),
+            6 => (BootPhase::Recovery, Cut::Event(1 + rng.below(80))),
+            7 => (BootPhase::Recovery, Cut::Event(1 + rng.below(1000))),
             _ => {
                 let nth = 1 + rng.below(60);
-                (Part::Work, Cut::Kind { kind: OpKind::Flush, nth, phase })
+                (BootPhase::Work, Cut::Kind { kind: OpKind::Flush, nth, phase })
             }
         };
-        if chosen == part {
+        if chosen == during {
             world.cut_at(cut);
         }
     }

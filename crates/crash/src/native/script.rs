@@ -9,9 +9,9 @@ use sim::{Action, Fault, OpKind, SimWorld};
 
 use super::guest::Guest;
 use super::harness::Harness;
-use super::places::SECTORS_PER_BLOCK;
 use super::plan::Plan;
 use super::user::User;
+use super::windows::SECTORS_PER_BLOCK;
 use super::{FIRST_MACHINE, NativeRun, create};
 use crate::campaign::caught;
 use crate::requests::Request;
@@ -58,16 +58,16 @@ impl Operation {
 
 /// How one I/O goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Trouble {
+pub enum IoFault {
     Once,
     FromThenOn,
 }
 
-impl Trouble {
+impl IoFault {
     /// Returns the failure of the n-th I/O from now on.
     pub fn fault(self, nth: u64) -> Fault {
         let fault = Fault::nth(nth, Action::Fail(Errno::EIO));
-        if self == Trouble::FromThenOn { fault.and_all_later() } else { fault }
+        if self == IoFault::FromThenOn { fault.and_all_later() } else { fault }
     }
 }
 
@@ -105,15 +105,15 @@ pub fn run_failing(
     before: Operation,
     operation: Operation,
     nth: u64,
-    trouble: Trouble,
+    io_fault: IoFault,
 ) -> Result<bool, String> {
     caught(|| {
         let script = Script::begin()?;
-        let struck = script.disturbed(before, operation, trouble, nth)?;
+        let struck = script.disturbed(before, operation, io_fault, nth)?;
         end_disturbed(&script.run.world, nth);
         script.end().map(|()| struck)
     })
-    .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {trouble:?}: {e}"))
+    .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {io_fault:?}: {e}"))
 }
 
 /// Runs `before`, then one operation whose n-th write finds no space, once. A checkpoint and a flush in the same start
@@ -192,14 +192,14 @@ impl Script {
         &self,
         before: Operation,
         operation: Operation,
-        trouble: Trouble,
+        io_fault: IoFault,
         nth: u64,
     ) -> Result<bool, String> {
         let struck = self.start(async move |actor| {
             let world = actor.harness.world.clone();
             actor.act(before).await?;
             let done = ios(&world);
-            world.add_fault(trouble.fault(nth));
+            world.add_fault(io_fault.fault(nth));
             let said = actor.act(operation).await;
             let struck = ios(&world) - done >= nth;
             match said {

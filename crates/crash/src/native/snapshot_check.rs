@@ -1,14 +1,14 @@
 //! Looks at sealed snapshots: compares the first look with the model, later ones with the first look.
 
 use super::harness::Harness;
-use super::model::{Contents, Standing};
+use super::model::{Contents, Existence};
 use crate::content::difference;
 
 impl Harness {
     /// Reads every disk of a snapshot, which is sealed or whose take was cut, compares it, and returns what it shows.
     pub async fn look(&self, number: u64) -> Result<Contents, String> {
-        let (nodes, places) = self.model.borrow().snapshot(number);
-        let seen = self.read_nodes(&nodes, &places).await;
+        let (nodes, windows) = self.model.borrow().snapshot(number);
+        let seen = self.read_nodes(&nodes, &windows).await;
         let seen = seen.map_err(|e| format!("snapshot {number}: {e}"))?;
         let mut model = self.model.borrow_mut();
         let snapshot = &model.snapshots[&number];
@@ -20,8 +20,8 @@ impl Harness {
         }
         let machine = &model.machines[&snapshot.machine];
         for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
-            let checked = match snapshot.standing {
-                Standing::Making => disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]),
+            let checked = match snapshot.existence {
+                Existence::Making => disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]),
                 _ => disk.model.check_snapshot(bytes, snapshot.began[n], snapshot.ended[n]),
             };
             checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
@@ -35,7 +35,7 @@ impl Harness {
         let unseen: Vec<u64> = {
             let model = self.model.borrow();
             let of_it = model.snapshots.iter().filter(|(_, s)| s.machine == machine && s.contents.is_none());
-            of_it.filter(|(_, s)| s.standing == Standing::There).map(|(number, _)| *number).collect()
+            of_it.filter(|(_, s)| s.existence == Existence::There).map(|(number, _)| *number).collect()
         };
         for number in unseen {
             self.look(number).await?;

@@ -7,10 +7,10 @@ use engine::native::change::Op;
 use sim::Rng;
 
 use super::harness::{Harness, MACHINE, RunningMachine, SNAPSHOT, key, put};
-use super::model::{CHECKPOINTING, ExpectedDisk, ExpectedMachine, ExpectedSnapshot, Move, Standing, TAKING};
+use super::model::{CHECKPOINTING, Existence, ExpectedDisk, ExpectedMachine, ExpectedSnapshot, Move, TAKING};
 use super::plan::{Aim, Steps, soon};
 use crate::run::draw_share;
-use crate::watch::tell;
+use crate::watch::print;
 use sim::oracle::DiskModel;
 
 /// A branch's sequence numbers begin at its number times this, which distinguishes them from all others.
@@ -32,7 +32,7 @@ impl User {
         for _ in 0..self.harness.plan.user_steps {
             self.harness.env.sleep_us(self.rng.below(3000)).await;
             let done = self.step().await;
-            self.harness.trouble.survive(&self.harness.env, done).await?;
+            self.harness.faults.survive(&self.harness.env, done).await?;
         }
         Ok(())
     }
@@ -58,7 +58,7 @@ impl User {
     fn change(&self, ops: &[Op]) -> Result<bool, String> {
         match self.harness.store.change(ops) {
             Ok(lsn) => {
-                tell(|| format!("change {lsn}: {ops:?}"));
+                print(|| format!("change {lsn}: {ops:?}"));
                 Ok(true)
             }
             Err(e) if e.is_no_space() => {
@@ -115,8 +115,8 @@ impl User {
             drained.await;
         }
         self.flush(TAKING).await?;
-        tell(|| format!("snapshot {number} is sealed"));
-        self.harness.model.borrow_mut().stands(number, Standing::There);
+        print(|| format!("snapshot {number} is sealed"));
+        self.harness.model.borrow_mut().set_existence(number, Existence::There);
         self.harness.mark("taken");
         if self.harness.plan.aim == Aim::Takes {
             // The second look shows any write that still reaches a state reported as sealed.
@@ -138,9 +138,9 @@ impl User {
     fn note_take(&self, machine: u64, number: u64, nodes: Vec<u64>, began: Vec<u64>) {
         let mut model = self.harness.model.borrow_mut();
         let ended = model.ticks(machine);
-        let places = model.machines[&machine].disks.iter().map(|disk| disk.places.clone()).collect();
-        let standing = Standing::Making;
-        let snapshot = ExpectedSnapshot { machine, nodes, places, standing, began, ended, contents: None };
+        let windows = model.machines[&machine].disks.iter().map(|disk| disk.windows.clone()).collect();
+        let existence = Existence::Making;
+        let snapshot = ExpectedSnapshot { machine, nodes, windows, existence, began, ended, contents: None };
         model.snapshots.insert(number, snapshot);
         model.doing.insert(TAKING);
     }
@@ -170,7 +170,7 @@ impl User {
         if !self.change(&drops(SNAPSHOT, number, &nodes))? {
             return Ok(());
         }
-        self.harness.model.borrow_mut().stands(number, Standing::Leaving);
+        self.harness.model.borrow_mut().set_existence(number, Existence::Leaving);
         self.flush(REMOVING).await?;
         self.harness.model.borrow_mut().snapshots.remove(&number);
         Ok(())
@@ -186,7 +186,7 @@ impl User {
             return Ok(());
         }
         self.harness.running.borrow_mut().remove(&number);
-        self.harness.model.borrow_mut().machine(number).standing = Standing::Leaving;
+        self.harness.model.borrow_mut().machine(number).existence = Existence::Leaving;
         self.flush(REMOVING).await?;
         self.harness.model.borrow_mut().machines.remove(&number);
         self.harness.mark("removed a machine");
@@ -200,7 +200,7 @@ impl User {
         machine.gate.stop().await;
         self.harness.look_at_all_of(machine.number).await?;
         let contents = self.harness.look(number).await?;
-        let (from, places) = self.harness.model.borrow().snapshot(number);
+        let (from, windows) = self.harness.model.borrow().snapshot(number);
         let nodes = self.new_nodes(from.len());
         let mut ops = Vec::new();
         for ((from, node), old) in from.iter().zip(&nodes).zip(machine.disks.borrow().iter()) {
@@ -208,7 +208,7 @@ impl User {
         }
         ops.push(put(MACHINE, machine.number, &nodes));
         if self.change(&ops)? {
-            let moving = Some(Move { nodes, contents, places });
+            let moving = Some(Move { nodes, contents, windows });
             self.harness.model.borrow_mut().machine(machine.number).moving = moving;
             self.flush("cut in a revert").await?;
             self.harness.model.borrow_mut().machine(machine.number).arrive();
@@ -227,7 +227,7 @@ impl User {
             return self.remove_something().await;
         }
         let contents = self.harness.look(number).await?;
-        let (from, places) = self.harness.model.borrow().snapshot(number);
+        let (from, windows) = self.harness.model.borrow().snapshot(number);
         let nodes = self.new_nodes(from.len());
         let machine = self.harness.model.borrow_mut().next_number();
         let branches = from.iter().zip(&nodes).map(|(from, node)| Op::Branch { from: *from, node: *node });
@@ -235,16 +235,16 @@ impl User {
         if !self.change(&ops)? {
             return Ok(());
         }
-        let disks = nodes.iter().zip(places).zip(contents.iter()).enumerate();
-        let disks = disks.map(|(n, ((node, places), bytes))| {
+        let disks = nodes.iter().zip(windows).zip(contents.iter()).enumerate();
+        let disks = disks.map(|(n, ((node, windows), bytes))| {
             let model = DiskModel::starting_at(n as u32, machine * BRANCH_SEQUENCES);
             model.replace(bytes);
-            ExpectedDisk { node: *node, model: Rc::new(model), places, growing: None }
+            ExpectedDisk { node: *node, model: Rc::new(model), windows, growing: None }
         });
-        let made = ExpectedMachine { disks: disks.collect(), standing: Standing::Making, moving: None };
+        let made = ExpectedMachine { disks: disks.collect(), existence: Existence::Making, moving: None };
         self.harness.model.borrow_mut().machines.insert(machine, made);
         self.flush("cut in a branch").await?;
-        self.harness.model.borrow_mut().machine(machine).standing = Standing::There;
+        self.harness.model.borrow_mut().machine(machine).existence = Existence::There;
         self.harness.mark("branched");
         self.harness.start(machine).map_err(|e| e.to_string())
     }
@@ -280,7 +280,7 @@ impl User {
         let (node, grown) = {
             let mut model = self.harness.model.borrow_mut();
             let disk = model.disk(machine, index);
-            (disk.node, disk.places.grown(blocks))
+            (disk.node, disk.windows.grown(blocks))
         };
         if !self.change(&[Op::Resize { node, size_blocks: grown.size_blocks }])? {
             return Ok(());
@@ -315,10 +315,10 @@ fn drops(kind: u8, number: u64, nodes: &[u64]) -> Vec<Op> {
 impl ExpectedMachine {
     /// Notes that the revert has happened: the disks durably show other content.
     pub fn arrive(&mut self) {
-        let Some(Move { nodes, contents, places }) = self.moving.take() else { return };
+        let Some(Move { nodes, contents, windows }) = self.moving.take() else { return };
         for (n, disk) in self.disks.iter_mut().enumerate() {
             disk.node = nodes[n];
-            disk.places = places[n].clone();
+            disk.windows = windows[n].clone();
             disk.growing = None;
             disk.model.replace(&contents[n]);
         }
@@ -328,7 +328,7 @@ impl ExpectedMachine {
 impl ExpectedDisk {
     pub fn has_grown(&mut self) {
         if let Some(grown) = self.growing.take() {
-            self.places = grown;
+            self.windows = grown;
         }
     }
 }

@@ -32,9 +32,9 @@ use self::user::User;
 pub use self::user::{VERBS, Verb};
 use super::harness::format;
 use super::plan::Plan;
-use super::script::{Trouble, end_disturbed, ios};
+use super::script::{IoFault, end_disturbed, ios};
 use crate::campaign::{Outcome, caught};
-use crate::run::{Part, Run, all_joined, replayed};
+use crate::run::{BootPhase, Run, all_joined, replayed};
 
 type VmRun = Run<Plan, Model>;
 
@@ -52,11 +52,11 @@ const PREPARED: u64 = 12;
 pub enum Disturbance {
     /// The power is cut at the verb's n-th submission or completion.
     Cut,
-    Io(Trouble),
+    Io(IoFault),
 }
 
 pub const DISTURBANCES: [Disturbance; 3] =
-    [Disturbance::Cut, Disturbance::Io(Trouble::Once), Disturbance::Io(Trouble::FromThenOn)];
+    [Disturbance::Cut, Disturbance::Io(IoFault::Once), Disturbance::Io(IoFault::FromThenOn)];
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
@@ -67,7 +67,7 @@ fn run_plan(plan: Plan) -> Result<Outcome, String> {
     let run: VmRun = plan.run();
     create(&run)?;
     run.play(run.plan.boots, |number| {
-        run.plan.arm(&run.world, number, Part::Recovery);
+        run.plan.arm(&run.world, number, BootPhase::Recovery);
         let ended = boot(&run, number);
         if ended.is_none() {
             run.world.mark(run.model.borrow_mut().doing.take().unwrap_or("cut between verbs"));
@@ -106,7 +106,7 @@ fn boot(run: &VmRun, number: u64) -> Option<Result<(), String>> {
         let cut_in = (!last && rng.below(4) > 0).then(|| rng.below(STEPS_MAX / 2));
         match cut_in {
             Some(_) => run.world.cancel_cut(),
-            None => run.plan.arm(&run.world, number, Part::Work),
+            None => run.plan.arm(&run.world, number, BootPhase::Work),
         }
         work(&harness, number, cut_in).await?;
         if last {
@@ -163,7 +163,7 @@ fn disturbed(run: &VmRun, verb: Verb, disturbance: Disturbance, nth: u64) -> Res
         let done = ios(&run.world);
         match disturbance {
             Disturbance::Cut => run.world.cut_at(Cut::Event(nth)),
-            Disturbance::Io(trouble) => run.world.add_fault(trouble.fault(nth)),
+            Disturbance::Io(io_fault) => run.world.add_fault(io_fault.fault(nth)),
         }
         let said = user.act(verb).await;
         let struck = disturbance != Disturbance::Cut && ios(&run.world) - done >= nth;

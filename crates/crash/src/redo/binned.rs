@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::boot::Harness;
 use super::control::Control;
-use super::model::{Known, KnownBinned, Model, Moving, Standing};
+use super::model::{ExpectedBinned, ExpectedSnapshot, Model, Moving, SnapshotStatus};
 use crate::content::{Image, contents_of, difference, read_all};
-use crate::watch::{chains, tell};
+use crate::watch::{chains, print};
 
 type Names = Vec<(String, Option<Vec<Image>>)>;
 
@@ -22,14 +22,14 @@ impl Control {
     }
 
     pub(super) fn putting_into_bin(&self, contents: Moving, names: Names) {
-        self.model.borrow_mut().binning = Some(KnownBinned { contents, names, leaving: false });
+        self.model.borrow_mut().binning = Some(ExpectedBinned { contents, names, leaving: false });
     }
 
     pub(super) fn known_of(&self, names: &[String]) -> Names {
         let mut model = self.model.borrow_mut();
         names
             .iter()
-            .map(|name| (name.clone(), model.known(name).and_then(|known| known.standing.contents())))
+            .map(|name| (name.clone(), model.known(name).and_then(|known| known.status.contents())))
             .collect()
     }
 
@@ -60,8 +60,8 @@ impl Control {
         self.model.borrow_mut().returning(&binned.names);
         self.evicting(&[id], true);
         let result = self.vm.restore(id, keep).await;
-        tell(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
-        tell(|| format!("  of {:?}; {:?}", chains(&self.vm), self.vm.state()));
+        print(|| format!("restore {id:016x}, kept: {keep}, ends {:?}", result.as_ref().map(|_| ())));
+        print(|| format!("  of {:?}; {:?}", chains(&self.vm), self.vm.state()));
         self.model.borrow_mut().doing.remove("cut in a restore");
         let done = self.settle_move("restore", result)?;
         let names: Vec<String> = binned.names.iter().map(|(name, _)| name.clone()).collect();
@@ -92,10 +92,10 @@ impl Model {
     /// Notes that a verb has begun that brings back these names, which had left the tree.
     fn returning(&mut self, names: &Names) {
         for (name, contents) in names {
-            let standing = Standing::Committing(contents.clone());
+            let status = SnapshotStatus::Committing(contents.clone());
             match self.known(name) {
-                Some(known) => known.standing = standing,
-                None => self.snapshots.push(Known { name: name.clone(), standing }),
+                Some(known) => known.status = status,
+                None => self.snapshots.push(ExpectedSnapshot { name: name.clone(), status }),
             }
         }
     }

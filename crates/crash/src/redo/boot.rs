@@ -11,15 +11,15 @@ use vmdk::home::Home;
 use super::RedoRun;
 use super::control::{Control, settle};
 use super::guest::Guest;
-use super::looker::Looker;
-use super::model::{FOLDING, Standing};
+use super::model::{FOLDING, SnapshotStatus};
 use super::moves::discard_side_branches;
+use super::tree_reader::TreeReader;
 use crate::content::{contents_of, difference, look, read_all};
+use crate::flush_faults::{FlushFaults, fill_up};
 use crate::home;
 use crate::request_gate::RequestGate;
-use crate::run::{Part, all_joined};
-use crate::trouble::{Trouble, fill_up};
-use crate::watch::{chains, tell};
+use crate::run::{BootPhase, all_joined};
+use crate::watch::{chains, print};
 
 /// One boot of the VM, and what its guests and its user share.
 pub(super) struct Harness {
@@ -29,7 +29,7 @@ pub(super) struct Harness {
     pub home: Rc<Home>,
     pub gate: RequestGate,
     /// Failing flushes during the work of this boot.
-    pub trouble: Trouble,
+    pub faults: FlushFaults,
 }
 
 impl Deref for Harness {
@@ -47,20 +47,20 @@ pub(super) fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
     run.world.clear_faults();
     run.boot(async move |env, run| {
         let harness = Harness::recover(&env, &run, number).await?;
-        run.plan.arm(&run.world, number, Part::Work);
+        run.plan.arm(&run.world, number, BootPhase::Work);
         if run.plan.limited_space {
             // Commits must still succeed in the end.
             fill_up(&env, &run.world, run.plan.rng(number, 2), 2000, (5000, 40_000));
         }
-        run.plan.begin(&harness.trouble, number);
+        run.plan.begin(&harness.faults, number);
         harness.work().await?;
-        harness.trouble.end_boot(&env).await;
+        harness.faults.end_boot(&env).await;
         if number + 1 == run.plan.boots {
             return finish(&env, harness).await;
         }
         // The cut was never reached: the boot ends like a clean stop.
         let closed = harness.vm.close().await.map_err(|e| format!("closing: {e}"));
-        harness.trouble.survive(&env, closed).await?;
+        harness.faults.survive(&env, closed).await?;
         run.model.borrow().models.iter().for_each(|model| model.closed());
         Ok(())
     })
@@ -87,14 +87,14 @@ fn open_home(env: &Env, run: &RedoRun) -> blk::Result<Rc<Home>> {
 impl Harness {
     async fn open(env: &Env, run: &RedoRun, boot: u64, home: Rc<Home>) -> blk::Result<Rc<Harness>> {
         let vm = Vm::open(env.clone(), home.clone(), run.plan.engine).await?;
-        let (run, trouble) = (run.clone(), Trouble::none(&run.world));
-        Ok(Rc::new(Harness { run, boot, vm, home, gate: RequestGate::default(), trouble }))
+        let (run, faults) = (run.clone(), FlushFaults::none(&run.world));
+        Ok(Rc::new(Harness { run, boot, vm, home, gate: RequestGate::default(), faults }))
     }
 
     /// Opens the home after any end of the boot before, and compares disks, snapshots and files with the model.
     async fn recover(env: &Env, run: &RedoRun, boot: u64) -> Result<Rc<Harness>, String> {
         run.model.borrow_mut().doing.insert("cut in recovery");
-        tell(|| "BOOT".into());
+        print(|| "BOOT".into());
         let manifest = open_home(env, run).map_err(|e| format!("recovery: {e}"))?;
         manifest.set_grain(run.plan.grain(&mut run.plan.rng(boot, 4)));
         // Checks the folder before a resumed commit changes it again: the home's own recovery alone must make it sound.
@@ -116,7 +116,7 @@ impl Harness {
         if vm.jobs().iter().any(|j| !j.state().is_over()) {
             model.borrow_mut().doing.insert(FOLDING);
         }
-        tell(|| format!("opened: {:?}; {:?}", chains(vm), vm.state().folds));
+        print(|| format!("opened: {:?}; {:?}", chains(vm), vm.state().folds));
         let contents = contents_of(&vm.disks()).await.map_err(|e| format!("after recovery, {e}"))?;
         self.see_bin()?;
         self.check_bin().await?;
@@ -134,17 +134,19 @@ impl Harness {
         for snapshot in &known {
             let here = present.contains(&snapshot.name);
             let name = &snapshot.name;
-            match &snapshot.standing {
-                Standing::Sealed { .. } if !here => return Err(format!("sealed snapshot {name} is lost")),
-                Standing::Sealed { .. } => drop(self.look(name).await?),
-                Standing::Gone if here => return Err(format!("committed snapshot {name} came back")),
-                Standing::Gone => {}
-                Standing::Taking(_) | Standing::Committing(_) if here => {
+            match &snapshot.status {
+                SnapshotStatus::Sealed { .. } if !here => {
+                    return Err(format!("sealed snapshot {name} is lost"));
+                }
+                SnapshotStatus::Sealed { .. } => drop(self.look(name).await?),
+                SnapshotStatus::Gone if here => return Err(format!("committed snapshot {name} came back")),
+                SnapshotStatus::Gone => {}
+                SnapshotStatus::Taking(_) | SnapshotStatus::Committing(_) if here => {
                     if !self.look(name).await? {
                         return Err(format!("snapshot {name} cannot be opened"));
                     }
                 }
-                Standing::Taking(_) | Standing::Committing(_) => {
+                SnapshotStatus::Taking(_) | SnapshotStatus::Committing(_) => {
                     self.model.borrow_mut().snapshots.retain(|k| k.name != *name);
                 }
             }
@@ -160,33 +162,33 @@ impl Harness {
     /// commit was cut before its start was durable has not changed. Returns false if the snapshot cannot be opened,
     /// because another task has committed it meanwhile.
     pub(super) async fn look(&self, name: &str) -> Result<bool, String> {
-        let first = self.model.borrow_mut().known(name).and_then(|known| known.standing.contents());
+        let first = self.model.borrow_mut().known(name).and_then(|known| known.status.contents());
         let persistent = self.model.borrow().persistent;
         let numbers: Vec<u32> = self.vm.disks()[..persistent].iter().map(|disk| disk.number).collect();
         let Some(seen) = look(&*self.vm, name, &numbers, first.as_deref()).await? else { return Ok(false) };
         let mut model = self.model.borrow_mut();
-        let Some(standing) = model.known(name).map(|k| k.standing.clone()) else { return Ok(true) };
-        if let Some(first) = standing.contents().filter(|first| *first != seen) {
+        let Some(status) = model.known(name).map(|k| k.status.clone()) else { return Ok(true) };
+        if let Some(first) = status.contents().filter(|first| *first != seen) {
             return Err(format!("sealed snapshot {name} changed: {}", difference(&first, &seen)));
         }
         for (n, (disk, bytes)) in model.models.iter().zip(&seen).enumerate() {
-            let checked = match &standing {
-                Standing::Taking(began) => disk.check_interrupted_snapshot(bytes, began[n]),
-                Standing::Sealed { began, ended, contents: None } => {
+            let checked = match &status {
+                SnapshotStatus::Taking(began) => disk.check_interrupted_snapshot(bytes, began[n]),
+                SnapshotStatus::Sealed { began, ended, contents: None } => {
                     disk.check_snapshot(bytes, began[n], ended[n])
                 }
                 _ => Ok(()),
             };
             checked.map_err(|e| format!("{name}: {e}"))?;
         }
-        match standing {
-            Standing::Taking(began) => model.seal(name, began, Some(seen)),
-            Standing::Committing(_) => model.seal(name, vec![0; numbers.len()], Some(seen)),
-            Standing::Sealed { began, ended, .. } => {
-                model.known(name).expect("known").standing =
-                    Standing::Sealed { began, ended, contents: Some(seen) };
+        match status {
+            SnapshotStatus::Taking(began) => model.seal(name, began, Some(seen)),
+            SnapshotStatus::Committing(_) => model.seal(name, vec![0; numbers.len()], Some(seen)),
+            SnapshotStatus::Sealed { began, ended, .. } => {
+                model.known(name).expect("known").status =
+                    SnapshotStatus::Sealed { began, ended, contents: Some(seen) };
             }
-            Standing::Gone => {}
+            SnapshotStatus::Gone => {}
         }
         Ok(true)
     }
@@ -203,10 +205,10 @@ impl Harness {
             }
         }
         let user = Control { harness: self.clone(), rng: plan.rng(self.boot, 1) };
-        let looker = Looker { vm: self.vm.clone(), rng: plan.rng(self.boot, 5) };
+        let tree_reader = TreeReader { vm: self.vm.clone(), rng: plan.rng(self.boot, 5) };
         tasks.push(env.spawn(user.run()));
         let (harness, looks) = (self.clone(), plan.control_steps);
-        tasks.push(env.spawn(async move { harness.trouble.excuse(looker.run(looks).await) }));
+        tasks.push(env.spawn(async move { harness.faults.excuse(tree_reader.run(looks).await) }));
         all_joined(tasks).await
     }
 
@@ -222,7 +224,7 @@ impl Harness {
         discard_side_branches(vm).await?;
         let binned: Vec<u64> = vm.state().bin.iter().map(|binned| binned.id).collect();
         vm.empty_bin(&binned).await.map_err(|e| format!("emptying the bin: {e}"))?;
-        tell(|| format!("empties the bin: {binned:x?}; {:?}", vm.state().folds));
+        print(|| format!("empties the bin: {binned:x?}; {:?}", vm.state().folds));
         home::nothing_leaked(vm).await?;
         self.commit_the_rest().await?;
         self.check_live().await?;
@@ -237,7 +239,7 @@ impl Harness {
     async fn commit_the_rest(&self) -> Result<(), String> {
         let (vm, disks) = (&self.vm, self.vm.disks());
         let deep = disks[..self.plan.disks.len()].iter().any(|d| d.chain().links.len() > 1);
-        tell(|| format!("at the end: {:?}, {:?}", chains(vm), vm.state().snapshots));
+        print(|| format!("at the end: {:?}, {:?}", chains(vm), vm.state().snapshots));
         if !deep && vm.state().snapshots.is_empty() {
             return Ok(());
         }
@@ -246,7 +248,7 @@ impl Harness {
             Err(e) if self.plan.imported && e.kind == blk::ErrorKind::Refused => return Ok(()),
             Err(e) => return Err(format!("the last commit: {e}")),
         };
-        tell(|| format!("the last commit: {:?}", vm.state().folds));
+        print(|| format!("the last commit: {:?}", vm.state().folds));
         job.wait().await;
         settle(vm).await?;
         let (done, total) = (job.bytes_done.get(), job.bytes_total.get());

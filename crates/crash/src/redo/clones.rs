@@ -13,7 +13,7 @@ use super::control::Control;
 use crate::content::{Image, contents_of};
 use crate::home;
 use crate::requests::Target;
-use crate::watch::tell;
+use crate::watch::print;
 
 /// Start of a clone's sequence numbers, which distinguishes its writes from the parent's.
 const CLONE_SEQUENCE: u64 = 1 << 40;
@@ -56,9 +56,9 @@ impl Control {
         let name = format!("clone{}", self.model.borrow().next_name);
         self.model.borrow_mut().clones.push(LinkedClone { name: name.clone(), made: false, models });
         self.model.borrow_mut().doing.insert("cut in a clone");
-        tell(|| format!("clone {name}"));
+        print(|| format!("clone {name}"));
         let made = home::clone(&self.vm.env, &self.home, snapshot, &name, self.plan.imported).await;
-        tell(|| format!("clone {name} ends {:?}", made.as_ref()));
+        print(|| format!("clone {name} ends {:?}", made.as_ref()));
         let mut model = self.model.borrow_mut();
         model.doing.remove("cut in a clone");
         match made {

@@ -9,8 +9,8 @@ use engine::{CommitWhat, Job, JobState, Vm};
 use sim::Rng;
 
 use super::boot::Harness;
-use super::model::{FOLDING, Known, Model, Standing, TAKING};
-use crate::watch::{chains, tell};
+use super::model::{ExpectedSnapshot, FOLDING, Model, SnapshotStatus, TAKING};
+use crate::watch::{chains, print};
 
 pub(super) struct Control {
     pub harness: Rc<Harness>,
@@ -30,7 +30,7 @@ impl Control {
         for _ in 0..self.plan.control_steps {
             self.harness.vm.env.sleep_us(self.rng.below(3000)).await;
             let done = self.step().await;
-            self.trouble.survive(&self.vm.env, done).await?;
+            self.faults.survive(&self.vm.env, done).await?;
         }
         Ok(())
     }
@@ -69,9 +69,9 @@ impl Control {
 
     async fn take(&mut self, looks: bool) -> Result<(), String> {
         let (name, began) = self.begin_take();
-        tell(|| format!("take {name} begins"));
+        print(|| format!("take {name} begins"));
         let result = self.vm.take(&name, "").await;
-        tell(|| format!("take {name} ends {:?}", result.as_ref().map(|s| s.disks.clone())));
+        print(|| format!("take {name} ends {:?}", result.as_ref().map(|s| s.disks.clone())));
         self.model.borrow_mut().doing.remove(TAKING);
         match result {
             Ok(_) => self.model.borrow_mut().seal(&name, began, None),
@@ -91,14 +91,16 @@ impl Control {
         let name = format!("s{}", model.next_name);
         model.next_name += 1;
         let began = model.ticks();
-        model.snapshots.push(Known { name: name.clone(), standing: Standing::Taking(began.clone()) });
+        model
+            .snapshots
+            .push(ExpectedSnapshot { name: name.clone(), status: SnapshotStatus::Taking(began.clone()) });
         model.doing.insert(TAKING);
         (name, began)
     }
 
     pub(super) fn sealed_names(&self) -> Vec<String> {
         let model = self.model.borrow();
-        let sealed = model.snapshots.iter().filter(|k| matches!(k.standing, Standing::Sealed { .. }));
+        let sealed = model.snapshots.iter().filter(|k| matches!(k.status, SnapshotStatus::Sealed { .. }));
         sealed.map(|k| k.name.clone()).collect()
     }
 
@@ -137,9 +139,9 @@ impl Control {
         }
         self.model.borrow_mut().leaving(&gone);
         self.model.borrow_mut().doing.insert(FOLDING);
-        tell(|| format!("commit {what:?} of {:?}; {:?}", chains(&self.vm), self.vm.state()));
+        print(|| format!("commit {what:?} of {:?}; {:?}", chains(&self.vm), self.vm.state()));
         let committed = self.vm.commit(&what).await;
-        tell(|| format!("committing: {:?}; {:?}", committed.as_ref().map(|j| j.id), self.vm.state().folds));
+        print(|| format!("committing: {:?}; {:?}", committed.as_ref().map(|j| j.id), self.vm.state().folds));
         let job = match committed {
             Ok(job) => job,
             Err(e) if e.kind == ErrorKind::Refused || e.is_no_space() => {
@@ -157,7 +159,7 @@ impl Control {
             self.world.mark("committed in a chain with grains larger than a sector below its top");
         }
         self.model.borrow_mut().gone(&gone);
-        self.meddle(&job).await;
+        self.disturb(&job).await;
         Ok(())
     }
 
@@ -171,12 +173,12 @@ impl Control {
     }
 
     /// Leaves the job alone, waits for it, pauses it for a while, or cancels it.
-    async fn meddle(&mut self, job: &Job) {
+    async fn disturb(&mut self, job: &Job) {
         match self.rng.below(6) {
             0 => {
                 self.harness.vm.env.sleep_us(self.rng.below(2000)).await;
                 let _ = job.cancel();
-                tell(|| format!("cancel job {}", job.id));
+                print(|| format!("cancel job {}", job.id));
             }
             1 => {
                 let _ = job.pause();
@@ -194,24 +196,25 @@ impl Control {
 impl Model {
     pub(super) fn leaving(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
-            known.standing = Standing::Committing(known.standing.contents());
+            known.status = SnapshotStatus::Committing(known.status.contents());
         }
     }
 
     pub(super) fn staying(&mut self, names: &[String]) {
         let now = self.ticks();
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
-            if let Standing::Committing(contents) = &known.standing {
+            if let SnapshotStatus::Committing(contents) = &known.status {
                 // Without a first look only the seal is certain: the first look may then show any content up to now.
                 let began = vec![0; now.len()];
-                known.standing = Standing::Sealed { began, ended: now.clone(), contents: contents.clone() };
+                known.status =
+                    SnapshotStatus::Sealed { began, ended: now.clone(), contents: contents.clone() };
             }
         }
     }
 
     pub(super) fn gone(&mut self, names: &[String]) {
         for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
-            known.standing = Standing::Gone;
+            known.status = SnapshotStatus::Gone;
         }
     }
 }

@@ -29,7 +29,7 @@ impl Guest {
                 Ok(false) if request == Request::Discard => Err("a discard found no space".into()),
                 done => done.map(drop),
             };
-            harness.trouble.excuse(done)?;
+            harness.faults.excuse(done)?;
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ pub(super) const FOLDING: &str = "cut in a commit";
 
 /// State of a snapshot, as reported to its user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum SnapshotStatus {
     /// `take` was called at these ticks (by disk) and has not returned.
     Taking(Vec<u64>),
     /// Reported as sealed; the contents are filled in at the first look.
@@ -29,11 +29,13 @@ pub(super) enum Standing {
     Gone,
 }
 
-impl Standing {
+impl SnapshotStatus {
     /// Returns what the snapshot showed at the first look.
     pub(super) fn contents(&self) -> Option<Vec<Image>> {
         match self {
-            Standing::Sealed { contents, .. } | Standing::Committing(contents) => contents.clone(),
+            SnapshotStatus::Sealed { contents, .. } | SnapshotStatus::Committing(contents) => {
+                contents.clone()
+            }
             _ => None,
         }
     }
@@ -48,7 +50,7 @@ pub(super) type Moving = Vec<(usize, Image)>;
 
 /// An entry of the bin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct KnownBinned {
+pub(super) struct ExpectedBinned {
     /// What the disks in it show, by index.
     pub contents: Moving,
     /// The names that left the tree, with what their disks show.
@@ -58,24 +60,24 @@ pub(super) struct KnownBinned {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub(super) struct ExpectedSnapshot {
     pub name: String,
-    pub standing: Standing,
+    pub status: SnapshotStatus,
 }
 
 #[derive(Default)]
 pub(super) struct Model {
     pub models: Vec<Rc<DiskModel>>,
-    pub snapshots: Vec<Known>,
+    pub snapshots: Vec<ExpectedSnapshot>,
     /// Number of disks that are part of snapshots; they come before the others.
     pub persistent: usize,
     pub source: Source,
     pub next_name: u64,
     pub moving: Option<Moving>,
     /// Entries by their id.
-    pub bin: BTreeMap<u64, KnownBinned>,
+    pub bin: BTreeMap<u64, ExpectedBinned>,
     /// What the verb under way puts into the bin.
-    pub binning: Option<KnownBinned>,
+    pub binning: Option<ExpectedBinned>,
     /// Generation of the content that the disks show; set from the first boot on.
     pub generation: Option<ContentGeneration>,
     /// The user is opening plain names.
@@ -104,7 +106,7 @@ impl Model {
                 self.bin.insert(*id, binned);
             }
         }
-        let missing = |(id, binned): &(&u64, &KnownBinned)| !ids.contains(id) && !binned.leaving;
+        let missing = |(id, binned): &(&u64, &ExpectedBinned)| !ids.contains(id) && !binned.leaving;
         if let Some((id, binned)) = self.bin.iter().find(missing) {
             let names: Vec<&String> = binned.names.iter().map(|(name, _)| name).collect();
             return Err(format!("{id:016x} with {names:?} is lost from the bin"));
@@ -191,15 +193,15 @@ impl Model {
         }
     }
 
-    pub(super) fn known(&mut self, name: &str) -> Option<&mut Known> {
+    pub(super) fn known(&mut self, name: &str) -> Option<&mut ExpectedSnapshot> {
         self.snapshots.iter_mut().find(|k| k.name == name)
     }
 
     /// Notes that a snapshot is sealed by now, whose take began at these ticks.
     pub(super) fn seal(&mut self, name: &str, began: Vec<u64>, contents: Option<Vec<Image>>) {
         let ended = self.ticks();
-        let standing = Standing::Sealed { began, ended, contents };
-        self.known(name).expect("known since its take began").standing = standing;
+        let status = SnapshotStatus::Sealed { began, ended, contents };
+        self.known(name).expect("known since its take began").status = status;
     }
 
     pub(super) fn mark_cut(&mut self, world: &SimWorld) {

@@ -4,9 +4,9 @@ use blk::ErrorKind;
 use engine::{GenerationChange, Vm};
 
 use super::control::{Control, settle};
-use super::model::{Moving, Standing, TAKING};
+use super::model::{Moving, SnapshotStatus, TAKING};
 use crate::content::Image;
-use crate::watch::tell;
+use crate::watch::print;
 
 impl Control {
     /// Reverts to any snapshot of the tree, sometimes with a take of the present first.
@@ -20,7 +20,7 @@ impl Control {
         let present = self.rng.coin().then(|| self.begin_take());
         let Some(moving) = self.contents_of(name) else { return Ok(()) };
         self.begin_move("cut in a revert", Some(moving));
-        tell(|| format!("revert to {name}, keeping {present:?}"));
+        print(|| format!("revert to {name}, keeping {present:?}"));
         let take_first = present.as_ref().map(|(name, _)| name.as_str());
         let keep = self.rng.coin();
         if keep && take_first.is_none() {
@@ -28,7 +28,7 @@ impl Control {
             self.putting_into_bin(shown, Vec::new());
         }
         let result = self.vm.revert(Some(name), take_first, keep).await;
-        tell(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
+        print(|| format!("revert to {name} ends {:?}", result.as_ref().map(|s| s.id)));
         self.model.borrow_mut().doing.remove("cut in a revert");
         if let Some((first, began)) = present {
             self.settle_take(&first, began).await?;
@@ -51,7 +51,7 @@ impl Control {
                 model.snapshots.retain(|k| k.name != name);
                 return Ok(());
             };
-            if self.trouble.has_struck() && !self.vm.is_sealed(id) {
+            if self.faults.has_struck() && !self.vm.is_sealed(id) {
                 // The flush of its seal failed: the next boot treats it like a snapshot whose take was cut.
                 return Ok(());
             }
@@ -73,7 +73,7 @@ impl Control {
         self.model.borrow_mut().leaving(&loss.snapshots);
         self.begin_move("cut in a discard", loss.reverts.then_some(contents));
         let keep = self.rng.coin();
-        tell(|| format!("discard {name}, kept: {keep}: {loss:?}"));
+        print(|| format!("discard {name}, kept: {keep}: {loss:?}"));
         if keep {
             let shown = match loss.reverts {
                 true => self.shown_by(0..self.persistent()).await?,
@@ -82,7 +82,7 @@ impl Control {
             self.putting_into_bin(shown, self.known_of(&loss.snapshots));
         }
         let result = self.vm.discard(name, keep).await;
-        tell(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
+        print(|| format!("discard {name} ends {:?}", result.as_ref().map(|_| ())));
         self.model.borrow_mut().doing.remove("cut in a discard");
         let done = self.settle_move(&format!("discard {name}"), result)?;
         match done {
@@ -181,8 +181,8 @@ impl Control {
     /// Returns what the disks of a sealed snapshot showed at the first look.
     pub(super) fn sealed_contents(&self, name: &str) -> Option<Vec<Image>> {
         let mut model = self.model.borrow_mut();
-        let standing = &model.known(name)?.standing;
-        standing.contents().filter(|_| matches!(standing, Standing::Sealed { .. }))
+        let status = &model.known(name)?.status;
+        status.contents().filter(|_| matches!(status, SnapshotStatus::Sealed { .. }))
     }
 
     fn contents_of(&self, name: &str) -> Option<Moving> {
@@ -197,7 +197,7 @@ pub(super) async fn discard_side_branches(vm: &std::rc::Rc<Vm>) -> Result<(), St
         let side = state.snapshots.iter().find(|s| !engine::tree::is_running(&state, s.id));
         let Some(side) = side else { return Ok(()) };
         let discarded = vm.discard(&side.name, false).await;
-        tell(|| format!("discard {} at the end: {discarded:?}", side.name));
+        print(|| format!("discard {} at the end: {discarded:?}", side.name));
         discarded.map_err(|e| format!("discarding {} at the end: {e}", side.name))?;
     }
 }

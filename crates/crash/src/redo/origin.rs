@@ -8,7 +8,7 @@ use engine::Vm;
 use sim::{Rng, SimWorld, View};
 
 use super::RedoRun;
-use super::model::{Known, Standing};
+use super::model::{ExpectedSnapshot, SnapshotStatus};
 use super::plan::Plan;
 use crate::content::contents_of;
 use crate::home;
@@ -84,8 +84,8 @@ async fn note(vm: &Rc<Vm>, run: &RedoRun, name: &str) -> Result<(), String> {
     let mut model = run.model.borrow_mut();
     model.models.iter().zip(&contents).for_each(|(model, bytes)| model.replace(bytes));
     let now = model.ticks();
-    let standing = Standing::Sealed { began: now.clone(), ended: now, contents: Some(contents) };
-    model.snapshots.push(Known { name: name.into(), standing });
+    let status = SnapshotStatus::Sealed { began: now.clone(), ended: now, contents: Some(contents) };
+    model.snapshots.push(ExpectedSnapshot { name: name.into(), status });
     Ok(())
 }
 

@@ -6,9 +6,9 @@ use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
 
+use crate::flush_faults::{FAULT_TASK, FlushFaults};
 use crate::requests::Mix;
-use crate::run::{Part, rng_of};
-use crate::trouble::{TROUBLE_TASK, Trouble};
+use crate::run::{BootPhase, rng_of};
 
 /// Seeds with this bit exercise the tree: small disks, few writes, and many clones, branches and binned states.
 pub(super) const TREE_SEEDS: u64 = 1 << 32;
@@ -57,10 +57,10 @@ impl Plan {
             (0..rng.between(1, 3)).map(|_| rng.between(1, 7) * (512 << 10) + rng.below(2) * 37 * SECTOR);
         let disks: Vec<u64> = disks.collect();
         let limited_space = rng.below(6) == 0;
-        let mut trouble = Rng::new(seed ^ TROUBLE_TASK);
+        let mut faults = Rng::new(seed ^ FAULT_TASK);
         let world = sim::Options {
             device: Device::scrambled(),
-            page_cache: trouble.below(3) == 0,
+            page_cache: faults.below(3) == 0,
             logical_block: if rng.below(4) == 0 { 4096 } else { 512 },
             ..sim::Options::default()
         };
@@ -113,7 +113,7 @@ impl Plan {
             commits: Ratio::new(rng.between(2, 6), 8),
             clones_max: 2,
             limited_space,
-            failing_flushes: trouble.coin() && trouble.coin(),
+            failing_flushes: faults.coin() && faults.coin(),
             disks,
         };
         if of_tree { plan.about_the_tree(&mut rng) } else { plan }
@@ -147,12 +147,12 @@ impl Plan {
     }
 
     /// Begins what goes wrong in a boot besides its cut.
-    pub(super) fn begin(&self, trouble: &Trouble, boot: u64) {
-        trouble.begin(self.rng(boot, TROUBLE_TASK), self.failing_flushes && boot + 1 < self.boots);
+    pub(super) fn begin(&self, faults: &FlushFaults, boot: u64) {
+        faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && boot + 1 < self.boots);
     }
 
-    /// Schedules the boot's cut if it falls into `part`. It falls at any event, or at a step that matters.
-    pub(super) fn arm(&self, world: &SimWorld, boot: u64, part: Part) {
+    /// Schedules the boot's cut if it falls `during` this phase. It falls at any event, or at a step that matters.
+    pub(super) fn arm(&self, world: &SimWorld, boot: u64, during: BootPhase) {
         world.cancel_cut();
         if boot + 1 == self.boots {
             return;
@@ -161,16 +161,16 @@ impl Plan {
         let phase = [Phase::Submitted, Phase::Completing, Phase::Completed][rng.below(3) as usize];
         let kinds = [OpKind::Flush, OpKind::Rename, OpKind::SyncDir, OpKind::Create, OpKind::Unlink];
         let (chosen, cut) = match rng.below(10) {
-            0..=3 => (Part::Work, Cut::Event(1 + rng.below(6000))),
-            4 | 5 => (Part::Recovery, Cut::Event(1 + rng.below(1200))),
-            6 | 7 => (Part::Work, Cut::Event(1 + rng.below(600))),
+            0..=3 => (BootPhase::Work, Cut::Event(1 + rng.below(6000))),
+            4 | 5 => (BootPhase::Recovery, Cut::Event(1 + rng.below(1200))),
+            6 | 7 => (BootPhase::Work, Cut::Event(1 + rng.below(600))),
             _ => {
                 let kind = kinds[rng.below(5) as usize];
                 let nth = 1 + rng.below(if kind == OpKind::Flush { 120 } else { 12 });
-                (Part::Work, Cut::Kind { kind, nth, phase })
+                (BootPhase::Work, Cut::Kind { kind, nth, phase })
             }
         };
-        if chosen == part {
+        if chosen == during {
             world.cut_at(cut);
         }
     }

@@ -47,14 +47,14 @@ enum Side {
 
 /// Point from which the events are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Point {
     Copy,
     Finish,
     Step,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum Disturbance {
     Cut,
     Fails,
 }
@@ -62,8 +62,8 @@ enum Trouble {
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     to: Side,
-    place: Place,
-    trouble: Trouble,
+    place: Point,
+    disturbance: Disturbance,
     nth: u64,
     seed: u64,
 }
@@ -78,7 +78,7 @@ struct Model {
 type Shared = Rc<RefCell<Model>>;
 
 /// Both sides of one VM, and the folder that records which side it is on.
-struct Ground {
+struct Harness {
     env: Env,
     own: Dir,
     store: Rc<Store>,
@@ -88,8 +88,8 @@ fn text(what: &str) -> impl Fn(blk::Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 
-impl Ground {
-    async fn open(env: &Env) -> Result<Ground, String> {
+impl Harness {
+    async fn open(env: &Env) -> Result<Harness, String> {
         let root = env.open_root("/").map_err(text("root"))?;
         let own = root.open_dir("own", true).await.map_err(text("own folder"))?;
         let file = match root.create_new("store").await {
@@ -103,7 +103,7 @@ impl Ground {
         };
         let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
         let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await;
-        Ok(Ground { env: env.clone(), own, store: store.map_err(text("opening the store"))? })
+        Ok(Harness { env: env.clone(), own, store: store.map_err(text("opening the store"))? })
     }
 
     async fn word(&self, name: &str) -> Result<Option<u128>, String> {
@@ -231,11 +231,11 @@ async fn guest(volume: Rc<dyn Volume>, model: Shared, disk: usize, mut rng: Rng)
 }
 
 /// Makes a VM on the side that the move starts from: a tree with a side branch, all of it durable.
-async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), String> {
+async fn prepare(harness: &Harness, plan: &Plan, model: &Shared) -> Result<(), String> {
     let from = if plan.to == Side::Store { Side::Files } else { Side::Store };
-    let vm = ground.make(from).await?;
+    let vm = harness.make(from).await?;
     if from == Side::Store {
-        ground.say(MARK, Some(vm.state().id)).await.map_err(text("marking"))?;
+        harness.say(MARK, Some(vm.state().id)).await.map_err(text("marking"))?;
     }
     let mut rng = Rng::new(plan.seed);
     for (name, onto) in [("a", None), ("c", Some("a")), ("b", None)] {
@@ -255,7 +255,7 @@ async fn prepare(ground: &Ground, plan: &Plan, model: &Shared) -> Result<(), Str
             models.iter().zip(shown).for_each(|(model, bytes)| model.replace(bytes));
         }
     }
-    ground.close(&*vm).await?;
+    harness.close(&*vm).await?;
     model.borrow().models.iter().for_each(|model| model.closed());
     Ok(())
 }
@@ -267,30 +267,30 @@ async fn snapshot(vm: &dyn Machine, name: &str) -> Result<Vec<Image>, String> {
 
 /// Moves the VM as the daemon does, while guests write to it.
 async fn relocate(
-    ground: &Ground,
+    harness: &Harness,
     to: Side,
     model: &Shared,
     seed: u64,
-    reached: impl Fn(Place),
+    reached: impl Fn(Point),
 ) -> Result<(), String> {
-    let (_, source) = ground.settled().await?;
-    reached(Place::Copy);
-    let native = if to == Side::Store { ground.store.new_vm_id() } else { source.state().id };
-    ground.say(INTENT, Some(native)).await.map_err(text("the intent"))?;
+    let (_, source) = harness.settled().await?;
+    reached(Point::Copy);
+    let native = if to == Side::Store { harness.store.new_vm_id() } else { source.state().id };
+    harness.say(INTENT, Some(native)).await.map_err(text("the intent"))?;
     let target = match to {
         Side::Store => {
             let disks = source.state().disks;
-            ground.store.create_vm_like(native, "web", &disks).await.map_err(text("making a native VM"))?;
-            ground.native(native).await?
+            harness.store.create_vm_like(native, "web", &disks).await.map_err(text("making a native VM"))?;
+            harness.native(native).await?
         }
         Side::Files => {
-            ground.store.set_moving(native, true).await.map_err(text("the store's mark"))?;
-            ground.make(to).await?
+            harness.store.set_moving(native, true).await.map_err(text("the store's mark"))?;
+            harness.make(to).await?
         }
     };
     let from = if to == Side::Store { Side::Files } else { Side::Store };
     let mark = |side: Side| (side == Side::Store).then_some(native);
-    let job = Job::new(ground.env.clone(), 1, "move", String::new());
+    let job = Job::new(harness.env.clone(), 1, "move", String::new());
     let moving = Relocation::new(source.clone(), target.clone(), job);
     moving.copy_snapshots().await.map_err(text("copying snapshots"))?;
     let mirrors = moving.mirrors().await.map_err(text("mirrors"))?;
@@ -299,16 +299,16 @@ async fn relocate(
         .map(|(disk, mirror)| {
             let rng = Rng::new(seed + 1 + u64::from(*disk));
             let volume: Rc<dyn Volume> = mirror.clone();
-            ground.env.spawn(guest(volume, model.clone(), *disk as usize, rng))
+            harness.env.spawn(guest(volume, model.clone(), *disk as usize, rng))
         })
         .collect();
     let moved = async {
         moving.copy_running().await?;
-        reached(Place::Finish);
+        reached(Point::Finish);
         let step = async || {
-            reached(Place::Step);
-            let stepped = ground.say(MARK, mark(to)).await;
-            if stepped.is_err() && ground.say(MARK, mark(from)).await.is_err() {
+            reached(Point::Step);
+            let stepped = harness.say(MARK, mark(to)).await;
+            if stepped.is_err() && harness.say(MARK, mark(from)).await.is_err() {
                 // The VM's side is now unknown: no write may be acknowledged any more.
                 let _ = source.close().await;
             }
@@ -322,13 +322,13 @@ async fn relocate(
         ended = ended.and(guest.join().await.map_err(|e| format!("a guest: {e}")));
     }
     ended?;
-    ground.close(&*target).await
+    harness.close(&*target).await
 }
 
 /// Checks that the VM is whole on its side, and moves it if it is not on the side `to`. Returns the side it was found
 /// on.
-async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<Side, String> {
-    let (side, vm) = ground.settled().await?;
+async fn verify(harness: &Harness, to: Side, model: &Shared, seed: u64) -> Result<Side, String> {
+    let (side, vm) = harness.settled().await?;
     let names: Vec<String> = model.borrow().snapshots.iter().map(|(name, _)| name.clone()).collect();
     let found: Vec<String> = vm.state().snapshots.iter().map(|s| s.name.clone()).collect();
     if found.len() != names.len() {
@@ -350,10 +350,10 @@ async fn verify(ground: &Ground, to: Side, model: &Shared, seed: u64) -> Result<
     vm.close().await.map_err(text("closing"))?;
     drop(vm);
     if side != to {
-        relocate(ground, to, model, seed, |_| {}).await?;
+        relocate(harness, to, model, seed, |_| {}).await?;
         return Ok(side);
     }
-    ground.store.close().await.map_err(text("closing the store"))?;
+    harness.store.close().await.map_err(text("closing the store"))?;
     Ok(side)
 }
 
@@ -364,7 +364,7 @@ fn run(plan: Plan) -> Result<(bool, Side), String> {
     let models = (0..DISKS).map(|n| Rc::new(DiskModel::new(n as u32))).collect();
     let model: Shared = Rc::new(RefCell::new(Model { models, snapshots: Vec::new() }));
     let known = model.clone();
-    let prepared = world.run(|env| async move { prepare(&Ground::open(&env).await?, &plan, &known).await });
+    let prepared = world.run(|env| async move { prepare(&Harness::open(&env).await?, &plan, &known).await });
     prepared.expect("nothing is cut")?;
     let struck = disturbed(&world, &plan, &model)?;
     match world.is_off() || plan.nth.is_multiple_of(2) {
@@ -373,10 +373,10 @@ fn run(plan: Plan) -> Result<(bool, Side), String> {
     }
     let known = model.clone();
     let found =
-        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &known, plan.seed).await });
+        world.run(|env| async move { verify(&Harness::open(&env).await?, plan.to, &known, plan.seed).await });
     let side = found.expect("nothing is cut")?;
     let again =
-        world.run(|env| async move { verify(&Ground::open(&env).await?, plan.to, &model, plan.seed).await });
+        world.run(|env| async move { verify(&Harness::open(&env).await?, plan.to, &model, plan.seed).await });
     match again.expect("nothing is cut")? {
         there if there == plan.to => Ok((struck, side)),
         _ => Err("it was moved, and is not there".into()),
@@ -386,21 +386,21 @@ fn run(plan: Plan) -> Result<(bool, Side), String> {
 fn disturbed(world: &SimWorld, plan: &Plan, model: &Shared) -> Result<bool, String> {
     let (outside, plan, model) = (world.clone(), *plan, model.clone());
     let ended = world.run(|env| async move {
-        let ground = Ground::open(&env).await?;
-        let arm = |place: Place| match plan.trouble {
+        let harness = Harness::open(&env).await?;
+        let arm = |place: Point| match plan.disturbance {
             _ if place != plan.place => {}
-            Trouble::Cut => outside.cut_at(Cut::Event(plan.nth)),
-            Trouble::Fails => outside.add_fault(Fault::nth(plan.nth, Action::Fail(Errno::EIO))),
+            Disturbance::Cut => outside.cut_at(Cut::Event(plan.nth)),
+            Disturbance::Fails => outside.add_fault(Fault::nth(plan.nth, Action::Fail(Errno::EIO))),
         };
-        relocate(&ground, plan.to, &model, plan.seed, arm).await
+        relocate(&harness, plan.to, &model, plan.seed, arm).await
     });
     world.cancel_cut();
     world.clear_faults();
-    match (ended, plan.trouble) {
+    match (ended, plan.disturbance) {
         (None, _) => Ok(true),
         (Some(Ok(())), _) => Ok(false),
-        (Some(Err(_)), Trouble::Fails) => Ok(true),
-        (Some(Err(e)), Trouble::Cut) => Err(e),
+        (Some(Err(_)), Disturbance::Fails) => Ok(true),
+        (Some(Err(e)), Disturbance::Cut) => Err(e),
     }
 }
 
@@ -411,12 +411,12 @@ fn reported(plan: Plan, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String
 }
 
 /// Disturbs every event from `place` on, one at a time.
-fn everywhere(place: Place, n: u64, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String> {
+fn everywhere(place: Point, n: u64, sides: &std::sync::Mutex<[u64; 2]>) -> Result<(), String> {
     let to = if n.is_multiple_of(2) { Side::Store } else { Side::Files };
-    let trouble = if (n / 2).is_multiple_of(2) { Trouble::Cut } else { Trouble::Fails };
-    let events = if place == Place::Step { STEP_EVENTS } else { FINISH_EVENTS };
+    let disturbance = if (n / 2).is_multiple_of(2) { Disturbance::Cut } else { Disturbance::Fails };
+    let events = if place == Point::Step { STEP_EVENTS } else { FINISH_EVENTS };
     for nth in 1..=events {
-        reported(Plan { to, place, trouble, nth, seed: n }, sides)?;
+        reported(Plan { to, place, disturbance, nth, seed: n }, sides)?;
     }
     Ok(())
 }
@@ -432,14 +432,14 @@ fn a_vm_that_was_moving_is_whole_on_one_side() {
         let mut rng = Rng::new(n);
         let plan = Plan {
             to: if rng.coin() { Side::Store } else { Side::Files },
-            place: Place::Copy,
-            trouble: if rng.coin() { Trouble::Cut } else { Trouble::Fails },
+            place: Point::Copy,
+            disturbance: if rng.coin() { Disturbance::Cut } else { Disturbance::Fails },
             nth: rng.between(1, COPY_EVENTS),
             seed: n,
         };
         let done = match n {
-            0..4 => everywhere(Place::Step, n, &sides),
-            4..8 => everywhere(Place::Finish, n, &sides),
+            0..4 => everywhere(Point::Step, n, &sides),
+            4..8 => everywhere(Point::Finish, n, &sides),
             _ => reported(plan, &sides),
         };
         done.unwrap_or_else(|e| failures.lock().unwrap().push(e));

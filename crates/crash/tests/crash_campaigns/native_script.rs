@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crash::campaign::{on_all_cores, setting};
 use crash::native::corruption::{CORRUPTIONS, run_corruption};
 use crash::native::run_tree;
-use crash::native::script::{OPERATIONS, Operation, Trouble, run_failing, run_full_once, run_sequence};
+use crash::native::script::{IoFault, OPERATIONS, Operation, run_failing, run_full_once, run_sequence};
 use engine::{Defect, Defects};
 
 /// More I/Os than any operation has: a bound against an endless loop.
@@ -66,7 +66,7 @@ fn every_failing_io_of_every_operation_loses_nothing() {
         if before.ends_boot() {
             return Ok(());
         }
-        for trouble in [Trouble::Once, Trouble::FromThenOn] {
+        for trouble in [IoFault::Once, IoFault::FromThenOn] {
             let mut nth = 1;
             while run_failing(before, operation, nth, trouble)? {
                 nth += 1;

@@ -23,19 +23,19 @@ type Content = Vec<Vec<u8>>;
 type Answer<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// The VM, and the expected content of each of its states.
-struct Scene {
+struct Harness {
     world: SimWorld,
     vm: Rc<Vm>,
     running: Content,
     snapshots: BTreeMap<String, Content>,
 }
 
-impl Scene {
-    async fn new(world: SimWorld, env: &Env) -> Answer<Scene> {
+impl Harness {
+    async fn new(world: SimWorld, env: &Env) -> Answer<Harness> {
         let disks = [DISK_BYTES; DISKS];
         Home::create(env.open_root("/web")?, Folders::default(), GROWTH, NewVm::new("web", &disks)).await?;
         let vm = open(env).await?;
-        Ok(Scene {
+        Ok(Harness {
             world,
             vm,
             running: vec![vec![0; DISK_BYTES as usize]; DISKS],
@@ -142,13 +142,18 @@ async fn read(disk: &Rc<Disk>) -> Answer<Vec<u8>> {
 }
 
 /// Checks that one operation takes at most `most` I/Os for each disk, and looks at everything afterwards.
-async fn costs(scene: &mut Scene, what: &str, most: u64, act: impl AsyncFnOnce(&mut Scene) -> Answer<()>) {
-    let before = ios(&scene.world);
-    act(scene).await.unwrap_or_else(|e| panic!("{what}: {e}"));
-    let each = (ios(&scene.world) - before).div_ceil(DISKS as u64);
+async fn costs(
+    harness: &mut Harness,
+    what: &str,
+    most: u64,
+    act: impl AsyncFnOnce(&mut Harness) -> Answer<()>,
+) {
+    let before = ios(&harness.world);
+    act(harness).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let each = (ios(&harness.world) - before).div_ceil(DISKS as u64);
     println!("{what}: {each} I/Os for each disk");
     assert!(each <= most, "{what}: {each} I/Os for each disk, expected at most {most}");
-    scene.check(what).await.unwrap_or_else(|e| panic!("after {what}: {e}"));
+    harness.check(what).await.unwrap_or_else(|e| panic!("after {what}: {e}"));
 }
 
 /// Every bound is a quarter above what the operation takes. A commit folds one delta of each disk, or eleven if all are
@@ -158,10 +163,10 @@ fn forty_snapshots_in_branches_cost_no_more_than_their_disks() {
     let world = SimWorld::new(SEED, sim::Options::default());
     let inside = world.clone();
     let act = async move |env: Env| -> Answer<()> {
-        let mut scene = Scene::new(inside, &env).await?;
-        scene.grow_tree().await?;
-        scene.check("the tree").await?;
-        let s = &mut scene;
+        let mut harness = Harness::new(inside, &env).await?;
+        harness.grow_tree().await?;
+        harness.check("the tree").await?;
+        let s = &mut harness;
         costs(s, "take", 60, async |s| s.take("last").await).await;
         costs(s, "commit of the latest", 240, async |s| s.commit(one("last")).await).await;
         costs(s, "commit of an older one", 300, async |s| s.commit(one("s32")).await).await;

@@ -21,7 +21,7 @@ const GROWTH: Growth = support::growth(1 << 20);
 /// Number of the last write to each sector, which the sector shows.
 type Model = Rc<RefCell<Vec<u64>>>;
 
-struct Scene {
+struct Harness {
     home: Rc<Home>,
     vm: Rc<Vm>,
     model: Model,
@@ -39,19 +39,19 @@ async fn open(env: &Env) -> (Rc<Vm>, Rc<Home>) {
 
 /// Makes a base and above it one delta for each of `grains`, each with `writes` random writes. Deltas that are
 /// committed into have few writes, so that the commit has to allocate most of the grains.
-async fn scene(env: &Env, seed: u64, grains: &[u32], writes: u64) -> Scene {
+async fn harness(env: &Env, seed: u64, grains: &[u32], writes: u64) -> Harness {
     support::create(env, "web", GROWTH, &[DISK_SECTORS * SECTOR]).await;
     let (vm, home) = open(env).await;
     let model = Rc::new(RefCell::new(vec![0; DISK_SECTORS as usize]));
-    let mut scene = Scene { home, vm, model, rng: Rng::new(seed) };
-    scene.scatter(writes).await;
+    let mut harness = Harness { home, vm, model, rng: Rng::new(seed) };
+    harness.scatter(writes).await;
     for (n, grain) in grains.iter().enumerate() {
-        scene.home.set_grain(*grain);
-        scene.vm.take(&format!("s{n}"), "").await.unwrap();
+        harness.home.set_grain(*grain);
+        harness.vm.take(&format!("s{n}"), "").await.unwrap();
         let is_last = n + 1 == grains.len();
-        scene.scatter(if is_last { writes } else { 2 }).await;
+        harness.scatter(if is_last { writes } else { 2 }).await;
     }
-    scene
+    harness
 }
 
 async fn write(disk: &Rc<Disk>, model: &Model, at: u64, count: u64, stamp: u64) {
@@ -78,7 +78,7 @@ async fn scatter(disk: Rc<Disk>, model: Model, mut rng: Rng, first: u64, writes:
     }
 }
 
-impl Scene {
+impl Harness {
     async fn scatter(&mut self, writes: u64) {
         let disk = self.vm.disk(0).unwrap();
         let (rng, first) = (Rng::new(self.rng.below(u64::MAX)), self.rng.below(u64::MAX / 2));
@@ -145,9 +145,9 @@ fn pairs() -> impl Iterator<Item = (u32, u32)> {
 fn a_commit_keeps_every_sector_whatever_the_grains() {
     for (seed, (source, target)) in pairs().enumerate() {
         in_world(seed as u64, async move |env| {
-            let scene = scene(&env, seed as u64, &[target, source], 150).await;
+            let harness = harness(&env, seed as u64, &[target, source], 150).await;
             let context = format!("grains of {source} sectors into {target}, idle guest");
-            scene.commit(&env, CommitWhat::One("s1".into()), 0, &context).await;
+            harness.commit(&env, CommitWhat::One("s1".into()), 0, &context).await;
         });
     }
 }
@@ -156,9 +156,9 @@ fn a_commit_keeps_every_sector_whatever_the_grains() {
 fn a_guest_that_writes_during_a_commit_reads_what_it_wrote_whatever_the_grains() {
     for (seed, (source, target)) in pairs().enumerate() {
         in_world(seed as u64, async move |env| {
-            let scene = scene(&env, seed as u64, &[target, source], 150).await;
+            let harness = harness(&env, seed as u64, &[target, source], 150).await;
             let context = format!("grains of {source} sectors into {target}, one guest");
-            scene.commit(&env, CommitWhat::One("s1".into()), 1, &context).await;
+            harness.commit(&env, CommitWhat::One("s1".into()), 1, &context).await;
         });
     }
 }
@@ -170,9 +170,9 @@ fn chains_of_all_grains_are_committed_under_a_guest() {
             let mut rng = Rng::new(seed);
             let grains: Vec<u32> = (0..4).map(|_| 1 << rng.below(12)).collect();
             let context = format!("seed {seed}, grains {grains:?}");
-            let scene = scene(&env, seed, &grains, 100).await;
+            let harness = harness(&env, seed, &grains, 100).await;
             let what = if seed % 2 == 0 { CommitWhat::All } else { CommitWhat::One("s2".into()) };
-            scene.commit(&env, what, 1, &context).await;
+            harness.commit(&env, what, 1, &context).await;
         });
     }
 }

@@ -152,7 +152,7 @@ impl Store {
         self.pending.update(|pending| pending - runs);
         self.pending_pages.update(|pages| pages.saturating_sub(view.pages));
         if runs > STEP_RUNS {
-            self.env.apart(move || drop(table)).await;
+            self.env.offload(move || drop(table)).await;
         }
         Ok(())
     }

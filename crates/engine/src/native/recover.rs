@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use blk::memory::{Place, clients_may_live};
+use blk::memory::{HostId, clients_may_live};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -162,7 +162,7 @@ impl Store {
         if !tail.complete {
             if tail.clients_may_live {
                 self.raise_generations().await?;
-                self.boot.set(Place::of(self.env.memory().as_deref()).boot);
+                self.boot.set(HostId::of(self.env.memory().as_deref()).boot);
             }
             self.journal.memory_tail.begin(&[]);
         }
@@ -311,8 +311,8 @@ impl RetainedTail {
             (false, true) => None,
             (false, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
         };
-        let then = Place { boot: superblock.boot, machine: superblock.machine };
-        let clients_may_live = found.is_none() && clients_may_live(then, Place::of(env.memory().as_deref()));
+        let then = HostId { boot: superblock.boot, machine: superblock.machine };
+        let clients_may_live = found.is_none() && clients_may_live(then, HostId::of(env.memory().as_deref()));
         RetainedTail { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
     }
 }
@@ -467,7 +467,7 @@ async fn begin_epoch(
         true => changes.end.lsn - 1,
         false => changes.flushed_lsn,
     };
-    let Place { boot, machine } = Place::of(env.memory().as_deref());
+    let HostId { boot, machine } = HostId::of(env.memory().as_deref());
     // Bit 0 records that such clients may outlive this boot, until the content generations are raised.
     let boot = if clients_may_live { boot | 1 } else { boot };
     let leased = if file.fence().is_some() { LEASED } else { 0 };

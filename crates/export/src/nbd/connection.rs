@@ -11,7 +11,7 @@ use std::task::Poll;
 use blk::volume::Volume;
 use blk::{Env, Slice};
 
-use super::fair::{Parties, Party, REQUEST_COST};
+use super::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use super::front_end::Session;
 use super::negotiate::Terms;
 use super::outbox::{Batch, Outbox};
@@ -22,8 +22,8 @@ pub(super) struct Connection {
     pub volume: Rc<dyn Volume>,
     pub terms: Terms,
     pub session: Rc<Session>,
-    parties: Rc<Parties>,
-    party: Rc<Party>,
+    scheduler: Rc<FairScheduler>,
+    group: Rc<ClientGroup>,
     outbox: RefCell<Outbox>,
     finishing: Cell<bool>,
     closed: Cell<bool>,
@@ -42,26 +42,26 @@ impl Connection {
         volume: Rc<dyn Volume>,
         terms: Terms,
         session: Rc<Session>,
-        parties: &Rc<Parties>,
-        party: &str,
+        scheduler: &Rc<FairScheduler>,
+        group: &str,
     ) -> Rc<Connection> {
         Rc::new(Connection {
             volume,
             terms,
             session,
-            parties: parties.clone(),
-            party: parties.party(party),
+            scheduler: scheduler.clone(),
+            group: scheduler.group(group),
             outbox: RefCell::default(),
             finishing: Cell::new(false),
             closed: Cell::new(false),
         })
     }
 
-    pub(super) fn party(&self) -> &Rc<Party> {
-        &self.party
+    pub(super) fn group(&self) -> &Rc<ClientGroup> {
+        &self.group
     }
 
-    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many of them were granted.
+    /// Waits for memory for `len` bytes of payload, and for the group's turn. Returns how many of them were granted.
     /// Nothing is received meanwhile: that is the back-pressure on a client that asks and does not read.
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
@@ -71,7 +71,7 @@ impl Connection {
         })
         .await;
         let ticket = Ticket { line: self.clone(), cookie, cost };
-        self.parties.take(env, &self.party, REQUEST_COST + granted).await;
+        self.scheduler.take(env, &self.group, REQUEST_COST + granted).await;
         (ticket, granted)
     }
 
@@ -132,7 +132,7 @@ impl Ticket {
     }
 
     pub(super) fn fail(self, failure: &Failure) {
-        self.line.session.tell_failure(failure);
+        self.line.session.report_failure(failure);
         let reply = reply::failure(self.cookie, self.line.terms.structured, failure);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }

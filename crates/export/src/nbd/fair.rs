@@ -1,11 +1,11 @@
-//! Fair shares of the core: what each party may have begun between two turns of the reactor.
+//! Fair shares of the core: what each group may have begun between two turns of the reactor.
 //!
-//! A party is all clients of one VM (`Exports::party`). Before a connection begins a piece of work it takes that work's
-//! cost from its party's credit. Each turn of the reactor grants every party the same credit, so that parties with
-//! work to do get equal shares of the core however many connections each has. Within a party the connections that wait
+//! A group is all clients of one VM (`Exports::client_group`). Before a connection begins a piece of work it takes that work's
+//! cost from its group's credit. Each turn of the reactor grants every group the same credit, so that groups with
+//! work to do get equal shares of the core however many connections each has. Within a group the connections that wait
 //! are served in order of arrival; each waits for one piece at a time, so they take turns.
 //!
-//! A party that stays below its credit never waits, and pays for the look alone.
+//! A group that stays below its credit never waits, and pays for the look alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,45 +18,45 @@ use blk::sync::TaskMutex;
 
 /// Cost of a request beside its bytes: its tasks and system calls take the core as long as copying this much.
 pub(super) const REQUEST_COST: u64 = 8 << 10;
-/// Credit of a party for one turn when one party waits: 53 requests of 4 KiB, or half of the largest piece of a
+/// Credit of a group for one turn when one group waits: 53 requests of 4 KiB, or half of the largest piece of a
 /// request. Copying that much takes about 0.1 ms.
 pub(super) const TURN_CREDIT: u64 = 640 << 10;
-/// Credit however many wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
+/// Credit however many wait. A hundred groups begin 6 MiB a turn, which takes about 1 ms.
 pub(super) const TURN_CREDIT_MIN: u64 = 64 << 10;
 
-/// Credit of a party that has been the only one for [`ALONE_TURNS`]: its requests are limited by nothing else then, and a
+/// Credit of a group that has been the only one for [`ALONE_TURNS`]: its requests are limited by nothing else then, and a
 /// newcomer waits for 1 ms of work at most.
 pub(super) const ALONE_CREDIT: u64 = 8 << 20;
 const ALONE_TURNS: u64 = 256;
 
-/// Every party that has connections, and those whose connections wait.
-pub(super) struct Parties {
-    known: RefCell<BTreeMap<String, Weak<Party>>>,
-    /// Parties with waiting connections; a task grants them credit as long as there are any.
-    waiting: RefCell<Vec<Rc<Party>>>,
-    /// The party that took last, as a name only, and the turn in which it followed another.
-    last: Cell<*const Party>,
+/// Every group that has connections, and those whose connections wait.
+pub(super) struct FairScheduler {
+    groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
+    /// Groups with waiting connections; a task grants them credit as long as there are any.
+    waiting: RefCell<Vec<Rc<ClientGroup>>>,
+    /// The group that took last, as a name only, and the turn in which it followed another.
+    last: Cell<*const ClientGroup>,
     shared_at: Cell<u64>,
 }
 
 /// The connections that share one credit.
-pub(super) struct Party {
+pub(super) struct ClientGroup {
     /// What may still be begun in turn `turn`; a piece that began with little credit left makes it negative.
     credit: Cell<i64>,
     turn: Cell<u64>,
-    queue: RefCell<VecDeque<Rc<Place>>>,
-    /// Held by the BLOCK_STATUS that is at work: looking a large range up takes the core long, so that a party does it once
+    queue: RefCell<VecDeque<Rc<Waiter>>>,
+    /// Held by the BLOCK_STATUS that is at work: looking a large range up takes the core long, so that a group does it once
     /// at a time.
     pub status_turn: TaskMutex,
 }
 
-/// A connection's place in its party's queue.
-struct Place {
+/// A connection's place in its group's queue.
+struct Waiter {
     cost: u64,
-    state: RefCell<PlaceState>,
+    state: RefCell<WaiterState>,
 }
 
-enum PlaceState {
+enum WaiterState {
     New,
     Waiting(Waker),
     Granted,
@@ -64,17 +64,17 @@ enum PlaceState {
     Gone,
 }
 
-struct Queued(Rc<Place>);
+struct WaiterGuard(Rc<Waiter>);
 
-impl Drop for Queued {
+impl Drop for WaiterGuard {
     fn drop(&mut self) {
-        *self.0.state.borrow_mut() = PlaceState::Gone;
+        *self.0.state.borrow_mut() = WaiterState::Gone;
     }
 }
 
-impl Party {
-    fn new() -> Party {
-        Party {
+impl ClientGroup {
+    fn new() -> ClientGroup {
+        ClientGroup {
             credit: Cell::new(TURN_CREDIT as i64),
             turn: Cell::new(0),
             queue: RefCell::default(),
@@ -82,7 +82,7 @@ impl Party {
         }
     }
 
-    /// Credit is not saved: a party that was idle has one turn's.
+    /// Credit is not saved: a group that was idle has one turn's.
     fn renew(&self, turn: u64, credit: u64) {
         let turns = turn.saturating_sub(self.turn.replace(turn));
         let earned = turns.saturating_mul(credit).min(i64::MAX as u64 / 2) as i64;
@@ -97,23 +97,23 @@ impl Party {
     fn serve(&self) -> bool {
         let mut queue = self.queue.borrow_mut();
         while self.credit.get() > 0
-            && let Some(place) = queue.pop_front()
+            && let Some(waiter) = queue.pop_front()
         {
-            match std::mem::replace(&mut *place.state.borrow_mut(), PlaceState::Granted) {
-                PlaceState::Gone => continue,
-                PlaceState::Waiting(waker) => waker.wake(),
-                PlaceState::New | PlaceState::Granted => {}
+            match std::mem::replace(&mut *waiter.state.borrow_mut(), WaiterState::Granted) {
+                WaiterState::Gone => continue,
+                WaiterState::Waiting(waker) => waker.wake(),
+                WaiterState::New | WaiterState::Granted => {}
             }
-            self.spend(place.cost);
+            self.spend(waiter.cost);
         }
         !queue.is_empty()
     }
 }
 
-impl Default for Parties {
+impl Default for FairScheduler {
     fn default() -> Self {
-        Parties {
-            known: RefCell::default(),
+        FairScheduler {
+            groups: RefCell::default(),
             waiting: RefCell::default(),
             last: Cell::new(std::ptr::null()),
             shared_at: Cell::new(0),
@@ -121,27 +121,27 @@ impl Default for Parties {
     }
 }
 
-impl Parties {
-    pub(super) fn party(&self, name: &str) -> Rc<Party> {
-        let mut known = self.known.borrow_mut();
-        if let Some(party) = known.get(name).and_then(Weak::upgrade) {
-            return party;
+impl FairScheduler {
+    pub(super) fn group(&self, name: &str) -> Rc<ClientGroup> {
+        let mut known = self.groups.borrow_mut();
+        if let Some(group) = known.get(name).and_then(Weak::upgrade) {
+            return group;
         }
-        known.retain(|_, party| party.strong_count() > 0);
-        let party = Rc::new(Party::new());
-        known.insert(name.to_string(), Rc::downgrade(&party));
-        party
+        known.retain(|_, group| group.strong_count() > 0);
+        let group = Rc::new(ClientGroup::new());
+        known.insert(name.to_string(), Rc::downgrade(&group));
+        group
     }
 
-    fn note(&self, party: &Rc<Party>, turn: u64) {
-        let now = Rc::as_ptr(party);
+    fn note(&self, group: &Rc<ClientGroup>, turn: u64) {
+        let now = Rc::as_ptr(group);
         let last = self.last.replace(now);
         if last != now && !last.is_null() {
             self.shared_at.set(turn);
         }
     }
 
-    /// The more parties wait, the less each may begin in a turn, so that turns stay short.
+    /// The more groups wait, the less each may begin in a turn, so that turns stay short.
     fn turn_credit(&self, turn: u64) -> u64 {
         let waiting = self.waiting.borrow().len() as u64;
         if waiting <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
@@ -150,58 +150,58 @@ impl Parties {
         (2 * TURN_CREDIT / (1 + waiting.max(1))).max(TURN_CREDIT_MIN)
     }
 
-    /// Waits until `party` may begin work of this cost, and spends it.
-    pub(super) async fn take(self: &Rc<Self>, env: &Env, party: &Rc<Party>, cost: u64) {
+    /// Waits until `group` may begin work of this cost, and spends it.
+    pub(super) async fn take(self: &Rc<Self>, env: &Env, group: &Rc<ClientGroup>, cost: u64) {
         let turn = env.turns();
-        self.note(party, turn);
-        if party.queue.borrow().is_empty() {
-            party.renew(turn, self.turn_credit(turn));
-            if party.credit.get() > 0 {
-                return party.spend(cost);
+        self.note(group, turn);
+        if group.queue.borrow().is_empty() {
+            group.renew(turn, self.turn_credit(turn));
+            if group.credit.get() > 0 {
+                return group.spend(cost);
             }
         }
-        let place = Rc::new(Place { cost, state: RefCell::new(PlaceState::New) });
-        let first = party.queue.borrow().is_empty();
-        party.queue.borrow_mut().push_back(place.clone());
+        let waiter = Rc::new(Waiter { cost, state: RefCell::new(WaiterState::New) });
+        let first = group.queue.borrow().is_empty();
+        group.queue.borrow_mut().push_back(waiter.clone());
         if first {
-            self.attend(env, party);
+            self.attend(env, group);
         }
-        let queued = Queued(place);
+        let queued = WaiterGuard(waiter);
         poll_fn(|cx| {
             let mut state = queued.0.state.borrow_mut();
-            if matches!(*state, PlaceState::Granted) {
+            if matches!(*state, WaiterState::Granted) {
                 return Poll::Ready(());
             }
-            *state = PlaceState::Waiting(cx.waker().clone());
+            *state = WaiterState::Waiting(cx.waker().clone());
             Poll::Pending
         })
         .await;
     }
 
-    /// Has `party`'s queue served with each turn.
-    fn attend(self: &Rc<Self>, env: &Env, party: &Rc<Party>) {
+    /// Has `group`'s queue served with each turn.
+    fn attend(self: &Rc<Self>, env: &Env, group: &Rc<ClientGroup>) {
         let mut waiting = self.waiting.borrow_mut();
         // It may still be listed: all its connections may have gone while they waited.
-        if waiting.iter().any(|known| Rc::ptr_eq(known, party)) {
+        if waiting.iter().any(|known| Rc::ptr_eq(known, group)) {
             return;
         }
-        waiting.push(party.clone());
+        waiting.push(group.clone());
         if waiting.len() == 1 {
             env.spawn_detached(Box::pin(serve_waiting(self.clone(), env.clone())));
         }
     }
 }
 
-/// Serves every waiting party once with each turn, until none waits.
-async fn serve_waiting(parties: Rc<Parties>, env: Env) {
+/// Serves every waiting group once with each turn, until none waits.
+async fn serve_waiting(scheduler: Rc<FairScheduler>, env: Env) {
     loop {
         env.next_turn().await;
         let turn = env.turns();
-        let credit = parties.turn_credit(turn);
-        let mut waiting = parties.waiting.borrow_mut();
-        waiting.retain(|party| {
-            party.renew(turn, credit);
-            party.serve()
+        let credit = scheduler.turn_credit(turn);
+        let mut waiting = scheduler.waiting.borrow_mut();
+        waiting.retain(|group| {
+            group.renew(turn, credit);
+            group.serve()
         });
         if waiting.is_empty() {
             return;

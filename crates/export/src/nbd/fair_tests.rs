@@ -10,27 +10,34 @@ const GREEDY_COST: u64 = REQUEST_COST + (1 << 20);
 const SMALL_COST: u64 = REQUEST_COST + 4096;
 
 /// A connection that begins work of `cost` as often as it may, until `turns` are over.
-async fn work(env: Env, parties: Rc<Parties>, party: Rc<Party>, cost: u64, turns: u64, done: Rc<Cell<u64>>) {
+async fn work(
+    env: Env,
+    scheduler: Rc<FairScheduler>,
+    group: Rc<ClientGroup>,
+    cost: u64,
+    turns: u64,
+    done: Rc<Cell<u64>>,
+) {
     while env.turns() < turns {
-        parties.take(&env, &party, cost).await;
+        scheduler.take(&env, &group, cost).await;
         done.set(done.get() + 1);
         // The client sends its next request when this one is answered.
         env.next_turn().await;
     }
 }
 
-/// What connections began within `turns`: (party, cost of one piece, connections) each; per connection.
+/// What connections began within `turns`: (group, cost of one piece, connections) each; per connection.
 fn begun(groups: &'static [(&'static str, u64, usize)], turns: u64) -> Vec<Vec<u64>> {
     let world = SimWorld::new(1, sim::Options::default());
     let counts = world.run(move |env| async move {
-        let parties = Rc::new(Parties::default());
+        let scheduler = Rc::new(FairScheduler::default());
         let mut counts = Vec::new();
         let mut tasks = Vec::new();
         for &(name, cost, connections) in groups {
-            let party = parties.party(name);
+            let group = scheduler.group(name);
             let each: Vec<Rc<Cell<u64>>> = (0..connections).map(|_| Rc::default()).collect();
             for done in &each {
-                let work = work(env.clone(), parties.clone(), party.clone(), cost, turns, done.clone());
+                let work = work(env.clone(), scheduler.clone(), group.clone(), cost, turns, done.clone());
                 tasks.push(env.spawn(work));
             }
             counts.push(each);
@@ -50,7 +57,7 @@ fn a_neighbour_of_a_hundred_greedy_connections_keeps_half_of_its_rate() {
     let beside: u64 = both[1].iter().sum();
     println!("pieces of the neighbour in 2000 turns: {alone} alone, {beside} beside 100 greedy connections");
     assert!(2 * beside >= alone, "{beside} of {alone}");
-    // The greedy party is not shut out either: it has its credit, and no more.
+    // The greedy group is not shut out either: it has its credit, and no more.
     let greedy = GREEDY_COST * both[0].iter().sum::<u64>();
     assert!((TURN_CREDIT * 1000..=TURN_CREDIT * 2002 + 100 * GREEDY_COST).contains(&greedy), "{greedy}");
 }
@@ -74,17 +81,17 @@ fn parties_with_the_same_wishes_get_the_same() {
 fn a_connection_that_ends_while_it_waits_costs_nothing() {
     let world = SimWorld::new(1, sim::Options::default());
     world.run(|env| async move {
-        let parties = Rc::new(Parties::default());
-        let party = parties.party("web");
-        parties.take(&env, &party, 4 * TURN_CREDIT).await;
-        let before = party.credit.get();
+        let scheduler = Rc::new(FairScheduler::default());
+        let group = scheduler.group("web");
+        scheduler.take(&env, &group, 4 * TURN_CREDIT).await;
+        let before = group.credit.get();
         {
-            let mut gone = std::pin::pin!(parties.take(&env, &party, TURN_CREDIT));
+            let mut gone = std::pin::pin!(scheduler.take(&env, &group, TURN_CREDIT));
             let waits = poll_fn(|cx| Poll::Ready(gone.as_mut().poll(cx).is_pending())).await;
             assert!(waits);
         }
-        parties.take(&env, &party, 1).await;
-        let turns = (party.credit.get() + 1 - before) as u64 / TURN_CREDIT;
+        scheduler.take(&env, &group, 1).await;
+        let turns = (group.credit.get() + 1 - before) as u64 / TURN_CREDIT;
         assert!((3..=5).contains(&turns), "the credit came back in {turns} turns");
     });
 }

@@ -11,13 +11,13 @@ use blk::sync::Signal;
 use blk::{Env, ErrorKind};
 
 use super::connections::{Counts, Limits};
-use super::fair::Parties;
+use super::fair::FairScheduler;
 use super::memory::{Holding, Memory};
 use super::proto::REFUSALS_MAX;
 use super::reply::Failure;
 
 /// Ended connections whose cause is kept for messages.
-const MISHAPS_KEPT: usize = 16;
+const FAILURES_KEPT: usize = 16;
 
 /// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +62,7 @@ pub struct SessionInfo {
 
 /// Why a connection, or an attempt at one, ended otherwise than by the client's wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mishap {
+pub struct ConnectionFailure {
     /// Who connected, like `SessionInfo::peer`.
     pub peer: String,
     /// Name of the export; empty before one was chosen.
@@ -76,10 +76,10 @@ pub struct Mishap {
 /// Receives what an operator has to see. Every method returns at once.
 pub trait Observer {
     /// Called with every connection that is refused or ends by an error, and with every failed accept.
-    fn mishap(&self, _mishap: &Mishap) {}
+    fn connection_failed(&self, _failure: &ConnectionFailure) {}
 
     /// Called with every request that fails.
-    fn failure(&self, _peer: &str, _export: &str, _failure: &Failure) {}
+    fn request_failed(&self, _peer: &str, _export: &str, _failure: &Failure) {}
 }
 
 impl Observer for () {}
@@ -88,7 +88,7 @@ impl Observer for () {}
 pub struct FrontEnd {
     limits: Limits,
     memory: Memory,
-    parties: Rc<Parties>,
+    scheduler: Rc<FairScheduler>,
     by_listener: Counts,
     by_export: Counts,
     /// Refused connections whose refusal is being sent.
@@ -99,11 +99,11 @@ pub struct FrontEnd {
     stopping: Cell<bool>,
     /// A connection came or went, or `stop` was called.
     changed: Signal,
-    mishaps: RefCell<VecDeque<Mishap>>,
+    failures: RefCell<VecDeque<ConnectionFailure>>,
 }
 
 /// A connection's entry in the list; leaving is dropping.
-pub(super) struct Entered {
+pub(super) struct SessionEntry {
     front_end: Rc<FrontEnd>,
     pub session: Rc<Session>,
 }
@@ -117,8 +117,8 @@ impl Session {
         &self.memory
     }
 
-    pub(super) fn tell_failure(&self, failure: &Failure) {
-        self.observer.failure(&self.peer, &self.export.borrow(), failure);
+    pub(super) fn report_failure(&self, failure: &Failure) {
+        self.observer.request_failed(&self.peer, &self.export.borrow(), failure);
     }
 
     pub(super) fn count(&self, bytes: u64) {
@@ -173,7 +173,7 @@ impl FrontEnd {
         Rc::new(FrontEnd {
             limits,
             memory: Memory::new(limits.memory_bytes),
-            parties: Rc::default(),
+            scheduler: Rc::default(),
             by_listener: Counts::default(),
             by_export: Counts::default(),
             refusing: Cell::new(0),
@@ -182,7 +182,7 @@ impl FrontEnd {
             next_id: Cell::new(0),
             stopping: Cell::new(false),
             changed: Signal::default(),
-            mishaps: RefCell::default(),
+            failures: RefCell::default(),
         })
     }
 
@@ -191,8 +191,8 @@ impl FrontEnd {
         &self.memory
     }
 
-    pub(super) fn parties(&self) -> &Rc<Parties> {
-        &self.parties
+    pub(super) fn scheduler(&self) -> &Rc<FairScheduler> {
+        &self.scheduler
     }
 
     /// Oldest first.
@@ -217,18 +217,18 @@ impl FrontEnd {
     }
 
     /// The last connections that ended badly, oldest first.
-    pub fn mishaps(&self) -> Vec<Mishap> {
-        self.mishaps.borrow().iter().cloned().collect()
+    pub fn failures(&self) -> Vec<ConnectionFailure> {
+        self.failures.borrow().iter().cloned().collect()
     }
 
     pub(super) fn note(&self, peer: &str, export: &str, kind: ErrorKind, cause: String) {
-        let mishap = Mishap { peer: peer.to_string(), export: export.to_string(), kind, cause };
-        self.observer.mishap(&mishap);
-        let mut mishaps = self.mishaps.borrow_mut();
-        if mishaps.len() == MISHAPS_KEPT {
-            mishaps.pop_front();
+        let failure = ConnectionFailure { peer: peer.to_string(), export: export.to_string(), kind, cause };
+        self.observer.connection_failed(&failure);
+        let mut failures = self.failures.borrow_mut();
+        if failures.len() == FAILURES_KEPT {
+            failures.pop_front();
         }
-        mishaps.push_back(mishap);
+        failures.push_back(failure);
     }
 
     fn free(&self) -> usize {
@@ -239,7 +239,7 @@ impl FrontEnd {
     ///
     /// # Errors
     /// Why it is refused, for the client and for the log.
-    pub(super) fn enter(self: &Rc<Self>, listener: &str, peer: &str) -> Result<Entered, String> {
+    pub(super) fn enter(self: &Rc<Self>, listener: &str, peer: &str) -> Result<SessionEntry, String> {
         let (own, all) = (self.by_listener.of(listener), self.sessions.borrow().len());
         if !self.by_listener.allows(listener, self.free()) {
             return Err(format!(
@@ -272,17 +272,17 @@ impl FrontEnd {
         self.by_listener.enter(listener);
         self.sessions.borrow_mut().insert(id, session.clone());
         self.changed.notify();
-        Ok(Entered { front_end: self.clone(), session })
+        Ok(SessionEntry { front_end: self.clone(), session })
     }
 
     /// Records a refusal. None when so many refusals are being sent that this client gets none.
-    pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<Refusing> {
+    pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<RefusalGuard> {
         self.note(peer, "", ErrorKind::Refused, cause.to_string());
         if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
             return None;
         }
         self.refusing.set(self.refusing.get() + 1);
-        Some(Refusing(self.clone()))
+        Some(RefusalGuard(self.clone()))
     }
 
     /// Whether one more connection may choose `export`.
@@ -341,7 +341,7 @@ impl FrontEnd {
     }
 }
 
-impl Entered {
+impl SessionEntry {
     /// Records why this connection ended.
     pub(super) fn note(&self, kind: ErrorKind, cause: String) {
         let export = self.session.export.borrow().clone();
@@ -349,7 +349,7 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl Drop for SessionEntry {
     fn drop(&mut self) {
         self.front_end.sessions.borrow_mut().remove(&self.session.id);
         self.front_end.by_listener.leave(&self.session.listener);
@@ -360,9 +360,9 @@ impl Drop for Entered {
 }
 
 /// A refusal that is being sent.
-pub(super) struct Refusing(Rc<FrontEnd>);
+pub(super) struct RefusalGuard(Rc<FrontEnd>);
 
-impl Drop for Refusing {
+impl Drop for RefusalGuard {
     fn drop(&mut self) {
         self.0.refusing.set(self.0.refusing.get() - 1);
     }
@@ -377,12 +377,12 @@ mod tests {
     struct Seen(RefCell<Vec<String>>);
 
     impl Observer for Seen {
-        fn mishap(&self, mishap: &Mishap) {
-            let Mishap { peer, export, kind, cause } = mishap;
+        fn connection_failed(&self, failure: &ConnectionFailure) {
+            let ConnectionFailure { peer, export, kind, cause } = failure;
             self.0.borrow_mut().push(format!("{peer} at {export:?}: {kind:?}: {cause}"));
         }
 
-        fn failure(&self, peer: &str, export: &str, failure: &Failure) {
+        fn request_failed(&self, peer: &str, export: &str, failure: &Failure) {
             self.0.borrow_mut().push(format!("{peer} at {export:?}: {:?}", failure.errno));
         }
     }
@@ -393,7 +393,7 @@ mod tests {
         let front_end = FrontEnd::observed(Limits::default(), seen.clone());
         let entered = front_end.enter("unix:nbd.sock", "pid 7").expect("the first of all");
         front_end.set_export(&entered.session, "disk");
-        entered.session.tell_failure(&Failure { errno: NbdErrno::Io, message: String::new() });
+        entered.session.report_failure(&Failure { errno: NbdErrno::Io, message: String::new() });
         entered.note(ErrorKind::Invalid, "garbage".to_owned());
         drop(front_end.refuse("pid 8", "too many"));
         let expected = [
@@ -402,6 +402,6 @@ mod tests {
             "pid 8 at \"\": Refused: too many",
         ];
         assert_eq!(*seen.0.borrow(), expected);
-        assert_eq!(front_end.mishaps().len(), 2);
+        assert_eq!(front_end.failures().len(), 2);
     }
 }

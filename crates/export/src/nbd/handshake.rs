@@ -7,46 +7,51 @@ use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
 
 use super::front_end::FrontEnd;
-use super::negotiate::{Negotiation, Offer, Step, Terms};
+use super::handshake_timer::HandshakeTimer;
+use super::negotiate::{FoundExport, Negotiation, Step, Terms};
 use super::outbox::advance;
-use super::patience::Patience;
 
 /// Options are small; one page at a time.
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
 
 /// A client that has chosen its export.
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub terms: Terms,
     pub attachment: Attachment,
     /// Whose share of the core it has.
-    pub party: String,
+    pub group: String,
     /// Bytes that came after the handshake: the first requests.
     pub rest: Vec<u8>,
 }
 
-/// Negotiates with one client, which may take as long as `patience` has. None when it left in peace.
+/// Negotiates with one client, which may take as long as `timer` has. None when it left in peace.
 pub(super) async fn handshake(
     socket: &Socket,
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
-    patience: &Patience,
-) -> Result<Option<Agreed>> {
+    timer: &HandshakeTimer,
+) -> Result<Option<Negotiated>> {
     let peer = socket.peer();
     let mut negotiation = Negotiation::new();
     loop {
         let output = negotiation.take_output();
-        patience.wait(peer, send(socket, &output)).await?;
+        timer.wait(peer, send(socket, &output)).await?;
         match negotiation.step() {
             Step::Answered => {}
             Step::List => negotiation.list(&exports.list()),
             Step::Lookup(name) => match lookup(exports, front_end, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
-                Ok((offer, attachment)) => {
-                    if let Some(terms) = negotiation.found(&offer) {
+                Ok((export, attachment)) => {
+                    if let Some(terms) = negotiation.found(&export) {
                         let output = negotiation.take_output();
-                        patience.wait(peer, send(socket, &output)).await?;
-                        let party = exports.party(&terms.export);
-                        return Ok(Some(Agreed { terms, attachment, party, rest: negotiation.into_rest() }));
+                        timer.wait(peer, send(socket, &output)).await?;
+                        let group = exports.client_group(&terms.export);
+                        return Ok(Some(Negotiated {
+                            terms,
+                            attachment,
+                            group,
+                            rest: negotiation.into_rest(),
+                        }));
                     }
                 }
             },
@@ -55,7 +60,7 @@ pub(super) async fn handshake(
                     let (buf, received) = socket.recv(Buf::alloc(HANDSHAKE_RECEIVE_BYTES), 0).await;
                     received.map(|n| (buf, n))
                 };
-                match patience.wait(peer, received).await? {
+                match timer.wait(peer, received).await? {
                     (_, 0) => return Ok(None),
                     (buf, n) => negotiation.feed(&buf[..n]),
                 }
@@ -63,7 +68,7 @@ pub(super) async fn handshake(
             Step::Left => {
                 // The client may already be gone; its acknowledgement is a courtesy.
                 let output = negotiation.take_output();
-                let _ = patience.wait(peer, send(socket, &output)).await;
+                let _ = timer.wait(peer, send(socket, &output)).await;
                 return Ok(None);
             }
             Step::Close(why) => return Err(Error::invalid(socket.peer(), why)),
@@ -77,7 +82,7 @@ async fn lookup(
     front_end: &FrontEnd,
     name: &str,
     socket: &Socket,
-) -> Result<(Offer, Attachment)> {
+) -> Result<(FoundExport, Attachment)> {
     let entry = match name {
         "" => only_export(exports.list())?,
         _ => ExportEntry { name: name.to_string(), description: exports.description(name) },
@@ -87,7 +92,7 @@ async fn lookup(
         .map_err(|cause| Error::refused(&entry.name, cause))?;
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
-    Ok((Offer { name: entry.name, description: entry.description, info }, attachment))
+    Ok((FoundExport { name: entry.name, description: entry.description, info }, attachment))
 }
 
 fn only_export(mut list: Vec<ExportEntry>) -> Result<ExportEntry> {

@@ -7,7 +7,7 @@
 use blk::volume::{ExportEntry, VolumeInfo};
 use blk::{Error, ErrorKind};
 
-use super::options::{self, Complaint, ContextRequest, InfoRequest};
+use super::options::{self, ContextRequest, InfoRequest, PayloadError};
 use super::proto::*;
 use super::wire::{Fields, Put, clip};
 
@@ -30,7 +30,7 @@ pub(super) enum Step {
 
 /// What is known of an export that was looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct FoundExport {
     /// The name it is listed under.
     pub name: String,
     pub description: String,
@@ -195,7 +195,7 @@ impl Negotiation {
         self.refuse(option, REP_ERR_TOO_BIG, "the payload of this option is too large")
     }
 
-    fn answer(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+    fn answer(&mut self, option: u32, payload: &[u8]) -> Result<Step, PayloadError> {
         match option {
             OPT_EXPORT_NAME => Ok(self.lookup(options::string(payload)?, Purpose::ExportName)),
             OPT_ABORT => {
@@ -221,12 +221,12 @@ impl Negotiation {
         }
     }
 
-    fn info(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+    fn info(&mut self, option: u32, payload: &[u8]) -> Result<Step, PayloadError> {
         let InfoRequest { name, wants_name, wants_description } = InfoRequest::parse(payload)?;
         Ok(self.lookup(name, Purpose::Info { option, wants_name, wants_description }))
     }
 
-    fn context(&mut self, option: u32, payload: &[u8]) -> Result<Step, Complaint> {
+    fn context(&mut self, option: u32, payload: &[u8]) -> Result<Step, PayloadError> {
         let sets = option == OPT_SET_META_CONTEXT;
         if sets {
             // Even a request that fails replaces what was selected before.
@@ -259,13 +259,13 @@ impl Negotiation {
     }
 
     /// Answers [`Step::Lookup`]. Terms mean that transmission starts once the output has been sent.
-    pub(super) fn found(&mut self, offer: &Offer) -> Option<Terms> {
+    pub(super) fn found(&mut self, export: &FoundExport) -> Option<Terms> {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
             panic!("the client did not ask for an export")
         };
         match purpose {
             Purpose::ExportName => {
-                let terms = self.terms(offer);
+                let terms = self.terms(export);
                 self.output.put_u64(terms.size_bytes);
                 self.output.put_u16(terms.transmission_flags());
                 let padding = if self.no_zeroes { 0 } else { EXPORT_NAME_PADDING };
@@ -273,11 +273,11 @@ impl Negotiation {
                 Some(terms)
             }
             Purpose::Info { option, wants_name, wants_description } => {
-                self.describe(option, offer, wants_name, wants_description);
-                (option == OPT_GO).then(|| self.terms(offer))
+                self.describe(option, export, wants_name, wants_description);
+                (option == OPT_GO).then(|| self.terms(export))
             }
             Purpose::Context { option, listed } => {
-                self.contexts(option, listed, &offer.name);
+                self.contexts(option, listed, &export.name);
                 None
             }
         }
@@ -303,21 +303,21 @@ impl Negotiation {
         self.refuse(option, kind, &error.to_string());
     }
 
-    fn terms(&self, offer: &Offer) -> Terms {
+    fn terms(&self, export: &FoundExport) -> Terms {
         let block = u64::from(BLOCK_BYTES_MIN);
         Terms {
-            export: offer.name.clone(),
-            size_bytes: offer.info.size_bytes / block * block,
-            read_only: offer.info.read_only,
-            fast_zero: offer.info.fast_zero && !offer.info.read_only,
+            export: export.name.clone(),
+            size_bytes: export.info.size_bytes / block * block,
+            read_only: export.info.read_only,
+            fast_zero: export.info.fast_zero && !export.info.read_only,
             structured: self.structured,
-            status: self.structured && self.context_of.as_deref() == Some(&offer.name),
+            status: self.structured && self.context_of.as_deref() == Some(&export.name),
         }
     }
 
     /// "NBD_REP_INFO". Block sizes are sent unasked: clients that support them should keep to them.
-    fn describe(&mut self, option: u32, offer: &Offer, wants_name: bool, wants_description: bool) {
-        let terms = self.terms(offer);
+    fn describe(&mut self, option: u32, export: &FoundExport, wants_name: bool, wants_description: bool) {
+        let terms = self.terms(export);
         let mut payload = Vec::new();
         payload.put_u16(INFO_EXPORT);
         payload.put_u64(terms.size_bytes);
@@ -326,14 +326,14 @@ impl Negotiation {
         let mut payload = Vec::new();
         payload.put_u16(INFO_BLOCK_SIZE);
         payload.put_u32(BLOCK_BYTES_MIN);
-        payload.put_u32(preferred_block(offer.info.preferred_bytes));
+        payload.put_u32(preferred_block(export.info.preferred_bytes));
         payload.put_u32(PAYLOAD_BYTES_MAX);
         self.reply(option, REP_INFO, &payload);
         if wants_name {
-            self.describe_text(option, INFO_NAME, &offer.name);
+            self.describe_text(option, INFO_NAME, &export.name);
         }
-        if wants_description && !offer.description.is_empty() {
-            self.describe_text(option, INFO_DESCRIPTION, &offer.description);
+        if wants_description && !export.description.is_empty() {
+            self.describe_text(option, INFO_DESCRIPTION, &export.description);
         }
         self.acknowledge(option);
     }
@@ -397,7 +397,7 @@ impl Terms {
     }
 }
 
-fn without_payload(payload: &[u8]) -> Result<(), Complaint> {
+fn without_payload(payload: &[u8]) -> Result<(), PayloadError> {
     if payload.is_empty() { Ok(()) } else { Err("this option takes no payload") }
 }
 

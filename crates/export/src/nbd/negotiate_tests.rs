@@ -1,5 +1,5 @@
 use super::*;
-use crate::nbd::replay::{self, Ended, Negotiated};
+use crate::nbd::replay::{self, Ended, HandshakeTrace};
 
 /// A client's side, built field by field.
 struct Client(Vec<u8>);
@@ -19,7 +19,7 @@ impl Client {
         self
     }
 
-    fn talk(&self) -> Negotiated {
+    fn talk(&self) -> HandshakeTrace {
         replay::negotiate(&self.0, |left| left)
     }
 }
@@ -46,7 +46,7 @@ fn context_payload(name: &str, queries: &[&str]) -> Vec<u8> {
 }
 
 /// (option, reply type, payload) of every option reply after the greeting.
-fn replies(talk: &Negotiated) -> Vec<(u32, u32, Vec<u8>)> {
+fn replies(talk: &HandshakeTrace) -> Vec<(u32, u32, Vec<u8>)> {
     let mut fields = Fields::new(&talk.output[18..]);
     let mut all = Vec::new();
     while let Some(magic) = fields.u64() {
@@ -58,7 +58,7 @@ fn replies(talk: &Negotiated) -> Vec<(u32, u32, Vec<u8>)> {
     all
 }
 
-fn kinds(talk: &Negotiated) -> Vec<u32> {
+fn kinds(talk: &HandshakeTrace) -> Vec<u32> {
     replies(talk).into_iter().map(|(_, kind, _)| kind).collect()
 }
 

@@ -4,7 +4,7 @@ use super::proto::*;
 use super::wire::Fields;
 
 /// What is wrong with a payload, for the error reply.
-pub(super) type Complaint = &'static str;
+pub(super) type PayloadError = &'static str;
 
 /// Payload of INFO and GO.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,20 +27,20 @@ pub(super) struct ContextRequest<'a> {
 }
 
 /// "Conventions": UTF-8, at most 4096 bytes.
-pub(super) fn string(bytes: &[u8]) -> Result<&str, Complaint> {
+pub(super) fn string(bytes: &[u8]) -> Result<&str, PayloadError> {
     if bytes.len() > STRING_BYTES_MAX {
         return Err("a name may have at most 4096 bytes");
     }
     std::str::from_utf8(bytes).map_err(|_| "a name must be UTF-8")
 }
 
-fn counted_string<'a>(fields: &mut Fields<'a>) -> Result<&'a str, Complaint> {
+fn counted_string<'a>(fields: &mut Fields<'a>) -> Result<&'a str, PayloadError> {
     let len = fields.u32().ok_or("the payload ends before the length of a name")?;
     string(fields.bytes(len as usize).ok_or("a name is longer than the payload")?)
 }
 
 impl<'a> InfoRequest<'a> {
-    pub(super) fn parse(payload: &'a [u8]) -> Result<InfoRequest<'a>, Complaint> {
+    pub(super) fn parse(payload: &'a [u8]) -> Result<InfoRequest<'a>, PayloadError> {
         let mut fields = Fields::new(payload);
         let name = counted_string(&mut fields)?;
         let count = fields.u16().ok_or("the payload ends before the information requests")?;
@@ -57,7 +57,7 @@ impl<'a> InfoRequest<'a> {
 }
 
 impl<'a> ContextRequest<'a> {
-    pub(super) fn parse(payload: &'a [u8]) -> Result<ContextRequest<'a>, Complaint> {
+    pub(super) fn parse(payload: &'a [u8]) -> Result<ContextRequest<'a>, PayloadError> {
         let mut fields = Fields::new(payload);
         let name = counted_string(&mut fields)?;
         let queries = fields.u32().ok_or("the payload ends before the number of queries")?;

@@ -15,14 +15,14 @@ use futures_util::future::{Either, select};
 use super::connection::{Connection, Ticket};
 use super::proto::*;
 use super::reply::Failure;
-use super::request::{Command, Event, Intake};
-use super::work::{Whole, read_part, start, write, write_part};
+use super::request::{Command, Event, RequestParser};
+use super::work::{SplitRequest, read_part, start, write, write_part};
 
 pub(super) struct Receiver<'a> {
     env: Env,
     line: &'a Rc<Connection>,
     socket: &'a Socket,
-    intake: Intake,
+    parser: RequestParser,
     buf: Buf,
     /// Received and not yet used.
     filled: Range<usize>,
@@ -43,14 +43,14 @@ impl<'a> Receiver<'a> {
         // What came along with the last option is less than one receive of the handshake.
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);
-        let intake = Intake::new(line.terms.clone());
-        Receiver { env, line, socket, intake, buf, filled: 0..rest.len(), charge: None, small: 0 }
+        let parser = RequestParser::new(line.terms.clone());
+        Receiver { env, line, socket, parser, buf, filled: 0..rest.len(), charge: None, small: 0 }
     }
 
     /// Until the client disconnects. A stream that ends without a farewell is no error: clients do that.
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
-            let (used, event) = self.intake.next(&self.buf[self.filled.clone()]);
+            let (used, event) = self.parser.next(&self.buf[self.filled.clone()]);
             self.filled.start += used;
             match event {
                 Event::Receive => {
@@ -151,7 +151,7 @@ impl<'a> Receiver<'a> {
     /// Takes a write in and starts it, piece by piece. False when the stream ends inside its payload.
     async fn write(&mut self, cookie: u64, offset: u64, len: u64, fua: bool) -> Result<bool> {
         self.line.session.count(len);
-        let whole = Rc::<Whole>::default();
+        let whole = Rc::<SplitRequest>::default();
         let mut done = 0;
         while done < len {
             let (ticket, now) = self.admit(cookie, len - done).await;
@@ -197,7 +197,7 @@ impl<'a> Receiver<'a> {
     }
 
     async fn read_pieces(&self, cookie: u64, offset: u64, len: u64) {
-        let whole = Rc::<Whole>::default();
+        let whole = Rc::<SplitRequest>::default();
         let mut done = 0;
         while done < len {
             let (ticket, now) = self.admit(cookie, len - done).await;

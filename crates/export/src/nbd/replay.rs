@@ -4,9 +4,9 @@
 use blk::volume::{ExportEntry, VolumeInfo};
 use blk::{Error, SECTOR};
 
-use super::negotiate::{Negotiation, Offer, Step, Terms};
+use super::negotiate::{FoundExport, Negotiation, Step, Terms};
 use super::proto::BLOCK_BYTES_PREFERRED;
-use super::request::{Event, Intake};
+use super::request::{Event, RequestParser};
 
 /// How a handshake ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Ended {
 
 /// The trace of one handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct HandshakeTrace {
     /// All the server sent.
     pub output: Vec<u8>,
     /// Tells what the end was.
@@ -34,7 +34,7 @@ pub struct Negotiated {
 
 /// One event of the transmission phase, with the payload its owner took.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ReplayedEvent {
     /// What the client asks.
     pub event: Event,
     /// Data of a write; empty for other requests.
@@ -42,7 +42,7 @@ pub struct Seen {
 }
 
 /// The exports of a replay: `disk` is writable, `old` is not.
-pub fn catalogue() -> Vec<Offer> {
+pub fn catalogue() -> Vec<FoundExport> {
     let info = VolumeInfo {
         size_bytes: 1 << 20,
         read_only: false,
@@ -50,8 +50,9 @@ pub fn catalogue() -> Vec<Offer> {
         fast_zero: true,
     };
     let old = VolumeInfo { read_only: true, size_bytes: 3 * SECTOR, ..info };
-    let offer = |name: &str, info| Offer { name: name.to_string(), description: format!("the {name}"), info };
-    vec![offer("disk", info), offer("old", old)]
+    let export =
+        |name: &str, info| FoundExport { name: name.to_string(), description: format!("the {name}"), info };
+    vec![export("disk", info), export("old", old)]
 }
 
 /// Terms of a client that negotiated everything on `disk`.
@@ -85,7 +86,7 @@ impl<'a, F: FnMut(usize) -> usize> Pieces<'a, F> {
 }
 
 /// Everything a server would send and decide for a client that sends `input`.
-pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> Negotiated {
+pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> HandshakeTrace {
     let offers = catalogue();
     let mut pieces = Pieces { input, cut };
     let mut machine = Negotiation::new();
@@ -98,10 +99,10 @@ pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> Negotiated {
                 None => break Ended::Hungry,
             },
             Step::List => machine.list(&offers.iter().map(entry).collect::<Vec<_>>()),
-            Step::Lookup(name) => match offers.iter().find(|offer| offer.name == name) {
+            Step::Lookup(name) => match offers.iter().find(|export| export.name == name) {
                 None => machine.not_found(&Error::not_found("", "no such export")),
-                Some(offer) => {
-                    if let Some(terms) = machine.found(offer) {
+                Some(export) => {
+                    if let Some(terms) = machine.found(export) {
                         break Ended::Agreed(terms);
                     }
                 }
@@ -116,21 +117,21 @@ pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> Negotiated {
         Ended::Agreed(_) => [&machine.into_rest(), pieces.input].concat(),
         _ => Vec::new(),
     };
-    Negotiated { output, ended, rest }
+    HandshakeTrace { output, ended, rest }
 }
 
-fn entry(offer: &Offer) -> ExportEntry {
-    ExportEntry { name: offer.name.clone(), description: offer.description.clone() }
+fn entry(export: &FoundExport) -> ExportEntry {
+    ExportEntry { name: export.name.clone(), description: export.description.clone() }
 }
 
 /// Every event of a transmission phase in which the client sends `input`, up to its farewell or first nonsense.
-pub fn transmit(terms: Terms, input: &[u8], cut: impl FnMut(usize) -> usize) -> Vec<Seen> {
+pub fn transmit(terms: Terms, input: &[u8], cut: impl FnMut(usize) -> usize) -> Vec<ReplayedEvent> {
     let mut pieces = Pieces { input, cut };
-    let mut intake = Intake::new(terms);
+    let mut parser = RequestParser::new(terms);
     let mut window = Vec::new();
     let mut seen = Vec::new();
     loop {
-        let (used, event) = intake.next(&window);
+        let (used, event) = parser.next(&window);
         window.drain(..used);
         let mut payload = Vec::new();
         match &event {
@@ -152,7 +153,7 @@ pub fn transmit(terms: Terms, input: &[u8], cut: impl FnMut(usize) -> usize) -> 
             Event::Command { .. } | Event::Refused { .. } | Event::Disconnect | Event::Garbage(_) => {}
         }
         let last = matches!(event, Event::Disconnect | Event::Garbage(_));
-        seen.push(Seen { event, payload });
+        seen.push(ReplayedEvent { event, payload });
         if last {
             return seen;
         }

@@ -1,6 +1,6 @@
 //! Requests: from bytes to a checked command. "Request message", "Request types", "Error values" of proto.md.
 //!
-//! [`Intake`] is a machine over the received bytes, without I/O. It never holds payload: a write's payload is its
+//! [`RequestParser`] is a machine over the received bytes, without I/O. It never holds payload: a write's payload is its
 //! owner's to take, and the payload of a refused write is passed over here.
 
 use std::ops::Range;
@@ -86,15 +86,15 @@ pub enum Event {
 }
 
 /// The receiving side of one connection.
-pub(super) struct Intake {
+pub(super) struct RequestParser {
     terms: Terms,
     /// Payload of a refused write that is still to come.
     skip: u64,
 }
 
-impl Intake {
-    pub(super) fn new(terms: Terms) -> Intake {
-        Intake { terms, skip: 0 }
+impl RequestParser {
+    pub(super) fn new(terms: Terms) -> RequestParser {
+        RequestParser { terms, skip: 0 }
     }
 
     /// Looks at the received bytes. Returns how many of them are used up, and what they are.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::nbd::replay::{self, Seen};
+use crate::nbd::replay::{self, ReplayedEvent};
 
 fn request(kind: u16, flags: u16, offset: u64, length: u32) -> Vec<u8> {
     let header = Header {
@@ -14,7 +14,7 @@ fn request(kind: u16, flags: u16, offset: u64, length: u32) -> Vec<u8> {
 }
 
 fn first(terms: Terms, bytes: &[u8]) -> Event {
-    Intake::new(terms).next(bytes).1
+    RequestParser::new(terms).next(bytes).1
 }
 
 fn errno(terms: Terms, bytes: &[u8]) -> Option<NbdErrno> {
@@ -108,7 +108,7 @@ fn the_payload_of_a_refused_write_is_passed_over() {
         let [refused, written, left] = &seen[..] else { panic!("{seen:?}") };
         assert!(matches!(refused.event, Event::Refused { .. }));
         assert_eq!(written.payload, [9; 512]);
-        assert_eq!(left, &Seen { event: Event::Disconnect, payload: Vec::new() });
+        assert_eq!(left, &ReplayedEvent { event: Event::Disconnect, payload: Vec::new() });
     }
 }
 

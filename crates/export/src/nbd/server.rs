@@ -9,9 +9,9 @@ use blk::socket::{Listener, Peer, Socket};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
 
-use super::front_end::{Entered, FrontEnd, Halt, Refusing, Session};
+use super::front_end::{FrontEnd, Halt, RefusalGuard, Session, SessionEntry};
 use super::handshake::handshake;
-use super::patience::Patience;
+use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
 
@@ -59,9 +59,9 @@ fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, c
 }
 
 /// A catalogue for clients that are refused: every export is there, and none can be had.
-struct Refusal(String);
+struct RefusingCatalogue(String);
 
-impl Exports for Refusal {
+impl Exports for RefusingCatalogue {
     fn list(&self) -> Vec<ExportEntry> {
         vec![ExportEntry { name: String::new(), description: self.0.clone() }]
     }
@@ -72,11 +72,11 @@ impl Exports for Refusal {
 }
 
 /// Tells a client why it is not served, in the answer to the first option that has room for it.
-async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: Refusing, cause: String) {
-    let exports: Rc<dyn Exports> = Rc::new(Refusal(cause));
-    let patience = Patience::new(&env, REFUSAL_LIMIT_US);
+async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: RefusalGuard, cause: String) {
+    let exports: Rc<dyn Exports> = Rc::new(RefusingCatalogue(cause));
+    let timer = HandshakeTimer::new(&env, REFUSAL_LIMIT_US);
     // It is refused whatever it says.
-    let refused = control.unless_stopped(handshake(&socket, &exports, &control, &patience)).await;
+    let refused = control.unless_stopped(handshake(&socket, &exports, &control, &timer)).await;
     drop((refused, refusing));
 }
 
@@ -85,7 +85,7 @@ async fn connection(
     socket: Socket,
     exports: Rc<dyn Exports>,
     control: Rc<FrontEnd>,
-    entered: Entered,
+    entered: SessionEntry,
 ) {
     let result = both_phases(env, socket, exports, &control, entered.session.clone()).await;
     if let Err(error) = result
@@ -102,8 +102,8 @@ async fn both_phases(
     control: &FrontEnd,
     session: Rc<Session>,
 ) -> Result<()> {
-    let patience = Patience::new(&env, NEGOTIATION_LIMIT_US);
-    let negotiated = unless_halted(&session, handshake(&socket, &exports, control, &patience)).await?;
+    let timer = HandshakeTimer::new(&env, NEGOTIATION_LIMIT_US);
+    let negotiated = unless_halted(&session, handshake(&socket, &exports, control, &timer)).await?;
     match negotiated {
         Some(agreed) => transmit(env, socket, agreed, control, session).await,
         None => Ok(()),

@@ -13,7 +13,7 @@ use blk::{Env, Error, Result};
 
 use super::connection::Connection;
 use super::front_end::{FrontEnd, Halt, Session};
-use super::handshake::{Agreed, send_all};
+use super::handshake::{Negotiated, send_all};
 use super::receive::Receiver;
 
 /// Serves one connection from the first request to the last reply. Its error is why the stream broke.
@@ -23,14 +23,14 @@ use super::receive::Receiver;
 pub(super) async fn transmit(
     env: Env,
     socket: Socket,
-    agreed: Agreed,
+    agreed: Negotiated,
     front_end: &FrontEnd,
     session: Rc<Session>,
 ) -> Result<()> {
-    let Agreed { terms, attachment, party, rest } = agreed;
+    let Negotiated { terms, attachment, group, rest } = agreed;
     let Attachment { volume, token } = attachment;
     front_end.set_export(&session, &terms.export);
-    let line = Connection::new(volume, terms, session, front_end.parties(), &party);
+    let line = Connection::new(volume, terms, session, front_end.scheduler(), &group);
     let result = pump(env, &line, &socket, &rest).await;
     line.close();
     line.volume.abandon();

@@ -77,7 +77,7 @@ async fn zero(ticket: Ticket, range: Range<u64>, mode: ZeroMode, fua: bool) {
 }
 
 async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
-    let turn = ticket.line().party().status_turn.lock().await;
+    let turn = ticket.line().group().status_turn.lock().await;
     let found = ticket.line().volume.clone().status(range.clone()).await;
     drop(turn);
     match found {
@@ -89,7 +89,7 @@ async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
 /// A request in pieces. On an error some of a write's pieces may have been carried out: as with any write, what an
 /// unanswered or failed one leaves is the old or the new, per sector.
 #[derive(Default)]
-pub(super) struct Whole {
+pub(super) struct SplitRequest {
     under_way: Cell<usize>,
     /// No more pieces will begin.
     complete: Cell<bool>,
@@ -97,17 +97,17 @@ pub(super) struct Whole {
 }
 
 /// One piece of it.
-pub(super) struct Part(Rc<Whole>);
+pub(super) struct RequestPart(Rc<SplitRequest>);
 
-impl Whole {
-    pub(super) fn begin(self: &Rc<Self>, last: bool) -> Part {
+impl SplitRequest {
+    pub(super) fn begin(self: &Rc<Self>, last: bool) -> RequestPart {
         self.under_way.set(self.under_way.get() + 1);
         self.complete.set(last);
-        Part(self.clone())
+        RequestPart(self.clone())
     }
 }
 
-impl Part {
+impl RequestPart {
     /// Returns the outcome of the whole when this piece was the last to end.
     fn end(self, result: Result<()>) -> Option<Result<()>> {
         let whole = self.0;
@@ -120,7 +120,7 @@ impl Part {
     }
 }
 
-pub(super) async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Slice, fua: bool) {
+pub(super) async fn write_part(ticket: Ticket, part: RequestPart, offset: u64, data: Slice, fua: bool) {
     let result = ticket.line().volume.clone().write(offset, data).await;
     if let Some(result) = part.end(result) {
         let result = flushed(&ticket, result, fua).await;
@@ -129,7 +129,7 @@ pub(super) async fn write_part(ticket: Ticket, part: Part, offset: u64, data: Sl
 }
 
 /// Pieces are answered in any order, each with its data; an error replaces the last one.
-pub(super) async fn read_part(ticket: Ticket, part: Part, offset: u64, len: u64) {
+pub(super) async fn read_part(ticket: Ticket, part: RequestPart, offset: u64, len: u64) {
     let volume = ticket.line().volume.clone();
     let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;
     let read = result.is_ok();

@@ -37,8 +37,11 @@ fn a_refused_client_is_told_why() {
     let (kind, text) = refused.go("busy");
     assert_eq!(kind, REP_ERR_POLICY);
     assert!(text.contains("too many connections: 50 over this listener"), "{text}");
-    let causes = server.with(|_, front_end| front_end.mishaps());
-    assert!(causes.iter().any(|mishap| mishap.cause.contains("of at most 100 in all")), "{causes:?}");
+    let causes = server.with(|_, front_end| front_end.failures());
+    assert!(
+        causes.iter().any(|connection_failure| connection_failure.cause.contains("of at most 100 in all")),
+        "{causes:?}"
+    );
     drop(kept);
     server.until("they leave", |_, front_end| front_end.sessions().is_empty());
     drop(Raw::attach(&server, "busy"));

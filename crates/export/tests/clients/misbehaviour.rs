@@ -28,7 +28,7 @@ fn garbage_closes_its_own_connection_only() {
     assert!(lost.is_closed());
     check_served(&mut good, 1);
     server.until("garbage leaves", |_, front_end| front_end.sessions().len() == 1);
-    let causes = server.with(|_, front_end| front_end.mishaps());
+    let causes = server.with(|_, front_end| front_end.failures());
     assert_eq!(causes.len(), 2, "{causes:?}");
     assert_eq!((causes[1].export.as_str(), causes[1].cause.contains("magic")), ("disk", true));
 }
@@ -235,6 +235,6 @@ fn a_client_that_chooses_nothing_is_sent_away_in_time() {
     raw.give(&[0, 0, 0, 3]);
     assert!(raw.is_closed());
     server.until("it has left", |_, front_end| front_end.sessions().is_empty());
-    let causes = server.with(|_, front_end| front_end.mishaps());
+    let causes = server.with(|_, front_end| front_end.failures());
     assert!(causes[0].cause.contains("no export chosen within 10 s"), "{causes:?}");
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::lru::Lru;
 use super::model::Model;
-use super::server::{Access, Below, Request, Server, Timers};
+use super::server::{Access, LowerDevice, Request, Server, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a controller. Times in ns.
@@ -34,7 +34,7 @@ pub struct Cached {
     pub back: Box<Model>,
 }
 
-enum Behind {
+enum BackingRequest {
     /// A read that was not held, or a write without write cache.
     Passed(Request),
     Destage(Range<u64>),
@@ -42,7 +42,7 @@ enum Behind {
 
 pub(crate) struct Controller {
     cached: Cached,
-    back: Below,
+    back: LowerDevice,
     held: Lru,
     /// page -> bytes of it that are written and not yet on their way.
     dirty: BTreeMap<u64, Range<u64>>,
@@ -54,7 +54,7 @@ pub(crate) struct Controller {
     /// The page where the writing out goes on.
     cursor: u64,
     waiting: VecDeque<Request>,
-    behind: Vec<Behind>,
+    behind: Vec<BackingRequest>,
     free: Vec<u32>,
     acknowledged: Timers,
     narrow_free_ns: u64,
@@ -66,7 +66,7 @@ impl Controller {
         assert!(cached.page_bytes > 0, "a cache without pages");
         assert!(cached.dirty_bytes == 0 || cached.destages > 0, "a pool that is not written out");
         Controller {
-            back: Below::new(cached.back.server(rng)),
+            back: LowerDevice::new(cached.back.server(rng)),
             held: Lru::new((cached.read_bytes / cached.page_bytes) as usize),
             cached,
             dirty: BTreeMap::new(),
@@ -94,11 +94,11 @@ impl Controller {
     }
 
     fn pass(&mut self, now_ns: u64, request: Request) {
-        let id = self.remember(Behind::Passed(request));
+        let id = self.remember(BackingRequest::Passed(request));
         self.back.submit(now_ns, Request { tag: id, ..request });
     }
 
-    fn remember(&mut self, behind: Behind) -> u32 {
+    fn remember(&mut self, behind: BackingRequest) -> u32 {
         if let Some(id) = self.free.pop() {
             self.behind[id as usize] = behind;
             return id;
@@ -145,7 +145,7 @@ impl Controller {
             self.leaving_bytes += bytes.end - bytes.start;
             self.cursor = pages.end;
             self.destages += 1;
-            let tag = self.remember(Behind::Destage(bytes.clone()));
+            let tag = self.remember(BackingRequest::Destage(bytes.clone()));
             let len = bytes.end - bytes.start;
             self.back.submit(now_ns, Request { tag, access: Access::Write, at: bytes.start, len });
         }
@@ -177,12 +177,12 @@ impl Controller {
 
     fn arrive(&mut self, now_ns: u64, id: u32) {
         self.free.push(id);
-        match std::mem::replace(&mut self.behind[id as usize], Behind::Destage(0..0)) {
-            Behind::Passed(request) => {
+        match std::mem::replace(&mut self.behind[id as usize], BackingRequest::Destage(0..0)) {
+            BackingRequest::Passed(request) => {
                 self.pages(&request).for_each(|page| self.held.touch(page));
                 self.acknowledged.push(now_ns + self.cached.hit_ns, request.tag);
             }
-            Behind::Destage(bytes) => {
+            BackingRequest::Destage(bytes) => {
                 let page_bytes = self.cached.page_bytes;
                 for page in bytes.start / page_bytes..bytes.end.div_ceil(page_bytes) {
                     self.leaving.remove(&page);

@@ -4,7 +4,7 @@
 //! write over parity has two: what was there is read, then data and parity are written.
 
 use super::model::Model;
-use super::server::{Access, Below, NEVER_NS, Request, Server};
+use super::server::{Access, LowerDevice, NEVER_NS, Request, Server};
 use crate::rng::Rng;
 
 /// Members of one kind.
@@ -53,7 +53,7 @@ struct Parent {
 
 pub(crate) struct Members {
     group: Group,
-    members: Vec<Below>,
+    members: Vec<LowerDevice>,
     /// Requests with each member.
     under_way: Vec<u32>,
     parents: Vec<Parent>,
@@ -66,7 +66,8 @@ impl Members {
         let least = if group.level == Level::Parity { 3 } else { 1 };
         assert!(group.members >= least, "{:?} of {} members", group.level, group.members);
         assert!(group.strip_bytes > 0 || group.level == Level::Mirror, "strips of 0 bytes");
-        let members: Vec<Below> = (0..group.members).map(|_| Below::new(group.member.server(rng))).collect();
+        let members: Vec<LowerDevice> =
+            (0..group.members).map(|_| LowerDevice::new(group.member.server(rng))).collect();
         Members {
             group,
             under_way: vec![0; members.len()],
@@ -212,7 +213,7 @@ impl Server for Members {
     }
 
     fn next_ns(&self) -> u64 {
-        self.members.iter().map(Below::next_ns).min().unwrap_or(NEVER_NS)
+        self.members.iter().map(LowerDevice::next_ns).min().unwrap_or(NEVER_NS)
     }
 
     fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
@@ -233,7 +234,7 @@ impl Server for Members {
     }
 
     fn reset(&mut self) {
-        self.members.iter_mut().for_each(Below::reset);
+        self.members.iter_mut().for_each(LowerDevice::reset);
         self.under_way.fill(0);
         self.parents.clear();
         self.free.clear();

@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Neighbour of the newest and of the oldest page.
 const NONE: u32 = u32::MAX;
 
-struct Held {
+struct CachedPage {
     page: u64,
     newer: u32,
     older: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Lru {
     pages_max: usize,
     /// page -> its place in `held`. Never iterated.
     places: HashMap<u64, u32, BuildHasherDefault<PageHasher>>,
-    held: Vec<Held>,
+    held: Vec<CachedPage>,
     newest: u32,
     oldest: u32,
 }
@@ -51,7 +51,7 @@ impl Lru {
 
     /// The place of a page that was not held, in no chain yet.
     fn bring_in(&mut self, page: u64) -> u32 {
-        let held = Held { page, newer: NONE, older: NONE };
+        let held = CachedPage { page, newer: NONE, older: NONE };
         let place = if self.held.len() < self.pages_max {
             self.held.push(held);
             self.held.len() as u32 - 1
@@ -67,7 +67,7 @@ impl Lru {
     }
 
     fn unchain(&mut self, place: u32) {
-        let Held { newer, older, .. } = self.held[place as usize];
+        let CachedPage { newer, older, .. } = self.held[place as usize];
         match newer {
             NONE => self.newest = older,
             newer => self.held[newer as usize].older = older,

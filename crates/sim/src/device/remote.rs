@@ -2,7 +2,7 @@
 //! bytes over one wire.
 
 use super::model::Model;
-use super::server::{Access, Below, Request, Server, Timers};
+use super::server::{Access, LowerDevice, Request, Server, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a file server. Times in ns.
@@ -36,7 +36,7 @@ struct Call {
 
 pub(crate) struct FileServer {
     remote: Remote,
-    back: Below,
+    back: LowerDevice,
     threads_free_ns: Vec<u64>,
     wire_free_ns: u64,
     calls: Vec<Call>,
@@ -53,7 +53,7 @@ impl FileServer {
             "{threads} threads, 1 to {THREADS_MAX} can be simulated"
         );
         FileServer {
-            back: Below::new(remote.back.server(rng)),
+            back: LowerDevice::new(remote.back.server(rng)),
             threads_free_ns: vec![0; threads as usize],
             wire_free_ns: 0,
             calls: Vec::new(),

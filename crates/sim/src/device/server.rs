@@ -78,16 +78,16 @@ impl Timers {
 }
 
 /// A server below another one: everything is heard of through `advance`, also what was known at submission.
-pub(crate) struct Below {
+pub(crate) struct LowerDevice {
     server: Box<dyn Server>,
     known: Timers,
     /// Earliest of both: it is asked for far more often than it changes.
     next_ns: u64,
 }
 
-impl Below {
-    pub(super) fn new(server: Box<dyn Server>) -> Below {
-        Below { server, known: Timers::default(), next_ns: NEVER_NS }
+impl LowerDevice {
+    pub(super) fn new(server: Box<dyn Server>) -> LowerDevice {
+        LowerDevice { server, known: Timers::default(), next_ns: NEVER_NS }
     }
 
     /// As the server answers.

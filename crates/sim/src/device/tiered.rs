@@ -5,7 +5,7 @@
 //! allocated later beyond it.
 
 use super::model::Model;
-use super::server::{Below, Request, Server};
+use super::server::{LowerDevice, Request, Server};
 use crate::rng::Rng;
 
 /// Two tiers in one address space.
@@ -19,13 +19,14 @@ pub struct Tiered {
 
 pub(crate) struct Tiers {
     fast_bytes: u64,
-    fast: Below,
-    slow: Below,
+    fast: LowerDevice,
+    slow: LowerDevice,
 }
 
 impl Tiers {
     pub(super) fn new(tiered: &Tiered, rng: &mut Rng) -> Tiers {
-        let (fast, slow) = (Below::new(tiered.fast.server(rng)), Below::new(tiered.slow.server(rng)));
+        let (fast, slow) =
+            (LowerDevice::new(tiered.fast.server(rng)), LowerDevice::new(tiered.slow.server(rng)));
         Tiers { fast_bytes: tiered.fast_bytes, fast, slow }
     }
 }

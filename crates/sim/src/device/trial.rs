@@ -3,7 +3,7 @@
 use super::disk::{Buffers, Disk, Tags};
 use super::model::Model;
 use super::seek::Seek;
-use super::server::{Access, Below, NEVER_NS, Request};
+use super::server::{Access, LowerDevice, NEVER_NS, Request};
 use crate::rng::Rng;
 
 pub(super) const GIB: u64 = 1 << 30;
@@ -24,7 +24,7 @@ pub(super) fn sas_10k() -> Disk {
     }
 }
 
-pub(super) struct Found {
+pub(super) struct TrialResult {
     pub per_s: f64,
     pub mean_ns: f64,
 }
@@ -38,14 +38,14 @@ pub(super) fn random(access: Access, len: u64, span: u64) -> Next<'static> {
 }
 
 /// `depth` requests under way until `count` are done.
-pub(super) fn load(model: &Model, depth: u32, count: u64, next: Next<'_>) -> Found {
+pub(super) fn load(model: &Model, depth: u32, count: u64, next: Next<'_>) -> TrialResult {
     load_all(model, count, vec![(depth, next)]).remove(0)
 }
 
 /// Several workers, each with its depth, until `count` requests are done together.
-pub(super) fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec<Found> {
+pub(super) fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec<TrialResult> {
     let mut rng = Rng::new(9);
-    let mut below = Below::new(model.server(&mut rng));
+    let mut below = LowerDevice::new(model.server(&mut rng));
     let mut nexts = Vec::new();
     let mut owner = Vec::new();
     for (worker, (depth, next)) in workers.into_iter().enumerate() {
@@ -70,8 +70,10 @@ pub(super) fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>)
             *sum = (sum.0 + 1, sum.1 + now_ns - begun_ns[tag as usize]);
         }
     }
-    let found =
-        |(n, ns): (u64, u64)| Found { per_s: n as f64 * 1e9 / now_ns as f64, mean_ns: ns as f64 / n as f64 };
+    let found = |(n, ns): (u64, u64)| TrialResult {
+        per_s: n as f64 * 1e9 / now_ns as f64,
+        mean_ns: ns as f64 / n as f64,
+    };
     sums.into_iter().map(found).collect()
 }
 

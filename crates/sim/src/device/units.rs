@@ -3,7 +3,7 @@
 use super::model::Model;
 use super::place::{Piece, Place};
 use super::plain::{Device, Lanes};
-use super::server::{Access, Below, NEVER_NS, Request};
+use super::server::{Access, LowerDevice, NEVER_NS, Request};
 use crate::kind::OpKind;
 use crate::rng::Rng;
 
@@ -63,7 +63,7 @@ impl Calls {
 
 /// Units at work.
 pub(crate) struct Units {
-    units: Vec<(Below, Calls)>,
+    units: Vec<(LowerDevice, Calls)>,
     /// Earliest of all units.
     next_ns: u64,
 }
@@ -80,7 +80,7 @@ impl Units {
         assert!(!storage.units.is_empty(), "storage has a unit at least");
         let known = |place: &Place| (place.unit as usize) < storage.units.len();
         assert!(storage.places.iter().all(known), "a place names a unit that is not there");
-        let units = storage.units.iter().map(|unit| (Below::new(unit.model.server(rng)), unit.calls));
+        let units = storage.units.iter().map(|unit| (LowerDevice::new(unit.model.server(rng)), unit.calls));
         Units { units: units.collect(), next_ns: NEVER_NS }
     }
 

@@ -183,7 +183,7 @@ fn a_lock_is_exclusive_until_it_is_dropped_or_the_power_is_cut() {
 fn a_directory_sync_that_lies_loses_names() {
     let lying = |seed| {
         let world = empty(seed);
-        world.lie_about_sync_dir(true);
+        world.ignore_dir_syncs(true);
         world
     };
     let replaced = |env| async move { root(&env).replace_file("name", b"new").await.unwrap() };

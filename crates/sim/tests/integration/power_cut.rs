@@ -93,7 +93,7 @@ async fn write_until_cut(env: Env, oracle: Rc<RefCell<Oracle>>, mix: Mix, mut rn
 }
 
 /// The cuts survived, or what was wrong after one.
-fn campaign(seed: u64, flush_lies: bool) -> Result<u64, String> {
+fn campaign(seed: u64, ignores_flushes: bool) -> Result<u64, String> {
     let mut rng = Rng::new(seed);
     let mix = Mix::draw(&mut rng);
     let options = Options {
@@ -102,7 +102,7 @@ fn campaign(seed: u64, flush_lies: bool) -> Result<u64, String> {
         ..Options::default()
     };
     let world = support::world_with_disk(seed, options, if mix.grows { 0 } else { mix.sectors * SECTOR });
-    world.lie_about_flush(flush_lies);
+    world.ignore_flushes(ignores_flushes);
     let oracle = Rc::new(RefCell::new(Oracle::new(seed, mix.sectors)));
     for round in 0..CUTS_PER_SEED {
         world.cut_at(cut(&mut rng));

@@ -9,7 +9,7 @@ use api::output::Output;
 use api::{Finding, Mend, MendAction, Repair, RepairUndone, Severity};
 
 use crate::cli::RepairArgs;
-use crate::daemon::{self, RepairTerms};
+use crate::daemon::{self, RepairOptions};
 
 /// Returns the exit code, which is that of a check of the files after the repair.
 pub(super) fn run(args: &RepairArgs, output: Output) -> Result<u8> {
@@ -18,7 +18,7 @@ pub(super) fn run(args: &RepairArgs, output: Output) -> Result<u8> {
         output.result(&daemon::repair_undo(&folder)?, describe_undo)?;
         return Ok(0);
     }
-    let terms = RepairTerms {
+    let terms = RepairOptions {
         ignore_content_ids: args.ignore_content_ids,
         parents: parents(&args.parent)?,
         cut_deltas: args.cut_deltas,

@@ -263,10 +263,11 @@ async fn cross_check(
     out: &mut Faults,
 ) -> Result<()> {
     let findings = if content == Content::SeSparse {
-        let facts = sesparse::Facts { name, capacity_sectors };
+        let facts = sesparse::DeltaParams { name, capacity_sectors };
         SeSparse::open(file, facts).await?.cross_check().await?
     } else {
-        let facts = vmfssparse::Facts { name, capacity_sectors, writable: false, growth: Growth::default() };
+        let facts =
+            vmfssparse::DeltaParams { name, capacity_sectors, writable: false, growth: Growth::default() };
         let delta = VmfsSparse::open(inventory.dir.env().clone(), file, facts).await?;
         if delta.is_unclean() {
             out.push(unclean(inventory, name));

@@ -57,12 +57,12 @@ pub struct Descriptor {
     file: String,
     lines: Vec<Line>,
     newline: &'static [u8],
-    facts: Facts,
+    facts: Fields,
 }
 
 /// What a descriptor says, apart from its lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Facts {
+struct Fields {
     version: u32,
     cid: u32,
     /// `None` when absent or `ffffffff`.

@@ -3,7 +3,7 @@
 use blk::{Error, Result};
 
 use super::extent::{self, DISK_SECTORS_MAX, Extent};
-use super::{Facts, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
+use super::{Fields, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::text::{check_text, shown, utf8, wrong};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,7 +126,7 @@ fn classify(file: &str, number: usize, raw: &[u8]) -> Result<LineKind> {
 }
 
 /// Reads and checks what the lines say.
-pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Facts> {
+pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Fields> {
     check_probe(file, lines)?;
     let version = match required(file, lines, "version")? {
         "1" => 1,
@@ -141,7 +141,7 @@ pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Facts> {
         Some(value) => Some(cid(file, "parentCID", value)?).filter(|cid| *cid != NO_PARENT_CID),
         None => None,
     };
-    let facts = Facts {
+    let facts = Fields {
         version,
         cid: cid(file, "CID", required(file, lines, "CID")?)?,
         parent_cid,
@@ -188,7 +188,7 @@ fn cid(file: &str, key: &str, value: &str) -> Result<u32> {
     number.ok_or_else(|| wrong(file, key, shown(value), "1 to 8 hexadecimal digits"))
 }
 
-fn check_parent(file: &str, facts: &Facts) -> Result<()> {
+fn check_parent(file: &str, facts: &Fields) -> Result<()> {
     match (&facts.parent_hint, facts.parent_cid) {
         (Some(hint), None) => {
             let expected = format!("the CID of the parent, as parentFileNameHint is {}", shown(hint));

@@ -87,7 +87,7 @@ impl Home {
             return Ok(known.clone());
         }
         let mut found = Vec::new();
-        let names = intent::private_names(&self.gate).await?;
+        let names = intent::private_names(&self.folders).await?;
         if names.iter().any(|name| id_of(name).is_some()) {
             let private = self.dir().open_dir(OWN_FOLDER, false).await?;
             let mut left_bytes = BIN_BYTES_MAX;
@@ -133,7 +133,7 @@ impl Home {
     async fn with_sizes(&self, state: &BinnedState) -> BinnedState {
         let mut state = state.clone();
         for disk in &mut state.disks {
-            let link = links::read(&self.gate, &disk.top).await;
+            let link = links::read(&self.folders, &disk.top).await;
             disk.size_bytes = link.map_or(0, |link| link.capacity_sectors() * SECTOR);
         }
         state

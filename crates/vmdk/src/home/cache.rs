@@ -21,7 +21,7 @@ use crate::descriptor::Descriptor;
 
 /// What a file was when it was read.
 #[derive(Clone)]
-pub(super) enum Known {
+pub(super) enum CachedFile {
     Link(Rc<Descriptor>),
     /// An extent, change tracking: no descriptor.
     NoLink,
@@ -30,7 +30,7 @@ pub(super) enum Known {
 #[derive(Default)]
 pub(super) struct Cache {
     /// By path; only normal ones, so that each file has one in its folder.
-    known: RefCell<BTreeMap<String, Known>>,
+    known: RefCell<BTreeMap<String, CachedFile>>,
     /// Paths of the extents of the links that are kept, as plain names beside them say them.
     extents: RefCell<BTreeSet<String>>,
     /// Counts the times something was forgotten: what was read across one is not kept.
@@ -38,7 +38,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn get(&self, path: &str) -> Option<Known> {
+    pub(super) fn get(&self, path: &str) -> Option<CachedFile> {
         self.known.borrow().get(path).cloned()
     }
 
@@ -47,9 +47,9 @@ impl Cache {
     }
 
     /// `age` is from before the file was opened.
-    pub(super) fn keep(&self, path: String, age: u64, known: Known) {
+    pub(super) fn keep(&self, path: String, age: u64, known: CachedFile) {
         if age == self.age.get() && normal(&path).as_ref() == Some(&path) {
-            if let Known::Link(link) = &known {
+            if let CachedFile::Link(link) = &known {
                 self.extents.borrow_mut().extend(extents(&path, link));
             }
             self.known.borrow_mut().insert(path, known);
@@ -73,7 +73,7 @@ impl Cache {
         let mut forgotten = self.extents.borrow_mut();
         self.known.borrow_mut().retain(|path, known| {
             let stays = !names.contains(base_name(path));
-            if let (false, Known::Link(link)) = (stays, known) {
+            if let (false, CachedFile::Link(link)) = (stays, known) {
                 extents(path, link).for_each(|extent| _ = forgotten.remove(&extent));
             }
             stays

@@ -8,7 +8,7 @@ use blk::{Dir, Error, ErrorKind, Result};
 
 use super::folders::{Folders, join};
 use super::survey::{Located, Survey};
-use super::{Home, kept, write};
+use super::{Home, snapshot_files, write};
 use crate::names::base_names;
 use crate::text::{check_name, shown};
 use crate::vmsd::Vmsd;
@@ -42,8 +42,8 @@ impl Home {
         clone.grain_sectors = self.grain_sectors.clone();
         clone.ignore_content_ids = self.ignore_content_ids;
         clone.refuse_inhabited().await?;
-        clone.gate.id.set(Some(clone.random()));
-        let vmx = join(&clone.gate.home().path, &format!("{name}.vmx"));
+        clone.folders.id.set(Some(clone.random()));
+        let vmx = join(&clone.folders.home().path, &format!("{name}.vmx"));
         if !vmx.starts_with('/') {
             return Err(Error::invalid(vmx, "expected an absolute path: the parent notes its clones by it"));
         }
@@ -52,7 +52,7 @@ impl Home {
         self.note_clone(origin.uid, &vmx, true).await?;
         // The clone depends on their content IDs from now on.
         for disk in &origin.disks {
-            let layer = self.gate.layer_name(&disk.top);
+            let layer = self.folders.layer_name(&disk.top);
             self.fresh.borrow_mut().remove(&layer);
         }
         match clone.become_clone(&origin, name).await {
@@ -67,9 +67,9 @@ impl Home {
     }
 
     async fn origin(&self, snapshot: u128, clone: &Home) -> Result<Origin> {
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (files, texts, state) = self.read_all(&survey).await?;
-        let uid = kept::uid_of(&texts, snapshot)?;
+        let uid = snapshot_files::uid_of(&texts, snapshot)?;
         let found = state.snapshots.iter().find(|own| own.id == snapshot).zip(uid);
         let Some((found, uid)) = found else {
             let cause = format!("a snapshot with the id {snapshot:032x}");
@@ -81,7 +81,7 @@ impl Home {
         for mut disk in self.disks_of(&vmx, &survey).await? {
             match found.disks.iter().find(|(number, _)| *number == disk.number) {
                 Some((_, layer)) => {
-                    disk.top = self.gate.path_of(layer);
+                    disk.top = self.folders.path_of(layer);
                     disk.mode = DiskMode::Persistent;
                     disk.reset_to = None;
                     disks.push(disk);
@@ -100,12 +100,12 @@ impl Home {
                 format!("{} holds no disk to clone", shown(&found.name)),
             ));
         }
-        Ok(Origin { uid, vmx_path: join(&self.gate.home().path, &files.vmx), vmx, disks })
+        Ok(Origin { uid, vmx_path: join(&self.folders.home().path, &files.vmx), vmx, disks })
     }
 
     /// Writes the clone at the path `vmx` into this home's .vmsd, or takes it out again.
     async fn note_clone(&self, uid: u32, vmx: &str, noted: bool) -> Result<()> {
-        let (files, mut texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let (files, mut texts) = self.texts(&Survey::new(&self.folders)).await?;
         let mut list = texts.vmsd.list().clone();
         for snapshot in list.snapshots.iter_mut().filter(|snapshot| snapshot.uid == uid) {
             let mut clones: Vec<String> = snapshot.clones().map(|(_, path)| path.to_owned()).collect();
@@ -136,8 +136,8 @@ impl Home {
 
     /// An empty child, in this home, of the layer at `parent`; its name follows that of `leaf`. The chain under it was walked.
     pub(super) async fn adopt(&self, parent: &str, leaf: &str) -> Result<LayerName> {
-        let parent = self.gate.place(parent).await?;
-        let (layer, link) = self.create_child_descriptor(self.gate.home(), &parent, leaf).await?;
+        let parent = self.folders.place(parent).await?;
+        let (layer, link) = self.create_child_descriptor(self.folders.home(), &parent, leaf).await?;
         self.create_child_extent(&layer, &link).await?;
         self.chain(&layer).await?;
         Ok(layer)
@@ -151,7 +151,7 @@ impl Home {
         vmx.values_mut()
             .replace(|key| ours(key) || PLACES.iter().any(|own| own.eq_ignore_ascii_case(key)), []);
         vmx.values_mut().set("displayName", &state.name);
-        if let Some(id) = self.gate.id.get() {
+        if let Some(id) = self.folders.id.get() {
             vmx.values_mut().set(super::state::VM_ID, &format!("{id:032x}"));
         }
         // No path of the origin means anything here, least of all by its last part.
@@ -190,7 +190,7 @@ impl Home {
 
     /// Removes the files of a home that was not to be: its .vmx first.
     pub(super) async fn abandon(&self) -> Result<()> {
-        self.gate.cache.clear();
+        self.folders.cache.clear();
         let names = self.dir().list().await?;
         let (vmx, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| name.ends_with(".vmx"));
         for name in vmx.into_iter().chain(others).filter(|name| !name.ends_with('/')) {

@@ -9,7 +9,7 @@ use blk::layer::Layer;
 use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::folders::{Folder, Folders, Place, Rank, join};
+use super::folders::{Folder, Folders, LayerFile, Role, join};
 use super::links::{self, OwnLink};
 use super::state::VM_ID;
 use super::survey::{Located, Survey};
@@ -17,7 +17,7 @@ use super::{Growth, Home, intent, write};
 use crate::descriptor::{Descriptor, NewChild, note_for_child_of};
 use crate::names::{DeltaNames, next_delta_names};
 use crate::text::check_name;
-use crate::vmfssparse::{Facts, VmfsSparse};
+use crate::vmfssparse::{DeltaParams, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
 
@@ -63,7 +63,7 @@ impl Home {
         vm.check(dir.path())?;
         let home = Home::new(dir, folders, growth);
         home.refuse_inhabited().await?;
-        home.gate.id.set(vm.id);
+        home.folders.id.set(vm.id);
         let mut state = VmState { name: vm.name.into(), ..VmState::default() };
         match home.create_files(&vm, &mut state).await {
             Ok(()) => Ok(home),
@@ -81,7 +81,7 @@ impl Home {
             // Bounded by VM_DISKS_MAX above.
             let Some(slot) = Slot::for_new_disk(index) else { break };
             let folder = self.disk_folder(disk).await?;
-            let elsewhere = folder.path != self.gate.home().path;
+            let elsewhere = folder.path != self.folders.home().path;
             let prepared_for = vm.id.filter(|_| elsewhere);
             let top = self.create_base(&folder, vm.name, disk.size_bytes, prepared_for).await?;
             state.disks.push(DiskState {
@@ -114,10 +114,10 @@ impl Home {
     /// other VM has.
     pub async fn remove_made_elsewhere(&self, vm: u128) -> Result<()> {
         let _turn = self.turn.lock().await;
-        self.gate.cache.clear();
-        self.gate.id.set(Some(vm));
-        intent::remove_tagged(&self.gate, &self.intent().tag).await?;
-        for OwnLink { layer, link, at_home } in links::read_own(&Survey::new(&self.gate)).await? {
+        self.folders.cache.clear();
+        self.folders.id.set(Some(vm));
+        intent::remove_tagged(&self.folders, &self.intent().tag).await?;
+        for OwnLink { layer, link, at_home } in links::read_own(&Survey::new(&self.folders)).await? {
             if !at_home && link.owner() == Some(vm) {
                 self.remove_link(&layer, &link).await?;
             }
@@ -130,7 +130,7 @@ impl Home {
         // What cannot be removed now is no VM; the error that led here is the one to report.
         let _ = self.abandon().await;
         for disk in &state.disks {
-            if let Ok(link) = links::read(&self.gate, &disk.top).await {
+            if let Ok(link) = links::read(&self.folders, &disk.top).await {
                 let _ = self.remove_link(&disk.top, &link).await;
             }
         }
@@ -151,7 +151,7 @@ impl Home {
     pub(super) async fn create_child(&self, parent: &str) -> Result<Rc<dyn Layer>> {
         let (name, link) = {
             let _turn = self.turn.lock().await;
-            let parent = self.gate.place(parent).await?;
+            let parent = self.folders.place(parent).await?;
             let folder = self.child_folder(&parent).await?;
             self.create_child_descriptor(&folder, &parent, &parent.name).await?
         };
@@ -169,8 +169,8 @@ impl Home {
     }
 
     /// Where deltas go: to the VM's snapshot folder if it has one, else beside the parent, else to the home.
-    async fn child_folder(&self, parent: &Place) -> Result<Folder> {
-        let vmx = match self.texts(&Survey::new(&self.gate)).await {
+    async fn child_folder(&self, parent: &LayerFile) -> Result<Folder> {
+        let vmx = match self.texts(&Survey::new(&self.folders)).await {
             Ok((_, texts)) => Some(texts.vmx),
             // A folder of disks without a VM.
             Err(e) if e.kind == ErrorKind::NotFound => None,
@@ -180,31 +180,32 @@ impl Home {
             && let Some(folder) = vmx.snapshot_folder()?
         {
             let place = format!("{}: workingDir", vmx.values().file());
-            return self.gate.own_folder(&place, folder).await;
+            return self.folders.own_folder(&place, folder).await;
         }
-        Ok(if parent.folder.rank == Rank::Own { parent.folder.clone() } else { self.gate.home().clone() })
+        Ok(if parent.folder.role == Role::Own { parent.folder.clone() } else { self.folders.home().clone() })
     }
 
     /// The descriptor, durable and marked as prepared. `leaf` is the name of a descriptor of the same disk.
     pub(super) async fn create_child_descriptor(
         &self,
         folder: &Folder,
-        parent: &Place,
+        parent: &LayerFile,
         leaf: &str,
     ) -> Result<(String, Descriptor)> {
-        let parent_link = links::read_in(&self.gate, parent).await?;
+        let parent_link = links::read_in(&self.folders, parent).await?;
         let _names = self.lock_names(folder).await?;
         let names = self.child_names(folder, parent, leaf).await?;
         let path = join(&folder.path, &names.descriptor);
-        let layer = self.gate.layer_name(&path);
-        let place = Place { folder: folder.clone(), name: names.descriptor.clone(), layer: layer.clone() };
+        let layer = self.folders.layer_name(&path);
+        let place =
+            LayerFile { folder: folder.clone(), name: names.descriptor.clone(), layer: layer.clone() };
         let child = NewChild {
             extent_file: &names.extent,
             capacity_sectors: parent_link.capacity_sectors(),
             content_id: self.new_content_id(),
             parent: &self.hint(&place, &parent.layer).await?,
             parent_cid: parent_link.cid(),
-            owner: self.gate.id.get(),
+            owner: self.folders.id.get(),
             note: note_for_child_of(&parent_link),
         };
         let link = child.descriptor(&folder.dir.path_of(&names.descriptor))?;
@@ -222,7 +223,7 @@ impl Home {
 
     /// While a name is chosen in a folder that others use too, no other VM chooses one there. None in the home, where `turn` is enough.
     pub(super) async fn lock_names(&self, folder: &Folder) -> Result<Option<Lock>> {
-        if folder.path == self.gate.home().path {
+        if folder.path == self.folders.home().path {
             return Ok(None);
         }
         for _ in 1..LOCK_TRIES {
@@ -235,7 +236,7 @@ impl Home {
     }
 
     /// Names that are free wherever a link of this disk might come to lie.
-    async fn child_names(&self, folder: &Folder, parent: &Place, leaf: &str) -> Result<DeltaNames> {
+    async fn child_names(&self, folder: &Folder, parent: &LayerFile, leaf: &str) -> Result<DeltaNames> {
         let taken = self.taken_names([folder, &parent.folder]).await?;
         next_delta_names(leaf, |name| taken.contains(name))
     }
@@ -244,10 +245,10 @@ impl Home {
         &self,
         folders: impl IntoIterator<Item = &'a Folder>,
     ) -> Result<BTreeSet<String>> {
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let mut taken = BTreeSet::new();
         let paths = folders.into_iter().map(|folder| &folder.path);
-        for path in paths.chain(self.gate.own().map(|folder| &folder.path)) {
+        for path in paths.chain(self.folders.own().map(|folder| &folder.path)) {
             taken.extend(survey.names(path).await?.iter().cloned());
         }
         Ok(taken)
@@ -257,14 +258,15 @@ impl Home {
     pub(super) async fn replace(&self, name: &str, content: Vec<u8>) -> Result<()> {
         let mut intent = self.intent();
         intent.replace.insert(name.into(), content);
-        intent.commit(&self.gate).await
+        intent.commit(&self.folders).await
     }
 
     pub(super) async fn create_child_extent(&self, name: &str, link: &Descriptor) -> Result<VmfsSparse> {
         let extent = &link.extents()[0];
-        let folder = links::folder_of(&self.gate, link).await?;
+        let folder = links::folder_of(&self.folders, link).await?;
         let file = folder.dir.create_new(&extent.file).await?;
-        let facts = Facts { name, capacity_sectors: extent.sectors, writable: true, growth: self.growth };
+        let facts =
+            DeltaParams { name, capacity_sectors: extent.sectors, writable: true, growth: self.growth };
         let layer = VmfsSparse::create(self.env().clone(), file, facts, self.grain_sectors.get()).await?;
         folder.dir.sync().await?;
         Ok(layer)
@@ -276,7 +278,7 @@ impl Home {
             let cause = format!("{name:?} is no link that was made in this session and never published");
             return Err(Error::refused(self.dir().path(), cause));
         }
-        let link = links::read(&self.gate, name).await?;
+        let link = links::read(&self.folders, name).await?;
         self.remove_link(name, &link).await?;
         self.prepared.borrow_mut().remove(name);
         Ok(())

@@ -9,14 +9,14 @@ use super::intent::{self, Intent};
 use super::links::{self, OwnLink};
 use super::publish::layers_of;
 use super::survey::Survey;
-use super::{Home, folders::Rank};
+use super::{Home, folders::Role};
 use crate::descriptor::Descriptor;
 
 impl Home {
     /// Removes prepared links that nothing refers to. In a folder that others use too, only those that carry this VM's id.
     pub(super) async fn remove_debris(&self, state: &VmState) -> Result<()> {
-        intent::remove_tagged(&self.gate, &self.intent().tag).await?;
-        let survey = Survey::new(&self.gate);
+        intent::remove_tagged(&self.folders, &self.intent().tag).await?;
+        let survey = Survey::new(&self.folders);
         let all = links::read_own(&survey).await?;
         let mut referred: BTreeSet<LayerName> = layers_of(state).into_iter().cloned().collect();
         for own in &all {
@@ -24,7 +24,7 @@ impl Home {
         }
         for OwnLink { layer, link, at_home } in &all {
             let ours =
-                link.is_prepared() && !self.gate.is_anothers(link) && (*at_home || link.owner().is_some());
+                link.is_prepared() && !self.folders.is_anothers(link) && (*at_home || link.owner().is_some());
             if ours && !referred.contains(layer) && !self.prepared.borrow().contains(layer) {
                 self.remove_link(layer, link).await?;
             }
@@ -35,16 +35,16 @@ impl Home {
     pub(super) async fn remove_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
         let mut files: Vec<String> = link.extents().iter().map(|extent| extent.file.clone()).collect();
         files.push(layer.to_owned());
-        self.gate.cache.changing(&files, self.unlink_link(layer, link)).await
+        self.folders.cache.changing(&files, self.unlink_link(layer, link)).await
     }
 
     /// The extents go first: the descriptor's mark says whose they are.
     async fn unlink_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
-        for extent in self.own_extents(&Survey::new(&self.gate), link).await? {
+        for extent in self.own_extents(&Survey::new(&self.folders), link).await? {
             extent.folder.dir.unlink_if_present(&extent.name).await?;
             extent.folder.dir.sync().await?;
         }
-        let place = self.gate.place(layer).await?;
+        let place = self.folders.place(layer).await?;
         place.folder.dir.unlink_if_present(&place.name).await?;
         place.folder.dir.sync().await
     }
@@ -53,10 +53,10 @@ impl Home {
     /// carry the mark.
     pub(super) async fn clear_marks_in_use(&self, state: &VmState, intent: &mut Intent) -> Result<()> {
         for layer in layers_of(state) {
-            if self.gate.rank_of(layer) != Some(Rank::Own) {
+            if self.folders.role_of(layer) != Some(Role::Own) {
                 continue;
             }
-            let link = match links::read(&self.gate, layer).await {
+            let link = match links::read(&self.folders, layer).await {
                 Ok(link) => link,
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
                 // Its opening reports it.

@@ -10,7 +10,7 @@ use super::links::{self, OwnLink};
 use super::publish::layers_of;
 use super::state::Texts;
 use super::survey::Survey;
-use super::{Home, folders::Rank};
+use super::{Home, folders::Role};
 use crate::descriptor::Descriptor;
 use crate::vmsd::Vmsd;
 
@@ -29,7 +29,7 @@ impl Home {
     /// descends from a layer of the home.
     pub(super) async fn links(&self) -> Result<Vec<LayerLink>> {
         let _turn = self.turn.lock().await;
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (_, _, state) = self.read_all(&survey).await?;
         let mut known: BTreeMap<LayerName, LayerLink> = BTreeMap::new();
         for layer in layers_of(&state) {
@@ -37,7 +37,7 @@ impl Home {
         }
         let mut nameless: BTreeMap<LayerName, Vec<LayerName>> = BTreeMap::new();
         for OwnLink { layer, link, at_home } in links::read_own(&survey).await? {
-            if link.is_prepared() || self.gate.is_anothers(&link) {
+            if link.is_prepared() || self.folders.is_anothers(&link) {
                 continue;
             }
             if at_home || link.owner().is_some() {
@@ -65,14 +65,14 @@ impl Home {
     ) -> Result<()> {
         let mut next = Some(top);
         while let Some(name) = next.take().filter(|name| !known.contains_key(name)) {
-            let link = match links::read(&self.gate, &name).await {
+            let link = match links::read(&self.folders, &name).await {
                 Ok(link) => link,
                 Err(e) if is_broken(e.kind) => break,
                 Err(e) => return Err(e),
             };
             let parent = links::known_parent_of(survey, &link).await?;
             let parent = parent.or_else(|| link.parent_hint().map(Into::into));
-            let foreign = self.gate.rank_of(&name) != Some(Rank::Own);
+            let foreign = self.folders.role_of(&name) != Some(Role::Own);
             known.insert(name.clone(), LayerLink { name, parent: parent.clone(), foreign });
             next = parent;
         }
@@ -82,7 +82,7 @@ impl Home {
     /// See `Manifest::dependants`.
     pub(super) async fn dependants(&self, layers: &[LayerName]) -> Result<Vec<Dependant>> {
         let _turn = self.turn.lock().await;
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (_, texts, state) = self.read_all(&survey).await?;
         let layers: BTreeSet<&LayerName> = layers.iter().collect();
         let mut found = self.noted_dependants(&survey, &texts, &state, &layers).await?;
@@ -127,18 +127,18 @@ impl Home {
         let mut found = Vec::new();
         let names: BTreeSet<&str> = layers.iter().map(|layer| base_name(layer)).collect();
         for path in self.searched_folders(survey).await? {
-            let folder = match self.gate.look(&path).await {
+            let folder = match self.folders.look(&path).await {
                 Ok(folder) => folder,
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
                 // Not everything in a datastore need be ours to read.
                 Err(_) => continue,
             };
-            let own = path == self.gate.home().path;
-            let shared = self.gate.own().any(|root| root.path == path);
+            let own = path == self.folders.home().path;
+            let shared = self.folders.own().any(|root| root.path == path);
             // One at a time: these are others' folders, of any size.
             for name in survey.names(&path).await?.iter() {
-                let Some(link) = links::readable(&self.gate, &folder, name).await? else { continue };
-                let theirs = if own || shared { self.gate.is_anothers(&link) } else { true };
+                let Some(link) = links::readable(&self.folders, &folder, name).await? else { continue };
+                let theirs = if own || shared { self.folders.is_anothers(&link) } else { true };
                 if !theirs || link.is_prepared() {
                     continue;
                 }
@@ -154,8 +154,8 @@ impl Home {
     }
 
     async fn searched_folders(&self, survey: &Survey<'_>) -> Result<BTreeSet<String>> {
-        let mut paths: BTreeSet<String> = self.gate.own().map(|folder| folder.path.clone()).collect();
-        for root in self.gate.search() {
+        let mut paths: BTreeSet<String> = self.folders.own().map(|folder| folder.path.clone()).collect();
+        for root in self.folders.search() {
             paths.insert(root.path.clone());
             let names = survey.names(&root.path).await?;
             let below =
@@ -166,7 +166,7 @@ impl Home {
     }
 
     fn clone_notes(&self, texts: &Texts) -> Vec<Note> {
-        let folder = &self.gate.home().path;
+        let folder = &self.folders.home().path;
         let snapshots = texts.snapshots();
         let notes =
             snapshots.flat_map(|snapshot| snapshot.clones().map(move |(_, path)| (snapshot.uid, path)));
@@ -177,7 +177,7 @@ impl Home {
 
     /// Whether the file is there, as far as the folders let one see; out of their sight nothing is known to be gone.
     async fn may_exist(&self, survey: &Survey<'_>, path: &str) -> Result<bool> {
-        match normal(path).filter(|path| path.starts_with('/') && self.gate.sees(path)) {
+        match normal(path).filter(|path| path.starts_with('/') && self.folders.sees(path)) {
             Some(path) => survey.has(&path).await,
             None => Ok(true),
         }
@@ -191,7 +191,7 @@ impl Home {
             let all: Vec<String> = snapshot.clones().map(|(_, path)| path.to_owned()).collect();
             let mut live = Vec::new();
             for path in &all {
-                let vmx = resolve(&self.gate.home().path, path).unwrap_or_else(|| path.clone());
+                let vmx = resolve(&self.folders.home().path, path).unwrap_or_else(|| path.clone());
                 if self.may_exist(survey, &vmx).await? {
                     live.push(path.clone());
                 }

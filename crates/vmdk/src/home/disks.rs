@@ -31,15 +31,15 @@ pub(super) fn check_size(place: &str, bytes: u64) -> Result<()> {
 impl Home {
     pub(super) async fn disk_folder(&self, disk: &NewDisk) -> Result<Folder> {
         match &disk.folder {
-            None => Ok(self.gate.home().clone()),
-            Some(path) => self.gate.own_folder("the folder of a new disk", path).await,
+            None => Ok(self.folders.home().clone()),
+            Some(path) => self.folders.own_folder("the folder of a new disk", path).await,
         }
     }
 
     pub(super) async fn create_disk(&self, state: &VmState, disk: &NewDisk) -> Result<DiskState> {
         let _turn = self.turn.lock().await;
         check_size(self.dir().path(), disk.size_bytes)?;
-        let (files, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let (files, texts) = self.texts(&Survey::new(&self.folders)).await?;
         let taken: Vec<Slot> = state.disks.iter().filter_map(|own| Slot::parse(&own.slot)).collect();
         let Some(slot) = texts.vmx.free_slot(&taken) else {
             let cause = format!("all {VM_DISKS_MAX} places of its SCSI controllers are taken");
@@ -93,7 +93,7 @@ impl Home {
             prepared_for,
         };
         let link = base.descriptor(&folder.dir.path_of(&names.descriptor))?;
-        let layer = self.gate.layer_name(&join(&folder.path, &names.descriptor));
+        let layer = self.folders.layer_name(&join(&folder.path, &names.descriptor));
         if prepared_for.is_some() {
             self.prepared.borrow_mut().insert(layer.clone());
         }
@@ -118,8 +118,8 @@ impl Home {
     /// The extent first: a file that is longer than its descriptor says is sound.
     pub(super) async fn grow(&self, name: &str, size_bytes: u64) -> Result<()> {
         let _turn = self.turn.lock().await;
-        let place = self.gate.place(name).await?;
-        let mut link = (*links::read_in(&self.gate, &place).await?).clone();
+        let place = self.folders.place(name).await?;
+        let mut link = (*links::read_in(&self.folders, &place).await?).clone();
         let file = link.file().to_owned();
         check_size(&file, size_bytes)?;
         let refused = |cause: String| Err(Error::refused(&file, format!("it cannot grow: {cause}")));
@@ -139,7 +139,7 @@ impl Home {
         if size_bytes < old_bytes {
             return refused(format!("it has {old_bytes} bytes and would shrink to {size_bytes}"));
         }
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         if let Some(child) = self.child_of(&survey, name).await? {
             let cause = format!("{} is a delta of it, and sizes must be equal along a chain", shown(&child));
             return refused(format!("{cause} (VMware's error 67); commit its snapshots first"));

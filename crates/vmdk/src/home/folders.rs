@@ -128,7 +128,7 @@ pub(super) fn outside(place: &str, written: &str) -> Error {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Rank {
+pub(super) enum Role {
     Own,
     Foreign,
     Search,
@@ -139,25 +139,25 @@ pub(super) enum Rank {
 pub(super) struct Folder {
     pub path: String,
     pub dir: Dir,
-    pub rank: Rank,
+    pub role: Role,
 }
 
 /// A file in such a folder.
-pub(super) struct Place {
+pub(super) struct LayerFile {
     pub folder: Folder,
     pub name: String,
     /// How the home calls it: `LayerName`.
     pub layer: LayerName,
 }
 
-impl Place {
+impl LayerFile {
     pub(super) fn is_foreign(&self) -> bool {
-        self.folder.rank != Rank::Own
+        self.folder.role != Role::Own
     }
 }
 
 /// The home's folder and those it was given.
-pub(super) struct Gate {
+pub(super) struct FolderSet {
     /// The home first.
     roots: Vec<Folder>,
     /// The VM's id, once it was read.
@@ -165,18 +165,18 @@ pub(super) struct Gate {
     pub cache: Cache,
 }
 
-impl Gate {
+impl FolderSet {
     pub(super) fn new(home: Dir, folders: Folders) -> Self {
         let mut roots = Vec::new();
         let ranked =
-            [(Rank::Own, folders.own), (Rank::Foreign, folders.foreign), (Rank::Search, folders.search)];
-        let given = ranked.into_iter().flat_map(|(rank, dirs)| dirs.into_iter().map(move |dir| (rank, dir)));
-        for (rank, dir) in [(Rank::Own, home)].into_iter().chain(given) {
+            [(Role::Own, folders.own), (Role::Foreign, folders.foreign), (Role::Search, folders.search)];
+        let given = ranked.into_iter().flat_map(|(role, dirs)| dirs.into_iter().map(move |dir| (role, dir)));
+        for (role, dir) in [(Role::Own, home)].into_iter().chain(given) {
             let path = normal(dir.path()).unwrap_or_else(|| dir.path().to_owned());
             // What is the home stays the home, whatever else it was given as.
             let is_home = roots.first().is_some_and(|home: &Folder| home.path == path);
-            if !(is_home && rank != Rank::Search) {
-                roots.push(Folder { path, dir, rank });
+            if !(is_home && role != Role::Search) {
+                roots.push(Folder { path, dir, role });
             }
         }
         Self { roots, id: Cell::default(), cache: Cache::default() }
@@ -188,11 +188,11 @@ impl Gate {
 
     /// The home, and the folders in which it may write; not what lies below them.
     pub(super) fn own(&self) -> impl Iterator<Item = &Folder> {
-        self.roots.iter().filter(|root| root.rank == Rank::Own)
+        self.roots.iter().filter(|root| root.role == Role::Own)
     }
 
     pub(super) fn search(&self) -> impl Iterator<Item = &Folder> {
-        self.roots.iter().filter(|root| root.rank == Rank::Search)
+        self.roots.iter().filter(|root| root.role == Role::Search)
     }
 
     pub(super) fn layer_name(&self, path: &str) -> LayerName {
@@ -207,30 +207,30 @@ impl Gate {
     }
 
     /// The deepest folder that holds `folder`. Of one path given twice, the stricter word counts.
-    fn root_of(&self, folder: &str, ranks: &[Rank]) -> Option<&Folder> {
+    fn root_of(&self, folder: &str, ranks: &[Role]) -> Option<&Folder> {
         let holds = |root: &&Folder| {
             let below = folder.strip_prefix(root.path.trim_end_matches('/'));
-            ranks.contains(&root.rank) && below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            ranks.contains(&root.role) && below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         let hidden = folder.split('/').any(|part| part == OWN_FOLDER);
         let roots = self.roots.iter().filter(|_| !hidden).filter(holds);
-        roots.max_by_key(|root| (root.path.len(), root.rank))
+        roots.max_by_key(|root| (root.path.len(), root.role))
     }
 
     /// Whether the file at `path` may be opened.
     pub(super) fn permits(&self, path: &str) -> bool {
-        self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]).is_some()
+        self.root_of(split(path).0, &[Role::Own, Role::Foreign]).is_some()
     }
 
-    pub(super) fn rank_of(&self, layer: &str) -> Option<Rank> {
+    pub(super) fn role_of(&self, layer: &str) -> Option<Role> {
         let path = self.path_of(layer);
-        self.root_of(split(&path).0, &[Rank::Own, Rank::Foreign]).map(|root| root.rank)
+        self.root_of(split(&path).0, &[Role::Own, Role::Foreign]).map(|root| root.role)
     }
 
     /// In the home's folder or below, which no other VM uses.
     pub(super) fn is_at_home(&self, path: &str) -> bool {
-        let root = self.root_of(split(path).0, &[Rank::Own, Rank::Foreign]);
-        root.is_some_and(|root| root.rank == Rank::Own && root.path == self.home().path)
+        let root = self.root_of(split(path).0, &[Role::Own, Role::Foreign]);
+        root.is_some_and(|root| root.role == Role::Own && root.path == self.home().path)
     }
 
     /// Whether another VM made this link.
@@ -240,44 +240,44 @@ impl Gate {
 
     /// Opens the folder at `path`, `NotFound` when there is none.
     pub(super) async fn folder(&self, path: &str) -> Result<Folder> {
-        self.enter(path, &[Rank::Own, Rank::Foreign]).await
+        self.enter(path, &[Role::Own, Role::Foreign]).await
     }
 
     /// Like `folder`, also where the home may only look.
     pub(super) async fn look(&self, path: &str) -> Result<Folder> {
-        self.enter(path, &[Rank::Own, Rank::Foreign, Rank::Search]).await
+        self.enter(path, &[Role::Own, Role::Foreign, Role::Search]).await
     }
 
     pub(super) fn sees(&self, path: &str) -> bool {
-        self.root_of(split(path).0, &[Rank::Own, Rank::Foreign, Rank::Search]).is_some()
+        self.root_of(split(path).0, &[Role::Own, Role::Foreign, Role::Search]).is_some()
     }
 
-    async fn enter(&self, path: &str, ranks: &[Rank]) -> Result<Folder> {
+    async fn enter(&self, path: &str, ranks: &[Role]) -> Result<Folder> {
         let root = self.root_of(path, ranks).ok_or_else(|| outside(&self.home().path, path))?;
         let mut dir = root.dir.clone();
         let below = &path[root.path.trim_end_matches('/').len()..];
         for part in below.split('/').filter(|part| !part.is_empty()) {
             dir = dir.open_dir(part, false).await?;
         }
-        Ok(Folder { path: path.into(), dir, rank: root.rank })
+        Ok(Folder { path: path.into(), dir, role: root.role })
     }
 
     /// The folder of a layer, and its file in there.
-    pub(super) async fn place(&self, layer: &str) -> Result<Place> {
+    pub(super) async fn place(&self, layer: &str) -> Result<LayerFile> {
         let path = self.path_of(layer);
         let (folder, name) = split(&path);
         let folder = self.folder(folder).await?;
-        Ok(Place { folder, name: name.into(), layer: self.layer_name(&path) })
+        Ok(LayerFile { folder, name: name.into(), layer: self.layer_name(&path) })
     }
 
     /// An own folder that the user named; relative paths are meant from the home.
     pub(super) async fn own_folder(&self, place: &str, written: &str) -> Result<Folder> {
         let path = resolve(&self.home().path, written).ok_or_else(|| outside(place, written))?;
-        if self.root_of(&path, &[Rank::Own, Rank::Foreign]).is_none() {
+        if self.root_of(&path, &[Role::Own, Role::Foreign]).is_none() {
             return Err(outside(place, written));
         }
         let folder = self.folder(&path).await?;
-        if folder.rank != Rank::Own {
+        if folder.role != Role::Own {
             let cause = format!("it names {}, a folder this VM only reads from", shown(written));
             return Err(Error::refused(place, format!("{cause}; choose one that is its own")));
         }

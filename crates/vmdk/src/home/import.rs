@@ -13,7 +13,7 @@ use super::folders::{Folders, base_name};
 use super::intent::private_name;
 use super::state::Texts;
 use super::survey::{Located, Survey};
-use super::{Growth, Home, kept};
+use super::{Growth, Home, snapshot_files};
 use crate::text::check_name;
 use crate::vmsd::Vmsd;
 use crate::vmx::Vmx;
@@ -36,11 +36,11 @@ impl Home {
         let mut home = Home::new(dir, folders, growth);
         home.ignore_content_ids = source.ignore_content_ids;
         home.refuse_inhabited().await?;
-        home.gate.id.set(Some(home.random()));
+        home.folders.id.set(Some(home.random()));
         let (_, texts, state) = {
             let _turn = source.turn.lock().await;
-            source.gate.cache.clear();
-            source.read_all(&Survey::new(&source.gate)).await?
+            source.folders.cache.clear();
+            source.read_all(&Survey::new(&source.folders)).await?
         };
         if !state.folds.is_empty() {
             let cause = "commits are under way in it; open it in place and let them end";
@@ -60,7 +60,7 @@ impl Home {
         let found = absolute(source, state);
         let mut next = found.clone();
         next.name = name.into();
-        next.id = self.gate.id.get().unwrap_or_default();
+        next.id = self.folders.id.get().unwrap_or_default();
         next.generation = ContentGeneration::begin(self.random() as u64);
         for disk in &mut next.disks {
             // VMware drops the writes of a nonpersistent disk at power-on: what it goes back to is what counts.
@@ -83,7 +83,7 @@ impl Home {
         self.copy_nvram(source.dir(), &texts.vmx).await?;
         self.dir().open_dir(OWN_FOLDER, true).await?;
         self.dir().sync().await?;
-        self.replace(&private_name(&kept::file_name(uid)), kept.to_bytes()).await?;
+        self.replace(&private_name(&snapshot_files::file_name(uid)), kept.to_bytes()).await?;
         self.settle(&own.vmx, &own.vmsd, name).await
     }
 
@@ -118,19 +118,19 @@ impl Home {
     async fn absolute_list(&self, texts: &Texts, file: &str) -> Result<Vmsd> {
         let mut vmsd = texts.vmsd.named(file);
         let mut list = vmsd.list().clone();
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let place = texts.vmsd.values().file();
         for snapshot in &mut list.snapshots {
             for disk in &mut snapshot.disks {
                 if let Ok(located) = survey.locate(place, &disk.file_name).await {
-                    disk.file_name = self.gate.path_of(&located.layer);
+                    disk.file_name = self.folders.path_of(&located.layer);
                 }
             }
             let machine_state = snapshot.other("filename").map(str::to_owned);
             if let Some(written) = machine_state
                 && let Ok(located) = survey.locate(place, &written).await
             {
-                snapshot.set_other("filename", Some(&self.gate.path_of(&located.layer)));
+                snapshot.set_other("filename", Some(&self.folders.path_of(&located.layer)));
             }
             snapshot.set_clones(&[]);
         }
@@ -142,7 +142,7 @@ impl Home {
 /// The state with every layer by its absolute path.
 fn absolute(home: &Home, state: &VmState) -> VmState {
     let mut state = state.clone();
-    let path = |layer: &mut String| *layer = home.gate.path_of(layer);
+    let path = |layer: &mut String| *layer = home.folders.path_of(layer);
     for disk in &mut state.disks {
         path(&mut disk.top);
         disk.reset_to.as_mut().map(path);

@@ -13,7 +13,7 @@ use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 use futures_util::future::join_all;
 
-use super::folders::{Gate, Rank, outside};
+use super::folders::{FolderSet, Role, outside};
 use crate::keyvalue::KeyValues;
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, check_written, decimal, wrong};
@@ -47,14 +47,14 @@ struct Target {
 }
 
 impl Target {
-    async fn find(gate: &Gate, tag: &str, written: &str) -> Result<Target> {
-        let home = gate.home();
+    async fn find(folders: &FolderSet, tag: &str, written: &str) -> Result<Target> {
+        let home = folders.home();
         if let Some(name) = written.strip_prefix(OWN_FOLDER).and_then(|rest| rest.strip_prefix('/')) {
             let dir = home.dir.open_dir(OWN_FOLDER, true).await?;
             return Ok(Target { folder: OWN_FOLDER.into(), dir, name: name.into(), staged: name.into() });
         }
-        let place = gate.place(written).await?;
-        if place.folder.rank != Rank::Own {
+        let place = folders.place(written).await?;
+        if place.folder.role != Role::Own {
             return Err(outside(&home.path, written));
         }
         let alone = place.folder.path == home.path;
@@ -62,10 +62,14 @@ impl Target {
         Ok(Target { folder: place.folder.path, dir: place.folder.dir, name: place.name, staged })
     }
 
-    async fn find_all(gate: &Gate, tag: &str, names: impl Iterator<Item = &String>) -> Result<Vec<Target>> {
+    async fn find_all(
+        folders: &FolderSet,
+        tag: &str,
+        names: impl Iterator<Item = &String>,
+    ) -> Result<Vec<Target>> {
         let mut targets = Vec::new();
         for name in names {
-            targets.push(Target::find(gate, tag, name).await?);
+            targets.push(Target::find(folders, tag, name).await?);
         }
         Ok(targets)
     }
@@ -87,19 +91,19 @@ async fn sync(targets: impl Iterator<Item = &Target>) -> Result<()> {
 }
 
 impl Intent {
-    pub(super) async fn commit(&self, gate: &Gate) -> Result<()> {
+    pub(super) async fn commit(&self, folders: &FolderSet) -> Result<()> {
         if self.replace.is_empty() && self.remove.is_empty() {
             return Ok(());
         }
         for (name, content) in &self.replace {
-            check_written(&gate.path_of(name), content)?;
+            check_written(&folders.path_of(name), content)?;
         }
-        gate.cache.changing(self.replace.keys().chain(&self.remove), self.write(gate)).await
+        folders.cache.changing(self.replace.keys().chain(&self.remove), self.write(folders)).await
     }
 
-    async fn write(&self, gate: &Gate) -> Result<()> {
-        let targets = Target::find_all(gate, &self.tag, self.replace.keys()).await?;
-        let removals = Target::find_all(gate, &self.tag, self.remove.iter()).await?;
+    async fn write(&self, folders: &FolderSet) -> Result<()> {
+        let targets = Target::find_all(folders, &self.tag, self.replace.keys()).await?;
+        let removals = Target::find_all(folders, &self.tag, self.remove.iter()).await?;
         if let ([target], true) = (&targets[..], removals.is_empty()) {
             // One rename is atomic by itself.
             let content = &self.replace[self.replace.keys().next().expect("one")];
@@ -110,7 +114,7 @@ impl Intent {
             }
             return target.dir.sync().await.map_err(in_doubt);
         }
-        let private = match self.stage(gate, &targets).await {
+        let private = match self.stage(folders, &targets).await {
             Ok(private) => private,
             Err(e) => {
                 unstage(&targets).await;
@@ -126,8 +130,8 @@ impl Intent {
     }
 
     /// Everything up to the rename that is the change. When it fails the record is not in place.
-    async fn stage(&self, gate: &Gate, targets: &[Target]) -> Result<Dir> {
-        let home = &gate.home().dir;
+    async fn stage(&self, folders: &FolderSet, targets: &[Target]) -> Result<Dir> {
+        let home = &folders.home().dir;
         let private = home.open_dir(OWN_FOLDER, true).await?;
         if private.list().await?.iter().any(|name| name == RECORD) {
             let cause = "a change that failed is still on record here; restart unstun, which completes it";
@@ -142,7 +146,7 @@ impl Intent {
         join_all(staged).await.into_iter().collect::<Result<Vec<_>>>()?;
         // The home always: its private folder may be new.
         home.sync().await?;
-        sync(targets.iter().filter(|target| target.folder != gate.home().path)).await?;
+        sync(targets.iter().filter(|target| target.folder != folders.home().path)).await?;
         private.stage_file(RECORD, &self.record()).await?;
         private.rename(&temporary(RECORD), RECORD).await?;
         Ok(private)
@@ -199,13 +203,13 @@ async fn carry_out(private: &Dir, renames: &[Target], removals: &[Target]) -> Re
 }
 
 /// Whether a change was begun and is not carried out.
-pub(super) async fn is_pending(gate: &Gate) -> Result<bool> {
-    Ok(private_names(gate).await?.iter().any(|name| name == RECORD))
+pub(super) async fn is_pending(folders: &FolderSet) -> Result<bool> {
+    Ok(private_names(folders).await?.iter().any(|name| name == RECORD))
 }
 
 /// What is in the private folder; nothing when there is none.
-pub(super) async fn private_names(gate: &Gate) -> Result<Vec<String>> {
-    match gate.home().dir.open_dir(OWN_FOLDER, false).await {
+pub(super) async fn private_names(folders: &FolderSet) -> Result<Vec<String>> {
+    match folders.home().dir.open_dir(OWN_FOLDER, false).await {
         Ok(private) => private.list().await,
         Err(e) if e.kind == ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e),
@@ -214,17 +218,17 @@ pub(super) async fn private_names(gate: &Gate) -> Result<Vec<String>> {
 
 /// Finishes the change of a record that is still there, and removes from the home what a change left behind that never became
 /// one.
-pub(super) async fn recover(gate: &Gate) -> Result<()> {
-    make_names_durable(gate).await?;
-    let home = &gate.home().dir;
-    let ours = private_names(gate).await?;
+pub(super) async fn recover(folders: &FolderSet) -> Result<()> {
+    make_names_durable(folders).await?;
+    let home = &folders.home().dir;
+    let ours = private_names(folders).await?;
     if !ours.is_empty() {
         let private = home.open_dir(OWN_FOLDER, false).await?;
         if ours.iter().any(|name| name == RECORD) {
             let bytes = private.read_file(RECORD, TEXT_BYTES_MAX as u64).await?;
             let record = parse(private.env(), private.path_of(RECORD), bytes, read_record).await?;
-            let renames = Target::find_all(gate, &record.tag, record.renames.iter()).await?;
-            let removals = Target::find_all(gate, &record.tag, record.removals.iter()).await?;
+            let renames = Target::find_all(folders, &record.tag, record.renames.iter()).await?;
+            let removals = Target::find_all(folders, &record.tag, record.removals.iter()).await?;
             carry_out(&private, &renames, &removals).await?;
         }
         remove_temporary(&private, TEMPORARY_SUFFIX).await?;
@@ -234,11 +238,11 @@ pub(super) async fn recover(gate: &Gate) -> Result<()> {
 
 /// Makes the names durable that this load finds. A process that was killed may have left the removal of its record in the
 /// cache: after a loss of power the record would be there again, and rename the files that a later change has staged.
-async fn make_names_durable(gate: &Gate) -> Result<()> {
-    for folder in gate.own() {
+async fn make_names_durable(folders: &FolderSet) -> Result<()> {
+    for folder in folders.own() {
         folder.dir.sync().await?;
     }
-    match gate.home().dir.open_dir(OWN_FOLDER, false).await {
+    match folders.home().dir.open_dir(OWN_FOLDER, false).await {
         Ok(private) => private.sync().await,
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
@@ -246,8 +250,8 @@ async fn make_names_durable(gate: &Gate) -> Result<()> {
 }
 
 /// Removes from the other own folders what this home left behind there.
-pub(super) async fn remove_tagged(gate: &Gate, tag: &str) -> Result<()> {
-    for folder in gate.own().skip(1) {
+pub(super) async fn remove_tagged(folders: &FolderSet, tag: &str) -> Result<()> {
+    for folder in folders.own().skip(1) {
         remove_temporary(&folder.dir, &format!(".{tag}{TEMPORARY_SUFFIX}")).await?;
     }
     Ok(())

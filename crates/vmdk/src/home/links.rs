@@ -8,76 +8,80 @@ use blk::manifest::{CHAIN_LAYERS_MAX, LayerInfo, LayerName};
 use blk::reactor::OpenMode;
 use blk::{Error, ErrorKind, Result, SECTOR};
 
-use super::cache::Known;
-use super::folders::{Folder, Gate, Place, Rank, join, normal, split};
+use super::cache::CachedFile;
+use super::folders::{Folder, FolderSet, LayerFile, Role, join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
-use crate::probe::{self, Found};
+use crate::probe::{self, Probed};
 use crate::text::{FolderTexts, shown, wrong};
 
 /// Ends of names that are no disk's.
 const NO_DATA: [&str; 5] = ["vmx", "vmsd", "vmsn", "vmem", "nvram"];
 
 /// The descriptor of `layer`.
-pub(super) async fn read(gate: &Gate, layer: &str) -> Result<Rc<Descriptor>> {
-    if let Some(Known::Link(link)) = gate.cache.get(&gate.path_of(layer)) {
+pub(super) async fn read(folders: &FolderSet, layer: &str) -> Result<Rc<Descriptor>> {
+    if let Some(CachedFile::Link(link)) = folders.cache.get(&folders.path_of(layer)) {
         return Ok(link);
     }
-    read_in(gate, &gate.place(layer).await?).await
+    read_in(folders, &folders.place(layer).await?).await
 }
 
 /// Like `read`, of a layer whose place is known.
-pub(super) async fn read_in(gate: &Gate, place: &Place) -> Result<Rc<Descriptor>> {
+pub(super) async fn read_in(folders: &FolderSet, place: &LayerFile) -> Result<Rc<Descriptor>> {
     let path = join(&place.folder.path, &place.name);
-    if let Some(Known::Link(link)) = gate.cache.get(&path) {
+    if let Some(CachedFile::Link(link)) = folders.cache.get(&path) {
         return Ok(link);
     }
-    let age = gate.cache.age();
+    let age = folders.cache.age();
     let link = Rc::new(probe::read_descriptor(&place.folder.dir, &place.name).await?);
-    keep(gate, path, age, Known::Link(link.clone()));
+    keep(folders, path, age, CachedFile::Link(link.clone()));
     Ok(link)
 }
 
 /// Keeps what no other program writes: see `Cache`.
-fn keep(gate: &Gate, path: String, age: u64, known: Known) {
-    let at_home = gate.is_at_home(&path);
+fn keep(folders: &FolderSet, path: String, age: u64, known: CachedFile) {
+    let at_home = folders.is_at_home(&path);
     let ours = match &known {
-        Known::Link(link) if link.owner().is_some() => link.owner() == gate.id.get(),
-        Known::Link(_) => at_home,
-        Known::NoLink => at_home || gate.cache.is_extent(&path),
+        CachedFile::Link(link) if link.owner().is_some() => link.owner() == folders.id.get(),
+        CachedFile::Link(_) => at_home,
+        CachedFile::NoLink => at_home || folders.cache.is_extent(&path),
     };
-    if ours && gate.rank_of(&path) == Some(Rank::Own) {
-        gate.cache.keep(path, age, known);
+    if ours && folders.role_of(&path) == Some(Role::Own) {
+        folders.cache.keep(path, age, known);
     }
 }
 
 /// The descriptor at `name` in `folder`; None when the file is something else.
-async fn find_in(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
+async fn find_in(folders: &FolderSet, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
     let path = join(&folder.path, name);
-    match gate.cache.get(&path) {
-        Some(Known::Link(link)) => return Ok(Some(link)),
-        Some(Known::NoLink) => return Ok(None),
+    match folders.cache.get(&path) {
+        Some(CachedFile::Link(link)) => return Ok(Some(link)),
+        Some(CachedFile::NoLink) => return Ok(None),
         None => {}
     }
-    let age = gate.cache.age();
+    let age = folders.cache.age();
     let known = match probe::find_descriptor(&folder.dir, name).await? {
-        Found::Link(link) => Known::Link(Rc::new(link)),
-        Found::Other => Known::NoLink,
-        Found::Empty => return Ok(None),
+        Probed::Link(link) => CachedFile::Link(Rc::new(link)),
+        Probed::Other => CachedFile::NoLink,
+        Probed::Empty => return Ok(None),
     };
-    keep(gate, path, age, known.clone());
+    keep(folders, path, age, known.clone());
     Ok(match known {
-        Known::Link(link) => Some(link),
-        Known::NoLink => None,
+        CachedFile::Link(link) => Some(link),
+        CachedFile::NoLink => None,
     })
 }
 
 /// The descriptor called `name`, if it is one that can be read. What is damaged is passed over here, and reported when it is used.
-pub(super) async fn readable(gate: &Gate, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
+pub(super) async fn readable(
+    folders: &FolderSet,
+    folder: &Folder,
+    name: &str,
+) -> Result<Option<Rc<Descriptor>>> {
     if !name.to_ascii_lowercase().ends_with(".vmdk") || name.ends_with(TEMPORARY_SUFFIX) {
         return Ok(None);
     }
-    match find_in(gate, folder, name).await {
+    match find_in(folders, folder, name).await {
         // Not found: a child that could not be made is being taken away.
         Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Unsupported | ErrorKind::NotFound) => {
             Ok(None)
@@ -91,13 +95,13 @@ pub(super) async fn readable(gate: &Gate, folder: &Folder, name: &str) -> Result
 /// # Errors
 /// `Damaged`: they are more than a VM's folder has, all together.
 pub(super) async fn read_folder(
-    gate: &Gate,
+    folders: &FolderSet,
     folder: &Folder,
     names: &BTreeSet<String>,
 ) -> Result<Vec<(String, Rc<Descriptor>)>> {
     let (mut found, mut texts) = (Vec::new(), FolderTexts::default());
     for name in names {
-        let Some(link) = readable(gate, folder, name).await? else { continue };
+        let Some(link) = readable(folders, folder, name).await? else { continue };
         let (bytes, lines) = link.text_size();
         texts.add_size(link.file(), bytes, lines)?;
         found.push((name.clone(), link));
@@ -116,10 +120,10 @@ pub(super) struct OwnLink {
 /// Every readable descriptor in the home and in the other folders in which it may write.
 pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
     let mut found = Vec::new();
-    for (index, folder) in survey.gate.own().enumerate() {
+    for (index, folder) in survey.folders.own().enumerate() {
         let names = survey.own_names(&folder.path).await?;
-        for (name, link) in read_folder(survey.gate, folder, &names).await? {
-            let layer = survey.gate.layer_name(&join(&folder.path, &name));
+        for (name, link) in read_folder(survey.folders, folder, &names).await? {
+            let layer = survey.folders.layer_name(&join(&folder.path, &name));
             found.push(OwnLink { layer, link, at_home: index == 0 });
         }
     }
@@ -132,7 +136,7 @@ pub(super) async fn parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result
     let mut found = survey.locate_all(child.file(), hint).await?;
     if found.len() > 1 {
         for located in &found {
-            let candidate = read(survey.gate, &located.layer).await;
+            let candidate = read(survey.folders, &located.layer).await;
             if candidate.is_ok_and(|link| Some(link.cid()) == child.parent_cid()) {
                 return Ok(Some(located.clone()));
             }
@@ -157,7 +161,7 @@ pub(super) async fn chain(
     top: &str,
     ignore_content_ids: bool,
 ) -> Result<Vec<(LayerName, Rc<Descriptor>)>> {
-    let place = || survey.gate.path_of(top);
+    let place = || survey.folders.path_of(top);
     let mut links: Vec<(LayerName, Rc<Descriptor>)> = Vec::new();
     let mut seen = BTreeSet::new();
     let mut at = top.to_owned();
@@ -171,7 +175,7 @@ pub(super) async fn chain(
             return Err(Error::refused(place(), format!("{cause}; convert it into a new disk")));
         }
         let child = links.last().map(|(_, link)| &**link);
-        let link = read(survey.gate, &at).await.map_err(|e| missing_parent(e, child))?;
+        let link = read(survey.folders, &at).await.map_err(|e| missing_parent(e, child))?;
         if let Some(child) = child {
             check_pair(child, &link, ignore_content_ids)?;
         }
@@ -240,19 +244,22 @@ pub(super) async fn info(
         size_bytes: link.capacity_sectors() * SECTOR,
         format: link.create_type().into(),
         allocated_bytes,
-        foreign: survey.gate.place(name).await?.is_foreign(),
+        foreign: survey.folders.place(name).await?.is_foreign(),
     })
 }
 
 /// The folder in which a descriptor lies.
-pub(super) async fn folder_of(gate: &Gate, link: &Descriptor) -> Result<Folder> {
+pub(super) async fn folder_of(folders: &FolderSet, link: &Descriptor) -> Result<Folder> {
     let path = normal(link.file()).unwrap_or_default();
-    gate.folder(split(&path).0).await
+    folders.folder(split(&path).0).await
 }
 
 /// The files of a link by their names as written, each once.
-pub(super) async fn extent_places(survey: &Survey<'_>, link: &Descriptor) -> Result<BTreeMap<String, Place>> {
-    let folder = folder_of(survey.gate, link).await?;
+pub(super) async fn extent_places(
+    survey: &Survey<'_>,
+    link: &Descriptor,
+) -> Result<BTreeMap<String, LayerFile>> {
+    let folder = folder_of(survey.folders, link).await?;
     let mut places = BTreeMap::new();
     for extent in link.extents().iter().filter(|extent| !extent.file.is_empty()) {
         if places.contains_key(&extent.file) {
@@ -266,11 +273,11 @@ pub(super) async fn extent_places(survey: &Survey<'_>, link: &Descriptor) -> Res
         }
         let place = if extent.file.contains(['/', '\\']) {
             let located = survey.locate(link.file(), &extent.file).await?;
-            survey.gate.place(&located.layer).await?
+            survey.folders.place(&located.layer).await?
         } else {
             let path = join(&folder.path, &extent.file);
-            let layer = survey.gate.layer_name(&path);
-            Place { folder: folder.clone(), name: extent.file.clone(), layer }
+            let layer = survey.folders.layer_name(&path);
+            LayerFile { folder: folder.clone(), name: extent.file.clone(), layer }
         };
         places.insert(extent.file.clone(), place);
     }

@@ -6,7 +6,7 @@
 //! Order of a take's steps here: the child's descriptor is durable, with a mark that says "prepared", before its extent exists, so that
 //! whatever a crash leaves can be told from a user's file. `publish` takes the mark out together with naming the child.
 //!
-//! A home's layers may lie in several folders, and those folders may be shared: `Gate` lets into them, and what this home made in
+//! A home's layers may lie in several folders, and those folders may be shared: `FolderSet` lets into them, and what this home made in
 //! one carries its id. In the home itself everything is its own.
 
 mod bin;
@@ -19,10 +19,10 @@ mod disks;
 mod folders;
 mod import;
 mod intent;
-mod kept;
 mod links;
 mod publish;
 mod settings;
+mod snapshot_files;
 mod state;
 mod survey;
 mod touch;
@@ -47,7 +47,7 @@ use crate::probe;
 use crate::read::parse;
 use crate::sesparse::{self, SeSparse};
 use crate::text::{TEXT_BYTES_MAX, shown};
-use crate::vmfssparse::{Facts, Growth, VmfsSparse};
+use crate::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, Vmx};
 
@@ -55,12 +55,12 @@ use bin::Binned;
 pub(crate) use bin::binned_layers;
 pub use create::NewVm;
 pub(crate) use dependants::is_foreign_lock;
-use folders::Gate;
+use folders::FolderSet;
 pub use folders::{FolderKind, Folders, format_roots, parse_roots};
 use intent::Intent;
 pub(crate) use intent::RECORD;
 pub(crate) use state::VM_ID;
-use state::{Assigned, Surroundings, Texts};
+use state::{AssignedIds, ReadContext, Texts};
 use survey::Survey;
 
 /// Space set aside, in the private folder.
@@ -71,7 +71,7 @@ pub type Admit = Box<dyn Fn(Opening, usize) -> Result<()>>;
 
 /// A VM's home. Calls may overlap; changes of its files take turns.
 pub struct Home {
-    gate: Gate,
+    folders: FolderSet,
     growth: Growth,
     /// Of the deltas made from here on.
     grain_sectors: Cell<u32>,
@@ -100,7 +100,7 @@ impl Home {
     /// Opens nothing yet. `growth` is for the deltas written here.
     pub fn new(dir: Dir, folders: Folders, growth: Growth) -> Self {
         Self {
-            gate: Gate::new(dir, folders),
+            folders: FolderSet::new(dir, folders),
             growth,
             grain_sectors: Cell::new(1),
             ignore_content_ids: false,
@@ -121,7 +121,7 @@ impl Home {
 
     /// Returns the home's own folder.
     pub fn dir(&self) -> &Dir {
-        &self.gate.home().dir
+        &self.folders.home().dir
     }
 
     fn env(&self) -> &Env {
@@ -139,7 +139,7 @@ impl Home {
 
     /// What the files say is read again.
     fn forget_read(&self) {
-        self.gate.cache.clear();
+        self.folders.cache.clear();
         self.bin.take();
     }
 
@@ -153,7 +153,7 @@ impl Home {
 
     /// An empty change, with the mark of this home's temporary files.
     fn intent(&self) -> Intent {
-        let tag = self.gate.id.get().map_or_else(|| "new".into(), |id| format!("{:08x}", id as u32));
+        let tag = self.folders.id.get().map_or_else(|| "new".into(), |id| format!("{:08x}", id as u32));
         Intent { tag, ..Intent::default() }
     }
 
@@ -180,7 +180,7 @@ impl Home {
         let limit = TEXT_BYTES_MAX as u64;
         let vmx = self.dir().read_file(&files.vmx, limit).await?;
         let vmx = parse(self.dir().env(), self.dir().path_of(&files.vmx), vmx, Vmx::parse).await?;
-        self.gate.id.set(state::id(vmx.values(), state::VM_ID)?.or(self.gate.id.get()));
+        self.folders.id.set(state::id(vmx.values(), state::VM_ID)?.or(self.folders.id.get()));
         let path = self.dir().path_of(&files.vmsd);
         let vmsd = match names.contains(&files.vmsd) {
             true => {
@@ -196,12 +196,12 @@ impl Home {
     async fn load(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
         self.forget_read();
-        intent::recover(&self.gate).await?;
-        let survey = Survey::new(&self.gate);
+        intent::recover(&self.folders).await?;
+        let survey = Survey::new(&self.folders);
         let (files, mut texts) = self.texts(&survey).await?;
         let pruned = self.prune_clones(&survey, &mut texts.vmsd).await?;
         let (state, assigned) = self.read_texts(&survey, &files, &mut texts).await?;
-        self.gate.id.set(Some(state.id));
+        self.folders.id.set(Some(state.id));
         let mut intent = self.intent();
         if assigned.in_vmx {
             intent.replace.insert(files.vmx, texts.vmx.to_bytes());
@@ -210,7 +210,7 @@ impl Home {
             intent.replace.insert(files.vmsd, texts.vmsd.to_bytes());
         }
         self.clear_marks_in_use(&state, &mut intent).await?;
-        intent.commit(&self.gate).await?;
+        intent.commit(&self.folders).await?;
         self.remove_debris(&state).await?;
         Ok(state)
     }
@@ -220,7 +220,7 @@ impl Home {
     pub async fn read(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
         self.forget_read();
-        Ok(self.read_all(&Survey::new(&self.gate)).await?.2)
+        Ok(self.read_all(&Survey::new(&self.folders)).await?.2)
     }
 
     /// Returns the VM's id as its configuration or, without one there, its running links have it. Writes nothing, and carries out
@@ -228,7 +228,7 @@ impl Home {
     pub async fn id(&self) -> Result<Option<u128>> {
         let _turn = self.turn.lock().await;
         self.forget_read();
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (files, texts) = self.texts(&survey).await?;
         if let Some(id) = state::id(texts.vmx.values(), VM_ID)? {
             return Ok(Some(id));
@@ -239,7 +239,7 @@ impl Home {
     }
 
     async fn read_all(&self, survey: &Survey<'_>) -> Result<(TextNames, Texts, VmState)> {
-        if intent::is_pending(&self.gate).await? {
+        if intent::is_pending(&self.folders).await? {
             let cause = "a change of this home was interrupted and is not carried out yet; open the VM in place first";
             return Err(Error::refused(self.dir().path(), cause));
         }
@@ -253,7 +253,7 @@ impl Home {
         survey: &Survey<'_>,
         files: &TextNames,
         texts: &mut Texts,
-    ) -> Result<(VmState, Assigned)> {
+    ) -> Result<(VmState, AssignedIds)> {
         let paths = texts.paths()?;
         let place = self.dir().path_of(&files.vmx);
         let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
@@ -263,7 +263,7 @@ impl Home {
             None => self.maker_of_tops(&texts.vmx, &resolved).await?,
             known => known,
         };
-        let at = Surroundings { fallback_name: &files.stem, id, local: &local, size_bytes: &size_bytes };
+        let at = ReadContext { fallback_name: &files.stem, id, local: &local, size_bytes: &size_bytes };
         let (mut state, assigned) = texts.read(&at, || self.random())?;
         state.bin = self.read_bin(survey, texts).await?;
         Ok((state, assigned))
@@ -274,7 +274,7 @@ impl Home {
     async fn maker_of_tops(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<Option<u128>> {
         for disk in vmx.disks()? {
             let top = disk.redo.as_ref().unwrap_or(&disk.file_name);
-            let owner = links::read(&self.gate, &resolved.get(top)?.layer).await?.owner();
+            let owner = links::read(&self.folders, &resolved.get(top)?.layer).await?.owner();
             if owner.is_some() {
                 return Ok(owner);
             }
@@ -285,14 +285,14 @@ impl Home {
     async fn disk_sizes(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<BTreeMap<Slot, u64>> {
         let mut sizes = BTreeMap::new();
         for disk in vmx.disks()? {
-            let link = links::read(&self.gate, &resolved.get(&disk.file_name)?.layer).await?;
+            let link = links::read(&self.folders, &resolved.get(&disk.file_name)?.layer).await?;
             sizes.insert(disk.slot, link.capacity_sectors() * SECTOR);
         }
         Ok(sizes)
     }
 
     async fn chain(&self, top: &str) -> Result<Vec<LayerInfo>> {
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let chain = links::chain(&survey, top, self.ignore_content_ids).await?;
         let mut infos: Vec<LayerInfo> = Vec::new();
         for (name, link) in &chain {
@@ -303,14 +303,14 @@ impl Home {
     }
 
     async fn chain_names(&self, top: &str) -> Result<Vec<LayerName>> {
-        let chain = links::chain(&Survey::new(&self.gate), top, self.ignore_content_ids).await?;
+        let chain = links::chain(&Survey::new(&self.folders), top, self.ignore_content_ids).await?;
         Ok(chain.into_iter().map(|(name, _)| name).collect())
     }
 
     async fn open(&self, name: &str, writable: bool) -> Result<Rc<dyn Layer>> {
         let _turn = self.turn.lock().await;
-        let place = self.gate.place(name).await?;
-        let link = links::read_in(&self.gate, &place).await?;
+        let place = self.folders.place(name).await?;
+        let link = links::read_in(&self.folders, &place).await?;
         self.open_link(name, &link, writable && !place.is_foreign()).await
     }
 
@@ -318,9 +318,9 @@ impl Home {
         if let Some(error) = probe::unreadable(link) {
             return Err(error);
         }
-        let places = links::extent_places(&Survey::new(&self.gate), link).await?;
+        let places = links::extent_places(&Survey::new(&self.folders), link).await?;
         let readable_only = link.extents().iter().any(|e| e.kind == ExtentKind::SeSparse);
-        let writable = writable && !readable_only && !places.values().any(folders::Place::is_foreign);
+        let writable = writable && !readable_only && !places.values().any(folders::LayerFile::is_foreign);
         let mode = if writable { OpenMode::Write } else { OpenMode::Read };
         let mut files: BTreeMap<String, File> = BTreeMap::new();
         for (extent, place) in places {
@@ -330,12 +330,13 @@ impl Home {
         match link.extents() {
             [only] if only.kind == ExtentKind::VmfsSparse => {
                 let file = files.remove(&only.file).expect("opened above");
-                let facts = Facts { name, capacity_sectors: only.sectors, writable, growth: self.growth };
+                let facts =
+                    DeltaParams { name, capacity_sectors: only.sectors, writable, growth: self.growth };
                 Ok(Rc::new(VmfsSparse::open(self.env().clone(), file, facts).await?))
             }
             [only] if only.kind == ExtentKind::SeSparse => {
                 let file = files.remove(&only.file).expect("opened above");
-                let facts = sesparse::Facts { name, capacity_sectors: only.sectors };
+                let facts = sesparse::DeltaParams { name, capacity_sectors: only.sectors };
                 Ok(Rc::new(SeSparse::open(file, facts).await?))
             }
             _ => Ok(Rc::new(Flat::open(name, link, files, writable).await?)),

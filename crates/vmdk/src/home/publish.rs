@@ -6,12 +6,12 @@ use std::rc::Rc;
 use blk::manifest::{Change, LayerName, VmState};
 use blk::{Error, ErrorKind, Result};
 
-use super::folders::{Place, Rank};
+use super::folders::{LayerFile, Role};
 use super::intent::Intent;
 use super::links::{self, OwnLink};
 use super::state::{Texts, disk_paths};
 use super::survey::Survey;
-use super::{Home, kept};
+use super::{Home, snapshot_files};
 use crate::descriptor::Descriptor;
 use crate::text::shown;
 use crate::vmx::Vmx;
@@ -19,7 +19,7 @@ use crate::vmx::Vmx;
 impl Home {
     pub(super) async fn publish(&self, change: &Change) -> Result<()> {
         let _turn = self.turn.lock().await;
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (files, mut texts) = self.texts(&survey).await?;
         self.check_change(change, &survey).await?;
         let restored = self.restored(change, &texts).await?;
@@ -48,7 +48,7 @@ impl Home {
         let bin = self.write_bin(&before, change, replaced, &mut intent)?;
         // After a failure the files are read again.
         self.bin.take();
-        intent.commit(&self.gate).await?;
+        intent.commit(&self.folders).await?;
         *self.bin.borrow_mut() = Some(Rc::new(bin));
         self.prepared.borrow_mut().retain(|name| !named.contains(name) && !change.remove.contains(name));
         Ok(())
@@ -57,7 +57,7 @@ impl Home {
     /// The configuration that becomes the VM's own, if one was kept.
     async fn restored(&self, change: &Change, texts: &Texts) -> Result<Option<Vmx>> {
         let Some(id) = change.configuration else { return Ok(None) };
-        if let Some(uid) = kept::uid_of(texts, id)? {
+        if let Some(uid) = snapshot_files::uid_of(texts, id)? {
             return self.kept_configuration(uid).await;
         }
         match texts.bin.iter().find(|binned| u128::from(binned.state.id) == id) {
@@ -84,7 +84,7 @@ impl Home {
             }
         }
         for layer in change.remove.iter().chain(change.reparent.iter().map(|(child, _)| child)) {
-            if self.gate.rank_of(layer) != Some(Rank::Own) {
+            if self.folders.role_of(layer) != Some(Role::Own) {
                 let cause =
                     format!("{} lies in a folder this VM only reads from, and is not changed", shown(layer));
                 return Err(Error::refused(place, cause));
@@ -101,10 +101,10 @@ impl Home {
         let parents: BTreeMap<&LayerName, &LayerName> =
             change.reparent.iter().map(|(child, parent)| (child, parent)).collect();
         for name in named.iter().chain(parents.keys().copied()).collect::<BTreeSet<_>>() {
-            let place = self.gate.place(name).await?;
-            let mut link = (*links::read_in(&self.gate, &place).await?).clone();
+            let place = self.folders.place(name).await?;
+            let mut link = (*links::read_in(&self.folders, &place).await?).clone();
             if let Some(parent) = parents.get(name) {
-                let cid = links::read(&self.gate, parent).await?.cid();
+                let cid = links::read(&self.folders, parent).await?.cid();
                 link.set_parent(&self.hint(&place, parent).await?, cid);
             }
             if named.contains(name) {
@@ -116,12 +116,12 @@ impl Home {
     }
 
     /// How a link in the folder of `child` names `parent`: plain when it is its neighbour.
-    pub(super) async fn hint(&self, child: &Place, parent: &str) -> Result<String> {
-        let parent = self.gate.place(parent).await?;
+    pub(super) async fn hint(&self, child: &LayerFile, parent: &str) -> Result<String> {
+        let parent = self.folders.place(parent).await?;
         if parent.folder.path == child.folder.path {
             return Ok(parent.name);
         }
-        let path = self.gate.path_of(&parent.layer);
+        let path = self.folders.path_of(&parent.layer);
         if !path.starts_with('/') || path.contains(char::is_control) {
             let cause =
                 format!("{} cannot be named from another folder: its path is not absolute", shown(&path));
@@ -139,7 +139,7 @@ impl Home {
     ) -> Result<()> {
         let mut extents = BTreeSet::new();
         for name in &change.remove {
-            let link = links::read(&self.gate, name).await?;
+            let link = links::read(&self.folders, name).await?;
             extents.extend(self.own_extents(survey, &link).await?.into_iter().map(|place| place.layer));
         }
         let own = if change.remove.is_empty() { Vec::new() } else { links::read_own(survey).await? };
@@ -178,7 +178,7 @@ impl Home {
     }
 
     /// The extents of a link that is to go. One in a folder that is only read from stays there.
-    pub(super) async fn own_extents(&self, survey: &Survey<'_>, link: &Descriptor) -> Result<Vec<Place>> {
+    pub(super) async fn own_extents(&self, survey: &Survey<'_>, link: &Descriptor) -> Result<Vec<LayerFile>> {
         let places = links::extent_places(survey, link).await?;
         Ok(places.into_values().filter(|place| !place.is_foreign()).collect())
     }

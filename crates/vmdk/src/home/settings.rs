@@ -9,7 +9,7 @@ impl Home {
     /// Snapshots that VMware's state of the machine (.vmsn) is kept with.
     pub async fn machine_states(&self) -> Result<u64> {
         let _turn = self.turn.lock().await;
-        let (_, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let (_, texts) = self.texts(&Survey::new(&self.folders)).await?;
         let snapshots = texts.vmsd.list().snapshots.iter();
         let with_state =
             snapshots.filter(|snapshot| snapshot.other("filename").is_some_and(|name| !name.is_empty()));
@@ -19,7 +19,7 @@ impl Home {
     /// The folder that deltas go to, as the .vmx writes it, if they do not lie beside their parents.
     pub async fn snapshot_folder(&self) -> Result<Option<String>> {
         let _turn = self.turn.lock().await;
-        let (_, texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let (_, texts) = self.texts(&Survey::new(&self.folders)).await?;
         Ok(texts.vmx.snapshot_folder()?.map(str::to_owned))
     }
 
@@ -28,12 +28,12 @@ impl Home {
     /// state, not the deltas.
     pub async fn set_snapshot_folder(&self, folder: Option<&str>) -> Result<()> {
         let _turn = self.turn.lock().await;
-        let (files, mut texts) = self.texts(&Survey::new(&self.gate)).await?;
+        let (files, mut texts) = self.texts(&Survey::new(&self.folders)).await?;
         let place = format!("{}: workingDir", texts.vmx.values().file());
         let values = texts.vmx.values_mut();
         match folder {
             Some(written) => {
-                let path = self.gate.own_folder(&place, written).await?.path;
+                let path = self.folders.own_folder(&place, written).await?.path;
                 values.set("workingDir", &path);
                 values.set("snapshot.redoNotWithParent", "TRUE");
             }

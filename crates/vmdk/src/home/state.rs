@@ -42,13 +42,13 @@ pub(super) struct Texts {
 
 /// What had to be given an identity when the texts were read, and so must be written back.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Assigned {
+pub(super) struct AssignedIds {
     pub in_vmx: bool,
     pub in_vmsd: bool,
 }
 
 /// What reading the texts needs to know from outside of them.
-pub(super) struct Surroundings<'a> {
+pub(super) struct ReadContext<'a> {
     /// The VM's name where the .vmx gives none.
     pub fallback_name: &'a str,
     /// The id to give the VM if the .vmx has none; else one is drawn.
@@ -69,7 +69,7 @@ impl Texts {
         self.snapshots().find(|snapshot| snapshot.uid == uid)
     }
 
-    /// Every path in the two files that `Surroundings::local` will be asked about.
+    /// Every path in the two files that `ReadContext::local` will be asked about.
     pub(super) fn paths(&self) -> Result<Vec<String>> {
         let mut paths = disk_paths(&self.vmx)?;
         let snapshots = self.vmsd.list().snapshots.iter();
@@ -80,9 +80,9 @@ impl Texts {
     /// `random` draws ids for what has none yet.
     pub(super) fn read(
         &mut self,
-        at: &Surroundings<'_>,
+        at: &ReadContext<'_>,
         mut random: impl FnMut() -> u128,
-    ) -> Result<(VmState, Assigned)> {
+    ) -> Result<(VmState, AssignedIds)> {
         let mut assigned = self.assign(at.id, &mut random)?;
         let disks = self.vmx.disks()?;
         let numbers = self.number_disks(&disks, &mut assigned)?;
@@ -104,8 +104,8 @@ impl Texts {
     }
 
     /// Gives the VM an id and a generation, and every snapshot an id.
-    fn assign(&mut self, id_known: Option<u128>, random: &mut impl FnMut() -> u128) -> Result<Assigned> {
-        let mut assigned = Assigned::default();
+    fn assign(&mut self, id_known: Option<u128>, random: &mut impl FnMut() -> u128) -> Result<AssignedIds> {
+        let mut assigned = AssignedIds::default();
         if id(self.vmx.values(), VM_ID)?.is_none() {
             let new = id_known.unwrap_or_else(&mut *random);
             self.vmx.values_mut().set(VM_ID, &format!("{new:032x}"));
@@ -127,7 +127,7 @@ impl Texts {
     }
 
     /// The number of each disk: the one it has, or the next that was never used, in slot order.
-    fn number_disks(&mut self, disks: &[VmxDisk], assigned: &mut Assigned) -> Result<BTreeMap<Slot, u32>> {
+    fn number_disks(&mut self, disks: &[VmxDisk], assigned: &mut AssignedIds) -> Result<BTreeMap<Slot, u32>> {
         let mut numbers = disk_numbers(&self.vmx, disks)?;
         let mut next = self.next_number(&numbers)?;
         for disk in disks.iter().filter(|disk| !numbers.contains_key(&disk.slot)).collect::<Vec<_>>() {
@@ -167,8 +167,8 @@ impl Texts {
     fn number_snapshot_disks(
         &mut self,
         numbers: &BTreeMap<Slot, u32>,
-        at: &Surroundings<'_>,
-        assigned: &mut Assigned,
+        at: &ReadContext<'_>,
+        assigned: &mut AssignedIds,
     ) -> Result<()> {
         let mut known = numbers.clone();
         let mut next = self.next_number(numbers)?;
@@ -204,7 +204,7 @@ impl Texts {
         Ok(())
     }
 
-    fn read_snapshots(&self, state: &mut VmState, at: &Surroundings<'_>) -> Result<()> {
+    fn read_snapshots(&self, state: &mut VmState, at: &ReadContext<'_>) -> Result<()> {
         let list = self.vmsd.list();
         let file = self.vmsd.values().file();
         let running: BTreeSet<u32> = state.disks.iter().map(|disk| disk.number).collect();
@@ -261,7 +261,7 @@ pub(super) fn disk_numbers(vmx: &Vmx, disks: &[VmxDisk]) -> Result<BTreeMap<Slot
 pub(super) fn read_disks(
     disks: &[VmxDisk],
     numbers: &BTreeMap<Slot, u32>,
-    at: &Surroundings<'_>,
+    at: &ReadContext<'_>,
 ) -> Result<Vec<DiskState>> {
     let mut states = Vec::new();
     for disk in disks {

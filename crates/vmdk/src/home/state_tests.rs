@@ -45,15 +45,15 @@ fn local(path: &str) -> Result<Located> {
     Ok(Located { layer, exists })
 }
 
-fn read_with(texts: &mut Texts, random: impl FnMut() -> u128) -> Result<(VmState, Assigned)> {
+fn read_with(texts: &mut Texts, random: impl FnMut() -> u128) -> Result<(VmState, AssignedIds)> {
     let size_bytes = BTreeMap::from([(Slot::parse("scsi0:0").unwrap(), 4096)]);
     texts.read(
-        &Surroundings { fallback_name: "stem", id: None, local: &local, size_bytes: &size_bytes },
+        &ReadContext { fallback_name: "stem", id: None, local: &local, size_bytes: &size_bytes },
         random,
     )
 }
 
-fn read(texts: &mut Texts) -> (VmState, Assigned) {
+fn read(texts: &mut Texts) -> (VmState, AssignedIds) {
     let mut next = 0xabc;
     let random = || {
         next += 1;
@@ -62,7 +62,7 @@ fn read(texts: &mut Texts) -> (VmState, Assigned) {
     read_with(texts, random).unwrap()
 }
 
-fn again(texts: &Texts) -> (VmState, Assigned) {
+fn again(texts: &Texts) -> (VmState, AssignedIds) {
     let mut texts = Texts {
         vmx: Vmx::parse("web.vmx", &texts.vmx.to_bytes()).unwrap(),
         vmsd: Vmsd::parse("web.vmsd", &texts.vmsd.to_bytes()).unwrap(),
@@ -75,7 +75,7 @@ fn again(texts: &Texts) -> (VmState, Assigned) {
 fn a_foreign_vm_gets_identities_once() {
     let mut texts = texts();
     let (state, assigned) = read(&mut texts);
-    assert_eq!(assigned, Assigned { in_vmx: true, in_vmsd: true });
+    assert_eq!(assigned, AssignedIds { in_vmx: true, in_vmsd: true });
     assert_eq!((state.name.as_str(), state.id, state.last_uid), ("Web", 0xabd, 4));
     let disks: Vec<_> =
         state.disks.iter().map(|d| (d.number, d.slot.as_str(), d.top.as_str(), d.size_bytes)).collect();
@@ -84,7 +84,7 @@ fn a_foreign_vm_gets_identities_once() {
     assert_eq!((state.snapshots[0].uid, state.snapshots[0].id), (3, 0xabe));
     assert_eq!(state.snapshots[0].disks, [(0, "web.vmdk".to_owned())]);
     assert_eq!(state.current, Some(0xabe));
-    assert_eq!(again(&texts), (state, Assigned::default()));
+    assert_eq!(again(&texts), (state, AssignedIds::default()));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use blk::manifest::LayerName;
 use blk::{ErrorKind, Result};
 
-use super::folders::{Gate, base_name, join, normal, outside, resolve, split};
+use super::folders::{FolderSet, base_name, join, normal, outside, resolve, split};
 use crate::text::{check_names, shown, wrong};
 
 /// Where a path in one of the files leads.
@@ -31,13 +31,13 @@ impl Resolved {
 }
 
 pub(super) struct Survey<'a> {
-    pub gate: &'a Gate,
+    pub folders: &'a FolderSet,
     listed: RefCell<BTreeMap<String, Rc<BTreeSet<String>>>>,
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn new(gate: &'a Gate) -> Self {
-        Self { gate, listed: RefCell::default() }
+    pub(super) fn new(folders: &'a FolderSet) -> Self {
+        Self { folders, listed: RefCell::default() }
     }
 
     /// Names in the folder at `path`, folders with a slash; none when it does not exist.
@@ -45,7 +45,7 @@ impl<'a> Survey<'a> {
         if let Some(names) = self.listed.borrow().get(path) {
             return Ok(names.clone());
         }
-        let names = match self.gate.look(path).await {
+        let names = match self.folders.look(path).await {
             Ok(folder) => folder.dir.list().await?,
             Err(e) if e.kind == ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(e),
@@ -56,7 +56,7 @@ impl<'a> Survey<'a> {
     }
 
     pub(super) async fn home(&self) -> Result<Rc<BTreeSet<String>>> {
-        self.own_names(&self.gate.home().path).await
+        self.own_names(&self.folders.home().path).await
     }
 
     /// Like `names`, of a folder whose links become part of what is known of the VM.
@@ -75,7 +75,7 @@ impl<'a> Survey<'a> {
     }
 
     pub(super) async fn has_layer(&self, layer: &str) -> Result<bool> {
-        self.has(&self.gate.path_of(layer)).await
+        self.has(&self.folders.path_of(layer)).await
     }
 
     /// What `written` means in the file at the path `file`. Folders get moved, so it is looked for in order: as written; beside
@@ -90,15 +90,15 @@ impl<'a> Survey<'a> {
         let candidates = candidates(file, written)?;
         let mut found = Vec::new();
         for path in &candidates {
-            if self.gate.permits(path) && self.has(path).await? {
-                found.push(Located { layer: self.gate.layer_name(path), exists: true });
+            if self.folders.permits(path) && self.has(path).await? {
+                found.push(Located { layer: self.folders.layer_name(path), exists: true });
             }
         }
         if !found.is_empty() {
             return Ok(found);
         }
-        match as_written(file, written).filter(|path| self.gate.permits(path)) {
-            Some(path) => Ok(vec![Located { layer: self.gate.layer_name(&path), exists: false }]),
+        match as_written(file, written).filter(|path| self.folders.permits(path)) {
+            Some(path) => Ok(vec![Located { layer: self.folders.layer_name(&path), exists: false }]),
             None => Err(outside(file, written)),
         }
     }
@@ -106,8 +106,8 @@ impl<'a> Survey<'a> {
     /// The first candidate that exists, also in folders where nothing is opened.
     pub(super) async fn glimpse(&self, file: &str, written: &str) -> Result<Option<LayerName>> {
         for path in &candidates(file, written)? {
-            if self.gate.sees(path) && self.has(path).await? {
-                return Ok(Some(self.gate.layer_name(path)));
+            if self.folders.sees(path) && self.has(path).await? {
+                return Ok(Some(self.folders.layer_name(path)));
             }
         }
         Ok(None)

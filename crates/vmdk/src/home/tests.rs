@@ -34,7 +34,7 @@ async fn home_in(env: &Env, own: &[&str]) -> Home {
 /// Somebody else's hand, while the home is not served: the next start would find it.
 async fn by_hand(home: &Home, name: &str, content: &[u8]) {
     home.dir().replace_file(name, content).await.unwrap();
-    home.gate.cache.clear();
+    home.folders.cache.clear();
 }
 
 fn new_world(seed: u64) -> SimWorld {
@@ -194,7 +194,7 @@ fn a_child_that_was_published_is_never_debris() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         take_all(&home, &state, 1).await.unwrap();
-        assert!(!links::read(&home.gate, "web-000001.vmdk").await.unwrap().is_prepared());
+        assert!(!links::read(&home.folders, "web-000001.vmdk").await.unwrap().is_prepared());
     });
     // Somebody puts old configurations back: the deltas hold data all the same.
     world.write_file("web/web.vmx", &vmx);
@@ -224,10 +224,10 @@ fn a_touch_shows_outside_and_not_inside() {
     world.run(async |env| {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
-        let cid = async || links::read(&home.gate, "web.vmdk").await.unwrap().cid();
+        let cid = async || links::read(&home.folders, "web.vmdk").await.unwrap().cid();
         let first = cid().await;
         take_all(&home, &state, 1).await.unwrap();
-        let foreign = links::read(&home.gate, "web-000001.vmdk").await.unwrap().to_bytes();
+        let foreign = links::read(&home.folders, "web-000001.vmdk").await.unwrap().to_bytes();
         home.touch("web.vmdk").await.unwrap();
         let second = cid().await;
         assert_ne!(first, second);
@@ -248,8 +248,8 @@ fn broken_chains_are_refused_with_file_and_field() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         take_all(&home, &state, 1).await.unwrap();
-        let text =
-            String::from_utf8(links::read(&home.gate, "web-000001.vmdk").await.unwrap().to_bytes()).unwrap();
+        let text = String::from_utf8(links::read(&home.folders, "web-000001.vmdk").await.unwrap().to_bytes())
+            .unwrap();
         let cases = [
             (
                 text.replace("\"web.vmdk\"", "\"gone.vmdk\""),
@@ -303,7 +303,7 @@ fn what_is_in_use_is_not_removed() {
         assert!(error.to_string().contains("it is the parent of \"web-000001.vmdk\""), "{error}");
         assert_eq!(home.discard_child("web-000001.vmdk").await.unwrap_err().kind, ErrorKind::Refused);
         // A second descriptor over the base's data: neither it nor that data goes with it.
-        let base = links::read(&home.gate, "web.vmdk").await.unwrap().to_bytes();
+        let base = links::read(&home.folders, "web.vmdk").await.unwrap().to_bytes();
         by_hand(&home, "twin.vmdk", &base).await;
         let error = home.publish(&remove("twin.vmdk")).await.unwrap_err();
         assert!(

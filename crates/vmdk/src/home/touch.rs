@@ -3,7 +3,7 @@
 use blk::{Error, Result};
 
 use super::Home;
-use super::folders::{Place, base_name, join};
+use super::folders::{LayerFile, base_name, join};
 use super::links::{self, OwnLink};
 use super::survey::Survey;
 use crate::descriptor::Descriptor;
@@ -19,13 +19,13 @@ impl Home {
             return Ok(());
         }
         let _turn = self.turn.lock().await;
-        let place = self.gate.place(name).await?;
+        let place = self.folders.place(name).await?;
         if place.is_foreign() {
             let cause =
                 format!("{} lies in a folder this VM only reads from, and is not written", shown(name));
             return Err(Error::refused(self.dir().path(), cause));
         }
-        let mut link = (*links::read_in(&self.gate, &place).await?).clone();
+        let mut link = (*links::read_in(&self.folders, &place).await?).clone();
         let tracked = link.change_track_path().map(str::to_owned);
         self.renew_content_id(name, &mut link).await?;
         if let Some(tracked) = tracked {
@@ -42,11 +42,11 @@ impl Home {
         link.drop_change_tracking();
         let mut intent = self.intent();
         intent.replace.insert(name.into(), link.to_bytes());
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         for OwnLink { layer, link: child, .. } in links::read_own(&survey).await? {
             let hint = child.parent_hint().unwrap_or_default().to_owned();
             let may_be = base_name(&hint) == base_name(name) && child.parent_cid() == Some(old_cid);
-            if !may_be || layer == name || self.gate.is_anothers(&child) {
+            if !may_be || layer == name || self.folders.is_anothers(&child) {
                 continue;
             }
             if links::known_parent_of(&survey, &child).await?.as_deref() == Some(name) {
@@ -55,17 +55,17 @@ impl Home {
                 intent.replace.insert(layer, child.to_bytes());
             }
         }
-        intent.commit(&self.gate).await
+        intent.commit(&self.folders).await
     }
 
     /// VMware's tracking does not follow our writes, and a backup that believed it would miss them. The file is kept, under another
     /// name; the descriptor has let go of it before.
-    async fn set_tracking_aside(&self, place: &Place, tracked: &str) -> Result<()> {
-        let link = self.gate.path_of(&place.layer);
+    async fn set_tracking_aside(&self, place: &LayerFile, tracked: &str) -> Result<()> {
+        let link = self.folders.path_of(&place.layer);
         let mut sentence =
             format!("{link}: changed-block tracking has ended, the next backup must be a full one");
         let name = base_name(tracked);
-        let names = Survey::new(&self.gate).names(&place.folder.path).await?;
+        let names = Survey::new(&self.folders).names(&place.folder.path).await?;
         // The name is a stranger's: nothing but a tracking file is moved.
         if name.to_ascii_lowercase().ends_with("-ctk.vmdk") && names.contains(name) {
             let aside = format!("{name}{SET_ASIDE}");
@@ -74,7 +74,7 @@ impl Home {
                 dir.rename(name, &aside).await?;
                 dir.sync().await
             };
-            self.gate.cache.changing([&name.to_owned(), &aside], renamed).await?;
+            self.folders.cache.changing([&name.to_owned(), &aside], renamed).await?;
             sentence.push_str(&format!("; its file is kept as {}", join(&place.folder.path, &aside)));
         }
         self.notice(sentence);

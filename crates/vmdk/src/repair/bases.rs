@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use blk::reactor::OpenMode;
 use blk::{Result, SECTOR};
 
-use super::{Action, Draft, Mend};
+use super::{Action, Mend, PlanDraft};
 use crate::check::{Inventory, Place, descriptor_of};
 use crate::descriptor::{ContentId, Descriptor, NewBase};
 use crate::probe::Content;
@@ -15,7 +15,7 @@ const FIELD: &str = "its descriptor";
 const ENDING: &str = "-flat.vmdk";
 
 /// Plans a descriptor for each flat extent that no descriptor names.
-pub(super) async fn mend(inventory: &Inventory<'_>, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, draft: &mut PlanDraft) {
     for (extent, content) in &inventory.contents {
         let unnamed = *content == Content::Other && inventory.who_names(extent).is_empty();
         let Some(name) = descriptor_of(extent).filter(|_| unnamed && extent.ends_with(ENDING)) else {
@@ -101,7 +101,7 @@ fn made_on<'a>(
     })
 }
 
-fn write(name: &str, extent: &str, link: &Descriptor, reason: String, draft: &mut Draft) {
+fn write(name: &str, extent: &str, link: &Descriptor, reason: String, draft: &mut PlanDraft) {
     let text = link.to_bytes();
     let lines = String::from_utf8_lossy(&text).lines().map(str::to_owned).collect();
     let caution = "whether the base was written after those links were made is lost with the old descriptor, and so are its \

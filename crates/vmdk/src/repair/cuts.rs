@@ -8,7 +8,7 @@ use std::rc::Rc;
 use blk::reactor::OpenMode;
 use blk::{Buf, File, Result, SECTOR};
 
-use super::{Action, Draft, Mend, Terms};
+use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::Inventory;
 use crate::cowd::{
     Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_SECTORS, TableBounds, decode_entries, encode_entries,
@@ -44,13 +44,13 @@ pub(crate) struct Cut {
 enum Outcome {
     /// It has all that its tables name, as far as this module looks.
     Whole,
-    Cut(Found),
+    Cut(CutDelta),
     /// It was cut, and is not mended for this reason.
-    Hopeless(String),
+    Unrepairable(String),
 }
 
 /// A delta that was cut, with what its disk loses by it.
-struct Found {
+struct CutDelta {
     cut: Cut,
     /// In bytes of the disk, in order, none touching the next.
     lost: Vec<Range<u64>>,
@@ -59,7 +59,7 @@ struct Found {
 }
 
 /// Plans the cut of each VMFSsparse delta of the folder that ends before what its tables name.
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let deltas = inventory.contents.iter().filter(|(_, content)| **content == Content::VmfsSparse);
     for (name, _) in deltas {
         if inventory.cut_of(name).is_some() || draft.whole.contains(name) {
@@ -69,7 +69,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut D
             // What else is wrong with it a check says.
             Ok(Outcome::Whole) | Err(_) => _ = draft.whole.insert(name.clone()),
             Ok(Outcome::Cut(found)) if terms.cut_deltas => add(name, found, draft),
-            Ok(Outcome::Hopeless(reason)) => draft.refuse_file(inventory.path(name), reason),
+            Ok(Outcome::Unrepairable(reason)) => draft.refuse_file(inventory.path(name), reason),
             Ok(Outcome::Cut(found)) => {
                 let lost = summary(&found);
                 let reason = format!(
@@ -83,7 +83,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut D
     }
 }
 
-fn add(name: &str, found: Found, draft: &mut Draft) {
+fn add(name: &str, found: CutDelta, draft: &mut PlanDraft) {
     let ranges = found.lost.iter().take(RANGES_SHOWN_MAX);
     let mut lines: Vec<String> =
         ranges.map(|range| format!("lost: bytes {} to {}", range.start, range.end)).collect();
@@ -108,7 +108,7 @@ fn add(name: &str, found: Found, draft: &mut Draft) {
 }
 
 /// `3 ranges of the disk are lost, 196608 bytes at most`.
-fn summary(found: &Found) -> String {
+fn summary(found: &CutDelta) -> String {
     let bytes: u64 = found.lost.iter().map(|range| range.end - range.start).sum();
     let plural = if found.lost.len() == 1 { "range of the disk is" } else { "ranges of the disk are" };
     let tables = match found.tables_lost {
@@ -141,7 +141,7 @@ async fn find(inventory: &Inventory<'_>, name: &str) -> Result<Outcome> {
     let metadata_bytes = u64::from(header.first_data_sector()) * SECTOR;
     if file_bytes < metadata_bytes {
         let cause = "it was cut inside of its directory, so that nothing in it can be found any more; take it from a backup";
-        return Ok(Outcome::Hopeless(cause.into()));
+        return Ok(Outcome::Unrepairable(cause.into()));
     }
     // Where the header was closed it says how much there should be.
     if !header.is_unclean() && u64::from(header.free_sector()) * SECTOR <= file_bytes {
@@ -282,7 +282,7 @@ impl<'a> Search<'a> {
             let cause = format!(
                 "it was cut so early that more than {SECTORS_MAX} sectors of its tables would change"
             );
-            return Outcome::Hopeless(format!("{cause}; take it from a backup"));
+            return Outcome::Unrepairable(format!("{cause}; take it from a backup"));
         }
         self.lost.sort_unstable_by_key(|range| range.start);
         let mut lost: Vec<Range<u64>> = Vec::new();
@@ -298,6 +298,6 @@ impl<'a> Search<'a> {
             capacity_sectors: u64::from(self.header.capacity_sectors()),
             is_unclean: self.header.is_unclean(),
         };
-        Outcome::Cut(Found { cut, lost, tables_lost: self.tables_lost })
+        Outcome::Cut(CutDelta { cut, lost, tables_lost: self.tables_lost })
     }
 }

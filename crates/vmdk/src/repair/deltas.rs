@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use blk::reactor::OpenMode;
 
-use super::{Action, Draft, Mend, Terms};
+use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::{
     Faults, Inventory, Place, TEXT_LIKELY_BYTES_MAX, Vm, ancestry, capacity_of, descriptor_of, quoted,
 };
@@ -17,7 +17,7 @@ use crate::text::{check_name, shown};
 const FIELD: &str = "its descriptor";
 
 /// A delta whose descriptor is to be written.
-struct Lost<'a> {
+struct LostDescriptor<'a> {
     /// The descriptor.
     name: String,
     extent: &'a str,
@@ -42,7 +42,7 @@ struct Parent {
 }
 
 /// Plans a descriptor for each delta that no descriptor names.
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let vm = Vm::of(inventory, &mut Faults::default());
     let nameless = nameless(inventory);
     for (extent, kind) in &nameless {
@@ -71,7 +71,11 @@ fn nameless<'a>(inventory: &'a Inventory<'_>) -> Vec<(&'a str, ExtentKind)> {
     unnamed.filter_map(|(name, content)| Some((name.as_str(), kind(*content)?))).collect()
 }
 
-async fn lost<'a>(inventory: &Inventory<'_>, extent: &'a str, kind: ExtentKind) -> Result<Lost<'a>, String> {
+async fn lost<'a>(
+    inventory: &Inventory<'_>,
+    extent: &'a str,
+    kind: ExtentKind,
+) -> Result<LostDescriptor<'a>, String> {
     check_name(inventory.dir.path(), "the file name", extent).map_err(|error| error.to_string())?;
     let name = descriptor_of(extent).ok_or("its name does not tell that of its descriptor")?;
     if inventory.links.contains_key(&name) {
@@ -84,7 +88,7 @@ async fn lost<'a>(inventory: &Inventory<'_>, extent: &'a str, kind: ExtentKind) 
         true => OldText::read(inventory, &name).await?,
         false => OldText::default(),
     };
-    Ok(Lost { name, extent, kind, capacity_sectors, old })
+    Ok(LostDescriptor { name, extent, kind, capacity_sectors, old })
 }
 
 impl OldText {
@@ -128,9 +132,9 @@ impl OldText {
 fn rebuilt(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
-    terms: &Terms,
+    terms: &RepairOptions,
     nameless: usize,
-    lost: Lost<'_>,
+    lost: LostDescriptor<'_>,
 ) -> Result<(Mend, Vec<u8>), String> {
     let expected = expected_cid(inventory, &lost)?;
     let parent = parent(inventory, vm, terms, nameless, &lost)?;
@@ -172,7 +176,7 @@ fn rebuilt(
 }
 
 /// The CID that the links made on the delta expect.
-fn expected_cid(inventory: &Inventory<'_>, lost: &Lost<'_>) -> Result<Option<u32>, String> {
+fn expected_cid(inventory: &Inventory<'_>, lost: &LostDescriptor<'_>) -> Result<Option<u32>, String> {
     let children = inventory.links.values().filter(|link| {
         let hint = link.parent_hint().and_then(|hint| hint.rsplit(['/', '\\']).next());
         hint == Some(&lost.name)
@@ -199,9 +203,9 @@ fn expected_cid(inventory: &Inventory<'_>, lost: &Lost<'_>) -> Result<Option<u32
 fn parent(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
-    terms: &Terms,
+    terms: &RepairOptions,
     nameless: usize,
-    lost: &Lost<'_>,
+    lost: &LostDescriptor<'_>,
 ) -> Result<Parent, String> {
     let fits = |name: &str| {
         let link = &inventory.links[name];
@@ -243,7 +247,7 @@ fn leads_to(inventory: &Inventory<'_>, name: &str, lost: &str) -> bool {
 }
 
 /// The hint and the CID in what is left of the old descriptor agree.
-fn by_old_text(inventory: &Inventory<'_>, candidates: &[&str], lost: &Lost<'_>) -> Option<Parent> {
+fn by_old_text(inventory: &Inventory<'_>, candidates: &[&str], lost: &LostDescriptor<'_>) -> Option<Parent> {
     let hint = lost.old.hint.as_deref()?.rsplit(['/', '\\']).next()?;
     let parent_cid = lost.old.parent_cid?;
     let name = candidates.iter().find(|name| **name == hint)?;
@@ -258,7 +262,7 @@ fn by_list(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
     candidates: &[&str],
-    lost: &Lost<'_>,
+    lost: &LostDescriptor<'_>,
 ) -> Option<Parent> {
     let vm = vm.filter(|vm| vm.is_list_readable())?;
     let is_lost = |path: &str| path.rsplit(['/', '\\']).next() == Some(&lost.name);
@@ -286,7 +290,7 @@ fn by_exclusion(
     inventory: &Inventory<'_>,
     candidates: &[&str],
     nameless: usize,
-    lost: &Lost<'_>,
+    lost: &LostDescriptor<'_>,
 ) -> Option<Parent> {
     let same_disk = candidates.iter().filter(|name| disk_of(name) == disk_of(&lost.name));
     let [only] = same_disk.copied().collect::<Vec<_>>()[..] else { return None };

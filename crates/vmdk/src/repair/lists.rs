@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::Result;
 use blk::manifest::SNAPSHOT_UID_MAX;
 
-use super::{Action, Draft, Mend};
+use super::{Action, Mend, PlanDraft};
 use crate::check::{Faults, Inventory, Place, Vm, ancestry, descriptor_of};
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown};
@@ -22,7 +22,7 @@ struct Changed {
 }
 
 /// Plans the list of the folder's VM.
-pub(super) async fn mend(inventory: &Inventory<'_>, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, draft: &mut PlanDraft) {
     let Some(vm) = Vm::of(inventory, &mut Faults::default()) else { return };
     if !inventory.names.contains(&vm.vmsd) {
         return;
@@ -188,7 +188,7 @@ impl Changed {
     }
 
     /// Leaves out snapshots none of whose links is here, and which no file here could be a part of.
-    fn drop_gone(&mut self, inventory: &Inventory<'_>, vmsd: &str, draft: &mut Draft) {
+    fn drop_gone(&mut self, inventory: &Inventory<'_>, vmsd: &str, draft: &mut PlanDraft) {
         for snapshot in self.list.snapshots.clone() {
             let missing = |path: &str| inventory.locate(path) == Place::Missing;
             let gone = snapshot.disks.iter().filter(|disk| missing(&disk.file_name)).count();

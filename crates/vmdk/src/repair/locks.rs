@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Action, Draft, Mend, Terms};
+use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::Inventory;
 use crate::home::is_foreign_lock;
 use crate::text::shown;
 
 const FIELD: &str = "the lock";
 
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let locks: BTreeSet<&String> = inventory.names.iter().filter(|name| is_foreign_lock(name)).collect();
     for name in locks {
         let plain = name.trim_end_matches('/');

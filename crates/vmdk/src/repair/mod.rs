@@ -31,7 +31,7 @@ const ROUNDS_MAX: usize = 16;
 
 /// What the caller vouches for.
 #[derive(Debug, Clone, Default)]
-pub struct Terms {
+pub struct RepairOptions {
     /// The data of a parent whose CID is not the expected one is unchanged.
     pub ignore_content_ids: bool,
     /// Name of a link whose descriptor is lost -> name of the link that it was made on.
@@ -117,7 +117,7 @@ impl Plan {
 
 /// A plan in the making.
 #[derive(Default)]
-struct Draft {
+struct PlanDraft {
     changes: Planned,
     mends: Vec<Mend>,
     /// Path and field of a finding -> why it is not mended.
@@ -130,7 +130,7 @@ struct Draft {
     file_obstacles: BTreeMap<String, String>,
 }
 
-impl Draft {
+impl PlanDraft {
     fn write(&mut self, text: Vec<u8>, mend: Mend) {
         self.touched.insert(mend.file.clone());
         self.changes.texts.insert(mend.file.clone(), text);
@@ -170,9 +170,9 @@ impl Draft {
 ///
 /// # Errors
 /// Those of [`check::check`]: the folder cannot be listed.
-pub async fn plan(dir: &Dir, terms: &Terms) -> Result<Plan> {
+pub async fn plan(dir: &Dir, terms: &RepairOptions) -> Result<Plan> {
     let before = check::check(dir, Target::Folder).await?;
-    let mut draft = Draft::default();
+    let mut draft = PlanDraft::default();
     for _ in 0..ROUNDS_MAX {
         let planned = draft.changes.clone();
         let inventory = Inventory::read(dir, &planned, &mut Faults::default()).await?;
@@ -188,7 +188,7 @@ pub async fn plan(dir: &Dir, terms: &Terms) -> Result<Plan> {
 }
 
 /// One step after the other: what a mend of the one makes possible is a matter of the next round.
-async fn plan_round(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+async fn plan_round(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     cuts::mend(inventory, terms, draft).await;
     locks::mend(inventory, terms, draft).await;
     bases::mend(inventory, draft).await;

@@ -1,14 +1,14 @@
 //! Links that neither a disk, a snapshot nor another link leads to: moved aside with their extents, where the user vouches
 //! that no VM of another folder was made on them.
 
-use super::{Action, Draft, Mend, Terms};
+use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::{Faults, Inventory, Place, Vm, keyword_of, quoted};
 use crate::descriptor::Descriptor;
 use crate::text::shown;
 
 const FIELD: &str = "the link";
 
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let Some(vm) = Vm::of(inventory, &mut Faults::default()) else { return };
     if !vm.is_list_readable() || vm.leads_outside() {
         return;
@@ -102,7 +102,7 @@ fn files_of(inventory: &Inventory<'_>, name: &str, link: &Descriptor) -> Result<
     Ok(files)
 }
 
-fn move_aside(name: &str, files: Vec<String>, draft: &mut Draft) {
+fn move_aside(name: &str, files: Vec<String>, draft: &mut PlanDraft) {
     let lines = files.clone();
     draft.move_aside(
         files,

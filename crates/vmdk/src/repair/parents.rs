@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Draft, Mend, Terms};
+use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::{Inventory, Place, ancestry, quoted};
 use crate::descriptor::Descriptor;
 use crate::steps;
@@ -15,7 +15,7 @@ const PARENT_CID: &str = "parentCID";
 const COMMON_CIDS: [u32; 2] = [0xffff_fffe, 0];
 
 /// Plans what can be mended about the parents of the links in the folder.
-pub(super) async fn mend(inventory: &Inventory<'_>, terms: &Terms, draft: &mut Draft) {
+pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let by_cid = Candidates::new(inventory);
     for (name, link) in &inventory.links {
         mend_one(inventory, &by_cid, (name, link), terms, draft);
@@ -73,8 +73,8 @@ fn mend_one(
     inventory: &Inventory<'_>,
     by_cid: &Candidates<'_>,
     (name, link): (&str, &Descriptor),
-    terms: &Terms,
-    draft: &mut Draft,
+    terms: &RepairOptions,
+    draft: &mut PlanDraft,
 ) {
     let (Some(place), Some(cid)) = (inventory.locate_parent(link), link.parent_cid()) else { return };
     let parent = match &place {
@@ -120,7 +120,7 @@ fn by_hand(name: &str, candidates: &[&str], reason: &str) -> String {
 }
 
 /// The hint is wrong, and the content ID says which link is meant.
-fn point_to(name: &str, link: &Descriptor, parent: &str, draft: &mut Draft) {
+fn point_to(name: &str, link: &Descriptor, parent: &str, draft: &mut PlanDraft) {
     let hint = link.parent_hint().unwrap_or_default();
     let cid = link.parent_cid().unwrap_or_default();
     let mut mended = link.clone();
@@ -143,8 +143,8 @@ fn mend_cid(
     inventory: &Inventory<'_>,
     (name, link): (&str, &Descriptor),
     (parent, below): (&str, &Descriptor),
-    terms: &Terms,
-    draft: &mut Draft,
+    terms: &RepairOptions,
+    draft: &mut PlanDraft,
 ) {
     let (found, cid) = (link.parent_cid().unwrap_or_default(), below.cid());
     let unproven = format!(

@@ -47,7 +47,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 /// What the caller knows of a delta from its descriptor.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct DeltaParams<'a> {
     /// File name of the descriptor.
     pub name: &'a str,
     pub capacity_sectors: u64,
@@ -95,7 +95,7 @@ async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
 
 impl SeSparse {
     /// Verifies both headers and the whole directory, and compares lengths before anything else.
-    pub(crate) async fn open(file: File, facts: Facts<'_>) -> Result<Self> {
+    pub(crate) async fn open(file: File, facts: DeltaParams<'_>) -> Result<Self> {
         let file_bytes = file.size().await?;
         let first = read(&file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
         let header = Header::decode(file.name(), &first, file_bytes)?;

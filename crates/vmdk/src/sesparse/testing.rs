@@ -9,7 +9,7 @@ const GRAINS_PER_TABLE: u64 = 4096;
 
 /// What the file says of one grain of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holds {
+enum GrainContent {
     Data {
         grain: u64,
         fill: u8,
@@ -27,7 +27,7 @@ pub(crate) struct Image {
     /// Region -> slot of its table.
     slots: BTreeMap<u64, u64>,
     in_order_of_use: bool,
-    holds: BTreeMap<u64, Holds>,
+    holds: BTreeMap<u64, GrainContent>,
     next_grain: u64,
 }
 
@@ -67,7 +67,7 @@ impl Image {
         self.grains().div_ceil(GRAINS_PER_TABLE)
     }
 
-    fn put(&mut self, at: u64, holds: Holds) {
+    fn put(&mut self, at: u64, holds: GrainContent) {
         assert!(at < self.grains(), "grain {at} of {}", self.grains());
         let (region, next) = (at / GRAINS_PER_TABLE, self.slots.len() as u64);
         let slot = if self.in_order_of_use { next } else { region };
@@ -79,22 +79,22 @@ impl Image {
     pub(crate) fn data(&mut self, at: u64, fill: u8) -> &mut Self {
         let grain = self.next_grain;
         self.next_grain += 1;
-        self.put(at, Holds::Data { grain, fill });
+        self.put(at, GrainContent::Data { grain, fill });
         self
     }
 
     pub(crate) fn zero(&mut self, at: u64) -> &mut Self {
-        self.put(at, Holds::Zero);
+        self.put(at, GrainContent::Zero);
         self
     }
 
     /// What was written to it before is still somewhere, and waits to be reclaimed.
     pub(crate) fn unmap(&mut self, at: u64) -> &mut Self {
         let owned = match self.holds.get(&at) {
-            Some(Holds::Data { grain, .. }) => *grain,
+            Some(GrainContent::Data { grain, .. }) => *grain,
             _ => 0,
         };
-        self.put(at, Holds::Unmapped(owned));
+        self.put(at, GrainContent::Unmapped(owned));
         self
     }
 
@@ -147,12 +147,12 @@ impl Image {
             let slot = self.slots[&(virtual_grain / GRAINS_PER_TABLE)];
             let index = virtual_grain % GRAINS_PER_TABLE;
             let entry = match holds {
-                Holds::Data { grain, .. } => (3 << 60) | turned(*grain),
-                Holds::Zero => 2 << 60,
-                Holds::Unmapped(grain) => (1 << 60) | turned(*grain),
+                GrainContent::Data { grain, .. } => (3 << 60) | turned(*grain),
+                GrainContent::Zero => 2 << 60,
+                GrainContent::Unmapped(grain) => (1 << 60) | turned(*grain),
             };
             pieces.push((at.tables + slot * TABLE + index * 8, entry.to_le_bytes().into()));
-            if let Holds::Data { grain, fill } = holds {
+            if let GrainContent::Data { grain, fill } = holds {
                 let back = (0x1 << 60) | turned(slot * GRAINS_PER_TABLE + index);
                 pieces.push((at.back_map + grain * 8, back.to_le_bytes().into()));
                 pieces.push((at.grains + grain * GRAIN, vec![*fill; GRAIN as usize]));
@@ -165,7 +165,7 @@ impl Image {
     fn bitmap(&self) -> BTreeMap<u64, u8> {
         let mut bytes = BTreeMap::new();
         for holds in self.holds.values() {
-            if let Holds::Data { grain, .. } = holds {
+            if let GrainContent::Data { grain, .. } = holds {
                 *bytes.entry(grain / 8).or_default() |= 1 << (grain % 8);
             }
         }

@@ -17,7 +17,7 @@ const DATA: u64 = 3 << 60;
 
 async fn open(env: &Env, capacity_sectors: u64) -> Result<SeSparse> {
     let file = root(env).open(FILE, OpenMode::Read).await.unwrap();
-    SeSparse::open(file, Facts { name: "web-000001.vmdk", capacity_sectors }).await
+    SeSparse::open(file, DeltaParams { name: "web-000001.vmdk", capacity_sectors }).await
 }
 
 /// Reads every grain of the file, and checks it.

@@ -14,9 +14,9 @@ const FILE: &str = "x-000001-delta.vmdk";
 const CAPACITY: u64 = 4096 * 2 + 100;
 const RUNS: u64 = 300;
 
-fn facts() -> Facts<'static> {
+fn facts() -> DeltaParams<'static> {
     let growth = Growth { step_bytes: 32 << 10, chunk_bytes: 8 << 10 };
-    Facts { name: "x-000001.vmdk", capacity_sectors: CAPACITY, writable: true, growth }
+    DeltaParams { name: "x-000001.vmdk", capacity_sectors: CAPACITY, writable: true, growth }
 }
 
 /// Per sector: the stamp that is durable, and the newest that was issued. 0 is "never written".

@@ -13,9 +13,9 @@ use crate::testing::{PARENT, flush, read, root, sectors, write};
 const FILE: &str = "web-000001-delta.vmdk";
 const CAPACITY: u64 = 4096 * 3;
 
-fn facts() -> Facts<'static> {
+fn facts() -> DeltaParams<'static> {
     let growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
-    Facts { name: "web-000001.vmdk", capacity_sectors: CAPACITY, writable: true, growth }
+    DeltaParams { name: "web-000001.vmdk", capacity_sectors: CAPACITY, writable: true, growth }
 }
 
 fn in_world(test: impl AsyncFnOnce(Env) + 'static) {

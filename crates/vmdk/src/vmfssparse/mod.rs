@@ -27,11 +27,11 @@ use crate::check::Finding;
 use crate::cowd::{Directory, Header, TABLE_BYTES, TableBounds, decode_entries, table_runs};
 use crate::runs::Runs;
 
-pub use open::Facts;
+pub use open::DeltaParams;
 pub use space::Growth;
 
 use log::{Entry, Log};
-use space::{Need, Space};
+use space::{Space, SpaceNeed};
 use table::Tables;
 
 /// One open delta.
@@ -66,11 +66,11 @@ struct State {
     space: Space,
     /// Length of the file.
     file_bytes: u64,
-    held: Held,
+    held: GrainCounts,
 }
 
 /// Grains held, per region. A table's count is known once it was read, so that opening needs no scan.
-struct Held {
+struct GrainCounts {
     /// `UNKNOWN` for a table that was not read yet.
     by_region: Vec<u16>,
     known: u64,
@@ -81,7 +81,7 @@ struct Held {
 
 const UNKNOWN: u16 = u16::MAX;
 
-impl Held {
+impl GrainCounts {
     fn new(directory: &Directory, in_use_grains: u64) -> Self {
         let mut by_region = vec![0; directory.regions() as usize];
         for (region, _) in directory.tables() {
@@ -296,7 +296,7 @@ impl Core {
             table.sector == 0
         });
         let tables = spaceless.count() as u64;
-        state.space.end_for(Need { tables, data_sectors: (whole.end - whole.start) / SECTOR })
+        state.space.end_for(SpaceNeed { tables, data_sectors: (whole.end - whole.start) / SECTOR })
     }
 
     /// Never waits, so that what was checked still holds.

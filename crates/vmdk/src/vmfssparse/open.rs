@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::layer::Shape;
-use blk::memory::{Place, clients_may_live};
+use blk::memory::{HostId, clients_may_live};
 use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, ErrorKind, File, Result, SECTOR};
 use futures_util::future::join_all;
 
 use super::log::Log;
 use super::restore::end_of;
-use super::{Core, Growth, Held, Space, State, Tables, VmfsSparse};
+use super::{Core, GrainCounts, Growth, Space, State, Tables, VmfsSparse};
 use crate::cowd::{
     Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES, TABLE_SECTORS, TableBounds, decode_entries,
     table_runs,
@@ -26,7 +26,7 @@ const SCAN_DEPTH: usize = 32;
 
 /// What the caller knows of a delta from its descriptor.
 #[derive(Debug, Clone)]
-pub struct Facts<'a> {
+pub struct DeltaParams<'a> {
     /// File name of the descriptor.
     pub name: &'a str,
     /// Size of the disk; the header must say the same.
@@ -45,7 +45,7 @@ struct Scan {
 
 impl VmfsSparse {
     /// Writes an empty delta into a new file, durably, with the first step of space ready.
-    pub async fn create(env: Env, file: File, facts: Facts<'_>, grain_sectors: u32) -> Result<Self> {
+    pub async fn create(env: Env, file: File, facts: DeltaParams<'_>, grain_sectors: u32) -> Result<Self> {
         let mut header = Header::create(file.name(), facts.capacity_sectors, grain_sectors)?;
         let log = Log::new(&env, file.limits());
         header.set_unclean(log.begin());
@@ -55,7 +55,7 @@ impl VmfsSparse {
         file.tables().write(0, bytes).await?;
         let directory = Directory::empty(&header);
         let space = Space::new(header.free_sector());
-        let held = Held::new(&directory, 0);
+        let held = GrainCounts::new(&directory, 0);
         let core = Core::new(
             env,
             file,
@@ -72,7 +72,7 @@ impl VmfsSparse {
 
     /// Verifies header and directory, and compares lengths before anything else. An unclean delta opened for writing
     /// is read through once, to find where its free space begins; what its process left in the host's memory is restored.
-    pub async fn open(env: Env, file: File, facts: Facts<'_>) -> Result<Self> {
+    pub async fn open(env: Env, file: File, facts: DeltaParams<'_>) -> Result<Self> {
         match Self::open_with_log(env.clone(), file.clone(), facts.clone(), true).await {
             // What the log continues is not what the file has.
             Err(e) if e.kind == ErrorKind::Damaged && facts.writable => {
@@ -82,7 +82,7 @@ impl VmfsSparse {
         }
     }
 
-    async fn open_with_log(env: Env, file: File, facts: Facts<'_>, use_log: bool) -> Result<Self> {
+    async fn open_with_log(env: Env, file: File, facts: DeltaParams<'_>, use_log: bool) -> Result<Self> {
         let file_bytes = file.size().await?;
         let header_bytes =
             read(&file, 0, HEADER_BYTES.min(usize::try_from(file_bytes).unwrap_or(usize::MAX))).await?;
@@ -110,7 +110,7 @@ impl VmfsSparse {
         let left_end = left.as_deref().map_or(0, |entries| end_of(entries, header.grain_sectors()));
         // What reaches past the end of the file is refused below.
         let free_sector = free_sector.max(left_end).min(unclean_end.max(free_sector));
-        let mut held = Held::new(&directory, in_use_grains(&header, &directory, free_sector));
+        let mut held = GrainCounts::new(&directory, in_use_grains(&header, &directory, free_sector));
         scan.iter().flat_map(|scan| &scan.held).for_each(|(region, grains)| held.set(*region, *grains));
         let marked = header.is_unclean();
         let state = State {
@@ -122,8 +122,8 @@ impl VmfsSparse {
             held,
         };
         // A delta does not name its machine: only the boot shows that a folder went from host to host.
-        let then = Place { boot: state.header.log_boot(), machine: 0 };
-        let clients_live = clients_may_live(then, Place::of(env.memory().as_deref()));
+        let then = HostId { boot: state.header.log_boot(), machine: 0 };
+        let clients_live = clients_may_live(then, HostId::of(env.memory().as_deref()));
         let log = Log::new(&env, file.limits());
         let core = Core::new(env, file, &facts, log, state);
         // A log that was lost is named by the header until the first write, when clients have been notified.
@@ -137,7 +137,7 @@ impl VmfsSparse {
 }
 
 impl Core {
-    fn new(env: Env, file: File, facts: &Facts<'_>, log: Log, state: State) -> Rc<Self> {
+    fn new(env: Env, file: File, facts: &DeltaParams<'_>, log: Log, state: State) -> Rc<Self> {
         let shape = Shape {
             size_bytes: u64::from(state.header.capacity_sectors()) * SECTOR,
             grain_bytes: u64::from(state.header.grain_sectors()) * SECTOR,

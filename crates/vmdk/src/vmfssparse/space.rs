@@ -43,7 +43,7 @@ impl Growth {
 
 /// What a first write needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct SpaceNeed {
     pub tables: u64,
     pub data_sectors: u64,
 }
@@ -102,7 +102,7 @@ impl Space {
     }
 
     /// Where `ready_end` must be at least before `need` can be taken.
-    pub(super) fn end_for(&self, need: Need) -> u64 {
+    pub(super) fn end_for(&self, need: SpaceNeed) -> u64 {
         let data =
             if self.fragment_for(need.data_sectors).is_some() { 0 } else { page_up(need.data_sectors) };
         page_up(self.free) + need.tables * u64::from(TABLE_SECTORS) + data
@@ -195,7 +195,7 @@ mod tests {
     fn nothing_ready_at_first() {
         let space = Space::new(36);
         assert_eq!(space.ready_sectors(), 4);
-        assert_eq!(space.end_for(Need { tables: 1, data_sectors: 3 }), 80);
+        assert_eq!(space.end_for(SpaceNeed { tables: 1, data_sectors: 3 }), 80);
         assert!(space.check_limit("x", 1 << 32).is_err());
     }
 
@@ -213,7 +213,7 @@ mod tests {
             let mut space = ready(free, 100_000);
             let mut taken = std::collections::BTreeSet::new();
             for sectors in runs {
-                let need = Need { tables: u64::from(sectors == 0), data_sectors: sectors };
+                let need = SpaceNeed { tables: u64::from(sectors == 0), data_sectors: sectors };
                 prop_assert!(space.end_for(need) <= space.ready_end());
                 let before = space.end_for(need);
                 let (start, length) = if sectors == 0 {

@@ -13,8 +13,8 @@ const FILE: &str = "web-000001-delta.vmdk";
 const CAPACITY: u64 = 4096 * 3 + 5;
 const SMALL: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
 
-fn facts(writable: bool) -> Facts<'static> {
-    Facts { name: "web-000001.vmdk", capacity_sectors: CAPACITY, writable, growth: SMALL }
+fn facts(writable: bool) -> DeltaParams<'static> {
+    DeltaParams { name: "web-000001.vmdk", capacity_sectors: CAPACITY, writable, growth: SMALL }
 }
 
 async fn create(env: &Env) -> VmfsSparse {
@@ -308,7 +308,7 @@ fn a_capacity_that_differs_from_the_descriptor_is_refused() {
     in_world(async |env| {
         create(&env).await;
         let file = root(&env).open(FILE, OpenMode::Read).await.unwrap();
-        let other = Facts { capacity_sectors: CAPACITY - 1, ..facts(false) };
+        let other = DeltaParams { capacity_sectors: CAPACITY - 1, ..facts(false) };
         let error = VmfsSparse::open(env.clone(), file, other).await.err().unwrap();
         assert!(error.to_string().contains("numSectors is 12293, expected 12292"), "{error}");
     });

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::support::{self, convert, qemu_img, run, scratch};
 use blk::SECTOR;
-use vmdk::repair::{Terms, apply, plan, undo};
-use vmdk::vmfssparse::{Facts, Growth, VmfsSparse};
+use vmdk::repair::{RepairOptions, apply, plan, undo};
+use vmdk::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 
 const CAPACITY: u64 = 8192;
 
@@ -25,7 +25,7 @@ fn chain(path: &Path) {
         run(async move |env| {
             let file = env.open_root(&folder).unwrap().create_new(&name).await.unwrap();
             let growth = Growth { step_bytes: 16 << 10, chunk_bytes: 16 << 10 };
-            let facts = Facts { name: &name, capacity_sectors: CAPACITY, writable: true, growth };
+            let facts = DeltaParams { name: &name, capacity_sectors: CAPACITY, writable: true, growth };
             let delta = VmfsSparse::create(env.clone(), file, facts, 1).await.unwrap();
             let mut model = vec![0; (CAPACITY * SECTOR) as usize];
             let mut rng = sim::Rng::new(u64::from(number));
@@ -47,7 +47,7 @@ fn edit(path: &Path, name: &str, from: &str, to: &str) {
     fs::write(path.join(name), text.replacen(from, to, 1)).unwrap();
 }
 
-fn repair(path: &Path, terms: &Terms) {
+fn repair(path: &Path, terms: &RepairOptions) {
     let terms = terms.clone();
     let folder = path.to_str().unwrap().to_owned();
     run(async move |env| {
@@ -61,19 +61,19 @@ fn repair(path: &Path, terms: &Terms) {
 #[test]
 fn qemu_reads_a_repaired_chain_as_before_the_damage() {
     type Plant = fn(&Path);
-    let vouched = Terms { ignore_content_ids: true, ..Terms::default() };
-    let named = |pairs: &[(&str, &str)]| Terms {
+    let vouched = RepairOptions { ignore_content_ids: true, ..RepairOptions::default() };
+    let named = |pairs: &[(&str, &str)]| RepairOptions {
         parents: pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
-        ..Terms::default()
+        ..RepairOptions::default()
     };
-    let cases: [(Plant, Terms); 7] = [
-        (|path| fs::remove_file(path.join("web-000001.vmdk")).unwrap(), Terms::default()),
+    let cases: [(Plant, RepairOptions); 7] = [
+        (|path| fs::remove_file(path.join("web-000001.vmdk")).unwrap(), RepairOptions::default()),
         (
             |path| {
                 let text = fs::read_to_string(path.join("web-000002.vmdk")).unwrap();
                 fs::write(path.join("web-000002.vmdk"), &text[..text.len() - 20]).unwrap();
             },
-            Terms::default(),
+            RepairOptions::default(),
         ),
         (
             |path| {
@@ -82,9 +82,9 @@ fn qemu_reads_a_repaired_chain_as_before_the_damage() {
             },
             named(&[("web-000001.vmdk", "web.vmdk"), ("web-000002.vmdk", "web-000001.vmdk")]),
         ),
-        (|path| fs::remove_file(path.join("web.vmdk")).unwrap(), Terms::default()),
-        (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "gone.vmdk"), Terms::default()),
-        (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "web.vmdk"), Terms::default()),
+        (|path| fs::remove_file(path.join("web.vmdk")).unwrap(), RepairOptions::default()),
+        (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "gone.vmdk"), RepairOptions::default()),
+        (|path| edit(path, "web-000002.vmdk", "web-000001.vmdk", "web.vmdk"), RepairOptions::default()),
         (|path| edit(path, "web.vmdk", "CID=000000a1", "CID=000000ff"), vouched),
     ];
     for (plant, terms) in cases {
@@ -106,7 +106,7 @@ fn qemu_reads_a_repaired_chain_as_before_the_damage() {
 }
 
 /// Bytes of the disk that a plan says are lost.
-fn lost(path: &Path, terms: &Terms) -> Vec<std::ops::Range<usize>> {
+fn lost(path: &Path, terms: &RepairOptions) -> Vec<std::ops::Range<usize>> {
     let (folder, terms) = (path.to_str().unwrap().to_owned(), terms.clone());
     run(async move |env| {
         let dir = env.open_root(&folder).unwrap();
@@ -120,7 +120,7 @@ fn lost(path: &Path, terms: &Terms) -> Vec<std::ops::Range<usize>> {
 
 #[test]
 fn qemu_reads_a_delta_that_was_cut_as_told() {
-    let terms = Terms { cut_deltas: true, ..Terms::default() };
+    let terms = RepairOptions { cut_deltas: true, ..RepairOptions::default() };
     let (_guard, path) = scratch();
     chain(&path);
     let delta = path.join("web-000002-delta.vmdk");
@@ -177,7 +177,7 @@ fn an_orphan_and_stale_locks_go_aside_and_come_back() {
         names
     };
     let (all, before) = (names(), convert(&path, "web-000001.vmdk"));
-    let terms = Terms { move_orphans: true, stale_locks: true, ..Terms::default() };
+    let terms = RepairOptions { move_orphans: true, stale_locks: true, ..RepairOptions::default() };
     let folder = path.to_str().unwrap().to_owned();
     run(async move |env| {
         let dir = env.open_root(&folder).unwrap();

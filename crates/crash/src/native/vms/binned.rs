@@ -11,7 +11,7 @@ impl User {
     pub(super) async fn revert_and_back(&mut self, vm: &Rc<Running>) -> Result<(), String> {
         let shape = self.shape(vm);
         let Some(to) = self.any_snapshot(shape.snapshots.keys().cloned()) else { return Ok(()) };
-        let moved = self.on_ground_of(vm, &shape, &to);
+        let moved = self.on_medium_of(vm, &shape, &to);
         let restored = shape.restored_from(moved.shape.as_ref().expect("it stays"));
         let back = self.as_it_is(vm, &restored).await?;
         self.and_back(vm, vec![moved, back], vm.vm.revert(Some(&to), None, true), 0).await

@@ -236,13 +236,13 @@ impl User {
         let shape = self.shape(vm);
         let ahead = vec![self.ahead(vm, shape.committed(&gone))];
         match self.attempt(vm, ahead, vm.vm.commit(&what)).await? {
-            Some(job) => self.meddle(&job).await,
+            Some(job) => self.disturb(&job).await,
             None => Ok(()),
         }
     }
 
     /// Cancels or pauses a job or leaves it alone, and may resume it.
-    async fn meddle(&mut self, job: &Job) -> Result<(), String> {
+    async fn disturb(&mut self, job: &Job) -> Result<(), String> {
         let asked = match self.rng.below(4) {
             0 => job.cancel(),
             1 => job.pause(),
@@ -261,7 +261,7 @@ impl User {
         let keeps = (keeping && !self.shape(vm).persistent().is_empty()).then(|| self.begin_take(vm));
         let mut ahead: Vec<Outcome> = keeps.iter().map(|(_, shape)| self.ahead(vm, shape.clone())).collect();
         let before = keeps.as_ref().map_or_else(|| self.shape(vm), |(_, shape)| shape.clone());
-        ahead.push(self.on_ground_of(vm, &before, &to));
+        ahead.push(self.on_medium_of(vm, &before, &to));
         self.expect(vm, ahead);
         let first = keeps.as_ref().map(|(name, _)| name.as_str());
         let result = vm.vm.revert(Some(&to), first, false).await;
@@ -274,7 +274,7 @@ impl User {
     }
 
     /// Returns the outcome of a revert: the disks that the snapshot has show what it shows.
-    pub(super) fn on_ground_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
+    pub(super) fn on_medium_of(&self, vm: &Running, before: &Shape, to: &str) -> Outcome {
         let model = self.harness.model.borrow();
         let shape = before.reverted(to, &model.sealed[to].disks);
         Outcome { fixed: model.contents(to), ..self.ahead(vm, shape) }
@@ -295,7 +295,7 @@ impl User {
         let mut last = self.ahead(vm, shape.clone());
         let mut ahead = Vec::new();
         if shape.running_names().iter().any(|name| name == wanted) {
-            last = self.on_ground_of(vm, shape, wanted);
+            last = self.on_medium_of(vm, shape, wanted);
             last.shape.as_mut().expect("it stays").current = shape.snapshots[wanted].parent.clone();
             ahead.push(last.clone());
         }

@@ -4,8 +4,8 @@
 //! Only errors of the device are planted here; the campaign in `redo.rs` covers power cuts and full datastores.
 
 mod moment;
+mod observed;
 mod script;
-mod seen;
 
 use std::cell::Cell;
 
@@ -14,8 +14,8 @@ use crash::home;
 use engine::{Defects, Options, Vm};
 use sim::{Action, Fault, OpKind, SimWorld};
 
-use script::{OPERATIONS, Operation, Scene};
-use seen::Seen;
+use observed::ObservedState;
+use script::{Harness, OPERATIONS, Operation};
 
 /// More I/Os than any operation of the script has: a bound against an endless loop.
 const IO_MAX: u64 = 6000;
@@ -26,7 +26,7 @@ const GROWTH_BYTES: u64 = 64 << 10;
 
 /// Way in which one I/O fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum IoFault {
     Once,
     FromThenOn,
     /// A write finds no space, once. A file system that never overwrites in place may refuse any write so.
@@ -35,21 +35,21 @@ enum Trouble {
     Opening(OpKind, Errno),
 }
 
-impl Trouble {
+impl IoFault {
     fn fault(self, nth: u64) -> Fault {
         match self {
-            Trouble::Once => Fault::nth(nth, Action::Fail(Errno::EIO)),
-            Trouble::FromThenOn => Fault::nth(nth, Action::Fail(Errno::EIO)).and_all_later(),
-            Trouble::FullOnce => Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write),
-            Trouble::Opening(kind, errno) => Fault::nth(nth, Action::Fail(errno)).of(kind),
+            IoFault::Once => Fault::nth(nth, Action::Fail(Errno::EIO)),
+            IoFault::FromThenOn => Fault::nth(nth, Action::Fail(Errno::EIO)).and_all_later(),
+            IoFault::FullOnce => Fault::nth(nth, Action::Fail(Errno::ENOSPC)).of(OpKind::Write),
+            IoFault::Opening(kind, errno) => Fault::nth(nth, Action::Fail(errno)).of(kind),
         }
     }
 
     /// Returns how many of the I/Os submitted so far its rule counts.
     fn counted(self, world: &SimWorld) -> u64 {
         let counts = |kind: &OpKind| match self {
-            Trouble::FullOnce => *kind == OpKind::Write,
-            Trouble::Opening(wanted, _) => *kind == wanted,
+            IoFault::FullOnce => *kind == OpKind::Write,
+            IoFault::Opening(wanted, _) => *kind == wanted,
             _ => *kind != OpKind::Timer,
         };
         OpKind::ALL.into_iter().filter(counts).map(|kind| world.count(kind).submitted).sum()
@@ -64,54 +64,50 @@ fn options() -> Options {
     Options { defects: PLANTED.get(), reserve_bytes: 1 << 20, ..Options::default() }
 }
 
-async fn open(env: &blk::Env) -> Result<Scene, String> {
+async fn open(env: &blk::Env) -> Result<Harness, String> {
     let home = home::open(env, GROWTH_BYTES, false).map_err(|e| e.to_string())?;
     let vm = Vm::open(env.clone(), home.clone(), options()).await.map_err(|e| e.to_string())?;
-    Ok(Scene { vm, home })
+    Ok(Harness { vm, home })
 }
 
 /// Runs the script's preparation in a fresh world, then the operation with the n-th of its I/Os failing. Returns the
 /// operation's result, and whether there was such an I/O.
-fn run(
-    world: &SimWorld,
-    operation: &Operation,
-    trouble: Option<(u64, Trouble)>,
-) -> (Result<(), String>, bool) {
+fn run(world: &SimWorld, operation: &Operation, fault: Option<(u64, IoFault)>) -> (Result<(), String>, bool) {
     let armed = world.clone();
     let begun = std::rc::Rc::new(std::cell::Cell::new(0));
     let prepared = begun.clone();
     let act = operation.act;
     let result = world.run(|env| async move {
         script::create(&env).await?;
-        let scene = open(&env).await?;
-        script::prepare(&scene).await?;
-        if let Some((nth, trouble)) = trouble {
-            prepared.set(trouble.counted(&armed));
-            armed.add_fault(trouble.fault(nth));
+        let harness = open(&env).await?;
+        script::prepare(&harness).await?;
+        if let Some((nth, fault)) = fault {
+            prepared.set(fault.counted(&armed));
+            armed.add_fault(fault.fault(nth));
         }
-        act(&scene, &env).await
+        act(&harness, &env).await
     });
-    let struck = trouble.is_some_and(|(nth, trouble)| trouble.counted(world) - begun.get() >= nth);
+    let struck = fault.is_some_and(|(nth, fault)| fault.counted(world) - begun.get() >= nth);
     world.clear_faults();
     (result.expect("no power cut is scheduled"), struck)
 }
 
 /// Starts again, looks at everything, and checks that no layer is left behind. Lets every commit end, and compares
 /// again.
-fn look(world: &SimWorld, operation: &Operation) -> Result<Seen, String> {
+fn look(world: &SimWorld, operation: &Operation) -> Result<ObservedState, String> {
     let clones = operation.clones;
     let looked = world.run(|env| async move {
-        let scene = open(&env).await.map_err(|e| format!("opening it again: {e}"))?;
-        let mut seen = Seen::of(&scene.vm).await?;
-        home::nothing_leaked(&scene.vm).await?;
-        for job in scene.vm.jobs() {
+        let harness = open(&env).await.map_err(|e| format!("opening it again: {e}"))?;
+        let mut observed = ObservedState::of(&harness.vm).await?;
+        home::nothing_leaked(&harness.vm).await?;
+        for job in harness.vm.jobs() {
             job.wait().await;
         }
-        Seen::of(&scene.vm).await?.must_equal(&seen, "once its commits have ended")?;
-        seen.add_clones(&env, clones).await?;
-        scene.vm.close().await.map_err(|e| format!("closing: {e}"))?;
+        ObservedState::of(&harness.vm).await?.must_equal(&observed, "once its commits have ended")?;
+        observed.add_clones(&env, clones).await?;
+        harness.vm.close().await.map_err(|e| format!("closing: {e}"))?;
         home::is_sound(&env).await?;
-        Ok(seen)
+        Ok(observed)
     });
     looked.expect("no power cut is scheduled")
 }
@@ -121,7 +117,7 @@ fn world() -> SimWorld {
 }
 
 /// Returns what everything looks like before and after an operation without faults.
-fn undisturbed(operation: &Operation) -> (Seen, Seen) {
+fn undisturbed(operation: &Operation) -> (ObservedState, ObservedState) {
     let idle = Operation { act: |_, _| Box::pin(async { Ok(()) }), ..*operation };
     let before = world();
     run(&before, &idle, None).0.unwrap_or_else(|e| panic!("preparing {}: {e}", operation.name));
@@ -129,20 +125,20 @@ fn undisturbed(operation: &Operation) -> (Seen, Seen) {
     let after = world();
     run(&after, operation, None).0.unwrap_or_else(|e| panic!("{} undisturbed: {e}", operation.name));
     after.power_cut();
-    let seen =
+    let observed =
         |world: &SimWorld| look(world, operation).unwrap_or_else(|e| panic!("{}: {e}", operation.name));
-    (seen(&before), seen(&after))
+    (observed(&before), observed(&after))
 }
 
 fn check(
     operation: &Operation,
-    before: &Seen,
-    after: &Seen,
+    before: &ObservedState,
+    after: &ObservedState,
     nth: u64,
-    trouble: Trouble,
+    fault: IoFault,
 ) -> Result<bool, String> {
     let world = world();
-    let (said, struck) = run(&world, operation, Some((nth, trouble)));
+    let (said, struck) = run(&world, operation, Some((nth, fault)));
     if !struck {
         return Ok(false);
     }
@@ -152,11 +148,11 @@ fn check(
     } else {
         world.kill();
     }
-    let seen = look(&world, operation)?;
+    let observed = look(&world, operation)?;
     if said.is_ok() && !operation.unflushed {
-        seen.must_equal(after, "though it was answered with success")?;
+        observed.must_equal(after, "though it was answered with success")?;
     }
-    seen.must_be_between(before, after)?;
+    observed.must_be_between(before, after)?;
     Ok(true)
 }
 
@@ -175,23 +171,23 @@ fn every_failing_io_of_every_operation_loses_nothing() {
             }
             let (before, after) = undisturbed(operation);
             let waits = operation.name.starts_with("commit");
-            let full = waits.then_some(Trouble::FullOnce);
-            for trouble in [Trouble::Once, Trouble::FromThenOn].into_iter().chain(full) {
+            let full = waits.then_some(IoFault::FullOnce);
+            for fault in [IoFault::Once, IoFault::FromThenOn].into_iter().chain(full) {
                 let mut ios = 0;
                 for nth in (1 + index as u64 % stride..=IO_MAX).step_by(stride as usize) {
-                    match check(operation, &before, &after, nth, trouble) {
+                    match check(operation, &before, &after, nth, fault) {
                         Ok(true) => ios = nth,
                         Ok(false) => break,
                         Err(e) => {
                             let name = operation.name;
                             let replay = format!("FAULT_OPERATION={name:?} FAULT_STRIDE=1 make crash");
                             let failure =
-                                format!("{name}, I/O {nth} fails {trouble:?}: {e}\n  replay: {replay}");
+                                format!("{name}, I/O {nth} fails {fault:?}: {e}\n  replay: {replay}");
                             failures.lock().unwrap().push(failure);
                         }
                     }
                 }
-                println!("{}: {ios} I/Os failing {trouble:?}, in steps of {stride}", operation.name);
+                println!("{}: {ios} I/Os failing {fault:?}, in steps of {stride}", operation.name);
                 assert!(ios > 0 && ios < IO_MAX, "{}: {ios} I/Os", operation.name);
             }
         }
@@ -216,11 +212,11 @@ fn a_lost_snapshot_and_a_changed_sector_are_seen() {
     let world = world();
     run(&world, &Operation { act: |_, _| Box::pin(async { Ok(()) }), ..OPERATIONS[0] }, None).0.unwrap();
     world.kill();
-    let seen = look(&world, &OPERATIONS[0]).unwrap();
-    let mut lost = seen.clone();
+    let observed = look(&world, &OPERATIONS[0]).unwrap();
+    let mut lost = observed.clone();
     lost.snapshots.pop_first();
-    assert!(lost.must_be_between(&seen, &seen).unwrap_err().contains("snapshots"));
-    let mut changed = seen.clone();
+    assert!(lost.must_be_between(&observed, &observed).unwrap_err().contains("snapshots"));
+    let mut changed = observed.clone();
     std::rc::Rc::make_mut(changed.disks.get_mut(&0).unwrap())[700] ^= 1;
-    assert!(changed.must_be_between(&seen, &seen).unwrap_err().contains("disk0"));
+    assert!(changed.must_be_between(&observed, &observed).unwrap_err().contains("disk0"));
 }

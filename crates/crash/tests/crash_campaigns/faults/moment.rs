@@ -13,31 +13,31 @@ use engine::{Defect, Defects};
 use sim::{Action, Fault, OpKind, SimWorld};
 
 use super::script::{self, OPERATIONS, Operation};
-use super::{IO_MAX, PLANTED, Seen, Trouble, look, open, undisturbed, world};
+use super::{IO_MAX, IoFault, ObservedState, PLANTED, look, open, undisturbed, world};
 
 const OPENINGS: [OpKind; 3] = [OpKind::Create, OpKind::Open, OpKind::OpenDir];
 
 /// Result of the operation, the first time and, after an error, the second time; and whether the fault struck.
-type Said = (Result<(), String>, Result<(), String>, bool);
+type Results = (Result<(), String>, Result<(), String>, bool);
 
-fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, trouble: Trouble) -> Said {
+fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, fault: IoFault) -> Results {
     let (armed, act, again) = (world.clone(), operation.act, script::again(operation));
     let struck = Rc::new(Cell::new(false));
     let noted = struck.clone();
     let result = world.run(|env| async move {
         let begun = async {
             script::create(&env).await?;
-            let scene = open(&env).await?;
-            script::prepare(&scene).await.map(|()| scene)
+            let harness = open(&env).await?;
+            script::prepare(&harness).await.map(|()| harness)
         };
-        let scene = begun.await.expect("nothing disturbs the preparation");
-        let before = trouble.counted(&armed);
-        armed.add_fault(trouble.fault(nth));
-        let first = act(&scene, &env).await;
-        noted.set(trouble.counted(&armed) - before >= nth);
+        let harness = begun.await.expect("nothing disturbs the preparation");
+        let before = fault.counted(&armed);
+        armed.add_fault(fault.fault(nth));
+        let first = act(&harness, &env).await;
+        noted.set(fault.counted(&armed) - before >= nth);
         armed.clear_faults();
         match first.is_err() && noted.get() {
-            true => (first, again(&scene, &env).await),
+            true => (first, again(&harness, &env).await),
             false => (first, Ok(())),
         }
     });
@@ -46,9 +46,9 @@ fn run_twice(world: &SimWorld, operation: &Operation, nth: u64, trouble: Trouble
 }
 
 /// Checks one failing I/O. Returns false if the operation has fewer such I/Os.
-fn check(operation: &Operation, after: &Seen, nth: u64, trouble: Trouble) -> Result<bool, String> {
+fn check(operation: &Operation, after: &ObservedState, nth: u64, fault: IoFault) -> Result<bool, String> {
     let world = world();
-    let (first, second, struck) = run_twice(&world, operation, nth, trouble);
+    let (first, second, struck) = run_twice(&world, operation, nth, fault);
     if !struck {
         return Ok(false);
     }
@@ -61,20 +61,20 @@ fn check(operation: &Operation, after: &Seen, nth: u64, trouble: Trouble) -> Res
 }
 
 /// Returns all failures of one operation with one kind of trouble.
-fn failures(operation: &Operation, after: &Seen, trouble: Trouble) -> Vec<String> {
+fn failures(operation: &Operation, after: &ObservedState, fault: IoFault) -> Vec<String> {
     let mut found = Vec::new();
     for nth in 1..=IO_MAX {
-        match check(operation, after, nth, trouble) {
+        match check(operation, after, nth, fault) {
             Ok(true) => {}
             Ok(false) => break,
-            Err(e) => found.push(format!("{}, I/O {nth} fails {trouble:?}: {e}", operation.name)),
+            Err(e) => found.push(format!("{}, I/O {nth} fails {fault:?}: {e}", operation.name)),
         }
     }
     found
 }
 
 /// Returns the failures of the chosen operations. Runs on all cores, with the defects planted in this thread.
-fn all_failures(troubles: &[Trouble], of: impl Fn(&Operation) -> bool) -> Vec<String> {
+fn all_failures(troubles: &[IoFault], of: impl Fn(&Operation) -> bool) -> Vec<String> {
     let only = std::env::var("FAULT_OPERATION").unwrap_or_default();
     let chosen: Vec<_> = OPERATIONS.iter().filter(|one| one.name.contains(&only) && of(one)).collect();
     let (next, found, planted) = (AtomicUsize::new(0), Mutex::new(Vec::new()), PLANTED.get());
@@ -82,8 +82,8 @@ fn all_failures(troubles: &[Trouble], of: impl Fn(&Operation) -> bool) -> Vec<St
         PLANTED.set(planted);
         while let Some(operation) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (_, after) = undisturbed(operation);
-            for trouble in troubles {
-                found.lock().unwrap().extend(failures(operation, &after, *trouble));
+            for fault in troubles {
+                found.lock().unwrap().extend(failures(operation, &after, *fault));
             }
         }
     };
@@ -100,8 +100,8 @@ fn none(failures: &[String]) {
     assert!(failures.is_empty(), "{} failures; FAULT_OPERATION=NAME runs one\n{shown}", failures.len());
 }
 
-fn without_descriptors(errno: Errno) -> [Trouble; 3] {
-    OPENINGS.map(|kind| Trouble::Opening(kind, errno))
+fn without_descriptors(errno: Errno) -> [IoFault; 3] {
+    OPENINGS.map(|kind| IoFault::Opening(kind, errno))
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn an_opening_without_descriptors_is_tried_again_and_loses_nothing() {
 }
 
 /// Returns the failures with a defect planted.
-fn failures_with(defect: Defect, troubles: &[Trouble]) -> Vec<String> {
+fn failures_with(defect: Defect, troubles: &[IoFault]) -> Vec<String> {
     PLANTED.set(Defects::only(defect));
     let found = all_failures(troubles, |one| ["take", "take, then writes and a flush"].contains(&one.name));
     PLANTED.set(Defects::default());
@@ -121,7 +121,7 @@ fn failures_with(defect: Defect, troubles: &[Trouble]) -> Vec<String> {
 fn planted_doubts_are_found() {
     let shortage = failures_with(Defect::DoubtShortage, &without_descriptors(Errno::EMFILE));
     assert!(shortage.iter().any(|e| e.contains("restart unstun")), "{shortage:?}");
-    let full = failures_with(Defect::DoubtFullDevice, &[Trouble::FullOnce]);
+    let full = failures_with(Defect::DoubtFullDevice, &[IoFault::FullOnce]);
     assert!(full.iter().any(|e| e.contains("No space left")), "{full:?}");
 }
 
@@ -142,7 +142,7 @@ fn an_overwrite_that_finds_no_space_once_needs_no_restart() {
             || one.name.starts_with("zeroes")
             || one.name.starts_with("take")
     };
-    none(&all_failures(&[Trouble::FullOnce], writes));
+    none(&all_failures(&[IoFault::FullOnce], writes));
 }
 
 /// "Fast" promises that no zeros are written. If space cannot be given back, the request fails as "unsupported".
@@ -152,9 +152,9 @@ fn fast_zeros_are_refused_where_they_would_be_written() {
     let counted = world.clone();
     let result = world.run(|env| async move {
         script::create(&env).await.unwrap();
-        let scene = open(&env).await.unwrap();
-        script::prepare(&scene).await.unwrap();
-        let (disk, _client) = scene.vm.attach(2, "test").await.unwrap();
+        let harness = open(&env).await.unwrap();
+        script::prepare(&harness).await.unwrap();
+        let (disk, _client) = harness.vm.attach(2, "test").await.unwrap();
         assert!(disk.can_punch());
         let zero = async |fast_only: bool, no_hole: bool| {
             let before = counted.count(OpKind::Write).submitted;

@@ -1,4 +1,4 @@
-//! The prepared VM (`Scene`), and the operations in which I/Os fail.
+//! The prepared VM (`Harness`), and the operations in which I/Os fail.
 
 use std::rc::Rc;
 
@@ -9,12 +9,12 @@ use crash::home;
 use engine::{CommitWhat, Disk, JobState, Vm};
 use vmdk::home::Home;
 
-pub(super) struct Scene {
+pub(super) struct Harness {
     pub vm: Rc<Vm>,
     pub home: Rc<Home>,
 }
 
-pub(super) type Act = for<'a> fn(&'a Scene, &'a Env) -> Local<'a, Result<(), String>>;
+pub(super) type Act = for<'a> fn(&'a Harness, &'a Env) -> Local<'a, Result<(), String>>;
 
 #[derive(Clone, Copy)]
 pub(super) struct Operation {
@@ -93,13 +93,13 @@ pub(super) fn again(operation: &Operation) -> Act {
     }
 }
 
-fn has(scene: &Scene, snapshot: &str) -> bool {
-    scene.vm.state().snapshots.iter().any(|known| known.name == snapshot)
+fn has(harness: &Harness, snapshot: &str) -> bool {
+    harness.vm.state().snapshots.iter().any(|known| known.name == snapshot)
 }
 
 /// Returns the id of the entry that the prepared VM has in the bin.
-fn entry(scene: &Scene) -> u64 {
-    scene.vm.state().bin[0].id
+fn entry(harness: &Harness) -> u64 {
+    harness.vm.state().bin[0].id
 }
 
 fn said<T>(result: blk::Result<T>) -> Result<(), String> {
@@ -112,8 +112,8 @@ pub(super) async fn create(env: &Env) -> Result<(), String> {
 
 /// Prepares the tree: a - e - (running), and a - b - c beside it. The bin has what was written after c; disk2 is
 /// independent, disk3 nonpersistent.
-pub(super) async fn prepare(scene: &Scene) -> Result<(), String> {
-    let vm = &scene.vm;
+pub(super) async fn prepare(harness: &Harness) -> Result<(), String> {
+    let vm = &harness.vm;
     for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
         said(vm.add_disk(&NewDisk { size_bytes: DISK_BYTES, mode, folder: None }).await)?;
         fill(vm, number, 3, 20, 1).await?;
@@ -160,8 +160,8 @@ async fn write_unflushed(disk: &Rc<Disk>, first: u64, count: u64, seed: u8) -> R
 }
 
 /// Flushes until one succeeds. A success after a failure must mean what any success means.
-async fn insist(scene: &Scene) -> Result<(), String> {
-    let (disk, _client) = scene.vm.attach(0, "test").await.map_err(|e| e.to_string())?;
+async fn insist(harness: &Harness) -> Result<(), String> {
+    let (disk, _client) = harness.vm.attach(0, "test").await.map_err(|e| e.to_string())?;
     write_unflushed(&disk, 5, 30, 9).await?;
     let mut flushed = said(disk.clone().flush().await);
     for _ in 0..3 {
@@ -173,27 +173,27 @@ async fn insist(scene: &Scene) -> Result<(), String> {
     flushed
 }
 
-async fn zero(scene: &Scene) -> Result<(), String> {
+async fn zero(harness: &Harness) -> Result<(), String> {
     for number in [0, 2] {
-        let (disk, _client) = scene.vm.attach(number, "test").await.map_err(|e| e.to_string())?;
+        let (disk, _client) = harness.vm.attach(number, "test").await.map_err(|e| e.to_string())?;
         said(disk.clone().write_zeroes(5 * SECTOR..15 * SECTOR, blk::volume::ZeroMode::default()).await)?;
         said(disk.clone().flush().await)?;
     }
     Ok(())
 }
 
-async fn take_and_write(scene: &Scene) -> Result<(), String> {
-    said(scene.vm.take("d", "").await)?;
-    fill(&scene.vm, 0, 200, 30, 7).await
+async fn take_and_write(harness: &Harness) -> Result<(), String> {
+    said(harness.vm.take("d", "").await)?;
+    fill(&harness.vm, 0, 200, 30, 7).await
 }
 
-async fn look(scene: &Scene) -> Result<(), String> {
-    let (disk, _view) = scene.vm.open_view("c", 0, "test").await.map_err(|e| e.to_string())?;
+async fn look(harness: &Harness) -> Result<(), String> {
+    let (disk, _view) = harness.vm.open_view("c", 0, "test").await.map_err(|e| e.to_string())?;
     said(disk.clone().read(0, Buf::alloc(64 << 10)).await.1)
 }
 
-async fn commit(scene: &Scene, what: CommitWhat) -> Result<(), String> {
-    let job = scene.vm.commit(&what).await.map_err(|e| e.to_string())?;
+async fn commit(harness: &Harness, what: CommitWhat) -> Result<(), String> {
+    let job = harness.vm.commit(&what).await.map_err(|e| e.to_string())?;
     match job.wait().await {
         JobState::Done => Ok(()),
         state => Err(format!("the job is {state:?}: {:?}", job.error.borrow())),
@@ -201,18 +201,18 @@ async fn commit(scene: &Scene, what: CommitWhat) -> Result<(), String> {
 }
 
 /// Begins a failed commit again on the open VM. It may go on only if the failure left nothing in doubt.
-async fn insist_on_commit(scene: &Scene) -> Result<(), String> {
+async fn insist_on_commit(harness: &Harness) -> Result<(), String> {
     let mut what = CommitWhat::All;
     let mut done = Ok(());
     for _ in 0..4 {
-        done = commit(scene, what.clone()).await;
+        done = commit(harness, what.clone()).await;
         if done.is_ok() {
             break;
         }
-        if scene.vm.state().snapshots.iter().all(|snapshot| snapshot.name != "e") {
+        if harness.vm.state().snapshots.iter().all(|snapshot| snapshot.name != "e") {
             what = CommitWhat::Unowned;
         }
-        fill_again(&scene.vm).await;
+        fill_again(&harness.vm).await;
     }
     done
 }
@@ -225,23 +225,23 @@ async fn fill_again(vm: &Rc<Vm>) {
     }
 }
 
-async fn cancel_and_consolidate(scene: &Scene) -> Result<(), String> {
-    let job = scene.vm.commit(&CommitWhat::One("e".into())).await.map_err(|e| e.to_string())?;
+async fn cancel_and_consolidate(harness: &Harness) -> Result<(), String> {
+    let job = harness.vm.commit(&CommitWhat::One("e".into())).await.map_err(|e| e.to_string())?;
     // The job may be over already: then nothing is left to consolidate.
     let _ = job.cancel();
     match job.wait().await {
-        JobState::Cancelled => commit(scene, CommitWhat::Unowned).await,
+        JobState::Cancelled => commit(harness, CommitWhat::Unowned).await,
         JobState::Done => Ok(()),
         state => Err(format!("the job is {state:?}")),
     }
 }
 
-async fn clone(scene: &Scene, env: &Env) -> Result<(), String> {
-    let (snapshot, _held) = scene.vm.hold("c", "clone").await.map_err(|e| e.to_string())?;
-    said(home::clone(env, &scene.home, snapshot.id, "test1", false).await)
+async fn clone(harness: &Harness, env: &Env) -> Result<(), String> {
+    let (snapshot, _held) = harness.vm.hold("c", "clone").await.map_err(|e| e.to_string())?;
+    said(home::clone(env, &harness.home, snapshot.id, "test1", false).await)
 }
 
-async fn add_disk(scene: &Scene) -> Result<(), String> {
+async fn add_disk(harness: &Harness) -> Result<(), String> {
     let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
-    said(scene.vm.add_disk(&disk).await)
+    said(harness.vm.add_disk(&disk).await)
 }

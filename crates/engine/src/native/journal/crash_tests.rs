@@ -224,7 +224,7 @@ fn campaign(seed: u64, flush_lies: bool) -> Result<SimWorld, String> {
     world.write_file("store", &vec![0; ((GEOMETRY.groups_start() + DATA_BLOCKS) * BLOCK) as usize]);
     world.write_at("store", BLOCK * 8, &first_superblock().encode(1));
     let model = Rc::new(RefCell::new(Model::default()));
-    world.lie_about_flush(flush_lies);
+    world.ignore_flushes(flush_lies);
     for round in 0..=CUTS_PER_SEED {
         world.cut_at(draw_cut(&mut rng));
         let (outer, model, mut rng) = (world.clone(), model.clone(), rng.fork());

@@ -109,7 +109,7 @@ fn a_vmfssparse_delta_opens_elsewhere() {
         run_loads(&env, &load, 1, 8, 100).await;
         let file = dir.open("disk0-000001-delta.vmdk", OpenMode::Read).await.unwrap();
         let growth = vmdk::vmfssparse::Growth { step_bytes: 1 << 20, chunk_bytes: 1 << 20 };
-        let facts = vmdk::vmfssparse::Facts {
+        let facts = vmdk::vmfssparse::DeltaParams {
             name: "disk0-000001.vmdk",
             capacity_sectors: DISK / SECTOR,
             writable: false,

@@ -25,7 +25,7 @@ pub(crate) enum MovePlan {
     Within { home: Home, store: Store, native: u128 },
     /// The VM gets another home in another datastore. `native` is the ID of the VM to be created in that datastore's
     /// store.
-    DiffRequest { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
+    Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
 }
 
 /// Guard that keeps a datastore from being removed while a VM moves to it or from it. The store is written until the

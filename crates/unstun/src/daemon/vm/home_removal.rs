@@ -97,7 +97,7 @@ fn is_of(name: &str, stem: &str) -> bool {
 async fn nvram(dir: &Dir, vmx: &str) -> Option<String> {
     let bytes = dir.read_file(vmx, VMX_BYTES_MAX).await.ok()?;
     let path = dir.path_of(vmx);
-    let configuration = dir.env().apart(move || Vmx::parse(&path, &bytes)).await.ok()?;
+    let configuration = dir.env().offload(move || Vmx::parse(&path, &bytes)).await.ok()?;
     let name = configuration.values().get("nvram").ok()??.to_owned();
     has_kind(&name, &[".nvram"]).then_some(name)
 }

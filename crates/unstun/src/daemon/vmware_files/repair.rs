@@ -10,13 +10,13 @@ use blk::file::Lock;
 use blk::uring::UringReactor;
 use blk::{Dir, Env, Executor};
 use vmdk::home::Home;
-use vmdk::repair::{self, Plan, Terms};
+use vmdk::repair::{self, Plan, RepairOptions};
 
 use crate::daemon::vm::{home_locks, inuse};
 use crate::daemon::vmware_files::check;
 
 /// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set.
-pub(crate) fn repair(path: &Path, terms: Terms, write: bool) -> Result<Repair> {
+pub(crate) fn repair(path: &Path, terms: RepairOptions, write: bool) -> Result<Repair> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
         let dir = env.open_root(&folder.to_string_lossy())?;
@@ -116,12 +116,15 @@ mod tests {
         let folder = folder();
         let lock = folder.path().join("web.vmdk.lck");
         fs::write(&lock, "").unwrap();
-        let plan = repair(folder.path(), Terms::default(), false).unwrap();
+        let plan = repair(folder.path(), RepairOptions::default(), false).unwrap();
         assert!(plan.mends.len() == 1 && plan.undo_copies.is_none(), "{plan:?}");
-        assert_eq!(repair(folder.path(), Terms::default(), true).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(
+            repair(folder.path(), RepairOptions::default(), true).unwrap_err().kind,
+            ErrorKind::Locked
+        );
         assert_eq!(fs::read_to_string(folder.path().join("child.vmdk")).unwrap(), CHILD);
         fs::remove_file(&lock).unwrap();
-        let done = repair(folder.path(), Terms::default(), true).unwrap();
+        let done = repair(folder.path(), RepairOptions::default(), true).unwrap();
         assert!(
             done.undo_copies.is_some() && done.unmended.iter().all(|one| one.finding.field != "parentCID")
         );
@@ -139,9 +142,12 @@ mod tests {
         fs::create_dir(&own).unwrap();
         let lock = fs::File::create(own.join("lock")).unwrap();
         lock.lock().unwrap();
-        assert_eq!(repair(folder.path(), Terms::default(), false).unwrap_err().kind, ErrorKind::Locked);
+        assert_eq!(
+            repair(folder.path(), RepairOptions::default(), false).unwrap_err().kind,
+            ErrorKind::Locked
+        );
         assert_eq!(undo(folder.path()).unwrap_err().kind, ErrorKind::Locked);
         drop(lock);
-        assert_eq!(repair(folder.path(), Terms::default(), true).unwrap().mends.len(), 1);
+        assert_eq!(repair(folder.path(), RepairOptions::default(), true).unwrap().mends.len(), 1);
     }
 }

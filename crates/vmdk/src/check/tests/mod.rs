@@ -19,7 +19,7 @@ use super::finding::REPORT_FINDINGS_MAX;
 use super::*;
 use crate::sesparse::testing::Image;
 use crate::testing::{flush, root, write};
-use crate::vmfssparse::{Facts, Growth, VmfsSparse};
+use crate::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 
 use Severity::{Damage, Note, Warning};
 
@@ -61,7 +61,7 @@ fn delta() -> Vec<u8> {
         let file = root(&env).create_new("d").await.unwrap();
         root(&env).sync().await.unwrap();
         let growth = Growth { step_bytes: 16 << 10, chunk_bytes: 16 << 10 };
-        let facts = Facts { name: "d", capacity_sectors: CAPACITY, writable: true, growth };
+        let facts = DeltaParams { name: "d", capacity_sectors: CAPACITY, writable: true, growth };
         let delta = VmfsSparse::create(env.clone(), file, facts, 1).await.unwrap();
         write(&delta, 0, &[5; 4096]).await.unwrap();
         write(&delta, 4096 * SECTOR, &[6; 512]).await.unwrap();

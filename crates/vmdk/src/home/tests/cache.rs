@@ -26,7 +26,7 @@ fn a_second_look_opens_the_two_texts_alone_and_a_change_is_seen() {
         assert_eq!(opened(&counted) - before, 2);
         // Both ends of a change: the link that is written, and the child that follows it.
         home.touch("web.vmdk").await.unwrap();
-        let link = async |name: &str| links::read(&home.gate, name).await.unwrap();
+        let link = async |name: &str| links::read(&home.folders, name).await.unwrap();
         let written = probe::read_descriptor(home.dir(), "web.vmdk").await.unwrap();
         assert_eq!(*link("web.vmdk").await, written);
         assert_eq!(link("web-000001.vmdk").await.parent_cid(), Some(written.cid()));
@@ -34,7 +34,7 @@ fn a_second_look_opens_the_two_texts_alone_and_a_change_is_seen() {
         let child = home.create_child("web_1.vmdk").await.unwrap().name().to_owned();
         link(&child).await;
         home.discard_child(&child).await.unwrap();
-        assert_eq!(links::read(&home.gate, &child).await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(links::read(&home.folders, &child).await.unwrap_err().kind, ErrorKind::NotFound);
     });
 }
 
@@ -46,7 +46,7 @@ fn links_of_others_in_a_shared_folder_are_read_each_time() {
         let home = home_in(&env, &["/fast"]).await;
         home.load().await.unwrap();
         let child = home.create_child("web.vmdk").await.unwrap().name().to_owned();
-        let text = String::from_utf8(links::read(&home.gate, &child).await.unwrap().to_bytes()).unwrap();
+        let text = String::from_utf8(links::read(&home.folders, &child).await.unwrap().to_bytes()).unwrap();
         let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# unstun")).collect();
         lines.push("# unstun: of VM 000000000000000000000000000000ff");
         let theirs = (lines.join("\n") + "\n").replace("\"web.vmdk\"", "\"/elsewhere/base.vmdk\"");
@@ -54,7 +54,7 @@ fn links_of_others_in_a_shared_folder_are_read_each_time() {
         let layers = ["web.vmdk".to_owned()];
         assert_eq!(home.dependants(&layers).await.unwrap(), []);
         // The same file, of the other VM, on a layer of this one now.
-        let base = join(&home.gate.home().path, "web.vmdk");
+        let base = join(&home.folders.home().path, "web.vmdk");
         let theirs = theirs.replace("/elsewhere/base.vmdk", &base);
         fast.replace_file("theirs.vmdk", theirs.as_bytes()).await.unwrap();
         assert_eq!(home.dependants(&layers).await.unwrap().len(), 1);
@@ -73,6 +73,6 @@ fn after_a_failed_change_everything_is_read_again() {
         counted.add_fault(Fault::nth(1, Action::Fail(blk::Errno::EIO)).of(OpKind::Rename));
         assert!(home.touch("web.vmdk").await.is_err());
         counted.clear_faults();
-        assert!(home.gate.cache.get(&join(&home.gate.home().path, "web_1.vmdk")).is_none());
+        assert!(home.folders.cache.get(&join(&home.folders.home().path, "web_1.vmdk")).is_none());
     });
 }

@@ -189,7 +189,7 @@ fn a_power_cut_anywhere_in_cloning_leaves_a_whole_clone_or_none_and_the_parent_a
                 for disk in clone.load().await.unwrap().disks {
                     assert_eq!(clone.chain(&disk.top).await.unwrap().len(), 2);
                     clone.open(&disk.top, true).await.unwrap();
-                    assert!(!links::read(&clone.gate, &disk.top).await.unwrap().is_prepared());
+                    assert!(!links::read(&clone.folders, &disk.top).await.unwrap().is_prepared());
                 }
             } else {
                 assert!(dependants.is_empty(), "cut at event {nth}: {dependants:?}");

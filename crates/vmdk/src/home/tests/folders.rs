@@ -16,7 +16,7 @@ async fn put_deltas_on_fast(home: &Home) -> VmState {
 }
 
 async fn text_of(home: &Home, layer: &str) -> String {
-    String::from_utf8(links::read(&home.gate, layer).await.unwrap().to_bytes()).unwrap()
+    String::from_utf8(links::read(&home.folders, layer).await.unwrap().to_bytes()).unwrap()
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_file_of_the_parents_name_elsewhere_is_not_taken_for_a_parent_that_was_writt
         let text = text_of(&home, top).await.replace("Hint=\"web.vmdk\"", "Hint=\"/elsewhere/web.vmdk\"");
         by_hand(&home, top, text.as_bytes()).await;
         assert_eq!(home.chain(top).await.unwrap().len(), 2, "moved, with the content the child was made on");
-        let parent = links::read(&home.gate, "web.vmdk").await.unwrap().cid();
+        let parent = links::read(&home.folders, "web.vmdk").await.unwrap().cid();
         let text = text.replace(&format!("parentCID={parent:08x}"), "parentCID=0badcafe");
         by_hand(&home, top, text.as_bytes()).await;
         let error = home.chain(top).await.unwrap_err().to_string();

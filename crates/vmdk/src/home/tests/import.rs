@@ -172,7 +172,7 @@ fn a_power_cut_anywhere_in_an_import_leaves_a_whole_vm_or_none_and_the_folder_as
                 for disk in &state.disks {
                     assert_eq!(home.chain(&disk.top).await.unwrap().len(), 3);
                     home.open(&disk.top, true).await.unwrap();
-                    assert!(!links::read(&home.gate, &disk.top).await.unwrap().is_prepared());
+                    assert!(!links::read(&home.folders, &disk.top).await.unwrap().is_prepared());
                 }
             });
         }

@@ -153,7 +153,7 @@ fn writes_of_a_nonpersistent_disk_go_to_its_redo_and_a_reset_forgets_them() {
         assert_eq!(home.load().await.unwrap(), next);
         let disk = next.disks.last().unwrap().clone();
         assert_eq!((disk.top.as_str(), disk.reset_to.as_deref()), ("web_2-000001.vmdk", Some("web_2.vmdk")));
-        let base = links::read(&home.gate, "web_2.vmdk").await.unwrap();
+        let base = links::read(&home.folders, "web_2.vmdk").await.unwrap();
         assert!(!base.is_prepared(), "it is named, though not as a top");
         let top = home.create_child("web_2.vmdk").await.unwrap().name().to_owned();
         next.disks.last_mut().unwrap().top = top;
@@ -172,7 +172,7 @@ fn a_base_grows_and_nothing_else_does() {
         let home = home(&env).await;
         let state = home.load().await.unwrap();
         home.grow("web.vmdk", 2 << 30).await.unwrap();
-        let link = links::read(&home.gate, "web.vmdk").await.unwrap();
+        let link = links::read(&home.folders, "web.vmdk").await.unwrap();
         assert_eq!(
             (link.capacity_sectors() * SECTOR, link.ddb("geometry.cylinders")),
             (2 << 30, Some("2048"))

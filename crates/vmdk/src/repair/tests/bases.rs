@@ -10,14 +10,14 @@ fn without_base() -> Files {
 
 #[test]
 fn a_base_is_described_as_its_children_expect() {
-    let plan = planned(&without_base(), Terms::default());
+    let plan = planned(&without_base(), RepairOptions::default());
     assert_eq!(plan.mends.len(), 1, "{plan:?}");
     assert_eq!((plan.mends[0].file.as_str(), plan.mends[0].action), ("web.vmdk", Action::Create));
     for line in ["CID=00000001", "RW 6144 VMFS \"web-flat.vmdk\"", "ddb.adapterType = \"lsilogic\""] {
         assert!(plan.mends[0].lines.iter().any(|own| own == line), "{line} is not in {plan:?}");
     }
     assert!(!plan.before.is_sound() && plan.after == Report::default(), "{:?}", plan.after);
-    let mut mended = repaired(&without_base(), Terms::default());
+    let mut mended = repaired(&without_base(), RepairOptions::default());
     mended.remove("web.vmdk");
     assert_eq!(mended, without_base(), "no other file is written");
 }
@@ -26,9 +26,9 @@ fn a_base_is_described_as_its_children_expect() {
 fn a_base_without_children_is_described_by_its_extent() {
     let mut files = without_base();
     files.retain(|name, _| name == "web-flat.vmdk");
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert!(plan.mends.len() == 1 && plan.after.is_sound(), "{plan:?}");
-    repaired(&files, Terms::default());
+    repaired(&files, RepairOptions::default());
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn lost(plan: &Plan) -> Vec<&str> {
 #[test]
 fn what_is_lost_is_told_and_given_up_only_when_asked() {
     let files = cut_at(80 * 512 + 100);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert!(plan.is_empty() && !plan.before.is_sound(), "{plan:?}");
     let said = reasons(&plan);
     assert!(

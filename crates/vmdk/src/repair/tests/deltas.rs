@@ -10,7 +10,7 @@ fn without(names: &[&str]) -> Files {
 
 /// Repairs without vouching for anything, and checks that the folder is sound afterwards.
 fn mended(files: &Files, lines: &[(&str, &[&str])]) {
-    let plan = planned(files, Terms::default());
+    let plan = planned(files, RepairOptions::default());
     assert!(plan.after.is_sound() && plan.unmended.is_empty(), "{plan:?}");
     for (name, wanted) in lines {
         let mend = plan.mends.iter().find(|mend| mend.file == *name).unwrap_or_else(|| panic!("{plan:?}"));
@@ -18,7 +18,7 @@ fn mended(files: &Files, lines: &[(&str, &[&str])]) {
             assert!(mend.lines.iter().any(|own| own == line), "{name}: {line} is not in {mend:?}");
         }
     }
-    let now = repaired(files, Terms::default());
+    let now = repaired(files, RepairOptions::default());
     assert!(now.iter().all(|(name, bytes)| files.get(name).is_none_or(|old| old == bytes)
         || lines.iter().any(|(mended, _)| mended == name)));
 }
@@ -64,21 +64,21 @@ fn what_is_left_of_a_damaged_text_tells_the_parent() {
     let torn = "# Disk DescriptorFile\nversion=1\nCID=0000000c\nparentCID=00000002\n\
                 parentFileNameHint=\"web-000001.vmdk\"\ncreateType=\"vmfs";
     files.insert("web-000002.vmdk".into(), torn.into());
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     let [mend] = &plan.mends[..] else { panic!("{plan:?}") };
     assert_eq!((mend.file.as_str(), mend.action), ("web-000002.vmdk", Action::Edit));
     assert!(mend.reason.contains("what is left of the old text"), "{mend:?}");
     let lines = ["CID=0000000c", "parentCID=00000002", "parentFileNameHint=\"web-000001.vmdk\""];
     assert!(lines.iter().all(|line| mend.lines.iter().any(|own| own == line)), "{mend:?}");
     assert!(!plan.before.is_sound() && plan.after.is_sound(), "{plan:?}");
-    repaired(&files, Terms::default());
+    repaired(&files, RepairOptions::default());
 }
 
 #[test]
 fn the_only_link_of_the_disk_is_the_parent_where_nothing_else_is_lost() {
     let files =
         without(&["web.vmsd", "web.vmx", "web-000001.vmdk", "web-000002.vmdk", "web-000002-delta.vmdk"]);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     let [mend] = &plan.mends[..] else { panic!("{plan:?}") };
     assert!(mend.reason.contains("\"web.vmdk\" is the only link here of its disk's name"), "{mend:?}");
 }
@@ -86,14 +86,14 @@ fn the_only_link_of_the_disk_is_the_parent_where_nothing_else_is_lost() {
 #[test]
 fn where_nothing_tells_the_parent_is_asked_for() {
     let files = without(&["web.vmsd", "web.vmx", "web-000001.vmdk", "web-000002.vmdk"]);
-    let plan = planned(&files, Terms { parents: BTreeMap::new(), ..vouched() });
+    let plan = planned(&files, RepairOptions { parents: BTreeMap::new(), ..vouched() });
     assert!(plan.is_empty(), "{plan:?}");
     let said = reasons(&plan);
     assert!(said.contains("--parent web-000001.vmdk=LINK"), "{said}");
     assert!(said.contains("\"web.vmdk\""), "{said}");
-    let named = |pairs: &[(&str, &str)]| Terms {
+    let named = |pairs: &[(&str, &str)]| RepairOptions {
         parents: pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
-        ..Terms::default()
+        ..RepairOptions::default()
     };
     let terms = named(&[("web-000001.vmdk", "web.vmdk"), ("web-000002.vmdk", "web-000001.vmdk")]);
     let plan = planned(&files, terms.clone());
@@ -133,7 +133,7 @@ fn a_delta_that_contradicts_its_neighbours_is_not_described() {
     for (plant, reason) in cases {
         let mut files = without(&["web-000001.vmdk"]);
         plant(&mut files);
-        let plan = planned(&files, Terms::default());
+        let plan = planned(&files, RepairOptions::default());
         assert!(plan.mends.iter().all(|mend| mend.file != "web-000001.vmdk"), "{reason}: {plan:?}");
         assert!(reasons(&plan).contains(reason), "{reason}: {}", reasons(&plan));
     }

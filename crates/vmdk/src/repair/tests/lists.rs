@@ -7,11 +7,11 @@ const LIST: &str = "web.vmsd";
 fn mended(plant: impl FnOnce(&mut Files), lines: &[&str]) -> Files {
     let mut files = sound();
     plant(&mut files);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     let said: Vec<&str> = plan.mends.iter().flat_map(|mend| &mend.lines).map(String::as_str).collect();
     assert_eq!(said, lines, "{plan:?}");
     assert!(plan.mends.iter().all(|mend| mend.file == LIST) && plan.after == Report::default(), "{plan:?}");
-    repaired(&files, Terms::default())
+    repaired(&files, RepairOptions::default())
 }
 
 fn text(files: &Files) -> String {
@@ -110,7 +110,7 @@ fn a_snapshot_whose_links_may_come_back_stays() {
     for (plant, reason) in cases {
         let mut files = sound();
         plant(&mut files);
-        let plan = planned(&files, Terms::default());
+        let plan = planned(&files, RepairOptions::default());
         assert!(plan.mends.iter().all(|mend| mend.file != LIST), "{reason}: {plan:?}");
         assert!(reasons(&plan).contains(reason), "{reason}: {}", reasons(&plan));
     }

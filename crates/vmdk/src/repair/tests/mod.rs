@@ -14,8 +14,8 @@ use super::*;
 use crate::check::tests::{Files, edit, world_of};
 
 /// Everything that a user can vouch for.
-fn vouched() -> Terms {
-    Terms {
+fn vouched() -> RepairOptions {
+    RepairOptions {
         ignore_content_ids: true,
         cut_deltas: true,
         stale_locks: true,
@@ -36,7 +36,7 @@ fn sound() -> Files {
     files
 }
 
-fn planned(files: &Files, terms: Terms) -> Plan {
+fn planned(files: &Files, terms: RepairOptions) -> Plan {
     let world = world_of(files);
     let plan = world.run(async move |env| plan(&env.open_root("/web").unwrap(), &terms).await);
     assert_eq!(contents(&world), *files, "a plan writes nothing");
@@ -63,7 +63,7 @@ fn contents(world: &SimWorld) -> Files {
 }
 
 /// Repairs, checks that the folder is what the plan says, takes it back, and returns the repaired files.
-fn repaired(files: &Files, terms: Terms) -> Files {
+fn repaired(files: &Files, terms: RepairOptions) -> Files {
     let world = world_of(files);
     let applied = world.run(async move |env| {
         let dir = env.open_root("/web").unwrap();
@@ -100,7 +100,7 @@ fn what_was_changed_since_is_not_taken_back() {
     let (after, none) = world
         .run(async move |env| {
             let dir = env.open_root("/web").unwrap();
-            apply(&dir, &plan(&dir, &Terms::default()).await.unwrap()).await.unwrap();
+            apply(&dir, &plan(&dir, &RepairOptions::default()).await.unwrap()).await.unwrap();
             let text = dir.read_file("web-000002.vmdk", 1 << 20).await.unwrap();
             dir.replace_file("web-000002.vmdk", &[&text[..], b"# used\n"].concat()).await.unwrap();
             let refused = undo(&dir).await.unwrap_err();

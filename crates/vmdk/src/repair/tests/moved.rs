@@ -19,12 +19,12 @@ pub(super) fn with_locks(files: &mut Files) {
 fn locks_go_aside_only_when_vouched_for() {
     let mut files = sound();
     with_locks(&mut files);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert!(
         plan.is_empty() && reasons(&plan).matches("--stale-locks moves it aside").count() == 2,
         "{plan:?}"
     );
-    let terms = Terms { stale_locks: true, ..Terms::default() };
+    let terms = RepairOptions { stale_locks: true, ..RepairOptions::default() };
     let plan = planned(&files, terms.clone());
     assert!(plan.mends.iter().all(|mend| mend.action == Action::MoveAside), "{plan:?}");
     assert_eq!(plan.after, Report::default());
@@ -47,9 +47,9 @@ fn locks_go_aside_only_when_vouched_for() {
 fn an_orphan_goes_aside_with_its_extents_and_only_when_vouched_for() {
     let mut files = sound();
     with_orphan(&mut files);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert!(plan.is_empty() && reasons(&plan).contains("--move-orphans moves it aside"), "{plan:?}");
-    let terms = Terms { move_orphans: true, ..Terms::default() };
+    let terms = RepairOptions { move_orphans: true, ..RepairOptions::default() };
     let plan = planned(&files, terms.clone());
     let [mend] = &plan.mends[..] else { panic!("{plan:?}") };
     assert_eq!(mend.lines, ["web-000003.vmdk", "web-000003-delta.vmdk"]);

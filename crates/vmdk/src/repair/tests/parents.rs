@@ -11,18 +11,18 @@ fn lost_hint(files: &mut Files) {
 fn a_hint_is_found_by_the_content_id() {
     let mut files = sound();
     lost_hint(&mut files);
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert_eq!(plan.mends.len(), 1, "{plan:?}");
     assert_eq!(plan.mends[0].lines, ["parentFileNameHint=\"web-000001.vmdk\""]);
     assert!(!plan.before.is_sound() && plan.after.is_sound() && plan.unmended.is_empty());
-    assert_eq!(repaired(&files, Terms::default()), sound());
+    assert_eq!(repaired(&files, RepairOptions::default()), sound());
 }
 
 #[test]
 fn a_hint_to_another_link_is_found_by_the_content_id() {
     let mut files = sound();
     edit(&mut files, "web-000002.vmdk", "Hint=\"web-000001.vmdk\"", "Hint=\"db-000002.vmdk\"");
-    assert_eq!(repaired(&files, Terms::default()), sound());
+    assert_eq!(repaired(&files, RepairOptions::default()), sound());
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_content_id_that_proves_nothing_is_not_followed() {
         let mut files = sound();
         lost_hint(&mut files);
         plant(&mut files);
-        let plan = planned(&files, Terms::default());
+        let plan = planned(&files, RepairOptions::default());
         assert!(plan.is_empty(), "{reason}: {plan:?}");
         assert!(reasons(&plan).contains(reason), "{reason}: {}", reasons(&plan));
     }
@@ -78,7 +78,7 @@ fn a_content_id_that_proves_nothing_is_not_followed() {
 fn a_parent_that_was_opened_for_writing_is_believed_only_when_vouched_for() {
     let mut files = sound();
     edit(&mut files, "web.vmdk", "CID=00000001", "CID=000000aa");
-    let plan = planned(&files, Terms::default());
+    let plan = planned(&files, RepairOptions::default());
     assert!(plan.is_empty(), "{plan:?}");
     assert!(reasons(&plan).contains("--ignore-content-ids writes parentCID=000000aa"), "{}", reasons(&plan));
     let plan = planned(&files, vouched());

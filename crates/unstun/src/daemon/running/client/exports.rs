@@ -239,7 +239,7 @@ impl Exports for Catalogue {
     }
 
     /// Returns the VM's name: all clients of a VM, on any disk or state, share one allotment.
-    fn party(&self, name: &str) -> String {
+    fn client_group(&self, name: &str) -> String {
         name.split_once('/').map_or(name, |(vm, _)| vm).to_string()
     }
 

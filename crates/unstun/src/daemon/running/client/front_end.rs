@@ -4,35 +4,35 @@ use std::rc::Rc;
 
 use blk::ErrorKind;
 use export::nbd::proto::NbdErrno;
-use export::nbd::{Failure, FrontEnd, Limits, Mishap, Observer};
+use export::nbd::{ConnectionFailure, Failure, FrontEnd, Limits, Observer};
 use tracing::{debug, info, warn};
 
 use crate::log::LineLimit;
 use crate::memory::Memory;
 
 /// Maximum number of log lines per second about connections that are refused or break.
-const MISHAP_LINES_MAX: u32 = 4;
+const CONNECTION_LINES_MAX: u32 = 4;
 /// Maximum number of log lines per second about failed requests. A guest whose disk fails repeats them.
-const FAILURE_LINES_MAX: u32 = 2;
+const REQUEST_LINES_MAX: u32 = 2;
 
 pub(crate) fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
     let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
     let log = FrontEndLog {
-        mishaps: LineLimit::new(MISHAP_LINES_MAX),
-        failures: LineLimit::new(FAILURE_LINES_MAX),
+        connections: LineLimit::new(CONNECTION_LINES_MAX),
+        requests: LineLimit::new(REQUEST_LINES_MAX),
     };
     FrontEnd::observed(limits, Rc::new(log))
 }
 
 struct FrontEndLog {
-    mishaps: LineLimit,
-    failures: LineLimit,
+    connections: LineLimit,
+    requests: LineLimit,
 }
 
 impl Observer for FrontEndLog {
-    fn mishap(&self, mishap: &Mishap) {
-        let Some(left_out) = self.mishaps.admit() else { return };
-        let Mishap { peer, export, kind, cause } = mishap;
+    fn connection_failed(&self, failure: &ConnectionFailure) {
+        let Some(left_out) = self.connections.admit() else { return };
+        let ConnectionFailure { peer, export, kind, cause } = failure;
         let at = if export.is_empty() { String::new() } else { format!(" at {export}") };
         match kind {
             ErrorKind::Refused => warn!("{peer} is refused{at}: {cause}{left_out}"),
@@ -42,13 +42,13 @@ impl Observer for FrontEndLog {
         }
     }
 
-    fn failure(&self, peer: &str, export: &str, failure: &Failure) {
+    fn request_failed(&self, peer: &str, export: &str, failure: &Failure) {
         let message = &failure.message;
         // The log shows once that a client may not write, and that a connection ends. A client tries fast zeros.
         if matches!(failure.errno, NbdErrno::Perm | NbdErrno::Shutdown | NbdErrno::NotSupported) {
             return debug!("a request of {peer} to {export} failed: {message}");
         }
-        if let Some(left_out) = self.failures.admit() {
+        if let Some(left_out) = self.requests.admit() {
             warn!("a request of {peer} to {export} failed: {message}{left_out}");
         }
     }
@@ -60,13 +60,13 @@ mod tests {
     use crate::log::tests::written;
 
     fn log() -> FrontEndLog {
-        FrontEndLog { mishaps: LineLimit::new(8), failures: LineLimit::new(8) }
+        FrontEndLog { connections: LineLimit::new(8), requests: LineLimit::new(8) }
     }
 
     #[test]
-    fn a_mishap_has_the_level_of_its_kind() {
-        let mishap = |export: &str, kind, cause: &str| {
-            log().mishap(&Mishap {
+    fn a_failed_connection_has_the_level_of_its_kind() {
+        let failed = |export: &str, kind, cause: &str| {
+            log().connection_failed(&ConnectionFailure {
                 peer: "pid 7 (nc)".into(),
                 export: export.into(),
                 kind,
@@ -74,9 +74,9 @@ mod tests {
             });
         };
         let lines = written(true, "", || {
-            mishap("", ErrorKind::Refused, "too many connections");
-            mishap("", ErrorKind::Invalid, "no export chosen within 30 s");
-            mishap("web/disk0", ErrorKind::Io, "receiving: reset by peer\n");
+            failed("", ErrorKind::Refused, "too many connections");
+            failed("", ErrorKind::Invalid, "no export chosen within 30 s");
+            failed("web/disk0", ErrorKind::Io, "receiving: reset by peer\n");
         });
         let expected = [
             "<4>client: pid 7 (nc) is refused: too many connections",
@@ -91,7 +91,11 @@ mod tests {
         let (log, all) = (log(), [NbdErrno::Io, NbdErrno::Perm, NbdErrno::NotSupported, NbdErrno::Shutdown]);
         let fail = || {
             for errno in all {
-                log.failure("pid 7 (qemu)", "web/disk0", &Failure { errno, message: "disk0: why".into() });
+                log.request_failed(
+                    "pid 7 (qemu)",
+                    "web/disk0",
+                    &Failure { errno, message: "disk0: why".into() },
+                );
             }
         };
         let expected = "client: a request of pid 7 (qemu) to web/disk0 failed: disk0: why\n";

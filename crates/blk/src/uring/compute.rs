@@ -3,30 +3,30 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::apart::Apart;
+use crate::offload::OffloadedWork;
 
-pub(super) struct ApartThread {
+pub(super) struct ComputeThread {
     /// Absent only while dropping.
-    inbox: Option<Sender<Apart>>,
+    inbox: Option<Sender<OffloadedWork>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl ApartThread {
-    pub(super) fn start() -> std::io::Result<ApartThread> {
+impl ComputeThread {
+    pub(super) fn start() -> std::io::Result<ComputeThread> {
         let (inbox, work) = channel();
-        let run = |work: Receiver<Apart>| work.into_iter().for_each(|work| work());
-        let builder = std::thread::Builder::new().name("unstun-apart".to_string());
+        let run = |work: Receiver<OffloadedWork>| work.into_iter().for_each(|work| work());
+        let builder = std::thread::Builder::new().name("unstun-compute".to_string());
         let thread = builder.spawn(move || run(work))?;
-        Ok(ApartThread { inbox: Some(inbox), thread: Some(thread) })
+        Ok(ComputeThread { inbox: Some(inbox), thread: Some(thread) })
     }
 
-    pub(super) fn run(&self, work: Apart) {
+    pub(super) fn run(&self, work: OffloadedWork) {
         let inbox = self.inbox.as_ref().expect("open until dropped");
         assert!(inbox.send(work).is_ok(), "the thread for calculation ended early");
     }
 }
 
-impl Drop for ApartThread {
+impl Drop for ComputeThread {
     fn drop(&mut self) {
         self.inbox = None;
         if let Some(thread) = self.thread.take() {

@@ -121,8 +121,8 @@ impl Machine {
             found => found?,
         };
         self.fs.sync_dir(dir, u64::MAX)?;
-        let (file, room) = self.fs.file_mut(node)?;
-        file.put(offset, bytes, room);
+        let (file, space) = self.fs.file_mut(node)?;
+        file.put(offset, bytes, space);
         Ok(())
     }
 
@@ -130,8 +130,8 @@ impl Machine {
     pub(crate) fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Errno> {
         self.write_at(path, 0, bytes)?;
         let node = walk(&self.fs, path, View::Current).ok_or(Errno::ENOENT)?;
-        let (file, room) = self.fs.file_mut(node)?;
-        file.set_len(bytes.len() as u64, self.events, room)?;
+        let (file, space) = self.fs.file_mut(node)?;
+        file.set_len(bytes.len() as u64, self.events, space)?;
         file.persist(u64::MAX);
         Ok(())
     }

@@ -6,9 +6,9 @@ use blk::dir::OWN_FOLDER;
 use blk::manifest::{DiskState, VmState};
 use blk::{Error, ErrorKind, Result, SECTOR};
 
-use super::folders::Rank;
+use super::folders::Role;
 use super::intent::{Intent, private_name};
-use super::state::{SNAPSHOT_ID, Surroundings, Texts, disk_numbers, disk_paths, read_disks};
+use super::state::{ReadContext, SNAPSHOT_ID, Texts, disk_numbers, disk_paths, read_disks};
 use super::survey::Survey;
 use super::{Home, bin, links};
 use crate::read::parse;
@@ -62,7 +62,7 @@ impl Home {
         survey: &Survey<'_>,
         intent: &mut Intent,
     ) -> Result<()> {
-        let ours: BTreeSet<String> = super::intent::private_names(&self.gate).await?.into_iter().collect();
+        let ours: BTreeSet<String> = super::intent::private_names(&self.folders).await?.into_iter().collect();
         let in_tree = next.snapshots.iter().map(|snapshot| snapshot.uid);
         let stay: BTreeSet<u32> = in_tree.chain(bin::snapshot_uids(&next.bin)).collect();
         let (kept, gone): (Vec<_>, Vec<_>) =
@@ -91,7 +91,7 @@ impl Home {
         };
         let cut = located.len().saturating_sub(".vmsn".len());
         let suffix = located.get(cut..).unwrap_or_default();
-        if !suffix.eq_ignore_ascii_case(".vmsn") || self.gate.rank_of(&located) != Some(Rank::Own) {
+        if !suffix.eq_ignore_ascii_case(".vmsn") || self.folders.role_of(&located) != Some(Role::Own) {
             return Ok(Vec::new());
         }
         let memory = format!("{}.vmem", &located[..cut]);
@@ -108,7 +108,7 @@ impl Home {
     /// it is now, if the VM still has it.
     pub(super) async fn disks_at(&self, snapshot: u128) -> Result<Option<Vec<DiskState>>> {
         let _turn = self.turn.lock().await;
-        let survey = Survey::new(&self.gate);
+        let survey = Survey::new(&self.folders);
         let (_, texts, state) = self.read_all(&survey).await?;
         let uid = uid_of(&texts, snapshot)?;
         let found = state.snapshots.iter().find(|own| own.id == snapshot).zip(uid);
@@ -133,7 +133,7 @@ impl Home {
                 ));
                 continue;
             }
-            disk.size_bytes = links::read(&self.gate, &disk.top).await?.capacity_sectors() * SECTOR;
+            disk.size_bytes = links::read(&self.folders, &disk.top).await?.capacity_sectors() * SECTOR;
             disks.push(disk);
         }
         Ok(Some(disks))
@@ -147,7 +147,7 @@ impl Home {
         let place = self.dir().path_of("its .vmx");
         let resolved = survey.resolve(&place, paths.iter().map(String::as_str)).await?;
         let local = |written: &str| resolved.get(written);
-        let at = Surroundings { fallback_name: "", id: None, local: &local, size_bytes: &BTreeMap::new() };
+        let at = ReadContext { fallback_name: "", id: None, local: &local, size_bytes: &BTreeMap::new() };
         read_disks(&listed, &numbers, &at)
     }
 }

@@ -15,14 +15,14 @@ const SECOND_LEVEL_BLOCKS: u64 = 126 * LEAF_BLOCKS;
 /// Windows in rising order, in blocks of the disk. Growing adds windows at the end, so that an older state has a
 /// prefix of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct Windows {
     windows: Vec<Range<u64>>,
     pub size_blocks: u64,
 }
 
-impl Places {
+impl Windows {
     /// Draws a window at the start, and some around the edges of leaves and of the page over them.
-    pub fn draw(rng: &mut Rng) -> Places {
+    pub fn draw(rng: &mut Rng) -> Windows {
         let first = rng.between(2, 48);
         let leaves = rng.below(6);
         let half = rng.between(1, 6);
@@ -31,21 +31,21 @@ impl Places {
         let around = edges.map(|edge| edge - half..edge + half);
         let windows: Vec<Range<u64>> = std::iter::once(0..first).chain(around).collect();
         let size_blocks = windows.last().expect("the first").end + rng.below(3);
-        Places { windows, size_blocks }
+        Windows { windows, size_blocks }
     }
 
     /// Returns windows at the start and around the edges of the first two leaves.
-    pub fn scripted() -> Places {
+    pub fn scripted() -> Windows {
         let around = |edge: u64| edge - 4..edge + 4;
         let windows = vec![0..16, around(LEAF_BLOCKS), around(2 * LEAF_BLOCKS)];
-        Places { windows, size_blocks: 2 * LEAF_BLOCKS + 4 }
+        Windows { windows, size_blocks: 2 * LEAF_BLOCKS + 4 }
     }
 
     /// Returns the same places with a window in the `blocks` that the disk grows by.
-    pub fn grown(&self, blocks: u64) -> Places {
+    pub fn grown(&self, blocks: u64) -> Windows {
         let mut windows = self.windows.clone();
         windows.push(self.size_blocks..self.size_blocks + blocks);
-        Places { windows, size_blocks: self.size_blocks + blocks }
+        Windows { windows, size_blocks: self.size_blocks + blocks }
     }
 
     /// Returns the number of sectors in all windows.

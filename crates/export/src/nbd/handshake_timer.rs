@@ -7,15 +7,15 @@ use std::task::Poll;
 
 use blk::{Env, Error, Result};
 
-pub(super) struct Patience {
+pub(super) struct HandshakeTimer {
     env: Env,
     limit_us: u64,
     left_ns: Cell<u64>,
 }
 
-impl Patience {
-    pub(super) fn new(env: &Env, limit_us: u64) -> Patience {
-        Patience { env: env.clone(), limit_us, left_ns: Cell::new(limit_us * 1000) }
+impl HandshakeTimer {
+    pub(super) fn new(env: &Env, limit_us: u64) -> HandshakeTimer {
+        HandshakeTimer { env: env.clone(), limit_us, left_ns: Cell::new(limit_us * 1000) }
     }
 
     /// Returns what `answer` comes to, which the client is to give (it sends, or it receives what was sent).
@@ -52,7 +52,7 @@ mod tests {
     fn only_waiting_for_the_client_counts() {
         let world = SimWorld::new(1, sim::Options::default());
         world.run(|env| async move {
-            let patience = Patience::new(&env, 10_000_000);
+            let timer = HandshakeTimer::new(&env, 10_000_000);
             let after = |us: u64| {
                 let env = env.clone();
                 async move {
@@ -60,12 +60,12 @@ mod tests {
                     Ok(())
                 }
             };
-            patience.wait("client", after(4_000_000)).await.unwrap();
+            timer.wait("client", after(4_000_000)).await.unwrap();
             // The server opens a VM.
             env.sleep_us(60_000_000).await;
-            patience.wait("client", after(5_000_000)).await.unwrap();
+            timer.wait("client", after(5_000_000)).await.unwrap();
             let began_ns = env.now_ns();
-            let error = patience.wait("client", after(3_600_000_000)).await.unwrap_err();
+            let error = timer.wait("client", after(3_600_000_000)).await.unwrap_err();
             assert!(error.cause.contains("within 10 s"), "{error}");
             assert_eq!((env.now_ns() - began_ns) / 1_000_000, 1000);
         });

@@ -6,7 +6,7 @@ use blk::{Env, Errno};
 use sim::{Action, Fault, OpKind, Rng, SimWorld};
 
 /// Task number of the draws that decide what fails; they change nothing else in a plan.
-pub(crate) const TROUBLE_TASK: u64 = 1 << 34;
+pub(crate) const FAULT_TASK: u64 = 1 << 34;
 
 /// The failing flush of a boot is among its next flushes, at most this many.
 const FLUSHES_MAX: u64 = 60;
@@ -15,15 +15,15 @@ const FLUSHES_MAX: u64 = 60;
 const KILLED_EVERY: u64 = 3;
 
 /// The failing flushes of one boot.
-pub struct Trouble {
+pub struct FlushFaults {
     world: SimWorld,
     failed_before: Cell<u64>,
 }
 
-impl Trouble {
+impl FlushFaults {
     /// Returns the state in which nothing fails.
-    pub fn none(world: &SimWorld) -> Trouble {
-        Trouble { world: world.clone(), failed_before: Cell::new(failed(world)) }
+    pub fn none(world: &SimWorld) -> FlushFaults {
+        FlushFaults { world: world.clone(), failed_before: Cell::new(failed(world)) }
     }
 
     /// Begins the work of a boot. If a flush may fail, makes one of the next flushes fail in half of the boots.

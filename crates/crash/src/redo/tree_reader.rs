@@ -6,12 +6,12 @@ use blk::{ErrorKind, Result};
 use engine::{CommitWhat, Vm};
 use sim::Rng;
 
-pub(super) struct Looker {
+pub(super) struct TreeReader {
     pub vm: Rc<Vm>,
     pub rng: Rng,
 }
 
-impl Looker {
+impl TreeReader {
     pub(super) async fn run(mut self, steps: u64) -> std::result::Result<(), String> {
         for _ in 0..4 * steps {
             self.vm.env.sleep_us(self.rng.below(1000)).await;

@@ -26,11 +26,11 @@ struct Leaf([Option<Page>; FANOUT as usize]);
 struct Branch([Option<Box<Leaf>>; FANOUT as usize]);
 
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct VolatileContent {
     branches: Vec<Option<Box<Branch>>>,
 }
 
-impl Kept {
+impl VolatileContent {
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         let mut at = 0;
         while at < out.len() {
@@ -188,7 +188,7 @@ mod tests {
         let mut rng = Rng::new(3);
         // Across the end of a leaf.
         let base = (FANOUT - 2) * PAGE;
-        let (mut kept, mut plain) = (Kept::default(), vec![0; LEN as usize]);
+        let (mut volatile, mut plain) = (VolatileContent::default(), vec![0; LEN as usize]);
         for step in 0..3000u64 {
             // Whole sectors, whole pages, and any bytes.
             let grain = [1, SECTOR, PAGE][rng.below(3) as usize];
@@ -198,37 +198,37 @@ mod tests {
             match rng.below(4) {
                 0 => {
                     plain[range.clone()].fill(step as u8 | 1);
-                    kept.write(base + start, &plain[range]);
+                    volatile.write(base + start, &plain[range]);
                 }
                 1 => {
                     rng.fill(&mut plain[range.clone()]);
-                    kept.write(base + start, &plain[range]);
+                    volatile.write(base + start, &plain[range]);
                 }
                 2 => {
                     plain[range].fill(0);
-                    kept.zero(base + start..base + end);
+                    volatile.zero(base + start..base + end);
                 }
                 _ => {
                     let mut found = vec![9; range.len()];
-                    kept.read(base + start, &mut found);
+                    volatile.read(base + start, &mut found);
                     assert!(found == plain[range], "step {step}");
                 }
             }
         }
-        let held: Vec<u64> = kept.data_pages(0..4 * FANOUT).collect();
+        let held: Vec<u64> = volatile.data_pages(0..4 * FANOUT).collect();
         assert!(held.iter().all(|page| (FANOUT - 2..FANOUT + 3).contains(page)), "{held:?}");
     }
 
     #[test]
     fn sectors_that_repeat_take_little() {
-        let mut kept = Kept::default();
+        let mut volatile = VolatileContent::default();
         let mut bytes = vec![0; 2 * PAGE_LEN];
         for (n, sector) in bytes.chunks_exact_mut(SECTOR_LEN).enumerate() {
             sector.chunks_exact_mut(UNIT).for_each(|part| part[5] = n as u8);
         }
         bytes[PAGE_LEN + 3] = 1;
-        kept.write(0, &bytes);
-        assert!(matches!(kept.page(0), Some(Page::Repeating(_))));
-        assert!(matches!(kept.page(1), Some(Page::Whole(_))), "its first sector repeats nothing");
+        volatile.write(0, &bytes);
+        assert!(matches!(volatile.page(0), Some(Page::Repeating(_))));
+        assert!(matches!(volatile.page(1), Some(Page::Whole(_))), "its first sector repeats nothing");
     }
 }

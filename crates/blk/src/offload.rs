@@ -8,35 +8,35 @@ use std::task::{Context, Poll, Waker};
 
 use crate::exec::Env;
 
-/// A piece of work for [`crate::reactor::Reactor::run_apart`].
-pub(crate) type Apart = Box<dyn FnOnce() + Send>;
+/// A piece of work for [`crate::reactor::Reactor::run_offloaded`].
+pub(crate) type OffloadedWork = Box<dyn FnOnce() + Send>;
 
 /// What a piece of work came to, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;
 
 /// The outcome, and the task that waits for it.
-struct Desk<T> {
+struct SharedResult<T> {
     result: Option<Outcome<T>>,
     waker: Option<Waker>,
 }
 
-fn lock<T>(desk: &Mutex<Desk<T>>) -> MutexGuard<'_, Desk<T>> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(shared: &Mutex<SharedResult<T>>) -> MutexGuard<'_, SharedResult<T>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Awaited<T>(Arc<Mutex<Desk<T>>>);
+struct ResultFuture<T>(Arc<Mutex<SharedResult<T>>>);
 
-impl<T> Future for Awaited<T> {
+impl<T> Future for ResultFuture<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let mut desk = lock(&self.0);
-        match desk.result.take() {
+        let mut shared = lock(&self.0);
+        match shared.result.take() {
             Some(Ok(value)) => Poll::Ready(value),
             // As if the work had been done here.
             Some(Err(panic)) => resume_unwind(panic),
             None => {
-                desk.waker = Some(cx.waker().clone());
+                shared.waker = Some(cx.waker().clone());
                 Poll::Pending
             }
         }
@@ -46,26 +46,26 @@ impl<T> Future for Awaited<T> {
 /// Starts the work by `run`, which may be over at once.
 fn start<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-    run: impl FnOnce(Apart),
-) -> Awaited<T> {
-    let desk = Arc::new(Mutex::new(Desk { result: None, waker: None }));
-    let answer = desk.clone();
+    run: impl FnOnce(OffloadedWork),
+) -> ResultFuture<T> {
+    let shared = Arc::new(Mutex::new(SharedResult { result: None, waker: None }));
+    let answer = shared.clone();
     run(Box::new(move || {
         let result = catch_unwind(AssertUnwindSafe(work));
-        let mut desk = lock(&answer);
-        desk.result = Some(result);
-        if let Some(waker) = desk.waker.take() {
+        let mut shared = lock(&answer);
+        shared.result = Some(result);
+        if let Some(waker) = shared.waker.take() {
             waker.wake();
         }
     }));
-    Awaited(desk)
+    ResultFuture(shared)
 }
 
 impl Env {
     /// Runs `work` without holding up the core: on a thread of its own in the real world, at once in the simulated one, where
     /// calculation takes no time. Pieces of work run one after the other. A panic of `work` is the caller's.
-    pub async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        start(work, |work| self.run_apart(work)).await
+    pub async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        start(work, |work| self.run_offloaded(work)).await
     }
 
     /// Runs a call on a path without holding up the core, or other such calls: a file system may never answer it.

@@ -11,7 +11,7 @@ use engine::Vm;
 pub(super) type Content = BTreeMap<u32, Image>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedState {
     /// Content of the disks by number.
     pub disks: Content,
     pub snapshots: BTreeMap<String, Content>,
@@ -21,14 +21,14 @@ pub(super) struct Seen {
     pub clones: BTreeMap<String, Content>,
 }
 
-impl Seen {
-    pub(super) async fn of(vm: &Rc<Vm>) -> Result<Seen, String> {
-        let mut seen = Seen { disks: running(vm).await?, ..Seen::default() };
+impl ObservedState {
+    pub(super) async fn of(vm: &Rc<Vm>) -> Result<ObservedState, String> {
+        let mut observed = ObservedState { disks: running(vm).await?, ..ObservedState::default() };
         for snapshot in vm.state().snapshots {
             let numbers: Vec<u32> = snapshot.disks.iter().map(|(number, _)| *number).collect();
             let images = look(&**vm, &snapshot.name, &numbers, None).await?;
             let images = images.ok_or_else(|| format!("snapshot {} cannot be opened", snapshot.name))?;
-            seen.snapshots.insert(snapshot.name, numbers.into_iter().zip(images).collect());
+            observed.snapshots.insert(snapshot.name, numbers.into_iter().zip(images).collect());
         }
         for binned in vm.state().bin {
             let mut content = Content::new();
@@ -37,9 +37,9 @@ impl Seen {
                 let disk = opened.map_err(|e| format!("the bin, {}: {e}", binned.subject))?;
                 content.insert(disk.number, read_all(&disk).await?);
             }
-            seen.bin.insert(format!("{:?} {}", binned.by, binned.subject), content);
+            observed.bin.insert(format!("{:?} {}", binned.by, binned.subject), content);
         }
-        Ok(seen)
+        Ok(observed)
     }
 
     pub(super) async fn add_clones(&mut self, env: &Env, names: &[&str]) -> Result<(), String> {
@@ -57,12 +57,16 @@ impl Seen {
         Ok(())
     }
 
-    pub(super) fn must_equal(&self, other: &Seen, why: &str) -> Result<(), String> {
+    pub(super) fn must_equal(&self, other: &ObservedState, why: &str) -> Result<(), String> {
         self.must_be_between(other, other).map_err(|e| format!("{e}, {why}"))
     }
 
     /// Checks that the names are as in one of the two, and that every sector is as in one of them.
-    pub(super) fn must_be_between(&self, before: &Seen, after: &Seen) -> Result<(), String> {
+    pub(super) fn must_be_between(
+        &self,
+        before: &ObservedState,
+        after: &ObservedState,
+    ) -> Result<(), String> {
         between("disks", &self.disks, &before.disks, &after.disks)?;
         between_named("snapshots", &self.snapshots, &before.snapshots, &after.snapshots)?;
         between_named("bin", &self.bin, &before.bin, &after.bin)?;
@@ -72,16 +76,16 @@ impl Seen {
 
 fn between_named(
     what: &str,
-    seen: &BTreeMap<String, Content>,
+    observed: &BTreeMap<String, Content>,
     before: &BTreeMap<String, Content>,
     after: &BTreeMap<String, Content>,
 ) -> Result<(), String> {
     let names = |map: &BTreeMap<String, Content>| map.keys().cloned().collect::<Vec<_>>();
-    if names(seen) != names(before) && names(seen) != names(after) {
-        let (seen, before, after) = (names(seen), names(before), names(after));
-        return Err(format!("{what} are {seen:?}, expected {before:?} or {after:?}"));
+    if names(observed) != names(before) && names(observed) != names(after) {
+        let (observed, before, after) = (names(observed), names(before), names(after));
+        return Err(format!("{what} are {observed:?}, expected {before:?} or {after:?}"));
     }
-    for (name, content) in seen {
+    for (name, content) in observed {
         // A name that only one of the two has is compared with that one.
         let old = before.get(name).or(after.get(name)).expect("one of the two has it");
         let new = after.get(name).unwrap_or(old);
@@ -90,12 +94,12 @@ fn between_named(
     Ok(())
 }
 
-fn between(what: &str, seen: &Content, before: &Content, after: &Content) -> Result<(), String> {
+fn between(what: &str, observed: &Content, before: &Content, after: &Content) -> Result<(), String> {
     let numbers = |content: &Content| content.iter().map(|(n, b)| (*n, b.len())).collect::<Vec<_>>();
-    if numbers(seen) != numbers(before) && numbers(seen) != numbers(after) {
-        return Err(format!("{what}: disks and sizes are {:?}", numbers(seen)));
+    if numbers(observed) != numbers(before) && numbers(observed) != numbers(after) {
+        return Err(format!("{what}: disks and sizes are {:?}", numbers(observed)));
     }
-    for (number, bytes) in seen {
+    for (number, bytes) in observed {
         let old = before.get(number).or(after.get(number)).expect("one of the two has it");
         let new = after.get(number).unwrap_or(old);
         for (sector, found) in bytes.chunks(SECTOR as usize).enumerate() {
