@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn charges_never_exceed_the_total_and_come_back() {
+    fn charges_never_exceed_the_total_and_are_returned_when_dropped() {
         let budget = Budget::new(100);
         let mut first = budget.take(60).unwrap();
         assert!(budget.take(41).is_none());

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_starts_on_a_page_and_headers_lie_directly_before_it() {
+    fn data_starts_on_a_page_and_headers_are_directly_before_it() {
         let mut buf = Buf::with_headroom(8192);
         assert_eq!(buf.as_ptr() as usize % PAGE, 0);
         buf.fill(7);

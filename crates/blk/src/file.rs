@@ -63,7 +63,7 @@ pub struct File {
 struct Inner {
     env: Env,
     handle: Handle,
-    /// For messages: the path as the user knows it.
+    /// For messages: the path as the user gave it.
     name: String,
     limits: Limits,
     latch: RefCell<Option<Error>>,
@@ -172,7 +172,7 @@ impl File {
         self.inner.env.pending(self.inner.handle)
     }
 
-    /// Returns what the device asks of transfers, as of the opening. Callers need not keep to the alignment:
+    /// Returns the limits of transfers, as of the opening. Callers need not keep to the alignment:
     /// `read` and `write` do.
     pub fn limits(&self) -> Limits {
         self.inner.limits
@@ -375,7 +375,7 @@ impl File {
         self.write_fitting(start, around.freeze()).await
     }
 
-    /// Device blocks for a read-modify-write; what lies past the end of the file counts as zeros there.
+    /// Device blocks for a read-modify-write; bytes past the end of the file count as zeros there.
     async fn read_block_padded(&self, start: u64, end: u64) -> Result<Buf> {
         let (mut buf, result) = self.read_some(start, Buf::zeroed((end - start) as usize)).await;
         let filled = result.map_err(|e| self.failed(e, "reading a block to modify it"))?;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::exec::Local;
 use crate::layer::Layer;
 
-/// A layer's name as its VM's home knows it: its descriptor's file name, or, for one that lies in another folder, the
+/// A layer's name in its VM's home: its descriptor's file name, or, for one in another folder, the
 /// absolute path of its descriptor.
 pub type LayerName = String;
 

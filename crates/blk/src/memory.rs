@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_live_on_in_the_same_boot_or_on_other_hosts() {
+    fn clients_may_still_run_in_the_same_boot_or_on_other_hosts() {
         let at = |boot, machine| HostId { boot, machine };
         let (this, before) = (at(0x10, 1), at(0x20, 1));
         assert!(clients_may_live(this, this));
@@ -169,6 +169,6 @@ mod tests {
         assert!(clients_may_live(at(before.boot, 2), this), "another machine's clients");
         assert!(!clients_may_live(at(before.boot, 0), this), "of a program that did not name its machine");
         assert!(!clients_may_live(at(0, 2), this));
-        assert!(clients_may_live(this, HostId::default()), "it cannot be told");
+        assert!(clients_may_live(this, HostId::default()), "the host is unknown");
     }
 }

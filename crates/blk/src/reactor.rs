@@ -24,7 +24,7 @@ pub struct Handle(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token(pub u32);
 
-/// What the device asks of the I/O on one file. All sizes in bytes.
+/// Limits of the I/O on one file, set by its device. All sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Offsets and lengths must be multiples of this (512 or 4096 on disks; 1 when buffered).
@@ -180,7 +180,7 @@ impl Op {
 pub enum Outcome {
     /// Nothing but success.
     Unit(Result<(), Errno>),
-    /// The buffer comes back whatever happened, with the number of bytes that were filled.
+    /// The buffer is returned in any case, with the number of bytes that were filled.
     Read(Buf, Result<usize, Errno>),
     /// A number of bytes.
     Count(Result<u64, Errno>),
@@ -228,7 +228,7 @@ pub trait Reactor {
         None
     }
 
-    /// See `Dir::trust_owner`. Worlds without users trust everybody.
+    /// See `Dir::trust_owner`. Reactors without users trust every owner.
     fn trust_owner(&self, _dir: Handle) -> Result<(), Errno> {
         Ok(())
     }

@@ -39,7 +39,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A listening socket. Made by the real reactor, which knows addresses.
+/// A listening socket. Made by the real reactor; the simulator has no addresses.
 pub struct Listener {
     env: Env,
     handle: Handle,

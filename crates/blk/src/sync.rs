@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Wakes everybody who waits. A waiter re-checks its own condition: `while !cond { signal.wait().await }`.
+/// Wakes all waiting tasks. A waiter re-checks its own condition: `while !cond { signal.wait().await }`.
 #[derive(Default)]
 pub struct Signal {
     epoch: Cell<u64>,

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_touch_are_one() {
+    fn adjacent_ranges_are_merged() {
         let unflushed = of(&[10..20, 30..40, 20..30, 5..7, 12..13, 0..2]);
         assert_eq!(unflushed.ranges, BTreeMap::from([(0, 2), (5, 7), (10, 40)]));
         assert_eq!(unflushed.bytes(), 34);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_nothing_is_forgotten() {
+    fn memory_is_bounded_and_no_range_is_lost() {
         let places = (0..10 * RANGES_MAX as u64).map(|n| n.wrapping_mul(0x9E37_79B9) % (1 << 30) * 4096);
         let mut unflushed = Unflushed::default();
         for at in places.clone() {

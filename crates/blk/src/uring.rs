@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_forbids_the_ring_is_named() {
+    fn an_error_names_the_setting_that_forbids_io_uring() {
         assert!(said(1, Some("2\n")).contains("kernel.io_uring_disabled = 2"));
         assert!(said(1, Some("1\n")).contains("kernel.io_uring_disabled = 1"));
         assert!(said(1, Some("0\n")).contains("seccomp"));

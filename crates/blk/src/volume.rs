@@ -67,7 +67,7 @@ pub trait Volume {
     /// The guest does not need the range's content any more. A hint.
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>>;
 
-    /// Makes the range read as zeros. `Unsupported` only where `mode` asks for speed.
+    /// Makes the range read as zeros. `Unsupported` only if `mode` requires speed.
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>>;
 
     /// Pieces that cover `range` from its start, at least one, perhaps not to its end: the volume bounds its work and the
@@ -78,21 +78,21 @@ pub trait Volume {
     fn abandon(&self) {}
 }
 
-/// A volume under the name a client asks for, as a front end lists it.
+/// A volume and its export name, as a front end lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
-    /// The name that a client asks for.
+    /// The name that a client requests.
     pub name: String,
     /// For people; empty where there is nothing to say.
     pub description: String,
 }
 
-/// The catalogue a front end asks. An attachment is counted until it is dropped, so that what is in use is known.
+/// The catalogue of a front end. An attachment is counted until it is dropped, so that what is in use is known.
 pub trait Exports {
-    /// Lists the exports for a client that asks what there is.
+    /// Lists the exports for a client.
     fn list(&self) -> Vec<ExportEntry>;
 
-    /// Returns the description of the export `name`, empty where there is none. Clients ask for it before they attach: where
+    /// Returns the description of the export `name`, empty where there is none. Clients request it before they attach: where
     /// there can be thousands of exports it is not looked up in a list of all.
     fn description(&self, name: &str) -> String {
         let found = self.list().into_iter().find(|entry| entry.name == name);

@@ -114,10 +114,10 @@ pub async fn check_clean(env: &Env, disks: usize) -> Result<(), String> {
         let stem = if index == 0 { "web".to_string() } else { format!("web_{index}") };
         expected.extend([format!("{stem}.vmdk"), format!("{stem}-flat.vmdk")]);
     }
-    let strangers: Vec<_> = names.iter().filter(|n| !expected.contains(n)).cloned().collect();
-    if strangers.is_empty() {
+    let unexpected: Vec<_> = names.iter().filter(|n| !expected.contains(n)).cloned().collect();
+    if unexpected.is_empty() {
         Ok(())
     } else {
-        Err(format!("left behind in the home: {}", strangers.join(", ")))
+        Err(format!("left behind in the home: {}", unexpected.join(", ")))
     }
 }

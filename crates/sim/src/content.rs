@@ -377,7 +377,7 @@ fn copy_durable(page: &Page, skip: usize, out: &mut [u8]) {
     }
 }
 
-/// The part of a byte range that lies in page `index`, relative to the page.
+/// The part of a byte range in page `index`, relative to the page.
 fn clip(range: &Range<u64>, index: u64) -> Range<usize> {
     let base = index * PAGE;
     let start = range.start.max(base) - base;

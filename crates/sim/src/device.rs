@@ -1,13 +1,13 @@
 //! How long the medium takes: the place for device models, and the only one.
 //!
 //! [`Device`] is without memory and what crash tests use. [`Storage`] is what the lab measures on: units (LUNs) of
-//! [`Model`]s that know positions, queues and caches, and a rule for which file lies where. Models nest: a disk array
+//! [`Model`]s with positions, queues and caches, and rules for the placement of files. Models nest: a disk array
 //! is a [`Cached`] over a [`Group`] of [`Disk`]s. All parameters are plain numbers; where they come from is the
 //! caller's to say.
 //!
 //! A model at work is a [`Server`]. It gets a request when that is submitted, says when it wants to be called
-//! next, and names what is done then; in between it may reorder as it likes. It knows no content: what a request does
-//! to the bytes is `machine`'s, at the completion.
+//! next, and names what is done then; in between it may reorder as it likes. It has no content: `machine` changes
+//! the bytes at the completion.
 
 mod cached;
 mod disk;

@@ -6,7 +6,7 @@ use blk::Errno;
 
 use crate::kind::OpKind;
 
-/// Where the power goes. Timers are not counted: no durable state lies between them.
+/// Point at which the power is cut. Timers are not counted: they change no durable state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// At the n-th submission or completion from now, counted from 1. At a submission the operation is then under way;

@@ -42,7 +42,7 @@ struct Change {
 
 pub(crate) struct FileNode {
     bytes: Bytes,
-    /// Where it lies on devices with places.
+    /// Its place on devices with places.
     pub layout: Layout,
     size: u64,
     allocated: IntervalSet,
@@ -264,7 +264,7 @@ impl FileNode {
         let removed = self.allocated.remove(len.div_ceil(PAGE)..self.size.div_ceil(PAGE));
         space.used_pages -= count(&removed);
         self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
-        // The bytes that fall away must not come back when the file grows again.
+        // Bytes that are cut off must not reappear when the file grows again.
         let gone = len.next_multiple_of(SECTOR)..self.size.next_multiple_of(SECTOR);
         self.truncate_bytes(gone, None, stamp);
         if let Some(last_sector) = self.shortened_sector(len) {

@@ -47,7 +47,7 @@ pub(crate) struct FileSystem {
     free: Vec<NodeId>,
     pub space: FsSpace,
     mode: ContentMode,
-    /// None: all of it lies on one device without places.
+    /// None: all of it is on one device without places.
     placement: Option<Placement>,
 }
 
@@ -130,7 +130,7 @@ impl FileSystem {
         matches!(self.node(id).body, Body::Dir(_))
     }
 
-    /// Where a range of a file lies. Only where there are places.
+    /// Place of a range of a file. Only where there are places.
     pub(crate) fn locate(&mut self, id: NodeId, offset: u64, len: u64, out: &mut Vec<Piece>) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
@@ -146,7 +146,7 @@ impl FileSystem {
         }
     }
 
-    /// The unit that a file or directory lies on.
+    /// The unit of a file or directory.
     pub(crate) fn unit(&self, id: NodeId) -> u32 {
         self.placement.as_ref().map_or(0, |placement| placement.unit(self.node(id).zone))
     }

@@ -224,7 +224,7 @@ impl Machine {
         (Facts { kind, name, name_hash, offset, len }, open.map(|open| open.node))
     }
 
-    /// Asks whatever serves it when it will be done.
+    /// Submits it to its device, which returns when it will be done.
     fn admit(&mut self, id: u32, op: &Op, facts: &Facts, node: Option<NodeId>) -> Admitted {
         if let Op::Timer { at_ns } = op {
             return Admitted::At(self.now_ns.max(*at_ns));

@@ -18,7 +18,7 @@ pub enum ContentMode {
 /// Fixed for the life of a world. Faults are scheduled on the world itself.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What everything lies on where there is no `storage`.
+    /// The device of all files if there is no `storage`.
     pub device: Device,
     /// Devices with positions, queues and caches.
     pub storage: Option<Storage>,

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn sectors_that_repeat_take_little() {
+    fn repeating_sectors_use_little_memory() {
         let mut volatile = VolatileContent::default();
         let mut bytes = vec![0; 2 * PAGE_LEN];
         for (n, sector) in bytes.chunks_exact_mut(SECTOR_LEN).enumerate() {

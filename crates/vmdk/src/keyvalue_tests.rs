@@ -84,7 +84,7 @@ fn largest() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_too_long_is_refused_before_its_lines_are_kept() {
+fn a_text_that_is_too_long_is_refused_before_its_lines_are_stored() {
     let newlines = vec![b'\n'; TEXT_LINES_MAX + 1];
     let error = KeyValues::parse("a.vmx", &newlines).unwrap_err().to_string();
     assert_eq!(
@@ -98,7 +98,7 @@ fn what_is_too_long_is_refused_before_its_lines_are_kept() {
 }
 
 #[test]
-fn a_question_costs_one_step_in_the_largest_file() {
+fn a_lookup_takes_one_step_in_the_largest_file() {
     let text = largest();
     let mut file = KeyValues::parse("a.vmx", &text).unwrap();
     assert_eq!(steps::within(|| drop(KeyValues::parse("a.vmx", &text))), TEXT_LINES_MAX as u64);
@@ -131,7 +131,7 @@ fn the_index_follows_every_change() {
 }
 
 #[test]
-fn of_lines_that_repeat_a_key_the_first_is_changed_and_the_others_go() {
+fn of_lines_that_repeat_a_key_the_first_is_changed_and_the_others_are_removed() {
     let mut file = parse("a = \"1\"\nb = \"2\"\nA = \"3\"\na = \"1\"");
     let steps = steps::within(|| file.set("a", "4"));
     assert_eq!((file.to_bytes(), steps), (b"a = \"4\"\nb = \"2\"\n".to_vec(), 1));

@@ -1,6 +1,6 @@
 //! VMware's virtual-disk files.
 //!
-//! Every byte read here may come from a stranger: parsers never panic, never allocate by an unchecked length, and name
+//! Every byte read here is untrusted: parsers never panic, never allocate by an unchecked length, and name
 //! file, field, found and expected value in every error. No path is opened here; names inside files are
 //! handed to the caller's gate.
 

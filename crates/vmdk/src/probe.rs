@@ -147,7 +147,7 @@ pub(crate) fn unreadable(link: &Descriptor) -> Option<Error> {
         ExtentKind::Sparse => hosted_sparse(link.file(), &format!("a hosted sparse disk: {what}")),
         ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => {
             let cause = format!("the content is a raw device mapping: {what}, expected data in files");
-            let remedy = "its data lies on a device: copy that into a file where the device is";
+            let remedy = "its data is on a device: copy that into a file where the device is";
             Error::unsupported(link.file(), format!("{cause}; {remedy}"))
         }
         _ => {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_is_told_by_its_first_bytes() {
+    fn content_is_detected_by_its_first_bytes() {
         let table: [(&[u8], Content); 8] = [
             (b"# Disk DescriptorFile\nversion=1\n", Content::Descriptor),
             (b"KDMV\x01\0\0\0\x03\0\0\0", Content::HostedSparse),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_opened_is_named() {
+    fn unsupported_extents_are_refused_by_name() {
         let link = |kind: &str, extents: &str| {
             let text = format!("version=1\nCID=1\ncreateType=\"{kind}\"\n{extents}\n");
             unreadable(&Descriptor::parse("x.vmdk", text.as_bytes()).unwrap())

@@ -100,7 +100,7 @@ fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
     assert!(run.entry + run.entries <= bounds.header.grains_in(region), "{run:?}");
     for (other, table) in bounds.directory.tables() {
         let apart = end <= u64::from(table) || u64::from(table + TABLE_SECTORS) <= u64::from(run.sector);
-        assert!(apart, "{run:?} lies in the table of region {other}");
+        assert!(apart, "{run:?} overlaps the table of region {other}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counts steps of work over strangers' files, so that tests can hold its growth to that of the files. Costs nothing elsewhere.
+//! Counts steps of work over untrusted files, so that tests can compare its growth with that of the files. Compiled for tests only.
 
 #[cfg(not(test))]
 pub(crate) fn count(_steps: u64) {}

@@ -204,7 +204,7 @@ impl Snapshot {
     }
 }
 
-/// A key as it is compared, without a copy of it: a stranger's list of keys may be long.
+/// A key as it is compared, without a copy of it: an untrusted list of keys may be long.
 fn lower(key: &str) -> impl Iterator<Item = u8> {
     key.bytes().map(|byte| byte.to_ascii_lowercase())
 }

@@ -55,7 +55,7 @@ fn a_real_file() {
 }
 
 #[test]
-fn what_is_not_about_snapshots_stays() {
+fn lines_that_do_not_concern_snapshots_stay() {
     let mut vmsd = parse(REAL).unwrap();
     vmsd.set_list(vmsd.list().clone());
     assert_eq!(vmsd.to_bytes(), REAL.as_bytes());
@@ -72,7 +72,7 @@ fn what_is_not_about_snapshots_stays() {
 }
 
 #[test]
-fn none_at_all() {
+fn a_list_without_snapshots_is_empty() {
     assert_eq!(parse("").unwrap().list(), &SnapshotList::default());
     let stale = "snapshot.numSnapshots = \"0\"\nsnapshot.current = \"1\"\nsnapshot0.uid = \"1\"\n";
     let vmsd = parse(stale).unwrap();

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_comes_and_goes() {
+    fn a_disk_is_added_and_removed() {
         let text = "scsi0.present = \"TRUE\"\nscsi0.virtualDev = \"pvscsi\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\n\
             scsi0:1.deviceType = \"cdrom-image\"\n";
         let mut vmx = parse(text);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn where_writes_of_a_nonpersistent_disk_go() {
+    fn writes_of_a_nonpersistent_disk_go_to_its_redo() {
         let mut vmx = parse(concat!(
             "scsi0.present = \"TRUE\"\nscsi0:0.present = \"TRUE\"\nscsi0:0.fileName = \"a.vmdk\"\n",
             "scsi0:0.mode = \"independent-nonpersistent\"\n",

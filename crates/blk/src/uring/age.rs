@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_grows_old_and_what_is_answered_makes_its_kind_young() {
+    fn the_age_of_an_operation_counts_from_the_last_answer_of_its_kind() {
         let mut ages = Ages::default();
         assert_eq!(look(&mut ages, 10, &[(1, 7, "writing")]), Some((10, "writing")));
         assert_eq!(look(&mut ages, 20, &[(1, 7, "writing"), (2, 8, "reading")]), Some((10, "writing")));

@@ -55,16 +55,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_hangs_holds_up_no_other() {
+    fn a_blocked_call_does_not_delay_other_calls() {
         let blocking = Blocking::default();
         let (release, hangs) = channel::<()>();
-        let (tell, told) = channel();
+        let (sender, received) = channel();
         blocking.run(Box::new(move || hangs.recv().unwrap_or_default()));
         for number in 0..3 * CALLS_MAX {
-            let tell = tell.clone();
-            blocking.run(Box::new(move || tell.send(number).unwrap()));
+            let sender = sender.clone();
+            blocking.run(Box::new(move || sender.send(number).unwrap()));
         }
-        let mut seen: Vec<_> = told.iter().take(3 * CALLS_MAX).collect();
+        let mut seen: Vec<_> = received.iter().take(3 * CALLS_MAX).collect();
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..3 * CALLS_MAX));
         drop(release);

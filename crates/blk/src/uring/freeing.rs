@@ -36,7 +36,7 @@ impl Freeing {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// Removes a name. The space of a large file comes back later.
+    /// Removes a name. The space of a large file is freed later.
     pub(super) fn unlink(&mut self, dir: &Fd, name: &str) -> rustix::io::Result<()> {
         let held = hold_large(dir, name);
         rustix::fs::unlinkat(&**dir, name, AtFlags::empty())?;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_files_are_freed_apart_and_the_name_goes_at_once() {
+    fn a_large_file_loses_its_name_at_once_and_its_blocks_later() {
         let folder = std::env::temp_dir().join(format!("unstun-freeing-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let dir: Fd = Arc::new(std::fs::File::open(&folder).unwrap().into());

@@ -101,7 +101,7 @@ impl MemoryFolder {
     }
 }
 
-/// A stranger who could write there would decide where a guest's blocks lie.
+/// Another user who could write there would decide where a guest's blocks are.
 fn check(path: &Path) -> Result<()> {
     let place = path.display().to_string();
     let refuse = |cause: &str| Err(Error::refused(&*place, cause));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_appended_the_next_one_reads() {
+    fn a_new_process_reads_what_the_previous_one_appended() {
         let path = path("next");
         let first = MemoryFolder::open(&path, false).unwrap();
         first.append("a", b"one").unwrap();
@@ -211,24 +211,24 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_told_once() {
-        let path = path("told");
-        let told = std::rc::Rc::new(RefCell::new(Vec::new()));
-        let into = told.clone();
+    fn only_the_first_failure_is_reported() {
+        let path = path("reported");
+        let reported = std::rc::Rc::new(RefCell::new(Vec::new()));
+        let into = reported.clone();
         let memory = MemoryFolder::open(&path, false).unwrap();
         let memory = memory.on_failure(Box::new(move |e| into.borrow_mut().push(e.to_string())));
         memory.append("a", b"one").unwrap();
-        assert!(told.borrow().is_empty());
+        assert!(reported.borrow().is_empty());
         std::fs::remove_dir_all(&path).unwrap();
         for name in ["b", "c"] {
             memory.append(name, b"two").unwrap_err();
         }
-        let told = told.borrow();
-        assert!(told.len() == 1 && told[0].contains("/b"), "{told:?}");
+        let reported = reported.borrow();
+        assert!(reported.len() == 1 && reported[0].contains("/b"), "{reported:?}");
     }
 
     #[test]
-    fn a_folder_that_others_may_write_or_that_outlives_the_power_is_refused() {
+    fn a_folder_that_others_may_write_or_that_survives_a_power_loss_is_refused() {
         let path = path("open");
         std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();

@@ -1,4 +1,4 @@
-//! Opening: how a name becomes a descriptor, and what the device asks of I/O on it.
+//! Opening: how a name becomes a descriptor, and the limits of I/O on it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_may_be_called_anything() {
+    fn a_program_name_may_contain_any_characters() {
         let stat = "4711 (a) Z (b\u{1b}[2J) S 1 4711 4711 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 5225 1 2\n";
         assert_eq!(parse_stat(stat), Some(("a) Z (b?[2J".into(), 5225)));
         assert_eq!(parse_stat(&stat.replace(") S", ") Z")), None, "a zombie is gone");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_one_client() {
+    fn connections_from_one_address_are_one_client() {
         let listener = std::net::TcpListener::bind("[::]:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let clients: Vec<_> =
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_its_socket() {
+    fn a_local_client_is_identified_by_its_process() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let peer = of(&ours.into(), false).unwrap();
         let pid = std::process::id();

@@ -48,7 +48,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Takes the best of three sets of flags the kernel knows. The calling thread becomes the only one allowed to
+    /// Takes the best of three sets of flags that the kernel supports. The calling thread becomes the only one allowed to
     /// use the ring.
     pub(super) fn new() -> io::Result<Ring> {
         let io = Self::build(|b| b.setup_single_issuer().setup_defer_taskrun().setup_coop_taskrun())
@@ -123,7 +123,7 @@ impl Ring {
         }
     }
 
-    /// Asks the kernel to give up on `index`. Its completion still comes. An entry queued later under the same index
+    /// Requests the cancellation of `index` from the kernel. Its completion still comes. An entry queued later under the same index
     /// cannot be hit: the kernel takes entries in order and cancels while it takes this one.
     pub(super) fn cancel(&mut self, index: u32) {
         let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(CANCEL);

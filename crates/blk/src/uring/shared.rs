@@ -22,7 +22,7 @@ const SHARED: [u64; 16] = [
     0xaad7_aaea, // PanFS
 ];
 
-/// Returns whether the regular file lies on such a file system; true where the kernel does not tell.
+/// Returns whether the regular file is on such a file system; true if the kernel does not report it.
 pub(super) fn is_on_shared(fd: &OwnedFd) -> bool {
     // Numbers of 32 bits, whatever the type that the platform gives the field.
     rustix::fs::fstatfs(fd).map_or(true, |found| SHARED.contains(&u64::from(found.f_type as u32)))

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_gain_that_shows_is_worth_the_cpu() {
+    fn polling_continues_only_if_it_lowers_the_latency() {
         assert!(verdict_after(1.2));
         assert!(!verdict_after(1.03));
         assert!(!verdict_after(0.6));

@@ -19,7 +19,7 @@ fn here() -> usize {
 #[derive(Debug)]
 pub(super) struct EventWaker {
     event: Arc<OwnedFd>,
-    /// The core's own thread, which is awake when it asks to be woken.
+    /// The core's own thread, which is awake when it requests a wake-up.
     owner: usize,
     /// A wake that the core has not seen yet is on its way; one is enough.
     signalled: AtomicBool,

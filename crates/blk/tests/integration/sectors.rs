@@ -135,7 +135,7 @@ fn four_kib_sectors_are_found_and_served() {
 
 /// A full file system: what fails with NoSpace changes nothing, and goes on once there is room.
 #[test]
-fn running_out_of_space_loses_nothing_and_ends_with_it() {
+fn running_out_of_space_loses_nothing_and_writes_work_again_afterwards() {
     let Some(mount) = mounted("full", "512", "ext4") else { return };
     on_core(&mount.point(), |_, dir| async move {
         let filler = dir.create_new("filler").await.unwrap();

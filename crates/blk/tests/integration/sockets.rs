@@ -116,7 +116,7 @@ fn a_large_gathered_send_arrives_in_order() {
 }
 
 #[test]
-fn a_socket_path_is_taken_over_only_when_nobody_answers() {
+fn a_socket_path_is_replaced_only_if_no_server_answers() {
     let scratch = Scratch::new("stale");
     let (reactor, _executor) = core();
     let path = scratch.join("socket");
@@ -136,7 +136,7 @@ fn a_socket_path_is_taken_over_only_when_nobody_answers() {
 }
 
 #[test]
-fn a_forgotten_receive_is_cancelled_and_takes_no_later_bytes() {
+fn a_dropped_receive_is_cancelled_and_takes_no_later_bytes() {
     let scratch = Scratch::new("forget");
     let (reactor, executor) = core();
     let env = executor.env();

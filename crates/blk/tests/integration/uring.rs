@@ -30,7 +30,7 @@ fn files_here_are_opened_for_direct_io_and_their_limits_hold() {
 
 /// /dev/shm is a tmpfs wherever glibc runs.
 #[test]
-fn without_direct_io_files_are_buffered_and_it_is_said_once() {
+fn without_direct_io_files_are_buffered() {
     let path = PathBuf::from(format!("/dev/shm/unstun-uring-{}", std::process::id()));
     std::fs::create_dir_all(&path).unwrap();
     let scratch = Scratch(path);
@@ -134,7 +134,7 @@ fn another_thread_wakes_a_sleeping_core() {
 
 /// The wake has come before the core waits, so that it is taken in on the way to its sleep.
 #[test]
-fn a_wake_that_comes_before_the_wait_ends_it() {
+fn a_wake_before_the_wait_ends_the_wait() {
     const LIMIT_NS: u64 = 30_000_000_000;
     let (reactor, _executor) = core();
     for _ in 0..100 {
@@ -208,7 +208,7 @@ fn a_reactor_dropped_with_everything_under_way_frees_nothing_early() {
 }
 
 #[test]
-fn a_forgotten_timer_and_a_forgotten_open_leave_nothing_behind() {
+fn a_dropped_timer_and_a_dropped_open_leak_nothing() {
     const FORGOTTEN: usize = 400;
     let scratch = Scratch::new("leftovers");
     std::fs::write(scratch.join("file"), b"x").unwrap();
@@ -253,7 +253,7 @@ fn calculation_runs_on_a_thread_of_its_own_while_the_core_goes_on() {
 }
 
 #[test]
-fn a_panic_of_calculation_is_the_caller_s() {
+fn a_panic_of_offloaded_work_reaches_the_caller() {
     let (_, executor) = core();
     let env = executor.env();
     let run = || executor.run(async move { env.offload(|| assert!(!file!().ends_with("uring.rs"))).await });

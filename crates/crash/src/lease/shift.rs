@@ -212,8 +212,8 @@ impl Shift {
     /// Writes a range. The model counts the write only if its machine owns the store when it begins.
     async fn write(&self, first: u64, count: u64) -> Result<()> {
         if !self.owns() {
-            let nobody = Buf::zeroed((count * SECTOR) as usize).freeze();
-            return self.disk.clone().write(first * SECTOR, nobody).await;
+            let zeros = Buf::zeroed((count * SECTOR) as usize).freeze();
+            return self.disk.clone().write(first * SECTOR, zeros).await;
         }
         let (write, data) = {
             let model = self.model.model.borrow_mut();

@@ -69,7 +69,7 @@ impl Harness {
                 return Err(format!("while space is given back: {e}"));
             }
             if waited_us > RELEASED_WITHIN_US {
-                return Err(format!("space does not come back: dropped {dropped:?}, {space:?}"));
+                return Err(format!("space is not freed: dropped {dropped:?}, {space:?}"));
             }
             self.env.sleep_us(LOOK_US).await;
             waited_us += LOOK_US;

@@ -147,7 +147,7 @@ pub fn run_disturbed(verb: Verb, variant: u64, disturbance: Disturbance, nth: u6
         create(&run)?;
         let struck = disturbed(&run, verb, disturbance, nth)?;
         if end_disturbed(&run.world, nth) {
-            run.model.borrow_mut().may_be_told = disturbance != Disturbance::Cut;
+            run.model.borrow_mut().may_report_loss = disturbance != Disturbance::Cut;
         }
         run.prepare(async |env, run| finish(&env, &run).await)?;
         Ok(struck)

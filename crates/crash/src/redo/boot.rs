@@ -152,7 +152,7 @@ impl Harness {
             }
         }
         match present.iter().find(|name| !known.iter().any(|k| k.name == **name)) {
-            Some(stranger) => Err(format!("snapshot {stranger} was never taken")),
+            Some(unexpected) => Err(format!("snapshot {unexpected} was never taken")),
             None => Ok(()),
         }
     }

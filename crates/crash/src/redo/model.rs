@@ -84,7 +84,7 @@ pub(super) struct Model {
     pub opening: bool,
     /// Boots that have ended since a flush failed, without a comparison since. Each opening among them may have
     /// reported to clients that writes are lost.
-    may_be_told: u64,
+    raises_possible: u64,
     pub clones: Vec<LinkedClone>,
     /// What is under way, as the marks of a cut in it.
     pub doing: BTreeSet<&'static str>,
@@ -101,8 +101,8 @@ impl Model {
     pub(super) fn found_in_bin(&mut self, ids: &[u64]) -> Result<(), String> {
         for id in ids {
             if !self.bin.contains_key(id) {
-                let stranger = || format!("{id:016x} is in the bin, and nothing was put into it");
-                let binned = self.binning.take().ok_or_else(stranger)?;
+                let unexpected = || format!("{id:016x} is in the bin, and nothing was put into it");
+                let binned = self.binning.take().ok_or_else(unexpected)?;
                 self.bin.insert(*id, binned);
             }
         }
@@ -133,8 +133,8 @@ impl Model {
 
     /// Notes that a boot was cut short. `all_there`: only the process ended, and no flush had failed before.
     pub(super) fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
-        if flush_failed || self.may_be_told > 0 {
-            self.may_be_told += 1;
+        if flush_failed || self.raises_possible > 0 {
+            self.raises_possible += 1;
         }
         if all_there {
             world.mark("only the process ended");
@@ -176,10 +176,10 @@ impl Model {
     ) -> Result<(), String> {
         let Some(before) = self.generation.replace(found) else { return Ok(()) };
         let opened = ContentGeneration { opened: before.present, ..before };
-        let told = std::mem::take(&mut self.may_be_told);
+        let raises = std::mem::take(&mut self.raises_possible);
         let is = |expected: ContentGeneration| {
             let times = found.present.saturating_sub(expected.present);
-            times <= told && found == ContentGeneration { present: expected.present + times, ..expected }
+            times <= raises && found == ContentGeneration { present: expected.present + times, ..expected }
         };
         let fits =
             stayed && is(before) || stayed && self.opening && is(opened) || arrived && is(raised(before));

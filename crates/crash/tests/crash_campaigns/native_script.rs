@@ -45,7 +45,7 @@ fn sequence(mut n: u64) -> Vec<Operation> {
 }
 
 #[test]
-fn every_sequence_of_three_operations_shows_what_it_must() {
+fn every_sequence_of_three_operations_shows_the_expected_content() {
     if setting("CRASH_SEED").is_some() {
         return;
     }
@@ -80,7 +80,7 @@ fn every_failing_io_of_every_operation_loses_nothing() {
 }
 
 #[test]
-fn a_write_that_finds_no_space_once_needs_no_other_start() {
+fn a_write_that_finds_no_space_once_needs_no_restart() {
     if setting("CRASH_SEED").is_some() {
         return;
     }
@@ -117,7 +117,7 @@ fn a_planted_doubt_about_a_full_device_is_found() {
 }
 
 #[test]
-fn rotten_metadata_is_an_error_and_never_data() {
+fn corrupted_metadata_is_an_error_and_never_data() {
     if setting("CRASH_SEED").is_some() {
         return;
     }
@@ -129,7 +129,7 @@ fn rotten_metadata_is_an_error_and_never_data() {
 }
 
 #[test]
-fn trees_of_many_states_show_what_they_must() {
+fn trees_of_many_states_show_the_expected_content() {
     if setting("CRASH_SEED").is_some() {
         return;
     }

@@ -37,7 +37,7 @@ fn planted_defects_are_found() {
 }
 
 #[test]
-fn every_event_of_every_verb_may_be_its_last() {
+fn a_cut_or_a_failing_io_at_any_event_of_any_verb_loses_nothing() {
     if setting("CRASH_SEED").is_some() {
         return;
     }

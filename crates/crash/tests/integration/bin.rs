@@ -100,7 +100,7 @@ fn a_revert_and_its_restore_are_undone_by_a_restore() {
 }
 
 #[test]
-fn a_discarded_branch_comes_back_with_its_names() {
+fn a_discarded_branch_is_restored_with_its_names() {
     run(|env| async move {
         let vm = create(&env).await;
         fill(&vm, 0, 1).await;
@@ -125,7 +125,7 @@ fn a_discarded_branch_comes_back_with_its_names() {
 }
 
 #[test]
-fn a_side_branch_comes_back_under_the_parent_that_is_left() {
+fn a_side_branch_is_restored_under_its_remaining_parent() {
     run(|env| async move {
         let vm = create(&env).await;
         for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
@@ -146,7 +146,7 @@ fn a_side_branch_comes_back_under_the_parent_that_is_left() {
 }
 
 #[test]
-fn a_commit_evicts_what_rests_on_the_layer_it_changes() {
+fn a_commit_evicts_binned_states_that_need_the_changed_layer() {
     run(|env| async move {
         let vm = create(&env).await;
         fill(&vm, 0, 1).await;
@@ -164,7 +164,7 @@ fn a_commit_evicts_what_rests_on_the_layer_it_changes() {
 }
 
 #[test]
-fn disks_that_a_revert_took_and_brought_go_back_too() {
+fn a_restore_undoes_the_disks_that_a_revert_removed_and_added() {
     run(|env| async move {
         let vm = create(&env).await;
         let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
@@ -188,7 +188,7 @@ fn disks_that_a_revert_took_and_brought_go_back_too() {
 }
 
 #[test]
-fn an_entry_whose_files_are_gone_stops_nothing() {
+fn an_entry_with_missing_files_blocks_no_operation() {
     run(|env| async move {
         let vm = create(&env).await;
         throw_away(&vm).await;
@@ -208,7 +208,7 @@ fn an_entry_whose_files_are_gone_stops_nothing() {
 }
 
 #[test]
-fn an_emptied_bin_gives_its_layers_back() {
+fn emptying_the_bin_removes_its_layers() {
     run(|env| async move {
         let vm = create(&env).await;
         throw_away(&vm).await;
@@ -225,7 +225,7 @@ fn an_emptied_bin_gives_its_layers_back() {
 
 /// The clone is in a folder that is not searched: only the lines of its snapshot name it.
 #[test]
-fn what_a_clone_reads_leaves_neither_the_bin_nor_with_a_commit() {
+fn layers_that_a_clone_reads_are_kept_by_the_bin_and_by_a_commit() {
     run(|env| async move {
         let vm = create(&env).await;
         vm.close().await.unwrap();
@@ -265,7 +265,7 @@ fn what_a_clone_reads_leaves_neither_the_bin_nor_with_a_commit() {
 
 /// The fold would change the links under the clone. The commit is refused before a name has left the tree.
 #[test]
-fn a_clone_of_what_the_bin_keeps_refuses_a_commit_under_it() {
+fn a_commit_is_refused_under_a_clone_of_a_binned_state() {
     run(|env| async move {
         create(&env).await.close().await.unwrap();
         let (vm, home) = open(&env).await;
@@ -292,7 +292,7 @@ fn a_clone_of_what_the_bin_keeps_refuses_a_commit_under_it() {
 }
 
 #[test]
-fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
+fn a_restored_reset_does_not_change_the_current_snapshot() {
     run(|env| async move {
         let vm = create(&env).await;
         let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::IndependentNonpersistent, folder: None };

@@ -82,7 +82,7 @@ fn every_sector_that_differs_is_in_the_answer() {
 }
 
 #[test]
-fn an_answer_can_be_had_from_any_place_on_and_nonsense_is_refused() {
+fn differences_may_start_anywhere_and_invalid_requests_are_refused() {
     let world = SimWorld::new(1, sim::Options::default());
     let done = world.run(|env| async move {
         let vm = grow(&env).await;

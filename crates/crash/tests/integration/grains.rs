@@ -142,7 +142,7 @@ fn pairs() -> impl Iterator<Item = (u32, u32)> {
 }
 
 #[test]
-fn a_commit_keeps_every_sector_whatever_the_grains() {
+fn a_commit_keeps_every_sector_at_any_grain_size() {
     for (seed, (source, target)) in pairs().enumerate() {
         in_world(seed as u64, async move |env| {
             let harness = harness(&env, seed as u64, &[target, source], 150).await;
@@ -153,7 +153,7 @@ fn a_commit_keeps_every_sector_whatever_the_grains() {
 }
 
 #[test]
-fn a_guest_that_writes_during_a_commit_reads_what_it_wrote_whatever_the_grains() {
+fn a_guest_reads_its_writes_during_a_commit_at_any_grain_size() {
     for (seed, (source, target)) in pairs().enumerate() {
         in_world(seed as u64, async move |env| {
             let harness = harness(&env, seed as u64, &[target, source], 150).await;

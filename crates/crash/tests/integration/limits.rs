@@ -75,7 +75,7 @@ fn a_cancel_does_not_wait_for_the_limit() {
 }
 
 #[test]
-fn a_close_does_not_wait_for_the_limit_and_the_commit_goes_on_after_it() {
+fn a_close_does_not_wait_for_the_limit_and_the_commit_continues_afterwards() {
     in_world(async |env, vm| {
         held_back(&vm, "b").await;
         let began_ns = env.now_ns();
@@ -89,7 +89,7 @@ fn a_close_does_not_wait_for_the_limit_and_the_commit_goes_on_after_it() {
 }
 
 #[test]
-fn another_limit_holds_from_when_it_is_set() {
+fn a_new_limit_applies_at_once() {
     in_world(async |env, vm| {
         let job = held_back(&vm, "a").await;
         let began_ns = env.now_ns();

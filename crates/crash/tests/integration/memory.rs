@@ -109,7 +109,7 @@ fn assert_bounded(answers: &[(Vec<BlockStatus>, u64)], step_pieces: usize) {
 }
 
 #[test]
-fn a_status_is_cut_and_its_work_is_divided() {
+fn a_block_status_answer_is_bounded_and_its_work_is_divided() {
     let world = SimWorld::new(2, sim::Options::default());
     world.run(|env| async move {
         let vm = create(&env, "a", Defects::default()).await;

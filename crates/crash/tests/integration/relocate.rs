@@ -126,7 +126,7 @@ async fn relocate(env: &Env, source: Rc<dyn Machine>, target: Rc<dyn Machine>) {
 }
 
 #[test]
-fn a_vmware_chain_is_absorbed_and_written_out_again() {
+fn a_vmware_chain_is_moved_into_a_native_store_and_back() {
     for seed in 0..6 {
         let world = SimWorld::new(seed, sim::Options::default());
         let moved = world.run(|env| async move {
@@ -200,7 +200,7 @@ async fn get_stuck(world: SimWorld, env: Env, copied: bool) {
 }
 
 #[test]
-fn a_write_that_waits_for_space_holds_up_neither_the_others_nor_a_cancel() {
+fn a_write_that_waits_for_space_delays_neither_other_writes_nor_a_cancel() {
     for copied in [false, true] {
         let world = SimWorld::new(1, sim::Options::default());
         let outside = world.clone();
@@ -238,7 +238,7 @@ async fn refuse_changes(world: SimWorld, env: Env) {
 }
 
 #[test]
-fn what_the_source_refused_does_not_come_with_the_move() {
+fn writes_that_the_source_refused_are_not_moved() {
     let world = SimWorld::new(1, sim::Options::default());
     let outside = world.clone();
     assert!(world.run(|env| refuse_changes(outside, env)).is_some());

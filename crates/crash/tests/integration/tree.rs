@@ -79,7 +79,7 @@ async fn sealed(vm: &Rc<Vm>, snapshot: &str, number: u32, sector: u64) -> u8 {
 
 /// If any I/O of a commit fails, its guest goes on, and what the guest flushes after that survives a restart.
 #[test]
-fn a_guest_goes_on_under_a_commit_that_fails() {
+fn a_guest_continues_during_a_commit_that_fails() {
     for nth in 1..=IO_MAX {
         let world = world();
         let armed = world.clone();
@@ -133,7 +133,7 @@ fn a_guest_goes_on_under_a_commit_that_fails() {
 
 /// A disk that was added after the snapshot is no longer a disk of the VM, and all its data is still there.
 #[test]
-fn going_back_leaves_the_files_of_later_disks() {
+fn a_revert_keeps_the_files_of_later_disks() {
     let world = world();
     let done = world.run(|env| async move {
         let (vm, home) = create(&env).await;
@@ -155,7 +155,7 @@ fn going_back_leaves_the_files_of_later_disks() {
 
 /// A disk that a revert brings back runs on no layer that a snapshot names.
 #[test]
-fn a_disk_that_comes_back_changes_no_snapshot() {
+fn a_restored_disk_changes_no_snapshot() {
     let world = world();
     let done = world.run(|env| async move {
         let (vm, _) = create(&env).await;
@@ -179,7 +179,7 @@ fn a_disk_that_comes_back_changes_no_snapshot() {
 
 /// While a clone is made, no commit folds what the clone will read.
 #[test]
-fn no_commit_begins_under_a_clone_in_the_making() {
+fn no_commit_begins_while_a_clone_is_made() {
     let world = world();
     let done = world.run(|env| async move {
         let (vm, home) = create(&env).await;
@@ -200,7 +200,7 @@ fn no_commit_begins_under_a_clone_in_the_making() {
 /// A commit failed, and a clone was made of a state above it. At the next start the commit does not go on under the
 /// clone.
 #[test]
-fn a_failed_commit_does_not_go_on_under_a_clone() {
+fn a_failed_commit_does_not_continue_under_a_clone() {
     let world = world();
     let armed = world.clone();
     let prepared = world.run(|env| async move {
@@ -257,7 +257,7 @@ fn a_flush_covers_what_was_written_before_a_change_of_mode() {
 
 /// A configuration edited by hand points below a snapshot: the engine writes nothing there.
 #[test]
-fn a_running_layer_that_a_snapshot_rests_on_is_not_written() {
+fn a_running_layer_under_a_snapshot_is_not_written() {
     let world = world();
     let done = world.run(|env| async move {
         let (vm, home) = create(&env).await;

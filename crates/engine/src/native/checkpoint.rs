@@ -165,7 +165,7 @@ impl Store {
                 self.env.next_turn().await;
             }
             let more = view.with_table(|table| table.updates(from, STEP_RUNS, &mut updates));
-            next = more.expect("what lies over another has a table");
+            next = more.expect("a view over another has a table");
         }
         updates
     }

@@ -32,7 +32,7 @@ pub(super) fn check_catalogue(catalogue: &Catalogue, space: &Space, place: &str)
         None => Ok(()),
         Some(Extent { addr, len }) => {
             let cause =
-                format!("its catalogue lies in the {len} blocks from {addr} on, expected blocks of a group");
+                format!("its catalogue is in the {len} blocks from {addr} on, expected blocks of a group");
             Err(Error::damaged(place, cause))
         }
     }

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ground_is_the_parent_unless_that_is_given_back() {
+    fn the_base_is_the_parent_unless_its_blocks_are_given_back() {
         let mut items = Items::from([(1, item(0, 5, 0)), (2, item(1, 7, 0)), (3, item(2, 0, 0))]);
         assert_eq!(bases(&items, 1), [(0..u64::MAX, 0)]);
         assert_eq!(bases(&items, 3), [(0..u64::MAX, 7)]);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn a_cycle_in_the_lineage_ends() {
         let items = Items::from([(1, item(2, 5, 9)), (2, item(1, 7, 9))]);
         assert!(bases(&items, 1).len() <= 3);
     }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_all_that_reads_differently() {
+    fn differences_are_exactly_the_blocks_that_read_differently() {
         run(&SimWorld::new(1, sim::Options::default()), |env| async move {
             let store = three_states(&env).await;
             for (from, to) in [(1, 2), (2, 1), (2, 3), (1, 3), (3, 3)] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_state_counts_with_what_was_written_last() {
+    fn differences_of_a_running_state_include_its_latest_writes() {
         run(&SimWorld::new(1, sim::Options::default()), |env| async move {
             let store = three_states(&env).await;
             let before = all(&store, Some(2), 1, 1000).await;

@@ -131,7 +131,7 @@ async fn maintain_while_used(
     loop {
         let Some(used) = store.upgrade() else { return };
         let signal = used.work.clone();
-        let told = signal.wait();
+        let signalled = signal.wait();
         let looked = if used.ends() { Ok(None) } else { work(&used).await };
         if used.ends() {
             used.tended.update(|tasks| tasks - 1);
@@ -143,9 +143,9 @@ async fn maintain_while_used(
         match looked {
             // Guests that wait for space retry repeatedly.
             Err(_) => env.sleep_us(RETRY_US).await,
-            Ok(None) => told.await,
+            Ok(None) => signalled.await,
             Ok(Some(us)) => {
-                select(pin!(told), pin!(env.sleep_us(us))).await;
+                select(pin!(signalled), pin!(env.sleep_us(us))).await;
             }
         }
     }

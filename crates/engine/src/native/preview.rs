@@ -62,6 +62,6 @@ fn merged_below(view: Rc<View>, parent: u64) -> (u64, Option<Root>) {
             };
             blocks += at.with_table(mapped).unwrap_or(0);
         }
-        at = at.below().expect("what is no tree lies over another");
+        at = at.below().expect("a view without a tree has one below it");
     }
 }

@@ -332,7 +332,7 @@ fn crashes(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, what: &str) 
 }
 
 #[test]
-fn random_work_leaves_what_it_should() {
+fn random_operations_leave_the_expected_content() {
     for seed in 1..40 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
         let model = Rc::new(RefCell::new(Model::default()));

@@ -250,7 +250,7 @@ impl Superblock {
         let (major, minor) = self.version;
         if major != VERSION.0 {
             return Err(format!(
-                "the store has version {major}.{minor}, this program knows {}.x: use the one it was made with",
+                "the store has version {major}.{minor}, this program reads {}.x: use the one it was made with",
                 VERSION.0
             ));
         }

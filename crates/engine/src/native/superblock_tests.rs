@@ -73,7 +73,7 @@ fn the_newest_whole_slot_wins() {
 }
 
 #[test]
-fn what_is_no_store_is_not_called_a_damaged_one() {
+fn a_file_that_is_no_store_is_not_reported_as_damaged() {
     assert_eq!(read(&world()).unwrap_err().kind, ErrorKind::Invalid);
     for bytes in [&b""[..], b"short"] {
         let world = SimWorld::new(1, Options::default());
@@ -99,7 +99,7 @@ fn slots_of_two_stores_and_in_the_wrong_place_are_refused() {
 }
 
 #[test]
-fn features_decide_what_may_be_done() {
+fn unknown_features_and_versions_are_refused_or_read_only() {
     let incompat = Superblock { features_incompat: 1 << 5, ..sample(3) };
     let world = world();
     put(&world, &sample(2), 0);
@@ -120,7 +120,7 @@ fn features_decide_what_may_be_done() {
 }
 
 #[test]
-fn fields_that_make_no_sense_are_named() {
+fn invalid_fields_are_refused_by_name() {
     let base = sample(2);
     let cases = [
         (Superblock { journal_pages: 3, ..base }, "journal_pages is 3"),
@@ -174,7 +174,7 @@ fn a_cut_inside_a_write_leaves_one_of_the_two() {
 
 proptest! {
     #[test]
-    fn a_flipped_bit_is_always_seen(bit in 0..BLOCK * 8) {
+    fn every_flipped_bit_is_detected(bit in 0..BLOCK * 8) {
         let mut page = sample(2).encode(0);
         page[(bit / 8) as usize] ^= 1 << (bit % 8);
         prop_assert_eq!(Superblock::decode(&page, 0, "store").unwrap_err().kind, ErrorKind::Damaged);

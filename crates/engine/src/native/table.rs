@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_run_cuts_what_it_covers() {
+    fn a_newer_run_replaces_the_part_that_it_covers() {
         let (mut table, mut gone) = (Table::default(), Vec::new());
         table.insert(10, redirect(10, 100, 1), &mut gone);
         table.insert(13, redirect(2, 500, 2), &mut gone);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_tells_runs_and_how_far_nothing_is_known() {
+    fn a_lookup_returns_runs_and_the_ends_of_gaps() {
         let (mut table, mut gone) = (Table::default(), Vec::new());
         table.insert(10, redirect(4, 100, 7), &mut gone);
         assert_eq!(table.next(&(0..20)), (None, 10));

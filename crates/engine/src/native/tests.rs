@@ -54,7 +54,7 @@ pub(super) fn run<F: Future<Output = ()> + 'static>(world: &SimWorld, work: impl
 }
 
 #[test]
-fn snapshots_branches_and_what_comes_back() {
+fn snapshots_and_branches_share_blocks_and_dropped_nodes_free_them() {
     let world = SimWorld::new(1, sim::Options::default());
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();
@@ -150,7 +150,7 @@ async fn exhaust(store: &Rc<Store>) -> Vec<space::Extent> {
 }
 
 #[test]
-fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
+fn a_checkpoint_that_ran_out_of_space_is_completed_by_the_next_one() {
     let world = SimWorld::new(1, sim::Options::default());
     let key = change::Key { kind: stored::USER_KINDS, major: 7, minor: 7 };
     let inside = world.clone();
@@ -187,7 +187,7 @@ fn what_a_checkpoint_without_space_has_begun_the_next_one_ends() {
 }
 
 #[test]
-fn a_redirect_that_nobody_flushes_is_flushed_in_time() {
+fn an_unflushed_redirect_is_flushed_in_the_background() {
     let world = SimWorld::new(3, sim::Options::default());
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();
@@ -292,7 +292,7 @@ fn partial_blocks_cost_a_read_where_there_is_one_and_neighbours_are_one_io() {
         let inside = 3 * block + sector..3 * block + 2 * sector;
         assert_eq!(write_part(&base, &mut model, inside, 21).await, 1);
         let short = 6 * block + sector..12 * block + sector;
-        assert_eq!(write_part(&base, &mut model, short, 22).await, 1, "what lies between is read, too");
+        assert_eq!(write_part(&base, &mut model, short, 22).await, 1, "the blocks between are read, too");
         assert_eq!(write_part(&base, &mut model, 16 * block..17 * block + sector, 23).await, 1, "one edge");
         let long = 30 * block + sector..60 * block + sector;
         assert_eq!(write_part(&base, &mut model, long, 24).await, 2, "both edges, apart");
@@ -302,7 +302,7 @@ fn partial_blocks_cost_a_read_where_there_is_one_and_neighbours_are_one_io() {
 }
 
 #[test]
-fn a_status_is_cut_and_what_it_took_is_given_back() {
+fn a_block_status_answer_is_bounded_and_its_memory_is_freed() {
     let world = SimWorld::new(8, sim::Options::default());
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();

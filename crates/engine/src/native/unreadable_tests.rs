@@ -45,7 +45,7 @@ fn end_and_slot(world: &SimWorld) -> (u64, usize) {
 }
 
 #[test]
-fn the_end_is_written_over_before_anything_else_happens() {
+fn the_journals_end_is_overwritten_before_any_other_write() {
     let world = made(3);
     let (end, _) = end_and_slot(&world);
     hide(&world, end - 1);
@@ -140,8 +140,8 @@ fn data_that_cannot_be_read_aborts_its_record() {
     run(&world, |env| async move {
         let store = open_store(&env).await.unwrap();
         assert_eq!((store.broken(), shows(&disk(&store, 1), 5).await), (None, 1));
-        let told = store.damage.borrow().iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert!(told.len() == 1 && told[0].contains("blocks 5..6 of node 1"), "{told:?}");
+        let damage = store.damage.borrow().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(damage.len() == 1 && damage[0].contains("blocks 5..6 of node 1"), "{damage:?}");
         store.close().await.unwrap();
     });
 }

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_state_holds_alone_and_what_several_hold() {
+    fn exclusive_and_shared_bytes_of_states_are_counted() {
         in_world(async |env| {
             let store = family(&env).await;
             assert_eq!(data(&store, &[1]).await, 30);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_foretold_comes_back() {
+    fn the_previewed_bytes_equal_the_freed_bytes() {
         for nodes in [&[2][..], &[4], &[3, 4], &[1, 2], &[2, 3, 4], &[1, 2, 3, 4]] {
             in_world(async move |env| {
                 let store = family(&env).await;
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hidden_state_comes_back_with_the_last_but_one_that_rests_on_it() {
+    fn a_hidden_state_is_freed_when_one_descendant_remains() {
         in_world(async |env| {
             let store = family(&env).await;
             assert_eq!(drop_and_reclaim(&store, &[3]).await, 0);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_come_together_are_one_write() {
+    fn adjacent_concurrent_writes_are_coalesced() {
         let world = SimWorld::new(1, Options::default());
         let done = world.run(async |env| {
             let coalescer = coalescer(&env).await;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_batch_are_told_of_an_error_when_none_of_them_is_being_written() {
+    fn an_error_is_returned_to_a_whole_batch_after_its_last_write_ended() {
         let world = SimWorld::new(1, Options::default());
         world.add_fault(Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
         world.add_fault(Fault::nth(2, Action::Delay { ns: 1 << 30 }).of(OpKind::Write));

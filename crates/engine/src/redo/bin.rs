@@ -77,8 +77,7 @@ impl Vm {
     fn refuse_taken_slot(&self, next: &VmState, number: u32, slot: &str) -> Result<()> {
         match next.disks.iter().find(|disk| disk.slot == slot && disk.number != number) {
             Some(other) => {
-                let cause =
-                    format!("disk{number} would come back at {slot}, where disk{} is now", other.number);
+                let cause = format!("disk{number} would return at {slot}, where disk{} is now", other.number);
                 Err(Error::refused(&self.name, format!("{cause}; remove that one first")))
             }
             None => Ok(()),

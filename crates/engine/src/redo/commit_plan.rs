@@ -168,7 +168,7 @@ impl Obstacle {
             Obstacle::Base => format!("{layer} is a base"),
             Obstacle::Foreign => {
                 format!(
-                    "{layer} lies on a layer in a folder that is not this VM's, and that is never written"
+                    "{layer} depends on a layer in a folder that is not this VM's, and that is never written"
                 )
             }
             Obstacle::Named(name) => format!("{layer} stays: {name} goes back to the layer under it"),

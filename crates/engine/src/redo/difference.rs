@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_touch_or_overlap_become_one() {
+    fn adjacent_and_overlapping_ranges_are_merged() {
         let mut ranges = Vec::new();
         [0..4, 4..6, 5..5, 2..3, 9..10].into_iter().for_each(|range| join(&mut ranges, range));
         assert_eq!(ranges, [0..6, 9..10]);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn closures() {
+    fn ancestors_and_descendants_end_at_cycles() {
         let graph = tree();
         assert_eq!(graph.with_ancestors([&"d".to_string()]).len(), 3);
         assert_eq!(graph.with_descendants("a").len(), 4);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_others_read_is_never_folded_into() {
+    fn a_layer_with_other_readers_is_never_the_target_of_a_fold() {
         let graph = tree();
         let running = state("c", vec![snapshot(2, "b")]);
         assert_eq!(graph.obstacle(&running, "base"), Some(Obstacle::Base));

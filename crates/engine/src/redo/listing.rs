@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_is_owned_by_the_snapshot_that_froze_what_is_under_it() {
+    fn a_delta_is_owned_by_the_snapshot_that_froze_its_parent() {
         let chain = [layer("base", None), layer("d1", Some("base")), layer("d2", Some("d1"))];
         let mut disk = DiskState {
             number: 0,

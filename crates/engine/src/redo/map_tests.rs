@@ -56,7 +56,7 @@ fn a_change_during_a_build_makes_it_repeat() {
 }
 
 #[test]
-fn eviction_keeps_to_the_cap() {
+fn eviction_keeps_the_limit() {
     let map = Map::new(1000);
     for number in 0..100 {
         loaded(&map, number);
@@ -79,7 +79,7 @@ fn lookups_cross_regions_and_merge() {
 
 /// A map that others leave no room keeps its own minimum, and gives back what it had above it.
 #[test]
-fn all_maps_of_a_core_share_one_cap() {
+fn all_maps_of_a_core_share_one_limit() {
     let cap = 2 * MAP_BYTES_MIN;
     let (first, second) = (Map::new(cap), Map::new(cap));
     let fill = |map: &Map| {

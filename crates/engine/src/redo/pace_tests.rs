@@ -16,7 +16,7 @@ fn bears_one(before: Load, window: Load) -> bool {
 }
 
 #[test]
-fn a_guest_bears_what_leaves_it_four_fifths_of_its_rate() {
+fn the_mover_leaves_a_guest_four_fifths_of_its_rate() {
     for (iops, under_way) in [(64, 1), (700, 8), (80_000, 32)] {
         let before = at_rate(1000, iops, under_way);
         assert!(bears_one(before, at_rate(256, iops * 82 / 100, under_way)));
@@ -27,14 +27,14 @@ fn a_guest_bears_what_leaves_it_four_fifths_of_its_rate() {
 /// A guest with a rate of its own has more requests under way the longer it waits: its rate shows nothing until it is
 /// too late.
 #[test]
-fn a_guest_that_keeps_its_rate_does_not_bear_twice_the_latency() {
+fn twice_the_latency_at_the_same_rate_is_too_much() {
     let before = at_rate(1000, 100, 2);
     assert!(bears_one(before, at_rate(256, 100, 3)));
     assert!(!bears_one(before, at_rate(256, 100, 5)));
 }
 
 #[test]
-fn a_guest_with_fewer_under_way_is_not_taken_for_one_that_is_kept_waiting() {
+fn fewer_requests_under_way_at_the_same_latency_are_acceptable() {
     let before = at_rate(1000, 1000, 8);
     assert!(bears_one(before, Load { under_way: 256 * 5, ..at_rate(256, 1000, 8) }));
 }
@@ -64,7 +64,7 @@ fn completions_in_batches_are_judged_by_their_means() {
 }
 
 #[test]
-fn what_was_long_ago_weighs_less_than_what_was_lately() {
+fn recent_load_outweighs_older_load() {
     let load = GuestLoad::default();
     for second in 0..100 {
         let latency_ns = if second < 50 { 9_000_000 } else { 1_000_000 };
@@ -76,7 +76,7 @@ fn what_was_long_ago_weighs_less_than_what_was_lately() {
 }
 
 #[test]
-fn a_stranger_is_known_by_what_it_shows_while_the_mover_rests() {
+fn a_guest_without_baseline_is_measured_while_the_mover_pauses() {
     let window = at_rate(256, 500, 4);
     let mut unknown = guest(Load::default());
     assert!(unknown.is_strange(window));
@@ -88,7 +88,7 @@ fn a_stranger_is_known_by_what_it_shows_while_the_mover_rests() {
 
 /// This guest had 32 requests under way before: a latency that it bore then is far too high for one I/O at a time.
 #[test]
-fn a_guest_that_asks_for_much_less_at_a_time_is_a_stranger() {
+fn a_guest_with_a_much_smaller_queue_depth_has_no_baseline() {
     let mut shallow = guest(at_rate(1000, 600, 32));
     let window = at_rate(256, 120, 1);
     assert!(shallow.is_strange(window));
@@ -98,14 +98,14 @@ fn a_guest_that_asks_for_much_less_at_a_time_is_a_stranger() {
 
 /// Otherwise a guest that changed from large I/Os to small ones could be slowed down to its earlier rate.
 #[test]
-fn a_guest_that_turns_out_faster_is_held_to_that() {
+fn a_higher_rate_replaces_the_baseline() {
     let mut faster = guest(at_rate(1000, 100, 4));
     (0..100).for_each(|_| faster.learn(at_rate(256, 1000, 4), false));
     assert!(!bears(&[faster], &[at_rate(256, 700, 4)]));
 }
 
 #[test]
-fn disks_are_judged_together_by_what_each_is_used_to() {
+fn disks_are_judged_together_by_their_own_baselines() {
     let befores = [at_rate(1000, 100, 4), at_rate(1000, 10_000, 8)].map(guest);
     let idle = Load::default();
     assert!(bears(&befores, &[at_rate(256, 90, 4), idle]));
@@ -114,7 +114,7 @@ fn disks_are_judged_together_by_what_each_is_used_to() {
 }
 
 #[test]
-fn a_window_is_long_enough_to_tell_load_from_chance() {
+fn a_window_is_long_enough_to_separate_load_from_noise() {
     assert!(!is_enough(255, JUDGED_NS) && is_enough(256, JUDGED_NS));
     assert!(!is_enough(10_000, JUDGED_NS - 1), "a fast device's moment");
     assert!(!is_enough(31, 100 * JUDGED_NS_MAX) && is_enough(32, JUDGED_NS_MAX));

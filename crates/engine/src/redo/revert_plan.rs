@@ -72,8 +72,8 @@ impl Vm {
                 continue;
             }
             if frozen.contains(&disk.top) || !graph.children(&disk.top).is_empty() {
-                let cause = format!("disk{} would come back on {}", disk.number, disk.top);
-                let why = "which other states rest on; commit or discard those first";
+                let cause = format!("disk{} would return on {}", disk.number, disk.top);
+                let why = "which other states need; commit or discard those first";
                 return Err(Error::refused(&self.name, format!("{cause}, {why}")));
             }
             self.refuse_read_elsewhere(std::slice::from_ref(&disk.top)).await?;
@@ -135,10 +135,10 @@ impl Vm {
         let needed = graph.reachable(&others);
         // Children that no state of this VM reaches are foreign files: they need their parent too.
         let known = graph.reachable(before);
-        let stranger = graph.children(frozen).iter().any(|child| !known.contains(child));
+        let foreign_child = graph.children(frozen).iter().any(|child| !known.contains(child));
         let read = self.refuse_read_elsewhere(std::slice::from_ref(frozen)).await.is_err();
         let writable = self.opened_writable(frozen).await?;
-        Ok(match needed.contains(frozen) || stranger || read || graph.is_foreign(frozen) || !writable {
+        Ok(match needed.contains(frozen) || foreign_child || read || graph.is_foreign(frozen) || !writable {
             true => NewTop::ChildOf(frozen.clone()),
             false => NewTop::Existing(frozen.clone()),
         })

@@ -62,7 +62,7 @@ impl Connection {
     }
 
     /// Waits for memory for `len` bytes of payload, and for the group's turn. Returns how many of them were granted.
-    /// Nothing is received meanwhile: that is the back-pressure on a client that asks and does not read.
+    /// Nothing is received meanwhile: that is the back-pressure on a client that sends requests and does not read the replies.
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
         let (granted, cost) = poll_fn(|_| match memory.grant(len) {

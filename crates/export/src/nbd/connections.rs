@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_takes_all_it_can_leaves_room_for_the_others() {
+    fn a_greedy_listener_leaves_connections_for_the_others() {
         let counts = Counts::default();
         let mut free = 1000;
         let mut fill = |name: &str| {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_lasts_as_long_as_anything_is_left() {
+    fn the_reserve_remains_for_new_listeners_until_no_connection_is_free() {
         let counts = Counts::default();
         (0..100).for_each(|_| counts.enter("greedy"));
         assert!(!counts.allows("greedy", 10));

@@ -63,7 +63,7 @@ fn a_neighbour_of_a_hundred_greedy_connections_keeps_half_of_its_rate() {
 }
 
 #[test]
-fn connections_of_one_party_take_turns() {
+fn connections_of_one_group_take_turns() {
     // Another one, so that credit is what holds them back.
     let all = begun(&[("greedy", GREEDY_COST, 50), ("neighbour", SMALL_COST, 1)], 4000);
     let (least, most) = (all[0].iter().min().unwrap(), all[0].iter().max().unwrap());
@@ -71,7 +71,7 @@ fn connections_of_one_party_take_turns() {
 }
 
 #[test]
-fn parties_with_the_same_wishes_get_the_same() {
+fn groups_with_equal_demand_get_equal_shares() {
     let both = begun(&[("one", GREEDY_COST, 1), ("many", GREEDY_COST, 100)], 4000);
     let (one, many): (u64, u64) = (both[0].iter().sum(), both[1].iter().sum());
     assert!(10 * one >= 9 * many, "{one} and {many}");
@@ -97,7 +97,7 @@ fn a_connection_that_ends_while_it_waits_costs_nothing() {
 }
 
 #[test]
-fn one_that_is_alone_is_not_held_back() {
+fn a_single_group_is_not_limited() {
     let all = begun(&[("alone", GREEDY_COST, 8)], 4000);
     let cost = GREEDY_COST * all[0].iter().sum::<u64>();
     assert!(cost / 4000 > 3 * TURN_CREDIT, "{} a turn", cost / 4000);

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observer_sees_refusals_failed_requests_and_bad_ends() {
+    fn an_observer_receives_refusals_failed_requests_and_failed_connections() {
         let seen = Rc::new(Seen::default());
         let front_end = FrontEnd::observed(Limits::default(), seen.clone());
         let entered = front_end.enter("unix:nbd.sock", "pid 7").expect("the first of all");

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_greedy_leave_a_part_for_the_next() {
+    fn greedy_connections_leave_memory_for_the_next() {
         for connections in [1, 2, 10, 100] {
             let memory = Memory::new(512 * MIB);
             let greedy = fill(&memory, connections, MIB);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn all_comes_back() {
+    fn all_memory_is_returned() {
         let memory = Memory::new(256 * MIB);
         let holding = Holding::new(&memory, false).unwrap();
         let costs: Vec<u64> = std::iter::from_fn(|| holding.grant(MIB)).map(|(_, cost)| cost).collect();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_promised_half_at_most_and_nothing_takes_that_from_them() {
+    fn guaranteed_memory_is_at_most_half_and_is_never_used_by_others() {
         let memory = Memory::new(MIB);
         let all = fill(&memory, 8, MIB);
         assert!(Holding::new(&memory, false).is_none());

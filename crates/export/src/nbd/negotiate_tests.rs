@@ -95,7 +95,7 @@ fn export_name_of_nothing_ends_the_session() {
 }
 
 #[test]
-fn go_tells_size_and_blocks_and_starts_transmission() {
+fn go_returns_size_and_blocks_and_starts_transmission() {
     let payload = info_payload("disk", &[INFO_NAME, INFO_DESCRIPTION, 77]);
     let mut client = Client::new(3).option(OPT_STRUCTURED_REPLY, &[]).option(OPT_GO, &payload);
     client.0.extend_from_slice(b"next");
@@ -121,7 +121,7 @@ fn go_tells_size_and_blocks_and_starts_transmission() {
 }
 
 #[test]
-fn info_goes_on_haggling_and_unknown_names_are_told() {
+fn info_continues_the_negotiation_and_unknown_names_are_reported() {
     let client = Client::new(3)
         .option(OPT_INFO, &info_payload("old", &[]))
         .option(OPT_GO, &info_payload("nope", &[]))
@@ -166,7 +166,7 @@ fn contexts_need_structured_replies_and_hold_for_their_export_only() {
 }
 
 #[test]
-fn a_failed_set_forgets_the_context_set_before() {
+fn a_failed_set_clears_the_context_set_before() {
     let client = Client::new(3)
         .option(OPT_STRUCTURED_REPLY, &[])
         .option(OPT_SET_META_CONTEXT, &context_payload("disk", &["base:allocation"]))

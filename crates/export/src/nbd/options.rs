@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_of_queries_is_not_believed() {
+    fn an_announced_count_of_queries_is_not_trusted() {
         let mut payload = named("");
         payload.put_u32(u32::MAX);
         payload.extend(named("base:"));

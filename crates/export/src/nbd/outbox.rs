@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_send_goes_on_where_it_stopped() {
+    fn a_partial_send_continues_where_it_stopped() {
         let whole =
             || vec![Buf::copy_of(b"abc").freeze(), Buf::copy_of(b"de").freeze(), Buf::copy_of(b"f").freeze()];
         for sent in 0..=6 {

@@ -49,17 +49,17 @@ pub const TRANSMIT_FAST_ZERO: u16 = 1 << 11;
 pub const OPT_EXPORT_NAME: u32 = 1;
 /// Ends the handshake without an export.
 pub const OPT_ABORT: u32 = 2;
-/// Asks for the names of all exports.
+/// Requests the names of all exports.
 pub const OPT_LIST: u32 = 3;
-/// Asks for TLS, which is not served.
+/// Requests TLS, which is not supported.
 pub const OPT_STARTTLS: u32 = 5;
-/// Asks for the properties of an export.
+/// Requests the properties of an export.
 pub const OPT_INFO: u32 = 6;
 /// Like INFO, and chooses the export if the answer is no error.
 pub const OPT_GO: u32 = 7;
-/// Asks for structured replies.
+/// Requests structured replies.
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
-/// Asks which metadata contexts an export has.
+/// Requests the list of metadata contexts of an export.
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 /// Chooses the metadata contexts that BLOCK_STATUS answers with.
 pub const OPT_SET_META_CONTEXT: u32 = 10;
@@ -162,7 +162,7 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 /// Makes the range read as zeros.
 pub const CMD_WRITE_ZEROES: u16 = 6;
-/// Asks for the state of the range.
+/// Requests the state of the range.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 
 /// "Error values": all a reply may carry.
@@ -197,7 +197,7 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Payload of one option: an export name (4 KiB) with 6 queries of full length, or some 1,500 usual ones.
 pub const OPTION_BYTES_MAX: u32 = 32 << 10;
-/// Options of one negotiation. `qemu-nbd --list` asks twice per export: 2,000 exports.
+/// Options of one negotiation. `qemu-nbd --list` sends two per export: 2,000 exports.
 pub const OPTIONS_MAX: u32 = 4096;
 /// What a client may take, all its answers from accept to transmission together, 10 s: three round trips take far less
 /// on any link that can carry a disk. Time in which the server works or waits for something else does not count.
@@ -227,7 +227,7 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections that each listener and each export may have as long as any are left at all. Beyond these it may have as
 /// many as it leaves for others.
 pub const CONNECTIONS_RESERVED: usize = 16;
-/// Extents in one answer to BLOCK_STATUS: 32 KiB of descriptors. The client asks on from where they end.
+/// Extents in one answer to BLOCK_STATUS: 32 KiB of descriptors. The client continues from where they end.
 pub const EXTENTS_MAX: usize = 4096;
 /// A volume's worst case for one sector of a BLOCK_STATUS: its piece in a map, and in the answer.
 pub const STATUS_BYTES_PER_SECTOR: u64 = 64;

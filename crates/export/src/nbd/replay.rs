@@ -35,7 +35,7 @@ pub struct HandshakeTrace {
 /// One event of the transmission phase, with the payload its owner took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayedEvent {
-    /// What the client asks.
+    /// The request.
     pub event: Event,
     /// Data of a write; empty for other requests.
     pub payload: Vec<u8>,

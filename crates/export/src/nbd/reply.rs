@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_lies_directly_before_the_data() {
+    fn the_header_is_directly_before_the_data() {
         let mut buf = Buf::with_headroom(512);
         buf.fill(0xaa);
         let reply = data(7, 1024, true, true, buf);

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::negotiate::Terms;
 use super::proto::*;
 
-/// "Request message" as it lies on the wire.
+/// "Request message" as encoded on the wire.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
@@ -26,7 +26,7 @@ pub(super) struct Header {
 
 const _: () = assert!(size_of::<Header>() == REQUEST_BYTES);
 
-/// A command whose range lies inside the export, on block bounds, and whose flags are allowed here.
+/// A command whose range is inside the export, on block bounds, and whose flags are allowed here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// `whole`: the answer may not be sent in pieces.
@@ -68,7 +68,7 @@ pub enum Event {
         cookie: u64,
         command: Command,
     },
-    /// `len` bytes of payload follow in the stream; the owner takes them all before it asks again.
+    /// `len` bytes of payload follow in the stream; the caller takes them all before the next call.
     Write {
         cookie: u64,
         offset: u64,

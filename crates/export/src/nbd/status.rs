@@ -8,8 +8,8 @@ use super::proto::*;
 use super::wire::Put;
 
 /// The payload of the status chunk: our context's id, then (length, flags) pairs that start at the range's start and
-/// never pass its end. `one` asks for a single pair. At least one pair always: with no pieces, "allocated, content
-/// unknown", which is safe to say of anything.
+/// never pass its end. `one` limits the answer to a single pair. At least one pair always: with no pieces, "allocated, content
+/// unknown", which is correct for any range.
 pub(super) fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> Vec<u8> {
     let asked = u32::try_from(range.end - range.start).expect("the length of a request has 32 bits");
     let mut extents = merged(asked, if one { 1 } else { EXTENTS_MAX }, pieces);
@@ -25,7 +25,7 @@ pub(super) fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> V
     bytes
 }
 
-/// Neighbours of equal status become one; what lies past the range is cut off.
+/// Merges neighbours of equal status, and clips them to the range.
 fn merged(asked: u32, extents_max: usize, pieces: &[BlockStatus]) -> Vec<(u32, u32)> {
     let mut extents: Vec<(u32, u32)> = Vec::new();
     let mut left = asked;
@@ -72,13 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn one_means_one_but_merged() {
+    fn req_one_returns_one_merged_descriptor() {
         let pieces = [piece(512, false), piece(512, false), piece(512, true)];
         assert_eq!(pairs(&payload(0..4096, true, &pieces)), [(1024, 0)]);
     }
 
     #[test]
-    fn nothing_known_is_said_to_be_allocated() {
+    fn an_unknown_range_is_reported_as_allocated() {
         assert_eq!(pairs(&payload(512..1024, false, &[])), [(512, 0)]);
     }
 

@@ -38,7 +38,7 @@ fn most_held(limits: Limits) -> u64 {
         held >> 10,
         limits.memory_bytes >> 20
     );
-    // Nothing is lost: what waited is served as memory comes back.
+    // Nothing is lost: requests that waited are served as memory is freed.
     for raw in &mut greedy {
         for _ in 0..8 {
             assert_eq!(raw.answer().0, 0);

@@ -33,7 +33,7 @@ fn write_pattern(path: &Path, bytes: u64, hole: std::ops::Range<u64>) {
 }
 
 #[test]
-fn nbdinfo_reads_what_the_server_can_do() {
+fn nbdinfo_lists_the_servers_features() {
     let server = Server::with_exports(&[("vm/disk0", 64 * MIB, false), ("vm/disk0@old", MIB, true)]);
     let text = client("nbdinfo", &[&server.uri("vm/disk0")]);
     for line in [
@@ -82,7 +82,7 @@ fn the_empty_name_is_the_only_export() {
 }
 
 #[test]
-fn nbdcopy_goes_in_and_out_over_several_connections() {
+fn nbdcopy_reads_and_writes_over_several_connections() {
     let server = Server::start(64 * MIB);
     let (source, back) = (server.folder().join("source"), server.folder().join("back"));
     write_pattern(&source, 64 * MIB, 8 * MIB..24 * MIB);
@@ -146,7 +146,7 @@ fn qemu_io_patterns_hold_through_every_command() {
 }
 
 #[test]
-fn errors_reach_the_guest_with_their_meaning() {
+fn errors_reach_the_client_with_their_errno() {
     let server = Server::with_exports(&[("disk", MIB, false), ("old", MIB, true)]);
     server.with(|catalogue, _| catalogue.disk("disk").full.set(true));
     let (_, text) = run("qemu-io", &["-f", "raw", "-c", "write 0 4k", &server.uri("disk")]);
@@ -166,7 +166,7 @@ fn trimmed_clusters_are_holes_to_the_next_client() {
 }
 
 #[test]
-fn tcp_serves_the_same_disks_through_the_same_doors() {
+fn tcp_serves_the_same_exports_as_a_unix_socket() {
     let server = Server::start(8 * MIB);
     qemu_io(&server.tcp_uri("disk"), &["write -P 0x77 1M 1M", "flush"]);
     qemu_io(&server.uri("disk"), &["read -P 0x77 1M 1M"]);

@@ -1,4 +1,4 @@
-//! More connections than there may be: who is refused is told why, and the others are not held up.
+//! More connections than there may be: a refused client receives the reason, and the others are not delayed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,10 +13,10 @@ const LIMITS: Limits = Limits { memory_bytes: 64 * MIB, connections_max: 100, un
 const EXPORTS: [(&str, u64, bool); 2] = [("busy", MIB, false), ("disk", MIB, false)];
 
 #[test]
-fn one_listener_leaves_room_for_the_other() {
+fn one_listener_leaves_connections_for_the_other() {
     let server = Server::with_limits(&EXPORTS, LIMITS);
     let mut over_tcp: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(server.tcp()).unwrap()).collect();
-    // 50 of 100 are TCP's at most; each is greeted, or told later that it is refused.
+    // 50 of 100 are TCP's at most; each is greeted, or is refused later.
     over_tcp.iter_mut().for_each(|stream| {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
@@ -29,7 +29,7 @@ fn one_listener_leaves_room_for_the_other() {
 }
 
 #[test]
-fn a_refused_client_is_told_why() {
+fn a_refused_client_receives_the_reason() {
     let server = Server::with_limits(&EXPORTS, LIMITS);
     let kept: Vec<Raw> = (0..50).map(|_| Raw::attach(&server, "disk")).collect();
     let mut refused = Raw::connect(&server);

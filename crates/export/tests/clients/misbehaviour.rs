@@ -34,7 +34,7 @@ fn garbage_closes_its_own_connection_only() {
 }
 
 #[test]
-fn halves_of_anything_leave_nothing_behind() {
+fn truncated_messages_leak_nothing() {
     let server = Server::start(MIB);
     let mut good = Raw::attach(&server, "disk");
     drop(Raw::connect(&server));
@@ -55,7 +55,7 @@ fn halves_of_anything_leave_nothing_behind() {
 }
 
 #[test]
-fn every_request_is_answered_once_whatever_it_asks() {
+fn every_request_is_answered_exactly_once() {
     let server = Server::start(MIB);
     let mut raw = Raw::attach(&server, "disk");
     raw.request(CMD_READ, 0, 1, MIB, 512);
@@ -76,7 +76,7 @@ fn every_request_is_answered_once_whatever_it_asks() {
 }
 
 #[test]
-fn a_disconnect_still_answers_what_was_asked_before_it() {
+fn a_disconnect_is_preceded_by_the_answers_to_earlier_requests() {
     let server = Server::start(MIB);
     server.with(|catalogue, _| catalogue.disk("disk").held.set(true));
     let mut raw = Raw::attach(&server, "disk");
@@ -90,7 +90,7 @@ fn a_disconnect_still_answers_what_was_asked_before_it() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_is_bounded_and_harms_nobody() {
+fn a_client_that_reads_nothing_is_bounded_and_does_not_affect_others() {
     let server = Server::start(2 * MIB);
     let mut good = Raw::attach(&server, "disk");
     let mut silent = Raw::attach(&server, "disk");
@@ -143,7 +143,7 @@ fn a_largest_write_goes_alone_and_byte_by_byte_does_not_matter() {
 }
 
 #[test]
-fn a_client_that_dies_while_served_lets_go_of_the_disk_when_the_disk_does() {
+fn a_killed_client_is_detached_when_its_last_request_ends() {
     let server = Server::start(MIB);
     server.with(|catalogue, _| catalogue.disk("disk").held.set(true));
     let mut raw = Raw::attach(&server, "disk");
@@ -162,7 +162,7 @@ fn check_attached(server: &Server, wanted: u64) {
 }
 
 #[test]
-fn one_session_can_be_sent_away() {
+fn one_session_can_be_disconnected() {
     let server = Server::start(MIB);
     let mut stays = Raw::attach(&server, "disk");
     let mut goes = Raw::attach(&server, "disk");
@@ -229,7 +229,7 @@ fn a_silent_peer_that_never_chooses_does_not_keep_the_server_from_stopping() {
 }
 
 #[test]
-fn a_client_that_chooses_nothing_is_sent_away_in_time() {
+fn a_client_that_chooses_no_export_is_disconnected_in_time() {
     let server = Server::start(MIB);
     let mut raw = Raw::connect(&server);
     raw.give(&[0, 0, 0, 3]);

@@ -54,7 +54,7 @@ impl Raw {
         raw
     }
 
-    /// Asks for an export: the last reply, with its text when it is a refusal.
+    /// Requests an export: the last reply, with its text when it is a refusal.
     pub(crate) fn go(&mut self, export: &str) -> (u32, String) {
         let len = (export.len() as u32).to_be_bytes();
         self.option(OPT_GO, &[&len[..], export.as_bytes(), &[0, 0]].concat());

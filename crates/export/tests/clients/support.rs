@@ -21,7 +21,7 @@ use export::nbd::{FrontEnd, Limits, serve};
 /// Granularity of what the memory disk calls allocated.
 pub(crate) const CLUSTER: u64 = 64 << 10;
 
-/// A disk in memory that can be told to hold its requests, or to fail writes.
+/// A disk in memory that can hold back its requests, or fail them.
 pub(crate) struct MemoryDisk {
     info: VolumeInfo,
     content: RefCell<Vec<u8>>,
@@ -35,7 +35,7 @@ pub(crate) struct MemoryDisk {
     /// Payload of the reads and writes under way, now and at most.
     pub bytes: Cell<u64>,
     pub bytes_max: Cell<u64>,
-    /// Reads of what lies behind this fail.
+    /// Reads beyond this fail.
     pub sound_bytes: Cell<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Volume for MemoryDisk {
             let len = buf.len();
             self.gate_with(len).await;
             if offset + len as u64 > self.sound_bytes.get() {
-                return (buf, Err(Error::new(ErrorKind::Io, "memory", "told to be unsound there")));
+                return (buf, Err(Error::new(ErrorKind::Io, "memory", "set to fail there")));
             }
             buf.copy_from_slice(&self.content.borrow()[offset as usize..][..len]);
             (buf, Ok(()))
@@ -136,7 +136,7 @@ impl Volume for MemoryDisk {
         Box::pin(async move {
             self.gate_with(data.len()).await;
             if self.full.get() {
-                return Err(Error::new(ErrorKind::NoSpace, "memory", "told to be full"));
+                return Err(Error::new(ErrorKind::NoSpace, "memory", "set to be full"));
             }
             self.content.borrow_mut()[offset as usize..][..data.len()].copy_from_slice(&data);
             self.mark(offset..offset + data.len() as u64, true);
@@ -210,7 +210,7 @@ impl Exports for Catalogue {
 
 type Order = Box<dyn FnOnce(&Catalogue, &FrontEnd) + Send>;
 
-/// What the test's thread asks of the server's thread.
+/// Commands from the test's thread to the server's thread.
 #[derive(Default)]
 struct Orders {
     queue: Mutex<(VecDeque<Order>, Option<Waker>)>,
@@ -303,7 +303,7 @@ impl Server {
         answer.recv().expect("the server answers")
     }
 
-    /// Asks again until the server says yes; fails after a generous time.
+    /// Repeats `condition` on the server until it is true; fails after a generous time.
     #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
     pub(crate) fn until(&self, what: &str, condition: fn(&Catalogue, &FrontEnd) -> bool) {
         let patience = std::time::Instant::now();

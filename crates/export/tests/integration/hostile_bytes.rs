@@ -1,4 +1,4 @@
-//! The two protocol machines against bytes nobody sane would send, and against every way of cutting the stream.
+//! The two protocol machines against hostile bytes, and against every way of cutting the stream.
 //!
 //! The corpus (`fuzz-corpus/`, one raw client stream per file) is replayed here; the same entry points serve fuzzing.
 
@@ -88,7 +88,7 @@ fn requests() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES asks for more cases.
+    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES sets the number of cases.
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()

@@ -312,7 +312,7 @@ mod tests {
 
     /// Neighbours leave together, with one parity for all of them.
     #[test]
-    fn sequential_writes_leave_together() {
+    fn sequential_writes_are_destaged_together() {
         let mut at = 0;
         let next = move |_: &mut Rng| {
             at += 65_536;

@@ -81,11 +81,11 @@ impl Members {
     /// The first step, and the one after it.
     fn steps(&self, request: &Request) -> (Vec<Part>, Vec<Part>) {
         let whole = |member| Part { member, access: request.access, at: request.at, len: request.len };
-        let everybody = || (0..self.members.len()).map(whole).collect();
+        let all = || (0..self.members.len()).map(whole).collect();
         match (self.group.level, request.access) {
-            (_, Access::Flush) => (everybody(), Vec::new()),
+            (_, Access::Flush) => (all(), Vec::new()),
             (Level::Mirror, Access::Read) => (vec![whole(self.nearest(request.at))], Vec::new()),
-            (Level::Mirror, Access::Write) => (everybody(), Vec::new()),
+            (Level::Mirror, Access::Write) => (all(), Vec::new()),
             (Level::Parity, Access::Write) => self.parity_write(request),
             _ => (self.strips(request).map(|strip| self.part(request.access, &strip)).collect(), Vec::new()),
         }

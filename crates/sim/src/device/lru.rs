@@ -117,7 +117,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn the_page_used_longest_ago_goes() {
+    fn the_least_recently_used_page_is_evicted() {
         let mut lru = Lru::new(2);
         [1, 2, 1, 3].into_iter().for_each(|page| lru.touch(page));
         assert_eq!([1, 2, 3].map(|page| lru.holds(page)), [true, false, true]);

@@ -1,4 +1,4 @@
-//! Which file lies where on the devices.
+//! Placement of files on the devices.
 //!
 //! Space is handed out in extents, in the order in which they are first touched: by a read, a write, a reservation, or a
 //! length that is set. An extent is a file's until the file goes. Addresses say how far things are apart, and nothing else: a device that is
@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-/// Puts files and folders whose own name contains `part` on a unit, from an address on. What lies in such a folder
-/// goes with it unless a rule of its own says otherwise. The first rule that fits counts.
+/// Puts files and folders whose own name contains `part` on a unit, from an address on. Files in such a folder
+/// are placed with it unless a rule of its own says otherwise. The first rule that fits counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub part: String,
@@ -26,7 +26,7 @@ const RESERVED_BYTES_MAX: u64 = 4 << 40;
 /// An extent of a file that was not used yet.
 const NOWHERE: u32 = u32::MAX;
 
-/// A file's extents: its n-th lies at the extent that the n-th number says.
+/// A file's extents: the n-th number is the place of the n-th extent.
 #[derive(Default)]
 pub(crate) struct Layout(Vec<u32>);
 
@@ -77,7 +77,7 @@ impl Placement {
         self.zones[zone as usize].unit
     }
 
-    /// Where a range of a file lies, in order; stretches that follow one another are one.
+    /// Places of a range of a file, in order; stretches that follow one another are one.
     pub(crate) fn locate(
         &mut self,
         zone: ZoneId,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_lie_in_order_of_first_touch() {
+    fn extents_are_in_order_of_first_use() {
         let mut placement = Placement::new(MIB, &[]);
         let (mut a, mut b) = (Layout::default(), Layout::default());
         let unit = 0;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_name_units_and_distances_and_folders_pass_them_on() {
+    fn rules_select_unit_and_address_and_apply_to_folders() {
         let rule = |part: &str, unit, from_bytes| Place { part: part.into(), unit, from_bytes };
         let mut placement = Placement::new(MIB, &[rule("-delta", 0, 90 << 30), rule("snapshots", 1, 0)]);
         let folder = placement.zone("snapshots", 0);

@@ -15,7 +15,7 @@ pub(crate) enum Access {
 /// One request to one device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
-    /// The caller's: comes back when it is done. Several requests may carry the same.
+    /// Set by the caller, and returned when the request is done. Several requests may carry the same.
     pub tag: u32,
     pub access: Access,
     /// Byte on the device.

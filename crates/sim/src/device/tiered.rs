@@ -1,4 +1,4 @@
-//! An array of two tiers: what has been busy for long lies on the fast one, new blocks land on the slow one.
+//! An array of two tiers: blocks that have been busy for long are on the fast one, new blocks on the slow one.
 //!
 //! Arrays move extents between tiers once a day or so, which is longer than any run; so the tier is a matter of the
 //! address alone. A placement that gives a warmed-up disk the first addresses puts it on the fast tier, and whatever is

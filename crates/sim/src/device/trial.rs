@@ -29,7 +29,7 @@ pub(super) struct TrialResult {
     pub mean_ns: f64,
 }
 
-/// What a worker asks for next.
+/// The next request of a worker.
 pub(super) type Next<'a> = Box<dyn FnMut(&mut Rng) -> (Access, u64, u64) + 'a>;
 
 /// Uniformly random accesses of `len` bytes below `span`.

@@ -7,7 +7,7 @@ use super::server::{Access, LowerDevice, NEVER_NS, Request};
 use crate::kind::OpKind;
 use crate::rng::Rng;
 
-/// Devices that know positions, queues and caches, and which file lies where.
+/// Devices with positions, queues and caches, and the placement of files on them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Storage {
     /// At least one. The first takes what no place names.

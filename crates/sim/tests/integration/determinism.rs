@@ -48,13 +48,16 @@ fn the_same_seed_repeats_and_another_does_not() {
 }
 
 #[test]
-fn the_trace_tells_what_happened_last() {
+fn the_trace_contains_the_last_events() {
     let world = SimWorld::new(1, Options { trace_events: 4, ..Options::default() });
     world.write_file("disk", &[0; SECTOR]);
     world.run(|env| async move { open(&env, "disk").await.write(0, sectors(1, 1)).await.unwrap() });
-    let told: Vec<String> = world.recent_events().iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 4);
-    assert!(told[2].contains("sent Write disk 0+512") && told[3].contains("done Write disk"), "{told:?}");
+    let events: Vec<String> = world.recent_events().iter().map(ToString::to_string).collect();
+    assert_eq!(events.len(), 4);
+    assert!(
+        events[2].contains("sent Write disk 0+512") && events[3].contains("done Write disk"),
+        "{events:?}"
+    );
     world.mark("read the trace");
     assert_eq!(world.marks()["read the trace"], 1);
 }

@@ -253,7 +253,7 @@ fn a_latency_spike_delays_its_operation_only() {
 }
 
 #[test]
-fn decay_is_read_as_it_is_and_recorded() {
+fn flipped_bits_are_read_and_recorded() {
     let world = world_with_disk(1, Options::default(), SECTOR);
     assert!(world.flip_bit("disk", 17, 3));
     assert!(!world.flip_bit("disk", SECTOR as u64, 0) && !world.flip_bit("none", 0, 0));

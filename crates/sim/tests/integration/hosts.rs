@@ -41,7 +41,7 @@ async fn write_paused(host: &Host, fence: &Rc<Fence>) -> Rc<Cell<Option<blk::Res
 }
 
 #[test]
-fn what_a_paused_machine_has_queued_meets_the_fence_when_it_goes_on() {
+fn operations_queued_by_a_paused_machine_are_fenced_when_it_resumes() {
     let world = world();
     let outside = world.clone();
     let answered = world.run_hosts(1, |env, hosts| async move {
@@ -59,7 +59,7 @@ fn what_a_paused_machine_has_queued_meets_the_fence_when_it_goes_on() {
 }
 
 #[test]
-fn a_write_before_a_waiting_fence_goes_on_when_it_is_opened_and_fails_when_it_is_lost() {
+fn a_write_at_a_waiting_fence_continues_when_it_opens_and_fails_when_it_is_lost() {
     for lost in [false, true] {
         let world = world();
         let answered = world.run_hosts(1, |env, hosts| async move {

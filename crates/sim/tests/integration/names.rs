@@ -98,7 +98,7 @@ fn of_unsynced_changes_a_prefix_survives() {
 }
 
 #[test]
-fn or_any_subset_that_keeps_the_order_of_each_name() {
+fn of_unsynced_changes_a_subset_in_order_of_each_name_survives() {
     let harsh =
         |seed| SimWorld::new(seed, Options { directory_subsets: Ratio::ALWAYS, ..Options::default() });
     assert_eq!(outcomes_after_cut(harsh, four_creates, names).len(), 16);
@@ -180,7 +180,7 @@ fn a_lock_is_exclusive_until_it_is_dropped_or_the_power_is_cut() {
 
 /// The planted defect must show where the sync is all that keeps the name.
 #[test]
-fn a_directory_sync_that_lies_loses_names() {
+fn an_ignored_directory_sync_loses_names() {
     let lying = |seed| {
         let world = empty(seed);
         world.ignore_dir_syncs(true);
@@ -191,7 +191,7 @@ fn a_directory_sync_that_lies_loses_names() {
 }
 
 #[test]
-fn a_second_name_that_is_durable_outlives_the_first() {
+fn a_durable_second_name_remains_without_the_first() {
     let make = |seed| {
         let world = empty(seed);
         world.write_file("a", b"kept");

@@ -73,14 +73,14 @@ fn a_seed_repeats_on_modelled_storage_in_every_content_mode() {
 }
 
 #[test]
-fn what_is_kept_does_not_change_the_times() {
+fn the_content_mode_does_not_change_the_times() {
     let times = |content| run(5, on(Storage::of(pair()), content)).1;
     assert_eq!(times(ContentMode::Applied), times(ContentMode::Absent));
 }
 
 /// Two files on two units do not take the head from one another, and far apart they take it further.
 #[test]
-fn where_files_lie_decides_how_long_it_takes() {
+fn the_placement_of_files_decides_the_latency() {
     let place = |unit, from_bytes| vec![Place { part: "b".into(), unit, from_bytes }];
     let single = Storage::of(Model::Disk(disk()));
     let time =
@@ -111,13 +111,13 @@ fn applied_content_stays_through_holes_truncation_and_a_kill() {
 
 #[test]
 #[should_panic(expected = "does not know what a power cut would leave")]
-fn without_books_no_power_is_cut() {
+fn a_power_cut_without_a_record_of_durability_panics() {
     SimWorld::new(1, on(Storage::of(pair()), ContentMode::Applied)).power_cut();
 }
 
 /// A task that yields in a loop must not stop a model's clock, nor outrun it.
 #[test]
-fn a_spinning_task_and_a_disk_go_on_together() {
+fn a_yielding_task_and_a_disk_both_make_progress() {
     let world = SimWorld::new(1, on(Storage::of(pair()), ContentMode::Applied));
     world.write_file("disk", &[1; 4096]);
     world.run(|env| async move {

@@ -186,7 +186,7 @@ fn a_flush_makes_the_size_durable() {
     assert_eq!(seen, BTreeSet::from([1000, 5000]));
 }
 
-/// Whatever survives, bytes that were cut off never come back when the file grows.
+/// Whatever survives, bytes that were cut off never reappear when the file grows.
 #[test]
 fn truncated_bytes_never_come_back() {
     let seen = outcomes_after_cut(

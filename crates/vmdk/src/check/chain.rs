@@ -116,7 +116,7 @@ fn check_parent(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &
     match inventory.locate_parent(link).unwrap_or(Place::Missing) {
         Place::Outside => {
             let remedy = "nothing to do for a linked clone; that folder must stay, and is checked by itself";
-            let expected = "a link of this folder: the parent lies elsewhere, and was not looked at";
+            let expected = "a link of this folder: the parent is elsewhere, and was not checked";
             out.push(finding(Severity::Note, expected, remedy.into()));
         }
         Place::Missing => {

@@ -37,7 +37,7 @@ fn absent(inventory: &Inventory<'_>, name: &str, extent: &Extent, place: &Place)
     let (severity, expected, remedy) = match place {
         Place::Outside => {
             let remedy = "nothing to do if that folder stays; check it by itself";
-            (Severity::Note, "a file of this folder: it lies elsewhere, and was not looked at", remedy)
+            (Severity::Note, "a file of this folder: it is elsewhere, and was not checked", remedy)
         }
         Place::Missing | Place::Here(_) => {
             let remedy = "find the file in a backup; without it only the state below this link can be read";
@@ -113,16 +113,18 @@ async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, fi
             remedy: format!("write {word} into the extent line, and the createType that goes with it"),
         });
     }
-    let told = Some((name, extent.sectors));
+    let described = Some((name, extent.sectors));
     match content {
-        Content::VmfsSparse | Content::SeSparse => check_delta(inventory, file, content, told, out).await,
+        Content::VmfsSparse | Content::SeSparse => {
+            check_delta(inventory, file, content, described, out).await;
+        }
         // Its reader says what is wrong with it.
         _ if is_delta => {
             let assumed = match extent.kind {
                 ExtentKind::SeSparse => Content::SeSparse,
                 _ => Content::VmfsSparse,
             };
-            check_delta(inventory, file, assumed, told, out).await;
+            check_delta(inventory, file, assumed, described, out).await;
         }
         _ if extent.kind.is_flat() => {
             if let Err(error) = check_flat(inventory, name, extent, file, out).await {
@@ -208,7 +210,7 @@ async fn check_delta(
     inventory: &Inventory<'_>,
     name: &str,
     content: Content,
-    told: Option<(&str, u64)>,
+    described: Option<(&str, u64)>,
     out: &mut Faults,
 ) {
     let key = (name.to_owned(), content == Content::SeSparse);
@@ -222,7 +224,7 @@ async fn check_delta(
         }
     };
     let Some((capacity_sectors, field)) = delta.capacity else { return };
-    if let Some((descriptor, sectors)) = told.filter(|(_, sectors)| *sectors != capacity_sectors) {
+    if let Some((descriptor, sectors)) = described.filter(|(_, sectors)| *sectors != capacity_sectors) {
         out.push(Finding {
             severity: Severity::Damage,
             file: inventory.path(name),

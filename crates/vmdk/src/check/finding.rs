@@ -30,7 +30,7 @@ impl fmt::Display for Severity {
 pub struct Finding {
     /// Decides the order of findings and the exit code.
     pub severity: Severity,
-    /// The path as the caller's folder knows it.
+    /// The path relative to the caller's folder.
     pub file: String,
     /// The key, the header field, the table entry or the file as a whole.
     pub field: String,
@@ -134,7 +134,7 @@ impl fmt::Display for Finding {
 /// Findings of one file kept before the rest is only counted.
 const FINDINGS_MAX: usize = 100;
 
-/// Collects, and bounds what a file of a stranger can make us say.
+/// Collects findings, and bounds how many an untrusted file can cause.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     kept: Vec<Finding>,

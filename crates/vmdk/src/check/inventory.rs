@@ -200,7 +200,7 @@ impl<'a> Inventory<'a> {
         if here { Place::Missing } else { Place::Outside }
     }
 
-    /// Where the parent of a link lies.
+    /// Place of the parent of a link.
     pub(crate) fn locate_parent(&self, link: &Descriptor) -> Option<Place> {
         Some(self.place(link.parent_hint()?, link.owner().is_some()))
     }

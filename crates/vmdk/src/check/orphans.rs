@@ -137,7 +137,7 @@ fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64
     )
 }
 
-/// A child that is still here knows the CID its parent had.
+/// The CID comes from a child that is still here, if there is one.
 fn remedy_for_flat(inventory: &Inventory<'_>, extent: &str, bytes: u64) -> String {
     let cid = descriptor_of(extent).and_then(|name| inventory.expected_cid(&name)).unwrap_or(0xffff_fffe);
     format!(

@@ -163,7 +163,7 @@ impl<'a> Vm<'a> {
                     continue;
                 }
                 Place::Outside => {
-                    let expected = "a link of this folder: it lies elsewhere, and was not looked at";
+                    let expected = "a link of this folder: it is elsewhere, and was not checked";
                     out.push(self.in_vmx(
                         Severity::Note,
                         &field,

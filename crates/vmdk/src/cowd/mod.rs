@@ -1,8 +1,8 @@
 //! VMFSsparse, "COWD": the header, the grain directory and the grain tables of an ESXi delta, as bytes.
 //!
 //! Facts: reference/vmware-formats section 3; docs/formats/vmfssparse.md has the boxes. No I/O here. Every function that
-//! reads bytes is told the length of the file, and compares with it first: a delta that was cut must never read as
-//! "not here, ask the parent".
+//! decodes bytes takes the length of the file and compares with it first: a truncated delta must never read as
+//! "not here, read the parent".
 
 mod directory;
 mod header;

@@ -57,7 +57,7 @@ impl TableBounds<'_> {
                 self.file,
                 &self.name(region, entry),
                 value,
-                "0, as it lies past the end of the disk",
+                "0, as it is past the end of the disk",
             ));
         }
         let grain = self.header.grain_sectors();

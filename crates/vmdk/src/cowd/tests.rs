@@ -80,7 +80,7 @@ fn bad_headers_are_named() {
 }
 
 #[test]
-fn an_unclean_free_pointer_is_not_judged() {
+fn an_unclean_free_pointer_is_not_checked() {
     let mut header = header(EIGHT_GIB);
     header.set_free_sector(u32::MAX);
     decode(&header, 36 * 512).unwrap();
@@ -149,7 +149,7 @@ fn bad_tables_are_named() {
             "entry 9 of grain table 0 is 200, expected another grain than that of entry 3",
         ),
         (vec![(3, 200), (4, 201), (9, 201)], 0, "entry 9 of grain table 0 is 201"),
-        (vec![(5, 200)], 1, "entry 5 of grain table 1 is 200, expected 0, as it lies past the end"),
+        (vec![(5, 200)], 1, "entry 5 of grain table 1 is 200, expected 0, as it is past the end"),
     ];
     for (entries, region, message) in table {
         let error = check(&entries, region, None).unwrap_err();

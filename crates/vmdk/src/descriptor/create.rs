@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_says_what_it_is_made_on() {
+    fn a_child_records_its_parent() {
         let parent = |kind: &str| {
             let text = format!("version=1\nCID=1\ncreateType=\"x\"\nRW 8 {kind} \"a\"\n");
             Descriptor::parse("x.vmdk", text.as_bytes()).unwrap()

@@ -183,7 +183,7 @@ fn moved_forward(text: &str, shorter: usize, size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_qemu_leaves_behind_the_text_is_no_text() {
+fn bytes_behind_the_text_of_qemus_descriptors_are_ignored() {
     let text = "version=1\nCID=12345678\ncreateType=\"vmfs\"\nRW 8 VMFS \"x\"\nddb.adapterType = \"ide\"\n";
     for shorter in 1..8 {
         for size in [text.len(), text.len() + 1, 10240] {
@@ -217,7 +217,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_accepted_is_kept(text in "version=1\nCID=[0-9a-f]{1,9}\ncreateType=\"vmfs\"\n(#.*\n|ddb\\.[a-z]{1,5} = \".*\"\n|(RW|RDONLY|NOACCESS) [0-9]{1,21} (FLAT|ZERO|VMFS|X) \".*\"( [0-9]{1,20})?\n|.*\n){0,8}") {
+    fn an_accepted_text_is_written_back_unchanged(text in "version=1\nCID=[0-9a-f]{1,9}\ncreateType=\"vmfs\"\n(#.*\n|ddb\\.[a-z]{1,5} = \".*\"\n|(RW|RDONLY|NOACCESS) [0-9]{1,21} (FLAT|ZERO|VMFS|X) \".*\"( [0-9]{1,20})?\n|.*\n){0,8}") {
         if let Ok(descriptor) = Descriptor::parse("x", text.as_bytes()) {
             let kept = descriptor.to_bytes();
             prop_assert!(text.as_bytes().starts_with(&kept));

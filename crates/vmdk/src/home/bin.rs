@@ -1,9 +1,9 @@
 //! States that a revert, a discard or a reset threw away and the VM keeps for a while: a file of each in the home's private
 //! folder, where VMware does not look.
 //!
-//! It has the form of a .vmsd. Its snapshots are those that left the tree, with all their lines, so that they can come back
-//! as they were; what a .vmsd has no word for stands under keys that begin with `unstun.`. Layers are called by the names
-//! that the home has for them. Where the configuration was replaced too, the .vmx of before lies beside it.
+//! It has the form of a .vmsd. Its snapshots are those that left the tree, with all their lines, so that they can be restored
+//! unchanged; what a .vmsd has no key for has keys that begin with `unstun.`. Layers have the names
+//! that the home has for them. If the configuration was replaced too, the previous .vmx is stored beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

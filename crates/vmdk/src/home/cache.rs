@@ -1,5 +1,5 @@
-//! The descriptors of a home's own folders as they were last read, so that a question costs what it concerns, not what lies in
-//! the home.
+//! The descriptors of a home's own folders as they were last read, so that a lookup reads the files that it concerns and not
+//! the whole home.
 //!
 //! Invariant: what is kept is what the disk says. The home is locked while it is served, so no other program writes its links: in the
 //! home they are those that name it as their VM, or none; in an own folder that other homes share, those that name it, for each

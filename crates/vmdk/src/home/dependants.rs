@@ -15,7 +15,7 @@ use crate::descriptor::Descriptor;
 use crate::vmsd::Vmsd;
 
 /// Clones of one snapshot that are looked up and named: a message with more lines is not read.
-const NOTES_TOLD_MAX: usize = 100;
+const NOTES_LISTED_MAX: usize = 100;
 
 /// A clone of a snapshot, as the .vmsd notes it.
 struct Note {
@@ -109,13 +109,13 @@ impl Home {
             let own = snapshot.disks.iter().map(|(_, layer)| layer);
             read.insert(snapshot.uid, own.filter(|layer| layers.contains(layer)).collect());
         }
-        let (mut found, mut told) = (Vec::new(), BTreeMap::<u32, usize>::new());
+        let (mut found, mut noted) = (Vec::new(), BTreeMap::<u32, usize>::new());
         for note in self.clone_notes(texts) {
-            let told = told.entry(note.uid).or_default();
-            if *told >= NOTES_TOLD_MAX || !self.may_exist(survey, &note.vmx).await? {
+            let count = noted.entry(note.uid).or_default();
+            if *count >= NOTES_LISTED_MAX || !self.may_exist(survey, &note.vmx).await? {
                 continue;
             }
-            *told += 1;
+            *count += 1;
             let read = read.get(&note.uid).into_iter().flatten();
             found.extend(read.map(|layer| Dependant { layer: (*layer).clone(), who: note.vmx.clone() }));
         }

@@ -1,8 +1,8 @@
-//! Which folders a VM's files may lie in, and the only way into them.
+//! Folders that may contain a VM's files. All accesses to them go through this file.
 //!
-//! Names inside VMware's files come from strangers. They are resolved as text against the folder of the file that names them
-//! and must then lie in the home, or in or below a folder that the caller opened and handed in; from there on every
-//! component is opened by itself. What lies elsewhere is refused by name.
+//! Names inside VMware's files are untrusted. They are resolved as text against the folder of the file that names them
+//! and must then be in the home, or in or below a folder that the caller opened; from there on every
+//! component is opened by itself. Any other path is refused by name.
 
 use std::cell::Cell;
 
@@ -121,7 +121,7 @@ pub(super) fn base_name(path: &str) -> &str {
 }
 
 pub(super) fn outside(place: &str, written: &str) -> Error {
-    let cause = format!("it names {}, which lies outside this VM's folders", shown(written));
+    let cause = format!("it names {}, which is outside this VM's folders", shown(written));
     // Not every command has that option: a conversion opens one folder.
     let remedy = "import the VM with --allow-root DIR for its folder, or copy the disk from its export";
     Error::refused(place, format!("{cause}, and nothing there is opened; {remedy}"))
@@ -186,7 +186,7 @@ impl FolderSet {
         &self.roots[0]
     }
 
-    /// The home, and the folders in which it may write; not what lies below them.
+    /// The home, and the folders in which it may write, without their subfolders.
     pub(super) fn own(&self) -> impl Iterator<Item = &Folder> {
         self.roots.iter().filter(|root| root.role == Role::Own)
     }

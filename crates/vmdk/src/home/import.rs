@@ -22,8 +22,8 @@ use crate::vmx::Vmx;
 const AS_IMPORTED: &str = "as-imported";
 
 impl Home {
-    /// Makes a home in `dir`, which is empty but for our private folder, for the VM that lies in `source`; `folders` must let it
-    /// see that folder, as foreign. Nothing is written in `source`. Durable when it returns.
+    /// Makes a home in `dir`, which is empty but for our private folder, for the VM in `source`; `folders` must contain
+    /// that folder, as foreign. Nothing is written in `source`. Durable when it returns.
     pub async fn import(
         source: &Home,
         dir: Dir,

@@ -154,7 +154,7 @@ pub(super) async fn known_parent_of(survey: &Survey<'_>, child: &Descriptor) -> 
     }
 }
 
-/// The chain that ends in `top`, base first. Verifies that every link is the child of the next by size and, unless told not to,
+/// The chain that ends in `top`, base first. Verifies that every link is the child of the next by size and, by default,
 /// by content id.
 pub(super) async fn chain(
     survey: &Survey<'_>,
@@ -248,7 +248,7 @@ pub(super) async fn info(
     })
 }
 
-/// The folder in which a descriptor lies.
+/// The folder of a descriptor.
 pub(super) async fn folder_of(folders: &FolderSet, link: &Descriptor) -> Result<Folder> {
     let path = normal(link.file()).unwrap_or_default();
     folders.folder(split(&path).0).await

@@ -4,10 +4,10 @@
 //! descriptors as they were last read.
 //!
 //! Order of a take's steps here: the child's descriptor is durable, with a mark that says "prepared", before its extent exists, so that
-//! whatever a crash leaves can be told from a user's file. `publish` takes the mark out together with naming the child.
+//! the remains of a crash can be distinguished from a user's files. `publish` takes the mark out together with naming the child.
 //!
-//! A home's layers may lie in several folders, and those folders may be shared: `FolderSet` lets into them, and what this home made in
-//! one carries its id. In the home itself everything is its own.
+//! A home's layers may be in several folders, and those folders may be shared: `FolderSet` opens them, and the files that this home
+//! made there carry its id. In the home itself everything is its own.
 
 mod bin;
 mod cache;
@@ -269,8 +269,8 @@ impl Home {
         Ok((state, assigned))
     }
 
-    /// The VM that the running links were made for: a .vmx that has lost its id gets that one again, or its own links would be a
-    /// stranger's.
+    /// The VM that the running links were made for: a .vmx without an id gets that one again. Otherwise its own links would count as
+    /// another VM's.
     async fn maker_of_tops(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<Option<u128>> {
         for disk in vmx.disks()? {
             let top = disk.redo.as_ref().unwrap_or(&disk.file_name);

@@ -85,8 +85,10 @@ impl Home {
         }
         for layer in change.remove.iter().chain(change.reparent.iter().map(|(child, _)| child)) {
             if self.folders.role_of(layer) != Some(Role::Own) {
-                let cause =
-                    format!("{} lies in a folder this VM only reads from, and is not changed", shown(layer));
+                let cause = format!(
+                    "{} is in a folder that this VM only reads from, and is not changed",
+                    shown(layer)
+                );
                 return Err(Error::refused(place, cause));
             }
         }

@@ -81,7 +81,7 @@ impl Home {
         Ok(())
     }
 
-    /// The .vmsn named by a snapshot, and the .vmem beside it, where they are ours to remove. The name is a stranger's: only these
+    /// The .vmsn named by a snapshot, and the .vmem beside it, where they are ours to remove. The name is untrusted: only these
     /// two kinds of file are.
     async fn machine_state(&self, texts: &Texts, survey: &Survey<'_>, written: &str) -> Result<Vec<String>> {
         let located = match survey.locate(texts.vmsd.values().file(), written).await {
@@ -104,8 +104,8 @@ impl Home {
         Ok(found)
     }
 
-    /// See `Manifest::disks_at`. Layers that the snapshot names are told as it names them now; a disk that takes leave alone is as
-    /// it is now, if the VM still has it.
+    /// See `Manifest::disks_at`. Layers of the snapshot have their present names. A disk that takes do not freeze has its present
+    /// form, if the VM still has it.
     pub(super) async fn disks_at(&self, snapshot: u128) -> Result<Option<Vec<DiskState>>> {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.folders);
@@ -139,7 +139,7 @@ impl Home {
         Ok(Some(disks))
     }
 
-    /// The disks of a configuration that lies, or would lie, in the home. Sizes are left open.
+    /// The disks of a configuration in the home, or of one to be put there. Sizes are not set.
     pub(super) async fn disks_of(&self, vmx: &Vmx, survey: &Survey<'_>) -> Result<Vec<DiskState>> {
         let listed = vmx.disks()?;
         let numbers = disk_numbers(vmx, &listed)?;

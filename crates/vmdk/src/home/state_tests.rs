@@ -98,7 +98,7 @@ fn an_unchanged_state_changes_no_line() {
 }
 
 #[test]
-fn a_take_and_a_commit_are_written_and_foreign_facts_stay() {
+fn a_take_and_a_commit_are_written_and_foreign_lines_stay() {
     let mut texts = texts();
     let (mut state, _) = read(&mut texts);
     state.snapshots.push(SnapshotState {
@@ -203,7 +203,7 @@ fn the_list_of_disks_follows_the_state() {
 }
 
 #[test]
-fn a_snapshot_remembers_disks_that_the_vm_has_no_longer() {
+fn a_snapshot_keeps_disks_that_were_removed_from_the_vm() {
     let mut texts = texts();
     let (mut state, _) = read(&mut texts);
     state.disks.remove(0);
@@ -225,7 +225,7 @@ fn a_snapshot_remembers_disks_that_the_vm_has_no_longer() {
 }
 
 #[test]
-fn a_restored_configuration_keeps_who_the_vm_is() {
+fn a_restored_configuration_keeps_the_vms_identity() {
     let mut texts = texts();
     let (state, _) = read(&mut texts);
     let kept = "displayName = \"Old\"\nmemSize = \"77\"\nunstun.id = \"00000000000000000000000000000001\"\nunstun.diskCount = \"9\"\n";

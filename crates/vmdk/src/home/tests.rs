@@ -31,7 +31,7 @@ async fn home_in(env: &Env, own: &[&str]) -> Home {
     Home::new(folder(env).await, Folders { own, ..Folders::default() }, GROWTH)
 }
 
-/// Somebody else's hand, while the home is not served: the next start would find it.
+/// A change by another program while the home is not served; the next start finds it.
 async fn by_hand(home: &Home, name: &str, content: &[u8]) {
     home.dir().replace_file(name, content).await.unwrap();
     home.folders.cache.clear();
@@ -115,7 +115,7 @@ fn a_new_vm_is_what_was_asked_for() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_names_and_sizes_are_refused() {
     let world = SimWorld::new(1, Options::default());
     world.run(async |env| {
         let cases: [(&str, &[u64], &str); 5] = [
@@ -196,7 +196,7 @@ fn a_child_that_was_published_is_never_debris() {
         take_all(&home, &state, 1).await.unwrap();
         assert!(!links::read(&home.folders, "web-000001.vmdk").await.unwrap().is_prepared());
     });
-    // Somebody puts old configurations back: the deltas hold data all the same.
+    // An old configuration is put back: the deltas hold data all the same.
     world.write_file("web/web.vmx", &vmx);
     world.write_file("web/web.vmsd", &vmsd);
     let (state, names) = world.run(evidence).unwrap();
@@ -219,7 +219,7 @@ fn a_vm_that_lost_its_id_gets_the_one_its_links_carry() {
 }
 
 #[test]
-fn a_touch_shows_outside_and_not_inside() {
+fn a_touch_invalidates_foreign_children_and_not_the_homes_own() {
     let world = new_world(3);
     world.run(async |env| {
         let home = home(&env).await;
@@ -232,7 +232,7 @@ fn a_touch_shows_outside_and_not_inside() {
         let second = cid().await;
         assert_ne!(first, second);
         home.touch("web.vmdk").await.unwrap();
-        assert_eq!(cid().await, second, "nobody has seen this one yet");
+        assert_eq!(cid().await, second, "no child has used this one yet");
         assert_eq!(home.chain("web-000001.vmdk").await.unwrap().len(), 2);
         home.dir().replace_file("elsewhere.vmdk", &foreign).await.unwrap();
         let error = home.chain("elsewhere.vmdk").await.unwrap_err();
@@ -285,7 +285,7 @@ fn broken_chains_are_refused_with_file_and_field() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed() {
+fn layers_in_use_are_not_removed() {
     let world = new_world(5);
     world.run(async |env| {
         let home = home(&env).await;
@@ -318,7 +318,7 @@ fn what_is_in_use_is_not_removed() {
 }
 
 #[test]
-fn an_unpublished_child_goes_by_hand_or_at_the_next_load() {
+fn an_unpublished_child_is_removed_by_a_call_or_at_the_next_load() {
     let world = new_world(6);
     let before = world.list("web", View::Current).unwrap();
     world.run(async |env| {

@@ -9,7 +9,7 @@ use super::survey::Survey;
 use crate::descriptor::Descriptor;
 use crate::text::shown;
 
-/// Behind the name of a change-tracking file that no longer tells the truth.
+/// Suffix of a change-tracking file whose content is outdated.
 const SET_ASIDE: &str = ".unstun-set-aside";
 
 impl Home {
@@ -22,7 +22,7 @@ impl Home {
         let place = self.folders.place(name).await?;
         if place.is_foreign() {
             let cause =
-                format!("{} lies in a folder this VM only reads from, and is not written", shown(name));
+                format!("{} is in a folder that this VM only reads from, and is not written", shown(name));
             return Err(Error::refused(self.dir().path(), cause));
         }
         let mut link = (*links::read_in(&self.folders, &place).await?).clone();
@@ -66,7 +66,7 @@ impl Home {
             format!("{link}: changed-block tracking has ended, the next backup must be a full one");
         let name = base_name(tracked);
         let names = Survey::new(&self.folders).names(&place.folder.path).await?;
-        // The name is a stranger's: nothing but a tracking file is moved.
+        // The name is untrusted: only a tracking file is moved.
         if name.to_ascii_lowercase().ends_with("-ctk.vmdk") && names.contains(name) {
             let aside = format!("{name}{SET_ASIDE}");
             let dir = &place.folder.dir;

@@ -92,7 +92,7 @@ impl Texts {
                 snapshot.created_us = Some(wanted.created_unix_us);
             }
             snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", wanted.id)));
-            // Of one that comes back from the bin.
+            // Of a snapshot that is restored from the bin.
             snapshot.set_other(bin::PARENT, None);
             write_snapshot_disks(file, &mut snapshot, wanted, &next.disks, local)?;
             snapshots.push(snapshot);
@@ -140,7 +140,7 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
             cleared.insert(*slot);
         }
     }
-    // All at once: each pass goes through every line, and a stranger's lines and disks may both be many.
+    // All at once: each pass reads every line, and an untrusted file may have many lines and disks.
     if !cleared.is_empty() {
         vmx.remove_disks(&cleared);
     }

@@ -139,9 +139,12 @@ fn rebuilt(
     let expected = expected_cid(inventory, &lost)?;
     let parent = parent(inventory, vm, terms, nameless, &lost)?;
     let below = &inventory.links[&parent.name];
-    let told = lost.old.parent_cid.filter(|cid| *cid != below.cid());
-    if let Some(told) = told.filter(|_| !terms.ignore_content_ids) {
-        let cause = format!("what is left of {} expects a parent with the CID {told:08x}", shown(&lost.name));
+    let expected_parent = lost.old.parent_cid.filter(|cid| *cid != below.cid());
+    if let Some(expected_parent) = expected_parent.filter(|_| !terms.ignore_content_ids) {
+        let cause = format!(
+            "what is left of {} expects a parent with the CID {expected_parent:08x}",
+            shown(&lost.name)
+        );
         let found = format!("and {} has {:08x}", shown(&parent.name), below.cid());
         return Err(format!("{cause}, {found}; --ignore-content-ids takes it all the same"));
     }
@@ -239,7 +242,7 @@ fn parent(
     })
 }
 
-/// Whether `name` lies on the link that is lost.
+/// Returns whether the lost link is an ancestor of `name`.
 fn leads_to(inventory: &Inventory<'_>, name: &str, lost: &str) -> bool {
     let bottom = ancestry(inventory, name).last().copied().unwrap_or(name);
     let hint = inventory.links[bottom].parent_hint().and_then(|hint| hint.rsplit(['/', '\\']).next());
@@ -323,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_of_a_text_is_read_by_whole_lines() {
+    fn a_damaged_text_is_read_by_whole_lines() {
         let old = OldText::of("version=1\nCID=0a\nparentCID=0000000b\nparentFileNameHint=\"a b.vmdk\"\nRW 5");
         assert_eq!((old.cid, old.parent_cid, old.hint.as_deref()), (Some(10), Some(11), Some("a b.vmdk")));
         let torn = OldText::of("CID=0000000a\nCID=0000000b\nparentCID=000");

@@ -18,7 +18,7 @@ pub(super) const UNDONE: &str = "undone";
 /// Files of one run.
 const CHANGES_MAX: usize = 1 << 16;
 
-/// Of the two versions: the first one knows texts alone.
+/// Version of the record. Version 1 has texts only.
 const VERSION: &str = "2";
 
 const SECTOR_BYTES: usize = blk::SECTOR as usize;

@@ -25,7 +25,7 @@ const BACK_PIECE: u64 = 4096;
 const BACK_IN_USE: u64 = 1 << 60;
 
 const REMEDY_COPY: &str = "copy the disk as its guest sees it into a new one; ESXi may overwrite data here";
-const REMEDY_LEAK: &str = "nothing is lost, and the space comes back when the snapshot is committed";
+const REMEDY_LEAK: &str = "nothing is lost, and the space is freed when the snapshot is committed";
 
 /// One bit a grain, from grain `start` on.
 struct Bits {
@@ -122,7 +122,7 @@ impl SeSparse {
         let grains = self.header.grains_in(region);
         for (entry, value) in decode_words(bytes).enumerate().filter(|(_, value)| *value != 0) {
             let expected = match Entry::decode(value) {
-                _ if entry >= grains => "0, as it lies past the end of the disk",
+                _ if entry >= grains => "0, as it is past the end of the disk",
                 Entry::Zero(number) if number != 0 => "a zeroed grain without a number",
                 _ => continue,
             };

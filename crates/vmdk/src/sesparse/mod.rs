@@ -45,7 +45,7 @@ const TABLES_CACHED_MAX: usize = 32;
 /// The directory is read in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What the caller knows of a delta from its descriptor.
+/// Parameters of a delta, from its descriptor.
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaParams<'a> {
     /// File name of the descriptor.

@@ -70,7 +70,7 @@ pub(crate) struct DirectoryReader<'a> {
 }
 
 impl DirectoryReader<'_> {
-    /// `bytes` follow those of the call before. What lies past the disk's last region is not looked at.
+    /// `bytes` follow those of the call before. Entries past the disk's last region are not read.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<()> {
         let missing = (self.header.regions() as usize).saturating_sub(self.slots.len());
         for entry in decode_words(bytes).take(missing) {
@@ -137,7 +137,7 @@ impl Directory {
     }
 }
 
-/// Where the grains of a region lie.
+/// Place of the grains of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Parent,

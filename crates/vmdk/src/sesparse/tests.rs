@@ -148,7 +148,7 @@ fn patched(words: &[(u64, u64)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_contradicts_the_format_is_refused_by_name() {
+fn contradictions_of_the_format_are_refused_by_name() {
     use ErrorKind::{Damaged, Refused, Unsupported};
     let at = sample().layout();
     let table = |slot: u64, entry: u64| at.tables + slot * TABLE + entry * 8;

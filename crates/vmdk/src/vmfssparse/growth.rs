@@ -10,8 +10,8 @@ use super::space::PAGE_SECTORS;
 impl Core {
     /// Waits until space up to sector `end` is ready. `NoSpace` leaves everything as it was.
     ///
-    /// The work is done by a task of its own: a caller that gives up must not leave a zero write under way that
-    /// nobody waits for, because its sectors would be handed out.
+    /// The work is done by a task of its own: a caller that is cancelled must not leave a zero write under way without
+    /// a waiter, because its sectors would be allocated.
     pub(super) async fn make_ready(self: &Rc<Self>, end: u64) -> Result<()> {
         while self.state.borrow().space.ready_end() < end {
             let core = self.clone();
@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Reserves a step on the datastore when nothing reserved is left; less when the datastore is nearly full, but not
-    /// `ahead` of need: the last of the space goes to who asks for it.
+    /// `ahead` of need: the last space is for the writes that need it.
     async fn reserve(&self, from: u64, end: u64, ahead: bool) -> Result<()> {
         if self.state.borrow().space.allocated_end() > from {
             return Ok(());

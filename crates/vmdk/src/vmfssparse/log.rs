@@ -25,7 +25,7 @@ const STAMP_SLACK_US: i64 = 60_000_000;
 /// One change of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Grains `first..first + count` of the region lie from `sector` on, one behind the other. Its table lies at
+    /// Grains `first..first + count` of the region are contiguous from `sector` on. Its table is at
     /// `table_sector`, or will.
     Published {
         region: u32,

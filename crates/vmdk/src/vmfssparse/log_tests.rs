@@ -53,7 +53,7 @@ async fn head(file: &File) -> (Header, Directory) {
 }
 
 #[test]
-fn a_log_is_one_files_and_of_no_earlier_state() {
+fn a_log_belongs_to_one_file_in_its_latest_state() {
     in_world(async |env| {
         leave(&env).await;
         let file = open_file(&env, FILE).await;
@@ -70,7 +70,7 @@ fn a_log_is_one_files_and_of_no_earlier_state() {
 }
 
 #[test]
-fn a_copied_delta_has_lost_what_was_not_flushed_and_says_so() {
+fn a_copied_delta_reports_that_unflushed_writes_are_lost() {
     in_world(async |env| {
         leave(&env).await;
         let (file, copy) = (open_file(&env, FILE).await, root(&env).create_new("copy.vmdk").await.unwrap());
@@ -88,7 +88,7 @@ fn a_copied_delta_has_lost_what_was_not_flushed_and_says_so() {
 }
 
 #[test]
-fn a_log_that_contradicts_its_file_is_not_taken() {
+fn a_log_that_contradicts_its_file_is_not_used() {
     in_world(async |env| {
         leave(&env).await;
         let file = open_file(&env, FILE).await;
@@ -97,7 +97,7 @@ fn a_log_that_contradicts_its_file_is_not_taken() {
         let Entry::Published { table_sector, .. } = entries[0] else { panic!("{entries:?}") };
         let memory = env.memory().unwrap();
         let name = memory.list().into_iter().find(|name| !memory.read(name).unwrap().is_empty()).unwrap();
-        // The last word but four of the entry is where the region's table lies.
+        // The last word but four of the entry is the sector of the region's table.
         let mut bytes = memory.read(&name).unwrap();
         let at = bytes.len() - 16;
         bytes[at..at + 4].copy_from_slice(&(table_sector + 1).to_le_bytes());

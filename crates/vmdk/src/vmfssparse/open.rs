@@ -24,7 +24,7 @@ const EMPTY_ALIGN: u64 = 4096;
 /// Tables read at once by a scan: 32 * 16 KiB.
 const SCAN_DEPTH: usize = 32;
 
-/// What the caller knows of a delta from its descriptor.
+/// Parameters of a delta, from its descriptor.
 #[derive(Debug, Clone)]
 pub struct DeltaParams<'a> {
     /// File name of the descriptor.

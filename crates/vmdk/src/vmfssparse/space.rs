@@ -56,13 +56,13 @@ pub(super) struct Space {
     ready_end: u64,
     /// Reserved on the datastore up to here; the part past `ready_end` is not zero-written yet.
     allocated_end: u64,
-    /// Rests of pages, by length: index 1 to 7.
+    /// Free remainders of pages, by length: index 1 to 7.
     fragments: [Vec<u32>; PAGE_SECTORS as usize],
 }
 
 impl Space {
-    /// `free` is the first sector past everything in use. What lies behind it in the file may be holes, so it is
-    /// not ready.
+    /// `free` is the first sector past everything in use. The file may have holes behind it, so that
+    /// space is not ready.
     pub(super) fn new(free: u32) -> Self {
         let end = page_up(u64::from(free));
         Self { free: u64::from(free), ready_end: end, allocated_end: end, fragments: Default::default() }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ready_at_first() {
+    fn no_space_is_ready_at_first() {
         let space = Space::new(36);
         assert_eq!(space.ready_sectors(), 4);
         assert_eq!(space.end_for(SpaceNeed { tables: 1, data_sectors: 3 }), 80);
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sector_is_handed_out_twice(free in 1u32..100, runs in proptest::collection::vec(0u64..40, 1..100)) {
+        fn no_sector_is_allocated_twice(free in 1u32..100, runs in proptest::collection::vec(0u64..40, 1..100)) {
             let mut space = ready(free, 100_000);
             let mut taken = std::collections::BTreeSet::new();
             for sectors in runs {

@@ -41,7 +41,7 @@ enum Link {
 #[derive(Debug)]
 pub(super) struct Table {
     pub entries: Box<[u32]>,
-    /// Where it lies in the file; 0 while `Unpublished` and without space.
+    /// Its sector in the file; 0 while `Unpublished` and without space.
     pub sector: u32,
     /// Placements under way that will publish here: it must stay in memory.
     pub pins: usize,

@@ -73,7 +73,7 @@ fn a_linked_table_writes_the_pieces_that_changed() {
 }
 
 #[test]
-fn what_is_published_after_the_capture_waits_for_the_next() {
+fn entries_published_after_a_capture_wait_for_the_next_one() {
     let mut bench = Bench::new();
     bench.place(0, 64);
     bench.publish(0, 0, 1, 500);
@@ -125,7 +125,7 @@ fn a_release_clears_the_pointer_and_drops_what_was_dirty() {
 }
 
 #[test]
-fn an_abandoned_table_is_forgotten() {
+fn an_abandoned_table_is_dropped() {
     let mut bench = Bench::new();
     bench.place(0, 64);
     bench.tables.unpin(0);
@@ -149,7 +149,7 @@ fn the_cache_keeps_what_is_in_use() {
 }
 
 #[test]
-fn a_layer_that_is_only_read_keeps_few_and_gives_way_to_none() {
+fn a_layer_that_is_only_read_caches_few_tables() {
     let (mut written, mut read) = (Bench::new(), Bench::new());
     written.place(0, 64);
     for region in 0..TABLES_CACHED_MAX as u32 + 10 {

@@ -174,7 +174,7 @@ fn a_missing_extent_is_named() {
     });
 }
 
-/// The folder of samples as a folder of somebody's disks: on a real file system, and nothing in it changes.
+/// The folder of samples as a folder of disks on a real file system. The check changes nothing in it.
 #[test]
 fn a_check_of_the_samples_names_what_is_wrong() {
     let Some((_guard, path)) = samples() else { return };

@@ -1,6 +1,6 @@
-//! Descriptors, deltas and configurations that nobody sane would write: refused with an error, or all that is promised of them holds.
+//! Descriptors, deltas and configurations with hostile content: each is refused with an error, or satisfies every promise.
 //!
-//! The corpus (`fuzz-corpus/`, one file each) was written by this crate, then bent; the same entry points serve fuzzing.
+//! The corpus (`fuzz-corpus/`, one file each) was written by this crate, then altered; the same entry points serve fuzzing.
 
 use std::path::PathBuf;
 
@@ -55,7 +55,7 @@ fn the_corpus_replays() {
 
 /// What fuzzers do to a file, in one step.
 #[derive(Debug, Clone)]
-enum Bend {
+enum Alteration {
     /// One byte replaced.
     Byte(Index, u8),
     /// A 32-bit field replaced; numbers near the limits find more than random ones.
@@ -73,27 +73,27 @@ enum Bend {
 /// Fields of a delta lie on multiples of 4; the first two sectors, and the directory behind the header, hold most.
 const WORD_BYTES: usize = 4;
 
-fn apply(bytes: &mut Vec<u8>, bend: &Bend) {
+fn apply(bytes: &mut Vec<u8>, alteration: &Alteration) {
     if bytes.len() < WORD_BYTES {
         return;
     }
-    match bend {
-        Bend::Byte(at, value) => {
+    match alteration {
+        Alteration::Byte(at, value) => {
             let at = at.index(bytes.len());
             bytes[at] = *value;
         }
-        Bend::Word(at, value) => {
+        Alteration::Word(at, value) => {
             let at = at.index(bytes.len() / WORD_BYTES) * WORD_BYTES;
             bytes[at..at + WORD_BYTES].copy_from_slice(&value.to_le_bytes());
         }
-        Bend::Cut(at) => bytes.truncate(at.index(bytes.len())),
-        Bend::Copy { from, to, len } => {
+        Alteration::Cut(at) => bytes.truncate(at.index(bytes.len())),
+        Alteration::Copy { from, to, len } => {
             let from = from.index(bytes.len());
             let part = bytes[from..bytes.len().min(from + len)].to_vec();
             let to = to.index(bytes.len() - part.len() + 1);
             bytes[to..to + part.len()].copy_from_slice(&part);
         }
-        Bend::Insert(at, part) => {
+        Alteration::Insert(at, part) => {
             let at = at.index(bytes.len());
             bytes.splice(at..at, part.iter().copied());
         }
@@ -106,29 +106,29 @@ fn word() -> impl Strategy<Value = u32> {
     prop_oneof![3 => near, 1 => 0..200u32, 1 => any::<u32>()]
 }
 
-fn bend(text: &'static [&'static str]) -> impl Strategy<Value = Bend> {
+fn alteration(text: &'static [&'static str]) -> impl Strategy<Value = Alteration> {
     let at = any::<Index>;
     let part = prop_oneof![
         prop::sample::select(text).prop_map(|text| text.as_bytes().to_vec()),
         vec(any::<u8>(), 1..40)
     ];
     prop_oneof![
-        (at(), any::<u8>()).prop_map(|(at, value)| Bend::Byte(at, value)),
-        (at(), word()).prop_map(|(at, value)| Bend::Word(at, value)),
-        at().prop_map(Bend::Cut),
-        (at(), at(), 1..80usize).prop_map(|(from, to, len)| Bend::Copy { from, to, len }),
-        (at(), part).prop_map(|(at, part)| Bend::Insert(at, part)),
+        (at(), any::<u8>()).prop_map(|(at, value)| Alteration::Byte(at, value)),
+        (at(), word()).prop_map(|(at, value)| Alteration::Word(at, value)),
+        at().prop_map(Alteration::Cut),
+        (at(), at(), 1..80usize).prop_map(|(from, to, len)| Alteration::Copy { from, to, len }),
+        (at(), part).prop_map(|(at, part)| Alteration::Insert(at, part)),
     ]
 }
 
-/// A seed and what is done to it. `head` bounds where, so that metadata is bent more often than the guest's data.
-fn bent(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> + use<> {
+/// A seed and what is done to it. `head` bounds where, so that metadata is altered more often than the guest's data.
+fn altered(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> + use<> {
     let seeds: Vec<Vec<u8>> = corpus(folder).into_iter().map(|(_, bytes)| bytes).collect();
     let head = prop_oneof![Just(2048usize), Just(4096), Just(usize::MAX)];
-    (prop::sample::select(seeds), head, vec(bend(text), 1..6)).prop_map(|(seed, head, bends)| {
+    (prop::sample::select(seeds), head, vec(alteration(text), 1..6)).prop_map(|(seed, head, alterations)| {
         let (head, tail) = seed.split_at(head.min(seed.len()));
         let mut head = head.to_vec();
-        bends.iter().for_each(|bend| apply(&mut head, bend));
+        alterations.iter().for_each(|one| apply(&mut head, one));
         [&head, tail].concat()
     })
 }
@@ -172,34 +172,34 @@ const TEXT: [&str; 14] = [
 ];
 
 proptest! {
-    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES asks for more cases.
+    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES sets the number of cases.
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     })]
 
     #[test]
-    fn bent_descriptors(bytes in bent("descriptor", &TEXT)) {
+    fn altered_descriptors_are_parsed_without_panic(bytes in altered("descriptor", &TEXT)) {
         let _ = replay::descriptor(&bytes);
     }
 
     #[test]
-    fn bent_deltas(bytes in bent("vmfssparse", &["COWD"])) {
+    fn altered_deltas_are_parsed_without_panic(bytes in altered("vmfssparse", &["COWD"])) {
         let _ = replay::vmfssparse(&bytes);
     }
 
     #[test]
-    fn bent_sesparse_deltas(bytes in bent("sesparse", &["KDMV"])) {
+    fn altered_sesparse_deltas_are_parsed_without_panic(bytes in altered("sesparse", &["KDMV"])) {
         let _ = replay::sesparse(&bytes);
     }
 
     #[test]
-    fn bent_snapshot_lists(bytes in bent("vmsd", &VALUES)) {
+    fn altered_snapshot_lists_are_parsed_without_panic(bytes in altered("vmsd", &VALUES)) {
         let _ = replay::vmsd(&bytes);
     }
 
     #[test]
-    fn bent_configurations(bytes in bent("vmx", &VALUES)) {
+    fn altered_configurations_are_parsed_without_panic(bytes in altered("vmx", &VALUES)) {
         let _ = replay::vmx(&bytes);
     }
 }

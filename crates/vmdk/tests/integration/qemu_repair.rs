@@ -119,7 +119,7 @@ fn lost(path: &Path, terms: &RepairOptions) -> Vec<std::ops::Range<usize>> {
 }
 
 #[test]
-fn qemu_reads_a_delta_that_was_cut_as_told() {
+fn qemu_reads_a_repaired_delta_as_the_repair_reported() {
     let terms = RepairOptions { cut_deltas: true, ..RepairOptions::default() };
     let (_guard, path) = scratch();
     chain(&path);
@@ -150,7 +150,7 @@ fn qemu_reads_a_delta_that_was_cut_as_told() {
 }
 
 #[test]
-fn an_orphan_and_stale_locks_go_aside_and_come_back() {
+fn an_orphan_and_stale_locks_are_moved_aside_and_restored() {
     let (_guard, path) = scratch();
     chain(&path);
     fs::write(

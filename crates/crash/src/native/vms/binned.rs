@@ -21,8 +21,8 @@ impl User {
         let shape = self.shape(vm);
         let Some(wanted) = self.any_snapshot(shape.snapshots.keys().cloned()) else { return Ok(()) };
         let mut ahead = self.discarded(vm, &shape, &wanted);
-        let thrown = ahead.len() - 1;
-        let last = ahead[thrown].clone();
+        let binned = ahead.len() - 1;
+        let last = ahead[binned].clone();
         // A restore brings back the names one by one, the earliest first, and then the disks.
         let mut returning = shape.with_later(&wanted);
         returning.sort_by_key(|name| name[1..].parse::<u64>().expect("s and a number"));
@@ -32,21 +32,21 @@ impl User {
             shape_now.snapshots.insert(name.clone(), shape.snapshots[&name].clone());
             ahead.push(named.clone());
         }
-        if thrown > 0 {
+        if binned > 0 {
             let restored = shape.restored_from(last.shape.as_ref().expect("it stays"));
             ahead.push(self.as_it_is(vm, &restored).await?);
         }
-        self.and_back(vm, ahead, vm.vm.discard(&wanted, true), thrown).await
+        self.and_back(vm, ahead, vm.vm.discard(&wanted, true), binned).await
     }
 
-    /// Carries out a verb that may lead to these outcomes, and restores what it has put into the bin. `thrown` is the
+    /// Carries out a verb that may lead to these outcomes, and restores what it has put into the bin. `binned` is the
     /// outcome in which the bin has all of it.
     async fn and_back<T>(
         &mut self,
         vm: &Rc<Running>,
         ahead: Vec<Outcome>,
         verb: impl Future<Output = blk::Result<T>>,
-        thrown: usize,
+        binned: usize,
     ) -> Result<(), String> {
         let before = entries(vm);
         self.expect(vm, ahead);
@@ -60,7 +60,7 @@ impl User {
         match vm.vm.restore(id, keep).await {
             Ok(_) => self.settle(vm, Ok(())).map(drop),
             Err(e) if e.is_no_space() => {
-                self.harness.model.borrow_mut().arrive(&vm.name, Some(thrown));
+                self.harness.model.borrow_mut().arrive(&vm.name, Some(binned));
                 Ok(())
             }
             Err(e) => Err(format!("restore: {e}")),

@@ -161,11 +161,11 @@ impl VmHarness {
         let mut model = self.model.borrow_mut();
         let vm = &model.vms[name];
         let mut cause = format!("it is {shape:?}, expected {:?}", vm.now.shape);
-        let told = model.may_be_told;
+        let may_report_loss = model.may_report_loss;
         let fits = |outcome: &Outcome| -> Option<Result<(), String>> {
             let expected = outcome.shape.as_ref()?;
             let mut same = expected == shape;
-            if told {
+            if may_report_loss {
                 // The model learns the first generation of a new VM only now.
                 let is_new = Shape { fenced: true, ..expected.clone() };
                 same |= *shape == expected.with_other_content() || *shape == is_new;

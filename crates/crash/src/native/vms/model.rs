@@ -58,7 +58,7 @@ pub(super) struct Model {
     pub sealed: BTreeMap<String, Sealed>,
     ordinal: u64,
     /// I/O has failed and the process was killed: clients may have received a report that acknowledged writes are lost.
-    pub may_be_told: bool,
+    pub may_report_loss: bool,
     /// The verb under way, for the marks of a cut.
     pub doing: Option<&'static str>,
 }

@@ -208,7 +208,7 @@ fn every_failing_io_of_every_operation_loses_nothing() {
 
 /// A checker that cannot fail proves nothing.
 #[test]
-fn a_lost_snapshot_and_a_changed_sector_are_seen() {
+fn a_lost_snapshot_and_a_changed_sector_are_detected() {
     let world = world();
     run(&world, &Operation { act: |_, _| Box::pin(async { Ok(()) }), ..OPERATIONS[0] }, None).0.unwrap();
     world.kill();

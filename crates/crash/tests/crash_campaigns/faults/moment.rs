@@ -126,7 +126,7 @@ fn planted_doubts_are_found() {
 }
 
 #[test]
-fn no_descriptors_taken_for_absence_or_for_a_failing_device_are_found() {
+fn a_planted_misreading_of_a_shortage_of_descriptors_is_found() {
     for taken_for in [Errno::ENOENT, Errno::EIO] {
         let operations = |one: &Operation| ["take", "discard of the latest"].contains(&one.name);
         let found = all_failures(&without_descriptors(taken_for), operations);

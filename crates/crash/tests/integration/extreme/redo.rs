@@ -189,7 +189,7 @@ fn extreme_numbers_in_the_files_of_a_vm_panic_no_verb() {
 
 /// The three numbers come from a report from outside.
 #[test]
-fn the_redo_numbers_of_the_report_are_refused_by_name() {
+fn the_reported_extreme_numbers_are_refused_by_name() {
     for (path, key, value) in [
         ("/web/web.vmsd", "unstun.lastJob", u64::MAX),
         ("/web/web.vmx", "unstun.number.scsi0:1", u64::from(u32::MAX)),

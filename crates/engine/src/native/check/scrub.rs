@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_is_read_once_however_many_show_it() {
+    fn every_block_is_read_once_even_if_several_states_share_it() {
         in_world(async |env| {
             let (store, job) = (family(&env).await, job(&env));
             store.checkpoint().await.unwrap();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_block_by_block() {
+    fn unreadable_data_is_reported_block_by_block() {
         let found: Rc<RefCell<BTreeMap<Fault, usize>>> = Rc::default();
         for nth in 1..90 {
             let world = SimWorld::new(1, sim::Options::default());
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_while_paused_and_ends_when_cancelled() {
+    fn a_scrub_waits_while_paused_and_ends_when_cancelled() {
         in_world(async |env| {
             let store = family(&env).await;
             let (job, cancelled) = (job(&env), job(&env));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_though_guests_write_and_take() {
+    fn a_scrub_ends_while_guests_write_and_snapshots_are_taken() {
         in_world(async |env| {
             let (store, job) = (family(&env).await, job(&env));
             let (worker, running) = (store.clone(), job.clone());

@@ -80,7 +80,7 @@ fn affected(report: &Report) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn a_damaged_map_page_is_named_with_all_who_show_it() {
+fn a_damaged_map_page_is_reported_with_all_affected_states() {
     in_world(async |env| {
         let store = family(&env).await;
         let shared = first_leaf(&store, 3).await;
@@ -116,7 +116,7 @@ fn a_store_that_is_read_only_is_checked_as_it_was() {
 }
 
 #[test]
-fn damaged_bitmaps_catalogues_and_superblocks_hurt_no_state() {
+fn damaged_bitmaps_catalogues_and_superblocks_affect_no_state() {
     in_world(async |env| {
         let store = family(&env).await;
         let superblock = store.superblock.get();
@@ -141,7 +141,7 @@ fn damaged_bitmaps_catalogues_and_superblocks_hurt_no_state() {
 }
 
 #[test]
-fn what_nothing_refers_to_is_leaked() {
+fn blocks_without_references_are_reported_as_leaked() {
     in_world(async |env| {
         let store = family(&env).await;
         let meta = store.space.place_meta(1).await.unwrap();
@@ -158,7 +158,7 @@ fn what_nothing_refers_to_is_leaked() {
 }
 
 #[test]
-fn what_two_use_is_doubled_and_what_the_bitmap_lacks_is_unmarked() {
+fn blocks_used_twice_and_blocks_missing_from_the_bitmap_are_reported() {
     in_world(async |env| {
         let store = family(&env).await;
         let birth = store.generation.get();
@@ -184,7 +184,7 @@ fn what_two_use_is_doubled_and_what_the_bitmap_lacks_is_unmarked() {
 }
 
 #[test]
-fn what_lies_nowhere_or_was_born_before_is_named() {
+fn invalid_addresses_and_births_are_reported() {
     in_world(async |env| {
         let store = family(&env).await;
         let birth = store.generation.get();
@@ -205,7 +205,7 @@ fn what_lies_nowhere_or_was_born_before_is_named() {
 }
 
 #[test]
-fn what_a_check_looks_at_is_not_placed_again() {
+fn blocks_under_a_check_are_not_reused() {
     in_world(async |env| {
         let store = family(&env).await;
         let before = store.space.totals();
@@ -246,7 +246,7 @@ async fn give_back_wrongly(env: &Env, defect: Defect) -> Report {
 }
 
 #[test]
-fn space_given_back_wrongly_is_found_with_whose_it_was() {
+fn wrongly_freed_space_is_reported_with_its_states() {
     in_world(async |env| {
         let report = give_back_wrongly(&env, Defect::WrongBirth).await;
         assert!(faults(&report).contains(&Fault::Unmarked), "{report:#?}");
@@ -304,7 +304,7 @@ async fn work(store: Rc<Store>, ends: Rc<Cell<bool>>) {
 }
 
 #[test]
-fn a_check_among_guests_finds_nothing() {
+fn a_check_of_a_store_in_use_finds_nothing() {
     let world = SimWorld::new(1, sim::Options::default());
     let capacity = world.clone();
     run(&world, |env| async move {
@@ -335,7 +335,7 @@ fn a_check_among_guests_finds_nothing() {
 
 /// Each snapshot has one write, all over the disk.
 #[test]
-fn ten_thousand_snapshots_cost_what_differs_between_them() {
+fn a_check_of_ten_thousand_snapshots_reads_only_their_differences() {
     in_world(async |env| {
         let store = open_store(&env).await.unwrap();
         store.change(&[Op::Create { node: 1, size_blocks: SIZE_BLOCKS }]).unwrap();

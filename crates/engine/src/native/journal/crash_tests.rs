@@ -259,7 +259,7 @@ fn replay_gives_a_prefix_with_all_that_was_flushed() {
 }
 
 #[test]
-fn a_flush_that_lies_is_caught() {
+fn an_ignored_flush_is_detected() {
     let caught = (0..20).filter(|&seed| campaign(seed, true).is_err()).count();
     assert!(caught >= 10, "caught in {caught} of 20 seeds");
 }

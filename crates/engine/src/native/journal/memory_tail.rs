@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_what_was_not_flushed() {
+    fn the_next_process_reads_the_unflushed_records() {
         let world = SimWorld::new(1, Options::default());
         world.run(async |env| {
             assert_eq!(left(&env, 1), None, "there is no log");
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_in_part_is_no_record() {
+    fn a_partial_record_is_ignored() {
         let world = SimWorld::new(1, Options::default());
         world.run(async |env| {
             let tail = MemoryTail::new(&env, 1, 5);

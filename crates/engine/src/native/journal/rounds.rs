@@ -78,8 +78,8 @@ impl Journal {
     fn begin_round(self: &Rc<Self>) -> Covered {
         let unconfirmed = {
             let state = self.state.borrow();
-            let told = state.carried == state.flushed && state.named == state.checkpoint;
-            state.draft.is_none() && !told
+            let carried = state.carried == state.flushed && state.named == state.checkpoint;
+            state.draft.is_none() && !carried
         };
         if unconfirmed {
             self.open_empty();

@@ -122,7 +122,7 @@ fn callers_before_a_round_share_it_and_callers_during_it_share_the_next() {
 }
 
 #[test]
-fn full_batches_are_written_before_anybody_flushes() {
+fn full_batches_are_written_without_a_flush() {
     in_world(&world(), async |env| {
         let journal = journal(&env, START).await;
         for _ in 0..3 {
@@ -201,7 +201,7 @@ fn a_full_ring_is_never_overwritten() {
 }
 
 #[test]
-fn a_failed_write_or_flush_is_answered_to_everybody_from_then_on() {
+fn a_failed_write_or_flush_fails_every_later_call() {
     for kind in [OpKind::Write, OpKind::Flush] {
         let world = world();
         world.add_fault(Fault::nth(2, Action::Fail(Errno::EIO)).of(kind));
@@ -270,7 +270,7 @@ fn whole_batches_that_do_not_follow_are_no_part_of_the_journal() {
 }
 
 #[test]
-fn an_old_superblock_is_found_out() {
+fn a_stale_superblock_is_detected() {
     in_world(&world(), async |env| {
         let journal = journal(&env, START).await;
         flushed(&journal, (0..300).map(map)).await;

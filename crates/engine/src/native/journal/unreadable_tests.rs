@@ -32,7 +32,7 @@ fn replayed(world: &SimWorld, flushed_lsn: u64) -> blk::Result<Replayed> {
 }
 
 #[test]
-fn pages_behind_the_end_are_no_concern() {
+fn unreadable_pages_behind_the_end_are_ignored() {
     let world = four_batches();
     for page in [5, 6, 300, GEOMETRY.journal_pages - 1] {
         hide(&world, page);
@@ -43,7 +43,7 @@ fn pages_behind_the_end_are_no_concern() {
 }
 
 #[test]
-fn the_page_of_a_batch_that_nothing_confirms_is_the_end() {
+fn an_unreadable_page_of_an_unconfirmed_batch_is_the_end() {
     let world = four_batches();
     hide(&world, 3);
     let found = replayed(&world, 0).unwrap();
@@ -52,7 +52,7 @@ fn the_page_of_a_batch_that_nothing_confirms_is_the_end() {
 }
 
 #[test]
-fn records_that_were_durable_are_named_and_those_before_them_are_found() {
+fn lost_durable_records_are_named_and_earlier_ones_are_replayed() {
     for (page, records) in [(1, vec![1]), (2, vec![1, 2])] {
         let world = four_batches();
         hide(&world, page);
@@ -65,7 +65,7 @@ fn records_that_were_durable_are_named_and_those_before_them_are_found() {
 }
 
 #[test]
-fn what_the_superblock_says_to_be_durable_is_missed() {
+fn missing_records_below_the_superblocks_flushed_lsn_are_reported() {
     let world = four_batches();
     hide(&world, 3);
     let lost = replayed(&world, 4).unwrap().lost.expect("the superblock says that record 4 was durable");
@@ -79,7 +79,7 @@ fn what_the_superblock_says_to_be_durable_is_missed() {
 
 /// The page that may hold the confirmation cannot be read either.
 #[test]
-fn two_pages_far_apart_leave_a_doubt() {
+fn two_unreadable_pages_are_lost_records_only_if_no_batch_spans_both() {
     let world = four_batches();
     hide(&world, 3);
     hide(&world, 3 + BATCH_PAGES_MAX - 1);
@@ -91,7 +91,7 @@ fn two_pages_far_apart_leave_a_doubt() {
 
 /// The next batch is at the ring's start only if its first record does not fit into the rest.
 #[test]
-fn the_rings_start_is_looked_at_where_a_batch_may_have_passed_over_its_end() {
+fn the_rings_start_is_searched_if_a_batch_may_have_skipped_the_end() {
     for (left, ends) in [(CHANGE_PAGES_MAX - 1, false), (CHANGE_PAGES_MAX, true)] {
         let at = Position { seq: 2 * GEOMETRY.journal_pages - left, lsn: 1 };
         let world = world();

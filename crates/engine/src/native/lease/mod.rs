@@ -260,9 +260,9 @@ async fn write_heartbeats(env: Env, lease: Weak<Lease>) {
             return;
         }
         let (woken, at_ns) = (used.woken.clone(), began_ns + every_us * 1000);
-        let told = woken.wait();
+        let woken = woken.wait();
         // No heartbeat is written for a lease without a user.
         drop(used);
-        select(pin!(told), pin!(env.sleep_until(at_ns))).await;
+        select(pin!(woken), pin!(env.sleep_until(at_ns))).await;
     }
 }

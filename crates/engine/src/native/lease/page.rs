@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_store_or_with_nonsense_is_refused_with_the_field() {
+    fn a_page_of_another_store_or_with_invalid_fields_is_refused_by_field() {
         let refused =
             |page: &[u8], store: u64| LeasePage::decode(page, store, "lun").unwrap_err().to_string();
         assert!(refused(&sample().encode(), 8).contains("lun: lease (block 12): store is"));
@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(at in 0..4096usize, byte: u8, sealed: bool) {
+        fn any_bytes_are_decoded_without_panic(at in 0..4096usize, byte: u8, sealed: bool) {
             let mut page = sample().encode();
             page[at] = byte;
             if sealed {

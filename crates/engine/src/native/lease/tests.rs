@@ -73,7 +73,7 @@ async fn guarded(host: &Host, lease: &Lease) -> File {
 }
 
 #[test]
-fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
+fn a_running_owner_is_named_and_a_released_lease_is_free_at_once() {
     on_two_hosts(|env, a, b| async move {
         let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         for take_over in [TakeOver::FromNobody, TakeOver::FromOwnHost, TakeOver::FromAnyOwner] {
@@ -91,7 +91,7 @@ fn a_living_owner_is_named_and_a_released_lease_is_free_at_once() {
 }
 
 #[test]
-fn an_owner_that_has_ended_on_this_host_is_followed_at_once_and_no_other() {
+fn only_an_owner_that_has_ended_on_this_host_is_replaced_at_once() {
     on_two_hosts(|env, a, b| async move {
         let dead = claimant("a", TakeOver::FromNobody);
         let id = dead.owner.id;
@@ -112,7 +112,7 @@ fn an_owner_that_has_ended_on_this_host_is_followed_at_once_and_no_other() {
 }
 
 #[test]
-fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
+fn an_unconfirmed_claim_is_waited_for_even_if_its_process_has_ended() {
     on_two_hosts(|env, a, b| async move {
         // The submissions are the opening, two reads of superblocks and one of the lease. The third one after these is
         // the flush of the claim.
@@ -134,7 +134,7 @@ fn a_claim_that_was_never_held_is_waited_for_though_its_process_has_ended() {
 }
 
 #[test]
-fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
+fn a_paused_owner_writes_nothing_after_a_take_over() {
     let world = on_two_hosts(|env, a, b| async move {
         let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let file = guarded(&a, &lease).await;
@@ -162,7 +162,7 @@ fn a_holder_that_was_stopped_writes_nothing_after_it_was_taken_over() {
 }
 
 #[test]
-fn a_holder_that_was_stopped_and_not_taken_over_goes_on() {
+fn a_paused_owner_continues_if_its_lease_was_not_taken_over() {
     let world = on_two_hosts(|env, a, _| async move {
         let lease = acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         let file = guarded(&a, &lease).await;
@@ -178,7 +178,7 @@ fn a_holder_that_was_stopped_and_not_taken_over_goes_on() {
 }
 
 #[test]
-fn a_holder_whose_new_claim_is_slow_stops_because_it_may_have_hit_the_page_of_another() {
+fn an_owner_whose_new_claim_is_late_stops_because_it_may_have_overwritten_another_page() {
     let world = SimWorld::new(3, Options::default());
     let device = world.clone();
     on_hosts_of(&world, |env, a, _| async move {
@@ -194,7 +194,7 @@ fn a_holder_whose_new_claim_is_slow_stops_because_it_may_have_hit_the_page_of_an
 }
 
 #[test]
-fn of_two_that_claim_together_one_goes_on() {
+fn one_of_two_concurrent_claims_succeeds() {
     on_two_hosts(|_, a, b| async move {
         let [first, second] = [(&a, "a"), (&b, "b")].map(|(host, name)| {
             let host = host.clone();
@@ -208,7 +208,7 @@ fn of_two_that_claim_together_one_goes_on() {
 }
 
 #[test]
-fn an_opening_on_the_host_of_that_name_waits_and_takes_over_by_itself() {
+fn an_opening_on_the_host_of_the_same_name_waits_and_takes_over() {
     on_two_hosts(|_, a, b| async move {
         acquire(&a, claimant("a", TakeOver::FromNobody)).await.unwrap();
         a.kill();
@@ -219,7 +219,7 @@ fn an_opening_on_the_host_of_that_name_waits_and_takes_over_by_itself() {
 }
 
 #[test]
-fn a_page_that_cannot_be_decoded_is_taken_over_only_when_asked_for() {
+fn an_unreadable_page_is_taken_over_only_on_request() {
     let world = on_two_hosts(|_, _, _| async {});
     world.write_at(LUN, crate::native::layout::LEASE_BLOCK * BLOCK + 40, &[9]);
     world.run_hosts(1, |_, hosts| async move {
@@ -257,7 +257,7 @@ fn clients_of_a_host_that_was_taken_over_unclean_are_refused_by_the_generation()
         a.kill();
         let taken = acquire(&b, claimant("b", TakeOver::FromAnyOwner)).await.unwrap();
         let (_, there) = serve(&b, &taken).await;
-        assert!(generation(&there) > before, "a client of the dead host may come back with its caches");
+        assert!(generation(&there) > before, "a client of the dead host may reconnect with its caches");
     });
 }
 

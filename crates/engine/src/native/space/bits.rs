@@ -151,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn scans_agree_with_a_look_at_every_bit(
+        fn scans_agree_with_a_test_of_every_bit(
             ranges in proptest::collection::vec((0usize..300, 0usize..70), 0..8),
             from in 0usize..320,
         ) {

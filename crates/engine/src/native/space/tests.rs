@@ -52,7 +52,7 @@ pub(super) fn release_all(space: &Space) {
 }
 
 #[test]
-fn what_is_alone_lies_close_and_streams_have_lanes() {
+fn single_blocks_are_placed_densely_and_streams_in_lanes() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
         let start = GEOMETRY.group_start(0);
@@ -139,7 +139,7 @@ fn frees_wait_for_their_record() {
 
 #[test]
 #[should_panic(expected = "not all of them are Uncommitted")]
-fn a_double_free_is_noticed() {
+fn a_double_free_is_detected() {
     in_world(async |env| {
         let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
         let placed = space.place(1, None).await.unwrap();
@@ -281,7 +281,7 @@ fn replay_restores_uncommitted_blocks() {
 }
 
 #[test]
-fn groups_that_rest_leave_memory_and_come_back() {
+fn idle_groups_are_evicted_and_loaded_again() {
     in_world(async |env| {
         let file = store(&env).await;
         let space = open(&env, &file, GEOMETRY, Vec::new());

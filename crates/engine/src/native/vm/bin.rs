@@ -201,7 +201,7 @@ impl NativeVm {
             head.disks.extract_if(.., |disk| binned.added_disks.contains(&disk.number)).collect();
         for disk in &binned.disks {
             if let Some(other) = head.disks.iter().find(|d| d.slot == disk.slot && d.number != disk.number) {
-                let cause = format!("disk{} would come back at {}", disk.number, disk.slot);
+                let cause = format!("disk{} would return at {}", disk.number, disk.slot);
                 let now = format!("where disk{} is now; remove that one first", other.number);
                 return Err(Error::refused(&self.name, format!("{cause}, {now}")));
             }

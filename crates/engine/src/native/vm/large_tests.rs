@@ -74,7 +74,7 @@ async fn wait_for_space(store: &Store) {
 }
 
 #[test]
-fn takes_pile_up_before_a_checkpoint() {
+fn thousands_of_takes_before_a_checkpoint_keep_their_content() {
     let world = sim::SimWorld::new(1, sim::Options::default());
     // A checkpoint is due only when the journal is half full.
     let options = StoreOptions { pending_depth_max: usize::MAX, ..StoreOptions::default() };
@@ -144,7 +144,7 @@ fn a_snapshot_with_hundreds_of_branches_is_committed() {
 }
 
 #[test]
-fn a_thousand_clones_come_and_go() {
+fn a_thousand_clones_are_made_and_removed() {
     let world = sim::SimWorld::new(4, sim::Options::default());
     run(&world, |env| async move {
         let store = open(&env, StoreOptions::default()).await;

@@ -177,7 +177,7 @@ pub(super) fn plan_disk(
         return Err(Error::invalid(&state.name, cause));
     }
     if let Some(folder) = &wanted.folder {
-        let cause = format!("a native disk lies in its datastore, not in {folder}");
+        let cause = format!("a native disk is in its datastore, not in {folder}");
         return Err(Error::refused(&state.name, format!("{cause}; move the VM there, or make a redo VM")));
     }
     let numbers = state.disks.iter().map(|d| d.number).chain(kept.iter().map(|k| k.number));

@@ -82,7 +82,7 @@ fn takes_reverts_discards_and_commits() {
 }
 
 #[test]
-fn clones_live_on_when_their_parent_goes() {
+fn clones_keep_their_content_when_their_parent_is_removed() {
     let world = sim::SimWorld::new(4, sim::Options::default());
     run(&world, |env| async move {
         let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
@@ -117,7 +117,7 @@ fn clones_live_on_when_their_parent_goes() {
 }
 
 #[test]
-fn modes_resets_growth_and_disks_that_come_and_go() {
+fn modes_resets_growth_and_added_and_removed_disks() {
     let world = sim::SimWorld::new(5, sim::Options::default());
     run(&world, |env| async move {
         let modes = [DiskMode::IndependentNonpersistent, DiskMode::Persistent];
@@ -142,7 +142,7 @@ fn modes_resets_growth_and_disks_that_come_and_go() {
 }
 
 #[test]
-fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
+fn a_restored_reset_does_not_change_the_current_snapshot() {
     let world = sim::SimWorld::new(5, sim::Options::default());
     run(&world, |env| async move {
         let modes = [DiskMode::IndependentNonpersistent, DiskMode::Persistent];
@@ -163,7 +163,7 @@ fn what_a_reset_threw_away_comes_back_without_another_place_in_the_tree() {
 }
 
 #[test]
-fn differences_and_what_only_a_state_holds() {
+fn differences_and_exclusive_bytes_of_a_state() {
     let world = sim::SimWorld::new(6, sim::Options::default());
     run(&world, |env| async move {
         let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
@@ -188,7 +188,7 @@ fn differences_and_what_only_a_state_holds() {
 
 /// A take that is under way when the move begins seals a state that only the source has.
 #[test]
-fn a_move_ends_when_a_snapshot_comes_in_between() {
+fn a_move_ends_if_a_snapshot_is_taken_meanwhile() {
     let world = sim::SimWorld::new(6, sim::Options::default());
     run(&world, |env| async move {
         let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
@@ -215,7 +215,7 @@ fn a_move_ends_when_a_snapshot_comes_in_between() {
 
 /// A record of a move in a home may be elsewhere; the store's own record is always with the VM.
 #[test]
-fn a_vm_that_is_moving_says_so_in_the_store_until_it_is_told_or_gone() {
+fn the_store_records_a_moving_vm_until_the_move_ends_or_the_vm_is_removed() {
     let world = sim::SimWorld::new(7, sim::Options::default());
     run(&world, |env| async move {
         let (store, vm) = make(&env, &[DiskMode::Persistent]).await;
@@ -242,7 +242,7 @@ fn a_vm_that_is_moving_says_so_in_the_store_until_it_is_told_or_gone() {
 }
 
 #[test]
-fn what_was_thrown_away_comes_back_out_of_the_bin() {
+fn discarded_states_are_restored_from_the_bin() {
     let world = sim::SimWorld::new(6, sim::Options::default());
     run(&world, |env| async move {
         let (store, vm) = make(&env, &[DiskMode::Persistent]).await;

@@ -68,7 +68,7 @@ const CHAINS: &[Case] = &[
             "web-000001.vmdk",
             "parentFileNameHint",
             "\"/vmfs/volumes/1/base/web.vmdk\"",
-            "the parent lies elsewhere",
+            "the parent is elsewhere",
             "linked clone",
         )],
     ),

@@ -29,7 +29,7 @@ const FILES: &[Case] = &[
                 "web.vmdk",
                 "the extent line",
                 "\"/other/base-flat.vmdk\"",
-                "it lies elsewhere",
+                "it is elsewhere",
                 "check it by itself",
             ),
             nameless("web-flat.vmdk", "\"web.vmdk\"", "RW 6144 VMFS"),
@@ -128,7 +128,7 @@ const FILES: &[Case] = &[
         )],
     ),
     (
-        "a change-tracking file nobody names",
+        "a change-tracking file that no descriptor names",
         |files| _ = files.insert("web-ctk.vmdk".into(), vec![9; 30_000]),
         &[(Note, "web-ctk.vmdk", "the file", "named by nothing here", "a changeTrackPath", "remove it")],
     ),
@@ -240,7 +240,7 @@ const COWD_FAULTS: &[One] = &[
     (
         "an entry past the disk",
         |f| set_entry(f, 1, 2048, 40),
-        (Damage, DELTA, "entry 2048 of grain table 1", "40", "0, as it lies past the end", "backup"),
+        (Damage, DELTA, "entry 2048 of grain table 1", "40", "0, as it is past the end", "backup"),
     ),
     (
         "a grain twice",

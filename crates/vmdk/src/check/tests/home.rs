@@ -45,7 +45,7 @@ fn assert_only_vmware_may_not_revert(report: &Report, snapshots: usize) {
 }
 
 #[test]
-fn what_we_write_is_sound() {
+fn our_own_files_are_sound() {
     let world = SimWorld::new(1, Options::default());
     world.run(async |env| {
         let dir = env.open_root("/web").unwrap();

@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_harmed_folder_is_reported_on(harms in proptest::collection::vec((any::<prop::sample::Index>(), harm()), 1..5)) {
+    fn a_damaged_folder_is_reported(harms in proptest::collection::vec((any::<prop::sample::Index>(), harm()), 1..5)) {
         let mut files = sound();
         for (which, harm) in harms {
             let name = files.keys().nth(which.index(files.len())).unwrap().clone();
@@ -239,7 +239,7 @@ proptest! {
                 Harm::Gone => _ = files.remove(&name),
                 Harm::Cut(at) => bytes.truncate(at.index(bytes.len() + 1)),
                 Harm::Bytes(at, word) => {
-                    // Most of what can be harmed lies in the first pages.
+                    // Most metadata is in the first pages.
                     let at = at.index(bytes.len().clamp(1, 50 << 10));
                     bytes.iter_mut().skip(at).zip(word.to_le_bytes()).for_each(|(byte, new)| *byte = new);
                 }

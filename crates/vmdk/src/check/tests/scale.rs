@@ -1,4 +1,4 @@
-//! The work of a check grows as the folder does, whatever shape a stranger gives it; counted in steps, never in time.
+//! The work of a check is proportional to the folder, whatever its content; counted in steps, not in time.
 
 use super::*;
 use crate::steps;

@@ -1,4 +1,4 @@
-//! What the .vmx says, and what lies about: rows of 8.
+//! Findings of the .vmx, and files that belong to no VM: rows of 8.
 
 use super::*;
 
@@ -26,7 +26,7 @@ const DISKS: &[Case] = &[
             "web.vmx",
             "scsi0:0.fileName",
             "\"/vmfs/volumes/2/x.vmdk\"",
-            "it lies elsewhere",
+            "it is elsewhere",
             "by itself",
         )],
     ),
@@ -117,7 +117,7 @@ fn disks() {
 }
 
 #[test]
-fn what_lies_about() {
+fn locks_redo_logs_and_orphans_are_reported() {
     let plant: &[(&str, Row)] = &[
         (
             "web.vmx.lck",
@@ -206,13 +206,13 @@ const LOST_DESCRIPTORS: &[Case] = &[
 ];
 
 #[test]
-fn lost_descriptors_say_how_they_are_written() {
+fn findings_of_lost_descriptors_name_the_repair() {
     expect_each(LOST_DESCRIPTORS);
 }
 
 /// One fault hides no other.
 #[test]
-fn everything_is_looked_at() {
+fn one_fault_hides_no_other() {
     let mut files = sound();
     edit(&mut files, "web.vmdk", "CID=00000001", "CID=zz");
     edit(&mut files, "db-000002.vmdk", "parentCID=00000002", "parentCID=00000005");
@@ -257,7 +257,7 @@ fn one_file_and_its_chain() {
     assert_eq!(found("broken.vmdk"), ["broken.vmdk"]);
     assert_eq!(found("web.vmx").len(), 3);
     assert_eq!(examine(&files, Some("gone.vmdk")).unwrap_err().kind, blk::ErrorKind::NotFound);
-    // An extent that nobody names is looked at by itself.
+    // An extent that no descriptor names is checked by itself.
     let mut alone =
         Files::from([("x-sesparse.vmdk".to_owned(), sesparse()), ("x.bin".to_owned(), vec![1; 512])]);
     let report = examine(&alone, Some("x-sesparse.vmdk")).unwrap();
@@ -268,7 +268,7 @@ fn one_file_and_its_chain() {
 }
 
 #[test]
-fn what_is_not_listed_is_counted() {
+fn findings_above_the_limit_are_counted() {
     let finding = |n: usize| Finding::of_error(&Error::damaged(format!("{n:06}.vmdk"), "CID is \"zz\""), "");
     let listed = |count: usize| {
         let mut faults = Faults::default();

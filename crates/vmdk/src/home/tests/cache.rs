@@ -9,7 +9,7 @@ fn opened(world: &SimWorld) -> u64 {
 }
 
 #[test]
-fn a_second_look_opens_the_two_texts_alone_and_a_change_is_seen() {
+fn a_second_read_opens_only_the_two_texts_and_detects_changes() {
     let world = new_world(40);
     let counted = world.clone();
     world.run(async move |env| {

@@ -1,4 +1,4 @@
-//! Linked clones: what they read, who knows of them, and a power cut anywhere while one is made.
+//! Linked clones: what they read, where they are recorded, and a power cut at any point while one is made.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn with_snapshot(env: &Env) -> VmState {
 }
 
 #[test]
-fn a_clone_runs_on_the_snapshots_layers_and_its_parent_knows() {
+fn a_clone_runs_on_the_snapshots_layers_and_its_parent_records_it() {
     let world = new_world(31);
     world.run(async |env| {
         let state = with_snapshot(&env).await;
@@ -79,7 +79,7 @@ fn a_clone_runs_on_the_snapshots_layers_and_its_parent_knows() {
 }
 
 #[test]
-fn a_clone_that_is_gone_is_forgotten_and_one_nobody_noted_is_found() {
+fn a_removed_clone_is_forgotten_and_an_unrecorded_clone_is_found() {
     let world = new_world(32);
     world.run(async |env| {
         with_snapshot(&env).await;
@@ -107,7 +107,7 @@ fn a_clone_that_is_gone_is_forgotten_and_one_nobody_noted_is_found() {
 }
 
 #[test]
-fn a_clone_out_of_sight_counts() {
+fn a_clone_in_an_unsearched_folder_counts() {
     let world = new_world(33);
     world.run(async |env| {
         with_snapshot(&env).await;
@@ -121,7 +121,7 @@ fn a_clone_out_of_sight_counts() {
 }
 
 #[test]
-fn what_cannot_be_cloned_is_refused_and_leaves_nothing() {
+fn a_refused_clone_leaves_nothing() {
     let world = new_world(34);
     world.run(async |env| {
         with_snapshot(&env).await;

@@ -1,4 +1,4 @@
-//! A tree of branches: what each snapshot keeps, lists of disks that come back, disks that come, grow and reset.
+//! A tree of branches: content of the snapshots, restored lists of disks, and disks that are added, grown and reset.
 
 use blk::manifest::DiskMode;
 
@@ -42,7 +42,7 @@ async fn changed_disks(home: &Home) -> VmState {
 }
 
 #[test]
-fn a_revert_brings_the_list_of_disks_back() {
+fn a_revert_restores_the_list_of_disks() {
     let world = new_world(21);
     world.run(async |env| {
         let home = home(&env).await;
@@ -88,7 +88,7 @@ fn a_power_cut_anywhere_in_adding_a_disk_leaves_it_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_belongs_to_a_snapshot_goes_with_it() {
+fn the_files_of_a_snapshot_are_removed_with_it() {
     let world = new_world(22);
     world.run(async |env| {
         let home = home(&env).await;
@@ -120,7 +120,7 @@ fn what_belongs_to_a_snapshot_goes_with_it() {
 }
 
 #[test]
-fn nothing_is_kept_with_a_snapshot_of_vmwares() {
+fn no_configuration_is_stored_for_a_snapshot_that_vmware_took() {
     let world = new_world(23);
     world.run(async |env| {
         let home = home(&env).await;
@@ -139,7 +139,7 @@ fn nothing_is_kept_with_a_snapshot_of_vmwares() {
 }
 
 #[test]
-fn writes_of_a_nonpersistent_disk_go_to_its_redo_and_a_reset_forgets_them() {
+fn writes_of_a_nonpersistent_disk_go_to_its_redo_and_a_reset_drops_them() {
     let world = new_world(24);
     world.run(async |env| {
         let home = home(&env).await;
@@ -213,7 +213,7 @@ fn a_power_cut_anywhere_in_growing_leaves_the_old_size_or_the_new_one() {
 }
 
 #[test]
-fn links_are_all_branches_and_what_nobody_owns() {
+fn links_include_all_branches_and_unowned_files() {
     let world = new_world(26);
     world.run(async |env| {
         let home = home(&env).await;
@@ -230,7 +230,7 @@ fn links_are_all_branches_and_what_nobody_owns() {
         };
         assert_eq!(parent_of("web.vmdk"), Some(None));
         assert_eq!(parent_of("web-000001.vmdk"), Some(Some("web.vmdk".into())), "of the side branch");
-        assert_eq!(parent_of("web-000002.vmdk"), Some(Some("web-000001.vmdk".into())), "nobody owns it");
+        assert_eq!(parent_of("web-000002.vmdk"), Some(Some("web-000001.vmdk".into())), "no snapshot owns it");
         assert_eq!(parent_of(&state.disks[0].top), Some(Some("web.vmdk".into())));
         assert_eq!(parent_of(&prepared), None);
         assert_eq!(links.len(), 8);

@@ -71,7 +71,7 @@ fn cut(files: &Files, mended: &Files, event: u64) -> bool {
 }
 
 #[test]
-fn a_power_cut_leaves_what_can_be_taken_back() {
+fn a_repair_can_be_undone_after_a_power_cut() {
     type Plant = fn(&mut Files);
     let cases: [(Plant, u64); 6] = [
         (with_texts, 100),

@@ -19,7 +19,7 @@ fn lost(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_lost_is_told_and_given_up_only_when_asked() {
+fn lost_ranges_are_listed_and_given_up_only_on_request() {
     let files = cut_at(80 * 512 + 100);
     let plan = planned(&files, RepairOptions::default());
     assert!(plan.is_empty() && !plan.before.is_sound(), "{plan:?}");
@@ -87,7 +87,7 @@ fn a_table_with_other_damage_is_not_touched() {
 }
 
 #[test]
-fn a_delta_that_was_written_since_is_not_taken_back() {
+fn a_repair_of_a_delta_that_was_written_since_is_not_undone() {
     let files = cut_at(80 * 512);
     let world = world_of(&files);
     let error = world.run(async move |env| {

@@ -59,7 +59,7 @@ fn all_links_of_two_formats_are_described_one_after_the_other() {
 }
 
 #[test]
-fn what_is_left_of_a_damaged_text_tells_the_parent() {
+fn a_damaged_text_still_identifies_the_parent() {
     let mut files = without(&["web.vmsd", "web.vmx"]);
     let torn = "# Disk DescriptorFile\nversion=1\nCID=0000000c\nparentCID=00000002\n\
                 parentFileNameHint=\"web-000001.vmdk\"\ncreateType=\"vmfs";
@@ -84,7 +84,7 @@ fn the_only_link_of_the_disk_is_the_parent_where_nothing_else_is_lost() {
 }
 
 #[test]
-fn where_nothing_tells_the_parent_is_asked_for() {
+fn a_parent_that_no_file_names_must_be_given() {
     let files = without(&["web.vmsd", "web.vmx", "web-000001.vmdk", "web-000002.vmdk"]);
     let plan = planned(&files, RepairOptions { parents: BTreeMap::new(), ..vouched() });
     assert!(plan.is_empty(), "{plan:?}");

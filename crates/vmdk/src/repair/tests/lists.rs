@@ -19,7 +19,7 @@ fn text(files: &Files) -> String {
 }
 
 #[test]
-fn entries_past_the_count_go() {
+fn entries_past_the_count_are_removed() {
     let left = |files: &mut Files| {
         let text = text(files) + "snapshot2.uid = \"7\"\nsnapshot2.displayName = \"old\"\n";
         files.insert(LIST.into(), text.into());
@@ -29,7 +29,7 @@ fn entries_past_the_count_go() {
 }
 
 #[test]
-fn a_current_snapshot_that_is_none_is_found_by_what_runs() {
+fn a_missing_current_snapshot_is_derived_from_the_running_disks() {
     let odd = |files: &mut Files| edit(files, LIST, "current = \"2\"", "current = \"9\"");
     let lines =
         ["put right: snapshot.current is 9, which is no snapshot; taken as none", "snapshot.current = \"2\""];
@@ -97,7 +97,7 @@ fn a_snapshot_whose_links_may_come_back_stays() {
             },
             "its other disks are here",
         ),
-        // Its extent is here, and its parent is not told.
+        // Its extent is here, and no file names its parent.
         (
             |files| {
                 files.remove("web.vmdk");

@@ -92,7 +92,7 @@ fn a_sound_folder_is_left_alone() {
 }
 
 #[test]
-fn what_was_changed_since_is_not_taken_back() {
+fn a_file_that_was_changed_since_is_not_undone() {
     let mut files = sound();
     edit(&mut files, "web-000002.vmdk", "web-000001.vmdk", "gone.vmdk");
     edit(&mut files, "db-000002.vmdk", "db-000001.vmdk", "gone.vmdk");

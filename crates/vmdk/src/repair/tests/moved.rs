@@ -16,7 +16,7 @@ pub(super) fn with_locks(files: &mut Files) {
 }
 
 #[test]
-fn locks_go_aside_only_when_vouched_for() {
+fn locks_are_moved_aside_only_on_request() {
     let mut files = sound();
     with_locks(&mut files);
     let plan = planned(&files, RepairOptions::default());
@@ -44,7 +44,7 @@ fn locks_go_aside_only_when_vouched_for() {
 }
 
 #[test]
-fn an_orphan_goes_aside_with_its_extents_and_only_when_vouched_for() {
+fn an_orphan_is_moved_aside_with_its_extents_and_only_on_request() {
     let mut files = sound();
     with_orphan(&mut files);
     let plan = planned(&files, RepairOptions::default());
@@ -57,7 +57,7 @@ fn an_orphan_goes_aside_with_its_extents_and_only_when_vouched_for() {
 }
 
 #[test]
-fn what_may_be_needed_is_no_orphan() {
+fn a_file_that_may_be_needed_is_no_orphan() {
     type Plant = fn(&mut Files);
     let cases: [(Plant, &str); 5] = [
         // Which of two was meant is not decided by moving one away.

@@ -205,7 +205,7 @@ impl Tree {
         word(&header, DIRECTORY_SECTOR) + (word(&header, DIRECTORY_ENTRIES) * 4).div_ceil(SECTOR)
     }
 
-    /// Where the file of a `Base::Vmfs` or a child of it holds what nobody can do without, in bytes: a file that ends in there has
+    /// Where the file of a `Base::Vmfs` or a child of it holds the metadata that every reader needs, in bytes: a file that ends in there has
     /// lost data.
     pub(super) fn bytes_in_use(&self, node: usize) -> Range<u64> {
         let file = std::fs::read(self.extent_path(node)).unwrap();

@@ -71,7 +71,7 @@ fn forged(spot: &Spot, page: &[u8], at: usize, value: u64) -> Result<Node> {
 }
 
 #[test]
-fn a_page_that_lies_is_damage_and_the_field_is_named() {
+fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
     let pages = pages();
     let (entry, pointer) = (HEADER_BYTES + 50 * ENTRY_BYTES, HEADER_BYTES);
     let header = [

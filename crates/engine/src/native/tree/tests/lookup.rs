@@ -22,7 +22,7 @@ fn runs_are_maximal_and_nothing_before_them_is_touched() {
 }
 
 #[test]
-fn a_missing_page_is_read_once_and_then_known() {
+fn a_missing_page_is_read_once_and_then_cached() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), CACHE_BYTES);
@@ -42,7 +42,7 @@ fn a_missing_page_is_read_once_and_then_known() {
 }
 
 #[test]
-fn the_cache_keeps_its_cap_and_what_is_used() {
+fn the_cache_keeps_its_limit_and_the_pages_in_use() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, CACHE_BYTES);
         // Every second block is mapped, so that leaves are kept dense.

@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn changes_far_apart_go_in_window_by_window() {
+fn distant_changes_are_merged_window_by_window() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, 1);
         let (mut root, mut model, mut kept) = (None, Model::new(), Vec::new());
@@ -134,7 +134,7 @@ fn changes_far_apart_go_in_window_by_window() {
 }
 
 #[test]
-fn a_tree_grows_to_the_level_it_needs_and_goes_when_empty() {
+fn a_tree_grows_to_the_level_it_needs_and_is_removed_when_empty() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, CACHE_BYTES);
         let mut root = None;
@@ -153,7 +153,7 @@ fn a_tree_grows_to_the_level_it_needs_and_goes_when_empty() {
 }
 
 #[test]
-fn what_is_dropped_or_replaced_whole_is_read_only_for_what_it_frees() {
+fn dropped_and_replaced_pages_are_read_only_to_free_their_blocks() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, 1);
         let all = [store.map(0, 20 * span(0))];
@@ -174,7 +174,7 @@ fn what_is_dropped_or_replaced_whole_is_read_only_for_what_it_frees() {
 }
 
 #[test]
-fn neighbouring_pages_are_written_together_and_the_guest_gets_its_turn() {
+fn adjacent_pages_are_written_together_and_guests_run_between() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), CACHE_BYTES);

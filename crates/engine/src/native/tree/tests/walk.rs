@@ -65,14 +65,14 @@ async fn all_differences(store: &Store, a: Option<Root>, b: Option<Root>, budget
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn giving_a_tree_up_frees_all_that_was_its_own_once(
+    fn dropping_a_tree_frees_its_exclusive_blocks_once(
         base in changes(), later in changes(), budgets in prop::collection::vec(0usize..12, 1..4),
     ) {
         in_world(async move |env| reclaim(env, base[0].clone(), later, budgets).await);
     }
 
     #[test]
-    fn differences_are_the_blocks_that_lie_elsewhere(a in changes(), b in changes(), budget in 0usize..40) {
+    fn differences_are_the_blocks_with_other_addresses(a in changes(), b in changes(), budget in 0usize..40) {
         in_world(async move |env| {
             let store = Store::new(create(&env).await, CACHE_BYTES);
             let (mut model, mut root) = (Model::new(), None);
@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn a_range_is_reported_in_the_pieces_asked_for() {
+fn a_range_is_reported_in_the_requested_pieces() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, CACHE_BYTES);
         let a = store.merge(None, &[store.map(0, 3 * span(0))]).await.unwrap();
@@ -125,7 +125,7 @@ fn a_range_is_reported_in_the_pieces_asked_for() {
 }
 
 #[test]
-fn what_both_share_is_not_read() {
+fn shared_subtrees_are_not_read() {
     in_world(async |env| {
         let store = Store::new(create(&env).await, 1);
         let old = store.merge(None, &[store.map(0, 3 * span(1))]).await.unwrap();
@@ -145,7 +145,7 @@ fn what_both_share_is_not_read() {
 }
 
 #[test]
-fn a_survey_goes_on_behind_a_damaged_page() {
+fn a_survey_continues_behind_a_damaged_page() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), 1);
@@ -177,7 +177,7 @@ fn a_survey_goes_on_behind_a_damaged_page() {
 }
 
 #[test]
-fn a_survey_over_a_damaged_ground_says_where_it_is_blind() {
+fn a_survey_over_a_damaged_base_reports_the_unknown_range() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), 1);
