@@ -1,7 +1,9 @@
-//! The REST API: routes under `/api/v1` over a `Control`, served on a Unix socket that only its owner can open.
+//! The REST API: routes under `/api/v1`, served on a Unix socket that only its owner can open.
 
 pub mod body;
 mod routes;
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Display;
 use std::future::Future;
@@ -31,19 +33,19 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixListener;
 use tracing::{debug, warn};
 
-use crate::control::Control;
+use crate::daemon::CoreHandle;
 
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
 /// Time limit from the connection, or from the previous answer, to the last byte of a request's header.
-const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
+pub(crate) const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of clients that wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
 const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-pub struct Failure(Error);
+struct Failure(Error);
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
@@ -114,9 +116,9 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
     }
 }
 
-pub fn router(control: Arc<dyn Control>) -> Router {
+fn router(core: Arc<CoreHandle>) -> Router {
     Router::new()
-        .nest("/api/v1", routes::all().with_state(control))
+        .nest("/api/v1", routes::all().with_state(core))
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(|| async { Failure(Error::invalid("this route has no such method")) })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -138,7 +140,7 @@ async fn logged(request: Request, next: Next) -> Response {
 
 /// Binds the socket, and replaces one that a dead daemon left. The caller holds the datastore's lock, so no living
 /// daemon listens there.
-pub fn bind(socket: &FsPath) -> Result<UnixListener> {
+pub(crate) fn bind(socket: &FsPath) -> Result<UnixListener> {
     let failed = |e: std::io::Error| Error::failed(format!("API socket {}: {e}", socket.display()));
     listen::check_socket_path(socket).map_err(Error::invalid)?;
     match std::fs::remove_file(socket) {
@@ -157,23 +159,14 @@ pub fn bind(socket: &FsPath) -> Result<UnixListener> {
     UnixListener::from_std(listener.into()).map_err(failed)
 }
 
-/// Serves until `stop` resolves, then completes the requests in flight.
-pub async fn serve(
+/// Serves until `stop` resolves, then completes the requests in flight. `header_time` limits a request's header.
+pub(crate) async fn serve(
     listener: UnixListener,
-    control: Arc<dyn Control>,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    serve_with(listener, control, stop, HEADER_TIME_MAX).await
-}
-
-/// Serves with another time limit for a request's header.
-pub async fn serve_with(
-    listener: UnixListener,
-    control: Arc<dyn Control>,
-    stop: impl Future<Output = ()> + Send + 'static,
+    core: Arc<CoreHandle>,
     header_time: Duration,
+    stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    let service = TowerToHyperService::new(router(control));
+    let service = TowerToHyperService::new(router(core));
     let connections = GracefulShutdown::new();
     let mut stop = pin!(stop);
     loop {

@@ -16,8 +16,7 @@ use tracing::{info, warn};
 
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
-use crate::control::Control;
-use crate::daemon;
+use crate::daemon::{self, CoreHandle, Subject};
 use crate::{fatal, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
@@ -33,18 +32,18 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let heartbeat = Arc::new(daemon::Heartbeat::default());
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
     let place = daemon::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, bin, nbd };
-    let control = daemon::start(place, heartbeat.clone())?;
+    let core = Arc::new(CoreHandle::start(place, heartbeat.clone())?);
     notify::keep_watchdog(vec![heartbeat])?;
-    runtime()?.block_on(serve(&datastore, control, output))
+    runtime()?.block_on(serve(&datastore, core, output))
 }
 
 /// Serves until a signal, then drains, in whatever state the API is.
-async fn serve(datastore: &Datastore, control: Arc<dyn Control>, output: Output) -> Result<()> {
-    let served = match listen_api(datastore, &control, output).await {
-        Ok((listener, signals)) => serve_until_signal(listener, &control, signals).await,
+async fn serve(datastore: &Datastore, core: Arc<CoreHandle>, output: Output) -> Result<()> {
+    let served = match listen_api(datastore, &core, output).await {
+        Ok((listener, signals)) => serve_until_signal(listener, &core, signals).await,
         Err(error) => Err(error),
     };
-    let drained = control.shutdown().await;
+    let drained = core.shutdown().await;
     // A socket that stays is harmless: the next daemon replaces it.
     let _ = std::fs::remove_file(datastore.api_socket());
     let ended = served.and(drained);
@@ -79,13 +78,13 @@ impl Signals {
 /// Listens for API clients. Once this function has printed, every client is served.
 async fn listen_api(
     datastore: &Datastore,
-    control: &Arc<dyn Control>,
+    core: &Arc<CoreHandle>,
     output: Output,
 ) -> Result<(UnixListener, Signals)> {
     let signals = Signals::new()?;
     let listener = rest::bind(&datastore.api_socket())?;
     info!("the API is on {}", datastore.api_socket().display());
-    output.result(&control.status().await?, |now| {
+    output.result(&core.ask(Subject::None, async |daemon| daemon.status().await).await?, |now| {
         let api = datastore.api_socket();
         format!("{}API        {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
     })?;
@@ -96,14 +95,13 @@ async fn listen_api(
 
 async fn serve_until_signal(
     listener: UnixListener,
-    control: &Arc<dyn Control>,
+    core: &Arc<CoreHandle>,
     mut signals: Signals,
 ) -> Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = tokio::spawn(rest::serve(listener, Arc::clone(control), async move {
-        // The server must stop whether the message was sent or the sender was dropped.
-        let _ = stopped.await;
-    }));
+    // The server must stop whether the message was sent or the sender was dropped.
+    let stopped = async move { drop(stopped.await) };
+    let server = tokio::spawn(rest::serve(listener, Arc::clone(core), rest::HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();
     info!("draining; a second signal stops at once");

@@ -42,7 +42,7 @@ const HOMES_NAME: &str = "homes";
 /// its store's ID.
 const DEVICES_NAME: &str = "devices";
 
-pub(super) struct Datastore {
+pub(crate) struct Datastore {
     pub name: DatastoreName,
     /// Absolute path by which the user refers to the datastore: the folder or the device.
     pub path: PathBuf,
@@ -80,7 +80,7 @@ pub(super) struct Datastore {
 
 /// VM's folder, and the datastore that it belongs to: the one that contains it, or that has it in its registry.
 #[derive(Clone)]
-pub(super) struct Home {
+pub(crate) struct Home {
     pub datastore: Rc<Datastore>,
     pub path: PathBuf,
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Defect {
+pub(crate) enum Defect {
     /// A folder is served even if another home of its VM is on record.
     ServeCopies,
     /// A removal relies on the mark in the folder, which a copy has too.
@@ -23,7 +23,7 @@ pub(super) enum Defect {
 
 /// Defect that is enabled; there is one only in tests.
 #[derive(Default)]
-pub(super) struct Planted(Cell<Option<Defect>>);
+pub(crate) struct Planted(Cell<Option<Defect>>);
 
 impl Planted {
     pub(super) fn has(&self, defect: Defect) -> bool {

@@ -32,7 +32,7 @@ struct Switched {
 
 impl Daemon {
     /// Starts a move, and returns its job as soon as the target side exists.
-    pub(super) async fn vm_move(
+    pub(crate) async fn vm_move(
         self: &Rc<Self>,
         vm: &VmName,
         request: api::VmMove,

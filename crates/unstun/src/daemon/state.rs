@@ -33,7 +33,7 @@ use crate::memory::Memory;
 /// Maximum number of log lines per second about writes that begin or cease to wait for space.
 const SPACE_LINES_MAX: u32 = 2;
 
-pub(super) struct Daemon {
+pub(crate) struct Daemon {
     pub env: Env,
     /// Datastore that the daemon was started on. Its folder has the API's socket, and it cannot be removed.
     pub main: Rc<Datastore>,

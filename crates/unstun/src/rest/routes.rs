@@ -1,24 +1,21 @@
-//! The routes under `/api/v1`, each with its call of the daemon.
+//! The routes under `/api/v1`, each with its operation of the d.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use api::name::DatastoreName;
-use api::{Disconnect, DiskGrow, DiskSetMode, JobLimit, SharedWriters, VmOpen};
+use api::error::Result;
+use api::name::{DatastoreName, VmName};
+use api::{BinEmpty, BinRestore, Disconnect, DiskGrow, DiskSetMode, JobLimit, SharedWriters, VmMove, VmOpen};
 use axum::Router;
-use axum::extract::{Json, State};
+use axum::extract::{FromRequest, Json, State};
+use axum::handler::Handler;
 use axum::routing::{delete, get, post, put};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Body, DiskParameter, Failure, Parameter, Parameters};
-use crate::control::{Control, Reply};
+use crate::daemon::{CoreHandle, Daemon, Subject};
 
-type Calls = dyn Control;
-type Shared = State<Arc<Calls>>;
-type Routes = Router<Arc<Calls>>;
-/// Answer of a route. Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
-type Answer<T> = Pin<Box<dyn Future<Output = Result<Json<T>, Failure>> + Send>>;
+type Core = Arc<CoreHandle>;
 
 /// Query that names a datastore. Null or absent means the main one, or for the bin all of them.
 #[derive(Deserialize)]
@@ -42,173 +39,189 @@ struct After {
     after: u64,
 }
 
-pub(super) fn all() -> Routes {
+pub(super) fn all() -> Router<Core> {
     Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs())
 }
 
-fn datastores() -> Routes {
+fn datastores() -> Router<Core> {
+    let added = |Parameter(name): &Parameter<DatastoreName>| Subject::Added(name.clone());
+    let which = |Parameters(of): &Parameters<Which>| Subject::Datastore(of.datastore.clone());
+    let entry = |Body(of): &Body<BinRestore>| Subject::Bin(of.datastore.clone(), vec![of.entry.clone()]);
+    let entries = |Body(of): &Body<BinEmpty>| Subject::Bin(of.datastore.clone(), of.entries.clone());
+    let list = get(ask(async |d, ()| Ok(d.datastore_list().await)));
+    let bin = get(ask(async |d, Parameters(Which { datastore })| d.bin_list(datastore).await));
+    let scrubbed = get(ask(async |d, Parameters(Which { datastore })| d.store_scrubbed(datastore)));
     Router::new()
-        .route("/status", get(none(Calls::status)))
-        .route("/datastores", get(none(Calls::datastore_list)).post(body(Calls::datastore_add)))
-        .route("/datastores/{name}", delete(path(Calls::datastore_remove)))
-        .route("/datastores/{name}/remove/preview", post(path(Calls::datastore_remove_preview)))
-        .route("/bin", get(datastore(Calls::bin_list)))
-        .route("/bin/restore", post(body(Calls::bin_restore)))
-        .route("/bin/empty", post(body(Calls::bin_empty)))
-        .route("/bin/empty/preview", post(body(Calls::bin_empty_preview)))
-        .route("/check", post(datastore(Calls::store_check)))
-        .route("/scrub", get(datastore(Calls::store_scrubbed)).post(datastore(Calls::store_scrub)))
+        .route("/status", get(ask(async |d, ()| d.status().await)))
+        .route("/datastores", list.post(prepared(|core, Body(of)| core.datastore_add(of))))
+        .route(
+            "/datastores/{name}",
+            delete(about(added, async |d, Parameter(name)| d.datastore_remove(&name).await)),
+        )
+        .route(
+            "/datastores/{name}/remove/preview",
+            post(about(added, async |d, Parameter(name)| d.datastore_remove_preview(&name).await)),
+        )
+        .route("/bin", bin)
+        .route("/bin/restore", post(about(entry, async |d, Body(of)| d.bin_restore(of).await)))
+        .route("/bin/empty", post(about(entries, async |d, Body(of)| d.bin_empty(&of).await)))
+        .route("/bin/empty/preview", post(about(entries, async |d, Body(of)| d.bin_empty_preview(&of).await)))
+        .route("/check", post(about(which, async |d, Parameters(of)| d.store_check(of.datastore).await)))
+        .route(
+            "/scrub",
+            scrubbed.post(about(which, async |d, Parameters(of)| d.store_scrub(of.datastore).await)),
+        )
 }
 
-fn vms() -> Routes {
+fn vms() -> Router<Core> {
+    let list = get(ask(async |d, ()| d.vm_list().await));
+    let show = get(vm(async |d, vm, ()| d.vm_show(&vm).await));
+    let moving = |(Parameter(vm), Body(of)): &(Parameter<VmName>, Body<VmMove>)| {
+        Subject::VmTo(vm.clone(), of.datastore.clone())
+    };
     Router::new()
-        .route("/import", post(body(Calls::vm_import)))
-        .route("/vms", get(none(Calls::vm_list)).post(body(Calls::vm_create)))
+        .route("/import", post(prepared(|core, Body(of)| core.vm_import(of))))
+        .route("/vms", list.post(prepared(|core, Body(of)| core.vm_create(of))))
         .route(
             "/vms/{vm}",
-            get(path(Calls::vm_show)).delete(two(|c, Parameter(vm), Parameters(of)| c.vm_remove(vm, of))),
+            show.delete(prepared(|core, (Parameter(vm), Parameters(of))| core.vm_remove(vm, of))),
         )
-        .route("/vms/{vm}/remove/preview", post(path_and_body(Calls::vm_remove_preview)))
-        .route("/vms/{vm}/space", get(path(Calls::vm_space)))
-        .route("/vms/{vm}/clone", post(path_and_body(Calls::vm_clone)))
-        .route("/vms/{vm}/move", post(path_and_body(Calls::vm_move)))
+        .route("/vms/{vm}/remove/preview", post(vm(async |d, vm, Body(of)| d.remove_preview(&vm, of).await)))
+        .route("/vms/{vm}/space", get(vm(async |d, vm, ()| d.vm_space(&vm).await)))
+        .route("/vms/{vm}/clone", post(vm(async |d, vm, Body(of)| d.vm_clone(&vm, of).await)))
+        .route(
+            "/vms/{vm}/move",
+            post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await)),
+        )
         .route(
             "/vms/{vm}/close",
-            post(two(|c, Parameter(vm), Body(of): Body<Disconnect>| c.vm_close(vm, of.disconnect))),
+            post(vm(async |d, vm, Body(Disconnect { disconnect })| d.vm_close(&vm, disconnect).await)),
         )
         .route(
             "/vms/{vm}/open",
-            post(two(|c, Parameter(vm), Body(of): Body<VmOpen>| c.vm_open(vm, of.take_over))),
+            post(prepared(|core, (Parameter(vm), Body(VmOpen { take_over }))| core.vm_open(vm, take_over))),
         )
-        .route("/vms/{vm}/snapshot-dir", put(path_and_body(Calls::vm_set_snapshot_dir)))
+        .route(
+            "/vms/{vm}/snapshot-dir",
+            put(prepared(|core, (Parameter(vm), Body(of))| core.vm_set_snapshot_dir(vm, of))),
+        )
         .route(
             "/vms/{vm}/shared-writers",
-            put(two(|c, Parameter(vm), Body(of): Body<SharedWriters>| {
-                c.vm_set_shared_writers(vm, of.shared)
-            })),
+            put(vm(async |d, vm, Body(SharedWriters { shared })| d.vm_set_shared_writers(&vm, shared).await)),
         )
-        .route("/vms/{vm}/reset", post(path_and_body(Calls::vm_reset)))
-        .route("/vms/{vm}/reset/preview", post(path_and_body(Calls::reset_preview)))
+        .route("/vms/{vm}/reset", post(vm(async |d, vm, Body(of)| d.vm_reset(&vm, of).await)))
+        .route("/vms/{vm}/reset/preview", post(vm(async |d, vm, Body(of)| d.reset_preview(&vm, of).await)))
         .route(
             "/vms/{vm}/events",
-            get(two(|c, Parameter(vm), Parameters(of): Parameters<After>| c.events(vm, of.after))),
+            get(ask(async |d, (Parameter(vm), Parameters(After { after }))| d.events(&vm, after))),
         )
 }
 
-fn disks() -> Routes {
+fn disks() -> Router<Core> {
     Router::new()
-        .route("/vms/{vm}/disks", post(path_and_body(Calls::disk_add)))
+        .route("/vms/{vm}/disks", post(prepared(|core, (Parameter(vm), Body(of))| core.disk_add(vm, of))))
         .route(
             "/vms/{vm}/disks/{number}",
-            delete(two(|c, DiskParameter(vm, number), Parameters(of): Parameters<DiskRemove>| {
-                c.disk_remove(vm, number, of.delete_files)
-            })),
+            delete(about(
+                disk,
+                async |d, (DiskParameter(vm, number), Parameters(DiskRemove { delete_files }))| {
+                    d.disk_remove(&vm, number, delete_files).await
+                },
+            )),
         )
         .route(
             "/vms/{vm}/disks/{number}/size",
-            put(two(|c, DiskParameter(vm, number), Body(of): Body<DiskGrow>| {
-                c.disk_grow(vm, number, of.size_bytes)
+            put(about(disk, async |d, (DiskParameter(vm, number), Body(DiskGrow { size_bytes }))| {
+                d.disk_grow(&vm, number, size_bytes).await
             })),
         )
         .route(
             "/vms/{vm}/disks/{number}/mode",
-            put(two(|c, DiskParameter(vm, number), Body(of): Body<DiskSetMode>| {
-                c.disk_set_mode(vm, number, of.mode)
+            put(about(disk, async |d, (DiskParameter(vm, number), Body(DiskSetMode { mode }))| {
+                d.disk_set_mode(&vm, number, mode).await
             })),
         )
 }
 
-fn snapshots() -> Routes {
-    Router::new()
-        .route(
-            "/vms/{vm}/snapshots",
-            get(path(Calls::snapshot_tree)).post(path_and_body(Calls::snapshot_take)),
-        )
-        .route("/vms/{vm}/diff", post(path_and_body(Calls::snapshot_diff)))
-        .route("/vms/{vm}/commit", post(path_and_body(Calls::snapshot_commit)))
-        .route("/vms/{vm}/commit/preview", post(path_and_body(Calls::commit_preview)))
-        .route("/vms/{vm}/revert", post(path_and_body(Calls::snapshot_revert)))
-        .route("/vms/{vm}/revert/preview", post(path_and_body(Calls::revert_preview)))
-        .route("/vms/{vm}/discard", post(path_and_body(Calls::snapshot_discard)))
-        .route("/vms/{vm}/discard/preview", post(path_and_body(Calls::discard_preview)))
-        .route("/vms/{vm}/undo", post(path_and_body(Calls::snapshot_undo)))
-        .route("/vms/{vm}/undo/preview", post(path_and_body(Calls::undo_preview)))
+fn disk<B>((DiskParameter(vm, _), _): &(DiskParameter, B)) -> Subject {
+    Subject::Vm(vm.clone())
 }
 
-fn jobs() -> Routes {
+fn snapshots() -> Router<Core> {
+    let tree = get(vm(async |d, vm, ()| d.snapshot_tree(&vm).await));
     Router::new()
-        .route("/jobs", get(none(Calls::job_list)))
-        .route("/jobs/{id}", get(path(Calls::job_show)))
-        .route("/jobs/{id}/pause", post(path(Calls::job_pause)))
-        .route("/jobs/{id}/resume", post(path(Calls::job_resume)))
-        .route("/jobs/{id}/cancel", post(path(Calls::job_cancel)))
+        .route("/vms/{vm}/snapshots", tree.post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))
+        .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
+        .route("/vms/{vm}/commit", post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await)))
+        .route("/vms/{vm}/commit/preview", post(vm(async |d, vm, Body(of)| d.commit_preview(&vm, of).await)))
+        .route("/vms/{vm}/revert", post(vm(async |d, vm, Body(of)| d.snapshot_revert(&vm, of).await)))
+        .route("/vms/{vm}/revert/preview", post(vm(async |d, vm, Body(of)| d.revert_preview(&vm, of).await)))
+        .route("/vms/{vm}/discard", post(vm(async |d, vm, Body(of)| d.snapshot_discard(&vm, of).await)))
+        .route(
+            "/vms/{vm}/discard/preview",
+            post(vm(async |d, vm, Body(of)| d.discard_preview(&vm, of).await)),
+        )
+        .route("/vms/{vm}/undo", post(vm(async |d, vm, Body(of)| d.snapshot_undo(&vm, of).await)))
+        .route("/vms/{vm}/undo/preview", post(vm(async |d, vm, Body(of)| d.undo_preview(&vm, of).await)))
+}
+
+fn jobs() -> Router<Core> {
+    Router::new()
+        .route("/jobs", get(ask(async |d, ()| Ok(d.job_list()))))
+        .route("/jobs/{id}", get(ask(async |d, Parameter(id)| d.job_do(id, |_| Ok(())))))
+        .route("/jobs/{id}/pause", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.pause()))))
+        .route("/jobs/{id}/resume", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.resume()))))
+        .route(
+            "/jobs/{id}/cancel",
+            post(about(|Parameter(id)| Subject::Job(*id), async |d, Parameter(id)| d.job_cancel(id).await)),
+        )
         .route(
             "/jobs/{id}/limit",
-            put(two(|c, Parameter(id), Body(of): Body<JobLimit>| c.job_limit(id, of.limit_bytes_s))),
+            put(ask(async |d, (Parameter(id), Body(JobLimit { limit_bytes_s }))| {
+                d.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0)))
+            })),
         )
 }
 
-/// A call without arguments.
-fn none<T: 'static>(call: fn(&Calls) -> Reply<'_, T>) -> impl Fn(Shared) -> Answer<T> + Clone {
-    move |State(control): Shared| -> Answer<T> {
-        Box::pin(async move { call(&*control).await.map(Json).map_err(Failure) })
+/// Handler that answers with what `operation` returns on the core's thread. `Q` is what the request says, and `subject`
+/// is what the operation needs for its answer.
+fn about<M: 'static, Q: FromRequest<Core, M> + Send + 'static, T: Serialize + Send + 'static>(
+    subject: fn(&Q) -> Subject,
+    operation: impl AsyncFn(Rc<Daemon>, Q) -> Result<T> + Copy + Send + Sync + 'static,
+) -> impl Handler<(M, State<Core>, Q), Core> {
+    prepared(move |core, of| async move {
+        core.ask(subject(&of), async move |daemon| operation(daemon, of).await).await
+    })
+}
+
+/// Handler of an operation that needs nothing that may hang.
+fn ask<M: 'static, Q: FromRequest<Core, M> + Send + 'static, T: Serialize + Send + 'static>(
+    operation: impl AsyncFn(Rc<Daemon>, Q) -> Result<T> + Copy + Send + Sync + 'static,
+) -> impl Handler<(M, State<Core>, Q), Core> {
+    about(|_| Subject::None, operation)
+}
+
+/// Handler of an operation on a VM.
+fn vm<M: 'static, Q: FromRequest<Core, M> + Send + 'static, T: Serialize + Send + 'static>(
+    operation: impl AsyncFn(Rc<Daemon>, VmName, Q) -> Result<T> + Copy + Send + Sync + 'static,
+) -> impl Handler<(M, State<Core>, Parameter<VmName>, Q), Core> {
+    move |State(core): State<Core>, Parameter(vm): Parameter<VmName>, of: Q| async move {
+        let subject = Subject::Vm(vm.clone());
+        answer(core.ask(subject, async move |daemon| operation(daemon, vm, of).await).await)
     }
 }
 
-/// A call with what one extractor finds in the request.
-fn one<A, T, C>(call: C) -> impl Fn(Shared, A) -> Answer<T> + Clone
+/// Handler of an operation that is prepared on the API's thread before the core carries it out.
+fn prepared<M: 'static, Q: FromRequest<Core, M> + Send + 'static, T: Serialize + Send + 'static, F>(
+    operation: impl Fn(Core, Q) -> F + Copy + Send + Sync + 'static,
+) -> impl Handler<(M, State<Core>, Q), Core>
 where
-    A: Send + 'static,
-    T: 'static,
-    C: Fn(&Calls, A) -> Reply<'_, T> + Copy + Send + Sync + 'static,
+    F: Future<Output = Result<T>> + Send,
 {
-    move |State(control): Shared, a: A| -> Answer<T> {
-        Box::pin(async move { call(&*control, a).await.map(Json).map_err(Failure) })
-    }
+    move |State(core): State<Core>, of: Q| async move { answer(operation(core, of).await) }
 }
 
-/// A call with what two extractors find in the request.
-fn two<A, B, T, C>(call: C) -> impl Fn(Shared, A, B) -> Answer<T> + Clone
-where
-    A: Send + 'static,
-    B: Send + 'static,
-    T: 'static,
-    C: Fn(&Calls, A, B) -> Reply<'_, T> + Copy + Send + Sync + 'static,
-{
-    move |State(control): Shared, a: A, b: B| -> Answer<T> {
-        Box::pin(async move { call(&*control, a, b).await.map(Json).map_err(Failure) })
-    }
-}
-
-fn path<P, T>(call: fn(&Calls, P) -> Reply<'_, T>) -> impl Fn(Shared, Parameter<P>) -> Answer<T> + Clone
-where
-    P: Send + 'static,
-    T: 'static,
-{
-    one(move |control, Parameter(path)| call(control, path))
-}
-
-fn body<R, T>(call: fn(&Calls, R) -> Reply<'_, T>) -> impl Fn(Shared, Body<R>) -> Answer<T> + Clone
-where
-    R: Send + 'static,
-    T: 'static,
-{
-    one(move |control, Body(request)| call(control, request))
-}
-
-fn path_and_body<P, R, T>(
-    call: fn(&Calls, P, R) -> Reply<'_, T>,
-) -> impl Fn(Shared, Parameter<P>, Body<R>) -> Answer<T> + Clone
-where
-    P: Send + 'static,
-    R: Send + 'static,
-    T: 'static,
-{
-    two(move |control, Parameter(path), Body(request)| call(control, path, request))
-}
-
-fn datastore<T: 'static>(
-    call: fn(&Calls, Option<DatastoreName>) -> Reply<'_, T>,
-) -> impl Fn(Shared, Parameters<Which>) -> Answer<T> + Clone {
-    one(move |control, Parameters(which): Parameters<Which>| call(control, which.datastore))
+/// Success is JSON with status 200; failure is an `ErrorBody` with the kind's status.
+fn answer<T>(result: Result<T>) -> Result<Json<T>, Failure> {
+    result.map(Json).map_err(Failure)
 }

@@ -3,11 +3,13 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{self, Daemon};
+use api::units::format_bytes;
 use serde_json::Value;
 
+use crate::support::{DELTA_BYTES, Own, UNSTUN};
+
 fn unstun(datastore: &Path, line: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_unstun"))
+    Command::new(UNSTUN)
         .arg("--datastore")
         .arg(datastore)
         .args(line.split_whitespace())
@@ -33,10 +35,10 @@ fn json(output: &Output) -> Value {
 }
 
 /// With VM `web` and its snapshot `before`.
-fn daemon() -> Daemon {
-    let daemon = Daemon::start();
+fn daemon() -> Own {
+    let daemon = Own::start();
     for line in ["vm create web --disk 20G --disk 200G --store redo", "snapshot take web@before -m text"] {
-        let output = unstun(daemon.path(), line);
+        let output = unstun(&daemon.path(), line);
         assert_eq!(code(&output), 0, "{line}: {}", stderr(&output));
     }
     daemon
@@ -45,6 +47,7 @@ fn daemon() -> Daemon {
 #[test]
 fn exit_codes_tell_what_happened() {
     let daemon = daemon();
+    let _guest = daemon.guest("web/disk0");
     for (line, expected) in [
         ("status", 0),
         ("--help", 0),
@@ -72,11 +75,10 @@ fn exit_codes_tell_what_happened() {
         ("snapshot revert web before", 3),
         ("snapshot revert web before --yes", 3),
         ("snapshot revert web nothing --yes", 4),
-        ("snapshot revert web before --yes --disconnect", 0),
+        ("snapshot revert web before --yes --disconnect --purge", 0),
         ("snapshot discard web", 2),
-        ("snapshot discard web before --yes --disconnect", 0),
-        ("snapshot consolidate web --dry-run", 0),
-        ("snapshot consolidate web", 3),
+        ("snapshot discard web before --yes --disconnect --purge", 0),
+        ("vm disk add web 1G,mode=independent-nonpersistent", 0),
         ("vm reset web --yes --disconnect", 0),
         ("vm disk add web 1G,mode=independent-persistent", 0),
         ("vm disk grow web/disk0 40G", 0),
@@ -85,16 +87,25 @@ fn exit_codes_tell_what_happened() {
         ("vm disk remove web/disk1 --delete-files", 0),
         ("vm disk add web --from /nowhere/old.qcow2", 4),
         ("vm set web", 2),
+        ("snapshot take web@base", 0),
+        ("snapshot take web@top", 0),
         ("vm clone web test1", 2),
-        ("vm clone web@before test1", 0),
+        ("vm clone web@top test1", 0),
+        // The clone keeps a layer of the discarded snapshot, which no snapshot owns then.
+        ("snapshot discard web top --yes", 0),
+        ("vm remove test1 --delete-disks --purge --yes", 0),
+        ("snapshot consolidate web --dry-run", 0),
+        ("snapshot consolidate web", 3),
+        ("snapshot consolidate web --yes", 0),
+        ("snapshot consolidate web --dry-run", 3),
         ("vm import /nowhere/at/all", 4),
         ("vm close web", 0),
         ("vm open web", 0),
         ("check /nowhere/at/all", 4),
-        ("snapshot commit web before --yes", 0),
+        ("snapshot commit web base --yes", 0),
         ("vm remove web", 0),
     ] {
-        let output = unstun(daemon.path(), line);
+        let output = unstun(&daemon.path(), line);
         assert_eq!(code(&output), expected, "{line}: {} {}", stdout(&output), stderr(&output));
     }
 }
@@ -102,47 +113,55 @@ fn exit_codes_tell_what_happened() {
 #[test]
 fn without_a_terminal_a_commit_needs_yes_and_still_says_what_it_would_do() {
     let daemon = daemon();
-    let output = unstun(daemon.path(), "snapshot commit web before");
+    let _guest = daemon.guest("web/disk0");
+    let output = unstun(&daemon.path(), "snapshot commit web before");
     assert_eq!(code(&output), 3);
     let said = stderr(&output);
     for part in ["64 MiB", "once it starts you cannot go back to before, even if you cancel", "--yes"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    assert_eq!(json(&unstun(daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
+    assert_eq!(json(&unstun(&daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
 }
 
 #[test]
 fn a_commit_is_followed_to_its_end() {
     let daemon = daemon();
-    let output = unstun(daemon.path(), "snapshot commit web --all --yes --json");
+    let _guest = daemon.guest("web/disk0");
+    let output = unstun(&daemon.path(), "snapshot commit web --all --yes --json");
     assert_eq!((code(&output), &json(&output)["state"]), (0, &Value::from("done")));
-    let jobs = json(&unstun(daemon.path(), "job list --json"));
-    assert_eq!(jobs[0]["bytes_done"], support::DELTA_BYTES);
+    let jobs = json(&unstun(&daemon.path(), "job list --json"));
+    assert_eq!(jobs[0]["bytes_done"], DELTA_BYTES);
 }
 
 #[test]
 fn a_detached_commit_returns_its_job() {
     let daemon = daemon();
-    let job = json(&unstun(daemon.path(), "snapshot commit web@before --yes --detach --json"));
+    let _guest = daemon.guest("web/disk0");
+    let job = json(&unstun(&daemon.path(), "snapshot commit web@before --yes --detach --json"));
     assert_eq!(job["state"], "running");
-    let paused = json(&unstun(daemon.path(), "job pause 1 --json"));
+    let paused = json(&unstun(&daemon.path(), "job pause 1 --json"));
     assert_eq!(paused["state"], "paused");
-    let limited = json(&unstun(daemon.path(), "job limit 1 200M --json"));
+    let limited = json(&unstun(&daemon.path(), "job limit 1 200M --json"));
     assert_eq!(limited["limit_bytes_s"], 200 << 20);
-    assert_eq!(json(&unstun(daemon.path(), "job cancel 1 --json"))["state"], "cancelled");
+    assert_eq!(json(&unstun(&daemon.path(), "job cancel 1 --json"))["state"], "cancelled");
 }
 
 #[test]
 fn what_throws_data_away_asks_and_says_what_goes() {
     let daemon = daemon();
-    let output = unstun(daemon.path(), "snapshot revert web before");
+    let _guest = daemon.guest("web/disk0");
+    let output = unstun(&daemon.path(), "snapshot revert web before");
     let said = stderr(&output);
-    for part in ["web to before", "64 MiB", "unix writes to disk0", "--disconnect"] {
+    let own = format!("pid {} (", std::process::id());
+    let preview = json(&unstun(&daemon.path(), "snapshot revert web before --dry-run --json"));
+    let lost = preview["bytes_lost"].as_u64().unwrap();
+    assert!((DELTA_BYTES..DELTA_BYTES + (1 << 20)).contains(&lost), "a delta has tables too: {lost}");
+    for part in ["web to before", &format_bytes(lost), &own, ") writes to disk0", "--disconnect"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    let asked = unstun(daemon.path(), "snapshot revert web before --disconnect");
+    let asked = unstun(&daemon.path(), "snapshot revert web before --disconnect");
     assert!(code(&asked) == 3 && stderr(&asked).contains("--yes reverts without asking"), "{asked:?}");
-    let done = json(&unstun(daemon.path(), "snapshot revert web before --disconnect --yes --json"));
+    let done = json(&unstun(&daemon.path(), "snapshot revert web before --disconnect --yes --json"));
     assert_eq!((&done["operation"], &done["target"]), (&"revert".into(), &"before".into()));
 }
 
@@ -171,7 +190,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     for line in ["vm list", "vm list --json", "events web --follow", "help"] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = Command::new(env!("CARGO_BIN_EXE_unstun"))
+        let output = Command::new(UNSTUN)
             .arg("--datastore")
             .arg(daemon.path())
             .args(line.split_whitespace())
@@ -187,7 +206,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 fn the_first_command_of_a_newcomer_says_how_to_begin() {
     let empty = tempfile::tempdir().unwrap();
     let run = |line: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+        let mut command = Command::new(UNSTUN);
         command.args(line.split_whitespace()).current_dir(empty.path()).env_remove("UNSTUN_DATASTORE");
         command.stdin(Stdio::null()).output().unwrap()
     };
@@ -206,30 +225,37 @@ fn the_first_command_of_a_newcomer_says_how_to_begin() {
 #[test]
 fn delete_explains_and_does_nothing() {
     let daemon = daemon();
-    let output = unstun(daemon.path(), "snapshot delete web before");
+    let _guest = daemon.guest("web/disk0");
+    let output = unstun(&daemon.path(), "snapshot delete web before");
     assert_eq!(code(&output), 3);
     for part in ["keeps everything written since", "throws away everything written since", "moves 64 MiB"] {
         assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
     }
-    assert_eq!(json(&unstun(daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
+    assert_eq!(json(&unstun(&daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
 }
 
 #[test]
 fn take_and_show_say_whether_the_room_suffices() {
-    let daemon = daemon();
-    for line in ["vm show web", "snapshot take web second"] {
-        let output = unstun(daemon.path(), line);
-        assert!(
-            stdout(&output).contains("100 GiB free; disks and deltas can grow by 20 GiB at worst"),
-            "{output:?}"
-        );
+    let daemon = Own::start();
+    for (create, worst) in [
+        (
+            "vm create small --disk 64M --store redo",
+            " free; disks and deltas can grow by 64 MiB at worst, which fits\n",
+        ),
+        ("vm create large --disk 62T", " free, but disks and deltas can grow by 62.00 TiB at worst: "),
+    ] {
+        assert_eq!(code(&unstun(&daemon.path(), create)), 0);
+        for line in ["vm show small", &format!("snapshot take small@{}", worst.len())] {
+            let output = unstun(&daemon.path(), line);
+            assert!(stdout(&output).contains(worst), "{output:?}");
+        }
     }
 }
 
 #[test]
 fn errors_are_json_when_asked_for() {
     let daemon = daemon();
-    let output = unstun(daemon.path(), "vm show nobody --json");
+    let output = unstun(&daemon.path(), "vm show nobody --json");
     let error = &json(&output)["error"];
     assert_eq!((&error["kind"], &error["exit_code"]), (&Value::from("not_found"), &Value::from(4)));
     assert!(stderr(&output).contains("nobody"));
@@ -252,7 +278,7 @@ fn client_commands_create_no_datastore_and_name_the_one_they_used() {
 #[test]
 fn the_datastore_is_named_found_here_or_the_systems() {
     let daemon = daemon();
-    let named = Command::new(env!("CARGO_BIN_EXE_unstun"))
+    let named = Command::new(UNSTUN)
         .args(["status", "--json"])
         .env("UNSTUN_DATASTORE", daemon.path())
         .output()
@@ -261,7 +287,7 @@ fn the_datastore_is_named_found_here_or_the_systems() {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(daemon.path(), folder.path().join("unstun-data")).unwrap();
     for (line, variable) in [("status", None), ("status", Some(""))] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+        let mut command = Command::new(UNSTUN);
         command.arg(line).current_dir(folder.path()).env_remove("UNSTUN_DATASTORE");
         if let Some(value) = variable {
             command.env("UNSTUN_DATASTORE", value);
@@ -293,13 +319,13 @@ fn the_lab_is_run_found_or_named_as_missing() {
 
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("unstun");
-    std::fs::copy(env!("CARGO_BIN_EXE_unstun"), &alone).unwrap();
+    std::fs::copy(UNSTUN, &alone).unwrap();
     let missing = Command::new(&alone).args(["lab", "list"]).env("PATH", folder.path()).output().unwrap();
     assert_eq!(code(&missing), 1);
     assert!(stderr(&missing).contains("unstun-lab is neither in"), "{}", stderr(&missing));
     assert!(stderr(&missing).contains("make install"), "{}", stderr(&missing));
 
-    let programs = Path::new(env!("CARGO_BIN_EXE_unstun")).parent().unwrap();
+    let programs = Path::new(UNSTUN).parent().unwrap();
     // The folder that the command runs in chooses no program, not even by a relative PATH.
     let relative =
         Command::new(&alone).args(["lab", "list"]).current_dir(programs).env("PATH", ":.").output();

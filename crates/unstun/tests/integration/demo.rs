@@ -15,7 +15,7 @@ use lab::real::{World, open_disk};
 use lab::run::{End, Record};
 use rustix::process::Signal;
 
-use crate::up::{Daemon, json};
+use crate::support::{Daemon, json};
 
 /// Place of one sector of other data, on a disk that begins with zeros, as one with a file system does.
 const OTHER_AT: u64 = 12_345 * 512;

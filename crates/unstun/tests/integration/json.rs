@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::support::{self, Daemon};
 use api::client::Client;
 use api::client::runtime;
 use api::error::{Error, ErrorBody, ErrorKind};
@@ -11,6 +10,8 @@ use api::*;
 use lab::demo::report::{self, Phase, Report, StoreRun};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::support::Own;
 
 const PAGE: &str = include_str!("../../../../docs/cli-json.md");
 
@@ -50,13 +51,14 @@ fn disk_create() -> VmCreate {
 }
 
 async fn from_the_api(actual: &mut Actual) {
-    let daemon = Daemon::start();
+    let daemon = Own::start();
     let client = daemon.client();
     let create = disk_create();
     let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new() };
     let vm = client.vm_create(&create).await.unwrap();
     let name = vm.name.clone();
     let taken = client.snapshot_take(&name, &take).await.unwrap();
+    let guest = daemon.guest("web/disk0");
     let tree = client.snapshot_tree(&name).await.unwrap();
     let event = client.events(&name, 0).await.unwrap().remove(0);
     let diff = Diff { disk: 0, from: (&take.name).into(), to: None, start_bytes: 0 };
@@ -84,10 +86,16 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Event", &event);
     actual.add("EventDisk", &event.disks[0]);
     actual.add("CommitPreview", &client.commit_preview(&name, &CommitTarget::All).await.unwrap());
-    actual.add("Job", &client.snapshot_commit(&name, &CommitTarget::All).await.unwrap());
-    from_changes(actual, &client, &name).await;
+    let job = client.snapshot_commit(&name, &CommitTarget::All).await.unwrap();
+    actual.add("Job", &job);
+    client.job_cancel(job.id).await.unwrap();
+    actual.add("UnownedDelta", &client.snapshot_tree(&name).await.unwrap().unowned[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
+    from_changes(actual, &client, &name).await;
+    drop(guest);
+    from_other_vms(actual, &daemon, &client).await;
     from_the_bin(actual, &client, &name).await;
+    from_datastores(actual, &daemon, &client).await;
 }
 
 async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
@@ -115,53 +123,76 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     let taken = SnapshotTake { name: "after".parse().unwrap(), message: String::new() };
     let snapshot: SnapshotRef = (&taken.name).into();
     client.snapshot_take(name, &taken).await.unwrap();
-    let revert = Revert { disconnect: true, ..Revert::default() };
-    let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: false, keep: false };
+    let revert = Revert { disconnect: true, purge: true, ..Revert::default() };
+    let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: true, keep: false };
     let loss = client.snapshot_revert(name, &revert).await.unwrap();
-    let disk: DiskRef = format!("{name}/disk0").parse().unwrap();
-    let import = VmImport {
-        path: "/srv/old".into(),
-        name: None,
-        in_place: false,
-        allow_roots: Vec::new(),
-        ignore_content_ids: false,
-        when_full: WhenFull::Wait,
-        datastore: None,
-    };
-    let clone = VmClone { snapshot, name: "test1".parse().unwrap() };
-    client.vm_import(&import).await.unwrap();
-    client.vm_clone(name, &clone).await.unwrap();
     actual.add("Revert", &revert);
     actual.add("Discard", &discard);
     actual.add("Reset", &Reset::default());
     actual.add("Loss", &loss);
     actual.add("VmClient", &loss.clients[0]);
-    actual.add("VmImport", &import);
+    let clone = VmClone { snapshot, name: "test1".parse().unwrap() };
+    client.vm_clone(name, &clone).await.unwrap();
     actual.add("VmClone", &clone);
-    let moving = VmMove { disk: None, store: Some(Store::Redo), datastore: None };
-    assert_eq!(client.vm_move(name, &moving).await.unwrap().operation, Operation::Move);
-    actual.add("VmMove", &moving);
-    from_datastores(actual, client).await;
-    actual.add("Disconnect", &Disconnect::default());
-    actual.add("VmClosed", &client.vm_close(name, true).await.unwrap());
-    let dir = SnapshotDir { dir: Some("/fast".into()) };
-    actual.add("SnapshotDir", &dir);
-    assert_eq!(client.vm_set_snapshot_dir(name, &dir).await.unwrap().snapshot_dir, dir.dir);
-    actual.add("VmOpen", &VmOpen { take_over: false });
+    let purge = VmRemove { delete_disks: true, purge: true, keep: false };
+    client.vm_remove(&clone.name, &purge).await.unwrap();
+    client.snapshot_discard(name, &discard).await.unwrap();
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
-    actual.add("UnownedDelta", &client.snapshot_tree(name).await.unwrap().unowned[0]);
+    let disk: DiskRef = format!("{name}/disk1").parse().unwrap();
+    client.disk_add(name, &DiskCreate::new(512)).await.unwrap();
     actual.add("DiskGrow", &DiskGrow { size_bytes: 512 });
     actual.add("DiskSetMode", &DiskSetMode { mode: DiskMode::Persistent });
-    actual.add("DiskGrown", &client.disk_grow(&disk, 1 << 40).await.unwrap());
+    actual.add("DiskGrown", &client.disk_grow(&disk, 1024).await.unwrap());
     actual.add("DiskRemoved", &client.disk_remove(&disk, false).await.unwrap());
 }
 
-async fn from_datastores(actual: &mut Actual, client: &Client) {
+/// A VM whose files stay when it is removed is imported again, and moved.
+async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
+    let name: VmName = "old".parse().unwrap();
+    let vm = client.vm_create(&VmCreate { name: name.clone(), ..disk_create() }).await.unwrap();
+    let dir = SnapshotDir { dir: Some(daemon.beside("fast")) };
+    actual.add("SnapshotDir", &dir);
+    assert_eq!(client.vm_set_snapshot_dir(&name, &dir).await.unwrap().snapshot_dir, dir.dir);
+    client.vm_set_snapshot_dir(&name, &SnapshotDir { dir: None }).await.unwrap();
+    actual.add("Disconnect", &Disconnect::default());
+    actual.add("VmClosed", &client.vm_close(&name, true).await.unwrap());
+    let open = VmOpen { take_over: false };
+    actual.add("VmOpen", &open);
+    client.vm_open(&name, &open).await.unwrap();
+    client.vm_remove(&name, &VmRemove { delete_disks: false, purge: false, keep: false }).await.unwrap();
+    let import = VmImport {
+        path: vm.home,
+        name: None,
+        in_place: true,
+        allow_roots: Vec::new(),
+        ignore_content_ids: false,
+        when_full: WhenFull::Wait,
+        datastore: None,
+    };
+    assert_eq!(client.vm_import(&import).await.unwrap().id, vm.id);
+    actual.add("VmImport", &import);
+    let moving = VmMove { disk: None, store: Some(Store::Native), datastore: None };
+    let job = client.vm_move(&name, &moving).await.unwrap();
+    assert_eq!(job.operation, Operation::Move);
+    actual.add("VmMove", &moving);
+    ended(client, job).await;
+}
+
+async fn ended(client: &Client, mut job: Job) {
+    while job.state.is_open() {
+        job = client.job_show(job.id).await.unwrap();
+    }
+    assert_eq!(job.state, JobState::Done, "{job:?}");
+}
+
+async fn from_datastores(actual: &mut Actual, daemon: &Own, client: &Client) {
     let main = client.datastore_list().await.unwrap().remove(0).name;
+    let scrub = client.store_scrub(&main).await.unwrap();
+    assert_eq!(scrub.vm, None);
+    ended(client, scrub).await;
     assert_eq!(client.store_check(&main).await.unwrap(), client.store_scrubbed(&main).await.unwrap());
-    assert_eq!(client.store_scrub(&main).await.unwrap().vm, None);
-    let add = DatastoreAdd { path: "/added".into(), name: None, take_over: false };
+    let add = DatastoreAdd { path: daemon.beside("added"), name: None, take_over: false };
     let added = client.datastore_add(&add).await.unwrap();
     actual.add("DatastoreAdd", &add);
     actual.add("Datastore", &added);
@@ -261,7 +292,8 @@ fn made_here(actual: &mut Actual) {
     };
     actual.add("FullDatastore", &full);
     let vm: VmName = "web".parse().unwrap();
-    let client = support::state::client();
+    let (client, access) = ("unix".to_owned(), ClientAccess::Writes);
+    let client = VmClient { disk: Some(0), snapshot: None, client, access };
     actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);

@@ -1,79 +1,12 @@
 //! The daemon as a process, with the real engine: start, serve, stop, start again.
 
-use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Deserializer, Value};
+use rustix::process::Signal;
+use serde_json::Value;
 
-const UNSTUN: &str = env!("CARGO_BIN_EXE_unstun");
-
-pub(crate) struct Daemon {
-    child: Child,
-    /// What it printed once it served.
-    status: Value,
-    /// Kept open: a daemon must not die of a closed pipe here.
-    _stdout: BufReader<ChildStdout>,
-}
-
-impl Daemon {
-    pub(crate) fn start(folder: &Path, arguments: &[&str]) -> Self {
-        Self::start_with(folder, arguments, Stdio::inherit())
-    }
-
-    fn start_with(folder: &Path, arguments: &[&str], log: Stdio) -> Self {
-        Self::start_in(folder, arguments, log, &[])
-    }
-
-    fn start_in(folder: &Path, arguments: &[&str], log: Stdio, variables: &[(&str, String)]) -> Self {
-        let mut child = Command::new(UNSTUN)
-            .args(["up", "--json"])
-            .args(arguments)
-            .current_dir(folder)
-            .env_remove("UNSTUN_DATASTORE")
-            .env_remove("UNSTUN_LOG")
-            .envs(variables.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let first = Deserializer::from_reader(&mut stdout).into_iter::<Value>().next();
-        let status = first.expect("the daemon ended without a word").unwrap();
-        assert!(status["error"].is_null(), "{status}");
-        Self { child, status, _stdout: stdout }
-    }
-
-    pub(crate) fn stop(mut self, signal: Signal) -> ExitStatus {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    /// Only where a test failed before it could stop it.
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn unstun(folder: &Path, line: &str) -> Output {
-    Command::new(UNSTUN)
-        .args(line.split_whitespace())
-        .current_dir(folder)
-        .env_remove("UNSTUN_DATASTORE")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-pub(crate) fn json(folder: &Path, line: &str) -> Value {
-    let output = unstun(folder, line);
-    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+use crate::support::{Daemon, UNSTUN, json, unstun};
 
 #[test]
 fn up_creates_the_datastore_here_and_a_signal_drains_it() {
@@ -81,7 +14,7 @@ fn up_creates_the_datastore_here_and_a_signal_drains_it() {
     let daemon = Daemon::start(folder.path(), &[]);
     let datastore = folder.path().canonicalize().unwrap().join("unstun-data");
     assert_eq!(daemon.status["datastore"], datastore.to_str().unwrap());
-    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.child.id());
+    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.id());
     assert!(datastore.join(".unstun/api.sock").exists());
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
     assert!(!datastore.join(".unstun/api.sock").exists());
@@ -94,7 +27,7 @@ fn a_second_daemon_is_refused() {
     let daemon = Daemon::start(folder.path(), &[]);
     let second = unstun(folder.path(), "up");
     assert_eq!(second.status.code(), Some(5), "{second:?}");
-    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.child.id());
+    assert_eq!(json(folder.path(), "status --json")["pid"], daemon.id());
     assert_eq!(daemon.stop(Signal::INT).code(), Some(0));
 }
 

@@ -92,7 +92,8 @@ fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
     opened.map(Some).map_err(failed)
 }
 
-/// Creates an empty store on the whole device. Refuses a device that is not empty, unless `force`.
+/// Creates an empty store on a block device, or in a file of fixed size, for `datastore add`. Refuses a target that is
+/// not empty, unless `force`.
 pub(crate) fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();

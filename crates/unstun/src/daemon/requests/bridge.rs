@@ -1,22 +1,18 @@
-//! The core's thread, and `Control` as requests sent to it.
+//! The core's thread, the requests that are sent to it, and what the API's thread prepares for some of them.
 
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc as ready_channel};
 use std::thread::JoinHandle;
 
 use api::error::{Error, ErrorKind, Result};
-use api::name::{DatastoreName, VmName};
+use api::name::VmName;
 use api::{
-    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
-    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
-    Disk, DiskCreate, DiskGrown, DiskMode, DiskRemoved, Event, Job, Loss, Reset, Revert, SnapshotDir,
-    SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm, VmClone, VmClosed, VmCreate, VmImport, VmMove,
-    VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Datastore, DatastoreAdd, Disk, DiskCreate, SnapshotDir, Vm, VmCreate, VmImport, VmRemove, VmRemoved,
 };
 use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::control::{Control, Reply};
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::place::Place;
 use crate::daemon::ready::{self, Question};
@@ -25,14 +21,16 @@ use crate::daemon::requests::prepare;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::inuse;
 
-pub(crate) struct Bridge {
+/// Handle of the core's thread, for the API's thread. No data of a guest crosses it.
+pub(crate) struct CoreHandle {
     questions: mpsc::UnboundedSender<Question>,
     core: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Bridge {
-    /// Starts the core. Returns once every VM is open and every listener listens, or with the reason why not.
-    pub(crate) fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<Bridge> {
+impl CoreHandle {
+    /// Starts the core's thread, which locks and recovers the datastores, serves NBD, and stamps `heartbeat`. Returns once
+    /// every VM is open and every listener listens, or with the reason why not.
+    pub(crate) fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<CoreHandle> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (tell, told) = ready_channel::channel();
         let core = std::thread::Builder::new()
@@ -41,330 +39,92 @@ impl Bridge {
             .map_err(|e| Error::failed(format!("starting the core's thread: {e}")))?;
         let answer = told.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));
         answer.and_then(|result| result)?;
-        Ok(Bridge { questions, core: Mutex::new(Some(core)) })
+        Ok(CoreHandle { questions, core: Mutex::new(Some(core)) })
     }
 
-    /// Sends a question to the core; the calling thread awaits the answer. The answer comes in time even if `subject`
-    /// hangs.
-    fn ask<T, F, A>(&self, subject: Subject, question: F) -> Reply<'_, T>
-    where
-        T: Send + 'static,
-        F: FnOnce(Rc<Daemon>) -> A + Send + 'static,
-        A: Future<Output = Result<T>> + 'static,
-    {
+    /// Runs `question` on the core's thread as a task of its own, and returns its answer. The answer comes in time even
+    /// if `subject` hangs. The task continues if the caller stops waiting.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        subject: Subject,
+        question: impl AsyncFnOnce(Rc<Daemon>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let run: Question = Box::new(move |daemon| {
             let env = daemon.env.clone();
             env.spawn_detached(Box::pin(async move {
+                let asked = daemon.clone();
+                let work = async move { question(asked).await };
                 // The caller may have stopped waiting; the operation's effect stays.
-                let _ = answer.send(daemon.answer(subject, question(daemon.clone())).await);
+                let _ = answer.send(daemon.answer(subject, work).await);
             }));
         });
-        let sent = self.questions.send(run);
-        Box::pin(async move {
-            let gone = || Error::new(ErrorKind::Unavailable, "the engine is stopping");
-            sent.map_err(|_| gone())?;
-            answered.await.map_err(|_| gone())?
-        })
-    }
-}
-
-impl Bridge {
-    /// Asks about a VM.
-    fn ask_vm<T, F, A>(&self, vm: VmName, question: F) -> Reply<'_, T>
-    where
-        T: Send + 'static,
-        F: FnOnce(Rc<Daemon>, VmName) -> A + Send + 'static,
-        A: Future<Output = Result<T>> + 'static,
-    {
-        self.ask(Subject::Vm(vm.clone()), move |daemon| question(daemon, vm))
+        let gone = || Error::new(ErrorKind::Unavailable, "the engine is stopping");
+        self.questions.send(run).map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
     }
 
-    /// Runs `prepare` beside the calling thread first, and sends a question about its result.
-    fn ask_with<R, T, P, F, A>(&self, subject: Subject, prepare: P, question: F) -> Reply<'_, T>
-    where
-        R: Send + 'static,
-        T: Send + 'static,
-        P: FnOnce() -> Result<R> + Send + 'static,
-        F: FnOnce(Rc<Daemon>, R) -> A + Send + 'static,
-        A: Future<Output = Result<T>> + 'static,
-    {
-        Box::pin(async move {
-            let found = prepare::beside(prepare).await?;
-            self.ask(subject, move |daemon| question(daemon, found)).await
-        })
-    }
-}
-
-impl Control for Bridge {
-    fn status(&self) -> Reply<'_, Status> {
-        self.ask(Subject::None, |daemon| async move { daemon.status().await })
-    }
-
-    fn vm_create(&self, request: VmCreate) -> Reply<'_, Vm> {
+    pub(crate) async fn vm_create(self: Arc<Self>, request: VmCreate) -> Result<Vm> {
         let subject = Subject::Datastore(request.datastore.clone());
-        self.ask_with(
-            subject,
-            move || prepare::create(request),
-            |daemon, request| async move { daemon.vm_create(request).await },
-        )
+        let request = prepare::beside(|| prepare::create(request)).await?;
+        self.ask(subject, async |daemon| daemon.vm_create(request).await).await
     }
 
-    fn vm_import(&self, request: VmImport) -> Reply<'_, Vm> {
+    pub(crate) async fn vm_import(self: Arc<Self>, request: VmImport) -> Result<Vm> {
         let subject = Subject::Datastore(request.datastore.clone());
-        self.ask_with(
-            subject,
-            move || prepare::import(request),
-            |daemon, (request, source)| async move { daemon.vm_import(request, source).await },
-        )
+        let (request, source) = prepare::beside(|| prepare::import(request)).await?;
+        self.ask(subject, async |daemon| daemon.vm_import(request, source).await).await
     }
 
-    fn vm_clone(&self, vm: VmName, request: VmClone) -> Reply<'_, Vm> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_clone(&vm, request).await })
+    pub(crate) async fn vm_open(self: Arc<Self>, vm: VmName, take_over: bool) -> Result<Vm> {
+        if let Some(home) = self.idle_home(vm.clone()).await? {
+            prepare::beside(move || inuse::refuse_locked(&[home])).await?;
+        }
+        self.ask(Subject::Vm(vm.clone()), async move |daemon| daemon.vm_open(&vm, take_over).await).await
     }
 
-    fn vm_move(&self, vm: VmName, request: VmMove) -> Reply<'_, Job> {
-        let subject = Subject::VmTo(vm.clone(), request.datastore.clone());
-        self.ask(subject, move |daemon| async move { daemon.vm_move(&vm, request).await })
-    }
-
-    fn vm_close(&self, vm: VmName, disconnect: bool) -> Reply<'_, VmClosed> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_close(&vm, disconnect).await })
-    }
-
-    fn vm_open(&self, vm: VmName, take_over: bool) -> Reply<'_, Vm> {
-        let name = vm.clone();
-        let home = self.ask(Subject::None, |daemon| async move {
-            Ok(daemon.idle_home(name.as_str()).map(|home| home.path))
-        });
-        Box::pin(async move {
-            if let Some(home) = home.await? {
-                prepare::beside(move || inuse::refuse_locked(&[home])).await?;
-            }
-            let subject = Subject::Vm(vm.clone());
-            self.ask(subject, move |daemon| async move { daemon.vm_open(&vm, take_over).await }).await
-        })
-    }
-
-    fn vm_set_shared_writers(&self, vm: VmName, shared: bool) -> Reply<'_, Vm> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_set_shared_writers(&vm, shared).await })
-    }
-
-    fn vm_set_snapshot_dir(&self, vm: VmName, request: SnapshotDir) -> Reply<'_, Vm> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask_with(
-            subject,
-            move || prepare::folder(request.dir),
-            |daemon, dir| async move { daemon.vm_set_snapshot_dir(&vm, dir).await },
-        )
-    }
-
-    fn reset_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.reset_preview(&vm, request).await })
-    }
-
-    fn vm_reset(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.vm_reset(&vm, request).await })
-    }
-
-    fn vm_list(&self) -> Reply<'_, Vec<VmSummary>> {
-        self.ask(Subject::None, |daemon| async move { daemon.vm_list().await })
-    }
-
-    fn vm_show(&self, vm: VmName) -> Reply<'_, Vm> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_show(&vm).await })
-    }
-
-    fn vm_space(&self, vm: VmName) -> Reply<'_, VmSpace> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.vm_space(&vm).await })
-    }
-
-    fn vm_remove_preview(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemovePreview> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.remove_preview(&vm, request).await })
-    }
-
-    fn bin_list(&self, datastore: Option<DatastoreName>) -> Reply<'_, Vec<BinEntry>> {
-        self.ask(Subject::None, |daemon| async move { daemon.bin_list(datastore).await })
-    }
-
-    fn bin_restore(&self, request: BinRestore) -> Reply<'_, BinRestored> {
-        let subject = Subject::Bin(request.datastore.clone(), vec![request.entry.clone()]);
-        self.ask(subject, |daemon| async move { daemon.bin_restore(request).await })
-    }
-
-    fn bin_empty_preview(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
-        let subject = Subject::Bin(request.datastore.clone(), request.entries.clone());
-        self.ask(subject, |daemon| async move { daemon.bin_empty_preview(&request).await })
-    }
-
-    fn bin_empty(&self, request: BinEmpty) -> Reply<'_, BinEmptied> {
-        let subject = Subject::Bin(request.datastore.clone(), request.entries.clone());
-        self.ask(subject, |daemon| async move { daemon.bin_empty(&request).await })
-    }
-
-    fn vm_remove(&self, vm: VmName, request: VmRemove) -> Reply<'_, VmRemoved> {
-        let name = vm.clone();
-        let home = self.ask(Subject::None, move |daemon| async move {
-            Ok(daemon.idle_home(name.as_str()).map(|home| home.path))
-        });
-        Box::pin(async move {
-            if let Some(home) = home.await?.filter(|_| request.delete_disks) {
-                let look = move || if home.is_dir() { inuse::refuse_locked(&[home]) } else { Ok(()) };
-                prepare::beside(look).await?;
-            }
-            self.ask(
-                Subject::Vm(vm.clone()),
-                move |daemon| async move { daemon.vm_remove(&vm, request).await },
-            )
+    pub(crate) async fn vm_set_snapshot_dir(self: Arc<Self>, vm: VmName, request: SnapshotDir) -> Result<Vm> {
+        let dir = prepare::beside(|| prepare::folder(request.dir)).await?;
+        self.ask(Subject::Vm(vm.clone()), async move |daemon| daemon.vm_set_snapshot_dir(&vm, dir).await)
             .await
-        })
     }
 
-    fn disk_add(&self, vm: VmName, disk: DiskCreate) -> Reply<'_, Disk> {
-        let subject = Subject::Vm(vm.clone());
-        self.ask_with(
-            subject,
-            move || prepare::disk(disk),
-            |daemon, disk| async move { daemon.disk_add(&vm, disk).await },
-        )
+    pub(crate) async fn vm_remove(self: Arc<Self>, vm: VmName, request: VmRemove) -> Result<VmRemoved> {
+        if let Some(home) = self.idle_home(vm.clone()).await?.filter(|_| request.delete_disks) {
+            let look = move || if home.is_dir() { inuse::refuse_locked(&[home]) } else { Ok(()) };
+            prepare::beside(look).await?;
+        }
+        self.ask(Subject::Vm(vm.clone()), async move |daemon| daemon.vm_remove(&vm, request).await).await
     }
 
-    fn disk_remove(&self, vm: VmName, number: u32, delete_files: bool) -> Reply<'_, DiskRemoved> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_remove(&vm, number, delete_files).await })
+    /// Returns the folder of a VM that is closed or broken.
+    async fn idle_home(&self, vm: VmName) -> Result<Option<PathBuf>> {
+        self.ask(Subject::None, async move |daemon| Ok(daemon.idle_home(vm.as_str()).map(|home| home.path)))
+            .await
     }
 
-    fn disk_grow(&self, vm: VmName, number: u32, size_bytes: u64) -> Reply<'_, DiskGrown> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_grow(&vm, number, size_bytes).await })
+    pub(crate) async fn disk_add(self: Arc<Self>, vm: VmName, disk: DiskCreate) -> Result<Disk> {
+        let disk = prepare::beside(|| prepare::disk(disk)).await?;
+        self.ask(Subject::Vm(vm.clone()), async move |daemon| daemon.disk_add(&vm, disk).await).await
     }
 
-    fn disk_set_mode(&self, vm: VmName, number: u32, mode: DiskMode) -> Reply<'_, Disk> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.disk_set_mode(&vm, number, mode).await })
-    }
-
-    fn snapshot_take(&self, vm: VmName, request: SnapshotTake) -> Reply<'_, SnapshotTaken> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_take(&vm, request).await })
-    }
-
-    fn snapshot_tree(&self, vm: VmName) -> Reply<'_, SnapshotTree> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_tree(&vm).await })
-    }
-
-    fn snapshot_diff(&self, vm: VmName, request: Diff) -> Reply<'_, Differences> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_diff(&vm, request).await })
-    }
-
-    fn commit_preview(&self, vm: VmName, target: CommitTarget) -> Reply<'_, CommitPreview> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.commit_preview(&vm, target).await })
-    }
-
-    fn snapshot_commit(&self, vm: VmName, target: CommitTarget) -> Reply<'_, Job> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_commit(&vm, target).await })
-    }
-
-    fn revert_preview(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.revert_preview(&vm, request).await })
-    }
-
-    fn snapshot_revert(&self, vm: VmName, request: Revert) -> Reply<'_, Loss> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_revert(&vm, request).await })
-    }
-
-    fn discard_preview(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.discard_preview(&vm, request).await })
-    }
-
-    fn snapshot_discard(&self, vm: VmName, request: Discard) -> Reply<'_, Loss> {
-        self.ask_vm(vm, |daemon, vm| async move { daemon.snapshot_discard(&vm, request).await })
-    }
-
-    fn undo_preview(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.undo_preview(&vm, request).await })
-    }
-
-    fn snapshot_undo(&self, vm: VmName, request: Reset) -> Reply<'_, Loss> {
-        self.ask_vm(vm, move |daemon, vm| async move { daemon.snapshot_undo(&vm, request).await })
-    }
-
-    fn store_check(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
-        let subject = Subject::Datastore(datastore.clone());
-        self.ask(subject, |daemon| async move { daemon.store_check(datastore).await })
-    }
-
-    fn store_scrub(&self, datastore: Option<DatastoreName>) -> Reply<'_, Job> {
-        let subject = Subject::Datastore(datastore.clone());
-        self.ask(subject, |daemon| async move { daemon.store_scrub(datastore).await })
-    }
-
-    fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Reply<'_, Checked> {
-        self.ask(Subject::None, |daemon| async move { daemon.store_scrubbed(datastore) })
-    }
-
-    fn datastore_list(&self) -> Reply<'_, Vec<Listed>> {
-        self.ask(Subject::None, |daemon| async move { Ok(daemon.datastore_list().await) })
-    }
-
-    fn datastore_add(&self, request: DatastoreAdd) -> Reply<'_, Listed> {
+    pub(crate) async fn datastore_add(self: Arc<Self>, request: DatastoreAdd) -> Result<Datastore> {
         let take_over = if request.take_over { TakeOver::FromAnyOwner } else { TakeOver::FromOwnHost };
-        let subject = Subject::None;
-        self.ask_with(
-            subject,
-            move || prepare::datastore(request),
-            move |daemon, (name, path)| async move { daemon.datastore_add(name, path, take_over).await },
-        )
+        let (name, path) = prepare::beside(|| prepare::datastore(request)).await?;
+        self.ask(Subject::None, async move |daemon| daemon.datastore_add(name, path, take_over).await).await
     }
 
-    fn datastore_remove(&self, name: DatastoreName) -> Reply<'_, DatastoreRemoved> {
-        let subject = Subject::Added(name.clone());
-        self.ask(subject, |daemon| async move { daemon.datastore_remove(&name).await })
-    }
-
-    fn datastore_remove_preview(&self, name: DatastoreName) -> Reply<'_, DatastoreRemovePreview> {
-        let subject = Subject::Added(name.clone());
-        self.ask(subject, |daemon| async move { daemon.datastore_remove_preview(&name).await })
-    }
-
-    fn job_list(&self) -> Reply<'_, Vec<Job>> {
-        self.ask(Subject::None, |daemon| async move { Ok(daemon.job_list()) })
-    }
-
-    fn job_show(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(Subject::None, move |daemon| async move { daemon.job_do(id, |_| Ok(())) })
-    }
-
-    fn job_pause(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(Subject::None, move |daemon| async move { daemon.job_do(id, |job| job.pause()) })
-    }
-
-    fn job_resume(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(Subject::None, move |daemon| async move { daemon.job_do(id, |job| job.resume()) })
-    }
-
-    fn job_cancel(&self, id: u64) -> Reply<'_, Job> {
-        self.ask(Subject::Job(id), move |daemon| async move { daemon.job_cancel(id).await })
-    }
-
-    fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Reply<'_, Job> {
-        self.ask(Subject::None, move |daemon| async move {
-            daemon.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0)))
-        })
-    }
-
-    fn events(&self, vm: VmName, after: u64) -> Reply<'_, Vec<Event>> {
-        self.ask(Subject::None, move |daemon| async move { daemon.events(&vm, after) })
-    }
-
-    fn shutdown(&self) -> Reply<'_, ()> {
-        let drained = self.ask(Subject::None, |daemon| async move { daemon.shut_down().await });
-        Box::pin(async move {
-            let result = drained.await;
-            let core = self.core.lock().ok().and_then(|mut core| core.take());
-            // The thread ends right after its answer, so joining it does not wait for I/O.
-            if let Some(core) = core
-                && core.join().is_err()
-            {
-                return Err(Error::failed("the core's thread panicked; the next start recovers"));
-            }
-            result
-        })
+    /// Admits no new guest I/O, completes what was admitted, writes tables and closes. It is called once, as the last
+    /// call.
+    pub(crate) async fn shutdown(&self) -> Result<()> {
+        let result = self.ask(Subject::None, async |daemon| daemon.shut_down().await).await;
+        let core = self.core.lock().ok().and_then(|mut core| core.take());
+        // The thread ends right after its answer, so joining it does not wait for I/O.
+        if let Some(core) = core
+            && core.join().is_err()
+        {
+            return Err(Error::failed("the core's thread panicked; the next start recovers"));
+        }
+        result
     }
 }

@@ -51,6 +51,7 @@ impl Daemon {
         })
     }
 
+    /// Returns the VMs sorted by name.
     pub(crate) async fn vm_list(&self) -> Result<Vec<api::VmSummary>> {
         let mut rows = Vec::new();
         for entry in self.entries() {
@@ -168,6 +169,7 @@ impl Daemon {
         bytes
     }
 
+    /// Returns once the snapshot is sealed.
     pub(crate) async fn snapshot_take(
         &self,
         vm: &VmName,
@@ -197,6 +199,7 @@ impl Daemon {
         })
     }
 
+    /// Fails with `Refused` if there is nothing to commit.
     pub(crate) async fn commit_preview(
         &self,
         vm: &VmName,
@@ -238,6 +241,7 @@ impl Daemon {
         Some(u128::from(bytes).div_ceil(bytes_s) as u64)
     }
 
+    /// Returns the job as soon as its start is durable. The snapshots are already removed from the tree.
     pub(crate) async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let commit = async || Ok(entry.running.machine.clone().commit(&what(&target)).await?);
@@ -247,6 +251,7 @@ impl Daemon {
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))
     }
 
+    /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.
     pub(crate) fn job_list(&self) -> Vec<api::Job> {
         self.tracked(api_types::job)
     }
@@ -256,6 +261,7 @@ impl Daemon {
         found.ok_or_else(|| Error::not_found(format!("no job {id}; see `unstun job list`")))
     }
 
+    /// Changes a job and returns it. Pause, resume and cancel fail with `Refused` for an ended job.
     pub(crate) fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
         change(&*self.job(id)?)?;
         let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t))).into_iter().flatten().next();
@@ -270,6 +276,7 @@ impl Daemon {
         self.job_do(id, |_| Ok(()))
     }
 
+    /// Returns the events with an ID above `after`, in rising order; for 0, all events.
     pub(crate) fn events(&self, vm: &VmName, after: u64) -> Result<Vec<api::Event>> {
         let entry = self.entry(vm.as_str())?;
         let events = entry.events.borrow();

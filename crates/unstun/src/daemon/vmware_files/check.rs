@@ -9,7 +9,8 @@ use blk::uring::UringReactor;
 use blk::{Env, Executor};
 use vmdk::check::{self, Target};
 
-/// Verifies the folder or the chain at `path`, which is absolute and exists.
+/// Verifies the folder of a VM, or the chain that ends in the descriptor at `path`, which is absolute and exists. Changes
+/// nothing. The answer lists what is wrong with the files; an error concerns the path itself.
 pub(crate) fn check(path: &Path) -> Result<Checked> {
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();

@@ -24,6 +24,8 @@ const READS_AHEAD: usize = 8;
 /// Number of bytes of the disk whose holes are queried at once.
 const STATUS_BYTES: u64 = 256 << 20;
 
+/// Reads a chain without changing it and writes the disk it shows to a sparse raw file. `progress` is called with (bytes
+/// done, bytes total) after each piece.
 pub(crate) fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Converted> {
     let reactor = Rc::new(UringReactor::new()?);
     let executor = Executor::new(reactor);

@@ -15,7 +15,8 @@ use vmdk::repair::{self, Plan, RepairOptions};
 use crate::daemon::vm::{home_locks, inuse};
 use crate::daemon::vmware_files::check;
 
-/// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set.
+/// Plans the repairs of the folder at `path`, which is absolute and exists. Carries them out if `write` is set. The
+/// terms include the caller's assurance that parents with other content IDs than expected hold unchanged data.
 pub(crate) fn repair(path: &Path, terms: RepairOptions, write: bool) -> Result<Repair> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {
@@ -34,7 +35,7 @@ pub(crate) fn repair(path: &Path, terms: RepairOptions, write: bool) -> Result<R
     })
 }
 
-/// Undoes the last repair of the folder at `path`.
+/// Restores the files that the last repair of the folder at `path` changed.
 pub(crate) fn undo(path: &Path) -> Result<RepairUndone> {
     let folder = path.to_path_buf();
     run(path, move |env| async move {

@@ -1,0 +1,46 @@
+//! The server over a core, with clients that break the protocol.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::client::{Client, runtime};
+use api::location::Datastore;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use crate::daemon::{BinPolicy, CoreHandle, Place};
+use crate::memory::Memory;
+
+/// A client that says nothing more holds no connection for ever.
+#[test]
+fn a_header_that_does_not_end_ends_its_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let datastore = Datastore::for_daemon(Some(folder.path()), false).unwrap();
+    let place = Place {
+        name: datastore.name(),
+        root: datastore.root().to_path_buf(),
+        map_cache_bytes: 16 << 20,
+        memory: Memory::new(1 << 30).unwrap(),
+        bin: BinPolicy::default(),
+        nbd: Vec::new(),
+    };
+    let core = Arc::new(CoreHandle::start(place, Arc::default()).unwrap());
+    let socket = datastore.api_socket();
+    let all = async {
+        let listener = super::bind(&socket).unwrap();
+        tokio::spawn(super::serve(listener, core.clone(), Duration::from_millis(50), pending()));
+        let silent = UnixStream::connect(&socket).await.unwrap();
+        let mut slow = UnixStream::connect(&socket).await.unwrap();
+        slow.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost:").await.unwrap();
+        for mut stream in [silent, slow] {
+            let mut said = Vec::new();
+            // Ends only where the server closes it.
+            stream.read_to_end(&mut said).await.unwrap();
+            assert!(!said.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&said));
+        }
+        Client::new(&datastore).status().await.unwrap();
+        core.shutdown().await.unwrap();
+    };
+    runtime().unwrap().block_on(all);
+}
