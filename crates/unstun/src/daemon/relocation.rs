@@ -31,7 +31,8 @@ struct Switched {
 }
 
 impl Daemon {
-    /// Starts a move, and returns its job as soon as the target side exists.
+    /// Starts a move, and returns its job as soon as the target side exists. The VM's clients stay attached. Fails with
+    /// `Refused` while a client reads a snapshot of the VM.
     pub(crate) async fn vm_move(
         self: &Rc<Self>,
         vm: &VmName,

@@ -18,6 +18,7 @@ type ChosenVm = (Rc<super::Datastore>, String, super::BinRecord);
 type ChosenState = (Rc<VmRecord>, BinnedState);
 
 impl Daemon {
+    /// Returns the entries, the oldest first; for `None`, those of all datastores.
     pub(crate) async fn bin_list(&self, datastore: Option<DatastoreName>) -> Result<Vec<api::BinEntry>> {
         let found = self.in_bins(datastore.as_ref())?;
         let mut entries: Vec<_> =
@@ -29,6 +30,7 @@ impl Daemon {
         Ok(entries)
     }
 
+    /// Restores an entry. Fails with `Exists` if the name is taken.
     pub(crate) async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
         if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
             return self.bin_restore_state(&entry, id, request.name, request.disconnect).await;

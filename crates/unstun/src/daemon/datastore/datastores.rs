@@ -212,7 +212,8 @@ impl Daemon {
         Err(Error::refused(format!("{}: {cause}; {remedy}", datastore.path.display())))
     }
 
-    /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore.
+    /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore. Fails with `Exists`
+    /// if the name or the folder is taken, and with `Locked` while another daemon serves it.
     pub(crate) async fn datastore_add(
         self: &Rc<Self>,
         name: DatastoreName,
@@ -302,7 +303,8 @@ impl Daemon {
         }
     }
 
-    /// Stops serving a datastore. Everything in it stays.
+    /// Stops serving a datastore. Everything in it stays. Fails with `Refused` for the main one, and while a client is
+    /// attached or a job is open.
     pub(crate) async fn datastore_remove(
         self: &Rc<Self>,
         name: &DatastoreName,
@@ -354,6 +356,7 @@ impl Daemon {
         result.and(datastore.native.close().await.map_err(Error::from))
     }
 
+    /// Returns the datastores, the main one first.
     pub(crate) async fn datastore_list(&self) -> Vec<api::Datastore> {
         // Both lists are read at the same moment: a datastore that is served meanwhile is in one of them.
         let datastores = self.datastores();

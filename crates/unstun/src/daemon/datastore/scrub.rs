@@ -21,6 +21,8 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 const NAMED_MAX: usize = 5;
 
 impl Daemon {
+    /// Checks the store of a datastore while it is in use; for `None`, that of the main one. Fails with `NotFound` if
+    /// there is no store.
     pub(crate) async fn store_check(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let datastore = self.datastore(datastore.as_ref())?;
         let copies = self.copies(&datastore).await;

@@ -29,6 +29,7 @@ impl Daemon {
         Ok(self.present_revert(&entry, &loss, &request, fate, entry.running.writers()))
     }
 
+    /// Reverts to a snapshot. Fails with `Refused` while a client writes, unless the request disconnects it.
     pub(crate) async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
@@ -65,6 +66,7 @@ impl Daemon {
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
     }
 
+    /// Returns what a reset would lose. Fails with `Refused` if the VM has no nonpersistent disk.
     pub(crate) async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
@@ -83,6 +85,7 @@ impl Daemon {
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
     }
 
+    /// Returns what an undo would lose. Fails with `Refused` if the bin has no state of the VM.
     pub(crate) async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;

@@ -10,6 +10,7 @@ use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 
 impl Daemon {
+    /// Returns a part of the differences. Fails with `Refused` while a commit moves blocks.
     pub(crate) async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));

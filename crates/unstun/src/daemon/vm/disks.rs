@@ -35,6 +35,7 @@ impl Daemon {
         Ok(api::DiskRemoved { number, layers, files_deleted: delete_files })
     }
 
+    /// Grows a disk. Fails with `Refused` while the disk has deltas.
     pub(crate) async fn disk_grow(
         &self,
         vm: &VmName,

@@ -19,6 +19,7 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 use crate::daemon::vm::{formats, mark, native_homes, paths, settings};
 
 impl Daemon {
+    /// Creates a VM. Fails with `Exists` if the name is taken.
     pub(crate) async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
@@ -73,7 +74,7 @@ impl Daemon {
     }
 
     /// Imports a VM. In place, its folder becomes the VM's home. Otherwise a home in the datastore has deltas on top of
-    /// the folder's layers.
+    /// the folder's layers. Fails with `Refused` if the files lead outside the allowed folders.
     pub(crate) async fn vm_import(
         self: &Rc<Self>,
         request: api::VmImport,
@@ -189,6 +190,7 @@ impl Daemon {
         }
     }
 
+    /// Creates a linked clone, and returns it. The snapshot is protected as long as the clone exists.
     pub(crate) async fn vm_clone(self: &Rc<Self>, vm: &VmName, request: api::VmClone) -> Result<api::Vm> {
         let parent = self.entry_to_change(vm.as_str())?;
         let name = request.name.as_str();
@@ -217,6 +219,7 @@ impl Daemon {
         self.show(&entry).await
     }
 
+    /// Closes a VM. Fails with `Refused` while a client writes, unless `disconnect` is set.
     pub(crate) async fn vm_close(self: &Rc<Self>, vm: &VmName, disconnect: bool) -> Result<api::VmClosed> {
         let _claim = self.claim(vm.as_str())?;
         let entry = self.entry(vm.as_str())?;

@@ -22,6 +22,8 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 use crate::daemon::vm::{formats, mark, native_homes};
 
 impl Daemon {
+    /// Removes a VM. Keeps the files unless `delete_disks` is set. Fails with `Refused` while a client is attached, a
+    /// job is open, or a clone reads the files.
     pub(crate) async fn vm_remove(
         self: &Rc<Self>,
         vm: &VmName,
