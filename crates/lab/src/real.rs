@@ -1,7 +1,6 @@
 //! Stacks on real storage, as subjects. The lab measures them through the interfaces that every user has: NBD, files,
 //! block devices, and the stack's own commands or API. It uses no private interface of our engine.
 
-mod core;
 mod facts;
 mod hooks;
 mod measure;
@@ -14,11 +13,12 @@ mod server;
 mod stack;
 mod survey;
 mod unstun;
+mod uring_executor;
 mod verbs;
 
-pub use self::core::World;
 pub use self::facts::{facts, free_bytes};
 pub use self::hooks::Hooks;
 pub use self::measure::{run, run_served};
 pub use self::stack::{Site, Stack, open_disk};
 pub use self::survey::{Onlooker, survey};
+pub use self::uring_executor::UringExecutor;

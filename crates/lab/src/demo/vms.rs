@@ -16,7 +16,7 @@ use sim::oracle::sequence_of;
 use tokio::runtime::Runtime;
 
 use crate::compare::SNAPSHOT;
-use crate::real::{World, open_disk};
+use crate::real::{UringExecutor, open_disk};
 
 /// Snapshot of the operations that are timed.
 pub(super) const INSTANT: &str = "instant";
@@ -126,9 +126,9 @@ fn end_jobs(client: &Client, runtime: &Runtime, name: &VmName) -> Result<()> {
 
 /// Returns whether every sector is zeros or was written by the lab.
 fn holds_only_stamps(uri: &str) -> Result<bool> {
-    let world = World::new()?;
-    let disk = open_disk(&world, uri)?;
-    world.run(only_stamps(disk)).map_err(Error::from)
+    let executor = UringExecutor::new()?;
+    let disk = open_disk(&executor, uri)?;
+    executor.run(only_stamps(disk)).map_err(Error::from)
 }
 
 async fn only_stamps(disk: Rc<dyn Volume>) -> blk::Result<bool> {

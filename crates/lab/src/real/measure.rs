@@ -4,9 +4,9 @@ use api::Vm;
 use api::client::Client;
 use blk::Result;
 
-use super::core::World;
 use super::facts::facts;
 use super::stack::{Site, Stack, open_served};
+use super::uring_executor::UringExecutor;
 use crate::run::{End, Record};
 use crate::runner::{self, Audience, Plan};
 use crate::subject::Subject;
@@ -15,28 +15,28 @@ use crate::subject::Subject;
 pub fn run(stack: &Stack, site: &Site<'_>, mut plan: Plan, audience: Audience) -> Record {
     plan.head.subject = stack.name().to_string();
     plan.head.machine = facts(site.folder);
-    run_on(plan, audience, |world| stack.open(world, site))
+    run_on(plan, audience, |executor| stack.open(executor, site))
 }
 
 /// Runs a plan on a VM of a daemon that runs already.
 pub fn run_served(client: Client, vm: &Vm, mut plan: Plan, audience: Audience) -> Record {
     plan.head.subject = vm.store.as_str().to_string();
     plan.head.machine = facts(&vm.home);
-    run_on(plan, audience, |world| open_served(world, client, vm))
+    run_on(plan, audience, |executor| open_served(executor, client, vm))
 }
 
 fn run_on(
     mut plan: Plan,
     audience: Audience,
-    open: impl FnOnce(&World) -> Result<Rc<dyn Subject>>,
+    open: impl FnOnce(&UringExecutor) -> Result<Rc<dyn Subject>>,
 ) -> Record {
-    let opened = World::new().and_then(|world| open(&world).map(|subject| (world, subject)));
+    let opened = UringExecutor::new().and_then(|executor| open(&executor).map(|subject| (executor, subject)));
     match opened {
         Err(e) => Record { end: End::Failed(e.to_string()), ..plan.head },
-        Ok((world, subject)) => {
-            let env = world.env();
+        Ok((executor, subject)) => {
+            let env = executor.env();
             plan.head.began_unix_us = env.unix_us();
-            world.run(async move { runner::run(&env, subject, plan, audience).await })
+            executor.run(async move { runner::run(&env, subject, plan, audience).await })
         }
     }
 }

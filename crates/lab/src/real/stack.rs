@@ -10,12 +10,12 @@ use blk::reactor::OpenMode;
 use blk::volume::Volume;
 use blk::{Env, Errno, Error, Result};
 
-use super::core::World;
 use super::hooks::Hooks;
 use super::nbd;
 use super::qemu::Qemu;
 use super::reflink::Reflinks;
 use super::unstun::Served;
+use super::uring_executor::UringExecutor;
 use super::verbs::{Outside, Verbs};
 use crate::plain::Plain;
 use crate::subject::Subject;
@@ -91,59 +91,59 @@ impl Stack {
     /// Returns the bytes of each disk of a user's own stack; None for the other stacks, whose disks are created.
     pub fn disk_bytes(&self) -> Result<Option<Vec<u64>>> {
         let Stack::Hooks { disks, .. } = self else { return Ok(None) };
-        let world = World::new()?;
-        let size = |target: &String| Ok(open_disk(&world, target)?.info().size_bytes);
+        let executor = UringExecutor::new()?;
+        let size = |target: &String| Ok(open_disk(&executor, target)?.info().size_bytes);
         disks.iter().map(size).collect::<Result<_>>().map(Some)
     }
 
     /// Starts the server of the disks and attaches to them. Server and connections end with the subject.
-    pub fn open(&self, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
+    pub fn open(&self, executor: &UringExecutor, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
         let (disks, verbs) = match self {
             Stack::Unstun(store) => {
-                attached(world, Served::start(site.program, site.folder, *store, site.disk_bytes)?)?
+                attached(executor, Served::start(site.program, site.folder, *store, site.disk_bytes)?)?
             }
-            Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, world, site)?,
-            Stack::Reflink => open_reflink(world, site)?,
-            Stack::Vmware { mirror } => return open_vmware(*mirror, world, site),
+            Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, executor, site)?,
+            Stack::Reflink => open_reflink(executor, site)?,
+            Stack::Vmware { mirror } => return open_vmware(*mirror, executor, site),
             Stack::Hooks { disks, hooks } => {
-                let volumes = disks.iter().map(|disk| open_disk(world, disk)).collect::<Result<_>>()?;
+                let volumes = disks.iter().map(|disk| open_disk(executor, disk)).collect::<Result<_>>()?;
                 (volumes, Box::new(hooks.clone()) as Box<dyn Verbs>)
             }
         };
-        Ok(Outside::new(self.name(), world, disks, verbs))
+        Ok(Outside::new(self.name(), executor, disks, verbs))
     }
 }
 
 type Opened = (Vec<Rc<dyn Volume>>, Box<dyn Verbs>);
 
 /// Attaches to the disks of a VM of a daemon that runs already.
-pub(super) fn open_served(world: &World, client: Client, vm: &Vm) -> Result<Rc<dyn Subject>> {
-    let (disks, verbs) = attached(world, Served::connect(client, vm.name.clone())?)?;
-    Ok(Outside::new(vm.store.as_str(), world, disks, verbs))
+pub(super) fn open_served(executor: &UringExecutor, client: Client, vm: &Vm) -> Result<Rc<dyn Subject>> {
+    let (disks, verbs) = attached(executor, Served::connect(client, vm.name.clone())?)?;
+    Ok(Outside::new(vm.store.as_str(), executor, disks, verbs))
 }
 
-fn attached(world: &World, (served, uris): (Served, Vec<String>)) -> Result<Opened> {
-    let disks = uris.iter().map(|uri| open_disk(world, uri)).collect::<Result<_>>()?;
+fn attached(executor: &UringExecutor, (served, uris): (Served, Vec<String>)) -> Result<Opened> {
+    let disks = uris.iter().map(|uri| open_disk(executor, uri)).collect::<Result<_>>()?;
     Ok((disks, Box::new(served)))
 }
 
-fn open_qemu(extended_l2: bool, world: &World, site: &Site<'_>) -> Result<Opened> {
+fn open_qemu(extended_l2: bool, executor: &UringExecutor, site: &Site<'_>) -> Result<Opened> {
     make_raw(site, "qemu")?;
     let qemu = Qemu::start(site.folder, extended_l2)?;
-    Ok((vec![open_disk(world, &Qemu::uri(site.folder))?], Box::new(qemu)))
+    Ok((vec![open_disk(executor, &Qemu::uri(site.folder))?], Box::new(qemu)))
 }
 
-fn open_reflink(world: &World, site: &Site<'_>) -> Result<Opened> {
+fn open_reflink(executor: &UringExecutor, site: &Site<'_>) -> Result<Opened> {
     Reflinks::probe(site.folder)?;
     let disk = make_raw(site, "reflink")?;
-    let volume = open_disk(world, &disk.to_string_lossy())?;
+    let volume = open_disk(executor, &disk.to_string_lossy())?;
     Ok((vec![volume], Box::new(Reflinks { disk })))
 }
 
-fn open_vmware(mirror: bool, world: &World, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
+fn open_vmware(mirror: bool, executor: &UringExecutor, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
     let spec = Spec::redo(mirror, site.disk_bytes.to_vec());
-    let (env, folder) = (world.env(), site.folder.to_string_lossy().into_owned());
-    world.run(async move {
+    let (env, folder) = (executor.env(), site.folder.to_string_lossy().into_owned());
+    executor.run(async move {
         let dir = env.open_root(&folder)?;
         Ok(Rc::new(Esx::create(env.clone(), dir.clone(), dir, spec).await?) as Rc<dyn Subject>)
     })
@@ -162,12 +162,12 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
 }
 
 /// Opens an NBD URI, a file or a block device.
-pub fn open_disk(world: &World, target: &str) -> Result<Rc<dyn Volume>> {
+pub fn open_disk(executor: &UringExecutor, target: &str) -> Result<Rc<dyn Volume>> {
     if nbd::is_uri(target) {
-        return Ok(nbd::dial(target)?.serve(&world.reactor, &world.env()));
+        return Ok(nbd::dial(target)?.serve(&executor.reactor, &executor.env()));
     }
-    let (env, path) = (world.env(), PathBuf::from(target));
-    Ok(Rc::new(world.run(async move { open_file(&env, &path, OpenMode::Write).await })?))
+    let (env, path) = (executor.env(), PathBuf::from(target));
+    Ok(Rc::new(executor.run(async move { open_file(&env, &path, OpenMode::Write).await })?))
 }
 
 pub(super) async fn open_file(env: &Env, path: &Path, mode: OpenMode) -> Result<Plain> {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::volume::Volume;
 use blk::{Buf, Env, Error, Result};
 
-use super::core::World;
 use super::facts::free_bytes;
+use super::uring_executor::UringExecutor;
 use crate::plain::Plain;
 use crate::probe::{Meter, Totals};
 use crate::storage::measured::{ASKS, Ask, Figure, Measured};
@@ -46,9 +46,9 @@ pub fn survey(folder: &Path, seconds: f64, onlooker: Onlooker) -> Result<Measure
             format!("less than {needed} bytes are free; it needs them to measure"),
         ));
     }
-    let world = World::new()?;
-    let env = world.env();
-    world.run(async move {
+    let executor = UringExecutor::new()?;
+    let env = executor.env();
+    executor.run(async move {
         let file = env.open_root(&place)?.create_new(FILE).await?;
         file.set_len(file_bytes).await?;
         let disk: Rc<dyn Volume> = Rc::new(Plain::new(file, file_bytes));

@@ -17,9 +17,9 @@ use blk::uring::UringReactor;
 use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
 
-use super::core::World;
 use super::nbd::Dialled;
 use super::stack::open_file;
+use super::uring_executor::UringExecutor;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
 
@@ -96,7 +96,7 @@ pub(super) struct Outside {
 impl Outside {
     pub(super) fn new(
         name: &str,
-        world: &World,
+        executor: &UringExecutor,
         disks: Vec<Rc<dyn Volume>>,
         mut verbs: Box<dyn Verbs>,
     ) -> Rc<Outside> {
@@ -111,8 +111,8 @@ impl Outside {
         });
         Rc::new_cyclic(|this| Outside {
             name: name.to_string(),
-            env: world.env(),
-            reactor: world.reactor.clone(),
+            env: executor.env(),
+            reactor: executor.reactor.clone(),
             disks: RefCell::new(disks),
             watch: Arc::default(),
             work: RefCell::new(Some(sender)),

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use blk::Buf;
 use blk::volume::Volume;
-use lab::real::{Hooks, Site, Stack, World};
+use lab::real::{Hooks, Site, Stack, UringExecutor};
 use lab::subject::{CommitEnd, Subject};
 
 const SIZE: u64 = 64 << 20;
 const PIECE: u64 = 64 << 10;
 
-fn open(stack: &Stack, world: &World, folder: &Path) -> Rc<dyn Subject> {
+fn open(stack: &Stack, executor: &UringExecutor, folder: &Path) -> Rc<dyn Subject> {
     let site = Site { folder, program: Path::new("unstun"), disk_bytes: &[SIZE] };
-    stack.open(world, &site).unwrap_or_else(|e| panic!("{}: {e}", stack.name()))
+    stack.open(executor, &site).unwrap_or_else(|e| panic!("{}: {e}", stack.name()))
 }
 
 async fn write(disk: &Rc<dyn Volume>, offset: u64, byte: u8) {
@@ -55,9 +55,9 @@ async fn round_trip(subject: Rc<dyn Subject>) {
 fn qemu_takes_and_commits_by_its_own_means() {
     for extended_l2 in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        let world = World::new().unwrap();
-        let subject = open(&Stack::Qemu { extended_l2 }, &world, folder.path());
-        world.run(round_trip(subject));
+        let executor = UringExecutor::new().unwrap();
+        let subject = open(&Stack::Qemu { extended_l2 }, &executor, folder.path());
+        executor.run(round_trip(subject));
         assert!(!folder.path().join("first.qcow2").exists(), "the overlay is gone after its commit");
     }
 }
@@ -65,10 +65,10 @@ fn qemu_takes_and_commits_by_its_own_means() {
 #[test]
 fn reflinks_work_or_say_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let world = World::new().unwrap();
+    let executor = UringExecutor::new().unwrap();
     let site = Site { folder: folder.path(), program: Path::new("unstun"), disk_bytes: &[SIZE] };
-    match Stack::Reflink.open(&world, &site) {
-        Ok(subject) => world.run(round_trip(subject)),
+    match Stack::Reflink.open(&executor, &site) {
+        Ok(subject) => executor.run(round_trip(subject)),
         Err(error) => assert!(error.cause.contains("XFS"), "{error}"),
     }
 }
@@ -84,21 +84,21 @@ fn hooks(folder: &Path, take: &str, commit: &str) -> Stack {
 #[test]
 fn hooks_are_told_the_name() {
     let folder = tempfile::tempdir().unwrap();
-    let world = World::new().unwrap();
+    let executor = UringExecutor::new().unwrap();
     let marker = folder.path().join("taken");
     let take = format!("echo $UNSTUN_SNAPSHOT > {}", marker.display());
-    let subject = open(&hooks(folder.path(), &take, "true"), &world, folder.path());
-    world.run(round_trip(subject));
+    let subject = open(&hooks(folder.path(), &take, "true"), &executor, folder.path());
+    executor.run(round_trip(subject));
     assert_eq!(std::fs::read_to_string(marker).unwrap(), "first\n");
 }
 
 #[test]
 fn a_hook_that_hangs_or_fails_is_an_error_with_what_it_said() {
     let folder = tempfile::tempdir().unwrap();
-    let world = World::new().unwrap();
+    let executor = UringExecutor::new().unwrap();
     let stack = hooks(folder.path(), "echo no such VM >&2; exit 2", "echo begun; sleep 1000");
-    let subject = open(&stack, &world, folder.path());
-    world.run(async move {
+    let subject = open(&stack, &executor, folder.path());
+    executor.run(async move {
         let refused = subject.take("first").await.unwrap_err();
         assert!(refused.cause.contains("no such VM"), "{refused}");
         let hung = subject.commit("first").await.unwrap_err();
@@ -124,12 +124,12 @@ fn a_server_that_goes_away_fails_what_is_under_way() {
     while !socket.exists() {
         std::thread::yield_now();
     }
-    let world = World::new().unwrap();
+    let executor = UringExecutor::new().unwrap();
     let target = format!("nbd+unix:///?socket={}", socket.display());
     let limit = Duration::from_secs(9);
     let hooks = Hooks { take: "true".into(), commit: "true".into(), frozen: Vec::new(), limit };
-    let subject = open(&Stack::Hooks { disks: vec![target], hooks }, &world, folder.path());
-    world.run(async move {
+    let subject = open(&Stack::Hooks { disks: vec![target], hooks }, &executor, folder.path());
+    executor.run(async move {
         let disk = subject.disks().remove(0);
         let reads = (0..8).map(|n| disk.clone().read(n * PIECE, Buf::alloc(4096)));
         let under_way = futures_util::future::join_all(reads);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blk::Buf;
 use lab::compare::Work;
-use lab::real::{Hooks, Site, Stack, World, open_disk};
+use lab::real::{Hooks, Site, Stack, UringExecutor, open_disk};
 use lab::run::{Clock, End, Record};
 use lab::runner::{Audience, Plan};
 use lab::workload::Workload;
@@ -57,9 +57,9 @@ fn a_disk_that_fails_ends_the_run() {
 #[test]
 fn a_server_that_sends_garbage_is_an_error() {
     let server = NbdServer::start(DISK_BYTES, Flavour::Garbage);
-    let world = World::new().unwrap();
-    let disk = open_disk(&world, &server.uri()).unwrap();
-    let (_, result) = world.run(disk.read(0, Buf::alloc(512)));
+    let executor = UringExecutor::new().unwrap();
+    let disk = open_disk(&executor, &server.uri()).unwrap();
+    let (_, result) = executor.run(disk.read(0, Buf::alloc(512)));
     let error = result.unwrap_err();
     assert!(error.cause.contains("magic") || error.cause.contains("reply"), "{error}");
 }

@@ -11,7 +11,7 @@ use api::output::Output;
 use blk::Buf;
 use lab::compare::Work;
 use lab::demo::{self, report::Report};
-use lab::real::{World, open_disk};
+use lab::real::{UringExecutor, open_disk};
 use lab::run::{End, Record};
 use rustix::process::Signal;
 
@@ -50,8 +50,8 @@ fn both_stores_are_measured_and_a_second_run_works_too() {
             assert_eq!(lab::runner::read(&kept.join(name)).unwrap(), *record);
         }
         let uri = report.attach.split("file=").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
-        let world = World::new().unwrap();
-        assert!(open_disk(&world, uri).is_ok(), "QEMU can attach as shown: {uri}");
+        let executor = UringExecutor::new().unwrap();
+        assert!(open_disk(&executor, uri).is_ok(), "QEMU can attach as shown: {uri}");
     }
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
 }
@@ -63,20 +63,20 @@ fn a_vm_with_other_data_is_left_alone() {
     let vm = json(folder.path(), "vm create demo-native --disk 16M --json");
     let uri = vm["disks"][0]["nbd_uri"].as_str().unwrap();
     let write = |uri: &str| {
-        let world = World::new().unwrap();
-        let disk = open_disk(&world, uri).unwrap();
+        let executor = UringExecutor::new().unwrap();
+        let disk = open_disk(&executor, uri).unwrap();
         let mut data = Buf::alloc(512);
         data[..3].copy_from_slice(b"own");
-        world.run(async move { disk.write(OTHER_AT, data.freeze()).await }).unwrap();
+        executor.run(async move { disk.write(OTHER_AT, data.freeze()).await }).unwrap();
     };
     write(uri);
     let refused: Error = measure(folder.path(), None).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Refused, "{refused}");
-    let world = World::new().unwrap();
-    let disk = open_disk(&world, uri).unwrap();
-    let (data, result) = world.run(async move { disk.read(OTHER_AT, Buf::alloc(512)).await });
+    let executor = UringExecutor::new().unwrap();
+    let disk = open_disk(&executor, uri).unwrap();
+    let (data, result) = executor.run(async move { disk.read(OTHER_AT, Buf::alloc(512)).await });
     result.unwrap();
     assert_eq!(data[..3], *b"own");
-    drop(world);
+    drop(executor);
     assert_eq!(daemon.stop(Signal::TERM).code(), Some(0));
 }

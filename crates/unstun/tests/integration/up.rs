@@ -88,10 +88,10 @@ fn nbd_is_served_where_it_was_asked_for() {
     let (name, place) = uri.split_once('?').unwrap();
     assert!(name.starts_with("nbd+unix:///web/disk0.g"), "{uri}");
     assert_eq!(place, format!("socket={}", socket.display()));
-    let world = lab::real::World::new().unwrap();
-    let disk = lab::real::open_disk(&world, &uri).unwrap();
+    let executor = lab::real::UringExecutor::new().unwrap();
+    let disk = lab::real::open_disk(&executor, &uri).unwrap();
     let size = disk.info().size_bytes;
-    let read = world.run(async move {
+    let read = executor.run(async move {
         let mut data = blk::Buf::alloc(4096);
         data.fill(7);
         disk.clone().write(4096, data.freeze()).await.unwrap();
@@ -116,11 +116,11 @@ fn log_of(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     json(folder.path(), "vm create web --disk 64M --json");
     let vm = json(folder.path(), "vm show web --json");
     let uri = vm["disks"][0]["nbd_uri"].as_str().unwrap().to_owned();
-    let world = lab::real::World::new().unwrap();
-    let disk = lab::real::open_disk(&world, &uri).unwrap();
-    let (_, read) = world.run(disk.read(64 << 20, blk::Buf::alloc(4096)));
+    let executor = lab::real::UringExecutor::new().unwrap();
+    let disk = lab::real::open_disk(&executor, &uri).unwrap();
+    let (_, read) = executor.run(disk.read(64 << 20, blk::Buf::alloc(4096)));
     read.unwrap_err();
-    drop(world);
+    drop(executor);
     assert!(daemon.stop(Signal::TERM).success());
     std::fs::read_to_string(log).unwrap()
 }

@@ -1,4 +1,4 @@
-//! The real world of a run: one core with its own ring, on the calling thread.
+//! Executor of a run in real time: tasks on the calling thread, over an io_uring of its own.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -6,17 +6,17 @@ use std::rc::Rc;
 use blk::uring::UringReactor;
 use blk::{Env, Executor, Result};
 
-pub struct World {
+pub struct UringExecutor {
     pub(super) reactor: Rc<UringReactor>,
     executor: Executor,
 }
 
-impl World {
+impl UringExecutor {
     /// Sets up the ring. Errors: `Refused` where io_uring is forbidden or absent.
-    pub fn new() -> Result<World> {
+    pub fn new() -> Result<UringExecutor> {
         let reactor = Rc::new(UringReactor::new()?);
         let executor = Executor::new(reactor.clone());
-        Ok(World { reactor, executor })
+        Ok(UringExecutor { reactor, executor })
     }
 
     pub fn env(&self) -> Env {
@@ -25,6 +25,6 @@ impl World {
 
     /// Polls `main` and the tasks it spawned until `main` is done.
     pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> T {
-        self.executor.run(main).expect("a real world ends only with its main task")
+        self.executor.run(main).expect("tasks on a ring end only with the main task")
     }
 }
