@@ -6,18 +6,16 @@ use std::rc::Rc;
 
 use api::client::Client;
 use api::{Store, Vm};
-use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Env, Errno, Error, Result};
+use blk::{Errno, Error, Result};
 
 use super::hooks::Hooks;
-use super::nbd;
+use super::open::open_disk;
 use super::qemu::Qemu;
 use super::reflink::Reflinks;
 use super::unstun::Served;
 use super::uring_executor::UringExecutor;
 use super::verbs::{Outside, Verbs};
-use crate::plain::Plain;
 use crate::subject::Subject;
 use crate::vmware::Esx;
 use crate::vmware::spec::Spec;
@@ -159,23 +157,4 @@ fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
     let made = File::create_new(&path).and_then(|file| file.set_len(*bytes));
     made.map_err(|e| Errno::from(e).at(path.display().to_string(), "making the disk"))?;
     Ok(path)
-}
-
-/// Opens an NBD URI, a file or a block device.
-pub fn open_disk(executor: &UringExecutor, target: &str) -> Result<Rc<dyn Volume>> {
-    if nbd::is_uri(target) {
-        return Ok(nbd::dial(target)?.serve(&executor.reactor, &executor.env()));
-    }
-    let (env, path) = (executor.env(), PathBuf::from(target));
-    Ok(Rc::new(executor.run(async move { open_file(&env, &path, OpenMode::Write).await })?))
-}
-
-pub(super) async fn open_file(env: &Env, path: &Path, mode: OpenMode) -> Result<Plain> {
-    let place = path.display().to_string();
-    let whole = std::path::absolute(path).map_err(|e| Error::invalid(&place, e.to_string()))?;
-    let named = whole.parent().and_then(Path::to_str).zip(whole.file_name().and_then(|name| name.to_str()));
-    let (folder, name) = named.ok_or_else(|| Error::invalid(&place, "not the path of a file"))?;
-    let file = env.open_root(folder)?.open(name, mode).await?;
-    let size_bytes = file.size().await?;
-    Ok(Plain::new(file, size_bytes))
 }

@@ -18,7 +18,7 @@ use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
 
 use super::nbd::Dialled;
-use super::stack::open_file;
+use super::open::open_file;
 use super::uring_executor::UringExecutor;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
