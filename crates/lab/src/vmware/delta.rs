@@ -89,6 +89,10 @@ impl Delta {
             size: layout.data_at,
             dirty: BTreeSet::new(),
         };
+        let journal_writes = kind.rules.journal_writes;
+        let journal = layout
+            .parts
+            .map(|parts| Journal::new(extent.clone(), host.clone(), parts.journal_at, journal_writes));
         Ok(Delta {
             name: name.to_string(),
             extent,
@@ -98,7 +102,7 @@ impl Delta {
             state: RefCell::new(state),
             growing: Turns::default(),
             pages_written: RangeLock::default(),
-            journal: layout.parts.map(|parts| Journal::new(parts.journal_at)),
+            journal,
             turns: Turns::default(),
         })
     }

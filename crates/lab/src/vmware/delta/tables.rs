@@ -1,10 +1,13 @@
 //! A delta's tables as I/Os: look-ups of pages that are not in memory, and writes of changed entries.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use blk::{Buf, Result, SECTOR};
 
 use super::Delta;
+use super::journal::{Sector, sectors};
+use crate::vmware::format::SE_BACKMAP_ENTRY_BYTES;
 use crate::vmware::host::Purpose;
 use crate::vmware::map::REGION_GRAINS;
 use crate::vmware::rules::{TABLE_PAGE_BYTES, TableCache, TableWrites};
@@ -66,7 +69,7 @@ impl Delta {
             return Ok(());
         }
         let Some(journal) = &self.journal else { return self.write_pages(self.pages(range)).await };
-        journal.log(self, self.changed_sectors(range)).await?;
+        journal.log(self.changed_sectors(range)).await?;
         let mut state = self.state.borrow_mut();
         self.pages(range).for_each(|page| state.cache.insert(page));
         Ok(())
@@ -141,5 +144,45 @@ impl Delta {
         }
         let at = self.layout.directory_at + first * entry_bytes;
         self.extent.write(&self.host, at, out.freeze(), Purpose::Table).await
+    }
+
+    /// Returns the sectors that changed because the grains of `range` were placed.
+    fn changed_sectors(&self, range: &Range<u64>) -> BTreeSet<Sector> {
+        let mut changed = BTreeSet::new();
+        for region in self.regions_of(range) {
+            let first = (range.start / self.grain()).max(region * REGION_GRAINS);
+            let end = range.end.div_ceil(self.grain()).min((region + 1) * REGION_GRAINS);
+            self.change_table(region, &(first..end), &mut changed);
+            let state = self.state.borrow();
+            state
+                .map
+                .each_held(first, end - first, |_, count, at| self.change_space(at, count, &mut changed));
+        }
+        changed
+    }
+
+    /// Adds the sectors of the region's table that have entries of `grains`, and the directory's sector if the table is
+    /// new.
+    fn change_table(&self, region: u64, grains: &Range<u64>, changed: &mut BTreeSet<Sector>) {
+        let entry_bytes = self.layout.format.entry_bytes();
+        let mut state = self.state.borrow_mut();
+        let table = state.map.table_at(region).expect("a region with grains has a table") * self.grain();
+        let inside = |grain: u64| (grain - region * REGION_GRAINS) * entry_bytes;
+        changed.extend(sectors(table + inside(grains.start)..table + inside(grains.end)));
+        if state.map.is_table_new(region) {
+            let entry = self.layout.directory_at + region * entry_bytes;
+            changed.extend(sectors(entry..entry + entry_bytes));
+        }
+    }
+
+    /// Adds the sectors of bitmap and backmap for `count` grains from `at` of the file.
+    fn change_space(&self, at: u64, count: u64, changed: &mut BTreeSet<Sector>) {
+        let Some(parts) = self.layout.parts else { return };
+        let first = at - self.layout.data_at / self.grain();
+        let end = first + count;
+        let bits = u64::from(u8::BITS);
+        changed.extend(sectors(parts.bitmap_at + first / bits..parts.bitmap_at + end.div_ceil(bits)));
+        let owner = |grain: u64| parts.backmap_at + grain * SE_BACKMAP_ENTRY_BYTES;
+        changed.extend(sectors(owner(first)..owner(end)));
     }
 }
