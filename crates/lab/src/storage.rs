@@ -33,6 +33,7 @@
 
 mod build;
 pub mod fit;
+mod kinds;
 pub mod measured;
 mod parse;
 mod presets;
@@ -42,8 +43,11 @@ use blk::{Error, Result};
 use sim::{Place, Storage};
 
 use crate::run::{Constant, ConstantSource};
-use build::Part;
+use kinds::Part;
 pub use presets::names;
+
+/// A block of VMFS, the unit of space allocation for files, bytes.
+const EXTENT_BYTES: u64 = 1 << 20;
 
 /// Model of a device or array in which every number has a source.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,7 +121,7 @@ impl StorageModel {
 
     /// Returns one LUN of this model that holds everything, in the form of the simulator.
     pub fn storage(&self) -> Storage {
-        Storage { units: vec![self.unit()], places: Vec::new(), extent_bytes: build::EXTENT_BYTES }
+        Storage { units: vec![self.unit()], places: Vec::new(), extent_bytes: EXTENT_BYTES }
     }
 
     /// Returns storage that has a second LUN for files and folders whose name contains `part`.

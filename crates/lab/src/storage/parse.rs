@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::StorageModel;
-use super::build::{CALLS, KINDS, Kind, Part, kind};
+use super::kinds::{CALLS, KINDS, Kind, Part, kind};
 use super::unit::{factor, possible};
 use crate::run::{Constant, ConstantSource};
 
