@@ -121,7 +121,9 @@ pub(crate) fn reproduce(
     let mut reproduced: Vec<(usize, bool, Reproduced)> = Vec::new();
     for ((experiment, stack), records) in columns {
         let is_default = stack.column(&experiments[experiment]).default;
-        reproduced.push((experiment, !is_default, band::join(records)));
+        let record = band::join(records);
+        let fitted = count_fitted(&record);
+        reproduced.push((experiment, !is_default, Reproduced { record, fitted }));
     }
     reproduced.sort_by_key(|(experiment, other, _)| (*experiment, *other));
     Ok(reproduced.into_iter().map(|(_, _, reproduced)| reproduced).collect())

@@ -1,6 +1,5 @@
 //! Values of inputs that are not published: one run for each value, and the band of their predictions.
 
-use super::{Reproduced, count_fitted};
 use crate::experiment::{Experiment, Input};
 use crate::run::{Record, Row};
 
@@ -28,7 +27,7 @@ pub(super) fn variants(experiments: &[Experiment]) -> Vec<Variant> {
 }
 
 /// Returns the first record, with bands over all records. Their rows are the same cells in the same order.
-pub(super) fn join(records: Vec<Record>) -> Reproduced {
+pub(super) fn join(records: Vec<Record>) -> Record {
     let mut records = records.into_iter();
     let mut shown = records.next().expect("a column has a run");
     for other in records {
@@ -39,7 +38,7 @@ pub(super) fn join(records: Vec<Record>) -> Reproduced {
             }
         }
     }
-    Reproduced { fitted: count_fitted(&shown), record: shown }
+    shown
 }
 
 fn widest(row: &Row, other: &Row) -> Option<(f64, f64)> {
