@@ -2,7 +2,8 @@
 
 use super::super::number::{self, Ambiguous};
 use super::super::{SAMPLES_MAX, Skips, base, fields::Fields};
-use super::{Header, Layer, Role};
+use super::column::{Layer, Role};
+use super::header::{Header, Wanted};
 use crate::run::{Counters, Record, Sample, Spread};
 
 /// Rates per second, over all columns together.
@@ -90,7 +91,7 @@ impl Row {
 
     /// Adds a value. `weight` is that of this disk's reads and writes so far; in the header's order latencies follow
     /// them.
-    fn add(&mut self, column: &super::Wanted, value: f64, weight: &mut (f64, f64)) {
+    fn add(&mut self, column: &Wanted, value: f64, weight: &mut (f64, f64)) {
         if column.layer == Layer::Host {
             self.host.get_or_insert_default().add(column.role, value);
             return;
