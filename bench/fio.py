@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,6 +109,19 @@ def parse(job):
         p99_us=worst_us(lambda clat: clat["percentile"]["99.000000"]),
         max_us=worst_us(lambda clat: clat["max"]),
     )
+
+
+def during(target, load, folder, operation, lead_s=0.5):
+    """(What the operation returns, its seconds, the result of a load that begins `lead_s` before it and ends with it)."""
+    running = Running(target, load, folder)
+    time.sleep(lead_s)
+    began = time.monotonic()
+    try:
+        returned = operation()
+        took = time.monotonic() - began
+    finally:
+        result = running.stop()
+    return returned, took, result
 
 
 def seconds_log(folder):

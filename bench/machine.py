@@ -35,11 +35,12 @@ def storage_bytes(pid):
     return int(fields["read_bytes"]), int(fields["write_bytes"])
 
 
-def resident_bytes(pid):
+def memory_bytes(pid, field):
+    """A process's memory: `VmRSS` is what it has now, `VmHWM` the most it has had."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("no VmRSS")
+    raise RuntimeError(f"no {field}")
 
 
 @dataclass

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from bench.fio import Target
-from bench.idle_client import serves
 from bench.rest import Rest
 
 START_S = 20
@@ -54,14 +53,18 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def accepts(path):
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
+def serves(target):
+    """Whether a client of its own gets through the negotiation."""
+    command = ["nbdinfo", "--can", "connect", target.uri]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def accepts_tcp(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def extent_of(descriptor):
+    """The file that holds a layer's data: its descriptor names it in an extent line."""
+    for line in descriptor.read_text().splitlines():
+        if line.startswith("RW "):
+            return descriptor.parent / line.split('"')[1]
+    raise RuntimeError(f"{descriptor}: no extent line")
 
 
 class Unstun(Server):
@@ -78,7 +81,7 @@ class Unstun(Server):
         doors = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
         super().__init__("unstun", [*self.command(), "up", *doors], self.datastore / "daemon.log")
         if waits_for:
-            self.wait_until(lambda: serves(self.socket, waits_for), look_s=0.002)
+            self.wait_until(lambda: serves(self.export(waits_for)), look_s=0.002)
         else:
             self.wait_until(lambda: self.try_json("status") is not None)
 
@@ -103,7 +106,7 @@ class Unstun(Server):
         self.json("vm", "create", vm, f"--store={store}", *(f"--disk={size}" for size in sizes))
 
     def target(self, vm, disk=0):
-        return Target(uri=f"nbd+unix:///{vm}/disk{disk}?socket={self.socket}")
+        return self.export(f"{vm}/disk{disk}")
 
     def export(self, name):
         return Target(uri=f"nbd+unix:///{name}?socket={self.socket}")
@@ -111,13 +114,9 @@ class Unstun(Server):
     def tcp_target(self, vm, disk=0):
         return Target(uri=f"nbd://127.0.0.1:{self.port}/{vm}/disk{disk}")
 
-    def base_file(self, vm, disk=0):
-        """The flat file behind a disk's first layer: its descriptor names it in an extent line."""
-        descriptor = Path(self.json("vm", "show", vm)["disks"][disk]["layers"][0]["descriptor"])
-        for line in descriptor.read_text().splitlines():
-            if line.startswith("RW "):
-                return descriptor.parent / line.split('"')[1]
-        raise RuntimeError(f"{descriptor}: no extent line")
+    def layer_files(self, vm, disk=0):
+        """The files behind a disk's layers, base first."""
+        return [extent_of(Path(layer["descriptor"])) for layer in self.json("vm", "show", vm)["disks"][disk]["layers"]]
 
     def store_file(self):
         """Of all native disks of the datastore."""
@@ -133,20 +132,20 @@ class Unstun(Server):
     def commit_all(self, vm):
         return self.json("snapshot", "commit", vm, "--all", "--yes")
 
-    def start_commit(self, vm, name):
-        return self.json("snapshot", "commit", vm, name, "--yes", "--detach")["id"]
+    def remove(self, vm):
+        self.json("vm", "remove", vm, "--delete-disks", "--purge", "--yes")
 
-    def start_move(self, vm, store):
-        return self.json("vm", "move", vm, f"--store={store}", "--detach")["id"]
+    def commit_job(self, vm, name, seconds):
+        return self.wait_for_job(self.json("snapshot", "commit", vm, name, "--yes", "--detach")["id"], seconds)
 
-    def job(self, number):
-        return next(job for job in self.json("job", "list") if job["id"] == number)
+    def move_job(self, vm, store, seconds):
+        return self.wait_for_job(self.json("vm", "move", vm, f"--store={store}", "--detach")["id"], seconds)
 
     def wait_for_job(self, number, seconds):
         """None if it has not ended by then."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            job = self.job(number)
+            job = next(job for job in self.json("job", "list") if job["id"] == number)
             if job["state"] not in ("queued", "running", "paused"):
                 return job
             time.sleep(0.25)
@@ -158,40 +157,30 @@ class QemuStorageDaemon(Server):
 
     def __init__(self, base, folder, tcp=False):
         folder = Path(folder)
-        self.socket = folder / "qsd.sock"
-        self.port = free_port() if tcp else None
+        path, port = folder / "qsd.sock", free_port()
         access = "aio=io_uring,cache.direct=on,locking=off"
-        door = f"addr.type=inet,addr.host=127.0.0.1,addr.port={self.port}" if tcp else f"addr.type=unix,addr.path={self.socket}"
+        listen = f"addr.type=inet,addr.host=127.0.0.1,addr.port={port}" if tcp else f"addr.type=unix,addr.path={path}"
+        self.target = Target(uri=f"nbd://127.0.0.1:{port}/disk" if tcp else f"nbd+unix:///disk?socket={path}")
         command = [
             "qemu-storage-daemon", "--blockdev", f"driver=file,node-name=base-file,filename={base},{access}",
-            "--blockdev", "driver=raw,node-name=base,file=base-file", "--nbd-server", door,
+            "--blockdev", "driver=raw,node-name=base,file=base-file", "--nbd-server", listen,
             "--export", "type=nbd,id=disk,node-name=base,name=disk,writable=on",
         ]  # fmt: skip
         super().__init__("qemu-storage-daemon", command, folder / "qsd.log")
-        self.wait_until(self.serves)
-
-    def serves(self):
-        return accepts_tcp(self.port) if self.port else accepts(self.socket)
-
-    def target(self):
-        if self.port:
-            return Target(uri=f"nbd://127.0.0.1:{self.port}/disk")
-        return Target(uri=f"nbd+unix:///disk?socket={self.socket}")
+        self.wait_until(lambda: serves(self.target))
 
 
 class Nbdkit(Server):
     def __init__(self, base, folder, filters=(), parameters=()):
         self.base = base
-        self.socket = Path(folder) / "nbdkit.sock"
-        self.socket.unlink(missing_ok=True)
-        command = ["nbdkit", "-f", "-U", str(self.socket), *(f"--filter={name}" for name in filters), "file", str(base), *parameters]
+        path = Path(folder) / "nbdkit.sock"
+        path.unlink(missing_ok=True)
+        self.target = Target(uri=f"nbd+unix:///?socket={path}")
+        command = ["nbdkit", "-f", "-U", str(path), *(f"--filter={name}" for name in filters), "file", str(base), *parameters]
         # A copy-on-write filter keeps what is written in a file there, without a name.
         env = {**os.environ, "TMPDIR": str(folder)}
         super().__init__("nbdkit", command, Path(folder) / "nbdkit.log", env)
-        self.wait_until(lambda: accepts(self.socket))
-
-    def target(self):
-        return Target(uri=f"nbd+unix:///?socket={self.socket}")
+        self.wait_until(lambda: serves(self.target))
 
     def settle(self):
         """It writes through the page cache: what is left there would be paid for by the next slice."""

@@ -1,6 +1,6 @@
 """What a commit costs the guest."""
 
-import time
+from functools import partial
 
 from bench import fio
 from bench.fio import Load
@@ -20,16 +20,12 @@ def measure(bench):
         before = fio.run(target, Load(bench.size, bench.seconds), bench.folder)
         unstun.take("web", name)
         fio.run(target, Load(bench.size, HOLD_S), bench.folder)
-        began = time.monotonic()
-        running = fio.Running(target, Load(bench.size, PATIENCE_S), bench.folder)
-        try:
-            job = unstun.wait_for_job(unstun.start_commit("web", name), PATIENCE_S - 5)
-        finally:
-            during = running.stop()
+        operation = partial(unstun.commit_job, "web", name, PATIENCE_S - 5)
+        job, took, during = fio.during(target, Load(bench.size, PATIENCE_S), bench.folder, operation, lead_s=0)
         if job is None:
             bench.report.add(Figure("commit at the default yield", "ends", f"not after {PATIENCE_S} s", False))
             return
-        times.append(time.monotonic() - began)
+        times.append(took)
         rates.append(during.iops / before.iops)
         delays.append(during.p99_us / before.p99_us)
     took = f"{Spread(times).middle:.0f} s for what {HOLD_S} s wrote"

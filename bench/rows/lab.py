@@ -41,7 +41,7 @@ seconds = {seconds}
 
 
 def measure(bench):
-    base = Target(file=str(bench.unstun.base_file("web")))
+    base = Target(file=str(bench.unstun.layer_files("web")[0]))
     beside_fio(bench, "the same file, depth 32", base, 32)
     beside_fio(bench, "the same file, depth 1", base, 1)
     beside_fio(bench, "the same NBD export, depth 1", bench.unstun.target("web"), 1)
@@ -49,7 +49,7 @@ def measure(bench):
         beside_fio(bench, "the same NBD export, depth 1, all on one CPU", bench.unstun.target("web"), 1)
     beside_fio(bench, "the same NBD export, depth 32", bench.unstun.target("web"), 32)
     with Nbdkit(base.file, bench.folder, ["delay"], SLOW) as slow:
-        beside_fio(bench, "the same NBD export of 1 ms, depth 8", slow.target(), 8)
+        beside_fio(bench, "the same NBD export of 1 ms, depth 8", slow.target, 8)
     imports(bench, base)
     long_runs(bench)
 

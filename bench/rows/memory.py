@@ -3,10 +3,10 @@
 import shutil
 import subprocess
 from array import array
-from pathlib import Path
 
 from bench import fio
 from bench.fio import Load
+from bench.machine import memory_bytes
 from bench.report import Figure
 from bench.servers import Unstun
 
@@ -26,7 +26,7 @@ def measure(bench):
         unstun.create("deep", [size])
         for number in range(layers - 1):
             unstun.take("deep", f"s{number}")
-        deltas = [Path(layer["descriptor"]) for layer in unstun.json("vm", "show", "deep")["disks"][0]["layers"][1:]]
+        deltas = unstun.layer_files("deep")[1:]
     populate(deltas, size // SECTOR)
     with Unstun(bench.unstun.binary, bench.folder / "memory") as unstun:
         seconds = 10 if bench.quick else 30
@@ -34,7 +34,7 @@ def measure(bench):
         for number in range(layers - 1):
             look(unstun, f"deep/disk0@s{number}", size)
         fio.run(unstun.target("deep"), Load(size, seconds), bench.folder)
-        peak = high_water_bytes(unstun.pid)
+        peak = memory_bytes(unstun.pid, "VmHWM")
     what = f"memory, {size // GIB} GiB disk, {layers} fully populated layers"
     measured = f"{peak / (1 << 20):.0f} MiB"
     bench.report.add(Figure(what, f"<= {CAP_BYTES >> 20} MiB", measured, peak <= CAP_BYTES, "peak of the process"))
@@ -46,16 +46,9 @@ def look(unstun, export, size):
     fio.run(unstun.export(export), Load(size, 1, rw="randread"), unstun.datastore)
 
 
-def extent_of(descriptor):
-    for line in descriptor.read_text().splitlines():
-        if line.startswith("RW "):
-            return descriptor.parent / line.split('"')[1]
-    raise RuntimeError(f"{descriptor}: no extent line")
-
-
 def populate(deltas, sectors):
     """Fills the tables of the first delta, and copies it over the others: their headers are the same."""
-    first = extent_of(deltas[0])
+    first = deltas[0]
     tables = -(-sectors // TABLE_ENTRIES)
     header = bytearray(first.read_bytes()[:2048])
     start = 4 + -(-tables * 4 // SECTOR)
@@ -79,11 +72,4 @@ def populate(deltas, sectors):
             file.write(entries.tobytes())
         file.truncate((start + tables * stride) * SECTOR)
     for delta in deltas[1:]:
-        subprocess.run(["cp", "--sparse=always", first, extent_of(delta)], check=True)
-
-
-def high_water_bytes(pid):
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError("no VmHWM")
+        subprocess.run(["cp", "--sparse=always", first, delta], check=True)

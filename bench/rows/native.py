@@ -1,6 +1,8 @@
 """The native store: what its disks cost at rest, under snapshots, and while space comes back."""
 
 import time
+from functools import partial
+from statistics import mean
 
 from bench import fio
 from bench.fio import Load
@@ -28,7 +30,7 @@ def measure(bench):
     flushes(bench, "native", "native: ", 1)
     reclaim(bench, first_writes(bench))
     steady(bench, "overwritten at random under a snapshot since")
-    unstun.json("vm", "remove", "native", "--delete-disks", "--purge", "--yes")
+    unstun.remove("native")
     native_reads.measure(bench)
     stun.of_store(bench, "native")
     native_long.measure(bench)
@@ -79,10 +81,6 @@ def written(unstun):
     return writes * 4096, storage_bytes(unstun.pid)[1]
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 def until_checkpoints(bench, target, load, wanted=CHECKPOINTS):
     """(IOPS of each second, checkpoints durable by the end); ends early where all blocks were visited."""
     load.extra = [*load.extra, *fio.seconds_log(bench.folder)]
@@ -103,14 +101,8 @@ def reclaim(bench, held):
     """The snapshot of before holds what the first writes replaced. The load runs from the drop to the end."""
     target = bench.unstun.target("native")
     before = fio.run(target, Load(bench.native_size, bench.seconds * 2), bench.folder)
-    running = fio.Running(target, Load(bench.native_size, RECLAIM_S), bench.folder)
-    time.sleep(0.5)
-    began = time.monotonic()
-    try:
-        job = bench.unstun.wait_for_job(bench.unstun.start_commit("native", "first"), RECLAIM_S - 10)
-        took = time.monotonic() - began
-    finally:
-        during = running.stop()
+    operation = partial(bench.unstun.commit_job, "native", "first", RECLAIM_S - 10)
+    job, took, during = fio.during(target, Load(bench.native_size, RECLAIM_S), bench.folder, operation)
     what = "native, from drop to space back"
     if job is None:
         bench.report.add(Figure(what, "ends", f"not after {RECLAIM_S - 10} s", False))

@@ -64,7 +64,7 @@ def cycle(bench, unstun, vm):
         times["take"].append(took)
         times["stun"].append(answer["stun_us"])
         times["clone"].append(rest.clone(vm, name, "clone")[1])
-        unstun.json("vm", "remove", "clone", "--delete-disks", "--purge", "--yes")
+        unstun.remove("clone")
         fio.run(unstun.target(vm), load, bench.folder)
         times["revert"].append(rest.revert(vm, name)[1])
         # fio, the only client, has ended.

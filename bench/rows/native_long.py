@@ -1,10 +1,11 @@
 """A native disk that is snapshotted every second while its guest works: nothing may drift."""
 
 import time
+from statistics import mean
 
 from bench import fio
 from bench.fio import Load
-from bench.machine import resident_bytes
+from bench.machine import memory_bytes
 from bench.report import Figure
 
 MIB = 1 << 20
@@ -24,10 +25,10 @@ def measure(bench):
     for number in range(seconds - 1):
         time.sleep(max(0.0, began + number + 1 - time.monotonic()))
         takes_ms.append(unstun.rest.take("hourly", f"t{number}")[1])
-        resident.append(resident_bytes(unstun.pid))
+        resident.append(memory_bytes(unstun.pid, "VmRSS"))
     running.wait()
     report(bench, fio.by_second(bench.folder), resident, takes_ms)
-    unstun.json("vm", "remove", "hourly", "--delete-disks", "--purge", "--yes")
+    unstun.remove("hourly")
 
 
 def report(bench, iops, resident, takes_ms):
@@ -40,10 +41,6 @@ def report(bench, iops, resident, takes_ms):
     note = f"peak of the last fifth {max(last_fifth(resident)) / MIB:.0f} MiB"
     measured = f"{growth / MIB:+.1f} MiB"
     bench.report.add(Figure(f"{what}: memory", f"<= +{GROWTH_MAX // MIB} MiB", measured, growth <= GROWTH_MAX, note))
-
-
-def mean(values):
-    return sum(values) / len(values)
 
 
 def first_fifth(values):

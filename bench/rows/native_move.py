@@ -1,6 +1,6 @@
 """A guest while its VM's delta chain is absorbed into the native store."""
 
-import time
+from functools import partial
 
 from bench import fio
 from bench.fio import Load
@@ -20,14 +20,8 @@ def measure(bench):
         unstun.take("chain", f"layer-{layer}")
         fio.run(target, Load(SIZE, 0, rw="randwrite", extra=[f"--number_ios={LAYER_WRITES}"]), bench.folder)
     before = fio.run(target, Load(SIZE, bench.seconds * 2), bench.folder)
-    running = fio.Running(target, Load(SIZE, MOVE_S), bench.folder)
-    time.sleep(0.5)
-    began = time.monotonic()
-    try:
-        job = unstun.wait_for_job(unstun.start_move("chain", "native"), MOVE_S - 10)
-        took = time.monotonic() - began
-    finally:
-        during = running.stop()
+    operation = partial(unstun.move_job, "chain", "native", MOVE_S - 10)
+    job, took, during = fio.during(target, Load(SIZE, MOVE_S), bench.folder, operation)
     what = f"native, a chain of {LAYERS} layers is absorbed under its guest"
     if job is None or job["state"] != "done":
         state = f"{job['state']}: {job['error']}" if job else f"not after {MOVE_S - 10} s"
@@ -35,4 +29,4 @@ def measure(bench):
     else:
         note = f"512 MiB in {took:.0f} s, IOPS {during.iops / before.iops:.2f} of before, longest {during.max_us / 1000:.0f} ms"
         bench.report.at_most(f"{what}: p99 of before", Spread([during.p99_us / before.p99_us]), 2, note)
-    unstun.json("vm", "remove", "chain", "--delete-disks", "--purge", "--yes")
+    unstun.remove("chain")

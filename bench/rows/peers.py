@@ -74,14 +74,14 @@ def commits(bench, stacks):
 
 def nbdkit_cow(bench):
     """By fio, because nbdkit copies on write from its start: its clients see no take."""
-    base, load = bench.unstun.base_file("web"), Load(SIZE, WRITES_S, rw="randwrite")
+    base, load = bench.unstun.layer_files("web")[0], Load(SIZE, WRITES_S, rw="randwrite")
     ratios = []
     for _ in range(bench.rounds_few):
         with Nbdkit(base, bench.folder) as peer:
-            before = fio.run(peer.target(), load, bench.folder).iops
+            before = fio.run(peer.target, load, bench.folder).iops
             peer.settle()
         with Nbdkit(base, bench.folder, ["cow"]) as peer:
-            ratios.append(fio.run(peer.target(), load, bench.folder).iops / before)
+            ratios.append(fio.run(peer.target, load, bench.folder).iops / before)
     return Spread(ratios)
 
 

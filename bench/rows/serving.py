@@ -4,7 +4,6 @@ import time
 
 from bench import fio
 from bench.fio import Load, Target
-from bench.idle_client import attach
 from bench.machine import cpu_s, wakeups
 from bench.report import Figure, Spread, ratios
 from bench.servers import Nbdkit, QemuStorageDaemon
@@ -41,7 +40,7 @@ def rotate(bench, subjects, load):
 
 
 def measure(bench):
-    base = bench.unstun.base_file("web")
+    base = bench.unstun.layer_files("web")[0]
     ours = bench.unstun.target("web")
     with QemuStorageDaemon(base, bench.folder) as peer, Nbdkit(base, bench.folder) as nbdkit:
         full_depth(bench, base, ours, peer, nbdkit)
@@ -58,8 +57,8 @@ def measure(bench):
 def full_depth(bench, base, ours, peer, nbdkit):
     raw = Subject("raw io_uring", Target(file=str(base)))
     unstun = Subject("unstun", ours, bench.unstun.pid)
-    qsd = Subject("qemu-storage-daemon", peer.target(), peer.pid)
-    kit = Subject("nbdkit file", nbdkit.target(), nbdkit.pid, nbdkit.settle)
+    qsd = Subject("qemu-storage-daemon", peer.target, peer.pid)
+    kit = Subject("nbdkit file", nbdkit.target, nbdkit.pid, nbdkit.settle)
     rotate(bench, [raw, unstun, qsd, kit], Load(bench.size, bench.seconds))
     report = bench.report
     report.at_least("NBD 70/30 depth 32, of raw io_uring", ratios(unstun.iops, raw.iops), 0.85)
@@ -72,19 +71,21 @@ def full_depth(bench, base, ours, peer, nbdkit):
 
 def beside_peer(bench, what, load, ours, peer, aim):
     unstun = Subject("unstun", ours, bench.unstun.pid)
-    qsd = Subject("qemu-storage-daemon", peer.target(), peer.pid)
+    qsd = Subject("qemu-storage-daemon", peer.target, peer.pid)
     rotate(bench, [unstun, qsd], load)
     cpu = ratios(unstun.cpu_us, qsd.cpu_us).middle
     bench.report.at_least(f"{what}, of qemu-storage-daemon", ratios(unstun.iops, qsd.iops), aim, f"CPU {cpu:.2f} of its")
 
 
 def idle(bench):
-    clients = [attach(bench.unstun.socket, "web/disk0") for _ in range(IDLE_CLIENTS)]
-    time.sleep(1)
+    """Each client makes one request and then waits for longer than this lasts."""
+    load = Load(bench.size, 2 * IDLE_S, depth=1, jobs=IDLE_CLIENTS, extra=["--thinktime=60s"])
+    clients = fio.Running(bench.unstun.target("web"), load, bench.folder)
+    time.sleep(2)
+    attached = len(bench.unstun.json("vm", "show", "web")["clients"])
     cpu, woken = cpu_s(bench.unstun.pid), wakeups(bench.unstun.pid)
     time.sleep(IDLE_S)
     cpu, woken = cpu_s(bench.unstun.pid) - cpu, wakeups(bench.unstun.pid) - woken
-    for client in clients:
-        client.close()
+    clients.stop()
     measured = f"{cpu * 1000:.0f} ms of CPU, {woken} wake-ups in {IDLE_S} s"
-    bench.report.add(Figure(f"idle with {IDLE_CLIENTS} clients attached", "none", measured, cpu == 0))
+    bench.report.add(Figure(f"idle with {attached} clients attached", "none", measured, cpu == 0))

@@ -43,7 +43,7 @@ def of_store(bench, store):
     finally:
         probes.stop()
     events = unstun.json("events", "twelve")
-    unstun.json("vm", "remove", "twelve", "--delete-disks", "--purge", "--yes")
+    unstun.remove("twelve")
     kind = "" if store == "redo" else f"{store}: "
     inside(bench, events, kind)
     outside(bench, events, quiet_ms, kind)
