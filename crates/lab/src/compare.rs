@@ -46,40 +46,28 @@ impl Default for Work {
 impl Work {
     pub fn workload(&self) -> Workload {
         let worker = Worker {
-            outstanding: self.outstanding,
-            align_bytes: self.block_bytes,
             working_set_bytes: self.disk_bytes,
-            ..Worker::random("load", self.block_bytes, self.read_percent)
+            ..Worker::aligned("load", self.block_bytes, self.read_percent, self.outstanding)
         };
         Workload { workers: vec![worker], ..Workload::default() }
     }
 
     pub fn protocol(&self) -> Protocol {
-        let step = |phase, label: &str, action| Step { phase, label: label.into(), action };
+        let step = |phase, label: &str, action| Step { label: label.into(), ..Step::new(phase, action) };
+        let seconds = self.phase_seconds;
         let run = |phase, label, warm_up| {
-            let seconds = self.phase_seconds;
             step(phase, label, Action::Run { seconds, warm_up_seconds: seconds * warm_up })
         };
-        let name = || SNAPSHOT.to_string();
-        let limit_seconds = Some(self.phase_seconds * COMMIT_PHASES);
-        Protocol {
-            interval_us: 1_000_000,
-            heartbeat: None,
-            steps: vec![
-                // 1 MiB, 8 under way: this fills the disk and is not part of the comparison.
-                step(Phase::Prepare, "fill", Action::Prepare { block_bytes: 1 << 20, outstanding: 8 }),
-                run(Phase::Baseline, "without a snapshot", WARM_UP),
-                step(Phase::Snapshot, "take", Action::Take { name: name(), count: None, load: true }),
-                run(Phase::Snapshot, "with a snapshot", 0.0),
-                step(
-                    Phase::Commit,
-                    "commit",
-                    Action::Commit { name: name(), count: None, limit_seconds, load: true },
-                ),
-                step(Phase::Drain, "drain", Action::Drain { limit_seconds: Some(600.0) }),
-                run(Phase::After, "after", WARM_UP),
-            ],
-        }
+        Protocol::new(vec![
+            // This is not part of the comparison.
+            step(Phase::Prepare, "fill", Action::FILL),
+            run(Phase::Baseline, "without a snapshot", WARM_UP),
+            step(Phase::Snapshot, "take", Action::take(SNAPSHOT)),
+            run(Phase::Snapshot, "with a snapshot", 0.0),
+            step(Phase::Commit, "commit", Action::commit(SNAPSHOT, seconds * COMMIT_PHASES)),
+            step(Phase::Drain, "drain", Action::Drain { limit_seconds: Some(600.0) }),
+            run(Phase::After, "after", WARM_UP),
+        ])
     }
 }
 

@@ -6,10 +6,10 @@ use serde::Serialize;
 use crate::experiment::{Experiment, Play, Stack};
 use crate::figures::phases;
 use crate::modelled::Engine;
-use crate::run::{End, Phase, Quantity, Record, Row};
+use crate::run::{End, Phase, Quantity, Record};
 use crate::runner::{Action, Audience, Step};
 use crate::storage::StorageModel;
-use crate::storage::measured::Figure;
+use crate::storage::measured::{Ask, Figure};
 use crate::vmware::rules::Hypothesis;
 use crate::vmware::spec::Version;
 use crate::workload::{Pacing, Worker};
@@ -55,9 +55,8 @@ pub(crate) const STACKS: [(&str, Stack, Version); 4] = [
 
 const DISK_BYTES: u64 = 8 << 30;
 const BLOCK_BYTES: u32 = 4096;
-/// The disk is written once, so that no read meets a hole.
-const FILL_BYTES: u32 = 1 << 20;
-const FILL_OUTSTANDING: u32 = 8;
+/// Name of the snapshot that is committed.
+const SNAPSHOT: &str = "before";
 /// Most I/Os that a guest's driver keeps under way.
 const OUTSTANDING: u32 = 32;
 const BASELINE_S: f64 = 20.0;
@@ -72,82 +71,42 @@ const LIMIT_S: f64 = 3600.0;
 fn experiment(question: Question, storage: &str, version: Version) -> Experiment {
     let interval_us = (1_000_000 / u64::from(question.iops.max(1))).max(1);
     let worker = Worker {
-        outstanding: OUTSTANDING,
-        align_bytes: BLOCK_BYTES,
         pacing: Pacing::Open { interval_us },
-        ..Worker::random("guest", BLOCK_BYTES, question.read_percent)
+        ..Worker::aligned("guest", BLOCK_BYTES, question.read_percent, OUTSTANDING)
     };
-    let step = |phase, action| Step { phase, label: String::new(), action };
-    let run = |seconds| Action::Run { seconds, warm_up_seconds: 0.0 };
-    let name = || "before".to_string();
-    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
     let steps = vec![
-        step(Phase::Prepare, fill),
-        step(Phase::Baseline, run(BASELINE_S)),
-        step(Phase::Prepare, Action::Take { name: name(), count: None, load: true }),
-        step(Phase::Snapshot, run(f64::from(question.keep_s))),
-        step(
-            Phase::Commit,
-            Action::Commit { name: name(), count: None, limit_seconds: Some(LIMIT_S), load: true },
-        ),
+        Step::new(Phase::Prepare, Action::FILL),
+        Step::new(Phase::Baseline, Action::run(BASELINE_S)),
+        Step::new(Phase::Prepare, Action::take(SNAPSHOT)),
+        Step::new(Phase::Snapshot, Action::run(f64::from(question.keep_s))),
+        Step::new(Phase::Commit, Action::commit(SNAPSHOT, LIMIT_S)),
     ];
     Experiment::bare("predict", storage, version, DISK_BYTES, vec![worker], steps)
 }
 
 /// Returns the rate that a model gives for the load of a measured figure: that of a flat file, for a short time.
 pub(crate) fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
-    let ask = figure.ask;
-    let worker = Worker {
-        outstanding: ask.outstanding,
-        align_bytes: ask.block_bytes,
-        ..Worker::random("load", ask.block_bytes, ask.read_percent)
-    };
-    let step = |phase, action| Step { phase, label: String::new(), action };
-    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
-    let run = Action::Run { seconds: RATE_REQUESTS / figure.iops.max(1.0), warm_up_seconds: 0.0 };
-    let steps = vec![step(Phase::Prepare, fill), step(Phase::Baseline, run)];
-    let play = Play {
-        experiment: Experiment::bare(
-            "rate",
-            &storage.name,
-            Version::Esx60,
-            RATE_DISK_BYTES,
-            vec![worker],
-            steps,
-        ),
-        stack: Stack::Engine(Engine::Plain),
-        storage: storage.clone(),
-        delta_storage: None,
-        seed,
-        command: String::new(),
-        path: None,
-    };
-    let record = play.run(Audience::none());
-    let is_wanted = |row: &&Row| row.phase == Phase::Baseline && row.quantity == Quantity::Iops;
-    record.rows.iter().find(is_wanted)?.predicted
+    let Ask { block_bytes, read_percent, outstanding } = figure.ask;
+    let workers = vec![Worker::aligned("load", block_bytes, read_percent, outstanding)];
+    let run = Action::run(RATE_REQUESTS / figure.iops.max(1.0));
+    let steps = vec![Step::new(Phase::Prepare, Action::FILL), Step::new(Phase::Baseline, run)];
+    let experiment = Experiment::bare("rate", &storage.name, Version::Esx60, RATE_DISK_BYTES, workers, steps);
+    let play = Play::new(experiment, Stack::Engine(Engine::Plain), storage.clone(), seed);
+    play.run(Audience::none()).figure(Phase::Baseline, Quantity::Iops)
 }
 
 /// Runs the prediction for one of [`STACKS`].
 pub(crate) fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
     let (name, stack, version) = STACKS[which];
-    let play = Play {
-        experiment: experiment(question, &storage.name, version),
-        stack,
-        storage: storage.clone(),
-        delta_storage: None,
-        seed: question.seed,
-        command: String::new(),
-        path: None,
-    };
-    answer(name, &play.run(audience))
+    let experiment = experiment(question, &storage.name, version);
+    answer(name, &Play::new(experiment, stack, storage.clone(), question.seed).run(audience))
 }
 
 fn answer(stack: &'static str, record: &Record) -> Answer {
     let figures = phases(record);
     let of = |phase| figures.iter().find(|figures| figures.phase == Some(phase));
     let iops = |phase| of(phase).and_then(|figures| figures.iops());
-    let is_convergence = |row: &&Row| row.phase == Phase::Commit && row.quantity == Quantity::Converged;
-    let converged = record.rows.iter().find(is_convergence).and_then(|row| row.predicted) == Some(1.0);
+    let converged = record.figure(Phase::Commit, Quantity::Converged) == Some(1.0);
     let commit = of(Phase::Commit);
     Answer {
         stack,

@@ -184,7 +184,7 @@ fn play(
     let storage = fitted::with_known(fitted.model, &variant.known)?;
     let delta_storage = fitted::delta_model(&known, &storage)?;
     let command = format!("unstun lab run {} --subject {} --seed {seed}", known.name, subject(stack));
-    let play = Play { experiment: known, stack, storage, delta_storage, seed, command, path: None };
+    let play = Play { delta_storage, command, ..Play::new(known, stack, storage, seed) };
     let cells = play.experiment.published.len();
     let mut record = play.run(Audience { interrupted: interrupted.clone(), ..Audience::none() });
     record.rows.truncate(cells);

@@ -13,9 +13,6 @@ use crate::workload::Worker;
 /// Large enough that the disk's tables do not fit a table page, and small enough to simulate thousands of disks.
 const DISK_BYTES: u64 = 1 << 30;
 const BLOCK_BYTES: u32 = 4096;
-/// The disk is written once, so that no read meets a hole.
-const FILL_BYTES: u32 = 1 << 20;
-const FILL_OUTSTANDING: u32 = 8;
 /// Simulated length of each measured phase: some hundred I/Os on one disk, a hundred thousand on flash.
 const MEASURED_S: f64 = 0.5;
 /// Simulated time between two layers, in which each layer is filled.
@@ -68,51 +65,26 @@ pub(crate) fn measure(
     seed: u64,
     audience: Audience,
 ) -> Found {
-    let play = Play {
-        experiment: experiment(point, &storage.name),
-        stack,
-        storage: storage.clone(),
-        delta_storage: None,
-        seed,
-        command: String::new(),
-        path: None,
-    };
+    let play = Play::new(experiment(point, &storage.name), stack, storage.clone(), seed);
     found(point, &play.run(audience))
 }
 
 fn experiment(point: Point, storage: &str) -> Experiment {
-    let worker = Worker {
-        outstanding: point.outstanding,
-        align_bytes: BLOCK_BYTES,
-        ..Worker::random("load", BLOCK_BYTES, point.read_percent)
-    };
-    let fill = Action::Prepare { block_bytes: FILL_BYTES, outstanding: FILL_OUTSTANDING };
-    let fill = Step { phase: Phase::Prepare, label: String::new(), action: fill };
-    let mut steps = vec![fill, run(Phase::Baseline, MEASURED_S)];
+    let worker = Worker::aligned("load", BLOCK_BYTES, point.read_percent, point.outstanding);
+    let run = |phase, seconds| Step::new(phase, Action::run(seconds));
+    let mut steps = vec![Step::new(Phase::Prepare, Action::FILL), run(Phase::Baseline, MEASURED_S)];
     for layer in 1..=point.layers {
-        let name = format!("layer-{layer}");
-        steps.push(Step {
-            phase: Phase::Prepare,
-            label: String::new(),
-            action: Action::Take { name, count: None, load: true },
-        });
+        steps.push(Step::new(Phase::Prepare, Action::take(&format!("layer-{layer}"))));
         steps.push(run(Phase::Prepare, FILLED_S));
     }
     steps.push(run(Phase::Snapshot, MEASURED_S));
     Experiment::bare("sweep", storage, Version::Esx55, DISK_BYTES, vec![worker], steps)
 }
 
-fn run(phase: Phase, seconds: f64) -> Step {
-    Step { phase, label: String::new(), action: Action::Run { seconds, warm_up_seconds: 0.0 } }
-}
-
 fn found(point: Point, record: &Record) -> Found {
-    let figure = |phase, quantity| {
-        let mut rows = record.rows.iter().filter(|row| row.phase == phase && row.quantity == quantity);
-        rows.find_map(|row| row.predicted)
-    };
-    let (baseline, iops) = (figure(Phase::Baseline, Quantity::Iops), figure(Phase::Snapshot, Quantity::Iops));
-    let host = |quantity| figure(Phase::Snapshot, quantity);
+    let [baseline, iops] =
+        [Phase::Baseline, Phase::Snapshot].map(|phase| record.figure(phase, Quantity::Iops));
+    let host = |quantity| record.figure(Phase::Snapshot, quantity);
     let host_ios = host(Quantity::HostReadsPerS).zip(host(Quantity::HostWritesPerS)).map(|(r, w)| r + w);
     Found {
         point,
@@ -120,7 +92,7 @@ fn found(point: Point, record: &Record) -> Found {
         iops,
         share: iops.zip(baseline).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before),
         host_ios: host_ios.zip(iops).filter(|(_, guest)| *guest > 0.0).map(|(host, guest)| host / guest),
-        latency_us: figure(Phase::Snapshot, Quantity::LatencyUs),
+        latency_us: record.figure(Phase::Snapshot, Quantity::LatencyUs),
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u6
     };
     let delta_storage = fitted::delta_model(&experiment, &storage)?;
     let stack = super::stack(SubjectArg::Plain, None, experiment.esx.hypothesis())?;
-    Ok(Play { experiment, stack, storage, delta_storage, seed, command: String::new(), path: None })
+    Ok(Play { delta_storage, ..Play::new(experiment, stack, storage, seed) })
 }
 
 fn command(args: &RunArgs) -> String {

@@ -59,16 +59,13 @@ impl StoreRun {
         let all = phases(record);
         let baseline = all.iter().find(|f| f.phase == Some(run::Phase::Baseline)).and_then(Figures::iops);
         let is_loaded = |figures: &&Figures| figures.phase != Some(run::Phase::Prepare);
-        let of_commit = |row: &&run::Row| row.phase == run::Phase::Commit;
-        let converged = |row: &&run::Row| row.quantity == Quantity::Converged && row.predicted == Some(1.0);
-        let seconds = |row: &&run::Row| row.quantity == Quantity::Seconds;
-        let ended = record.rows.iter().filter(of_commit).any(|row| converged(&row));
-        let commit_seconds = record.rows.iter().filter(of_commit).find(seconds).and_then(|row| row.predicted);
+        let of_commit = |quantity| record.figure(run::Phase::Commit, quantity);
+        let ended = of_commit(Quantity::Converged) == Some(1.0);
         StoreRun {
             vm,
             store: record.subject.clone(),
             phases: all.iter().filter(is_loaded).filter_map(|figures| Phase::of(figures, baseline)).collect(),
-            commit_seconds: commit_seconds.filter(|_| ended),
+            commit_seconds: of_commit(Quantity::Seconds).filter(|_| ended),
             reads_checked: record.samples.iter().map(|sample| sample.reads).sum(),
         }
     }

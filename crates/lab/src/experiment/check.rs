@@ -97,8 +97,7 @@ fn check_disks(experiment: &Experiment) -> Result<(), Found> {
 }
 
 fn check_step(step: &Step) -> Result<(), String> {
-    let alone = Protocol { interval_us: 1_000_000, heartbeat: None, steps: vec![step.clone()] };
-    alone.check()
+    Protocol::new(vec![step.clone()]).check()
 }
 
 fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {

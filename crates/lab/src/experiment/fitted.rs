@@ -155,18 +155,8 @@ fn fit_one(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) ->
 
 /// Returns the figure of one trial; NaN where the run failed, so that no comparison holds.
 fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> f64 {
-    let play = Play {
-        experiment: trial.clone(),
-        stack: Stack::Engine(Engine::Plain),
-        storage: model.clone(),
-        delta_storage: None,
-        seed,
-        command: String::new(),
-        path: None,
-    };
-    let record = play.run(Audience::none());
-    let is_wanted = |row: &&crate::run::Row| row.phase == wanted.phase && row.quantity == wanted.quantity;
-    record.rows.iter().find(is_wanted).and_then(|row| row.predicted).unwrap_or(f64::NAN)
+    let play = Play::new(trial.clone(), Stack::Engine(Engine::Plain), model.clone(), seed);
+    play.run(Audience::none()).figure(wanted.phase, wanted.quantity).unwrap_or(f64::NAN)
 }
 
 /// Copies the other experiment's fitted constants to the model, where it has a counterpart: the same disks in another

@@ -73,6 +73,11 @@ impl Esx {
 }
 
 impl Play {
+    /// Returns a run with the deltas beside the disks, and without a file of its own.
+    pub fn new(experiment: Experiment, stack: Stack, storage: StorageModel, seed: u64) -> Play {
+        Play { experiment, stack, storage, delta_storage: None, seed, command: String::new(), path: None }
+    }
+
     /// Runs the experiment to its end, or until the audience interrupts it. The record's rows are first one for each
     /// published cell, then the other measured figures.
     pub fn run(&self, audience: Audience) -> Record {

@@ -111,11 +111,10 @@ impl Survey {
 
     async fn measure(&self, ask: Ask, seconds: f64) -> Result<Figure> {
         let meter = Rc::new(Meter::new(self.env.now_ns()));
+        let Ask { block_bytes, read_percent, outstanding } = ask;
         let worker = Worker {
-            outstanding: ask.outstanding,
-            align_bytes: ask.block_bytes,
             working_set_bytes: self.file_bytes,
-            ..Worker::random("load", ask.block_bytes, ask.read_percent)
+            ..Worker::aligned("load", block_bytes, read_percent, outstanding)
         };
         let driver = self.driver(worker, &meter)?;
         (self.onlooker)(&ask.text())?;

@@ -3,7 +3,7 @@ use std::ops::AddAssign;
 use blk::file::FileCounters;
 use serde::{Deserialize, Serialize};
 
-use super::row::{Phase, Row};
+use super::row::{Phase, Quantity, Row};
 
 /// Version of the record's fields. It increases when a field changes its meaning or is removed, not when one is added.
 pub const SCHEMA: u32 = 1;
@@ -250,6 +250,11 @@ impl Record {
     /// Returns whether reads and writes of tables were counted separately: a stack with tables shows some.
     pub fn tells_tables(&self) -> bool {
         self.samples.iter().filter_map(|s| s.host).any(|host| host.table_reads > 0 || host.table_writes > 0)
+    }
+
+    /// Returns the first figure of that kind; None where the run did not come to it.
+    pub fn figure(&self, phase: Phase, quantity: Quantity) -> Option<f64> {
+        self.rows.iter().find(|row| row.phase == phase && row.quantity == quantity)?.predicted
     }
 
     /// Returns the record of a run that has not begun.

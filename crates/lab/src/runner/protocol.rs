@@ -128,6 +128,11 @@ fn yes() -> bool {
 }
 
 impl Protocol {
+    /// Returns a protocol with samples of one second and without pings.
+    pub fn new(steps: Vec<Step>) -> Protocol {
+        Protocol { interval_us: one_second(), heartbeat: None, steps }
+    }
+
     /// Checks that the protocol can be carried out. An error names step and field.
     pub fn check(&self) -> Result<(), String> {
         let heartbeat_us = self.heartbeat.map_or(INTERVAL_US_MIN, |heartbeat| heartbeat.interval_us);
@@ -144,6 +149,11 @@ impl Protocol {
 }
 
 impl Step {
+    /// Returns a step whose description is that of its action.
+    pub fn new(phase: Phase, action: Action) -> Step {
+        Step { phase, label: String::new(), action }
+    }
+
     /// Returns the title of the step's span: the label, or the action's name.
     pub fn title(&self) -> &str {
         match (self.label.as_str(), &self.action) {
@@ -160,6 +170,24 @@ impl Step {
 }
 
 impl Action {
+    /// Writes everything once in large pieces, so that no read meets a hole.
+    pub const FILL: Action = Action::Prepare { block_bytes: 1 << 20, outstanding: 8 };
+
+    /// Runs the load, all of which counts.
+    pub fn run(seconds: f64) -> Action {
+        Action::Run { seconds, warm_up_seconds: 0.0 }
+    }
+
+    /// Takes one snapshot under load.
+    pub fn take(name: &str) -> Action {
+        Action::Take { name: name.to_string(), count: None, load: true }
+    }
+
+    /// Commits one snapshot under load.
+    pub fn commit(name: &str, limit_seconds: f64) -> Action {
+        Action::Commit { name: name.to_string(), count: None, limit_seconds: Some(limit_seconds), load: true }
+    }
+
     fn check(&self) -> Result<(), String> {
         match self {
             Action::Prepare { block_bytes, outstanding } => check_transfers(*block_bytes, *outstanding),

@@ -106,6 +106,11 @@ impl Worker {
         }
     }
 
+    /// Returns a worker with random I/O, each at a multiple of its size.
+    pub fn aligned(name: &str, block_bytes: u32, read_percent: u8, outstanding: u32) -> Worker {
+        Worker { outstanding, align_bytes: block_bytes, ..Worker::random(name, block_bytes, read_percent) }
+    }
+
     /// Returns the bytes that the worker reads and writes on a disk of that size.
     pub fn range(&self, disk_bytes: u64) -> Range<u64> {
         let end = match self.working_set_bytes {
