@@ -52,22 +52,9 @@ fn properties(records: &[Record]) -> Result<DocProperties, XlsxError> {
 }
 
 fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Runs")?;
-    let heads = [
-        "sheet",
-        "experiment",
-        "title",
-        "subject",
-        "hypothesis",
-        "storage",
-        "clock",
-        "seed",
-        "began",
-        "end",
-        "source",
-        "command",
-    ];
-    sheet.header(&heads)?;
+    let heads = "sheet,experiment,title,subject,hypothesis,storage,clock,seed,began,end,source,\
+        command";
+    let mut sheet = Sheet::new(worksheet, "Runs", heads)?;
     for (n, record) in records.iter().enumerate() {
         let has_sheet = n < SAMPLE_SHEETS_MAX && !record.samples.is_empty();
         sheet.text(&if has_sheet { sheet_of(n) } else { String::new() })?;
@@ -88,22 +75,9 @@ fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
 }
 
 fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Figures")?;
-    let heads = [
-        "experiment",
-        "phase",
-        "figure",
-        "use",
-        "subject",
-        "published",
-        "predicted",
-        "error",
-        "within 25 %",
-        "band low",
-        "band high",
-        "note",
-    ];
-    sheet.header(&heads)?;
+    let heads = "experiment,phase,figure,use,subject,published,predicted,error,within 25 %,band low,\
+        band high,note";
+    let mut sheet = Sheet::new(worksheet, "Figures", heads)?;
     for group in groups {
         for line in &group.lines {
             figure(&mut sheet, group, line)?;
@@ -133,28 +107,9 @@ fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Res
 }
 
 fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Phases")?;
-    let heads = [
-        "run",
-        "phase",
-        "step",
-        "begins s",
-        "lasts s",
-        "reads/s",
-        "writes/s",
-        "MiB/s",
-        "host reads/s",
-        "host writes/s",
-        "table reads/s",
-        "table writes/s",
-        "mean ms",
-        "99 % ms",
-        "max ms",
-        "stuns",
-        "stunned ms",
-        "lost beats",
-    ];
-    sheet.header(&heads)?;
+    let heads = "run,phase,step,begins s,lasts s,reads/s,writes/s,MiB/s,host reads/s,host writes/s,\
+        table reads/s,table writes/s,mean ms,99 % ms,max ms,stuns,stunned ms,lost beats";
+    let mut sheet = Sheet::new(worksheet, "Phases", heads)?;
     for record in records {
         for f in phases_and_steps(record) {
             sheet.text(&words::label(record))?;
@@ -179,16 +134,14 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
         }
     }
     if sheet.rows() > 0 {
-        sheet.chart(19, &phase_chart(sheet.rows()))?;
+        sheet.chart(1, 19, &phase_chart(sheet.rows()))?;
     }
     sheet.finish(&[16.0, 18.0, 30.0])
 }
 
 fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Layers")?;
-    let heads =
-        ["run", "phase", "label", "layer", "reads/s", "writes/s", "table reads/s", "table writes/s", "MiB/s"];
-    sheet.header(&heads)?;
+    let heads = "run,phase,label,layer,reads/s,writes/s,table reads/s,table writes/s,MiB/s";
+    let mut sheet = Sheet::new(worksheet, "Layers", heads)?;
     for record in records {
         for f in layers(record) {
             sheet.text(&words::label(record))?;
@@ -219,8 +172,7 @@ fn phase_chart(rows: u32) -> Chart {
 }
 
 fn stuns(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Stuns")?;
-    sheet.header(&["run", "at s", "stun ms", "disk", "cause"])?;
+    let mut sheet = Sheet::new(worksheet, "Stuns", "run,at s,stun ms,disk,cause")?;
     for record in records {
         for stun in &record.stuns {
             if sheet.is_full() {
@@ -238,14 +190,13 @@ fn stuns(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError>
         let mut chart = Chart::new(ChartType::Column);
         chart.add_series().set_name("stun, ms").set_values(("Stuns", 1, 2, sheet.rows(), 2));
         chart.title().set_name("Stuns in their order, ms");
-        sheet.chart(6, &chart)?;
+        sheet.chart(1, 6, &chart)?;
     }
     sheet.finish(&[16.0, 12.0, 12.0, 8.0, 40.0])
 }
 
 fn constants(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, "Constants")?;
-    sheet.header(&["run", "kind", "name", "value", "unit", "source", "note"])?;
+    let mut sheet = Sheet::new(worksheet, "Constants", "run,kind,name,value,unit,source,note")?;
     for record in records {
         let label = words::label(record);
         for c in &record.constants {

@@ -7,32 +7,16 @@ use crate::report::series::{latency, rate};
 use crate::report::words;
 use crate::run::{Record, Sample};
 
-const HEADS: [&str; 16] = [
-    "at s",
-    "interval s",
-    "reads/s",
-    "writes/s",
-    "host reads/s",
-    "host writes/s",
-    "table reads/s",
-    "table writes/s",
-    "read mean ms",
-    "read 99 % ms",
-    "read max ms",
-    "write mean ms",
-    "write 99 % ms",
-    "write max ms",
-    "gap ms",
-    "phase",
-];
+const HEADS: &str = "\
+at s,interval s,reads/s,writes/s,host reads/s,host writes/s,table reads/s,table writes/s,\
+read mean ms,read 99 % ms,read max ms,write mean ms,write 99 % ms,write max ms,gap ms,phase";
 /// Column of the charts, to the right of the figures.
 const CHARTS_COLUMN: u16 = 17;
 /// Rows that one chart covers.
 const CHART_ROWS: u32 = 19;
 
 pub(super) fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> Result<(), XlsxError> {
-    let mut sheet = Sheet::new(worksheet, name)?;
-    sheet.header(&HEADS)?;
+    let mut sheet = Sheet::new(worksheet, name, HEADS)?;
     for sample in record.samples.iter().take(ROWS_MAX as usize) {
         row(&mut sheet, record, sample)?;
     }
@@ -44,7 +28,7 @@ pub(super) fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> R
         lines(name, rows, &title("Latency, ms"), &[9, 12, 10, 13], true),
     ];
     for (n, chart) in (0..).zip(&charts) {
-        sheet.chart_at(1 + n * CHART_ROWS, CHARTS_COLUMN, chart)?;
+        sheet.chart(1 + n * CHART_ROWS, CHARTS_COLUMN, chart)?;
     }
     sheet.finish(&[10.0; 15])
 }

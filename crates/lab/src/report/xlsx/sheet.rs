@@ -15,22 +15,16 @@ pub(super) struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    pub(super) fn new(worksheet: &'a mut Worksheet, name: &str) -> Result<Self, XlsxError> {
+    /// Names the sheet, and writes the comma-separated names of the columns to row 0, which stays in view.
+    pub(super) fn new(worksheet: &'a mut Worksheet, name: &str, columns: &str) -> Result<Self, XlsxError> {
         worksheet.set_name(name)?;
-        Ok(Self { worksheet, row: 0, column: 0, percent: Format::new().set_num_format("+0 %;-0 %;0 %") })
-    }
-
-    /// Writes row 0, which stays in view.
-    pub(super) fn header(&mut self, names: &[&str]) -> Result<(), XlsxError> {
         let format = Format::new().set_bold().set_background_color(Color::RGB(0x00e8_eef4));
         let format = format.set_border_bottom(FormatBorder::Thin).set_text_wrap();
-        for name in names {
-            self.worksheet.write_string_with_format(self.row, self.column, *name, &format)?;
-            self.column += 1;
+        for (column, name) in (0..).zip(columns.split(',')) {
+            worksheet.write_string_with_format(0, column, name, &format)?;
         }
-        self.worksheet.set_freeze_panes(1, 0)?;
-        self.next();
-        Ok(())
+        worksheet.set_freeze_panes(1, 0)?;
+        Ok(Self { worksheet, row: 1, column: 0, percent: Format::new().set_num_format("+0 %;-0 %;0 %") })
     }
 
     /// Writes a string. It is never evaluated as a formula, whatever its first character.
@@ -74,14 +68,8 @@ impl<'a> Sheet<'a> {
         self.rows() >= ROWS_MAX
     }
 
-    /// Places a chart at the top, from `column` on.
-    pub(super) fn chart(&mut self, column: u16, chart: &Chart) -> Result<(), XlsxError> {
-        self.chart_at(1, column, chart)
-    }
-
-    pub(super) fn chart_at(&mut self, row: u32, column: u16, chart: &Chart) -> Result<(), XlsxError> {
-        self.worksheet.insert_chart(row, column, chart)?;
-        Ok(())
+    pub(super) fn chart(&mut self, row: u32, column: u16, chart: &Chart) -> Result<(), XlsxError> {
+        self.worksheet.insert_chart(row, column, chart).map(drop)
     }
 
     /// Sets the widths in characters, from the first column on.
