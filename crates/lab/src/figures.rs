@@ -11,7 +11,7 @@ const MB: f64 = (1 << 20) as f64;
 ///
 /// Rates and latencies cover the samples that count: those after a step's warm-up, and none of a step that is over at
 /// once, such as a take. Maxima cover all samples. `None` means that the figure was not sampled.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Figures {
     /// None: the record has no phases.
     pub phase: Option<Phase>,
@@ -124,7 +124,6 @@ pub(crate) fn of(record: &Record, spans: &[&PhaseSpan]) -> Figures {
     let beats: Vec<bool> = record.beats.iter().filter(|b| within(b.at_us)).map(|b| b.lost).collect();
     Figures {
         phase: Some(spans[0].phase),
-        step: None,
         begin_us: spans[0].begin_us,
         lasts_us: spans.iter().fold(0, |sum: u64, span| sum.saturating_add(span.lasts_us())),
         stuns: stuns.len(),
@@ -199,10 +198,6 @@ impl Sums {
         let host = &self.host;
         let host_per_s = |count: f64| (host.interval_us > 0.0).then(|| count * 1e6 / host.interval_us);
         Figures {
-            phase: None,
-            step: None,
-            begin_us: 0,
-            lasts_us: 0,
             reads_per_s: per_s(self.reads),
             writes_per_s: per_s(self.writes),
             mb_per_s: per_s(self.bytes / MB),
@@ -215,12 +210,8 @@ impl Sums {
             mean_us: (self.latencies > 0.0).then(|| self.latency_us / self.latencies),
             p99_us: median(self.p99s),
             max_us: Some(self.max_us).filter(|us| *us > 0.0),
-            stuns: 0,
-            stun_total_us: 0,
-            stun_longest_us: 0,
-            beats: 0,
-            beats_lost: 0,
             gap_us: self.gap_us,
+            ..Figures::default()
         }
     }
 }

@@ -8,18 +8,20 @@ use super::row::{Phase, Quantity, Row};
 /// Version of the record's fields. It increases when a field changes its meaning or is removed, not when one is added.
 pub const SCHEMA: u32 = 1;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clock {
     /// Simulated time, which is independent of real time.
+    #[default]
     Virtual,
     Real,
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
+    #[default]
     Complete,
     /// The user interrupted the run. The record has what was sampled until then.
     Interrupted,
@@ -105,20 +107,27 @@ pub struct Counters {
 }
 
 impl Counters {
+    fn fields(&mut self) -> [&mut u64; 9] {
+        [
+            &mut self.reads,
+            &mut self.writes,
+            &mut self.flushes,
+            &mut self.read_bytes,
+            &mut self.written_bytes,
+            &mut self.table_reads,
+            &mut self.table_writes,
+            &mut self.commit_read_bytes,
+            &mut self.commit_written_bytes,
+        ]
+    }
+
     /// Returns the difference to an earlier count. None where a count decreased, because it has started over.
     pub fn since(&self, before: &Counters) -> Option<Counters> {
-        let part = |field: fn(&Counters) -> u64| field(self).checked_sub(field(before));
-        Some(Counters {
-            reads: part(|c| c.reads)?,
-            writes: part(|c| c.writes)?,
-            flushes: part(|c| c.flushes)?,
-            read_bytes: part(|c| c.read_bytes)?,
-            written_bytes: part(|c| c.written_bytes)?,
-            table_reads: part(|c| c.table_reads)?,
-            table_writes: part(|c| c.table_writes)?,
-            commit_read_bytes: part(|c| c.commit_read_bytes)?,
-            commit_written_bytes: part(|c| c.commit_written_bytes)?,
-        })
+        let (mut part, mut before) = (*self, *before);
+        for (now, then) in part.fields().into_iter().zip(before.fields()) {
+            *now = now.checked_sub(*then)?;
+        }
+        Some(part)
     }
 }
 
@@ -138,16 +147,10 @@ impl From<FileCounters> for Counters {
 }
 
 impl AddAssign for Counters {
-    fn add_assign(&mut self, other: Counters) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.flushes += other.flushes;
-        self.read_bytes += other.read_bytes;
-        self.written_bytes += other.written_bytes;
-        self.table_reads += other.table_reads;
-        self.table_writes += other.table_writes;
-        self.commit_read_bytes += other.commit_read_bytes;
-        self.commit_written_bytes += other.commit_written_bytes;
+    fn add_assign(&mut self, mut other: Counters) {
+        for (sum, more) in self.fields().into_iter().zip(other.fields()) {
+            *sum += *more;
+        }
     }
 }
 
@@ -213,7 +216,7 @@ pub struct Mark {
     pub text: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub schema: u32,
     /// Name of the experiment in the catalogue, or of the imported file.
@@ -262,26 +265,11 @@ impl Record {
         Record {
             schema: SCHEMA,
             experiment: experiment.to_string(),
-            title: String::new(),
-            source: String::new(),
             subject: subject.to_string(),
-            hypothesis: None,
             storage: storage.to_string(),
             clock,
             seed,
-            command: String::new(),
-            began_unix_us: 0,
-            machine: Vec::new(),
-            constants: Vec::new(),
-            left_out: Vec::new(),
-            notes: Vec::new(),
-            phases: Vec::new(),
-            samples: Vec::new(),
-            stuns: Vec::new(),
-            beats: Vec::new(),
-            marks: Vec::new(),
-            rows: Vec::new(),
-            end: End::Complete,
+            ..Record::default()
         }
     }
 }
