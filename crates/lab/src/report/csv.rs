@@ -73,21 +73,16 @@ fn row(record: &Record, line: &Line<'_>, cell: &Cell) -> Vec<String> {
         record.rows.iter().any(|row| row.default).to_string(),
         text(&record.storage),
         words::phase(line.phase).into(),
-        key(line.quantity),
+        words::json_name(line.quantity),
         number(line.published),
         number(cell.predicted),
         number(cell.error),
-        words::r#use(line.r#use).into(),
+        words::json_name(line.r#use),
         number(cell.band.map(|(low, _)| low)),
         number(cell.band.map(|(_, high)| high)),
         text(&line.notes.join("; ")),
     ]);
     names
-}
-
-/// Returns the quantity's name in JSON, such as "reads_per_s".
-fn key(quantity: crate::run::Quantity) -> String {
-    serde_json::to_value(quantity).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn names(record: &Record) -> Vec<String> {

@@ -119,7 +119,7 @@ fn tiles(group: &Comparison<'_>) -> Markup {
         dl.tiles {
             (tile("subject", &words::label(record)))
             (tile("storage", &record.storage))
-            (tile("time", words::clock(record.clock)))
+            (tile("time", &words::json_name(record.clock)))
             @if all > 0 { (tile(&format!("predicted within {}", percent_within()), &format!("{within} of {all}"))) }
             @if let Some(longest) = longest {
                 (tile("longest stun", &words::time(longest as f64)))

@@ -53,7 +53,7 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
     let mut cells = vec![words::phase(line.phase).to_owned(), words::plain(&line.name(group.experiment))];
     let value = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| words::value(line.quantity, v));
     if wide {
-        cells.extend([value(line.published), words::r#use(line.r#use).into()]);
+        cells.extend([value(line.published), words::json_name(line.r#use)]);
     }
     for cell in &line.cells {
         let band = cell.band.map(|(low, high)| format!(" ({} - {})", value(Some(low)), value(Some(high))));
@@ -100,8 +100,8 @@ pub fn summary(record: &Record) -> String {
     let header =
         ["phase", "lasts", "reads/s", "writes/s", "host r/s", "host w/s", "99 %", "max", "stuns", "lost"];
     let mut table = aligned(header.map(str::to_owned).into(), 1);
-    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), words::number);
-    let time = |value: Option<f64>| value.map_or_else(|| "-".into(), words::time);
+    let number = |value| words::or_dash(value, words::number);
+    let time = |value| words::or_dash(value, words::time);
     for f in phases_and_steps(record) {
         let stuns = if f.stuns == 0 {
             "-".into()
@@ -126,7 +126,7 @@ pub fn summary(record: &Record) -> String {
     let (title, label) = (words::plain(&record.title), words::plain(&words::label(record)));
     let storage =
         if record.storage.is_empty() { "" } else { &format!(" on {}", words::plain(&record.storage)) };
-    let head = format!("{title}: {label}{storage}, {} time", words::clock(record.clock));
+    let head = format!("{title}: {label}{storage}, {} time", words::json_name(record.clock));
     format!("{head}\n{}\n{}\n", trimmed(&table), words::plain(&words::end(&record.end)))
 }
 

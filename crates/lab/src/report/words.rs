@@ -1,6 +1,8 @@
 //! Quantities, phases and figures in words: the same on a page, in a workbook and on a terminal.
 
-use crate::run::{Clock, ConstantSource, End, Phase, Quantity, Record, Use};
+use serde::Serialize;
+
+use crate::run::{ConstantSource, End, Phase, Quantity, Record};
 
 pub fn phase(phase: Phase) -> &'static str {
     match phase {
@@ -33,13 +35,9 @@ pub(super) fn quantity(quantity: Quantity) -> &'static str {
     }
 }
 
-pub(super) fn r#use(r#use: Use) -> &'static str {
-    match r#use {
-        Use::Baseline => "baseline",
-        Use::Input => "input",
-        Use::Predict => "predict",
-        Use::Check => "check",
-    }
+/// Returns the name of an enum's value in JSON, such as "reads_per_s" or "virtual".
+pub(super) fn json_name(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 pub(super) fn source(source: ConstantSource) -> &'static str {
@@ -48,13 +46,6 @@ pub(super) fn source(source: ConstantSource) -> &'static str {
         ConstantSource::Measured => "measured",
         ConstantSource::FittedToBaseline => "fitted to baseline",
         ConstantSource::Declared => "declared",
-    }
-}
-
-pub(super) fn clock(clock: Clock) -> &'static str {
-    match clock {
-        Clock::Virtual => "virtual",
-        Clock::Real => "real",
     }
 }
 
@@ -130,6 +121,11 @@ fn grouped(value: f64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// Returns a figure as `show` writes it, and "-" where there is none.
+pub(super) fn or_dash(value: Option<f64>, show: fn(f64) -> String) -> String {
+    value.map_or_else(|| "-".into(), show)
 }
 
 /// Returns microseconds in a readable unit.

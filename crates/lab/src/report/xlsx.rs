@@ -63,7 +63,7 @@ fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
         }
         sheet.text(record.hypothesis.as_deref().unwrap_or_default())?;
         sheet.text(&record.storage)?;
-        sheet.text(words::clock(record.clock))?;
+        sheet.text(&words::json_name(record.clock))?;
         sheet.text(&record.seed.to_string())?;
         sheet.text(&words::began(record.began_unix_us))?;
         sheet.text(&words::end(&record.end))?;
@@ -91,7 +91,7 @@ fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Res
         sheet.text(line.experiment)?;
         sheet.text(words::phase(line.phase))?;
         sheet.text(words::quantity(line.quantity))?;
-        sheet.text(words::r#use(line.r#use))?;
+        sheet.text(&words::json_name(line.r#use))?;
         sheet.text(&words::label(record))?;
         sheet.number(line.published)?;
         sheet.number(cell.predicted)?;

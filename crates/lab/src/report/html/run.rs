@@ -111,35 +111,26 @@ fn layer_row(f: &LayerFigures) -> Markup {
 }
 
 fn phase_row(f: &Figures) -> Markup {
-    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), words::number);
-    let time = |value: Option<f64>| value.map_or_else(|| "-".into(), words::time);
-    let each = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2} a guest's")).unwrap_or_default();
-    let stuns = (f.stuns > 0).then(|| words::time(f.stun_total_us as f64));
-    let beats = (f.beats > 0).then(|| f.beats_lost.to_string());
-    let dash = || "-".to_owned();
-    let cells = [
-        (words::time(f.begin_us as f64), String::new()),
-        (words::time(f.lasts_us as f64), String::new()),
-        (number(f.reads_per_s), String::new()),
-        (number(f.writes_per_s), String::new()),
-        (number(f.mb_per_s), String::new()),
-        (number(f.host_reads_per_s), each(f.host_read_ratio)),
-        (number(f.host_writes_per_s), each(f.host_write_ratio)),
-        (number(f.table_reads_per_s), String::new()),
-        (number(f.table_writes_per_s), String::new()),
-        (time(f.mean_us), String::new()),
-        (time(f.p99_us), String::new()),
-        (time(f.max_us), String::new()),
-        (
-            stuns.unwrap_or_else(dash),
-            if f.stuns > 1 { format!("{} of them", f.stuns) } else { String::new() },
-        ),
-        (beats.unwrap_or_else(dash), if f.beats > 0 { format!("of {}", f.beats) } else { String::new() }),
-    ];
+    let number = |value| words::or_dash(value, words::number);
+    let time = |value| words::or_dash(value, words::time);
+    let each = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2} a guest's"));
+    let alone = |text: String| (text, None);
+    let load = [number(f.reads_per_s), number(f.writes_per_s), number(f.mb_per_s)];
+    let host = [(f.host_reads_per_s, f.host_read_ratio), (f.host_writes_per_s, f.host_write_ratio)];
+    let tables = [number(f.table_reads_per_s), number(f.table_writes_per_s)];
+    let stuns = Some(f.stun_total_us as f64).filter(|_| f.stuns > 0);
+    let beats = Some(f.beats_lost).filter(|_| f.beats > 0).map_or("-".into(), |lost| lost.to_string());
+    let cells = [words::time(f.begin_us as f64), words::time(f.lasts_us as f64)].into_iter().chain(load);
+    let cells = cells.map(alone).chain(host.map(|(rate, ratio)| (number(rate), each(ratio))));
+    let cells = cells.chain(tables.map(alone)).chain([f.mean_us, f.p99_us, f.max_us].map(time).map(alone));
+    let cells = cells.chain([
+        (time(stuns), (f.stuns > 1).then(|| format!("{} of them", f.stuns))),
+        (beats, (f.beats > 0).then(|| format!("of {}", f.beats))),
+    ]);
     html! {
         tr {
             th scope="row" { @if let Some(step) = &f.step { small { (step) } } @else { (f.name()) } }
-            @for (cell, more) in &cells { td.n { (cell) @if !more.is_empty() { small { (more) } } } }
+            @for (cell, more) in cells { td.n { (cell) @if let Some(more) = more { small { (more) } } } }
         }
     }
 }

@@ -76,7 +76,7 @@ fn head(group: &Comparison<'_>, wide: bool) -> Markup {
 
 fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> Markup {
     html! {
-        tr class=(words::r#use(line.r#use)) {
+        tr class=(words::json_name(line.r#use)) {
             td { (words::phase(line.phase)) }
             th scope="row" {
                 (line.name(group.experiment))
@@ -86,7 +86,7 @@ fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> M
             }
             @if wide {
                 td.n { (optional(line.quantity, line.published)) }
-                td { (words::r#use(line.r#use)) }
+                td { (words::json_name(line.r#use)) }
             }
             @for cell in &line.cells { (value(line, cell)) @if wide { (error(line, cell)) } }
         }
