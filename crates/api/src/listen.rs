@@ -107,7 +107,8 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-fn unescape(text: &str) -> Option<String> {
+/// Decodes the percent-encoding of a URI. None where the result is not UTF-8.
+pub fn unescape(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {

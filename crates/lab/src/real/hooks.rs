@@ -33,6 +33,7 @@ impl Hooks {
     }
 }
 
+/// The I/O below a user's own stack cannot be observed, and the lab made nothing for it.
 impl Verbs for Hooks {
     fn take(&mut self, name: &str, watch: &Watch) -> Result<()> {
         self.run(&self.take, name, watch).map(drop)
@@ -56,13 +57,5 @@ impl Verbs for Hooks {
             })
         };
         self.frozen.iter().map(place).collect()
-    }
-
-    /// Does nothing: the I/O below a user's own stack cannot be observed.
-    fn look(&mut self, _: &Watch) {}
-
-    /// Does nothing: the lab made nothing for a stack that is not its own.
-    fn close(&mut self) -> Result<()> {
-        Ok(())
     }
 }

@@ -4,6 +4,7 @@ mod address;
 mod handshake;
 mod volume;
 
+use std::fs::File;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use blk::uring::UringReactor;
 use blk::{Env, Error, ErrorKind, Result};
 use handshake::Export;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 pub(super) use address::{Address, Server};
 pub(super) use volume::NbdVolume;
@@ -37,23 +39,15 @@ pub(super) fn dial(uri: &str) -> Result<Dialled> {
     let address = Address::parse(uri)?;
     let place = address.to_string();
     let failed = |e: std::io::Error| Error::new(ErrorKind::Io, &place, format!("connecting: {e}"));
-    let limit = Some(NEGOTIATION_LIMIT);
-    let (fd, export): (OwnedFd, _) = match &address.server {
-        Server::Unix(path) => {
-            let mut stream = UnixStream::connect(path).map_err(failed)?;
-            stream.set_read_timeout(limit).map_err(failed)?;
-            let export = handshake::negotiate(&mut stream, &address.export, &place)?;
-            stream.set_read_timeout(None).map_err(failed)?;
-            (stream.into(), export)
-        }
-        Server::Tcp(host) => {
-            let mut stream = TcpStream::connect(host).map_err(failed)?;
-            stream.set_read_timeout(limit).map_err(failed)?;
-            let export = handshake::negotiate(&mut stream, &address.export, &place)?;
-            stream.set_read_timeout(None).map_err(failed)?;
-            (stream.into(), export)
-        }
+    let fd: OwnedFd = match &address.server {
+        Server::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
+        Server::Tcp(host) => TcpStream::connect(host).map_err(failed)?.into(),
     };
+    let limit = |limit| set_socket_timeout(&fd, Timeout::Recv, limit).map_err(|e| failed(e.into()));
+    limit(Some(NEGOTIATION_LIMIT))?;
+    let mut stream = File::from(fd.try_clone().map_err(failed)?);
+    let export = handshake::negotiate(&mut stream, &address.export, &place)?;
+    limit(None)?;
     Ok(Dialled { fd, export, place })
 }
 

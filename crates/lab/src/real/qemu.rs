@@ -86,6 +86,7 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
 
+/// QEMU counts the I/O of the exported node, not of the files under it.
 impl Verbs for Qemu {
     fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
         let overlay = self.overlay(name);
@@ -138,9 +139,6 @@ impl Verbs for Qemu {
             false => Err(self.not_the_latest(name)),
         }
     }
-
-    /// Does nothing: QEMU counts the I/O of the exported node, not of the files under it.
-    fn look(&mut self, _: &Watch) {}
 
     fn close(&mut self) -> Result<()> {
         self.server.stop()

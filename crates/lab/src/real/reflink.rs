@@ -61,8 +61,6 @@ impl Verbs for Reflinks {
         Ok(vec![Frozen::File(self.copy(name))])
     }
 
-    fn look(&mut self, _: &Watch) {}
-
     fn close(&mut self) -> Result<()> {
         match std::fs::remove_file(&self.disk) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use api::listen::unescape;
 use blk::{Error, Result};
 
 const DEFAULT_PORT: u16 = 10809;
@@ -31,10 +32,10 @@ impl Address {
         };
         if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
             let (export, socket) = rest.split_once("?socket=").ok_or_else(wrong)?;
-            let path = decode(socket).filter(|path| !path.is_empty()).ok_or_else(wrong)?;
+            let path = unescape(socket).filter(|path| !path.is_empty()).ok_or_else(wrong)?;
             return Ok(Address {
                 server: Server::Unix(path.into()),
-                export: decode(export).ok_or_else(wrong)?,
+                export: unescape(export).ok_or_else(wrong)?,
             });
         }
         let rest = uri.strip_prefix("nbd://").ok_or_else(wrong)?;
@@ -44,7 +45,7 @@ impl Address {
         }
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let host = if has_port { host.to_string() } else { format!("{host}:{DEFAULT_PORT}") };
-        Ok(Address { server: Server::Tcp(host), export: decode(export).ok_or_else(wrong)? })
+        Ok(Address { server: Server::Tcp(host), export: unescape(export).ok_or_else(wrong)? })
     }
 }
 
@@ -55,23 +56,6 @@ impl fmt::Display for Address {
             Server::Tcp(host) => write!(f, "nbd://{host}/{}", self.export),
         }
     }
-}
-
-/// Decodes percent-encoding; None where the result is not UTF-8.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        rest = tail;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
-        }
-        let (digits, tail) = rest.split_at_checked(2)?;
-        rest = tail;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
