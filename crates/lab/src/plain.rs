@@ -19,10 +19,6 @@ impl Plain {
     pub fn new(file: File, size_bytes: u64) -> Plain {
         Plain { file, size_bytes }
     }
-
-    pub fn file(&self) -> &File {
-        &self.file
-    }
 }
 
 impl Volume for Plain {

@@ -19,7 +19,6 @@ pub mod text;
 mod words;
 pub mod xlsx;
 
-pub use beside::{Beside, beside};
 pub use series::extent;
-pub use table::{Cell, Comparison, Line, comparisons};
+pub use table::comparisons;
 pub use words::phase as phase_name;

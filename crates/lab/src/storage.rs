@@ -28,8 +28,7 @@
 //! assert!((measure(&fitted) / 5_000.0 - 1.0).abs() < 0.01);
 //! ```
 //!
-//! For deltas on a LUN of their own use [`StorageModel::beside`]; for deltas far away on the same LUN use
-//! [`StorageModel::far`].
+//! For deltas on a LUN of their own use [`StorageModel::beside`].
 
 mod build;
 pub mod fit;
@@ -128,11 +127,5 @@ impl StorageModel {
     pub fn beside(&self, other: &StorageModel, part: &str) -> Storage {
         let place = Place { part: part.to_string(), unit: 1, from_bytes: 0 };
         Storage { units: vec![self.unit(), other.unit()], places: vec![place], ..self.storage() }
-    }
-
-    /// Returns storage that places files and folders whose name contains `part` from an address on.
-    pub fn far(&self, part: &str, from_bytes: u64) -> Storage {
-        let place = Place { part: part.to_string(), unit: 0, from_bytes };
-        Storage { places: vec![place], ..self.storage() }
     }
 }

@@ -30,7 +30,6 @@ mod stun;
 mod turns;
 mod vm;
 
-pub use delta::Growth;
 pub use extent::Zeroing;
 pub use format::Format;
 pub use vm::Esx;

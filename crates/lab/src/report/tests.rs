@@ -6,6 +6,7 @@ use std::io::Cursor;
 use calamine::{Data, Reader, Xlsx};
 use serde_json::Value;
 
+use super::beside::beside;
 use super::{comparisons, csv, html, json, svg, text, xlsx};
 use crate::run::*;
 
@@ -311,17 +312,13 @@ fn runs_are_shown_side_by_side() {
         (sample.reads, sample.writes) = (510, 250);
     }
     let records = [example(), ours];
-    let text = text::compared(&records);
-    let line = |figure: &str| {
-        let snapshot = text.split_once("snapshot").unwrap().1;
-        let line = snapshot.lines().find(|line| line.trim_start().starts_with(figure)).unwrap();
-        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-    };
-    assert_eq!(line("of its baseline")[3..], ["28", "%", "100", "%"], "{text}");
+    let lines = beside(&records.iter().collect::<Vec<_>>());
+    let of_baseline = lines.iter().find(|l| l.phase == "snapshot" && l.figure == "of its baseline");
+    assert_eq!(of_baseline.unwrap().values, ["28 %", "100 %"], "{lines:?}");
     let page = html::page(&records);
     assert!(page.contains("Side by side") && page.contains("Guest IOPS by phase"));
     assert!(page.contains("x 4.64"), "another stack is no prediction");
-    assert!(text::compared(&records[..1]).is_empty() && !html::page(&records[..1]).contains("Side by side"));
+    assert!(!html::page(&records[..1]).contains("Side by side"));
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
-use super::beside::beside;
 use super::table::{Cell, Comparison, Line};
 use super::words;
 use crate::figures::phases_and_steps;
@@ -73,26 +72,6 @@ fn error(line: &Line<'_>, cell: &Cell) -> String {
         _ => cell.error.map(words::times).unwrap_or_default(),
     };
     if missed { format!("{text} *") } else { text }
-}
-
-/// Compares the runs of each experiment phase by phase; leaves out an experiment that ran once.
-pub fn compared(records: &[Record]) -> String {
-    let groups = super::comparisons(records);
-    let several = groups.iter().filter(|group| group.records.len() > 1);
-    several.map(side_by_side).collect::<Vec<_>>().join("\n")
-}
-
-fn side_by_side(group: &Comparison<'_>) -> String {
-    let names = group.records.iter().map(|record| words::plain(&words::label(record)));
-    let header = ["phase".to_owned(), "figure".into()].into_iter().chain(names).collect();
-    let mut table = aligned(header, 2);
-    let mut before = "";
-    for line in beside(&group.records) {
-        let phase = if line.phase == before { "" } else { line.phase };
-        before = line.phase;
-        table.add_row([phase.to_owned(), line.figure.to_owned()].into_iter().chain(line.values));
-    }
-    format!("{}\n{}\n", words::plain(group.experiment), trimmed(&table))
 }
 
 /// Returns a table with a line per phase, and the events of the run.

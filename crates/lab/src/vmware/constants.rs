@@ -1,5 +1,6 @@
 //! The numbers of a [`Spec`] as a record shows them, each with its source.
 
+use super::delta::STEP_BYTES;
 use super::extent::{BLOCK_BYTES, Zeroing};
 use super::format::Format;
 use super::rules::{JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS, TABLE_PAGE_BYTES, TableCache};
@@ -28,7 +29,7 @@ impl Spec {
         let mut all = vec![
             constant("grain", self.format.grain_bytes(), "bytes", KNOWN, format),
             constant("grain table", self.format.table_bytes(), "bytes", KNOWN, format),
-            constant("growth step", self.growth.step_bytes, "bytes", KNOWN, "2009 article; VMware support"),
+            constant("growth step", STEP_BYTES, "bytes", KNOWN, "2009 article; VMware support"),
             constant("table page", TABLE_PAGE_BYTES, "bytes", DECLARED, "unit of table I/O; hardly matters"),
         ];
         if let TableCache::Pages(pages) = self.rules.table_cache {

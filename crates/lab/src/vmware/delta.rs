@@ -12,7 +12,7 @@ use std::rc::Rc;
 use blk::sync::RangeLock;
 use blk::{Buf, Dir, Result};
 
-pub use growth::Growth;
+pub(super) use growth::STEP_BYTES;
 use journal::Journal;
 
 use super::cache::Cache;
@@ -27,7 +27,6 @@ use super::turns::Turns;
 pub(super) struct Kind {
     pub format: Format,
     pub rules: Rules,
-    pub growth: Growth,
     pub datastore: Datastore,
 }
 

@@ -77,7 +77,7 @@ impl Esx {
             Rc::new(Disk::new(index as u32, file_name, size_bytes, rules, host, gate, chain))
         });
         let disks = disks.collect();
-        let kind = Rc::new(Kind { format: spec.format, rules: spec.rules, growth: spec.growth, datastore });
+        let kind = Rc::new(Kind { format: spec.format, rules: spec.rules, datastore });
         let vm = Vm {
             env,
             dir,

@@ -4,27 +4,18 @@ use blk::Result;
 
 use super::Delta;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Growth {
-    pub step_bytes: u64,
-}
-
-impl Growth {
-    /// Returns steps of 16 MiB, as the 2009 article and VMware's support observed.
-    pub fn observed() -> Growth {
-        Growth { step_bytes: 16 << 20 }
-    }
-}
+/// Steps of 16 MiB, as the 2009 article and VMware's support observed.
+pub(in crate::vmware) const STEP_BYTES: u64 = 16 << 20;
 
 impl Delta {
     /// Extends the file by whole steps until it is at least `end` bytes long. Writes that need the room wait.
     pub(super) async fn grow(&self, end: u64) -> Result<()> {
         let _turn = self.growing.take().await;
-        let (from, step) = (self.state.borrow().size, self.kind.growth.step_bytes);
+        let from = self.state.borrow().size;
         if from >= end {
             return Ok(());
         }
-        let to = from + (end - from).next_multiple_of(step);
+        let to = from + (end - from).next_multiple_of(STEP_BYTES);
         if let Some(records) = &self.kind.datastore.records {
             records.of_growth(&self.host).await?;
         }
