@@ -14,8 +14,8 @@ pub(super) fn record(name: &str, title: &str) -> Record {
 }
 
 /// Returns a measured figure without a published one.
-pub(super) fn measured(experiment: &str, quantity: Quantity, value: f64) -> Row {
-    Row::measured(&text(experiment), Phase::Baseline, quantity, value)
+pub(super) fn measured(experiment: &str, quantity: Quantity, value: f64, note: &str) -> Row {
+    Row { note: note.into(), ..Row::measured(&text(experiment), Phase::Baseline, quantity, value) }
 }
 
 pub(super) fn note_skipped(record: &mut Record, skipped: &[Skipped]) {

@@ -51,8 +51,8 @@ impl<'a> Lines<'a> {
         self.failure.as_deref()
     }
 
-    /// Returns the next line without its end. None at the end of the file, and after a read error.
-    pub(super) fn next(&mut self) -> Option<&str> {
+    /// Returns the next line without its end, and its number. None at the end of the file, and after a read error.
+    pub(super) fn next(&mut self) -> Option<(u64, &str)> {
         self.bytes.clear();
         let read = self.input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.bytes);
         match read {
@@ -71,7 +71,7 @@ impl<'a> Lines<'a> {
         self.number += 1;
         self.line.clear();
         self.line.push_str(String::from_utf8_lossy(&self.bytes).trim_end_matches(['\r', '\n']));
-        Some(&self.line)
+        Some((self.number, &self.line))
     }
 
     /// Returns the rest of the file; None where it is longer than `bytes_max`.
@@ -153,7 +153,7 @@ mod tests {
     fn all(bytes: &[u8]) -> Vec<String> {
         let mut input = bytes;
         let mut lines = Lines::new(&mut input).unwrap();
-        std::iter::from_fn(|| lines.next().map(str::to_owned)).collect()
+        std::iter::from_fn(|| lines.next().map(|(_, line)| line.to_owned())).collect()
     }
 
     #[test]

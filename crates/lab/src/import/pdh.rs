@@ -20,11 +20,10 @@ pub(super) fn read(
     skips: &mut Skips,
 ) -> Result<Vec<Record>> {
     let mut fields = Fields::default();
-    let header = header(name, lines.next().unwrap_or_default(), selection, &mut fields, skips)?;
+    let (_, first) = lines.next().unwrap_or_default();
+    let header = header(name, first, selection, &mut fields, skips)?;
     let mut rows = Rows::default();
-    let mut number = 1;
-    while let Some(line) = lines.next() {
-        number += 1;
+    while let Some((number, line)) = lines.next() {
         if line.trim().is_empty() {
             continue;
         }

@@ -109,9 +109,7 @@ impl Pings {
 pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let mut pings = Pings::default();
     let mut is_windows = false;
-    let mut number = 0;
-    while let Some(line) = lines.next() {
-        number += 1;
+    while let Some((number, line)) = lines.next() {
         if let Some(sequence) = sequence(line) {
             pings.linux(line, sequence, number, skips);
         } else if is_windows_answer(line) {
@@ -145,7 +143,7 @@ fn has_words(line: &str) -> bool {
 fn record(name: &str, pings: Pings, is_windows: bool) -> Record {
     let mut record = base::record(name, "Pings once a second");
     let lost = pings.beats.iter().filter(|beat| beat.lost).count();
-    record.rows.push(base::measured(name, Quantity::PingsLost, lost as f64));
+    record.rows.push(base::measured(name, Quantity::PingsLost, lost as f64, ""));
     record.beats = pings.beats;
     let stamped = pings.begin_us.filter(|us| *us > 0);
     record.began_unix_us = stamped.and_then(|us| i64::try_from(us).ok()).unwrap_or(0);

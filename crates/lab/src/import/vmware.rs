@@ -86,9 +86,7 @@ impl Log {
 
 pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) -> Vec<Record> {
     let mut log = Log::default();
-    let mut number = 0;
-    while let Some(line) = lines.next() {
-        number += 1;
+    while let Some((number, line)) = lines.next() {
         let at = time_of(line);
         if let Some((kind, stun_us)) = stun_us(line) {
             let begin = at.map(|at| at.saturating_sub_unsigned(stun_us));
@@ -131,9 +129,8 @@ fn record(name: &str, log: &Log) -> Record {
     record.began_unix_us = first.unwrap_or(0);
     notes(&mut record, log);
     let total = record.stuns.iter().fold(0u64, |sum, stun| sum.saturating_add(stun.stun_us));
-    let mut row = base::measured(name, Quantity::StunUs, total as f64);
-    row.note = format!("{} stuns together", record.stuns.len());
-    record.rows.push(row);
+    let note = format!("{} stuns together", record.stuns.len());
+    record.rows.push(base::measured(name, Quantity::StunUs, total as f64, &note));
     record
 }
 

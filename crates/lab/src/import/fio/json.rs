@@ -144,13 +144,13 @@ fn rows(record: &mut Record, job: &Job) {
     if job.error != 0 {
         record.notes.push(format!("Job {} ended with error {}.", text(name), job.error));
     }
-    for (direction, quantity) in [(&job.read, Quantity::ReadsPerS), (&job.write, Quantity::WritesPerS)] {
-        if direction.total_ios == 0 && direction.iops == 0.0 {
-            continue;
+    let sides =
+        [(&job.read, Quantity::ReadsPerS, "of reads"), (&job.write, Quantity::WritesPerS, "of writes")];
+    for (direction, quantity, note) in sides {
+        if direction.total_ios > 0 || direction.iops != 0.0 {
+            let latency = base::measured(name, Quantity::LatencyUs, direction.spread().mean_us, note);
+            record.rows.extend([base::measured(name, quantity, direction.iops, ""), latency]);
         }
-        let mut latency = base::measured(name, Quantity::LatencyUs, direction.spread().mean_us);
-        latency.note = if quantity == Quantity::ReadsPerS { "of reads" } else { "of writes" }.into();
-        record.rows.extend([base::measured(name, quantity, direction.iops), latency]);
     }
 }
 

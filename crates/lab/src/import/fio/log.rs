@@ -91,9 +91,8 @@ pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<
         return Vec::new();
     };
     let mut seconds = Seconds::new();
-    let (mut number, mut averaged) = (0, true);
-    while let Some(line) = lines.next() {
-        number += 1;
+    let mut averaged = true;
+    while let Some((number, line)) = lines.next() {
         match parse(line) {
             Some(entry) if entry.direction == 2 => skips.at(number, "a trim"),
             Some(entry) => {

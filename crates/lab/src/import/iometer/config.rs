@@ -14,12 +14,9 @@ const ACCESS_LINES_MAX: usize = 100;
 const SECTOR: u64 = 512;
 
 /// `size,% of size,% reads,% random,delay,burst,align,reply`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 struct Spec {
-    size: u32,
-    percent: u8,
-    reads: u8,
-    random: u8,
+    access: Access,
     delay_ms: u64,
     burst: u32,
     align: u32,
@@ -45,50 +42,15 @@ struct Config {
     workers: Vec<Found>,
 }
 
-/// The kind of data that a title announces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Title {
-    Other,
-    SpecName,
-    SpecLine,
-    Worker,
-    WorkerType,
-    Outstanding,
-    Size,
-    Target,
-    Assigned,
-}
-
-fn title(line: &str) -> Title {
-    let titles = [
-        ("Access specification name", Title::SpecName),
-        ("size,% of size", Title::SpecLine),
-        ("Worker type", Title::WorkerType),
-        ("Number of outstanding IOs", Title::Outstanding),
-        ("Disk maximum size", Title::Size),
-        ("Target assignments", Title::Other),
-        ("Target type", Title::Other),
-        ("Target", Title::Target),
-        ("Assigned access specs", Title::Assigned),
-        ("Assigned access specifications", Title::Assigned),
-    ];
-    if line == "Worker" {
-        return Title::Worker;
-    }
-    titles.into_iter().find(|(words, _)| line.starts_with(words)).map_or(Title::Other, |(_, title)| title)
-}
-
 /// Reads a configuration. Workers without a specification of their own get, in turn, the one with their name, or the
 /// first.
 pub(crate) fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
     let mut config = Config::default();
-    let mut now = Title::Other;
-    let mut number = 0;
-    while let Some(line) = lines.next() {
-        number += 1;
+    let mut title = String::new();
+    while let Some((number, line)) = lines.next() {
         if let Some(words) = line.strip_prefix('\'') {
-            now = title(words.trim());
-        } else if !line.trim().is_empty() && config.take(now, line.trim()).is_none() {
+            title = words.trim().to_owned();
+        } else if !line.trim().is_empty() && config.take(&title, line.trim()).is_none() {
             skips.at(number, format!("not understood: {:?}", text(line)));
         }
     }
@@ -96,39 +58,39 @@ pub(crate) fn read(lines: &mut Lines<'_>, skips: &mut Skips) -> Workload {
 }
 
 impl Config {
-    /// Reads one line of data; None where it makes no sense.
-    fn take(&mut self, title: Title, line: &str) -> Option<()> {
+    /// Reads one line of data; None where it makes no sense. Lines below other titles are of no use.
+    fn take(&mut self, title: &str, line: &str) -> Option<()> {
         let first = || line.split(',').next().unwrap_or_default().trim().to_owned();
         match title {
-            Title::Other => {}
-            Title::SpecName => self.begin_spec(line),
-            Title::SpecLine => {
+            "Worker" if self.workers.len() < WORKERS_MAX => {
+                let name = text(line);
+                self.workers.push(Found { name, is_disk: true, outstanding: 1, ..Found::default() });
+            }
+            "Worker" => return None,
+            t if t.starts_with("Access specification name") => self.begin_spec(line),
+            t if t.starts_with("size,% of size") => {
                 let spec = spec(line)?;
                 let lines = self.specs.entry(self.spec.clone()).or_default();
                 (lines.len() < ACCESS_LINES_MAX).then(|| lines.push(spec))?;
             }
-            Title::Worker => {
-                (self.workers.len() < WORKERS_MAX).then(|| {
-                    self.workers.push(Found {
-                        name: text(line),
-                        is_disk: true,
-                        outstanding: 1,
-                        ..Found::default()
-                    });
-                })?;
+            t if t.starts_with("Worker type") => {
+                self.workers.last_mut()?.is_disk = first().eq_ignore_ascii_case("DISK");
             }
-            Title::WorkerType => self.workers.last_mut()?.is_disk = first().eq_ignore_ascii_case("DISK"),
-            Title::Outstanding => self.workers.last_mut()?.outstanding = first().parse().ok()?,
-            Title::Size => {
+            t if t.starts_with("Number of outstanding IOs") => {
+                self.workers.last_mut()?.outstanding = first().parse().ok()?;
+            }
+            t if t.starts_with("Disk maximum size") => {
                 let mut numbers = line.split(',').map(|n| n.trim().parse().ok());
                 let worker = self.workers.last_mut()?;
                 (worker.sectors, worker.first_sector) = (numbers.next()??, numbers.next()??);
             }
-            Title::Target => self.workers.last_mut()?.targets += 1,
-            Title::Assigned => {
+            t if t.starts_with("Target assignments") || t.starts_with("Target type") => {}
+            t if t.starts_with("Target") => self.workers.last_mut()?.targets += 1,
+            t if t.starts_with("Assigned access spec") => {
                 let assigned = &mut self.workers.last_mut()?.assigned;
                 (assigned.len() < ACCESS_LINES_MAX).then(|| assigned.push(text(line)))?;
             }
+            _ => {}
         }
         Some(())
     }
@@ -170,27 +132,21 @@ fn spec(line: &str) -> Option<Spec> {
     let numbers: Vec<u64> = line.split(',').map(|n| n.trim().parse().ok()).collect::<Option<_>>()?;
     let [size, percent, reads, random, delay_ms, burst, align, ..] = numbers[..] else { return None };
     let percentage = |n: u64| u8::try_from(n).ok().filter(|n| *n <= 100);
-    Some(Spec {
-        size: u32::try_from(size).ok()?,
+    let access = Access {
         percent: percentage(percent)?,
-        reads: percentage(reads)?,
-        random: percentage(random)?,
-        delay_ms,
-        burst: u32::try_from(burst).ok()?.max(1),
-        align: u32::try_from(align).ok()?,
-    })
+        block_bytes: u32::try_from(size).ok()?,
+        read_percent: percentage(reads)?,
+        random_percent: percentage(random)?,
+    };
+    let (burst, align) = (u32::try_from(burst).ok()?.max(1), u32::try_from(align).ok()?);
+    Some(Spec { access, delay_ms, burst, align })
 }
 
 /// Converts a worker. The line with the largest share is the worker's own; the others are its mix.
 fn worker(found: &Found, name: &str, specs: &[Spec], skips: &mut Skips) -> Option<Worker> {
-    let (own, main) = specs.iter().enumerate().rev().max_by_key(|(_, spec)| spec.percent)?;
-    let others = specs.iter().enumerate().filter(|(n, spec)| *n != own && spec.percent > 0);
-    let mix = others.map(|(_, spec)| Access {
-        percent: spec.percent,
-        block_bytes: spec.size,
-        read_percent: spec.reads,
-        random_percent: spec.random,
-    });
+    let (own, main) = specs.iter().enumerate().rev().max_by_key(|(_, spec)| spec.access.percent)?;
+    let others = specs.iter().enumerate().filter(|(n, spec)| *n != own && spec.access.percent > 0);
+    let mix = others.map(|(_, spec)| spec.access.clone()).collect();
     if found.outstanding > OUTSTANDING_MAX {
         skips.file(format!(
             "worker {}: {} outstanding I/Os, {OUTSTANDING_MAX} taken",
@@ -200,21 +156,16 @@ fn worker(found: &Found, name: &str, specs: &[Spec], skips: &mut Skips) -> Optio
     if found.targets > 1 {
         skips.file(format!("worker {}: {} targets, one taken", found.name, found.targets));
     }
+    let name = if found.name == name { name } else { &format!("{} ({name})", found.name) };
     Some(Worker {
-        name: if found.name == name { found.name.clone() } else { format!("{} ({name})", found.name) },
-        disk: 0,
-        block_bytes: main.size,
-        read_percent: main.reads,
-        random_percent: main.random,
-        sequential_run: 1,
+        random_percent: main.access.random_percent,
         delay_us: main.delay_ms.saturating_mul(1_000),
         burst: main.burst,
         outstanding: found.outstanding.clamp(1, OUTSTANDING_MAX),
         align_bytes: main.align,
         first_byte: found.first_sector.saturating_mul(SECTOR),
         working_set_bytes: found.sectors.saturating_mul(SECTOR),
-        pacing: Default::default(),
-        flush_interval_us: 0,
-        mix: mix.collect(),
+        mix,
+        ..Worker::random(name, main.access.block_bytes, main.access.read_percent)
     })
 }

@@ -99,9 +99,7 @@ pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<
     let mut reading =
         Reading { record: new_record(name, "IOmeter results"), columns: None, before: None, skips };
     let mut fields = Fields::default();
-    let mut number = 0;
-    while let Some(line) = lines.next() {
-        number += 1;
+    while let Some((number, line)) = lines.next() {
         if line.starts_with("'Target Type,") || line.starts_with("TimeStamp,'Target Type,") {
             fields.split(line, b',');
             reading.columns = Some(Columns::new(&fields));
@@ -142,11 +140,10 @@ impl Reading<'_> {
         let spec = text(columns.get(fields, SPEC));
         let rates = [(Quantity::ReadsPerS, READS), (Quantity::WritesPerS, WRITES)];
         let times = [("of reads", READ_MEAN), ("of writes", WRITE_MEAN)];
-        let rates = rates.map(|(quantity, column)| measured(&spec, quantity, columns.number(fields, column)));
+        let rates =
+            rates.map(|(quantity, column)| measured(&spec, quantity, columns.number(fields, column), ""));
         let times = times.map(|(note, column)| {
-            let mut row = measured(&spec, Quantity::LatencyUs, columns.number(fields, column) * 1e3);
-            row.note = note.into();
-            row
+            measured(&spec, Quantity::LatencyUs, columns.number(fields, column) * 1e3, note)
         });
         self.record.rows.extend(rates.into_iter().chain(times));
     }
