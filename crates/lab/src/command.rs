@@ -23,11 +23,14 @@ use api::args::lab::{LabCommand, SubjectArg};
 use api::client::runtime;
 use api::error::{Error, Result};
 use api::output::{self, Output};
+use api::progress;
 
 use crate::experiment::{self, Experiment, Stack, fitted};
 use crate::modelled::Engine;
+use crate::reproduce::{Onlooker, Progress};
 use crate::storage::StorageModel;
 use crate::vmware::rules::Hypothesis;
+use clap::ValueEnum;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns the exit code. The results of a failed run are printed, and the exit code is still that of a failure.
@@ -66,15 +69,13 @@ fn list(output: Output) -> Result<()> {
 }
 
 fn modelled(name: &str) -> Result<SubjectArg> {
-    match name {
-        "esx" => Ok(SubjectArg::Esx),
-        "redo" | "redo:drain" => Ok(SubjectArg::Redo),
-        "native" => Ok(SubjectArg::Native),
-        "plain" => Ok(SubjectArg::Plain),
-        _ => Err(Error::invalid(format!(
-            "{name}: not a modelled subject (esx, redo, native, plain); others are measured with --real DIR"
-        ))),
-    }
+    let wanted = if name == "redo:drain" { "redo" } else { name };
+    SubjectArg::from_str(wanted, false).map_err(|_| {
+        let known = "esx, redo, native, plain";
+        Error::invalid(format!(
+            "{name}: not a modelled subject ({known}); others are measured with --real DIR"
+        ))
+    })
 }
 
 /// Returns the stack of a subject. `own` is the hypothesis if none is given.
@@ -91,6 +92,19 @@ fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Resu
 
 fn storage(name: &str) -> Result<StorageModel> {
     Ok(fitted::model(name)?)
+}
+
+/// Does `work` with a progress bar that the user may interrupt.
+fn with_bar<T>(work: impl FnOnce(Onlooker<'_>) -> T) -> Result<T> {
+    let (bar, interrupted) = (progress::bar(0)?, interruption()?);
+    let show = |Progress { done, of, name }| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(name);
+    };
+    let result = work(Onlooker { progress: &show, interrupted: &interrupted });
+    bar.finish_and_clear();
+    Ok(result)
 }
 
 /// Returns a flag that is set by Ctrl-C and by the signals that end this process or its terminal. The run must then end

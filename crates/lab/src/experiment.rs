@@ -22,7 +22,7 @@ pub use real::{Means, Room, Scaled};
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
-use crate::run::{Constant, ConstantSource, Phase, Quantity, Use};
+use crate::run::{Clock, Constant, ConstantSource, Phase, Quantity, Record, Use};
 use crate::runner::Step;
 use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
 use crate::vmware::spec::{MARKS_MAX, Version};
@@ -315,6 +315,16 @@ impl Experiment {
             note: unknown.note.clone(),
         };
         self.unknowns.iter().map(constant).collect()
+    }
+
+    /// Returns the head of a run's record, with the experiment's description and declared inputs.
+    pub fn head(&self, subject: &str, storage: &str, clock: Clock, seed: u64) -> Record {
+        Record {
+            title: self.title.clone(),
+            source: self.source.clone(),
+            constants: self.declared(),
+            ..Record::head(&self.name, subject, storage, clock, seed)
+        }
     }
 
     /// Returns the experiment with another value for an input that is not published.

@@ -38,15 +38,6 @@ pub(crate) struct Onlooker<'a> {
     pub interrupted: &'a Arc<AtomicBool>,
 }
 
-/// One column of one experiment: a run with every unknown at its first value. Its rows are those of the published
-/// cells, with bands over the other values.
-#[derive(Debug, Clone)]
-pub(crate) struct Reproduced {
-    pub record: Record,
-    /// Number of constants fitted for the run.
-    pub fitted: usize,
-}
-
 /// What `lab reproduce --json` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct Document<'a> {
@@ -82,7 +73,9 @@ pub(crate) fn stacks(experiment: &Experiment) -> Vec<Stack> {
     esx.into_iter().chain(ours).collect()
 }
 
-/// Runs all experiments. The records are in the order of the experiments, the default hypothesis first.
+/// Runs all experiments. A record is one column of one experiment: a run with every unknown at its first value. Its rows
+/// are those of the published cells, with bands over the other values. The records are in the order of the experiments,
+/// the default hypothesis first.
 ///
 /// Errors: `Cancelled` when interrupted before the first run ended; a name that does not exist. A failure within a run
 /// is in its record.
@@ -90,7 +83,7 @@ pub(crate) fn reproduce(
     experiments: &[Experiment],
     seed: u64,
     onlooker: Onlooker<'_>,
-) -> Result<Vec<Reproduced>> {
+) -> Result<Vec<Record>> {
     let variants = band::variants(experiments);
     let fits = fit_all(experiments, &variants, seed, onlooker)?;
     let plays: Vec<(usize, Stack, &Variant)> = variants
@@ -118,15 +111,13 @@ pub(crate) fn reproduce(
     if columns.is_empty() {
         return Err(Error::cancelled("reproduce"));
     }
-    let mut reproduced: Vec<(usize, bool, Reproduced)> = Vec::new();
+    let mut reproduced: Vec<(usize, bool, Record)> = Vec::new();
     for ((experiment, stack), records) in columns {
         let is_default = stack.column(&experiments[experiment]).default;
-        let record = band::join(records);
-        let fitted = count_fitted(&record);
-        reproduced.push((experiment, !is_default, Reproduced { record, fitted }));
+        reproduced.push((experiment, !is_default, band::join(records)));
     }
     reproduced.sort_by_key(|(experiment, other, _)| (*experiment, *other));
-    Ok(reproduced.into_iter().map(|(_, _, reproduced)| reproduced).collect())
+    Ok(reproduced.into_iter().map(|(_, _, record)| record).collect())
 }
 
 fn label(stack: Stack) -> &'static str {
@@ -186,7 +177,7 @@ fn play(
     let command = format!("unstun lab run {} --subject {} --seed {seed}", known.name, subject(stack));
     let play = Play { delta_storage, command, ..Play::new(known, stack, storage, seed) };
     let cells = play.experiment.published.len();
-    let mut record = play.run(Audience { interrupted: interrupted.clone(), ..Audience::none() });
+    let mut record = play.run(Audience::until(interrupted));
     record.rows.truncate(cells);
     Ok(record)
 }
@@ -200,17 +191,17 @@ fn subject(stack: Stack) -> String {
 }
 
 /// Returns the document that is printed as JSON.
-pub(crate) fn document(reproduced: &[Reproduced]) -> Document<'_> {
-    let rows = reproduced.iter().flat_map(|r| r.record.rows.iter()).collect();
+pub(crate) fn document(records: &[Record]) -> Document<'_> {
+    let rows = records.iter().flat_map(|record| &record.rows).collect();
     let mut experiments: Vec<Summary<'_>> = Vec::new();
-    for Reproduced { record, fitted } in reproduced {
+    for record in records {
         if experiments.last().is_none_or(|last| last.experiment != record.experiment) {
             experiments.push(Summary {
                 experiment: &record.experiment,
                 title: &record.title,
                 source: &record.source,
                 storage: &record.storage,
-                fitted: *fitted,
+                fitted: count_fitted(record),
                 constants: &record.constants,
                 left_out: &record.left_out,
                 notes: &record.notes,
@@ -220,7 +211,8 @@ pub(crate) fn document(reproduced: &[Reproduced]) -> Document<'_> {
     Document { rows, experiments }
 }
 
-fn count_fitted(record: &Record) -> usize {
+/// Returns the number of constants that were fitted for the run.
+pub(crate) fn count_fitted(record: &Record) -> usize {
     record.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()
 }
 

@@ -56,10 +56,7 @@ fn finish(
     whole: bool,
     output: Output,
 ) -> Result<u8> {
-    if let Some(dir) = &args.output {
-        save::records(dir, records)?;
-        output.note(&format!("kept in {}", dir.display()));
-    }
+    save::keep(args.output.as_deref(), output, records)?;
     let summaries: Vec<Summary> = compare::summarize(records);
     output.result(&summaries, |summaries| compare::text(summaries))?;
     if !whole {
@@ -137,16 +134,12 @@ impl<'a> Lab<'a> {
             Ground::Modelled(play) => (play.storage.name.clone(), Clock::Virtual),
             Ground::Real(dir, _) => (dir.display().to_string(), Clock::Real),
         };
-        let experiment = self.experiment.as_ref().map_or("compare", |experiment| &experiment.name);
-        let mut head = Record::head(experiment, name, &storage, clock, self.args.seed);
-        head.title = "The same work, in turns".into();
-        if let Some(experiment) = &self.experiment {
-            (head.title, head.source) = (experiment.title.clone(), experiment.source.clone());
-            head.constants = experiment.declared();
-        }
-        head.command = command();
-        head.began_unix_us = now_unix_us();
-        head
+        let seed = self.args.seed;
+        let title = "The same work, in turns".into();
+        let standard = || Record { title, ..Record::head("compare", name, &storage, clock, seed) };
+        let of = |experiment: &Experiment| experiment.head(name, &storage, clock, seed);
+        let head = self.experiment.as_ref().map_or_else(standard, of);
+        Record { command: command(), began_unix_us: now_unix_us(), ..head }
     }
 
     fn real(&self, name: &str, dir: &Path, scaled: &Scaled, round: u32) -> Result<Record> {

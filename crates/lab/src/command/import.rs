@@ -30,10 +30,7 @@ pub(super) fn run(args: &ImportArgs, output: Output) -> Result<()> {
         records.extend(found);
     }
     let records = import::merge(records);
-    if let Some(dir) = &args.output {
-        save::records(dir, &records)?;
-        output.note(&format!("kept in {}", dir.display()));
-    }
+    save::keep(args.output.as_deref(), output, &records)?;
     output.result(&records, |records| records.iter().map(|record| text::summary(record) + "\n").collect())
 }
 

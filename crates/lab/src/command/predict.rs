@@ -1,17 +1,15 @@
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use api::args::lab::PredictArgs;
 use api::error::{Error, ErrorKind, Result};
 use api::output::{self, Output};
-use api::progress;
 use api::units::{format_bytes, format_seconds, format_us};
 
 use crate::predict::{self, Answer, Question, STACKS};
 use crate::real::Onlooker;
-use crate::reproduce::{self, Progress, in_parallel};
+use crate::reproduce::in_parallel;
 use crate::run::{Constant, ConstantSource};
 use crate::runner::Audience;
 use crate::storage::StorageModel;
@@ -21,44 +19,34 @@ use super::real::Scratch;
 use super::run::bar;
 
 pub(super) fn run(args: &PredictArgs, output: Output) -> Result<()> {
-    let interrupted = super::interruption()?;
-    let storage = storage(args, &interrupted, output)?;
+    let storage = storage(args, output)?;
     let question = Question { iops: args.iops, read_percent: args.read, keep_s: args.keep, seed: args.seed };
-    let bar = progress::bar(STACKS.len() as u64)?;
-    let show = |Progress { done, name, .. }| {
-        bar.set_position(done as u64);
-        bar.set_message(name);
-    };
-    let onlooker = reproduce::Onlooker { progress: &show, interrupted: &interrupted };
-    let answers = in_parallel(
-        STACKS.len(),
-        |n| STACKS[n].0.to_string(),
-        onlooker,
-        |n| {
-            let audience = Audience { interrupted: interrupted.clone(), ..Audience::none() };
-            predict::ask(question, n, &storage, audience)
-        },
-    );
-    bar.finish_and_clear();
+    let answers = super::with_bar(|onlooker| {
+        let name = |n: usize| STACKS[n].0.to_string();
+        in_parallel(STACKS.len(), name, onlooker, |n| {
+            predict::ask(question, n, &storage, Audience::until(onlooker.interrupted))
+        })
+    })?;
     let answers: Option<Vec<Answer>> = answers.into_iter().collect();
     let answers = answers.ok_or_else(|| Error::new(ErrorKind::Cancelled, "interrupted"))?;
     output.result(&answers, |answers| table(answers))
 }
 
 /// Returns a model that ships, a user's model, or a model measured in the directory of that name.
-fn storage(args: &PredictArgs, interrupted: &Arc<AtomicBool>, output: Output) -> Result<StorageModel> {
+fn storage(args: &PredictArgs, output: Output) -> Result<StorageModel> {
     let dir = Path::new(&args.storage);
     if StorageModel::named(&args.storage).is_ok() || !dir.is_dir() {
         return super::storage(&args.storage);
     }
-    let measured = survey(dir, args.seconds, interrupted.clone())?;
+    let measured = survey(dir, args.seconds)?;
     let model = measured.model(&args.storage)?;
     output.note(&figures(&measured, &model, args.seed));
     Ok(model)
 }
 
-fn survey(dir: &Path, seconds: u32, interrupted: Arc<AtomicBool>) -> Result<Measured> {
+fn survey(dir: &Path, seconds: u32) -> Result<Measured> {
     let (bar, folder) = (bar()?, Scratch::make(dir, "unstun-survey")?);
+    let interrupted = super::interruption()?;
     let shown = bar.clone();
     let onlooker: Onlooker = Rc::new(move |what| {
         shown.set_message(format!("measuring: {what}"));

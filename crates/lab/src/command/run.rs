@@ -54,14 +54,10 @@ fn on_real(
     let stack = real::stack(name, &args.hooks)?;
     let scaled = real::scale(experiment, &stack, dir, args.minutes.seconds())?;
     scaled.notes.iter().for_each(|note| output.note(note));
-    let mut head = Record::head(&experiment.name, name, &dir.display().to_string(), Clock::Real, args.seed);
-    head.title = experiment.title.clone();
-    head.source = experiment.source.clone();
-    head.command = command(args);
-    head.constants = experiment.declared();
-    head.notes = scaled.notes;
     let folder = Scratch::make(dir, &format!("unstun-run-{name}"))?;
-    let Scaled { disk_bytes, workload, protocol, .. } = scaled;
+    let Scaled { disk_bytes, workload, protocol, notes } = scaled;
+    let head = experiment.head(name, &dir.display().to_string(), Clock::Real, args.seed);
+    let head = Record { command: command(args), notes, ..head };
     let plan = Plan { head, workload, protocol, path: lines(args)? };
     let record = real::run(&stack, &folder, &disk_bytes, plan, audience)?;
     Ok(Record { subject: name.to_string(), ..record })
@@ -126,10 +122,7 @@ pub(super) fn now_unix_us() -> i64 {
 }
 
 fn finish(record: &Record, args: &RunArgs, output: Output) -> Result<u8> {
-    if let Some(dir) = &args.output {
-        save::record(dir, record)?;
-        output.note(&format!("kept in {}", dir.display()));
-    }
+    save::keep(args.output.as_deref(), output, std::slice::from_ref(record))?;
     output.result(record, |record| {
         format!("{}\n{}", text::summary(record), text::rows(std::slice::from_ref(record)))
     })?;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
 
 use crate::report::{html, json};
 use crate::run::Record;
@@ -18,8 +19,12 @@ pub(crate) fn folder(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::failed(format!("{}: {e}", dir.display())))
 }
 
-pub(crate) fn record(dir: &Path, record: &Record) -> Result<()> {
-    records(dir, std::slice::from_ref(record))
+/// Writes the records to the folder that the user named, if any.
+pub(crate) fn keep(dir: Option<&Path>, output: Output, all: &[Record]) -> Result<()> {
+    let Some(dir) = dir else { return Ok(()) };
+    records(dir, all)?;
+    output.note(&format!("kept in {}", dir.display()));
+    Ok(())
 }
 
 pub(crate) fn records(dir: &Path, records: &[Record]) -> Result<()> {

@@ -1,10 +1,9 @@
 use api::args::lab::SweepArgs;
 use api::error::{Error, ErrorKind, Result};
 use api::output::{self, Output};
-use api::progress;
 use api::units::format_us;
 
-use crate::reproduce::{Onlooker, Progress, in_parallel};
+use crate::reproduce::in_parallel;
 use crate::runner::Audience;
 use crate::sweep::{self, Found, Point};
 use crate::vmware::spec::Version;
@@ -14,19 +13,12 @@ pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
     let storage = super::storage(&args.storage)?;
     let ends = |range: &std::ops::RangeInclusive<u32>| (*range.start(), *range.end());
     let points = sweep::grid(ends(&args.read), ends(&args.depth), &args.layers);
-    let bar = progress::bar(points.len() as u64)?;
-    let show = |Progress { done, name, .. }| {
-        bar.set_position(done as u64);
-        bar.set_message(name);
-    };
-    let interrupted = super::interruption()?;
-    let onlooker = Onlooker { progress: &show, interrupted: &interrupted };
-    let name = |n: usize| describe(&points[n]);
-    let found = in_parallel(points.len(), name, onlooker, |n| {
-        let audience = Audience { interrupted: interrupted.clone(), ..Audience::none() };
-        sweep::measure(points[n], stack, &storage, args.seed, audience)
-    });
-    bar.finish_and_clear();
+    let found = super::with_bar(|onlooker| {
+        let name = |n: usize| describe(&points[n]);
+        in_parallel(points.len(), name, onlooker, |n| {
+            sweep::measure(points[n], stack, &storage, args.seed, Audience::until(onlooker.interrupted))
+        })
+    })?;
     let is_whole = found.iter().all(Option::is_some);
     let found: Vec<Found> = found.into_iter().flatten().collect();
     output.result(&found, |found| table(found))?;

@@ -153,20 +153,17 @@ impl Play {
     }
 
     fn head(&self) -> Record {
-        let Experiment { name, title, source, .. } = &self.experiment;
         let hypothesis = match self.stack {
             Stack::Esx(hypothesis) => Some(hypothesis.name().to_string()),
             _ => None,
         };
         Record {
-            title: title.clone(),
-            source: source.clone(),
             hypothesis,
             command: self.command.clone(),
             constants: self.constants(),
             left_out: self.left_out(),
             notes: self.notes(),
-            ..Record::head(name, self.stack.name(), &self.storage.name, Clock::Virtual, self.seed)
+            ..self.experiment.head(self.stack.name(), &self.storage.name, Clock::Virtual, self.seed)
         }
     }
 

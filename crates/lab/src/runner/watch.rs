@@ -43,6 +43,11 @@ pub struct Audience {
 }
 
 impl Audience {
+    /// Returns an audience that ignores the progress, and ends the run when the flag is set.
+    pub fn until(interrupted: &Arc<AtomicBool>) -> Audience {
+        Audience { interrupted: interrupted.clone(), ..Audience::none() }
+    }
+
     /// Returns an audience that ignores the progress and never interrupts.
     pub fn none() -> Audience {
         Audience { progress: Rc::new(|_| {}), interrupted: Arc::default() }
