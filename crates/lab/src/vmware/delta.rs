@@ -127,16 +127,18 @@ impl Delta {
         }
     }
 
+    /// Returns the parts of `range` that are held or missing as a whole, each with its first byte.
+    fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, Found)> {
+        let (mut next, end) = (range.start, range.end);
+        std::iter::from_fn(move || {
+            let (at, found) = (next, (next < end).then(|| self.find(&(next..end)))?);
+            next += found.len;
+            Some((at, found))
+        })
+    }
+
     pub(super) fn holds_any(&self, range: &Range<u64>) -> bool {
-        let mut at = range.start;
-        while at < range.end {
-            let found = self.find(&(at..range.end));
-            if found.at.is_some() {
-                return true;
-            }
-            at += found.len;
-        }
-        false
+        self.parts(range).any(|(_, found)| found.at.is_some())
     }
 
     /// Returns `range` without the held bytes at both ends.
@@ -152,15 +154,8 @@ impl Delta {
             }
             range.start += found.len;
         }
-        let mut end = range.start;
-        let mut at = range.start;
-        while at < range.end {
-            let found = self.find(&(at..range.end));
-            at += found.len;
-            if found.at.is_none() {
-                end = at;
-            }
-        }
+        let missing = self.parts(&range).filter(|(_, found)| found.at.is_none());
+        let end = missing.last().map_or(range.start, |(at, found)| at + found.len);
         range.start..end
     }
 
@@ -202,15 +197,10 @@ impl Delta {
     fn missing_bytes(&self, range: &Range<u64>) -> u64 {
         let state = self.state.borrow();
         let grain = self.grain();
-        let (mut at, end) = (range.start / grain, range.end / grain);
-        let mut bytes = 0;
-        while at < end {
-            let stretch = state.map.find(at, end - at);
-            if stretch.at.is_none() {
-                bytes += stretch.count * grain;
-            }
-            at += stretch.count;
-        }
+        let first = range.start / grain;
+        let stretches = state.map.stretches(first, range.end / grain - first);
+        let missing = stretches.filter(|(_, stretch)| stretch.at.is_none());
+        let mut bytes = missing.map(|(_, stretch)| stretch.count * grain).sum();
         let regions = self.regions_of(range);
         if bytes > 0 && self.layout.fixed_table_at(0).is_none() {
             let new = regions.filter(|&region| state.map.table_at(region).is_none()).count();
@@ -248,9 +238,7 @@ impl Delta {
     /// Reads `range`, all of which the delta holds, piece by piece: one I/O at a time, as the committer does.
     pub(super) async fn read_held(&self, range: Range<u64>) -> Result<Buf> {
         let mut whole = Buf::alloc((range.end - range.start) as usize);
-        let mut at = range.start;
-        while at < range.end {
-            let found = self.find(&(at..range.end));
+        for (at, found) in self.parts(&range) {
             let place = found.at.expect("the committer reads what is held");
             let single = found.len == range.end - range.start;
             let part = if single {
@@ -265,7 +253,6 @@ impl Delta {
             }
             let inside = (at - range.start) as usize;
             whole[inside..inside + part.len()].copy_from_slice(&part);
-            at += found.len;
         }
         Ok(whole)
     }

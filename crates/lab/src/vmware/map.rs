@@ -117,17 +117,14 @@ impl Map {
         !std::mem::replace(&mut self.regions[region as usize].table_written, true)
     }
 
-    /// Calls `tell` for each held stretch of `count` grains from `grain` on, all of one region: (grain, count, grain of
-    /// the file).
-    pub(super) fn each_held(&self, grain: u64, count: u64, mut tell: impl FnMut(u64, u64, u64)) {
-        let (mut at, end) = (grain, grain + count);
-        while at < end {
-            let stretch = self.find(at, end - at);
-            if let Some(place) = stretch.at {
-                tell(at, stretch.count, place);
-            }
-            at += stretch.count;
-        }
+    /// Returns the stretches of the `count` grains from `grain` on, each with its first grain.
+    pub(super) fn stretches(&self, grain: u64, count: u64) -> impl Iterator<Item = (u64, Stretch)> {
+        let (mut next, end) = (grain, grain + count);
+        std::iter::from_fn(move || {
+            let (at, stretch) = (next, (next < end).then(|| self.find(next, end - next))?);
+            next += stretch.count;
+            Some((at, stretch))
+        })
     }
 }
 

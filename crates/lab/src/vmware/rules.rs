@@ -124,16 +124,8 @@ impl Hypothesis {
     }
 
     pub fn rules(self) -> Rules {
-        let rules = |serial, look_up_on_write, table_cache| Rules {
-            serial,
-            look_up_on_write,
-            table_cache,
-            read_filter: false,
-            table_writes: TableWrites::WithEachFirstWrite,
-            journal_writes: JOURNAL_RECORD_SECTORS,
-            piece_bytes: PIECE_BYTES,
-            pieces_at_once: 1,
-        };
+        let rules =
+            |serial, look_up_on_write, table_cache| Rules { serial, look_up_on_write, table_cache, ..BASE };
         let none = TableCache::Nothing;
         match self {
             Hypothesis::C => rules(Serial::Nothing, true, none),
@@ -150,20 +142,23 @@ impl Hypothesis {
 /// Bytes that the committer moves in one I/O. The articles give no size; VMware names 64 KiB for its own copies.
 pub const PIECE_BYTES: u64 = 64 << 10;
 
+/// What the hypotheses and our own rules have in common.
+const BASE: Rules = Rules {
+    serial: Serial::Nothing,
+    look_up_on_write: false,
+    table_cache: TableCache::Nothing,
+    read_filter: false,
+    table_writes: TableWrites::WithEachFirstWrite,
+    journal_writes: JOURNAL_RECORD_SECTORS,
+    piece_bytes: PIECE_BYTES,
+    pieces_at_once: 1,
+};
+
 impl Rules {
     /// Returns the rules of our own redo layers as a committer would meet them: tables in memory, written after the
     /// data at a flush, nothing serialised.
     pub fn redo() -> Rules {
-        Rules {
-            serial: Serial::Nothing,
-            look_up_on_write: false,
-            table_cache: TableCache::Everything,
-            read_filter: false,
-            table_writes: TableWrites::AtFlush,
-            journal_writes: JOURNAL_RECORD_SECTORS,
-            piece_bytes: PIECE_BYTES,
-            pieces_at_once: 1,
-        }
+        Rules { table_cache: TableCache::Everything, table_writes: TableWrites::AtFlush, ..BASE }
     }
 }
 

@@ -119,11 +119,12 @@ impl Delta {
         let mut out = Buf::zeroed((count * TABLE_PAGE_BYTES) as usize);
         let from = first * format.page_grains();
         // The pages are of one table, so the grains are of one region.
-        self.state.borrow().map.each_held(from, count * format.page_grains(), |grain, count, at| {
-            for n in 0..count {
-                format.encode(&mut out, grain + n - from, at + n);
+        for (grain, stretch) in self.state.borrow().map.stretches(from, count * format.page_grains()) {
+            for (n, at) in stretch.at.into_iter().flat_map(|at| (0..stretch.count).map(move |n| (n, at + n)))
+            {
+                format.encode(&mut out, grain + n - from, at);
             }
-        });
+        }
         out
     }
 
@@ -153,10 +154,9 @@ impl Delta {
             let first = (range.start / self.grain()).max(region * REGION_GRAINS);
             let end = range.end.div_ceil(self.grain()).min((region + 1) * REGION_GRAINS);
             self.change_table(region, &(first..end), &mut changed);
-            let state = self.state.borrow();
-            state
-                .map
-                .each_held(first, end - first, |_, count, at| self.change_space(at, count, &mut changed));
+            for (_, stretch) in self.state.borrow().map.stretches(first, end - first) {
+                stretch.at.into_iter().for_each(|at| self.change_space(at, stretch.count, &mut changed));
+            }
         }
         changed
     }
