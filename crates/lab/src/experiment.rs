@@ -247,14 +247,10 @@ impl Input {
     /// Returns the unit; empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
-            Input::Outstanding
-            | Input::CommitterOutstanding
-            | Input::ReadFilter
-            | Input::BlockMarks
-            | Input::JournalWrites => "",
             Input::FileCallUs => "us",
             Input::AlignBytes | Input::WorkingSetBytes => "bytes",
             Input::SnapshotSeconds => "s",
+            _ => "",
         }
     }
 }
@@ -336,12 +332,7 @@ impl Experiment {
                 Input::Outstanding => worker.outstanding = narrow,
                 Input::AlignBytes => worker.align_bytes = narrow,
                 Input::WorkingSetBytes => worker.working_set_bytes = value,
-                Input::SnapshotSeconds
-                | Input::CommitterOutstanding
-                | Input::ReadFilter
-                | Input::BlockMarks
-                | Input::JournalWrites
-                | Input::FileCallUs => {}
+                _ => {}
             }
         }
         match input {

@@ -43,6 +43,7 @@ use sim::{Place, Storage};
 
 use crate::run::{Constant, ConstantSource};
 use kinds::Part;
+pub(crate) use parse::line_of;
 pub use presets::names;
 
 /// A block of VMFS, the unit of space allocation for files, bytes.

@@ -1,11 +1,10 @@
 //! Parses TOML into an experiment; errors name the line and the key.
 
 use blk::{Error, Result};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use toml::Spanned;
+use toml::de::DeTable;
 
 use super::{Experiment, check};
+use crate::storage::line_of;
 
 /// Parses an experiment. `place` is the file's name as the user gave it.
 ///
@@ -41,40 +40,13 @@ fn blamed(text: &str, begin: usize, message: &str) -> usize {
     text[begin..].match_indices(word).map(|(n, _)| begin + n).find(alone).unwrap_or(begin)
 }
 
-fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
-}
-
-/// Positions of the tables that may occur more than once.
-#[derive(Deserialize)]
-struct Places {
-    #[serde(default)]
-    disk: Vec<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    worker: Vec<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    step: Vec<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    published: Vec<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    unknown: Vec<Spanned<IgnoredAny>>,
-    #[serde(default)]
-    fit: Vec<Spanned<IgnoredAny>>,
-}
-
 /// Returns the line of a table; 1 where it is not found, and for keys outside of tables.
 fn line_of_table(text: &str, table: &str, index: usize) -> usize {
-    let Ok(places) = toml::from_str::<Places>(text) else { return 1 };
-    let tables = match table {
-        "disk" => places.disk,
-        "worker" => places.worker,
-        "step" => places.step,
-        "published" => places.published,
-        "unknown" => places.unknown,
-        "fit" => places.fit,
-        _ => Vec::new(),
+    let find = || {
+        let root = DeTable::parse(text).ok()?;
+        Some(root.get_ref().get(table)?.get_ref().as_array()?.get(index)?.span().start)
     };
-    tables.get(index).map_or(1, |found| line_of(text, found.span().start))
+    find().map_or(1, |at| line_of(text, at))
 }
 
 #[cfg(test)]

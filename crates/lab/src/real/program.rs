@@ -100,7 +100,8 @@ fn gather(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-fn last_lines(text: &str) -> String {
+/// Returns the last three lines of a program's output, as one.
+pub(super) fn last_lines(text: &str) -> String {
     let lines: Vec<_> = text.trim().lines().rev().take(3).collect();
     lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
 }

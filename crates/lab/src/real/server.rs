@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use blk::{Errno, Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::program::{ends_within, not_started};
+use super::program::{ends_within, last_lines, not_started};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// A daemon ends its jobs at a safe point and writes the data it holds back.
@@ -63,9 +63,7 @@ impl Server {
 
     fn complaint(&self, what: &str) -> Error {
         let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let last: Vec<_> = said.trim().lines().rev().take(3).collect();
-        let last: Vec<_> = last.into_iter().rev().collect();
-        Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last.join(" / ")))
+        Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last_lines(&said)))
     }
 
     /// Ends the server and its warden. A second call does nothing.

@@ -67,43 +67,22 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// Possible distances between two labels, microseconds, in the usual divisions of time.
-const TIME_STEPS: [u64; 27] = [
-    1,
-    10,
-    100,
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    SECOND,
-    2 * SECOND,
-    5 * SECOND,
-    10 * SECOND,
-    20 * SECOND,
-    MINUTE,
-    2 * MINUTE,
-    5 * MINUTE,
-    10 * MINUTE,
-    30 * MINUTE,
-    HOUR,
-    3 * HOUR,
-    6 * HOUR,
-    DAY,
-    7 * DAY,
+/// Possible distances between two labels: a unit in microseconds, and multiples of it, in the usual divisions of time.
+const TIME_STEPS: [(u64, &[u64]); 6] = [
+    (1, &[1, 10, 100]),
+    (1_000, &[1, 2, 5, 10, 20, 50, 100, 200, 500]),
+    (SECOND, &[1, 2, 5, 10, 20]),
+    (MINUTE, &[1, 2, 5, 10, 30]),
+    (HOUR, &[1, 3, 6]),
+    (DAY, &[1, 7]),
 ];
 
 /// Returns times and their labels within `begin..=end`, microseconds.
 pub(super) fn time_ticks(begin: u64, end: u64) -> Vec<(u64, String)> {
     let span = end.saturating_sub(begin).max(1);
-    let longest = TIME_STEPS[TIME_STEPS.len() - 1];
-    let step = TIME_STEPS.into_iter().find(|step| span / step <= TIME_TICKS_MAX);
-    let step = step.unwrap_or_else(|| (span / TIME_TICKS_MAX).next_multiple_of(longest));
+    let mut steps = TIME_STEPS.into_iter().flat_map(|(unit, counts)| counts.iter().map(move |n| n * unit));
+    let step = steps.find(|step| span / step <= TIME_TICKS_MAX);
+    let step = step.unwrap_or_else(|| (span / TIME_TICKS_MAX).next_multiple_of(7 * DAY));
     let first = begin.div_ceil(step);
     (first..=end / step).map(|n| (n * step, time_label(n * step, step))).collect()
 }

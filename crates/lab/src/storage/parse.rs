@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use blk::{Error, Result};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::StorageModel;
 use super::kinds::{CALLS, KINDS, Kind, Part, kind};
@@ -42,8 +43,11 @@ pub(super) fn parse(name: &str, place: &str, text: &str) -> Result<StorageModel>
         .map_err(|e| parser.error(&e.span().unwrap_or(0..0), e.message().replace('\n', " ")))?;
     let (span, root) = (root.span(), root.get_ref());
     parser.known(root, "the file", &["title", "left_out", "model", CALLS])?;
-    let title = parser.text_of(root, &span, "title")?;
-    let left_out = parser.texts(root, "left_out")?;
+    let title = parser.read(root, &span, "title")?;
+    let left_out = match root.contains_key("left_out") {
+        true => parser.read(root, &span, "left_out")?,
+        false => Vec::new(),
+    };
     let (model, at) = parser.table(root, &span, "model")?;
     let part = parser.part(model, &at, "", 0)?;
     let (calls, at) = parser.table(root, &span, CALLS)?;
@@ -60,7 +64,8 @@ pub(super) fn parse(name: &str, place: &str, text: &str) -> Result<StorageModel>
     Ok(model)
 }
 
-fn line_of(text: &str, at: usize) -> usize {
+/// Returns the number, from 1, of the line that has the byte `at`.
+pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
@@ -109,27 +114,16 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn text_of(&self, table: &Table<'a>, span: &Range<usize>, key: &str) -> Result<String> {
+    fn read<T: DeserializeOwned>(&self, table: &Table<'a>, span: &Range<usize>, key: &str) -> Result<T> {
         let found = self.get(table, span, key)?;
-        let text = found.get_ref().as_str().map(str::to_string);
-        text.ok_or_else(|| {
-            let cause = format!("{key} is a {}, expected a text in quotes", found.get_ref().type_str());
-            self.error(&found.span(), cause)
+        T::deserialize(ValueDeserializer::from(found.clone())).map_err(|e| {
+            let span = e.span().unwrap_or(found.span());
+            self.error(&span, format!("{key}: {}", e.message().replace('\n', " ")))
         })
     }
 
-    fn texts(&self, table: &Table<'a>, key: &str) -> Result<Vec<String>> {
-        let Some(found) = table.get(key) else { return Ok(Vec::new()) };
-        let texts = found.get_ref().as_array().map(|items| {
-            items.iter().map(|item| item.get_ref().as_str().map(str::to_string)).collect::<Option<Vec<_>>>()
-        });
-        texts
-            .flatten()
-            .ok_or_else(|| self.error(&found.span(), format!("{key}: expected a list of texts in quotes")))
-    }
-
     fn part(&mut self, table: &Table<'a>, span: &Range<usize>, prefix: &str, depth: usize) -> Result<Part> {
-        let name = self.text_of(table, span, "kind")?;
+        let name: String = self.read(table, span, "kind")?;
         let found = kind(&name).filter(|kind| kind.name != CALLS);
         let found = found.ok_or_else(|| {
             let kinds: Vec<_> = KINDS.iter().map(|kind| kind.name).filter(|name| *name != CALLS).collect();
@@ -160,33 +154,18 @@ impl<'a> Parser<'a> {
             if key.absent.is_some() && table.get(key.name).is_none() {
                 continue;
             }
-            let found = self.get(table, span, key.name)?;
-            let written = Written::deserialize(toml::de::ValueDeserializer::from(found.clone()));
-            let Written { value, unit, source, note } = written.map_err(|e| {
-                self.error(
-                    &e.span().unwrap_or(found.span()),
-                    format!("{}: {}", key.name, one_line(e.message())),
-                )
-            })?;
+            let at = self.get(table, span, key.name)?.span();
+            let Written { value, unit, source, note } = self.read(table, span, key.name)?;
             if factor(&unit, key.quantity).is_none() {
                 let cause = format!("{}: unit {unit:?}; possible are {}", key.name, possible(key.quantity));
-                return Err(self.error(&found.span(), cause));
+                return Err(self.error(&at, cause));
             }
-            self.constants.push(Constant {
-                name: format!("{prefix}{}", key.name),
-                value,
-                unit,
-                source,
-                note,
-            });
-            self.spans.push(found.span());
+            let name = format!("{prefix}{}", key.name);
+            self.constants.push(Constant { name, value, unit, source, note });
+            self.spans.push(at);
         }
         Ok(())
     }
-}
-
-fn one_line(message: &str) -> String {
-    message.replace('\n', " ")
 }
 
 #[cfg(test)]
