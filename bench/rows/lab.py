@@ -3,6 +3,7 @@ storage."""
 
 import contextlib
 import os
+from pathlib import Path
 
 from bench import fio
 from bench.fio import Load, Target
@@ -16,28 +17,7 @@ STACKS = ("native", "redo", "qemu")
 # Storage that is slower than either client: what differs then is what is counted.
 SLOW = ["rdelay=1ms", "wdelay=1ms"]
 
-EXPERIMENT = """
-title = "One load"
-source = "bench"
-storage = "nvme"
-[esx]
-release = "6.0"
-format = "vmfssparse"
-[[disk]]
-name = "disk"
-size_bytes = {size}
-[[worker]]
-name = "load"
-block_bytes = 4096
-read_percent = {read}
-random_percent = 100
-align_bytes = 4096
-outstanding = {depth}
-[[step]]
-do = "run"
-phase = "baseline"
-seconds = {seconds}
-"""
+EXPERIMENT = Path(__file__).parent.with_name("load.toml")
 
 
 def measure(bench):
@@ -76,7 +56,7 @@ def one_cpu(server):
 def one_load(bench, target, depth):
     """IOPS of a load by the lab; its take and commit are never asked for."""
     path = bench.folder / "load.toml"
-    path.write_text(EXPERIMENT.format(size=bench.size, read=70, depth=depth, seconds=bench.seconds))
+    path.write_text(EXPERIMENT.read_text().format(size=bench.size, depth=depth, seconds=bench.seconds))
     hooks = ["--target", target.uri or target.file, "--take", "true", "--commit", "true"]
     record = lab(bench, "run", path, "--real", bench.folder / "lab", *hooks, "--minutes", 60)
     [iops] = [row["predicted"] for row in record["rows"] if (row["phase"], row["quantity"]) == ("baseline", "iops")]
