@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
+use crate::space::until;
 use crate::tools::run_script;
 
 /// Creates a folder for a second datastore.
@@ -150,6 +151,26 @@ fn one_that_is_removed_is_another_daemons_to_serve() {
     apart.stop();
     datastore.json(&format!("datastore add {}", other.path().display()));
     io(&datastore, "web/disk0", "read -P 1 0 1M");
+    daemon.stop();
+}
+
+/// An administrator moves the VMs away, removes the datastore, and unmounts its file system.
+#[test]
+fn one_that_is_removed_has_no_open_file_even_after_a_move_or_a_scrub() {
+    let datastore = Datastore::new();
+    let (daemon, second) = two_inhabited(&datastore);
+    let open = || {
+        let handles = fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap();
+        let paths = handles.filter_map(|handle| fs::read_link(handle.unwrap().path()).ok());
+        paths.filter(|path| path.starts_with(&second)).collect::<Vec<_>>()
+    };
+    datastore.json_at("second", "scrub");
+    datastore.json("vm move db --to ds");
+    assert!(!open().is_empty());
+    datastore.json("datastore remove second --yes");
+    // Closing a large file is left to another thread.
+    until("its files to be closed", || open().is_empty().then_some(()));
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 2);
     daemon.stop();
 }
 

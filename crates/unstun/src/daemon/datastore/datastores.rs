@@ -353,6 +353,8 @@ impl Daemon {
             self.forget(&idle.name);
             self.holds.release(&idle.home.path);
         }
+        // The job of a VM that has moved away has the VM's former record, which keeps the store's file open.
+        self.jobs.borrow_mut().retain(|tracked| !Rc::ptr_eq(&tracked.datastore, datastore));
         result.and(datastore.native.close().await.map_err(Error::from))
     }
 
