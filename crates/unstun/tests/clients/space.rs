@@ -332,3 +332,18 @@ fn no_vm_is_made_where_nothing_can_be_written() {
     assert!(!datastore.path().join("store.unstun").exists());
     daemon.stop();
 }
+
+/// The attempt must not take the space that is left, because other VMs write their files there.
+#[test]
+fn a_store_that_does_not_fit_leaves_nothing() {
+    let Some(mounted) = Mounted::empty("ext4", 64 << 20) else { return };
+    let datastore = &mounted.datastore;
+    let daemon = datastore.start();
+    let free = || datastore.json("status")["free_bytes"].as_u64().unwrap();
+    let before = free();
+    let (code, said) = datastore.fails("vm create web --disk 16M");
+    assert!(code == 1 && said.contains("No space left"), "{said}");
+    assert!(free() + (1 << 20) > before, "{} bytes are free of {before}", free());
+    datastore.json("vm create web --disk 16M --store redo");
+    daemon.stop();
+}

@@ -260,8 +260,13 @@ async fn make(env: &Env, dir: &Dir) -> Result<()> {
     let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
     dir.unlink_if_present(&making).await?;
     let file = dir.create_new(&making).await?;
-    Store::format(env, &file, NewStore::default()).await?;
+    let formatted = Store::format(env, &file, NewStore::default()).await;
     drop(file);
+    if let Err(e) = formatted {
+        // On a full file system the file would take what is left. The next start removes it if this fails.
+        let _ = dir.unlink(&making).await;
+        return Err(e);
+    }
     dir.rename(&making, STORE_NAME).await?;
     dir.sync().await
 }
