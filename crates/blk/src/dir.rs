@@ -34,6 +34,24 @@ impl Drop for Inner {
     }
 }
 
+impl Env {
+    /// The directory a datastore or folder lives in; everything else is opened relative to it.
+    pub fn open_root(&self, path: &str) -> Result<Dir> {
+        let handle = self.reactor.open_root(path).map_err(|e: Errno| e.at(path, "opening the folder"))?;
+        Ok(Dir::new(self.clone(), handle, path.to_string()))
+    }
+
+    /// Opens a directory by path. A file system that does not answer delays this task alone.
+    pub async fn open_path(&self, path: &str) -> Result<Dir> {
+        let Some(token) = self.reactor.submit_open_root(path) else { return self.open_root(path) };
+        let Outcome::Opened(opened) = self.outcome_of(token).await else {
+            unreachable!("answers with a handle")
+        };
+        let (handle, _) = opened.map_err(|e: Errno| e.at(path, "opening the folder"))?;
+        Ok(Dir::new(self.clone(), handle, path.to_string()))
+    }
+}
+
 impl Dir {
     pub(crate) fn new(env: Env, handle: Handle, path: String) -> Dir {
         Dir(Rc::new(Inner { env, handle, path }))

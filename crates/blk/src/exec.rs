@@ -13,13 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::dir::Dir;
+use crate::deadline::Deadline;
 use crate::error::{Errno, Result};
-use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::meter::{PollFigures, PollMeter};
-use crate::offload::OffloadedWork;
-use crate::reactor::{self, Handle, Op, Outcome, Pending, Reactor, Token};
+use crate::reactor::{self, Handle, OffloadedWork, Op, Outcome, Pending, Reactor, Token};
 use crate::sync::OneShot;
 
 /// A boxed future of this core: what object-safe contracts return.
@@ -87,7 +85,7 @@ pub struct Executor {
 /// What code on the core may do: I/O, time, chance, tasks. Cheap to clone.
 #[derive(Clone)]
 pub struct Env {
-    reactor: Rc<dyn Reactor>,
+    pub(crate) reactor: Rc<dyn Reactor>,
     core: Weak<Core>,
 }
 
@@ -344,21 +342,6 @@ impl Env {
         .await;
     }
 
-    /// The directory a datastore or folder lives in; everything else is opened relative to it.
-    pub fn open_root(&self, path: &str) -> Result<Dir> {
-        let handle = self.reactor.open_root(path).map_err(|e: Errno| e.at(path, "opening the folder"))?;
-        Ok(Dir::new(self.clone(), handle, path.to_string()))
-    }
-
-    /// Opens a directory by path. A file system that does not answer holds up this task alone.
-    pub async fn open_path(&self, path: &str) -> Result<Dir> {
-        let Some(token) = self.reactor.submit_open_root(path) else { return self.open_root(path) };
-        let opened = OpFuture { token: Some(token), reactor: self.reactor.clone() }.await;
-        let Outcome::Opened(opened) = opened else { unreachable!("answers with a handle") };
-        let (handle, _) = opened.map_err(|e: Errno| e.at(path, "opening the folder"))?;
-        Ok(Dir::new(self.clone(), handle, path.to_string()))
-    }
-
     /// Whether file systems of this world may leave a question without an answer.
     pub fn can_hang(&self) -> bool {
         self.reactor.can_hang()
@@ -378,7 +361,12 @@ impl Env {
 
     /// Submits now (not at the first poll); dropping the future forgets the operation.
     pub fn op(&self, op: Op) -> OpFuture {
-        OpFuture { token: Some(self.reactor.submit(op)), reactor: self.reactor.clone() }
+        self.outcome_of(self.reactor.submit(op))
+    }
+
+    /// The operation of a token that the reactor has returned.
+    pub(crate) fn outcome_of(&self, token: Token) -> OpFuture {
+        OpFuture { token: Some(token), reactor: self.reactor.clone() }
     }
 
     pub(crate) fn run_offloaded(&self, work: OffloadedWork) {

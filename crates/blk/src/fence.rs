@@ -8,26 +8,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use crate::deadline::Deadline;
 use crate::error::{Errno, Error, ErrorKind};
 use crate::exec::Env;
 use crate::sync::Signal;
-
-/// The moment itself, by `Env::boot_ns`; shared with whatever hands operations to the kernel.
-#[derive(Debug, Default)]
-pub struct Deadline(AtomicU64);
-
-impl Deadline {
-    /// Returns whether an operation may start at `boot_ns`.
-    pub fn is_open(&self, boot_ns: u64) -> bool {
-        boot_ns < self.0.load(Ordering::Acquire)
-    }
-
-    fn set(&self, until_ns: u64) {
-        self.0.store(until_ns, Ordering::Release);
-    }
-}
 
 /// What happens to an operation that meets a closed fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 
 pub mod budget;
 pub mod buf;
+mod deadline;
 pub mod dir;
 mod error;
 pub mod exec;
@@ -17,6 +18,7 @@ pub mod manifest;
 pub mod memory;
 mod meter;
 mod offload;
+mod peer;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

@@ -156,7 +156,7 @@ pub struct BinnedState {
     /// The disks that ran on, as they were; none where the running state stayed.
     pub disks: Vec<DiskState>,
     /// Numbers of the disks that came back with the operation: they leave with its restore.
-    pub added_disks: Vec<u32>,
+    pub added: Vec<u32>,
     /// The snapshot that these disks descend from. It may have left the tree since.
     pub current: Option<u128>,
 }

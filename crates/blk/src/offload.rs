@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::exec::Env;
+use crate::reactor::OffloadedWork;
 
-/// A piece of work for [`crate::reactor::Reactor::run_offloaded`].
-pub(crate) type OffloadedWork = Box<dyn FnOnce() + Send>;
+pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What a piece of work came to, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;
@@ -18,10 +20,6 @@ type Outcome<T> = Result<T, Box<dyn Any + Send>>;
 struct SharedResult<T> {
     result: Option<Outcome<T>>,
     waker: Option<Waker>,
-}
-
-fn lock<T>(shared: &Mutex<SharedResult<T>>) -> MutexGuard<'_, SharedResult<T>> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct ResultFuture<T>(Arc<Mutex<SharedResult<T>>>);

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::buf::{Buf, Slice};
+use crate::deadline::Deadline;
 use crate::error::Errno;
-use crate::fence::Deadline;
 use crate::memory::Memory;
-use crate::offload::OffloadedWork;
-use crate::socket::Peer;
+use crate::peer::Peer;
+
+/// A piece of work for [`Reactor::run_offloaded`].
+pub type OffloadedWork = Box<dyn FnOnce() + Send>;
 
 /// An open file, directory or socket of one reactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

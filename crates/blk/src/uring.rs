@@ -14,8 +14,10 @@
 
 mod age;
 mod blocking;
+mod clock;
 mod compute;
 mod core;
+mod descriptor;
 mod files;
 mod freeing;
 mod handles;
@@ -38,8 +40,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
+use self::clock::{boot_ns, clock_ns, now_ns};
 use self::compute::ComputeThread;
 use self::core::Core;
 use self::files::FilesThreads;
@@ -47,39 +49,16 @@ pub use self::memory::MemoryFolder;
 use self::open::{Kind, Opened};
 pub use self::peer::look_up_process;
 use self::ring::Ring;
+pub use self::ring::{Counters, SUBMIT_BATCH};
+pub use self::spin::SPIN_US;
 use self::wake::EventWaker;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::Deadline;
 use crate::memory::Memory;
-use crate::offload::OffloadedWork;
+use crate::reactor::OffloadedWork;
 use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, Token, Waker};
 use crate::socket::Socket;
-
-/// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
-/// while the device still starts early.
-pub const SUBMIT_BATCH: u32 = 4;
-/// Longest watch of the ring before sleeping, in microseconds: about what falling asleep and waking up cost.
-pub const SPIN_US: u64 = 50;
-
-/// How long a dropped core waits for devices and file systems. Past that memory and threads are left behind: memory is never
-/// freed under the kernel.
-const DROP_WAIT: Duration = Duration::from_secs(10);
-
-/// What the ring has done since it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Entries handed to the kernel.
-    pub submits: u64,
-    /// System calls made for the ring, waits included.
-    pub enters: u64,
-    /// Enters that were ready to sleep.
-    pub waits: u64,
-    /// Watches of the ring before a sleep, and those that saw a completion.
-    pub spins: u64,
-    /// See `spins`.
-    pub spin_hits: u64,
-}
 
 /// One core's reactor. Belongs to the thread that made it.
 pub struct UringReactor {
@@ -264,22 +243,6 @@ impl Reactor for UringReactor {
     fn run_blocking(&self, call: OffloadedWork) {
         self.core.borrow().blocking.run(call);
     }
-}
-
-/// CLOCK_MONOTONIC.
-fn now_ns() -> u64 {
-    clock_ns(rustix::time::ClockId::Monotonic)
-}
-
-/// CLOCK_BOOTTIME: what CLOCK_MONOTONIC shows, and the time in which the machine was suspended.
-fn boot_ns() -> u64 {
-    clock_ns(rustix::time::ClockId::Boottime)
-}
-
-fn clock_ns(clock: rustix::time::ClockId) -> u64 {
-    let now = rustix::time::clock_gettime(clock);
-    // Both parts are non-negative, and 2^64 ns are 584 years of uptime.
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 const SYSCTL_PATH: &str = "/proc/sys/kernel/io_uring_disabled";

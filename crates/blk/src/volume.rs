@@ -9,7 +9,7 @@ use std::rc::Rc;
 use crate::buf::{Buf, Slice};
 use crate::error::Result;
 use crate::exec::Local;
-use crate::socket::Peer;
+use crate::peer::Peer;
 
 /// What a front end tells a client of a volume when the client attaches. Growth reaches clients that attach again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -34,12 +34,10 @@ use sim::oracle::DiskModel;
 
 use crate::campaign::{Outcome, caught};
 use crate::flush_faults::{FAULT_TASK, FlushFaults};
-use crate::run::{BootPhase, Run, replayed};
+use crate::run::{BootPhase, replayed};
 use harness::{Harness, MACHINE, put};
-use model::{Existence, ExpectedDisk, ExpectedMachine, Model};
+use model::{Existence, ExpectedDisk, ExpectedMachine, NativeRun};
 use plan::Plan;
-
-type NativeRun = Run<Plan, Model>;
 
 /// Number of the first machine, which is never removed; branches have greater numbers.
 const FIRST_MACHINE: u64 = 0;

@@ -28,8 +28,6 @@ use crate::run::{BootPhase, Run, replayed};
 use model::Model;
 use plan::{Plan, TREE_SEEDS};
 
-type RedoRun = Run<Plan, Model>;
-
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     replayed(seed, || run_plan(Plan::draw(seed, defects)))

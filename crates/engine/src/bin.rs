@@ -20,7 +20,7 @@ pub(crate) fn new_entry(env: &Env, by: BinnedBy, subject: String) -> BinnedState
         subject,
         snapshots: Vec::new(),
         disks: Vec::new(),
-        added_disks: Vec::new(),
+        added: Vec::new(),
         current: None,
     }
 }
@@ -36,7 +36,7 @@ pub(crate) fn subject_of(names: &[String]) -> String {
 }
 
 /// Returns the numbers of the disks that `after` has and `before` does not.
-pub(crate) fn added_disks(before: &[DiskState], after: &[DiskState]) -> Vec<u32> {
+pub(crate) fn added(before: &[DiskState], after: &[DiskState]) -> Vec<u32> {
     let is_new = |number: &u32| !before.iter().any(|disk| disk.number == *number);
     after.iter().map(|disk| disk.number).filter(is_new).collect()
 }
@@ -44,7 +44,7 @@ pub(crate) fn added_disks(before: &[DiskState], after: &[DiskState]) -> Vec<u32>
 /// Returns whether a restore changes the content or the list of disks. A revert may only have brought a disk back; the
 /// restore then only removes that disk.
 pub(crate) fn moves_disks(binned: &BinnedState) -> bool {
-    !binned.disks.is_empty() || !binned.added_disks.is_empty()
+    !binned.disks.is_empty() || !binned.added.is_empty()
 }
 
 /// Finds a binned state by its id.
@@ -88,7 +88,7 @@ pub(crate) fn current_of(
     binned: &BinnedState,
     nearest: impl Fn(&VmState, &[(u32, LayerName)]) -> Option<u128>,
 ) -> Option<u128> {
-    let of_reset = matches!(binned.by, BinnedBy::Reset | BinnedBy::Restore) && binned.added_disks.is_empty();
+    let of_reset = matches!(binned.by, BinnedBy::Reset | BinnedBy::Restore) && binned.added.is_empty();
     if of_reset && !binned.disks.iter().any(|disk| disk.mode == DiskMode::Persistent) {
         return state.current;
     }

@@ -1,6 +1,7 @@
 //! What an operation is, for counters, for the event hash and for choosing where to strike.
 
-use blk::reactor::{Handle, Op, OpenMode};
+use blk::Errno;
+use blk::reactor::{Handle, Op, OpenMode, Outcome};
 
 /// One kind per operation a test may want to count, fail or cut at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,5 +105,22 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Accept { .. } | Op::Recv { .. } | Op::HungUp { .. } | Op::Send { .. } => {
             Described { kind: OpKind::Socket, handle: None, name: "", offset: 0, len: 0 }
         }
+    }
+}
+
+/// The answer of the operation's own shape that carries `errno`.
+pub(crate) fn refusal(op: Op, errno: Errno) -> Outcome {
+    match op {
+        Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
+        Op::Write { .. } | Op::Size { .. } | Op::Allocated { .. } | Op::Send { .. } => {
+            Outcome::Count(Err(errno))
+        }
+        Op::Extents { .. } => Outcome::Extents(Err(errno)),
+        Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } | Op::Accept { .. } => {
+            Outcome::Opened(Err(errno))
+        }
+        Op::List { .. } => Outcome::Names(Err(errno)),
+        Op::Space { .. } => Outcome::Space(Err(errno)),
+        _ => Outcome::Unit(Err(errno)),
     }
 }

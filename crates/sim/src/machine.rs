@@ -21,9 +21,8 @@ use crate::dir::NodeId;
 use crate::fault::{Action, Faults};
 use crate::file::byte_range;
 use crate::fs::{EBADF, FileSystem};
-use crate::kind::{OpKind, describe};
+use crate::kind::{OpKind, describe, refusal};
 use crate::options::{ContentMode, Options};
-use crate::perform::refusal;
 use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 

@@ -9,6 +9,7 @@ use crate::content::{PAGE, SECTOR};
 use crate::dir::NodeId;
 use crate::file::byte_range;
 use crate::fs::{EBADF, ENOTDIR};
+use crate::kind::refusal;
 use crate::machine::{Machine, Open};
 use crate::trace::hash_name;
 
@@ -188,22 +189,5 @@ impl Machine {
         });
         self.opens[at] = open;
         Handle(u32::try_from(at).expect("fewer than 2^32 handles"))
-    }
-}
-
-/// The answer of the operation's own shape that carries `errno`.
-pub(crate) fn refusal(op: Op, errno: Errno) -> Outcome {
-    match op {
-        Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
-        Op::Write { .. } | Op::Size { .. } | Op::Allocated { .. } | Op::Send { .. } => {
-            Outcome::Count(Err(errno))
-        }
-        Op::Extents { .. } => Outcome::Extents(Err(errno)),
-        Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } | Op::Accept { .. } => {
-            Outcome::Opened(Err(errno))
-        }
-        Op::List { .. } => Outcome::Names(Err(errno)),
-        Op::Space { .. } => Outcome::Space(Err(errno)),
-        _ => Outcome::Unit(Err(errno)),
     }
 }

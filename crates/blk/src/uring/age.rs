@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::files::Device;
+use super::descriptor::Device;
 use crate::reactor::Pending;
 
 /// An operation under way: its slot, and its number, which no other operation has.

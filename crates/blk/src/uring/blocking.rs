@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::files::lock;
-use crate::offload::OffloadedWork;
+use crate::offload::lock;
+use crate::reactor::OffloadedWork;
 
 /// Calls at once. Those beyond wait: so many are there only where file systems hang.
 const CALLS_MAX: usize = 64;

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use crate::offload::OffloadedWork;
+use crate::reactor::OffloadedWork;
 
 pub(super) struct ComputeThread {
     /// Absent only while dropping.

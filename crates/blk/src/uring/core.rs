@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::age::{Ages, Flight};
 use super::blocking::Blocking;
-use super::boot_ns;
-use super::files::{Device, FilesThreads};
+use super::clock::{boot_ns, now_ns};
+use super::descriptor::Device;
+use super::files::FilesThreads;
 use super::handles::{Entry, Handles};
 use super::net;
-use super::now_ns;
 use super::open::{Kind, Opened, open_root};
 use super::peer;
 use super::plan::{Plan, plan};

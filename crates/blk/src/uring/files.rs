@@ -4,27 +4,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::clock::{DROP_WAIT, boot_ns, now_ns};
+use super::descriptor::{Device, Fd};
 use super::freeing::Freeing;
 use super::task::{Answer, Task};
 use super::wake::EventWaker;
-use super::work::Fd;
-use super::{DROP_WAIT, boot_ns, now_ns};
 use crate::fence::Deadline;
+use crate::offload::lock;
 use crate::reactor::{Pending, Waker};
-
-/// A file system, or a block device that is a datastore: major and minor number.
-pub(super) type Device = (u32, u32);
 
 /// What the threads have answered, and the core has not taken in: operations by their index.
 pub(super) type Outbox = Arc<Mutex<Vec<(u32, Answer)>>>;
-
-pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 enum Job {
     /// The operation's index, what to do, and when it may not begin any more.

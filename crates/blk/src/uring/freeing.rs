@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
-use super::work::Fd;
+use super::descriptor::Fd;
 
 /// Files that hold less are freed where they are removed, so that their space is back when the removal is answered: some
 /// milliseconds on any local file system.

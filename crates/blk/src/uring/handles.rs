@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-use super::files::Device;
-use super::open::{Identity, Kind};
+use super::descriptor::{Device, Fd, Identity};
+use super::open::Kind;
 use super::owners::Owners;
-use super::work::Fd;
 use crate::error::Errno;
 use crate::fence::Deadline;
 use crate::reactor::Handle;

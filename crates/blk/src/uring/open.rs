@@ -4,9 +4,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 
-use super::files::Device;
+use super::descriptor::{Device, Identity, MAX_TRANSFER};
 use super::shared::is_on_shared;
-use super::work::MAX_TRANSFER;
 use crate::error::Errno;
 use crate::reactor::{Limits, OpenMode};
 
@@ -58,10 +57,6 @@ pub(super) struct Opened {
     /// Where it is another file system than that of the folder it was opened in.
     pub device: Option<Device>,
 }
-
-/// A file of this machine while it is open: device (major, minor), inode, and of a folder its mount, which decides what may
-/// be done through it.
-pub(super) type Identity = (u32, u32, u64, u64);
 
 impl Opened {
     pub(super) fn plain(fd: OwnedFd) -> Opened {
@@ -219,14 +214,4 @@ pub(super) fn open_lock(dir: BorrowedFd<'_>, name: &str) -> Result<Opened, Errno
     }
     let kind = if is_on_shared(&fd) { Kind::ServerLock } else { Kind::Plain };
     Ok(Opened { kind, ..Opened::plain(fd) })
-}
-
-/// Length in bytes, of a file or a block device.
-pub(super) fn size_of(fd: &OwnedFd) -> Result<u64, Errno> {
-    let stat = rustix::fs::fstat(fd)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-        // The file position is not otherwise used: every transfer names its offset.
-        return Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?);
-    }
-    u64::try_from(stat.st_size).map_err(|_| Errno::EIO)
 }

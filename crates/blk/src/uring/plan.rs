@@ -1,10 +1,10 @@
 //! Which way each operation goes: to the ring, to the files thread of its file system, to the timers, or nowhere.
 
-use super::files::Device;
+use super::descriptor::{Device, Fd};
 use super::handles::{Entry, Handles};
 use super::open::Kind;
 use super::task::Task;
-use super::work::{Fd, Work};
+use super::work::Work;
 use crate::buf::Buf;
 use crate::error::Errno;
 use crate::reactor::{Handle, Op, Outcome};

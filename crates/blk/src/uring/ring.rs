@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use io_uring::{EnterFlags, IoUring, opcode, types};
 
+use super::clock::{DROP_WAIT, boot_ns};
 use super::work::{Class, Work};
-use super::{Counters, DROP_WAIT, SUBMIT_BATCH, boot_ns};
 use crate::error::Errno;
 use crate::fence::Deadline;
 
+/// Transfers that may wait for one system call: it is the larger part of a submission's cost, and four share it
+/// while the device still starts early.
+pub const SUBMIT_BATCH: u32 = 4;
 /// Submission entries: a wave of 256 requests and their replies; a full queue is merely submitted early.
 const SUBMISSION_ENTRIES: u32 = 512;
 /// Completions that can wait unread; more are kept by the kernel (IORING_FEAT_NODROP) at some cost.
@@ -25,6 +28,21 @@ const CANCEL: u64 = u64::MAX;
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// One answered piece of work: its index, the work itself, and the kernel's result.
 pub(super) type Completion = (u32, Work, i32);
+
+/// What the ring has done since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Entries handed to the kernel.
+    pub submits: u64,
+    /// System calls made for the ring, waits included.
+    pub enters: u64,
+    /// Enters that were ready to sleep.
+    pub waits: u64,
+    /// Watches of the ring before a sleep, and those that saw a completion.
+    pub spins: u64,
+    /// See `spins`.
+    pub spin_hits: u64,
+}
 
 pub(super) struct Ring {
     io: IoUring,

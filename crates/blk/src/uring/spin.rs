@@ -6,9 +6,11 @@
 //! weighs more cannot be decided from one spin, so throughput decides: short windows with and without are compared, and
 //! the better way is kept for a while.
 
+use super::clock::now_ns;
 use super::ring::Ring;
-use super::{SPIN_US, now_ns};
 
+/// Longest watch of the ring before sleeping, in microseconds: about what falling asleep and waking up cost.
+pub const SPIN_US: u64 = 50;
 /// Transfers under way from which lockstep is possible; with one there is nothing to keep in step.
 const IN_FLIGHT_MIN: u32 = 2;
 /// Looks at the ring between two readings of the clock: about 0.5 us.

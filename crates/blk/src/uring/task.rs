@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, SeekFrom, Uid};
 
+use super::descriptor::{Fd, size_of};
 use super::freeing::{self, Freeing};
-use super::open::{Opened, open_file, open_folder, open_lock, size_of};
+use super::open::{Opened, open_file, open_folder, open_lock};
 use super::owners::Owners;
-use super::work::Fd;
 use crate::error::Errno;
 use crate::reactor::{FileExtent, OpenMode, Outcome, Space};
 

@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::work::{Fd, Work};
+use super::descriptor::Fd;
+use super::work::Work;
 use crate::reactor::Waker;
 
 thread_local! {

@@ -10,17 +10,12 @@ use std::sync::Arc;
 use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
 
-use super::open::size_of;
+use super::descriptor::{Fd, MAX_TRANSFER, size_of};
 use super::task::Task;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::reactor::Outcome;
 
-/// Shared between the handle table and the work under way: the descriptor closes with the last of them.
-pub(super) type Fd = Arc<OwnedFd>;
-
-/// The kernel's own bound for one transfer: 2 GiB less a page (MAX_RW_COUNT in linux/fs.h).
-pub(super) const MAX_TRANSFER: u32 = 0x7fff_f000;
 /// IOV_MAX of Linux; more parts than that are sent by the next call.
 const SEND_PARTS_MAX: usize = 1024;
 /// One write of zeros where the file system cannot zero by itself: 1 MiB, like its own largest requests.

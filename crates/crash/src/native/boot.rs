@@ -8,11 +8,11 @@ use engine::native::journal::{Record, replay};
 use engine::native::superblock::Superblock;
 use sim::SimWorld;
 
-use super::NativeRun;
 use super::guest::Guest;
 use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
 use super::model::Existence;
+use super::model::NativeRun;
 use super::plan::{Medium, Plan};
 use super::user::User;
 use crate::flush_faults::fill_up;

@@ -9,8 +9,8 @@ use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::superblock::{SLOT_BLOCKS, Superblock};
 use sim::{SimWorld, View};
 
-use super::NativeRun;
 use super::harness::{FILE, Harness};
+use super::model::NativeRun;
 use super::model::{Existence, ExpectedDisk};
 use super::plan::Plan;
 use crate::watch::print;

@@ -6,9 +6,13 @@ use std::rc::Rc;
 use engine::native::Store;
 use sim::SimWorld;
 
+use super::plan::Plan;
 use super::windows::Windows;
 use crate::content::Image;
+use crate::run::Run;
 use sim::oracle::DiskModel;
+
+pub(super) type NativeRun = Run<Plan, Model>;
 
 /// Content by disk, in the order of the model's sectors.
 pub(super) type Contents = Vec<Image>;

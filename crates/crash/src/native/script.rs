@@ -9,10 +9,11 @@ use sim::{Action, Fault, OpKind, SimWorld};
 
 use super::guest::Guest;
 use super::harness::Harness;
+use super::model::NativeRun;
 use super::plan::Plan;
 use super::user::User;
 use super::windows::SECTORS_PER_BLOCK;
-use super::{FIRST_MACHINE, NativeRun, create};
+use super::{FIRST_MACHINE, create};
 use crate::campaign::caught;
 use crate::requests::Request;
 

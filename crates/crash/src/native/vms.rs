@@ -26,7 +26,7 @@ use sim::{Cut, Rng};
 
 use self::guest::Guest;
 use self::harness::VmHarness;
-use self::model::{ExpectedVm, Model, Outcome as Ahead};
+use self::model::{ExpectedVm, Outcome as Ahead, VmRun};
 use self::shape::Shape;
 use self::user::User;
 pub use self::user::{VERBS, Verb};
@@ -34,9 +34,7 @@ use super::harness::format;
 use super::plan::Plan;
 use super::script::{IoFault, end_disturbed, ios};
 use crate::campaign::{Outcome, caught};
-use crate::run::{BootPhase, Run, all_joined, replayed};
-
-type VmRun = Run<Plan, Model>;
+use crate::run::{BootPhase, all_joined, replayed};
 
 /// Name of the VM that every run begins with.
 const FIRST_VM: &str = "a";

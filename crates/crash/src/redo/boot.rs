@@ -8,9 +8,9 @@ use blk::manifest::Manifest;
 use engine::{CommitWhat, Vm};
 use vmdk::home::Home;
 
-use super::RedoRun;
 use super::control::{Control, settle};
 use super::guest::Guest;
+use super::model::RedoRun;
 use super::model::{FOLDING, SnapshotStatus};
 use super::moves::discard_side_branches;
 use super::tree_reader::TreeReader;

@@ -7,9 +7,9 @@ use blk::{Env, ErrorKind, SECTOR};
 use engine::Vm;
 use sim::oracle::DiskModel;
 
-use super::RedoRun;
 use super::boot::Harness;
 use super::control::Control;
+use super::model::RedoRun;
 use crate::content::{Image, contents_of};
 use crate::home;
 use crate::requests::Target;

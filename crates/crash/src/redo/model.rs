@@ -10,7 +10,10 @@ use super::clones::LinkedClone;
 use super::origin::Source;
 use super::plan::Plan;
 use crate::content::Image;
+use crate::run::Run;
 use sim::oracle::DiskModel;
+
+pub(super) type RedoRun = Run<Plan, Model>;
 
 /// Labels of a cut in a take and in a commit, which may be under way together.
 pub(super) const TAKING: &str = "cut in a take";

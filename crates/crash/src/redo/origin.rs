@@ -7,7 +7,7 @@ use blk::{Env, SECTOR};
 use engine::Vm;
 use sim::{Rng, SimWorld, View};
 
-use super::RedoRun;
+use super::model::RedoRun;
 use super::model::{ExpectedSnapshot, SnapshotStatus};
 use super::plan::Plan;
 use crate::content::contents_of;

@@ -2,7 +2,7 @@
 
 use blk::{Error, Result};
 
-use super::change::Key;
+use super::key::Key;
 
 /// Appends fields to a record.
 #[derive(Default)]

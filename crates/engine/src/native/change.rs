@@ -4,17 +4,7 @@
 use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
-
-/// Key of an item of the catalogue: a kind, and two numbers whose meaning the kind defines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
-    /// Decides the meaning of the rest; see [`super::stored::USER_KINDS`].
-    pub kind: u8,
-    /// Of a VM's items: the VM's id.
-    pub major: u128,
-    /// Of a node's or a group's item: its number.
-    pub minor: u64,
-}
+pub use super::key::Key;
 
 /// One operation of a change. Nodes are given by their numbers, sizes in blocks, records by their LSNs.
 // What a field is follows from its name and this.

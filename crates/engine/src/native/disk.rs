@@ -11,8 +11,8 @@ use futures_util::future::join_all;
 
 use super::layout::BLOCK;
 use super::lineage::Node;
-use super::redirect::Streams;
 use super::store::Store;
+use super::streams::Streams;
 use super::table::{LookupRun, is_contiguous};
 use super::tree::Mapped;
 use super::view::Scratch;

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use blk::{Error, Result};
 
 use super::change::Op;
+use super::key::USER_KINDS;
 use super::layout::{BLOCK, Extent};
-use super::stored::USER_KINDS;
 use super::table::{Redirect, Table};
 use super::tree::{LEVEL_MAX, Root, span};
 use super::view::View;

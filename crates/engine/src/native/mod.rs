@@ -12,6 +12,7 @@ mod diff_base;
 mod difference;
 mod disk;
 pub mod journal;
+mod key;
 pub mod layout;
 mod lease;
 mod lineage;
@@ -26,6 +27,7 @@ mod redirect;
 pub mod space;
 mod store;
 pub mod stored;
+mod streams;
 pub mod superblock;
 mod table;
 #[cfg(test)]

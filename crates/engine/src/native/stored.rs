@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::{Error, Result};
 
 use super::bytes::{Reader, Writer};
-use super::change::Key;
+use super::key::Key;
+pub use super::key::USER_KINDS;
 use super::lineage::{DISK_BLOCKS_MAX, check_size};
 use super::space::GroupSummary;
 use super::superblock::Superblock;
@@ -14,9 +15,6 @@ use super::tree::Root;
 /// Kinds of items of the store itself.
 pub(crate) const GROUP: u8 = 1;
 pub(crate) const NODE: u8 = 2;
-/// First kind of item that belongs to a user of the store; smaller ones are the store's own.
-pub const USER_KINDS: u8 = 16;
-
 /// The catalogue's item for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeItem {

@@ -45,7 +45,7 @@ impl Vm {
         put_back(&mut next, &binned, |state, disks| nearest_snapshot(&graph, state, disks));
         let reverts = moves_disks(&binned);
         let loss = Loss { target: reverts.then(|| binned.subject.clone()), reverts, ..Loss::default() };
-        next.disks.retain(|disk| !binned.added_disks.contains(&disk.number));
+        next.disks.retain(|disk| !binned.added.contains(&disk.number));
         let mut tops = Vec::new();
         for disk in &binned.disks {
             self.refuse_taken_slot(&next, disk.number, &disk.slot)?;
@@ -94,7 +94,7 @@ impl Vm {
         if next.bin.len() == before.bin.len() {
             return Ok(0);
         }
-        let remove = left_over_deltas(&self.graph().await?, &before, &next);
+        let remove = self.graph().await?.left_over_deltas(&before, &next);
         self.refuse_losing_clones(&next, remove.iter()).await?;
         next.folds.retain(|fold| !remove.contains(&fold.layer));
         let bytes = self.file_bytes_of(&remove).await?;
@@ -111,7 +111,7 @@ impl Vm {
             let before = self.state();
             let mut next = before.clone();
             next.bin.retain(|binned| binned.id != id);
-            self.file_bytes_of(&left_over_deltas(&self.graph().await?, &before, &next)).await
+            self.file_bytes_of(&self.graph().await?.left_over_deltas(&before, &next)).await
         };
         self.read_steady(read).await
     }
@@ -137,14 +137,6 @@ impl Vm {
         }
         Ok(bytes)
     }
-}
-
-/// Returns the deltas that `before` needs and `after` does not. Bases are not among them: a base is a whole disk, and
-/// its data stays when it leaves the VM.
-pub(crate) fn left_over_deltas(graph: &LayerGraph, before: &VmState, after: &VmState) -> Vec<LayerName> {
-    let mut layers = graph.left_over(before, after);
-    layers.retain(|layer| graph.parent(layer).is_some());
-    layers
 }
 
 /// Returns the layer itself, or a new child of it if it has children by now.

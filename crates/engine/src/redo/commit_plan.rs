@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use blk::manifest::{FoldState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
-use super::bin::{blocking_binned, left_over_deltas};
+use super::bin::blocking_binned;
 use super::fold::held_bytes;
 use super::layer_graph::{LayerGraph, Obstacle};
 use super::vm::Vm;
@@ -100,7 +100,7 @@ impl Vm {
         }
         let mut left = before.clone();
         left.bin.retain(|binned| !plan.evicted.contains(&binned.id));
-        plan.remove = left_over_deltas(&whole, &before, &left);
+        plan.remove = whole.left_over_deltas(&before, &left);
         left.snapshots.retain(|s| !plan.gone.contains(&s.id));
         self.refuse_losing_clones(&left, plan.remove.iter()).await?;
         self.refuse_read_above(&whole, &plan.folds).await?;

@@ -14,11 +14,17 @@ use super::chain::{Chain, FoldRoute, Slots};
 use super::link::Link;
 use super::load::GuestLoad;
 use super::map::{Lookup, Map, Piece, REGION_BYTES, ZERO_SLOT};
-use super::space::WriteHolds;
 use crate::event::SpaceWaits;
 use crate::join::all;
 use crate::options::{Defect, Options};
 use crate::stats::{DiskStats, LayerCounters};
+
+/// Number of holds on a disk's writes, and the signal of their release.
+#[derive(Default)]
+pub(crate) struct WriteHolds {
+    pub count: Cell<usize>,
+    pub released: Signal,
+}
 
 /// One disk. One core owns all of it; code between two awaits is atomic.
 pub struct Disk {

@@ -86,6 +86,14 @@ impl LayerGraph {
         self.with_ancestors(roots(state))
     }
 
+    /// Returns the deltas that `before` needs and `after` does not. Bases are not among them: a base is a whole disk, and
+    /// its data stays when it leaves the VM.
+    pub(crate) fn left_over_deltas(&self, before: &VmState, after: &VmState) -> Vec<LayerName> {
+        let mut layers = self.left_over(before, after);
+        layers.retain(|layer| self.parent(layer).is_some());
+        layers
+    }
+
     /// Returns the layers that `before` needs and `after` does not, and that are the VM's own to remove.
     pub fn left_over(&self, before: &VmState, after: &VmState) -> Vec<LayerName> {
         let kept = self.reachable(after);

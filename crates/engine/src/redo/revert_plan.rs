@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use blk::manifest::{BinnedBy, BinnedState, DiskMode, DiskState, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 
-use super::bin::left_over_deltas;
 use super::layer_graph::LayerGraph;
 use super::vm::Vm;
 use crate::bin;
@@ -182,7 +181,7 @@ impl Vm {
                 disk.top = layer.clone();
             }
         }
-        plan.loss.layers = left_over_deltas(graph, before, &after);
+        plan.loss.layers = graph.left_over_deltas(before, &after);
         if let Some(binned) = binned {
             let leaves = |disk: &&DiskState| {
                 plan.tops.iter().any(|(number, _)| *number == disk.number)
@@ -190,15 +189,15 @@ impl Vm {
             };
             let disks = before.disks.iter().filter(leaves).cloned().collect();
             let current = before.current.filter(|_| plan.loss.reverts);
-            let added_disks = bin::added_disks(&before.disks, &plan.next.disks);
-            let binned = BinnedState { disks, added_disks, current, ..binned };
+            let added = bin::added(&before.disks, &plan.next.disks);
+            let binned = BinnedState { disks, added, current, ..binned };
             if !binned.snapshots.is_empty() || bin::moves_disks(&binned) {
                 plan.loss.kept = Some(binned.id);
                 bin::put(&mut after, binned.clone());
                 bin::put(&mut plan.next, binned);
             }
         }
-        plan.remove = left_over_deltas(graph, before, &after);
+        plan.remove = graph.left_over_deltas(before, &after);
         // The chains stay open to the end: they share layers, and each layer is opened once.
         let mut open = Vec::new();
         for layer in &plan.loss.layers {

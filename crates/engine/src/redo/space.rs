@@ -1,24 +1,16 @@
 //! Use of the reserved space: guest writes are held back from its release until the operation has used it.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
 use blk::Result;
 use blk::manifest::Manifest;
-use blk::sync::{Admitted, RangeGuard, Signal};
+use blk::sync::{Admitted, RangeGuard};
 
 use super::disk::Disk;
 
 /// Step by which the reserve is reduced when all of it cannot be had.
 const RESERVE_STEP_BYTES: u64 = 256 << 10;
-
-/// Number of holds on a disk's writes, and the signal of their release.
-#[derive(Default)]
-pub(crate) struct WriteHolds {
-    count: Cell<usize>,
-    released: Signal,
-}
 
 /// A hold: no guest write of these disks begins while it exists, and those under way have ended. Reads go on.
 pub(crate) struct SpaceHold(Vec<Rc<Disk>>);

@@ -6,7 +6,7 @@ use blk::reactor::OpenMode;
 use blk::{Buf, File, Result, SECTOR};
 
 use super::finding::{Faults, Finding, REMEDY_CUT, Severity};
-use super::inventory::{Inventory, Place};
+use super::inventory::{Delta, Inventory, Place};
 use super::keyword_of;
 use crate::cowd;
 use crate::descriptor::{Descriptor, Extent, ExtentKind};
@@ -196,12 +196,6 @@ async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static 
     let bytes = bytes_of(file, cowd::HEADER_BYTES).await?;
     let header = cowd::Header::decode(file.name(), &bytes, size)?;
     Ok((u64::from(header.capacity_sectors()), "numSectors"))
-}
-
-/// What a delta's own file says.
-pub(crate) struct Delta {
-    /// The size of the disk, and the name of that field; None where the header cannot be read.
-    capacity: Option<(u64, &'static str)>,
 }
 
 /// Header, tables and cross-references, once for each file; and the size of the disk, where a descriptor (name, sectors) says

@@ -8,7 +8,6 @@ use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::reactor::OpenMode;
 use blk::{Dir, ErrorKind, Result};
 
-use super::extents::Delta;
 use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
 use crate::home::{RECORD, VM_ID, binned_layers, is_foreign_lock};
@@ -33,6 +32,12 @@ pub(crate) struct Planned {
     pub gone: BTreeSet<String>,
     /// Name of a delta -> what is written into it.
     pub cut: BTreeMap<String, Rc<Cut>>,
+}
+
+/// What a delta's own file says.
+pub(crate) struct Delta {
+    /// The size of the disk, and the name of that field; None where the header cannot be read.
+    pub capacity: Option<(u64, &'static str)>,
 }
 
 pub(crate) struct Inventory<'a> {

@@ -13,17 +13,8 @@ use blk::Result;
 pub(crate) use create::{NewBase, NewChild, note_for_child_of};
 pub use extent::{Access, Extent, ExtentKind};
 
-use parse::{Line, LineKind};
-
-/// `parentCID` of a link without parent.
-pub const NO_PARENT_CID: u32 = 0xffff_ffff;
-
-/// Written into a child that no configuration names yet, and taken out when one does. A descriptor with this line that nothing
-/// refers to holds no data of a guest: it is what an interrupted take left behind.
-const PREPARED_MARK: &str = "# unstun: prepared, and not in use before this line is removed";
-
-/// Before the id of the VM a link was made for. Folders are shared, and only that VM may remove or commit the link.
-const OWNER_MARK: &str = "# unstun: of VM ";
+pub use parse::NO_PARENT_CID;
+use parse::{Fields, Line, LineKind, OWNER_MARK, PREPARED_MARK};
 
 /// The identity of a link's content: 128 bits, of which the low 32 are its CID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,18 +49,6 @@ pub struct Descriptor {
     lines: Vec<Line>,
     newline: &'static [u8],
     facts: Fields,
-}
-
-/// What a descriptor says, apart from its lines.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Fields {
-    version: u32,
-    cid: u32,
-    /// `None` when absent or `ffffffff`.
-    parent_cid: Option<u32>,
-    parent_hint: Option<String>,
-    create_type: String,
-    extents: Vec<Extent>,
 }
 
 impl Descriptor {

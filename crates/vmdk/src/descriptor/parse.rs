@@ -3,8 +3,29 @@
 use blk::{Error, Result};
 
 use super::extent::{self, DISK_SECTORS_MAX, Extent};
-use super::{Fields, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
 use crate::text::{check_text, shown, utf8, wrong};
+
+/// `parentCID` of a link without parent.
+pub const NO_PARENT_CID: u32 = 0xffff_ffff;
+
+/// Written into a child that no configuration names yet, and taken out when one does. A descriptor with this line that nothing
+/// refers to holds no data of a guest: it is what an interrupted take left behind.
+pub(super) const PREPARED_MARK: &str = "# unstun: prepared, and not in use before this line is removed";
+
+/// Before the id of the VM a link was made for. Folders are shared, and only that VM may remove or commit the link.
+pub(super) const OWNER_MARK: &str = "# unstun: of VM ";
+
+/// What a descriptor says, apart from its lines.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Fields {
+    pub version: u32,
+    pub cid: u32,
+    /// `None` when absent or `ffffffff`.
+    pub parent_cid: Option<u32>,
+    pub parent_hint: Option<String>,
+    pub create_type: String,
+    pub extents: Vec<Extent>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {

@@ -259,7 +259,7 @@ fn to_text(name: &str, state: &BinnedState, before: &Texts, next: &VmState) -> R
     if let Some(current) = state.current {
         values.set(CURRENT, &format!("{current:032x}"));
     }
-    for (index, number) in state.added_disks.iter().enumerate() {
+    for (index, number) in state.added.iter().enumerate() {
         values.set(&format!("unstun.came{index}"), &number.to_string());
     }
     for (index, disk) in state.disks.iter().enumerate() {
@@ -299,7 +299,7 @@ fn read_state(text: &Vmsd) -> Result<BinnedState> {
         subject: subject.to_owned(),
         snapshots: text.list().snapshots.iter().map(|s| read_snapshot(file, s)).collect::<Result<_>>()?,
         disks: read_disks(values)?,
-        added_disks: read_added_disks(values)?,
+        added: read_added_disks(values)?,
         current,
     })
 }

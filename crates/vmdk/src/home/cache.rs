@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use blk::Result;
 
-use super::folders::{base_name, join, normal, split};
+use super::paths::{base_name, join, normal, split};
 use crate::descriptor::Descriptor;
 
 /// What a file was when it was read.

@@ -6,7 +6,8 @@
 use blk::manifest::{DiskMode, DiskState, LayerName, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::folders::{Folders, join};
+use super::folders::Folders;
+use super::paths::join;
 use super::survey::{Located, Survey};
 use super::{Home, snapshot_files, write};
 use crate::names::base_names;

@@ -9,8 +9,9 @@ use blk::layer::Layer;
 use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
-use super::folders::{Folder, Folders, LayerFile, Role, join};
+use super::folders::{Folder, Folders, LayerFile, Role};
 use super::links::{self, OwnLink};
+use super::paths::join;
 use super::state::VM_ID;
 use super::survey::{Located, Survey};
 use super::{Growth, Home, intent, write};

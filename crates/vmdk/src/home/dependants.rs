@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use blk::manifest::{Dependant, LayerLink, LayerName, VmState};
 use blk::{Dir, ErrorKind, Result};
 
-use super::folders::{base_name, join, normal, resolve, split};
 use super::links::{self, OwnLink};
+use super::paths::{base_name, join, normal, resolve, split};
 use super::publish::layers_of;
 use super::state::Texts;
 use super::survey::Survey;

@@ -5,8 +5,9 @@ use blk::reactor::OpenMode;
 use blk::{Error, Result, SECTOR};
 
 use super::Home;
-use super::folders::{Folder, join};
+use super::folders::Folder;
 use super::links::{self, OwnLink};
+use super::paths::join;
 use super::state::{DISK_COUNT, DISK_COUNT_MAX, number};
 use super::survey::Survey;
 use crate::cowd::NEW_CAPACITY_SECTORS_MAX;

@@ -9,8 +9,9 @@ use blk::manifest::{
 };
 use blk::{Dir, Error, Result};
 
-use super::folders::{Folders, base_name};
+use super::folders::Folders;
 use super::intent::private_name;
+use super::paths::base_name;
 use super::state::Texts;
 use super::survey::{Located, Survey};
 use super::{Growth, Home, snapshot_files};

@@ -9,7 +9,8 @@ use blk::reactor::OpenMode;
 use blk::{Error, ErrorKind, Result, SECTOR};
 
 use super::cache::CachedFile;
-use super::folders::{Folder, FolderSet, LayerFile, Role, join, normal, split};
+use super::folders::{Folder, FolderSet, LayerFile, Role};
+use super::paths::{join, normal, split};
 use super::survey::{Located, Survey};
 use crate::descriptor::Descriptor;
 use crate::probe::{self, Probed};

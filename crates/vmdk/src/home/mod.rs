@@ -20,6 +20,7 @@ mod folders;
 mod import;
 mod intent;
 mod links;
+mod paths;
 mod publish;
 mod settings;
 mod snapshot_files;

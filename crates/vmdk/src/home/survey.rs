@@ -7,7 +7,8 @@ use std::rc::Rc;
 use blk::manifest::LayerName;
 use blk::{ErrorKind, Result};
 
-use super::folders::{FolderSet, base_name, join, normal, outside, resolve, split};
+use super::folders::{FolderSet, outside};
+use super::paths::{base_name, join, normal, resolve, split};
 use crate::text::{check_names, shown, wrong};
 
 /// Where a path in one of the files leads.

@@ -3,8 +3,9 @@
 use blk::{Error, Result};
 
 use super::Home;
-use super::folders::{LayerFile, base_name, join};
+use super::folders::LayerFile;
 use super::links::{self, OwnLink};
+use super::paths::{base_name, join};
 use super::survey::Survey;
 use crate::descriptor::Descriptor;
 use crate::text::shown;

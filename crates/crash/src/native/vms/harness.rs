@@ -12,7 +12,7 @@ use engine::native::NativeVm;
 use engine::{Client, CommitWhat, Machine, Options};
 use sim::oracle::DiskModel;
 
-use super::VmRun;
+use super::model::VmRun;
 use super::model::{ExpectedVm, Model, Outcome};
 use super::shape::Shape;
 use crate::content::{Image, contents_of, look};

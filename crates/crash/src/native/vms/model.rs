@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::super::plan::Plan;
 use super::shape::{DiskShape, Shape};
 use crate::content::Image;
+use crate::run::Run;
 use sim::oracle::DiskModel;
+
+pub(super) type VmRun = Run<Plan, Model>;
 
 /// A disk's sequence numbers begin at its ordinal times this, which distinguishes them from all others.
 const SEQUENCES: u64 = 1 << 32;

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use blk::{Buf, Env, Error, ErrorKind, Fence, File, Result};
 
+use super::claimant::{Claimant, LeaseTimes, TakeOver};
 use super::page::{LeasePage, LeaseState, Owner};
-use super::{Claimant, LeaseTimes, TakeOver};
 use crate::native::layout::{BLOCK, LEASE_BLOCK};
 use crate::options::Defect;
 

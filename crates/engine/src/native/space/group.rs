@@ -3,7 +3,24 @@
 use std::ops::Range;
 
 use super::bits::{Bits, LANE, empty_lanes, masks};
-use super::{GroupSummary, SLOTS};
+
+/// Blocks at the start of a group that hold its bitmap page in turn.
+pub(crate) const SLOTS: u64 = 2;
+
+/// The catalogue's item for a group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct GroupSummary {
+    /// Blocks that the page does not mark as in use.
+    pub free: u32,
+    /// Number of the checkpoint that wrote the page; 0: never written, all free.
+    pub version: u64,
+    /// Slot of the page in the group: 0 or 1.
+    pub slot: u8,
+    /// The group holds metadata only.
+    pub meta: bool,
+    /// Checksum of the page.
+    pub checksum: u64,
+}
 
 /// The state of a block, exactly one at a time. The transitions are free -> uncommitted -> committed -> waiting -> free. A
 /// metadata block skips uncommitted, and a block that was never committed skips that state.

@@ -27,48 +27,17 @@ use blk::{Env, Error, File, Result};
 
 pub(crate) use self::audit::{Marks, Retained, Tick};
 use self::group::BlockState;
+pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
 pub(crate) use self::load::RESIDENT_BYTES_MAX;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
 use self::state::State;
+pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};
-
-/// Blocks at the start of a group that hold its bitmap page in turn.
-pub(crate) const SLOTS: u64 = 2;
 
 /// Smallest group: the page slots, and one whole lane behind them.
 pub(crate) const GROUP_BLOCKS_MIN: u64 = 32;
-
-/// The catalogue's item for a group.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct GroupSummary {
-    /// Blocks that the page does not mark as in use.
-    pub free: u32,
-    /// Number of the checkpoint that wrote the page; 0: never written, all free.
-    pub version: u64,
-    /// Slot of the page in the group: 0 or 1.
-    pub slot: u8,
-    /// The group holds metadata only.
-    pub meta: bool,
-    /// Checksum of the page.
-    pub checksum: u64,
-}
-
-/// Numbers of blocks. `grown` is the sum of `used` to `free_meta`; page slots are not counted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
-    pub grown: u64,
-    pub used: u64,
-    /// Freed, but not to be placed yet.
-    pub waiting: u64,
-    /// Free, but being written or punched.
-    pub held: u64,
-    pub free_data: u64,
-    pub free_meta: u64,
-    /// Number of blocks of `free_meta` that must remain when data is placed.
-    pub reserve: u64,
-}
 
 /// Returns the number of whole groups in a store's file of this length.
 pub(crate) fn groups_within(geometry: &Geometry, file_bytes: u64) -> u64 {

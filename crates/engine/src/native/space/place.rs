@@ -1,6 +1,6 @@
 //! Placement of new blocks.
 
-use super::Extent;
+use super::super::layout::Extent;
 use super::bits::LANE;
 use super::group::BlockState;
 use super::state::{GroupSet, State};

@@ -3,9 +3,24 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::super::layout::{Extent, Geometry};
 use super::bits::{Bits, LANE};
-use super::group::{BLOCK_STATES, BlockState, Group, Maps};
-use super::{Extent, Geometry, GroupSummary, SLOTS, Totals};
+use super::group::{BLOCK_STATES, BlockState, Group, GroupSummary, Maps, SLOTS};
+
+/// Numbers of blocks. `grown` is the sum of `used` to `free_meta`; page slots are not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub grown: u64,
+    pub used: u64,
+    /// Freed, but not to be placed yet.
+    pub waiting: u64,
+    /// Free, but being written or punched.
+    pub held: u64,
+    pub free_data: u64,
+    pub free_meta: u64,
+    /// Number of blocks of `free_meta` that must remain when data is placed.
+    pub reserve: u64,
+}
 
 /// Sets of groups, so that no search has to visit all groups.
 #[derive(Debug, Clone, Copy)]
@@ -249,20 +264,20 @@ impl State {
         let group = &self.groups[at];
         let (loaded, data, free) = (group.maps.is_some(), !group.meta, group.count(BlockState::Free) > 0);
         let lanes = group.lanes_at_most();
-        let member = |set: GroupSet| match set {
-            GroupSet::Loaded => loaded,
-            GroupSet::Roomy => loaded && data && lanes > 0,
-            GroupSet::Gappy => loaded && data && free,
-            GroupSet::Meta => loaded && !data && free,
-            GroupSet::ColdRoomy => !loaded && data && lanes > 0,
-            GroupSet::ColdGappy => !loaded && data && free,
-            GroupSet::ColdMeta => !loaded && !data && free,
-            GroupSet::Uncommitted => group.count(BlockState::Uncommitted) > 0,
-            GroupSet::Changed => group.dirty || group.written.is_some(),
-            GroupSet::Freed => data && group.freed_chunks != 0,
-        };
-        for set in ALL_SETS {
-            self.sets[set as usize].put(at, member(set));
+        let members: [(GroupSet, bool); SETS] = [
+            (GroupSet::Loaded, loaded),
+            (GroupSet::Roomy, loaded && data && lanes > 0),
+            (GroupSet::Gappy, loaded && data && free),
+            (GroupSet::Meta, loaded && !data && free),
+            (GroupSet::ColdRoomy, !loaded && data && lanes > 0),
+            (GroupSet::ColdGappy, !loaded && data && free),
+            (GroupSet::ColdMeta, !loaded && !data && free),
+            (GroupSet::Uncommitted, group.count(BlockState::Uncommitted) > 0),
+            (GroupSet::Changed, group.dirty || group.written.is_some()),
+            (GroupSet::Freed, data && group.freed_chunks != 0),
+        ];
+        for (set, is_member) in members {
+            self.sets[set as usize].put(at, is_member);
         }
         let counted = if loaded && data { (lanes, group.count(BlockState::Free)) } else { (0, 0) };
         let before = std::mem::replace(&mut self.groups[at].counted, counted);
@@ -312,16 +327,3 @@ impl State {
         }
     }
 }
-
-const ALL_SETS: [GroupSet; SETS] = [
-    GroupSet::Loaded,
-    GroupSet::Roomy,
-    GroupSet::Gappy,
-    GroupSet::Meta,
-    GroupSet::ColdRoomy,
-    GroupSet::ColdGappy,
-    GroupSet::ColdMeta,
-    GroupSet::Uncommitted,
-    GroupSet::Changed,
-    GroupSet::Freed,
-];

@@ -16,21 +16,8 @@ use super::PAGES_AT_ONCE;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Body, NO_ENTRIES, Node};
-use super::plan::{Planner, Step};
+use super::plan::{MergeSpace, Planner, Step};
 use crate::native::layout::{BLOCK, Extent};
-
-/// The services that a merge needs from the store.
-pub(crate) trait MergeSpace {
-    /// Returns whether an old entry or node that covers `blocks` and was born at `birth` belongs to this tree alone. If
-    /// it does at some block, it must also do so at the blocks before, and for later births.
-    fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
-    /// Places a free block for a new node.
-    fn place_node(&self) -> Local<'_, Result<u64>>;
-    /// Frees the block of a node that a failed merge has placed; its write has ended.
-    fn unplace_node(&self, addr: u64);
-    /// Frees blocks to which the tree no longer refers: exclusive old data or an exclusive old node.
-    fn free(&self, addr: u64, len: u64);
-}
 
 /// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and returns its new root; None
 /// when nothing is mapped any more.

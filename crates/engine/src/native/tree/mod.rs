@@ -15,7 +15,8 @@ mod walk;
 
 pub(crate) use cache::Nodes;
 pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Update, span};
-pub(crate) use merge::{MergeSpace, merge};
+pub(crate) use merge::merge;
+pub(crate) use plan::MergeSpace;
 pub(crate) use walk::{WalkItem, differences, gone, has_page, survey};
 
 /// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that

@@ -5,13 +5,25 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::Result;
+use blk::{Local, Result};
 
 use super::PAGES_AT_ONCE;
 use super::cache::Nodes;
 use super::entry::*;
-use super::merge::MergeSpace;
 use super::node::Node;
+
+/// The services that a merge needs from the store.
+pub(crate) trait MergeSpace {
+    /// Returns whether an old entry or node that covers `blocks` and was born at `birth` belongs to this tree alone. If
+    /// it does at some block, it must also do so at the blocks before, and for later births.
+    fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
+    /// Places a free block for a new node.
+    fn place_node(&self) -> Local<'_, Result<u64>>;
+    /// Frees the block of a node that a failed merge has placed; its write has ended.
+    fn unplace_node(&self, addr: u64);
+    /// Frees blocks to which the tree no longer refers: exclusive old data or an exclusive old node.
+    fn free(&self, addr: u64, len: u64);
+}
 
 /// A leaf to change, or a page of any level to drop.
 pub(super) struct Step {

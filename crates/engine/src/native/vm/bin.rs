@@ -198,7 +198,7 @@ impl NativeVm {
         let reverts = moves_disks(&binned);
         let mut head = self.head();
         let mut leaving: Vec<DiskState> =
-            head.disks.extract_if(.., |disk| binned.added_disks.contains(&disk.number)).collect();
+            head.disks.extract_if(.., |disk| binned.added.contains(&disk.number)).collect();
         for disk in &binned.disks {
             if let Some(other) = head.disks.iter().find(|d| d.slot == disk.slot && d.number != disk.number) {
                 let cause = format!("disk{} would return at {}", disk.number, disk.slot);

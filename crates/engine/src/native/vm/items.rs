@@ -120,8 +120,8 @@ pub(super) fn put_binned(vm: u128, binned: &BinnedState) -> Op {
     let mut out = Writer::default();
     out.u8(by_byte(binned.by)).u64(binned.unix_us as u64).u128(binned.current.unwrap_or(0));
     out.bytes(binned.subject.as_bytes());
-    out.u32(binned.added_disks.len() as u32);
-    binned.added_disks.iter().for_each(|number| _ = out.u32(*number));
+    out.u32(binned.added.len() as u32);
+    binned.added.iter().for_each(|number| _ = out.u32(*number));
     put_disks(&mut out, &binned.disks);
     Op::Put { key: binned_key(vm, binned.id), value: out.done() }
 }
@@ -224,21 +224,12 @@ pub(super) fn read_binned(store: &Store, key: Key, value: &[u8]) -> Result<Binne
     let unix_us = input.u64("time of an entry")? as i64;
     let current = Some(input.u128("snapshot of an entry")?).filter(|id| *id != 0);
     let subject = input.text("subject of an entry")?;
-    let mut added_disks = Vec::new();
+    let mut added = Vec::new();
     for _ in 0..input.u32("disks that came with an entry")? {
-        added_disks.push(input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?);
+        added.push(input.u32_up_to("number of a disk", DISK_NUMBER_MAX)?);
     }
     let disks = read_disks(store, &mut input, &place)?;
-    Ok(BinnedState {
-        id: key.minor,
-        by,
-        unix_us,
-        subject,
-        snapshots: Vec::new(),
-        disks,
-        added_disks,
-        current,
-    })
+    Ok(BinnedState { id: key.minor, by, unix_us, subject, snapshots: Vec::new(), disks, added, current })
 }
 
 fn read_generation(input: &mut Reader<'_>, place: &str) -> Result<ContentGeneration> {

@@ -40,8 +40,8 @@ impl RevertPlan {
         match binned {
             Some(binned) => {
                 let current = vm.state.borrow().current.filter(|_| self.loss.reverts);
-                let added_disks = bin::added_disks(&vm.state.borrow().disks, &self.head.disks);
-                let binned = BinnedState { disks: self.leaving.clone(), added_disks, current, ..binned };
+                let added = bin::added(&vm.state.borrow().disks, &self.head.disks);
+                let binned = BinnedState { disks: self.leaving.clone(), added, current, ..binned };
                 self.ops.push(put_binned(vm.id(), &binned));
                 self.loss.kept = Some(binned.id);
                 self.binned = Some(binned);

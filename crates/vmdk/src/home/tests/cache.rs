@@ -1,6 +1,6 @@
 //! What is kept of descriptors, and what is read each time.
 
-use super::super::folders::join;
+use super::super::paths::join;
 use super::*;
 
 /// Files opened so far.

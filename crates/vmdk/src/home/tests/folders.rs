@@ -1,6 +1,6 @@
 //! Layers in several folders: which are let in, where children go, and one change over all of them.
 
-use super::super::folders::resolve;
+use super::super::paths::resolve;
 use super::*;
 use crate::descriptor::ContentId;
 
