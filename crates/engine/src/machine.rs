@@ -185,6 +185,26 @@ pub trait Machine {
     fn close(&self) -> Local<'_, Result<()>>;
 }
 
+/// Boxes the futures of a VM's own methods of the same names: of methods that borrow the VM, and of operations that share
+/// it and borrow their arguments or nothing.
+macro_rules! boxed {
+    ($vm:ty, &$a:lifetime self: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name<$a>(&$a self, $($arg: $type),*) -> Local<$a, Result<$out>> {
+            Box::pin(<$vm>::$name(self, $($arg),*))
+        })*
+    };
+    ($vm:ty, 'static: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name(self: Rc<Self>, $($arg: $type),*) -> Local<'static, Result<$out>> {
+            Box::pin(async move { <$vm>::$name(&self, $($arg),*).await })
+        })*
+    };
+    ($vm:ty, $a:lifetime: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name<$a>(self: Rc<Self>, $($arg: $type),*) -> Local<$a, Result<$out>> {
+            Box::pin(async move { <$vm>::$name(&self, $($arg),*).await })
+        })*
+    };
+}
+
 /// Implements the interface by a VM's own methods of the same names, whose futures it boxes.
 macro_rules! implement_machine {
     ($vm:ty) => {
@@ -199,10 +219,6 @@ macro_rules! implement_machine {
 
             fn generation(&self) -> ContentGeneration {
                 self.state.borrow().generation
-            }
-
-            fn change_generation(&self, change: GenerationChange) -> Local<'_, Result<()>> {
-                Box::pin(<$vm>::change_generation(self, change))
             }
 
             fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
@@ -245,105 +261,8 @@ macro_rules! implement_machine {
                 self.activity.viewers()
             }
 
-            fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>> {
-                Box::pin(<$vm>::listing(self))
-            }
-
-            fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>> {
-                Box::pin(<$vm>::delta_bytes(self))
-            }
-
-            fn used(&self) -> Local<'_, Result<SpaceUsage>> {
-                Box::pin(<$vm>::used(self))
-            }
-
-            fn differences<'a>(&'a self, between: DiffRequest<'a>) -> Local<'a, Result<Differences>> {
-                Box::pin(<$vm>::differences(self, between))
-            }
-
-            fn take<'a>(
-                self: Rc<Self>,
-                name: &'a str,
-                description: &'a str,
-            ) -> Local<'a, Result<SnapshotState>> {
-                Box::pin(async move { <$vm>::take(&self, name, description).await })
-            }
-
-            fn take_copy(self: Rc<Self>, original: &SnapshotState) -> Local<'_, Result<SnapshotState>> {
-                Box::pin(async move { <$vm>::take_copy(&self, original).await })
-            }
-
-            fn commit_preview<'a>(&'a self, what: &'a CommitWhat) -> Local<'a, Result<CommitPreview>> {
-                Box::pin(<$vm>::commit_preview(self, what))
-            }
-
-            fn commit(self: Rc<Self>, what: &CommitWhat) -> Local<'_, Result<Rc<Job>>> {
-                Box::pin(async move { <$vm>::commit(&self, what).await })
-            }
-
-            fn revert_preview<'a>(
-                &'a self,
-                wanted: Option<&'a str>,
-                keeps_present: bool,
-            ) -> Local<'a, Result<Loss>> {
-                Box::pin(<$vm>::revert_preview(self, wanted, keeps_present))
-            }
-
-            fn revert<'a>(
-                self: Rc<Self>,
-                wanted: Option<&'a str>,
-                take_first: Option<&'a str>,
-                keep: bool,
-            ) -> Local<'a, Result<SnapshotState>> {
-                Box::pin(async move { <$vm>::revert(&self, wanted, take_first, keep).await })
-            }
-
-            fn discard_preview<'a>(&'a self, wanted: &'a str) -> Local<'a, Result<Loss>> {
-                Box::pin(<$vm>::discard_preview(self, wanted))
-            }
-
-            fn discard(self: Rc<Self>, wanted: &str, keep: bool) -> Local<'_, Result<Loss>> {
-                Box::pin(async move { <$vm>::discard(&self, wanted, keep).await })
-            }
-
-            fn reset_preview(&self) -> Local<'_, Result<Loss>> {
-                Box::pin(<$vm>::reset_preview(self))
-            }
-
-            fn reset(self: Rc<Self>, keep: bool) -> Local<'static, Result<Loss>> {
-                Box::pin(async move { <$vm>::reset(&self, keep).await })
-            }
-
-            fn restore_preview(&self, id: u64) -> Local<'_, Result<Loss>> {
-                Box::pin(<$vm>::restore_preview(self, id))
-            }
-
-            fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>> {
-                Box::pin(async move { <$vm>::restore(&self, id, keep).await })
-            }
-
             fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>> {
                 Box::pin(async move { <$vm>::empty_bin(&self, &ids).await })
-            }
-
-            fn binned_bytes(&self, id: u64) -> Local<'_, Result<u64>> {
-                Box::pin(<$vm>::binned_bytes(self, id))
-            }
-
-            fn add_disk(self: Rc<Self>, wanted: &NewDisk) -> Local<'_, Result<DiskState>> {
-                Box::pin(async move { <$vm>::add_disk(&self, wanted).await })
-            }
-
-            fn remove_disk(self: Rc<Self>, number: u32, remove_files: bool) -> Local<'static, Result<()>> {
-                Box::pin(async move { <$vm>::remove_disk(&self, number, remove_files).await })
-            }
-
-            fn grow_disk(self: Rc<Self>, number: u32, size_bytes: u64) -> Local<'static, Result<()>> {
-                Box::pin(async move { <$vm>::grow_disk(&self, number, size_bytes).await })
-            }
-
-            fn set_mode(self: Rc<Self>, number: u32, mode: DiskMode) -> Local<'static, Result<()>> {
-                Box::pin(async move { <$vm>::set_mode(&self, number, mode).await })
             }
 
             fn attach<'a>(&'a self, number: u32, client: &'a str) -> Local<'a, Result<Attached<Client>>> {
@@ -365,16 +284,35 @@ macro_rules! implement_machine {
                 })
             }
 
-            fn hold<'a>(
-                &'a self,
-                snapshot: &'a str,
-                client: &'a str,
-            ) -> Local<'a, Result<(SnapshotState, Rc<View>)>> {
-                Box::pin(<$vm>::hold(self, snapshot, client))
+            boxed! { $vm, &'a self:
+                change_generation(change: GenerationChange) -> ();
+                listing() -> Vec<DiskLayers>;
+                delta_bytes() -> BTreeMap<u128, u64>;
+                used() -> SpaceUsage;
+                differences(between: DiffRequest<'a>) -> Differences;
+                commit_preview(what: &'a CommitWhat) -> CommitPreview;
+                revert_preview(wanted: Option<&'a str>, keeps_present: bool) -> Loss;
+                discard_preview(wanted: &'a str) -> Loss;
+                reset_preview() -> Loss;
+                restore_preview(id: u64) -> Loss;
+                binned_bytes(id: u64) -> u64;
+                hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
+                close() -> ();
             }
-
-            fn close(&self) -> Local<'_, Result<()>> {
-                Box::pin(<$vm>::close(self))
+            boxed! { $vm, 'a:
+                take(name: &'a str, description: &'a str) -> SnapshotState;
+                take_copy(original: &'a SnapshotState) -> SnapshotState;
+                commit(what: &'a CommitWhat) -> Rc<Job>;
+                revert(wanted: Option<&'a str>, take_first: Option<&'a str>, keep: bool) -> SnapshotState;
+                discard(wanted: &'a str, keep: bool) -> Loss;
+                add_disk(wanted: &'a NewDisk) -> DiskState;
+            }
+            boxed! { $vm, 'static:
+                reset(keep: bool) -> Loss;
+                restore(id: u64, keep: bool) -> Loss;
+                remove_disk(number: u32, remove_files: bool) -> ();
+                grow_disk(number: u32, size_bytes: u64) -> ();
+                set_mode(number: u32, mode: DiskMode) -> ();
             }
         }
     };

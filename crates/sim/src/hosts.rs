@@ -146,7 +146,23 @@ impl Machine {
     }
 }
 
+/// Calls of the reactor that the world answers.
+macro_rules! world {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> $out {
+            self.world.$name($($arg),*)
+        })*
+    };
+}
+
 impl Reactor for Machine {
+    world! {
+        open_root(path: &str) -> Result<Handle, Errno>;
+        boot_ns() -> u64;
+        unix_us() -> i64;
+        random() -> u64;
+    }
+
     fn submit(&self, op: Op) -> Token {
         let id = self.next_token.get();
         self.next_token.set(id + 1);
@@ -194,10 +210,6 @@ impl Reactor for Machine {
         self.world.close(handle);
     }
 
-    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
-        self.world.open_root(path)
-    }
-
     fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
         self.fenced.borrow_mut().insert(file);
         self.world.fence(file, deadline);
@@ -209,18 +221,6 @@ impl Reactor for Machine {
             _ => 0,
         };
         self.world.now_ns() - self.paused_ns.get() - stopped_ns
-    }
-
-    fn boot_ns(&self) -> u64 {
-        self.world.boot_ns()
-    }
-
-    fn unix_us(&self) -> i64 {
-        self.world.unix_us()
-    }
-
-    fn random(&self) -> u64 {
-        self.world.random()
     }
 
     fn memory(&self) -> Option<Rc<dyn Memory>> {
@@ -305,44 +305,18 @@ impl Hosts {
 }
 
 impl Reactor for Hosts {
-    fn submit(&self, op: Op) -> Token {
-        self.world.submit(op)
-    }
-
-    fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {
-        self.world.poll(token, cx)
-    }
-
-    fn forget(&self, token: Token) {
-        self.world.forget(token);
-    }
-
-    fn close(&self, handle: Handle) {
-        self.world.close(handle);
-    }
-
-    fn open_root(&self, path: &str) -> Result<Handle, Errno> {
-        self.world.open_root(path)
-    }
-
-    fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
-        self.world.fence(file, deadline);
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.world.now_ns()
-    }
-
-    fn boot_ns(&self) -> u64 {
-        self.world.boot_ns()
-    }
-
-    fn unix_us(&self) -> i64 {
-        self.world.unix_us()
-    }
-
-    fn random(&self) -> u64 {
-        self.world.random()
+    world! {
+        submit(op: Op) -> Token;
+        poll(token: Token, cx: &mut Context<'_>) -> Poll<Outcome>;
+        forget(token: Token) -> ();
+        close(handle: Handle) -> ();
+        open_root(path: &str) -> Result<Handle, Errno>;
+        fence(file: Handle, deadline: Arc<Deadline>) -> ();
+        now_ns() -> u64;
+        boot_ns() -> u64;
+        unix_us() -> i64;
+        random() -> u64;
+        waker() -> Arc<dyn reactor::Waker>;
     }
 
     fn turn(&self) {
@@ -353,9 +327,5 @@ impl Reactor for Hosts {
     fn wait(&self) -> bool {
         self.hand_over();
         self.world.wait()
-    }
-
-    fn waker(&self) -> Arc<dyn reactor::Waker> {
-        self.world.waker()
     }
 }
