@@ -1,6 +1,6 @@
-//! A counted amount of memory: who takes a part of it holds a [`Charge`] until the memory is given back.
+//! A counted amount of memory. Each user of a part holds a [`Charge`] until the memory is freed.
 //!
-//! This is mechanism alone. Who may take how much, and who waits, is the policy of the caller; nothing here waits.
+//! This is mechanism alone, and nothing here waits. The policy is the caller's: who may take how much, and who waits.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,14 +12,14 @@ pub struct Budget {
     peak: Cell<u64>,
 }
 
-/// Bytes of a budget that are in use; dropping gives them back.
+/// Bytes of a budget that are in use. Dropping the charge gives them back.
 pub struct Charge {
     budget: Rc<Budget>,
     bytes: u64,
 }
 
 impl Budget {
-    /// Makes a budget of `total` bytes, none of which is in use.
+    /// Creates a budget of `total` bytes, none of which is in use.
     pub fn new(total: u64) -> Rc<Budget> {
         Rc::new(Budget { total, used: Cell::new(0), peak: Cell::new(0) })
     }
@@ -44,7 +44,7 @@ impl Budget {
         self.total - self.used.get()
     }
 
-    /// Charges `bytes`, or returns None when fewer are free.
+    /// Charges `bytes`. Returns None if fewer are free.
     pub fn take(self: &Rc<Self>, bytes: u64) -> Option<Charge> {
         let mut charge = Charge { budget: self.clone(), bytes: 0 };
         charge.set(bytes).then_some(charge)
@@ -57,7 +57,7 @@ impl Charge {
         self.bytes
     }
 
-    /// Changes the charge to `bytes`. Returns false, and changes nothing, when it would grow by more than is free.
+    /// Changes the charge to `bytes`. Returns false and changes nothing if it would grow by more than is free.
     pub fn set(&mut self, bytes: u64) -> bool {
         let others = self.budget.used.get() - self.bytes;
         if bytes > self.bytes && bytes > self.budget.total - others {

@@ -1,9 +1,9 @@
-//! Owned, page-aligned buffers: what a request carries from the socket to the disk and back.
+//! Owned, page-aligned buffers for data on its way between sockets and disks.
 //!
-//! Memory is a boxed run of 4 KiB pages, so every buffer starts aligned for direct I/O on any device. A buffer may
-//! keep headroom in front of its data: a protocol header is then prepended without a copy and one iovec is one reply.
-//! Freed slabs return to a per-thread pool by power-of-two size; their old bytes are not cleared, so a buffer's
-//! content is undefined until it has been filled (`zeroed` for the cases that need it).
+//! Memory is a boxed run of 4 KiB pages, so every buffer starts aligned for direct I/O on any device. A buffer may have
+//! headroom in front of its data: a protocol header is then prepended without a copy, and a reply is one iovec. Freed
+//! slabs return to a per-thread pool by power-of-two size. They are not cleared, so the content of a buffer is
+//! undefined until it has been filled. `zeroed` returns a cleared one.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
@@ -14,14 +14,15 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Bytes of a page: the alignment of every buffer's memory.
 pub const PAGE: usize = 4096;
 
-/// Free slabs kept per size class: 64, but no more than 16 MiB of them, and over all classes no more than
-/// [`POOL_BYTES_MAX`]; what is beyond goes back to the system at once.
+/// Free slabs kept per size class: 64, but no more than 16 MiB of them, and no more than [`POOL_BYTES_MAX`] over all
+/// classes. The rest is returned to the system at once.
 const POOL_SLABS_MAX: usize = 64;
 const POOL_CLASS_BYTES_MAX: usize = 16 << 20;
 /// Bytes of free slabs that a thread keeps.
 pub const POOL_BYTES_MAX: usize = 32 << 20;
-/// Classes 0..=13 are 1..=8192 pages, each from class 2 on with a spare page for headroom, so that a buffer of a
-/// power of two with headroom (the usual read) does not take double. Class 13 holds 32 MiB, the largest NBD request.
+/// Classes 0 to 13 have 1 to 8192 pages. From class 2 on, each has a spare page for headroom: a buffer of a power of
+/// two with headroom (the usual read) then does not take twice its size. Class 13 holds 32 MiB, the largest NBD
+/// request.
 const POOL_CLASSES: usize = 14;
 const FIRST_CLASS_WITH_SPARE: usize = 2;
 
@@ -31,7 +32,7 @@ struct Page([u8; PAGE]);
 
 struct Slab {
     pages: Box<[Page]>,
-    /// Fresh from the system: every byte is zero.
+    /// The memory comes from the system and has not been used: every byte is zero.
     clear: bool,
 }
 
@@ -101,7 +102,7 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         let pages = std::mem::take(&mut self.pages);
-        // The pool is gone when a thread ends with buffers still held; they are simply freed then.
+        // The pool is gone if a thread ends while buffers exist; they are then freed.
         let _ = POOL.try_with(|pool| pool.borrow_mut().give(pages));
     }
 }
@@ -114,7 +115,7 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// `len` bytes of undefined content, starting on a page.
+    /// Allocates `len` bytes of undefined content that start on a page.
     pub fn alloc(len: usize) -> Buf {
         Buf { slab: Slab::take(len.div_ceil(PAGE)), start: 0, len }
     }
@@ -129,7 +130,7 @@ impl Buf {
         buf
     }
 
-    /// Like `alloc`, with one page in front for `prepend`; the data still starts on a page.
+    /// Allocates like `alloc`, with one page in front for `prepend`. The data still starts on a page.
     pub fn with_headroom(len: usize) -> Buf {
         Buf { slab: Slab::take(1 + len.div_ceil(PAGE)), start: PAGE, len }
     }
@@ -141,7 +142,8 @@ impl Buf {
         buf
     }
 
-    /// Puts `header` directly before the data. Panics when the headroom is used up: callers own both sizes.
+    /// Puts `header` directly before the data. Panics if the headroom is too small, because the caller determines both
+    /// sizes.
     pub fn prepend(&mut self, header: &[u8]) {
         assert!(header.len() <= self.start, "{} bytes of headroom, {} wanted", self.start, header.len());
         self.start -= header.len();
@@ -154,7 +156,7 @@ impl Buf {
         self.len = self.len.min(len);
     }
 
-    /// The whole buffer as a shareable slice; no copy.
+    /// Turns the buffer into a shareable slice, without a copy.
     pub fn freeze(self) -> Slice {
         let len = self.len;
         Slice { buf: Rc::new(self), start: 0, len }
@@ -187,13 +189,13 @@ thread_local! {
     static ZEROS: Slice = Buf::zeroed(ZEROS_BYTES).freeze();
 }
 
-/// Returns zeros to write, [`ZEROS_BYTES`] of them: all requests of a thread share them.
+/// Returns [`ZEROS_BYTES`] zeros to write. All requests of a thread share them.
 pub fn zeros() -> Slice {
     ZEROS.with(Slice::clone)
 }
 
-/// A shared, immutable part of a buffer: what writes carry, so that one guest write can be split over several file
-/// ranges, or written to two files, without copies.
+/// A shared, immutable part of a buffer. Writes carry slices, so that one guest write can be split over several ranges
+/// of files, or written to two files, without a copy.
 #[derive(Clone)]
 pub struct Slice {
     buf: Rc<Buf>,

@@ -1,4 +1,4 @@
-//! A directory: names appear, move and vanish here, and nothing of that is durable before `sync`.
+//! A directory. Changes of its names are durable only after `sync`.
 
 use std::rc::Rc;
 
@@ -8,17 +8,19 @@ use crate::exec::Env;
 use crate::file::{File, Lock};
 use crate::reactor::{Handle, Limits, Op, OpenMode, Outcome, Pending, Space};
 
-/// Suffix of a file that is being written and will be renamed over its final name; debris after a crash.
+/// Suffix of a file that is written before it is renamed to its final name. After a crash such a file is debris.
 pub const TEMPORARY_SUFFIX: &str = ".unstun-tmp";
 
-/// In a datastore all of ours that is not a VM's home, and in each home what we keep about it. See `Dir::trust_owner`.
+/// Folder for files of unstun. In a datastore it contains everything that is not a VM's home; in each home, the records
+/// about the VM. See `Dir::trust_owner`.
 pub const OWN_FOLDER: &str = ".unstun";
 
-/// Longest wait for blocks of removed files: a file system frees some 100 GB in it.
+/// Longest wait for the blocks of removed files. A file system frees some 100 GB in this time.
 const FREEING_WAIT_NS: u64 = 2_000_000_000;
 const FREEING_LOOK_US: u64 = 5000;
 
-/// A cheap, shareable handle. Names given to it are single components; a path separator in one is refused.
+/// A cheap, shareable handle of a directory. The names passed to it are single components; a name with a path separator
+/// is refused.
 #[derive(Clone)]
 pub struct Dir(Rc<Inner>);
 
@@ -67,7 +69,7 @@ impl Dir {
         &self.0.path
     }
 
-    /// The path of `name` in here, for messages.
+    /// Returns the path of `name` in this directory, for messages.
     pub fn path_of(&self, name: &str) -> String {
         format!("{}/{name}", self.0.path)
     }
@@ -100,12 +102,12 @@ impl Dir {
         Ok(File::new(self.0.env.clone(), handle, self.path_of(name), limits))
     }
 
-    /// Fails with `Exists` when the name is taken.
+    /// Creates the file `name`. Fails with `Exists` if the name is taken.
     pub async fn create_new(&self, name: &str) -> Result<File> {
         self.open(name, OpenMode::CreateNew).await
     }
 
-    /// Opens the subdirectory `name`; `create` makes it where it is absent.
+    /// Opens the subdirectory `name`. With `create`, creates it if it is absent.
     ///
     /// # Errors
     ///
@@ -116,13 +118,14 @@ impl Dir {
         Ok(Dir::new(self.0.env.clone(), handle, self.path_of(name)))
     }
 
-    /// Trusts the owner of this folder. Before the first call every folder is opened. From then on a folder named `OWN_FOLDER` is
-    /// opened only if its owner is trusted: root, this process's user, the user `nobody` (as whom file servers show root), and
-    /// the owners of these calls. Its records decide which files are written and removed, and the owner of a home can replace it.
+    /// Trusts the owner of this folder. Before the first call, every folder is opened. After it, a folder named
+    /// `OWN_FOLDER` is opened only if its owner is trusted: root, the user of this process, the user `nobody` (file
+    /// servers show root as this user), and the owners from these calls. The reason is that the records in it decide
+    /// which files are written and removed, and that the owner of a home can replace it.
     ///
     /// # Errors
     ///
-    /// Those of asking for the owner. `open_dir` fails with `Refused` for another owner.
+    /// Errors of the query for the owner. `open_dir` fails with `Refused` for any other owner.
     pub fn trust_owner(&self) -> Result<()> {
         self.0.env.trust_owner(self.0.handle).map_err(|e| e.at(self.path(), "asking for its owner"))
     }
@@ -150,16 +153,16 @@ impl Dir {
         self.unit(op, from, &format!("renaming to {to}")).await
     }
 
-    /// Gives the file `from` a second name in `to_dir`. Fails with `Exists` when it is taken, and where the file system has
-    /// no second names.
+    /// Gives the file `from` a second name in `to_dir`. Fails with `Exists` if that name is taken, and also where the
+    /// file system has no second names.
     pub async fn link(&self, from: &str, to_dir: &Dir, to: &str) -> Result<()> {
         let (from_name, to_name) = (self.check_name(from)?, self.check_name(to)?);
         let op = Op::Link { dir: self.0.handle, from: from_name, to_dir: to_dir.0.handle, to: to_name };
         self.unit(op, from, &format!("giving it the name {}", to_dir.path_of(to))).await
     }
 
-    /// Removes the name of a file. Its space is freed once the last handle is closed, perhaps some time
-    /// after; see [`Dir::space`].
+    /// Removes the name of a file. Its space is freed after the last handle is closed, possibly with a delay; see
+    /// [`Dir::space`].
     pub async fn unlink(&self, name: &str) -> Result<()> {
         let op = Op::Unlink { dir: self.0.handle, name: self.check_name(name)? };
         self.unit(op, name, "removing").await
@@ -179,12 +182,12 @@ impl Dir {
         self.unit(op, name, "removing the folder").await
     }
 
-    /// Makes every change of names in this directory durable that was completed before the call.
+    /// Makes durable every change of names in this directory that completed before the call.
     pub async fn sync(&self) -> Result<()> {
         self.unit(Op::SyncDir { dir: self.0.handle }, "", "syncing the folder").await
     }
 
-    /// Names in here, sorted; folders carry a trailing slash.
+    /// Returns the names in this directory, sorted. Names of folders end with a slash.
     pub async fn list(&self) -> Result<Vec<String>> {
         let Outcome::Names(result) = self.0.env.op(Op::List { dir: self.0.handle }).await else {
             unreachable!("answers with names")
@@ -192,13 +195,14 @@ impl Dir {
         result.map_err(|e| e.at(self.path(), "listing the folder"))
     }
 
-    /// What the file system of the folder does not answer, where it may hang.
+    /// Returns the oldest call that the folder's file system has not answered, where a file system may hang.
     pub fn pending(&self) -> Option<Pending> {
         self.0.env.pending(self.0.handle)
     }
 
-    /// Space of the file system. What removed files still hold is waited for a little, and counts as free then: what was
-    /// removed to make space is enough, though the file system is slow.
+    /// Returns the space of the file system. Waits a little for blocks of removed files, and counts those that are not
+    /// free by then as free: space that was made by removing files is available even if the file system frees it
+    /// slowly.
     pub async fn space(&self) -> Result<Space> {
         let env = self.env();
         let until_ns = env.now_ns() + FREEING_WAIT_NS;
@@ -215,9 +219,9 @@ impl Dir {
         }
     }
 
-    /// Waits a little for what removed files still hold, before what found no space is tried again.
+    /// Waits a little until the blocks of removed files are free, before an operation that found no space is repeated.
     pub async fn wait_for_freed(&self) {
-        // A failure is that of what is tried again.
+        // An error will occur again in the repeated operation.
         let _ = self.space().await;
     }
 
@@ -228,29 +232,30 @@ impl Dir {
         result.map_err(|e| e.at(self.path(), "asking for free space"))
     }
 
-    /// The content of a small file of at most `limit` bytes.
+    /// Returns the content of a small file of at most `limit` bytes.
     pub async fn read_file(&self, name: &str, limit: u64) -> Result<Vec<u8>> {
         self.open(name, OpenMode::Read).await?.read_all(limit).await
     }
 
-    /// Replaces `name` by `content`, durably and atomically: temporary file, flush, rename, sync.
+    /// Replaces `name` by `content`, durably and atomically: writes a temporary file, flushes it, renames it, and syncs
+    /// the directory.
     pub async fn replace_file(&self, name: &str, content: &[u8]) -> Result<()> {
         let staged = self.stage_file(name, content).await?;
         self.put_in_place(name, staged).await?;
         self.sync().await
     }
 
-    /// Like `replace_file`; the new file has the owner, the group and the permissions of `like`.
+    /// Replaces like `replace_file`. The new file has the owner, the group and the permissions of `like`.
     pub async fn replace_file_like(&self, name: &str, content: &[u8], like: &File) -> Result<()> {
         let staged = self.stage(name, content, Some(like)).await?;
         self.put_in_place(name, staged).await?;
         self.sync().await
     }
 
-    /// Gives the temporary twin of `name` that name.
+    /// Renames the temporary file that `stage_file` wrote to `name`.
     pub async fn put_in_place(&self, name: &str, staged: Staged) -> Result<()> {
         match self.rename(&format!("{name}{TEMPORARY_SUFFIX}"), name).await {
-            // A server that has lost its answer, as NFS's do, is asked again, and finds that the name has gone.
+            // A file server may repeat a rename whose reply was lost (NFS does), and then finds the old name gone.
             Err(e) if e.kind == ErrorKind::NotFound && self.is(name, &staged).await => Ok(()),
             renamed => renamed,
         }
@@ -260,7 +265,7 @@ impl Dir {
         self.open(name, OpenMode::Read).await.is_ok_and(|file| file.limits().inode == staged.inode)
     }
 
-    /// Writes the durable temporary twin of `name` for `put_in_place`. A failure leaves none behind.
+    /// Writes `content` durably to the temporary file of `name`, for `put_in_place`. A failure leaves no file behind.
     pub async fn stage_file(&self, name: &str, content: &[u8]) -> Result<Staged> {
         self.stage(name, content, None).await
     }
@@ -278,20 +283,20 @@ impl Dir {
         };
         let written = written.await;
         if written.is_err() {
-            // What cannot be removed now is debris that the next open removes.
+            // If it cannot be removed now, the next open removes it as debris.
             let _ = self.unlink(&temporary).await;
         }
         written.map(|()| Staged { inode: file.limits().inode })
     }
 }
 
-/// A temporary twin that `stage_file` has written.
+/// A temporary file that `stage_file` has written.
 #[derive(Debug)]
 pub struct Staged {
     inode: u64,
 }
 
-/// Written in whole device blocks and cut to length: direct I/O cannot end in the middle of one.
+/// Writes whole device blocks and then cuts the file to its length, because direct I/O cannot end inside a block.
 async fn write_text(file: &File, content: &[u8]) -> Result<()> {
     let block = file.limits().logical_block.max(512) as usize;
     let mut buf = Buf::zeroed(content.len().next_multiple_of(block));

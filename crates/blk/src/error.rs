@@ -1,50 +1,51 @@
-//! One error for the whole data plane: a stable kind, the place, and the cause.
+//! The one error type of the data plane: a stable kind, the place, and the cause.
 //!
-//! The kind decides what a caller does (wait, refuse, latch) and which exit code the user sees; the place says
-//! which file, disk or request; the cause says what was found, what was expected and what to do.
+//! The kind decides what a caller does (wait, refuse, latch), and which exit code the user sees. The place is the file,
+//! disk or request. The cause is what was found, what was expected, and what to do.
 
 use std::fmt;
 
-/// What a caller may base a decision on. New causes never widen this list.
+/// Kinds of errors, by which a caller decides. A new cause gets one of these kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The device or the kernel failed the operation.
     Io,
-    /// No space on the datastore; nothing was changed and the operation may be retried. Never a flush's.
+    /// There is no space on the datastore. Nothing was changed, and the operation may be retried. A flush never fails
+    /// with this kind.
     NoSpace,
-    /// The named thing does not exist.
+    /// The named object does not exist.
     NotFound,
     /// The name is taken.
     Exists,
-    /// The request makes no sense: usage.
+    /// The request is not valid (an error of usage).
     Invalid,
     /// Bytes on the datastore contradict themselves or their format.
     Damaged,
-    /// Another process or connection has it open.
+    /// Another process or connection has the object open.
     Locked,
-    /// Understood, and declined for the stated reason.
+    /// The request is understood and declined, for the stated reason.
     Refused,
-    /// Understood, and not something this version does.
+    /// The request is understood, and this version does not support it.
     Unsupported,
-    /// An earlier write or flush of this file failed; nothing more is accepted until it is reopened.
+    /// An earlier write or flush of this file failed. The file accepts nothing until it is reopened.
     Latched,
-    /// The process or the host has no descriptor left: nothing was opened, nothing was changed, and nothing is known of the
-    /// file, least of all that it is absent or damaged. It may be tried again.
+    /// The process or the host has no descriptor left. Nothing was opened or changed, and nothing is known about the
+    /// file: it may be present and sound. The operation may be retried.
     NoDescriptors,
-    /// Not started: the store's lease is another's, or its last heartbeat is too old.
+    /// The operation was not started: another host has the store's lease, or the last heartbeat is too old.
     LeaseLost,
     /// The operation was cancelled by the user or by shutdown.
     Cancelled,
 }
 
-/// Kind, place and cause. Cloneable, because one failed flush answers many waiting guests.
+/// Kind, place and cause. It can be cloned, because one failed flush answers many waiting guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    /// What a caller decides by.
+    /// Decides what a caller does.
     pub kind: ErrorKind,
     /// The file, disk, VM or request that the error is about; empty where the cause names it.
     pub place: String,
-    /// What was found, what was expected and what to do, for people.
+    /// For people: what was found, what was expected, and what to do.
     pub cause: String,
 }
 
@@ -52,48 +53,48 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Makes an error. `place` and `cause` are for people; see [`Error::place`] and [`Error::cause`].
+    /// Creates an error. `place` and `cause` are for people; see [`Error::place`] and [`Error::cause`].
     pub fn new(kind: ErrorKind, place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self { kind, place: place.into(), cause: cause.into() }
     }
 
-    /// Makes an error of kind `Damaged`.
+    /// Creates an error of kind `Damaged`.
     pub fn damaged(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Damaged, place, cause)
     }
 
-    /// Makes an error of kind `Invalid`.
+    /// Creates an error of kind `Invalid`.
     pub fn invalid(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, place, cause)
     }
 
-    /// Makes an error of kind `Refused`.
+    /// Creates an error of kind `Refused`.
     pub fn refused(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Refused, place, cause)
     }
 
-    /// Makes an error of kind `NotFound`.
+    /// Creates an error of kind `NotFound`.
     pub fn not_found(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, place, cause)
     }
 
-    /// Makes an error of kind `Unsupported`.
+    /// Creates an error of kind `Unsupported`.
     pub fn unsupported(place: impl Into<String>, cause: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, place, cause)
     }
 
-    /// Makes an error of kind `Cancelled`.
+    /// Creates an error of kind `Cancelled`.
     pub fn cancelled(place: impl Into<String>) -> Self {
         Self::new(ErrorKind::Cancelled, place, "cancelled")
     }
 
-    /// Returns whether space on the datastore was short: nothing was changed, and the operation may be
-    /// retried.
+    /// Returns whether the datastore had too little space. Nothing was changed then, and the operation may be retried.
     pub fn is_no_space(&self) -> bool {
         self.kind == ErrorKind::NoSpace
     }
 
-    /// Nothing was changed, and the same operation may succeed later by itself: space or descriptors were short.
+    /// Returns whether nothing was changed and a retry may succeed without other measures: space or descriptors were
+    /// short.
     pub fn may_pass(&self) -> bool {
         matches!(self.kind, ErrorKind::NoSpace | ErrorKind::NoDescriptors)
     }
@@ -110,7 +111,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// An operating-system error number, as the reactors report it: `Copy`, comparable, and the same in both worlds.
+/// An error number of the operating system, as both reactors report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -124,7 +125,7 @@ impl Errno {
     pub const ENOENT: Errno = Errno(2);
     /// Input/output error.
     pub const EIO: Errno = Errno(5);
-    /// Resource temporarily unavailable: of a lock, that another holds it.
+    /// Resource temporarily unavailable. For a lock: another process holds it.
     pub const EAGAIN: Errno = Errno(11);
     /// Permission denied.
     pub const EACCES: Errno = Errno(13);
@@ -146,12 +147,12 @@ impl Errno {
     pub const EDQUOT: Errno = Errno(122);
     /// Operation cancelled.
     pub const ECANCELED: Errno = Errno(125);
-    /// Turned back by a fence. No number of the kernel's, whose end at 4095.
+    /// A fence has prevented the operation. Not a number of the kernel; those end at 4095.
     pub const FENCED: Errno = Errno(4096);
-    /// A folder that decides what is written and removed belongs to another user. See `Dir::trust_owner`.
+    /// A folder whose records decide what is written and removed belongs to another user. See `Dir::trust_owner`.
     pub const FOREIGN_OWNER: Errno = Errno(4097);
 
-    /// Returns what a caller decides by; `Io` for every number without a kind of its own.
+    /// Returns the kind of error; `Io` for every number without a kind of its own.
     pub fn kind(self) -> ErrorKind {
         match self {
             Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,
@@ -167,7 +168,7 @@ impl Errno {
         }
     }
 
-    /// `doing` is a verb phrase: "reading 4096 bytes at 8192".
+    /// Returns the error of an operation on `place`. `doing` is a verb phrase: "reading 4096 bytes at 8192".
     pub fn at(self, place: impl Into<String>, doing: &str) -> Error {
         Error::new(self.kind(), place, format!("{doing}: {self}"))
     }

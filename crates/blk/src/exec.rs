@@ -23,14 +23,14 @@ use crate::sync::OneShot;
 /// A boxed future of this core: what object-safe contracts return.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Polls between two looks at the device, so that a crowd of ready tasks cannot starve completions.
+/// Polls between two turns of the reactor, so that many ready tasks cannot starve completions.
 const POLLS_PER_TURN: usize = 64;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Queue {
     ready: Mutex<VecDeque<u32>>,
-    /// Set while the core may be asleep in the kernel, so that only foreign wakes pay for the system call.
+    /// Set while the core may sleep in the kernel, so that only wakes from other threads need the system call.
     sleeping: AtomicBool,
     reactor: Arc<dyn reactor::Waker>,
 }
@@ -61,7 +61,7 @@ struct Slot {
     /// Absent while the task is being polled.
     task: Option<Task>,
     waker: Arc<TaskWaker>,
-    /// The line that started the task: names it in figures of polls.
+    /// The source line that started the task. It names the task in figures of polls.
     started_at: &'static Location<'static>,
 }
 
@@ -71,7 +71,7 @@ struct Core {
     slots: RefCell<Vec<Option<Slot>>>,
     free: RefCell<Vec<u32>>,
     stopped: Cell<bool>,
-    /// Times the reactor has handed over and taken in.
+    /// Number of turns of the reactor.
     turns: Cell<u64>,
     turn_waiters: RefCell<Vec<Waker>>,
     meter: PollMeter,
@@ -82,25 +82,25 @@ pub struct Executor {
     core: Rc<Core>,
 }
 
-/// What code on the core may do: I/O, time, chance, tasks. Cheap to clone.
+/// Handle of a core, for its tasks: I/O, time, random numbers, tasks. It is cheap to clone.
 #[derive(Clone)]
 pub struct Env {
     pub(crate) reactor: Rc<dyn Reactor>,
     core: Weak<Core>,
 }
 
-/// The result of a spawned task; dropping it lets the task run on.
+/// The result of a spawned task. If it is dropped, the task continues.
 pub struct JoinHandle<T>(Rc<OneShot<T>>);
 
 impl<T> JoinHandle<T> {
-    /// Waits for the task's end and returns its result. Never resolves for a task that the executor dropped.
+    /// Waits for the end of the task and returns its result. Never resolves for a task that the executor has dropped.
     pub async fn join(self) -> T {
         self.0.take().await
     }
 }
 
 impl Executor {
-    /// Makes an executor without tasks over `reactor`, which has no other.
+    /// Creates an executor without tasks over `reactor`, which must have no other executor.
     pub fn new(reactor: Rc<dyn Reactor>) -> Executor {
         let queue = Arc::new(Queue {
             ready: Mutex::default(),
@@ -120,13 +120,13 @@ impl Executor {
         Executor { core: Rc::new(core) }
     }
 
-    /// Returns the handle that code on this core works through.
+    /// Returns the handle for code on this core.
     pub fn env(&self) -> Env {
         Env { reactor: self.core.reactor.clone(), core: Rc::downgrade(&self.core) }
     }
 
-    /// Runs every task until `main` is done. None when nothing can make progress any more: a deadlock, or under the
-    /// simulator the power cut.
+    /// Runs all tasks until `main` is done. Returns None if no task can make progress: a deadlock, or a power cut in
+    /// the simulator.
     #[track_caller]
     pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> Option<T> {
         let result = Rc::new(RefCell::new(None));
@@ -197,7 +197,7 @@ impl Core {
         Some(now_ns)
     }
 
-    /// The end of one poll is the beginning of the next.
+    /// Ends the measurement of one poll and begins that of the next, with one reading of the clock.
     fn end_poll(&self, began_ns: Option<u64>, task: Option<&'static Location<'static>>) -> Option<u64> {
         let (began_ns, now_ns) = (began_ns?, self.reactor.poll_clock_ns()?);
         self.meter.polled(task, began_ns, now_ns, &*self.reactor);
@@ -218,11 +218,12 @@ impl Core {
         !self.turn_waiters.borrow().is_empty()
     }
 
-    /// Polls a task and returns the line that started it. None: it had ended.
+    /// Polls a task. Returns the source line that started it, or None if it had ended.
     fn poll_task(&self, id: u32) -> Option<&'static Location<'static>> {
         let (mut task, waker, started_at) = {
             let mut slots = self.slots.borrow_mut();
-            // A late wake of a finished task finds an empty slot, or a new owner that merely polls once too often.
+            // A late wake of a finished task finds an empty slot, or another task, which is then polled once more than
+            // necessary.
             let slot = slots[id as usize].as_mut()?;
             slot.waker.queued.store(false, Ordering::Release);
             (slot.task.take()?, slot.waker.clone(), slot.started_at)
@@ -259,7 +260,7 @@ impl Core {
 }
 
 impl Env {
-    /// Starts a task. Dropping the handle detaches it.
+    /// Starts a task. If the handle is dropped, the task continues.
     #[track_caller]
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let done = Rc::new(OneShot::default());
@@ -268,7 +269,7 @@ impl Env {
         JoinHandle(done)
     }
 
-    /// Starts an already boxed task without a join handle: the cheapest form, for requests.
+    /// Starts a boxed task without a join handle. This is the cheapest form, for requests.
     #[track_caller]
     pub fn spawn_detached(&self, task: Local<'static, ()>) {
         if let Some(core) = self.core.upgrade() {
@@ -276,34 +277,34 @@ impl Env {
         }
     }
 
-    /// Returns monotonic nanoseconds of the reactor's clock, which is also that of timers; its zero has no
+    /// Returns the time of the reactor's monotonic clock in nanoseconds. Timers use the same clock. Its zero has no
     /// meaning.
     pub fn now_ns(&self) -> u64 {
         self.reactor.now_ns()
     }
 
-    /// Nanoseconds of a clock that runs on while the machine is suspended; never for timers.
+    /// Returns the time in nanoseconds of a clock that also runs while the machine is suspended. It is not for timers.
     pub fn boot_ns(&self) -> u64 {
         self.reactor.boot_ns()
     }
 
-    /// Returns microseconds since 1970 UTC, for names and records; never for ordering, since the clock may be
+    /// Returns microseconds since 1970 UTC, for names and records. It is not for ordering, because the clock may be
     /// set.
     pub fn unix_us(&self) -> i64 {
         self.reactor.unix_us()
     }
 
-    /// Returns 64 unpredictable bits; in the simulator they follow from the seed.
+    /// Returns 64 unpredictable bits. In the simulator they follow from the seed.
     pub fn random(&self) -> u64 {
         self.reactor.random()
     }
 
-    /// Files that outlive this process, where it keeps any.
+    /// Returns the files that outlive this process, or None if the process keeps none.
     pub fn memory(&self) -> Option<Rc<dyn Memory>> {
         self.reactor.memory()
     }
 
-    /// Descriptors of files, folders and locks that are open, sockets apart.
+    /// Returns the number of open descriptors of files, folders and locks, without sockets.
     pub fn open_files(&self) -> u64 {
         self.reactor.open_files()
     }
@@ -323,13 +324,13 @@ impl Env {
         self.core.upgrade().map_or_else(PollFigures::default, |core| core.meter.figures())
     }
 
-    /// Returns how often the reactor has handed over what was submitted and taken in what had completed.
+    /// Returns how often the reactor has submitted operations and collected completions.
     pub fn turns(&self) -> u64 {
         self.core.upgrade().map_or(0, |core| core.turns.get())
     }
 
-    /// Resolves after the reactor's next turn, so that other tasks are polled and completions are taken in before. Long
-    /// work that does not wait for I/O awaits it between its pieces.
+    /// Resolves after the reactor's next turn, so that other tasks run and completions are collected first. Long work
+    /// that does not wait for I/O awaits this between its pieces.
     pub async fn next_turn(&self) {
         let seen = self.turns();
         poll_fn(|cx| match self.core.upgrade() {
@@ -359,7 +360,7 @@ impl Env {
         self.reactor.run_blocking(call);
     }
 
-    /// Submits now (not at the first poll); dropping the future forgets the operation.
+    /// Submits the operation now, not at the first poll. Dropping the future forgets the operation.
     pub fn op(&self, op: Op) -> OpFuture {
         self.outcome_of(self.reactor.submit(op))
     }
@@ -373,7 +374,7 @@ impl Env {
         self.reactor.run_offloaded(work);
     }
 
-    /// The same core's tasks over another reactor: one of several machines of a simulated world.
+    /// Returns a handle for the same core's tasks over another reactor: one of several machines of a simulated world.
     pub fn over(&self, reactor: Rc<dyn Reactor>) -> Env {
         Env { reactor, core: self.core.clone() }
     }
@@ -387,7 +388,7 @@ impl Env {
     }
 }
 
-/// An operation under way; resolves once, with its outcome. Made by [`Env::op`].
+/// An operation under way, from [`Env::op`]. It resolves once, with its outcome.
 pub struct OpFuture {
     reactor: Rc<dyn Reactor>,
     token: Option<Token>,

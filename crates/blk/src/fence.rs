@@ -1,9 +1,9 @@
-//! A fence: the moment after which a file's operations are not started any more.
+//! A fence: a deadline after which operations on a file are not started any more.
 //!
-//! A store that two machines can reach is written by the one that holds its lease, and only while its last heartbeat is
-//! young. The engine could forget to look before one of its many writes; the file cannot. An operation passes when the
-//! reactor hands it to the kernel: one that waits in a queue of this process while the process is stopped has not been
-//! started, and is turned back.
+//! If two machines can reach a store, only the holder of its lease may write it, and only while its last heartbeat is
+//! recent. The file enforces this, because the engine could omit the check before one of its many writes. The check is
+//! made when the reactor passes the operation to the kernel: an operation that waits in a queue of a stopped process
+//! has not been started, and is refused.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,12 +17,12 @@ use crate::sync::Signal;
 /// What happens to an operation that meets a closed fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WhenClosed {
-    /// It waits until the fence is opened again or lost.
+    /// It waits until the fence opens, or is closed permanently.
     Wait,
     Fail,
 }
 
-/// A deadline with those who wait for it. Closed when it is made.
+/// A deadline, and the tasks that wait for it. A new fence is closed.
 pub struct Fence {
     env: Env,
     deadline: Arc<Deadline>,
@@ -32,12 +32,13 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Makes a fence before which operations wait: a late heartbeat stops a guest and fails none of its requests.
+    /// Creates a fence at which operations wait. A late heartbeat then delays a guest's requests and fails none of
+    /// them.
     pub fn waiting(env: &Env) -> Rc<Fence> {
         Fence::new(env, WhenClosed::Wait)
     }
 
-    /// Makes a fence at which operations fail with `LeaseLost`: for steps of a protocol that are worth nothing when late.
+    /// Creates a fence at which operations fail with `LeaseLost`, for steps of a protocol that are useless when late.
     pub fn failing(env: &Env) -> Rc<Fence> {
         Fence::new(env, WhenClosed::Fail)
     }
@@ -56,7 +57,7 @@ impl Fence {
         self.deadline.clone()
     }
 
-    /// Lets operations start until `boot_ns`. Ignored after `lose`.
+    /// Lets operations start until `boot_ns`. Has no effect after `lose`.
     pub fn open_until(&self, boot_ns: u64) {
         if self.lost.borrow().is_none() {
             self.deadline.set(boot_ns);
@@ -64,7 +65,7 @@ impl Fence {
         }
     }
 
-    /// Closes the fence for good. Operations fail with `cause` from now on, those that wait first.
+    /// Closes the fence permanently. Operations, including those that wait, fail with `cause`.
     pub fn lose(&self, cause: Error) {
         self.deadline.set(0);
         self.lost.borrow_mut().get_or_insert(cause);
@@ -76,12 +77,12 @@ impl Fence {
         self.deadline.is_open(self.env.boot_ns())
     }
 
-    /// Returns why the fence was closed for good, if it was.
+    /// Returns the cause if the fence was closed permanently.
     pub fn lost(&self) -> Option<Error> {
         self.lost.borrow().clone()
     }
 
-    /// Resolves with the cause once the fence is closed for good.
+    /// Resolves with the cause when the fence is closed permanently.
     pub async fn until_lost(&self) -> Error {
         loop {
             if let Some(cause) = self.lost() {
@@ -94,7 +95,7 @@ impl Fence {
     /// Resolves when an operation may start.
     ///
     /// # Errors
-    /// `Errno::FENCED` where none ever may again, or where this fence does not wait.
+    /// `Errno::FENCED` if the fence is closed permanently, or is closed and does not wait.
     pub async fn pass(&self) -> Result<(), Errno> {
         loop {
             if self.lost.borrow().is_some() {
@@ -110,7 +111,7 @@ impl Fence {
         }
     }
 
-    /// The error of an operation on `place` that was not started.
+    /// Returns the error of an operation on `place` that was not started.
     pub(crate) fn refusal(&self, place: &str, doing: &str) -> Error {
         let cause = match &*self.lost.borrow() {
             Some(lost) => lost.cause.clone(),

@@ -1,13 +1,13 @@
-//! A file as the data plane sees it: whole transfers or an error, one latch, any 512-byte alignment.
+//! A file of the data plane: transfers of whole ranges at any 512-byte alignment, and one latch for errors.
 //!
-//! Transfers that do not fit the device's block are read-modify-written here, serialised per device block, so no
-//! format has to know whether sectors are 512 or 4096 bytes. The first failed write or flush latches the file: what
-//! the device holds is then unknown, and only reopening (which re-reads it) may go on. A write that found no space does
-//! not latch: nothing was lost, and it may be tried again.
+//! Transfers that do not fit the device's block are read, modified and written here, one at a time for each block.
+//! Formats therefore need not distinguish sectors of 512 and 4096 bytes. The first failed write or flush latches the
+//! file: the content of the device is then unknown, and the file must be reopened, which reads it again. A write that
+//! found no space does not latch: nothing was lost, and it may be retried.
 //!
-//! A flush that fails latches whatever its error is, running out of space included. Kernels report an error once, and may
-//! forget what should have been written: a later flush would succeed without it. What no flush has covered by then cannot
-//! be vouched for, and reading it is an error: it may be old by now, or become so.
+//! A flush that fails latches the file whatever the error is, also if there is no space. Kernels report an error once,
+//! and may forget the data that could not be written: a later flush would succeed without it. The ranges that no flush
+//! has covered by then may contain old data, now or later, so reading them is an error.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::{AddAssign, Range};
@@ -21,7 +21,7 @@ use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
 
-/// I/O that reached the device, for "device I/Os per guest I/O" and for `events`.
+/// Counts of I/O on the device, for "device I/Os per guest I/O" and for `events`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileCounters {
     /// Number of reads that were submitted.
@@ -30,13 +30,13 @@ pub struct FileCounters {
     pub writes: u64,
     /// Number of flushes that were submitted.
     pub flushes: u64,
-    /// Bytes that `reads` asked for, whole blocks of the device included.
+    /// Bytes that `reads` requested, including the rest of partly needed device blocks.
     pub bytes_read: u64,
-    /// Bytes of `writes`, whole blocks of the device included.
+    /// Bytes of `writes`, including the rest of partly changed device blocks.
     pub bytes_written: u64,
-    /// Of `reads` and `writes`, those through `File::tables`.
+    /// Part of `reads` that used a handle from `File::tables`.
     pub table_reads: u64,
-    /// Of `writes`, those through `File::tables`.
+    /// Part of `writes` that used a handle from `File::tables`.
     pub table_writes: u64,
 }
 
@@ -52,32 +52,33 @@ impl AddAssign for FileCounters {
     }
 }
 
-/// A cheap, shareable handle; the file closes with the last of them.
+/// A cheap, shareable handle. The file is closed with its last handle.
 #[derive(Clone)]
 pub struct File {
     inner: Rc<Inner>,
-    /// What goes through this handle is counted as tables too.
+    /// Transfers through this handle are counted as tables too.
     tables: bool,
 }
 
 struct Inner {
     env: Env,
     handle: Handle,
-    /// For messages: the path as the user gave it.
+    /// The path as the user knows it, for messages.
     name: String,
     limits: Limits,
     latch: RefCell<Option<Error>>,
     counters: Cell<FileCounters>,
-    /// Device blocks under read-modify-write; where blocks are larger than sectors, blocks under any change.
+    /// Device blocks under read-modify-write. If blocks are larger than sectors: all blocks that are being changed.
     partial: RangeLock,
-    /// One flush at a time: of two on one descriptor the kernel reports an error to only one.
+    /// Allows one flush at a time. If two flushes of one descriptor overlap, the kernel reports an error to only one of
+    /// them.
     flushes: TaskMutex,
     unflushed: RefCell<Unflushed>,
-    /// A flush has failed: what `unflushed` has is in doubt.
+    /// A flush has failed: the ranges in `unflushed` are in doubt.
     flush_failed: Cell<bool>,
-    /// Space cannot be given back without writing: learned from the first attempt.
+    /// The device cannot free space without writing. The first attempt detects this.
     keeps_space: Cell<bool>,
-    /// What every operation passes before it starts, where the file is shared with other machines.
+    /// The fence that every operation passes before it starts, if other machines share the file.
     fence: OnceCell<Rc<Fence>>,
 }
 
@@ -111,15 +112,15 @@ impl File {
         File { inner: Rc::new(inner), tables: false }
     }
 
-    /// The same file, for what a format keeps about data: headers, tables, maps, journals. One latch, one set of
-    /// counters, in which these reads and writes are counted apart.
+    /// Returns a handle of the same file for metadata of a format: headers, tables, maps, journals. It has the same
+    /// latch and counters, and its reads and writes are counted separately as well.
     pub fn tables(&self) -> File {
         File { inner: self.inner.clone(), tables: true }
     }
 
-    /// Puts every later operation of this file behind `fence`, for good.
+    /// Puts every later operation of this file permanently behind `fence`.
     ///
-    /// Panics where it has one already.
+    /// Panics if the file has a fence already.
     pub fn set_fence(&self, fence: Rc<Fence>) {
         self.inner.env.fence(self.inner.handle, fence.deadline());
         assert!(self.inner.fence.set(fence).is_ok(), "{}: has a fence already", self.name());
@@ -130,11 +131,11 @@ impl File {
         self.inner.fence.get().cloned()
     }
 
-    /// Resolves when an operation may start; for answers that need none, which are worth as little after the fence has
-    /// closed.
+    /// Resolves when an operation may start. For answers that need no operation: they must not be given either once the
+    /// fence has closed.
     ///
     /// # Errors
-    /// `LeaseLost` where none ever may again.
+    /// `LeaseLost` if the fence is closed permanently.
     pub async fn pass_fence(&self) -> Result<()> {
         match self.inner.fence.get() {
             None => Ok(()),
@@ -142,7 +143,7 @@ impl File {
         }
     }
 
-    /// Whether an operation that was turned back is to be tried again; resolves when it may be.
+    /// Returns whether an operation that a fence refused is to be repeated, as soon as it may start.
     async fn may_retry(&self, errno: Errno) -> bool {
         match self.inner.fence.get() {
             Some(fence) if errno == Errno::FENCED => fence.pass().await.is_ok(),
@@ -167,18 +168,18 @@ impl File {
         &self.inner.env
     }
 
-    /// What the file system or the device of the file does not answer, where it may hang.
+    /// Returns the oldest call that the file system or the device of the file has not answered, where it may hang.
     pub fn pending(&self) -> Option<Pending> {
         self.inner.env.pending(self.inner.handle)
     }
 
-    /// Returns the limits of transfers, as of the opening. Callers need not keep to the alignment:
-    /// `read` and `write` do.
+    /// Returns the device's constraints on transfers, as found when the file was opened. Callers need not align: `read`
+    /// and `write` do.
     pub fn limits(&self) -> Limits {
         self.inner.limits
     }
 
-    /// Returns the I/O of all handles of this file since it was opened.
+    /// Returns the counts of all handles of this file since it was opened.
     pub fn counters(&self) -> FileCounters {
         self.inner.counters.get()
     }
@@ -189,7 +190,7 @@ impl File {
         self.inner.counters.set(counters);
     }
 
-    /// The error that latched this file, if one has.
+    /// Returns the error that latched this file, if one has.
     pub fn latched(&self) -> Option<Error> {
         self.inner.latch.borrow().clone()
     }
@@ -205,7 +206,7 @@ impl File {
         }
     }
 
-    /// Turns an errno into an error and latches the file unless the operation simply found no space, or was not started.
+    /// Converts an errno into an error. Latches the file, unless the operation found no space or was not started.
     fn fail(&self, errno: Errno, doing: &str) -> Error {
         let error = self.failed(errno, doing);
         let is_known = matches!(
@@ -226,7 +227,8 @@ impl File {
             && address.is_multiple_of(self.inner.limits.memory_align as usize)
     }
 
-    /// Fills the whole buffer from `offset`, or fails. Reading past the end of the file is an error, never zeros.
+    /// Fills the whole buffer from `offset`, or fails. A read past the end of the file is an error and never returns
+    /// zeros.
     pub async fn read(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         if buf.is_empty() {
             return (buf, Ok(()));
@@ -265,7 +267,7 @@ impl File {
         }
     }
 
-    /// `op` makes the operation anew where a fence turned it back.
+    /// Carries out an operation that returns a count. `op` creates it again if a fence has refused it.
     async fn count_op(&self, op: impl Fn(Handle) -> Op) -> Result<u64, Errno> {
         loop {
             let outcome = self.inner.env.op(op(self.inner.handle)).await;
@@ -277,7 +279,7 @@ impl File {
         }
     }
 
-    /// Asked when a read has ended: a flush may have failed meanwhile.
+    /// Fails if a flush has failed during the read and the range is in doubt.
     fn vouch(&self, offset: u64, len: usize) -> Result<()> {
         let range = offset..offset.saturating_add(len as u64);
         if !self.inner.flush_failed.get() || !self.inner.unflushed.borrow().overlaps(&range) {
@@ -303,7 +305,7 @@ impl File {
         }
     }
 
-    /// Reads the enclosing device blocks and copies the wanted middle out. The file may end inside the last block.
+    /// Reads the enclosing device blocks and copies the requested part. The file may end inside the last block.
     async fn read_around(&self, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
         let (start, end) = self.enclosing(offset, buf.len() as u64);
         let (around, filled) = self.read_some(start, Buf::alloc((end - start) as usize)).await;
@@ -321,15 +323,15 @@ impl File {
         (offset / block * block, offset.saturating_add(len).div_ceil(block).saturating_mul(block))
     }
 
-    /// Writes the whole slice at `offset`, or fails. Completion does not mean durable: `flush` does.
+    /// Writes the whole slice at `offset`, or fails. A completed write is not durable before a `flush`.
     pub async fn write(&self, offset: u64, data: impl Into<Slice>) -> Result<()> {
         let data = data.into();
         if data.is_empty() {
             return Ok(());
         }
         let fits = self.fits(offset, &data);
-        // Where blocks are larger than sectors, a read-modify-write that began now would put old neighbours back over
-        // this one: every change holds its blocks, whether it fits or not.
+        // If blocks are larger than sectors, a read-modify-write that begins now would write old neighbouring sectors
+        // over this write. Every change therefore locks its blocks, aligned or not.
         if self.inner.limits.logical_block > 512 || !fits {
             let (start, end) = self.enclosing(offset, data.len() as u64);
             let _held = self.inner.partial.lock(start..end).await;
@@ -361,12 +363,12 @@ impl File {
         }
     }
 
-    /// The caller holds the enclosing blocks.
+    /// Writes a range that does not fit the device's blocks. The caller has locked the enclosing blocks.
     async fn write_around(&self, offset: u64, data: Slice) -> Result<()> {
         let (start, end) = self.enclosing(offset, data.len() as u64);
         let aligned = start == offset && end == offset + data.len() as u64;
         if aligned {
-            // Only the memory is misaligned: a copy is enough.
+            // Only the memory is misaligned, so a copy is enough.
             return self.write_fitting(offset, Buf::copy_of(&data).freeze()).await;
         }
         let mut around = self.read_block_padded(start, end).await?;
@@ -375,7 +377,7 @@ impl File {
         self.write_fitting(start, around.freeze()).await
     }
 
-    /// Device blocks for a read-modify-write; bytes past the end of the file count as zeros there.
+    /// Reads device blocks for a read-modify-write. Bytes past the end of the file count as zeros.
     async fn read_block_padded(&self, start: u64, end: u64) -> Result<Buf> {
         let (mut buf, result) = self.read_some(start, Buf::zeroed((end - start) as usize)).await;
         let filled = result.map_err(|e| self.failed(e, "reading a block to modify it"))?;
@@ -383,8 +385,8 @@ impl File {
         Ok(buf)
     }
 
-    /// Makes every write completed before this call durable. A failure latches the file, whatever it is; it is never
-    /// `NoSpace`, which would mean that nothing is lost.
+    /// Makes durable every write that completed before this call. A failure latches the file, whatever the error is.
+    /// The error is never `NoSpace`, which would mean that nothing is lost.
     pub async fn flush(&self) -> Result<()> {
         let _turn = self.inner.flushes.lock().await;
         self.check_latch()?;
@@ -408,13 +410,13 @@ impl File {
         }
     }
 
-    /// Reserves `len` bytes at `offset`, extending the file if need be. NoSpace changes nothing.
+    /// Reserves `len` bytes at `offset`, and extends the file if necessary. `NoSpace` changes nothing.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
         self.unit(|file| Op::Allocate { file, offset, len }, "allocating space").await
     }
 
-    /// The range reads as zeros afterwards; `punch` also gives its space back. Durable after `flush`.
+    /// Makes the range read as zeros. `punch` also frees its space. Durable after `flush`.
     pub async fn zero(&self, offset: u64, len: u64, punch: bool) -> Result<()> {
         self.check_latch()?;
         let zero = |file| Op::Zero { file, offset, len, punch };
@@ -427,8 +429,8 @@ impl File {
         self.change(zero, range, "zeroing a range").await
     }
 
-    /// The range's space goes back, and its content is unspecified until it is written. `Unsupported` where that would mean
-    /// writing: nothing has changed then.
+    /// Frees the space of the range. Its content is unspecified until it is written. Fails with `Unsupported`, and
+    /// changes nothing, if the device could free space only by writing.
     pub async fn give_back(&self, offset: u64, len: u64) -> Result<()> {
         self.check_latch()?;
         if self.inner.keeps_space.get() {
@@ -449,7 +451,7 @@ impl File {
         self.unit(|file| Op::SetLen { file, len }, "setting the length").await
     }
 
-    /// A change of a range other than a write: a flush covers it all the same.
+    /// Changes a range other than by a write. A flush covers this too.
     async fn change(&self, op: impl Fn(Handle) -> Op, range: Range<u64>, doing: &str) -> Result<()> {
         let _written = Written { file: &self.inner, range };
         self.unit(op, doing).await
@@ -470,7 +472,7 @@ impl File {
         }
     }
 
-    /// Ranges that hold data, in order, clipped to `offset..offset + len`; the rest reads as zeros.
+    /// Returns the ranges that contain data, in order, clipped to `offset..offset + len`. The rest reads as zeros.
     pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
         loop {
             let outcome = self.inner.env.op(Op::Extents { file: self.inner.handle, offset, len }).await;
@@ -488,13 +490,13 @@ impl File {
         bytes.map_err(|e| self.failed(e, "asking for the allocated space"))
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub async fn size(&self) -> Result<u64> {
         let size = self.count_op(|file| Op::Size { file }).await;
         size.map_err(|e| self.failed(e, "asking for the length"))
     }
 
-    /// The whole content, of a file that must not be longer than `limit` bytes: texts and headers.
+    /// Returns the whole content of a file of at most `limit` bytes, for texts and headers.
     pub async fn read_all(&self, limit: u64) -> Result<Vec<u8>> {
         let size = self.size().await?;
         if size > limit {
@@ -508,7 +510,8 @@ impl File {
         Ok(buf[..size as usize].to_vec())
     }
 
-    /// Direct I/O reads whole blocks, and the last one of a text is short: that is not a truncation.
+    /// Reads to the end of the file. Direct I/O reads whole blocks, and the last block of a text is short; that is not
+    /// a truncation.
     async fn read_to_end(&self, size: usize) -> (Buf, Result<()>) {
         let block = self.inner.limits.logical_block.max(512) as usize;
         let buf = Buf::alloc(size.next_multiple_of(block).max(block));
@@ -521,7 +524,7 @@ impl File {
     }
 }
 
-/// A write under way. Its range counts as unflushed from its end on, and when it is given up too.
+/// A write under way. Its range counts as unflushed when it ends, also if it is dropped.
 struct Written<'a> {
     file: &'a Inner,
     range: Range<u64>,
@@ -533,7 +536,7 @@ impl Drop for Written<'_> {
     }
 }
 
-/// A flush under way. One that is given up has failed: its error would be reported to no one.
+/// A flush under way. If it is dropped it counts as failed, because its error would be reported to no caller.
 struct Flush<'a> {
     file: &'a File,
     covered: Unflushed,
@@ -541,7 +544,7 @@ struct Flush<'a> {
 }
 
 impl Flush<'_> {
-    /// It was not started, and so it has not failed: a later one covers what this one would have.
+    /// Withdraws a flush that was not started. It has not failed: a later flush covers the same writes.
     fn take_back(&mut self) {
         self.failure = None;
         self.file.inner.unflushed.borrow_mut().append(std::mem::take(&mut self.covered));
@@ -564,7 +567,7 @@ impl Drop for Flush<'_> {
     }
 }
 
-/// A lock held on a file; gone when dropped, or with the process.
+/// A lock on a file. It ends when it is dropped, or with the process.
 pub struct Lock {
     env: Env,
     handle: Handle,

@@ -1,18 +1,18 @@
-//! The contract of a layer: formats answer *where*, generic code does the I/O.
+//! The contract of a layer. A format answers *where* data is; generic code does the I/O.
 //!
-//! All ranges are bytes on the guest's disk and multiples of [`SECTOR`](crate::SECTOR); `Where::Data` offsets are
-//! bytes in one of the layer's files. A layer keeps its tables, never guest data.
+//! All ranges are bytes on the guest's disk, and multiples of [`SECTOR`](crate::SECTOR). Offsets in `Where::Data` are
+//! bytes in one of the layer's files. A layer keeps its tables and no guest data.
 //!
-//! Durability, the part that must not be got wrong:
-//! * a table entry may reach the device only after the data it points to is durable;
-//! * a pointer to a table may reach the device only after that table is durable;
-//! * a released region's cleared pointer may reach the device only after the parent's copy is durable (the caller
-//!   sees to that before `release`).
+//! Rules of durability:
+//! * A table entry may reach the device only after the data that it points to is durable.
+//! * A pointer to a table may reach the device only after that table is durable.
+//! * The cleared pointer of a released region may reach the device only after the parent's copy is durable. The caller
+//!   ensures this before `release`.
 //!
-//! The generic flush therefore runs in this order, for one layer at a time (never two at once):
-//! `stages()` is taken, `stages.early` is written, every file is flushed, then each batch of `stages.late` is written
-//! with a flush after it, then `settle`. What `stages()` captured is exactly the entries published before the call;
-//! entries published later belong to the next flush, because their data may not be covered by this one.
+//! The generic flush therefore has these steps, for one layer at a time (never two at once): take `stages()`, write
+//! `stages.early`, flush every file, write each batch of `stages.late` with a flush after it, then call `settle`.
+//! `stages()` captures exactly the entries that were published before the call. Entries published later belong to the
+//! next flush, because this one may not cover their data.
 
 use std::ops::Range;
 
@@ -21,14 +21,14 @@ use crate::error::Result;
 use crate::exec::Local;
 use crate::file::File;
 
-/// Where a range of the disk lives, as one layer sees it.
+/// Location of a range of the disk, as one layer knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Where {
-    /// This layer does not hold it: ask the parent, and at the base it reads as zeros.
+    /// The layer does not contain the range; its parent may. At the base, the range reads as zeros.
     Parent,
-    /// This layer says it reads as zeros, whatever the parent holds.
+    /// The range reads as zeros, whatever the parent contains.
     Zero,
-    /// Held here, in one of the layer's files.
+    /// The range is in one of the layer's files.
     Data {
         /// Index into `Layer::files`.
         file: u16,
@@ -37,14 +37,14 @@ pub enum Where {
     },
 }
 
-/// A maximal piece of the disk with one answer. `Data` runs are contiguous in the file.
+/// A maximal range of the disk with one location. `Data` runs are contiguous in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// First byte on the disk.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where all of the run is; for `Data`, the place of its first byte.
+    /// Location of the run; for `Data`, that of its first byte.
     pub place: Where,
 }
 
@@ -55,41 +55,42 @@ impl Run {
     }
 }
 
-/// What does not change about a layer while it is open.
+/// Properties of a layer that do not change while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Unit of allocation; a first write to part of a grain needs the rest of it filled.
+    /// Unit of allocation. A first write to part of a grain needs the rest of the grain filled.
     pub grain_bytes: u64,
-    /// What one table covers: the unit of `populated` and `release`.
+    /// Range of the disk that one table covers: the unit of `populated` and `release`.
     pub region_bytes: u64,
-    /// Holds everything by position (flat) and so never answers `Parent`, never places, publishes or releases.
+    /// The layer contains everything by position (flat). It never answers `Parent`, and never places, publishes or
+    /// releases.
     pub flat: bool,
-    /// Opened for writing.
+    /// The layer is open for writing.
     pub writable: bool,
-    /// A range can be made to read as zeros, and its space given back, without writing zeros.
+    /// A range can be made to read as zeros, and its space freed, without writing zeros.
     pub punches: bool,
 }
 
-/// Space taken for a first write: where the caller puts the data before it publishes.
+/// Space reserved for a first write. The caller writes the data there before it publishes the placement.
 ///
-/// `runs` cover the placed range grain by grain (so it may begin before and end after the range asked for); `fills`
-/// are the parts outside the range asked for, which the caller fills with what the parent shows there.
+/// `runs` cover the placed range in whole grains, so they may begin before and end after the requested range. `fills`
+/// are the parts outside the requested range; the caller fills them with the parent's data.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
-    /// Where the data goes, in order of the disk; `place` is always `Where::Data`.
+    /// Destinations of the data, in order of the disk. `place` is always `Where::Data`.
     pub runs: Vec<Run>,
-    /// Bytes of the disk, in order.
+    /// Ranges of the disk in bytes, in order.
     pub fills: Vec<Range<u64>>,
 }
 
-/// Space and entries of one layer.
+/// Space that one layer uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes of the disk held here.
+    /// Bytes of the disk that the layer contains.
     pub held_bytes: u64,
-    /// Bytes of its files in use: data and tables, not what was grown ahead.
+    /// Bytes of its files in use: data and tables, without space allocated ahead.
     pub file_bytes: u64,
 }
 
@@ -104,14 +105,14 @@ pub struct TableWrite {
     pub data: Slice,
 }
 
-/// The table writes of one flush.
+/// Table writes of one flush.
 #[derive(Debug, Default)]
 pub struct Stages {
-    /// May be written before the data is durable: nothing durable points to them yet.
+    /// Writes that may precede the data's flush: nothing durable points to these tables yet.
     pub early: Vec<TableWrite>,
-    /// Batches for after the data flush; each is followed by a flush of its own.
+    /// Batches to write after the data's flush. Each is followed by a flush of its own.
     pub late: Vec<Vec<TableWrite>>,
-    /// The layer's own mark of what was captured.
+    /// Identifies the captured entries to the layer.
     pub ticket: u64,
 }
 
@@ -122,70 +123,74 @@ impl Stages {
     }
 }
 
-/// One file set of a disk. See the module's head for the durability order.
+/// One file set of a disk. The module documentation has the order of durability.
 pub trait Layer {
-    /// Its name in its VM's home: for messages and for the manifest.
+    /// Returns the layer's name in its VM's home, for messages and for the manifest.
     fn name(&self) -> &str;
 
-    /// Returns the facts about the layer that callers plan with; they stay the same while it is open.
+    /// Returns the properties of the layer. They do not change while it is open.
     fn shape(&self) -> Shape;
 
-    /// The files `Where::Data` and `TableWrite` refer to. Never empty, never changes.
+    /// Returns the files to which `Where::Data` and `TableWrite` refer. The slice is never empty and never changes.
     fn files(&self) -> &[File];
 
-    /// Runs that cover exactly `range`, in order. May read tables; never answers from an unverified one:
-    /// an entry outside the file, inside the metadata or off the grain is `Damaged`.
+    /// Returns runs that cover exactly `range`, in order. May read tables. Fails with `Damaged` if an entry of such a
+    /// table points outside of the file, into the metadata, or between grains.
     fn lookup(&self, range: Range<u64>) -> Local<'_, Result<Vec<Run>>>;
 
-    /// Whether the region holds anything; from the directory, no I/O. Always true for flat.
+    /// Returns whether the region contains anything, from the directory and without I/O. Always true for a flat layer.
     fn populated(&self, region: u64) -> bool;
 
-    /// Takes space for a range none of which is held here. May read the region's table and may wait for the file to
-    /// grow. `NoSpace` changes nothing and may be tried again. The caller holds the range, so that it is not placed twice.
+    /// Reserves space for a range of which the layer contains nothing. May read the region's table, and may wait until
+    /// the file has grown. `NoSpace` changes nothing and may be retried. The caller locks the range, so that it is not
+    /// placed twice.
     fn place(&self, range: Range<u64>) -> Local<'_, Result<Placement>>;
 
-    /// The placement's data is complete (not yet durable): its entries become visible and dirty. Never waits, which
-    /// is why `place` has loaded, and keeps, the tables concerned.
+    /// Makes the entries of a placement visible and dirty; its data is complete, but not yet durable. Never waits:
+    /// `place` has loaded the tables concerned and keeps them in memory.
     fn publish(&self, placement: &Placement);
 
-    /// The placement's data will not come: its space is leaked until the file is closed, its tables are let go.
+    /// Ends a placement whose data was not written. Its space is lost until the file is closed, and its tables may
+    /// leave memory.
     fn abandon(&self, placement: &Placement);
 
-    /// The region's content is durable elsewhere: forget its table, and clear the pointer to it at the next flush.
-    /// Dirty entries of the region are dropped with it and never written again.
+    /// Forgets the region's table, and clears the pointer to it at the next flush; the content is durable elsewhere.
+    /// Dirty entries of the region are dropped and never written.
     fn release(&self, region: u64);
 
-    /// Memory of tables that cannot leave it before a flush has written them, and of copies that a flush under way has
-    /// taken of them.
+    /// Returns the memory of tables that a flush must write before they can leave memory, and of copies that a flush
+    /// under way has made of them, in bytes.
     fn unwritten_bytes(&self) -> u64 {
         0
     }
 
-    /// Removes what is kept of the layer in the host's memory, and keeps nothing more: its files are being removed, or a
-    /// flush has failed, after which it is unknown what of the data is on the device.
+    /// Removes the layer's records in the host's memory, and stops keeping them. Called when its files are removed, and
+    /// after a failed flush, when the content of the device is unknown.
     fn end_log(&self) {}
 
-    /// Whether an earlier process ended without a loss of power, and writes that it had answered may be lost all the same.
+    /// Returns whether an earlier process ended without a loss of power and acknowledged writes may nevertheless be
+    /// lost.
     fn has_lost_writes(&self) -> bool {
         false
     }
 
-    /// Clients have been notified of the lost writes: from here on the log keeps what is answered.
+    /// Starts to keep a log of acknowledged writes. Clients have been notified of lost writes by then.
     fn begin_log(&self) -> Local<'_, Result<()>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Captures the dirty tables; see the module's head.
+    /// Captures the dirty tables. The module documentation has the order of a flush.
     fn stages(&self) -> Stages;
 
-    /// The captured tables are durable. Not called when the flush failed: they stay dirty then.
+    /// Marks the captured tables as durable. After a failed flush this is not called, and they stay dirty.
     fn settle(&self, ticket: u64);
 
-    /// Writes what a clean file must say (header, free pointer, no unclean mark) and flushes. All tables are clean
-    /// when this is called. The layer may still be read; and written again, which makes it unclean again first.
+    /// Writes what a cleanly closed file contains (header, free pointer, no mark of an unclean end), and flushes. All
+    /// tables must be clean. The layer may still be read, and written; a write first marks the file as unclean again.
     fn seal(&self) -> Local<'_, Result<()>>;
 
-    /// Returns to the datastore what was allocated ahead of need. At any time; a later first write allocates again.
+    /// Returns space that was allocated ahead to the datastore. May be called at any time; a later first write
+    /// allocates again.
     fn give_back(&self) -> Local<'_, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -193,6 +198,6 @@ pub trait Layer {
     /// Returns the space that the layer takes now; no I/O.
     fn usage(&self) -> Usage;
 
-    /// Checks every cross-reference, one finding per line of the result; empty is sound.
+    /// Checks every cross-reference. Returns one finding per line; an empty result means a sound layer.
     fn check(&self) -> Local<'_, Result<Vec<String>>>;
 }

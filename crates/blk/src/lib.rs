@@ -1,7 +1,6 @@
 //! The base crate: contracts, the executor, and its io_uring reactor. It contains no policy.
 //!
-//! Absent on purpose: any policy, any format, any knowledge of snapshots. All `unsafe` of the data plane sits in
-//! `uring`.
+//! Absent on purpose: any policy, any format, snapshots. All `unsafe` code of the data plane is in `uring`.
 
 #![warn(missing_docs)]
 

@@ -1,55 +1,56 @@
-//! Small files in the host's memory: they outlive the process that wrote them, and end when the host loses its power.
+//! Small files in the host's memory: they outlive the process that wrote them, and are lost when the host loses power.
 //!
-//! Of writes that were answered and not flushed yet, the places of new blocks are known to this process alone. A format
-//! keeps these here too. After a crash of the process clients reconnect and rely on every answer that they got. After a
-//! loss of power the clients are gone as well, or the writes are reported as lost.
+//! For writes that were acknowledged and not flushed, only this process has the places of new blocks. A format records
+//! these places here too. After a crash of the process, clients reconnect and rely on every acknowledgement. After a
+//! loss of power the clients have ended too, or the writes are reported as lost.
 
 use crate::error::Errno;
 
-/// One folder of such files. Calls never wait for a device, so that a change in the process's memory and its record here
-/// have no await between them.
+/// A folder of such files. Calls never wait for a device, so no await separates a change in the process's memory from
+/// its record here.
 pub trait Memory {
-    /// Names this boot of the host, and says in bit 0 whether clients may outlive it because they run on other hosts.
-    /// Never 0, which stands for "unknown" where it is kept on a device.
+    /// Identifies this boot of the host. Bit 0 is set if clients may outlive the boot, because they run on other hosts.
+    /// Never 0, which means "unknown" where the number is stored on a device.
     fn boot(&self) -> u64;
 
-    /// Names the machine, the same in all of its boots. 0: unknown.
+    /// Identifies the machine, with the same number in all of its boots. 0 means unknown.
     fn machine(&self) -> u64;
 
-    /// The content of the file, or None where there is none.
+    /// Returns the content of the file, or None if it does not exist.
     fn read(&self, name: &str) -> Option<Vec<u8>>;
 
-    /// Appends to the file, which is made where there is none. After an error its content is unknown.
+    /// Appends to the file, and creates it if necessary. After an error its content is unknown.
     fn append(&self, name: &str, bytes: &[u8]) -> Result<(), Errno>;
 
-    /// Empties the file, which stays.
+    /// Empties the file without removing it.
     fn clear(&self, name: &str) -> Result<(), Errno>;
 
     /// Removes the file; it may be absent.
     fn remove(&self, name: &str);
 
-    /// All names, in no order.
+    /// Returns all names, in no order.
     fn list(&self) -> Vec<String>;
 }
 
-/// Which host a process runs on.
+/// The host on which a process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HostId {
-    /// `Memory::boot`, or 0 where the process kept nothing in the host's memory.
+    /// `Memory::boot`, or 0 if the process kept nothing in the host's memory.
     pub boot: u64,
     /// `Memory::machine`.
     pub machine: u64,
 }
 
 impl HostId {
-    /// Returns the host that `memory` is on; all zeros without one.
+    /// Returns the host of `memory`; all zeros without one.
     pub fn of(memory: Option<&dyn Memory>) -> HostId {
         memory.map_or(HostId::default(), |memory| HostId { boot: memory.boot(), machine: memory.machine() })
     }
 }
 
-/// Whether clients may run on although writes that they were answered are lost: `then` is where the process ran that
-/// answered them, `now` where this one does. The clients of another machine did not end because this one was started.
+/// Returns whether clients may still run although acknowledged writes are lost. `then` is where the process ran that
+/// acknowledged them, `now` where this process runs. Clients of another machine do not end because this machine was
+/// restarted.
 pub fn clients_may_live(then: HostId, now: HostId) -> bool {
     let remote = then.boot & 1 == 1;
     let same_boot = now.boot == 0 || now.boot | 1 == then.boot | 1;
@@ -57,12 +58,13 @@ pub fn clients_may_live(then: HostId, now: HostId) -> bool {
     then.boot != 0 && (remote || same_boot || other_machine)
 }
 
-/// Two files that are filled in turns, so that what a flush has made durable can be let go while more is appended.
+/// Two files that are filled in turn. Records that a flush has made durable can then be dropped while others are
+/// appended.
 ///
-/// Both exist from `begin` until `end`: where one is missing something was lost.
+/// Both files exist from `begin` until `end`. If one is missing, records were lost.
 pub struct MemoryLog {
     files: [String; 2],
-    /// The one that is appended to, and whether each has anything.
+    /// The file that is appended to, and whether each of them has content.
     state: std::cell::Cell<State>,
 }
 
@@ -74,18 +76,19 @@ struct State {
 }
 
 impl MemoryLog {
-    /// A log under `name`, not kept before `begin`.
+    /// Creates a log under `name`. It records nothing before `begin`.
     pub fn new(name: &str) -> MemoryLog {
         MemoryLog { files: [0, 1].map(|n| format!("{name}.{n}")), state: Default::default() }
     }
 
-    /// What a log under `name` holds, in two parts of which either may be the older; None where it was not kept to its end.
+    /// Returns the content of the log `name` in two parts, either of which may be the older one. None if the log ended
+    /// early.
     pub fn read(memory: &dyn Memory, name: &str) -> Option<[Vec<u8>; 2]> {
         let [a, b] = MemoryLog::new(name).files;
         Some([memory.read(&a)?, memory.read(&b)?])
     }
 
-    /// From here on the log is kept; it is empty.
+    /// Starts to record. The log is empty.
     pub fn begin(&self, memory: &dyn Memory) {
         self.state.set(State { kept: true, ..State::default() });
         for file in &self.files {
@@ -95,7 +98,7 @@ impl MemoryLog {
         }
     }
 
-    /// Whether everything that was appended is there.
+    /// Returns whether the log has everything that was appended.
     pub fn is_kept(&self) -> bool {
         self.state.get().kept
     }
@@ -105,13 +108,13 @@ impl MemoryLog {
         self.state.get().bytes.iter().sum()
     }
 
-    /// Whether the next part has nothing yet, so that `append` has to be given its head too.
+    /// Returns whether the active part is empty, so that `append` must begin with the part's head.
     pub fn is_part_empty(&self) -> bool {
         let state = self.state.get();
         state.bytes[state.active] == 0
     }
 
-    /// Appends `bytes` to the active file. Does nothing where the log is not kept; a failure ends the log.
+    /// Appends `bytes` to the active file. Does nothing if the log does not record. A failure ends the log.
     pub fn append(&self, memory: &dyn Memory, bytes: &[u8]) {
         let mut state = self.state.get();
         if !state.kept {
@@ -124,7 +127,8 @@ impl MemoryLog {
         }
     }
 
-    /// A flush begins that covers everything appended so far: what comes now goes into the other part, if that is free.
+    /// Notes the start of a flush that covers everything appended so far. Later records go into the other part, if it
+    /// is free.
     pub fn switch(&self) {
         let mut state = self.state.get();
         if state.bytes[1 - state.active] == 0 {
@@ -133,7 +137,7 @@ impl MemoryLog {
         }
     }
 
-    /// A flush is done that covers everything appended before the last `switch`.
+    /// Notes the end of a flush that covers everything appended before the last `switch`.
     pub fn settle(&self, memory: &dyn Memory) {
         let mut state = self.state.get();
         let other = 1 - state.active;
@@ -147,7 +151,8 @@ impl MemoryLog {
         }
     }
 
-    /// Removes the log. A crash after this loses what was not flushed; the next opening tells it by the missing files.
+    /// Removes the log. A crash after this loses what was not flushed; the next opening recognises this by the missing
+    /// files.
     pub fn end(&self, memory: &dyn Memory) {
         self.state.set(State::default());
         self.files.iter().for_each(|file| memory.remove(file));

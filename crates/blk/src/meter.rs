@@ -1,30 +1,31 @@
-//! How long one poll of a task keeps the core: everything else waits meanwhile.
+//! Measures for how long one poll of a task occupies the core. Everything else waits meanwhile.
 
 use std::cell::Cell;
 use std::panic::Location;
 
 use crate::reactor::Reactor;
 
-/// A poll that took more is counted: guests feel it as latency.
+/// A poll that takes longer is counted, because guests notice it as latency.
 pub(crate) const POLL_LIMIT_NS: u64 = 1_000_000;
-/// Polls that are shorter by the clock on the wall need no look at the thread's own time, which is a system call; and as old as that
-/// may the last look be when a poll begins.
+/// A poll that is shorter than this by the wall clock needs no reading of the thread's own time, which is a system
+/// call. The last reading before a poll may also be this old.
 const LOOK_NS: u64 = 200_000;
 
-/// The polls of one core since it was started, by the time that its thread ran.
+/// Polls of one core since its start, in time for which its thread ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PollFigures {
     pub longest_us: u64,
-    /// The line that started the task of that poll.
+    /// The source line that started the task of the longest poll.
     pub longest_task: Option<&'static Location<'static>>,
-    /// Those that took more than a millisecond.
+    /// Number of polls that took more than a millisecond.
     pub over_limit: u64,
 }
 
-/// A thread that does not run has not held anything up by its polls: what counts is its own time, at most 0.4 ms too much.
+/// Measures polls in the thread's own time, with an error of at most 0.4 ms. While the kernel does not run the thread,
+/// its polls hold nothing up.
 #[derive(Default)]
 pub(crate) struct PollMeter {
-    /// The last look: the clock on the wall, and the thread's own.
+    /// The last reading: the wall clock, and the thread's own time.
     seen: Cell<(u64, u64)>,
     longest_ns: Cell<u64>,
     longest_task: Cell<Option<&'static Location<'static>>>,
@@ -32,14 +33,14 @@ pub(crate) struct PollMeter {
 }
 
 impl PollMeter {
-    /// Before polls.
+    /// Prepares the measurement of the next polls.
     pub(crate) fn refresh(&self, now_ns: u64, reactor: &dyn Reactor) {
         if now_ns.saturating_sub(self.seen.get().0) > LOOK_NS {
             self.seen.set((now_ns, reactor.thread_ns()));
         }
     }
 
-    /// After a poll of the task that the line `task` started.
+    /// Measures a poll of the task that the line `task` started.
     pub(crate) fn polled(
         &self,
         task: Option<&'static Location<'static>>,

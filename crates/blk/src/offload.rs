@@ -1,4 +1,4 @@
-//! Work that does not belong on the core: calculation without I/O that takes longer than guests should wait.
+//! Runs long calculations off the core's thread, so that guests do not wait for them.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,10 +13,10 @@ pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a piece of work came to, or its panic.
+/// The result of a piece of work, or its panic.
 type Outcome<T> = Result<T, Box<dyn Any + Send>>;
 
-/// The outcome, and the task that waits for it.
+/// Hands the result of a piece of work to the task that waits for it.
 struct SharedResult<T> {
     result: Option<Outcome<T>>,
     waker: Option<Waker>,
@@ -31,7 +31,7 @@ impl<T> Future for ResultFuture<T> {
         let mut shared = lock(&self.0);
         match shared.result.take() {
             Some(Ok(value)) => Poll::Ready(value),
-            // As if the work had been done here.
+            // The panic continues in the task that waits, as if it had done the work itself.
             Some(Err(panic)) => resume_unwind(panic),
             None => {
                 shared.waker = Some(cx.waker().clone());
@@ -41,7 +41,7 @@ impl<T> Future for ResultFuture<T> {
     }
 }
 
-/// Starts the work by `run`, which may be over at once.
+/// Starts the work with `run`, which may carry it out at once.
 fn start<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     run: impl FnOnce(OffloadedWork),
@@ -60,13 +60,13 @@ fn start<T: Send + 'static>(
 }
 
 impl Env {
-    /// Runs `work` without holding up the core: on a thread of its own in the real world, at once in the simulated one, where
-    /// calculation takes no time. Pieces of work run one after the other. A panic of `work` is the caller's.
+    /// Runs `work` without holding up the core: on a thread of its own in the real world, at once in the simulated one,
+    /// where calculation takes no time. Pieces of work run one after the other. If `work` panics, the caller panics.
     pub async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         start(work, |work| self.run_offloaded(work)).await
     }
 
-    /// Runs a call on a path without holding up the core, or other such calls: a file system may never answer it.
+    /// Runs a call on a path without holding up the core or other such calls. A file system may never answer it.
     pub async fn blocking<T: Send + 'static>(&self, call: impl FnOnce() -> T + Send + 'static) -> T {
         start(call, |call| self.run_blocking(call)).await
     }

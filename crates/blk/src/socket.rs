@@ -1,4 +1,4 @@
-//! Stream sockets on the reactor, for the front ends. The simulator has none.
+//! Stream sockets on the reactor, for front ends. The simulator has none.
 
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Result};
@@ -21,7 +21,7 @@ pub struct Socket {
 }
 
 impl Listener {
-    /// Takes over the listening socket `handle`; `address` is for messages.
+    /// Wraps the listening socket `handle`; `address` is for messages.
     pub fn new(env: Env, handle: Handle, address: String) -> Listener {
         Listener { env, handle, address }
     }
@@ -48,30 +48,30 @@ impl Drop for Listener {
 }
 
 impl Socket {
-    /// `server`: the address that was connected to.
+    /// Wraps a connected stream; `server` is the address to which the client connected.
     pub(crate) fn connected(env: Env, handle: Handle, server: String) -> Socket {
         let peer = Peer { name: server, client: ClientId::Connection(u64::from(handle.0)) };
         Socket { env, handle, peer }
     }
 
-    /// For messages.
+    /// Returns the name of the peer, for messages.
     pub fn peer(&self) -> &str {
         &self.peer.name
     }
 
-    /// Returns the other end with its identity.
+    /// Returns the peer with its identity.
     pub fn client(&self) -> &Peer {
         &self.peer
     }
 
-    /// Fills `buf` from `at` with what has arrived, at least one byte; 0 is the end of the stream.
+    /// Fills `buf` from `at` with received data, at least one byte. 0 is the end of the stream.
     pub async fn recv(&self, buf: Buf, at: usize) -> (Buf, Result<usize>) {
         let outcome = self.env.op(Op::Recv { socket: self.handle, buf, at }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a receive answers with a read") };
         (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
     }
 
-    /// Resolves when the other side will send no more, though bytes of it may wait to be received.
+    /// Resolves when the peer will send no more. Bytes from it may still wait to be received.
     pub async fn hung_up(&self) -> Result<()> {
         let Outcome::Unit(result) = self.env.op(Op::HungUp { socket: self.handle }).await else {
             unreachable!("a hang-up answers with a unit")
@@ -79,7 +79,7 @@ impl Socket {
         result.map_err(|e| e.at(self.peer(), "waiting for the end of the connection"))
     }
 
-    /// Sends some of the parts, in order; the number of bytes taken may be less than their sum.
+    /// Sends some of the parts, in order. The number of bytes taken may be less than their sum.
     pub async fn send(&self, parts: Vec<Slice>) -> Result<u64> {
         let Outcome::Count(result) = self.env.op(Op::Send { socket: self.handle, parts }).await else {
             unreachable!("a send answers with a count")

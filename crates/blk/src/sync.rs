@@ -1,4 +1,4 @@
-//! Waiting, for tasks that share one core: no atomics, no locks, first come first served.
+//! Synchronisation of tasks on one core: first come, first served, without atomics or locks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Wakes all waiting tasks. A waiter re-checks its own condition: `while !cond { signal.wait().await }`.
+/// Wakes all tasks that wait. A waiter checks its own condition again: `while !cond { signal.wait().await }`.
 #[derive(Default)]
 pub struct Signal {
     epoch: Cell<u64>,
     next_ticket: Cell<u64>,
-    /// In the order of their first poll, by ticket.
+    /// Waiting tasks by ticket, in the order of their first poll.
     waiters: RefCell<Vec<(u64, Waker)>>,
 }
 
@@ -26,7 +26,8 @@ impl Signal {
         }
     }
 
-    /// Resolves at the first `notify` after this call (not after the first poll). May be dropped: nothing stays behind.
+    /// Resolves at the first `notify` after this call (not after the first poll). The future may be dropped at any
+    /// time.
     pub fn wait(&self) -> SignalWait<'_> {
         SignalWait { signal: self, seen: self.epoch.get(), listed: None }
     }
@@ -36,7 +37,7 @@ impl Signal {
 pub struct SignalWait<'a> {
     signal: &'a Signal,
     seen: u64,
-    /// The ticket and the waker that the signal has.
+    /// The ticket and waker of this wait in the signal's list.
     listed: Option<(u64, Waker)>,
 }
 
@@ -56,7 +57,7 @@ impl Future for SignalWait<'_> {
         let (signal, waker) = (self.signal, cx.waker());
         let mut waiters = signal.waiters.borrow_mut();
         match &mut self.listed {
-            // Polled again for another's sake: one entry is enough.
+            // The task was polled for another reason; one entry is enough.
             Some((_, known)) if known.will_wake(waker) => {}
             Some((ticket, known)) => {
                 known.clone_from(waker);
@@ -79,13 +80,13 @@ impl Drop for SignalWait<'_> {
         let Some((ticket, _)) = self.listed.take().filter(|_| !self.is_over()) else { return };
         let mut waiters = self.signal.waiters.borrow_mut();
         let own = waiters.iter().position(|(other, _)| *other == ticket).map(|at| waiters.remove(at));
-        // A waker may own a task that waits here too.
+        // Dropping a waker may drop a task that waits here too.
         drop(waiters);
         drop(own);
     }
 }
 
-/// A value handed over once.
+/// A value that is handed over once.
 pub struct OneShot<T> {
     value: RefCell<Option<T>>,
     signal: Signal,
@@ -104,7 +105,7 @@ impl<T> OneShot<T> {
         self.signal.notify();
     }
 
-    /// Waits for the value and takes it. Of several takers one gets it.
+    /// Waits for the value and takes it. If several tasks wait, one gets it.
     pub async fn take(&self) -> T {
         loop {
             if let Some(value) = self.value.borrow_mut().take() {
@@ -115,9 +116,9 @@ impl<T> OneShot<T> {
     }
 }
 
-/// Mutual exclusion over ranges, in order of arrival: a later overlapping range waits for every earlier one.
+/// Mutual exclusion of ranges in order of arrival: a later range waits for every earlier overlapping one.
 ///
-/// Arrival order makes it free of deadlock as long as a holder takes no second range of the same lock.
+/// There are no deadlocks as long as a holder takes no second range of the same lock.
 #[derive(Default, Clone)]
 pub struct RangeLock(Rc<RangeLockState>);
 
@@ -135,7 +136,7 @@ struct Entry {
     waker: Option<Waker>,
 }
 
-/// A range that is locked, or that waits to be; dropping it lets later ranges pass.
+/// A range that is locked or waits to be locked. Dropping it lets later ranges proceed.
 pub struct RangeGuard {
     lock: Rc<RangeLockState>,
     ticket: u64,
@@ -147,7 +148,7 @@ impl RangeLock {
         self.0.entries.borrow().is_empty()
     }
 
-    /// Queues for `range` now and resolves when no earlier overlapping range is left.
+    /// Queues for `range` now, and resolves when no earlier overlapping range is left.
     pub fn lock(&self, range: Range<u64>) -> impl Future<Output = RangeGuard> + use<> {
         let ticket = self.0.next_ticket.get();
         self.0.next_ticket.set(ticket + 1);
@@ -186,20 +187,21 @@ impl Drop for RangeGuard {
     }
 }
 
-/// A mutex for tasks of one core, fair. A range lock of one point.
+/// A fair mutex for tasks of one core: a range lock of one point.
 #[derive(Default, Clone)]
 pub struct TaskMutex(RangeLock);
 
 impl TaskMutex {
-    /// Queues now and resolves when every earlier holder has dropped its guard.
+    /// Queues now, and resolves when all earlier holders have dropped their guards.
     pub fn lock(&self) -> impl Future<Output = RangeGuard> + use<> {
         self.0.lock(0..1)
     }
 }
 
-/// Counts what is under way, by epoch: "everything admitted before now has completed" can be awaited.
+/// Counts work under way by epochs, so that a task can wait until everything admitted before now has completed.
 ///
-/// The engine uses it for the seal (writes admitted under the old chain) and before freed space is punched (reads too).
+/// The engine uses it for the seal (writes admitted under the old chain), and before freed space is punched (reads
+/// too).
 #[derive(Default)]
 pub struct Admission {
     state: RefCell<AdmissionState>,
@@ -209,11 +211,11 @@ pub struct Admission {
 #[derive(Default)]
 struct AdmissionState {
     epoch: u64,
-    /// (epoch, number under way), oldest first; only epochs with work or the newest.
+    /// Pairs of an epoch and its number of pieces under way, oldest first. Only epochs with work, and the newest.
     counts: VecDeque<(u64, usize)>,
 }
 
-/// One admitted piece of work; leaving is dropping.
+/// One admitted piece of work. Dropping it ends the work.
 pub struct Admitted {
     gate: Rc<Admission>,
     epoch: u64,
@@ -231,7 +233,7 @@ impl Admission {
         Admitted { gate: self.clone(), epoch }
     }
 
-    /// Starts a new epoch; the returned future resolves when all work of earlier epochs has left.
+    /// Starts a new epoch. The returned future resolves when all work of earlier epochs has ended.
     pub fn drain(self: &Rc<Self>) -> impl Future<Output = ()> + use<> {
         let old = {
             let mut state = self.state.borrow_mut();

@@ -1,19 +1,19 @@
-//! Byte ranges of a file that were written and that no flush has covered: what a failed flush may have lost.
+//! Byte ranges of a file that were written and that no flush has covered: the data that a failed flush may have lost.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges kept apart: about 200 KiB of memory. Beyond it those that lie near each other become one, so that a guest that
-/// never flushes costs no more; a range that is too large only makes more reads an error when a flush fails.
+/// Maximum number of separate ranges, about 200 KiB of memory. Beyond it, nearby ranges are merged, so that a guest
+/// that never flushes costs no more. A range that is too large only makes more reads an error if a flush fails.
 const RANGES_MAX: usize = 4096;
-/// Bytes between two ranges below which they are one, when there are too many for the first time.
+/// Gap in bytes below which two ranges are merged when there are too many for the first time.
 const GAP_FIRST: u64 = 64 << 10;
 
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed {
-    /// Start to end; they neither overlap nor touch.
+    /// Start to end. The ranges neither overlap nor touch.
     ranges: BTreeMap<u64, u64>,
-    /// Ranges no further apart than this are one.
+    /// Ranges with a gap of at most this many bytes are merged.
     gap: u64,
 }
 

@@ -1,15 +1,15 @@
-//! The real world: files, sockets and time on one io_uring per core.
+//! The reactor of the real world: files, sockets and time on one io_uring per core.
 //!
-//! How requests meet the kernel follows what was measured for a server of virtual disks: transfers are handed over as
-//! soon as they are submitted (at most a batch later), everything else with the next turn; while several transfers are
-//! under way the core watches the ring briefly before it sleeps. Absent on purpose: SQPOLL (halves throughput on small
-//! hosts), zero-copy sends (dearer below 16 KiB), min_wait (unstable gains).
+//! Submission follows measurements of servers of virtual disks. Transfers are submitted to the kernel as soon as they
+//! are queued (at most one batch later), everything else in the next turn. While several transfers are under way, the
+//! core watches the ring briefly before it sleeps. Absent on purpose: SQPOLL (halves throughput on small hosts),
+//! zero-copy sends (more expensive below 16 KiB), min_wait (unstable gains).
 //!
-//! Calls with no ring operation on the kernels we support (5.11 and later) run on a files thread for each file system, calls on
-//! paths on threads of their own, long calculation on another. All `unsafe` of the data plane sits in `uring::ring` and
-//! `uring::work` (and in `uring::raw`, the bare loop that figures are compared with).
+//! Calls without a ring operation on the supported kernels (5.11 and later) run on a files thread for each file system,
+//! calls on paths on threads of their own, and long calculation on another. All `unsafe` of the data plane is in
+//! `uring::ring` and `uring::work` (and in `uring::raw`, the bare loop with which figures are compared).
 
-// This is where real time comes from.
+// This is the source of real time.
 #![allow(clippy::disallowed_methods)]
 
 mod age;
@@ -64,14 +64,14 @@ use crate::socket::Socket;
 pub struct UringReactor {
     core: RefCell<Core>,
     waker: Arc<EventWaker>,
-    /// Emptied by every wake-up, so that its memory is reused.
+    /// Buffer for wakers, reused by every wake-up.
     spare: RefCell<Vec<std::task::Waker>>,
     memory: RefCell<Option<Rc<dyn Memory>>>,
     compute: ComputeThread,
 }
 
 impl UringReactor {
-    /// Fails with `Refused` where io_uring is forbidden or absent, naming what forbids it.
+    /// Creates the reactor. Fails with `Refused` where io_uring is forbidden or absent, and names the cause.
     pub fn new() -> Result<UringReactor> {
         let ring = Ring::new().map_err(|e| {
             let sysctl = std::fs::read_to_string(SYSCTL_PATH).ok();
@@ -87,43 +87,43 @@ impl UringReactor {
         Ok(UringReactor { core, waker, spare: RefCell::default(), memory: RefCell::default(), compute })
     }
 
-    /// Listens on a Unix socket, mode 0660. A socket file on which no process answers is replaced; `Locked` when one
-    /// does. Closing the handle removes the file.
+    /// Listens on a Unix socket with mode 0660. A socket file on which no process answers is replaced; `Locked` if a
+    /// process answers. Closing the handle removes the file.
     pub fn listen_unix(&self, path: &str) -> Result<Handle> {
         net::listen_unix(path).map(|opened| self.adopt(opened))
     }
 
-    /// Listens on "HOST:PORT". Accepted connections send without delay and notice a vanished peer after two minutes.
+    /// Listens on "HOST:PORT". Accepted connections send without delay, and detect a vanished peer after two minutes.
     pub fn listen_tcp(&self, address: &str) -> Result<Handle> {
         net::listen_tcp(address).map(|opened| self.adopt(opened))
     }
 
-    /// Takes over a connected stream, for programs that are clients of others. `peer` is for messages.
+    /// Wraps a connected stream, for programs that are clients of other servers. `peer` is for messages.
     pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
-        // Fails on a Unix socket, which has no delay to switch off.
+        // This fails on a Unix socket, which has no delay to switch off.
         net::tune_tcp(&fd);
         let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None });
         Socket::connected(env, handle, peer.to_string())
     }
 
-    /// The address of a TCP handle: which port "HOST:0" came to.
+    /// Returns the address of a TCP handle, for the port that "HOST:0" was given.
     pub fn local_address(&self, handle: Handle) -> Result<SocketAddr, Errno> {
         let core = self.core.borrow();
         let address = rustix::net::getsockname(&*core.entry(handle)?.fd)?;
         SocketAddr::try_from(address).map_err(Errno::from)
     }
 
-    /// What this process keeps in the host's memory goes there from now on; before the first disk is opened.
+    /// Keeps this process's files in memory there from now on. Called before the first disk is opened.
     pub fn keep_in(&self, memory: MemoryFolder) {
         self.memory.replace(Some(Rc::new(memory)));
     }
 
-    /// Returns what the ring has done since it was made.
+    /// Returns the counts of the ring since it was created.
     pub fn counters(&self) -> Counters {
         self.core.borrow().ring.counters
     }
 
-    /// Sentences for the operator that have gathered since the last call, each said once.
+    /// Returns notices for the operator since the last call. Each notice occurs once.
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut self.core.borrow_mut().notices)
     }
@@ -132,7 +132,7 @@ impl UringReactor {
         self.core.borrow_mut().adopt(opened, None)
     }
 
-    /// Wakers run after the core is free again: they may call back.
+    /// Runs `what`, and then the wakers: they may call back, so the core must be free again.
     fn with_core(&self, what: impl FnOnce(&mut Core)) {
         let mut woken = self.spare.take();
         {
@@ -213,7 +213,7 @@ impl Reactor for UringReactor {
 
     fn random(&self) -> u64 {
         let mut bytes = [0; 8];
-        // Eight bytes are never short, and never interrupted once the system has booted.
+        // Eight bytes are never cut short, and never interrupted once the system has booted.
         while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {}
         u64::from_ne_bytes(bytes)
     }
@@ -226,7 +226,7 @@ impl Reactor for UringReactor {
         self.with_core(Core::turn);
     }
 
-    /// Always true: another thread may wake a task even when nothing is under way here.
+    /// Always true, because another thread may wake a task even if nothing is under way here.
     fn wait(&self) -> bool {
         self.with_core(Core::wait);
         true
@@ -247,8 +247,8 @@ impl Reactor for UringReactor {
 
 const SYSCTL_PATH: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// Why there is no ring, for the person who can change it. `sysctl` is the content of kernel.io_uring_disabled:
-/// 0 allows, 1 needs CAP_SYS_ADMIN or a group (kernel.io_uring_group), 2 forbids (Linux 6.6,
+/// Explains to an administrator why there is no ring. `sysctl` is the content of kernel.io_uring_disabled: 0 allows, 1
+/// needs CAP_SYS_ADMIN or a group (kernel.io_uring_group), 2 forbids (Linux 6.6,
 /// Documentation/admin-guide/sysctl/kernel.rst).
 fn explain(error: &std::io::Error, sysctl: Option<&str>) -> Error {
     const PLACE: &str = "io_uring";

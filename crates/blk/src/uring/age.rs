@@ -1,26 +1,27 @@
-//! How long transfers are under way. Their submission reads no clock: a question for an age looks at what is
-//! under way, and remembers it until the next question.
+//! Ages of transfers under way. Their submission reads no clock: each query for an age looks at the transfers under
+//! way, and remembers them until the next query.
 
 use std::collections::BTreeMap;
 
 use super::descriptor::Device;
 use crate::reactor::Pending;
 
-/// An operation under way: its slot, and its number, which no other operation has.
+/// An operation under way: its slot, and its unique number.
 pub(super) struct Flight {
     pub index: u32,
     pub number: u64,
     pub doing: &'static str,
 }
 
-/// Of one file system: operations that were seen, with the time of that, and when one of a kind was last seen to be over.
+/// Operations of one file system that a query has seen, with the time of the query, and when an operation of each kind
+/// was last seen to have ended.
 #[derive(Default)]
 struct FileSystemOps {
     flights: BTreeMap<(u32, u64), (&'static str, u64)>,
     over_ns: BTreeMap<Kind, u64>,
 }
 
-/// A file system that is frozen answers reads and no writes.
+/// Kinds of transfers. A frozen file system answers reads, but no writes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Read,
@@ -35,8 +36,8 @@ fn kind(doing: &str) -> Kind {
 pub(super) struct Ages(BTreeMap<Device, FileSystemOps>);
 
 impl Ages {
-    /// Returns the operation that waits longest. A device that is slow, and answers others of its kind meanwhile, is
-    /// not one that hangs.
+    /// Returns the operation that waits longest. A slow device that answers other operations of the same kind does not
+    /// hang.
     pub(super) fn oldest(
         &mut self,
         device: Device,
@@ -81,11 +82,11 @@ mod tests {
         let mut ages = Ages::default();
         assert_eq!(look(&mut ages, 10, &[(1, 7, "writing")]), Some((10, "writing")));
         assert_eq!(look(&mut ages, 20, &[(1, 7, "writing"), (2, 8, "reading")]), Some((10, "writing")));
-        // Reads are answered, the write is not.
+        // Reads are answered, and the write is not.
         assert_eq!(look(&mut ages, 30, &[(1, 7, "writing"), (2, 9, "reading")]), Some((10, "writing")));
         let two = [(1, 7, "writing"), (3, 10, "flushing a file")];
         assert_eq!(look(&mut ages, 40, &two), Some((10, "writing")));
-        // Another write is answered: the device lives.
+        // Another write is answered, so the device does not hang.
         assert_eq!(look(&mut ages, 50, &[(3, 10, "flushing a file")]), Some((50, "flushing a file")));
         // The same slot with another operation.
         assert_eq!(look(&mut ages, 60, &[(3, 11, "writing")]), Some((60, "writing")));

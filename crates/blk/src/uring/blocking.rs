@@ -1,5 +1,5 @@
-//! Threads for calls on paths whose file system is not known yet, or is not the core's to open: each call on one of its own, so
-//! that a file system that does not answer holds up no other call.
+//! Threads for calls on paths whose file system is unknown, or is not the core's to open. Each call has its own thread,
+//! so that a file system that does not answer holds up no other call.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use crate::offload::lock;
 use crate::reactor::OffloadedWork;
 
-/// Calls at once. Those beyond wait: so many are there only where file systems hang.
+/// Calls at the same time; further ones wait. There are so many only if file systems hang.
 const CALLS_MAX: usize = 64;
 
 #[derive(Default)]
@@ -20,7 +20,7 @@ struct Calls {
 pub(super) struct Blocking(Arc<Mutex<Calls>>);
 
 impl Blocking {
-    /// Runs the call on a thread that ends with it. Nothing waits for the threads: one that hangs stays behind.
+    /// Runs the call on a thread that ends with it. The threads are never joined: one that hangs is left behind.
     pub(super) fn run(&self, call: OffloadedWork) {
         let mut calls = lock(&self.0);
         calls.waiting.push_back(call);

@@ -1,4 +1,4 @@
-//! The thread for calculation: work that would hold up the core, first come first served.
+//! The thread for long calculation, which would hold up the core: first come, first served.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use crate::reactor::OffloadedWork;
 
 pub(super) struct ComputeThread {
-    /// Absent only while dropping.
+    /// None only while dropping.
     inbox: Option<Sender<OffloadedWork>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -30,7 +30,7 @@ impl Drop for ComputeThread {
     fn drop(&mut self) {
         self.inbox = None;
         if let Some(thread) = self.thread.take() {
-            // Panics of the work are its tasks'.
+            // A panic of the work is reported to its task.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The operations under way, and the three places they wait in: the ring, the files threads, the timers.
+//! The operations under way, and the three places where they wait: the ring, the files threads, the timers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,16 +24,16 @@ use crate::error::Errno;
 use crate::fence::Deadline;
 use crate::reactor::{Handle, Op, Outcome, Pending, Token};
 
-/// Interrupted and "try again" results that are simply repeated before they count as failures: far more than any
-/// signal storm, few enough not to spin on a file system that never agrees.
+/// Repetitions after "interrupted" and "try again" before these count as failures: more than any storm of signals
+/// causes, and few enough to end on a file system that never succeeds.
 const RETRIES_MAX: u8 = 100;
 /// The slot of the read that wakes the core; it is always under way.
 const WAKE_SLOT: u32 = 0;
 
-/// Where an operation is.
+/// State of an operation.
 enum State {
     Free,
-    /// In the ring; `waiting` when it may stay for ever and must be cancelled to end.
+    /// In the ring. `waiting` if it may stay there without limit, and must be cancelled to end.
     Ring {
         waiting: bool,
     },
@@ -43,7 +43,7 @@ enum State {
         sequence: u64,
     },
     Done(Outcome),
-    /// Forgotten: what it holds is released when it completes.
+    /// Forgotten: its resources are released when it completes.
     Orphan,
 }
 
@@ -51,37 +51,37 @@ struct Slot {
     state: State,
     waker: Option<task::Waker>,
     retries: u8,
-    /// The file system that it waits for.
+    /// The file system for which it waits.
     device: Option<Device>,
-    /// Tells the operations apart that one slot has had.
+    /// Distinguishes the operations that used one slot.
     number: u64,
-    /// Looked at whenever a part of it is about to go to the kernel.
+    /// Checked whenever a part of the operation is about to be passed to the kernel.
     deadline: Option<Arc<Deadline>>,
 }
 
 pub(super) struct Core {
-    // Dropped first: they are joined, so that nothing arrives afterwards.
+    // Dropped first, and joined, so that no answer arrives afterwards.
     files: FilesThreads,
     pub(super) blocking: Blocking,
     pub(super) ring: Ring,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Operations so far.
+    /// Number of operations so far.
     numbered: u64,
     ages: Ages,
     handles: Handles,
-    /// Timers by time and, at one time, by order of submission; to the slot.
+    /// Slots of timers by time and, within one time, by order of submission.
     timers: BTreeMap<(u64, u64), u32>,
     timer_sequence: u64,
     waker: Arc<EventWaker>,
     spin: Spin,
-    /// Tasks to wake as soon as the caller has let go of the core.
+    /// Tasks to wake as soon as the caller has released the core.
     pub(super) woken: Vec<task::Waker>,
-    /// Another thread has woken the core, and the task it did that for, which only the executor sees.
+    /// Another thread has woken the core for a task that only the executor can see.
     roused: bool,
     completions: Vec<Completion>,
     pub(super) notices: Vec<String>,
-    /// Devices about which the operator has a notice.
+    /// Devices for which the operator has been notified.
     noticed: BTreeSet<(u32, u32)>,
 }
 
@@ -166,7 +166,7 @@ impl Core {
         self.ring.start(index, work, deadline);
     }
 
-    /// Opens a folder by its path, on a thread of the call's own.
+    /// Opens a folder by its path, on a thread of its own.
     pub(super) fn open_root(&mut self, path: &str) -> Token {
         let index = self.take_slot(State::Files);
         let (answers, path) = (self.files.answers(), path.to_string());
@@ -174,7 +174,7 @@ impl Core {
         Token(index)
     }
 
-    /// Returns what the file system of a handle does not answer, and for how long.
+    /// Returns the call that the file system of a handle has not answered, and since when.
     pub(super) fn pending(&mut self, handle: Handle) -> Option<Pending> {
         let device = self.handles.get(handle).ok()?.device?;
         let slots = (0u32..).zip(&self.slots).filter(|(_, slot)| slot.device == Some(device));
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// An outcome that was not taken may hold a handle.
+    /// Releases the resources of an operation. An outcome that was not taken may hold a handle.
     fn release(&mut self, state: State) {
         match state {
             State::Done(Outcome::Opened(Ok((handle, _)))) => self.close(handle),
@@ -247,7 +247,8 @@ impl Core {
         }
     }
 
-    /// Sockets are shut down, which ends what waits on them; the descriptor goes with the last operation on it.
+    /// Closes a handle. A socket is shut down, which ends the operations that wait on it; its descriptor is closed with
+    /// the last of them.
     fn close_entry(&mut self, entry: Entry) {
         match entry.kind {
             Kind::File(_) | Kind::ServerLock => {
@@ -258,17 +259,18 @@ impl Core {
             Kind::Plain => {}
             Kind::Listener { path, .. } => {
                 if let Some(path) = path {
-                    // While it still answers, so that no other process can have a new socket at this path.
+                    // The file is removed while the socket still answers, so that no other process can have a new
+                    // socket at this path.
                     let _ = std::fs::remove_file(path);
                 }
                 let _ = rustix::net::shutdown(&*entry.fd, rustix::net::Shutdown::Both);
             }
-            // ENOTCONN when the peer was faster.
+            // ENOTCONN if the peer was faster.
             Kind::Stream => drop(rustix::net::shutdown(&*entry.fd, rustix::net::Shutdown::Both)),
         }
     }
 
-    /// `folder` is the file system of the folder that it was opened in.
+    /// Adds an opened descriptor. `folder` is the file system of the folder in which it was opened.
     pub(super) fn adopt(&mut self, opened: Opened, folder: Option<Device>) -> Handle {
         if let Some((device, notice)) = opened.notice
             && self.noticed.insert(device)
@@ -290,7 +292,7 @@ impl Core {
         self.handles.open_files()
     }
 
-    /// Hands over what is queued, then takes in everything that has completed and every timer that is due.
+    /// Submits queued operations, then collects all completions and all timers that are due.
     pub(super) fn turn(&mut self) {
         self.ring.submit();
         self.take_in();
@@ -309,7 +311,8 @@ impl Core {
     fn complete(&mut self, index: u32, work: Work, result: i32) {
         let slot = &mut self.slots[index as usize];
         if matches!(slot.state, State::Orphan) {
-            // Never continued: the rest of it is not wanted. An accepted connection closes with the step.
+            // The operation is not continued, because its outcome is not wanted. An accepted connection is closed with
+            // the step.
             drop(work.completed(result));
             self.free_slot(index);
             return;
@@ -318,7 +321,7 @@ impl Core {
             slot.retries += 1;
             return self.start(index, work);
         }
-        // What a reservation that found no space gives back is a change of the file, too.
+        // A failed reservation frees what it has reserved, which is a change of the file too.
         let late = slot.deadline.as_ref().is_some_and(|deadline| !deadline.is_open(boot_ns()));
         let result = if late && matches!(work, Work::Reserve { .. }) { -Errno::FENCED.0 } else { result };
         match work.completed(result) {
@@ -400,12 +403,13 @@ impl Core {
         Some(at_ns.saturating_sub(now_ns()))
     }
 
-    /// Some task may be ready. A wake that was acknowledged does not come again: no sleep after it.
+    /// Returns whether a task may be ready. A wake that was acknowledged is not repeated, so the core must not sleep
+    /// after it.
     fn has_work(&self) -> bool {
         self.roused || !self.woken.is_empty()
     }
 
-    /// Returns with something to run, or after any event that may have made something so.
+    /// Returns when a task may be ready, or after any event that may have made one ready.
     pub(super) fn wait(&mut self) {
         self.roused = false;
         let spinning = self.spin.is_worth_it(&self.ring);

@@ -1,6 +1,6 @@
-//! The files threads: calls that may block in the kernel for milliseconds, or for as long as a file server is away, and have no
-//! ring operation. One thread for each file system, first come first served, so that the order of the operations on a file
-//! system is the order of submission, and a file system that does not answer holds up no other.
+//! The files threads. They run calls without a ring operation that may block in the kernel for milliseconds, or for as
+//! long as a file server is away. There is one thread for each file system, first come, first served. Operations on one
+//! file system therefore run in order of submission, and a file system that does not answer holds up no other.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,13 +21,13 @@ use crate::reactor::{Pending, Waker};
 pub(super) type Outbox = Arc<Mutex<Vec<(u32, Answer)>>>;
 
 enum Job {
-    /// The operation's index, what to do, and when it may not begin any more.
+    /// Index of the operation, what to do, and the deadline for its start.
     Do(u32, Task, Option<Arc<Deadline>>),
-    /// The last close of a file can free all its blocks, and on a file server it can wait for the server.
+    /// Closing the last handle of a file can free all its blocks, and can wait for a file server.
     Close(Fd),
 }
 
-/// Where the threads answer.
+/// Where the threads put their answers.
 #[derive(Clone)]
 pub(super) struct Answers {
     pub outbox: Outbox,
@@ -41,7 +41,7 @@ impl Answers {
     }
 }
 
-/// All files threads of a core. Each is started with the first operation on its file system, and stays.
+/// All files threads of a core. Each is started with the first operation on its file system, and is kept.
 pub(super) struct FilesThreads {
     threads: BTreeMap<Device, FilesThread>,
     answers: Answers,
@@ -73,7 +73,7 @@ impl FilesThreads {
         std::mem::take(&mut *lock(&self.answers.outbox))
     }
 
-    /// Returns what the file system's thread is doing now.
+    /// Returns the call that the file system's thread is executing.
     pub(super) fn present(&self, device: Device) -> Option<Pending> {
         *lock(&self.threads.get(&device)?.present)
     }
@@ -84,7 +84,7 @@ impl Drop for FilesThreads {
         for thread in self.threads.values_mut() {
             thread.inbox = None;
         }
-        // One bound for all: a file system that does not answer keeps its thread, and the process ends without it.
+        // One limit for all threads: if a file system does not answer, the process ends without its thread.
         let deadline = Instant::now() + DROP_WAIT;
         for thread in std::mem::take(&mut self.threads).into_values() {
             thread.join_until(deadline);
@@ -93,7 +93,7 @@ impl Drop for FilesThreads {
 }
 
 struct FilesThread {
-    /// Absent only while dropping.
+    /// None only while dropping.
     inbox: Option<Sender<Job>>,
     present: Arc<Mutex<Option<Pending>>>,
     /// Disconnected when the thread has ended.
@@ -112,7 +112,7 @@ impl FilesThread {
             work_off(&jobs, &answers, &shown);
             drop::<Sender<()>>(ends);
         };
-        // As with memory: nothing can be served by a process that may have no thread.
+        // As with memory: a process that may not start threads cannot serve anything.
         let thread = builder.spawn(work).expect("a thread for a file system");
         FilesThread { inbox: Some(inbox), present, ended, thread }
     }
@@ -125,7 +125,7 @@ impl FilesThread {
     fn join_until(self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         if self.ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected) {
-            // A panic over there has been printed; there is nothing to add while dropping.
+            // A panic of the thread has been printed already.
             let _ = self.thread.join();
         }
     }

@@ -1,8 +1,9 @@
-//! Freeing the blocks of large files, which takes a file system as long as it takes: on a thread beside the file system's own, so
-//! that a take does not wait for the removal of another VM's disk.
+//! Frees the blocks of large files on a thread beside the file system's own. Freeing can take long, and a take must not
+//! wait for the removal of another VM's disk.
 //!
-//! A name goes at once; the blocks go with the last reference to the file, which the freeing thread drops. The file is not cut
-//! shorter in steps: another program may still read what was removed, and the file system frees in steps of its own.
+//! The name is removed at once. The blocks are freed with the last reference to the file, which the freeing thread
+//! drops. The file is not truncated in steps: another program may still read the removed file, and file systems free in
+//! steps of their own.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::descriptor::Fd;
 
-/// Files that hold less are freed where they are removed, so that their space is back when the removal is answered: some
-/// milliseconds on any local file system.
+/// Smaller files are freed where they are removed, so that their space is available when the removal is acknowledged.
+/// That takes some milliseconds on any local file system.
 const APART_BYTES_MIN: u64 = 64 << 20;
 
 enum Last {
@@ -23,7 +24,7 @@ enum Last {
     Open(Fd),
 }
 
-/// The thread that frees, started for the first large file.
+/// The thread that frees blocks. It is started for the first large file.
 #[derive(Default)]
 pub(super) struct Freeing {
     inbox: Option<Sender<(Last, u64)>>,
@@ -60,7 +61,7 @@ impl Freeing {
     fn drop_apart(&mut self, last: Last, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
         let inbox = self.inbox.take().or_else(|| start(self.bytes.clone()));
-        // Without a thread it is freed here.
+        // Without a thread the file is closed, and so freed, here.
         if let Some(inbox) = inbox
             && inbox.send((last, bytes)).is_ok()
         {
@@ -71,7 +72,7 @@ impl Freeing {
     }
 }
 
-/// Not joined: what is left of its work is the kernel's when the process ends.
+/// Starts the thread. It is never joined: the kernel does the rest of its work when the process ends.
 fn start(bytes: Arc<AtomicU64>) -> Option<Sender<(Last, u64)>> {
     let (inbox, files) = channel::<(Last, u64)>();
     let work = move || {
@@ -87,7 +88,7 @@ fn start(bytes: Arc<AtomicU64>) -> Option<Sender<(Last, u64)>> {
     Some(inbox)
 }
 
-/// A reference to the file that outlasts its name, where the name is its last one and it is large.
+/// Opens a reference to a large file whose last name is about to be removed.
 fn hold_large(dir: &Fd, name: &str) -> Option<(OwnedFd, u64)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&**dir, name, flags, Mode::empty()).ok()?;
@@ -99,7 +100,7 @@ fn is_large(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && allocated(stat) >= APART_BYTES_MIN
 }
 
-/// `st_blocks` counts units of 512 bytes, whatever the file system's block is (stat(2)).
+/// Returns the allocated bytes. `st_blocks` counts units of 512 bytes, whatever the file system's block is (stat(2)).
 pub(super) fn allocated(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }

@@ -11,18 +11,19 @@ use super::open::is_in_memory;
 use crate::error::{Errno, Error, Result};
 use crate::memory::Memory;
 
-/// Files kept open, so that an append is one system call. With more disks than that under first writes some are opened anew.
+/// Files that are kept open, so that an append is one system call. With more disks than that under first writes, some
+/// files are opened repeatedly.
 const OPEN_MAX: usize = 256;
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 const MACHINE_ID_PATH: &str = "/etc/machine-id";
 const HOST_NAME_PATH: &str = "/proc/sys/kernel/hostname";
 
-/// Called with the first failure.
+/// Function that is called with the first failure.
 pub(super) type FailureListener = Box<dyn Fn(&Error)>;
 
-/// The files of one process. Only the thread of the core uses them.
+/// The files of one process. Only the core's thread uses them.
 pub struct MemoryFolder {
-    /// None where there is no such folder: nothing is kept then, and every append says so.
+    /// None if there is no such folder: nothing is kept then, and every append fails.
     path: Option<PathBuf>,
     boot: u64,
     machine: u64,
@@ -32,7 +33,7 @@ pub struct MemoryFolder {
 }
 
 impl MemoryFolder {
-    /// Keeps nothing. `remote`: clients on other hosts may be served.
+    /// Creates a folder that keeps nothing. `remote`: clients on other hosts may be served.
     pub fn absent(remote: bool) -> MemoryFolder {
         MemoryFolder {
             path: None,
@@ -44,15 +45,16 @@ impl MemoryFolder {
         }
     }
 
-    /// Calls `tell` when something could not be kept, the first time: whatever comes later has the same cause.
+    /// Sets the function that is called with the first failure to keep something. Later failures have the same cause
+    /// and are not reported.
     pub fn on_failure(self, tell: FailureListener) -> MemoryFolder {
         MemoryFolder { on_failure: Some(tell), ..self }
     }
 
-    /// Keeps files in the folder `path`, which is made (its parent exists) for this user alone.
+    /// Keeps files in the folder `path`. The folder is created for this user alone; its parent must exist.
     ///
     /// # Errors
-    /// `Refused` where it is not a folder of this user's in a tmpfs, `Io` and others where it cannot be made.
+    /// `Refused` if it is not a folder of this user in a tmpfs; `Io` and others if it cannot be created.
     pub fn open(path: &Path, remote: bool) -> Result<MemoryFolder> {
         let place = path.display().to_string();
         let failed = |doing| move |e: std::io::Error| Errno::from(e).at(&place, doing);
@@ -101,7 +103,7 @@ impl MemoryFolder {
     }
 }
 
-/// Another user who could write there would decide where a guest's blocks are.
+/// Checks the folder. Another user who could write there could decide where a guest's blocks are.
 fn check(path: &Path) -> Result<()> {
     let place = path.display().to_string();
     let refuse = |cause: &str| Err(Error::refused(&*place, cause));
@@ -119,13 +121,14 @@ fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// See `Memory::boot`. Where the kernel has no boot ID all boots count as one, and clients are refused more often than necessary.
+/// Returns `Memory::boot`. If the kernel has no boot ID, all boots count as one, and clients are refused more often
+/// than necessary.
 fn boot(remote: bool) -> u64 {
     let id = std::fs::read_to_string(BOOT_ID_PATH).unwrap_or_default();
     (hash(id.trim()) & !1).max(2) | u64::from(remote)
 }
 
-/// See `Memory::machine`. Machines that were cloned have one id, and machines of one name two.
+/// Returns `Memory::machine`. Cloned machines have the same ID.
 fn machine() -> u64 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let (id, name) = (read(MACHINE_ID_PATH), read(HOST_NAME_PATH));
@@ -135,7 +138,7 @@ fn machine() -> u64 {
     }
 }
 
-/// FNV-1a, 64 bits.
+/// Returns the FNV-1a hash of 64 bits.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -166,7 +169,8 @@ impl Memory for MemoryFolder {
     fn remove(&self, name: &str) {
         self.open.borrow_mut().remove(name);
         if let Some(path) = &self.path {
-            // Where it stays, its absence is not relied on: what it says does not fit its subject any more.
+            // If it cannot be removed this does no harm: its content does not fit its subject any more, which every
+            // reader checks.
             let _ = std::fs::remove_file(path.join(name));
         }
     }

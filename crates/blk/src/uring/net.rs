@@ -1,4 +1,4 @@
-//! Listening sockets: the addresses of this machine, which the data plane itself never sees.
+//! Listening sockets, and the addresses of this machine.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -14,15 +14,15 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use super::open::{Kind, Opened};
 use crate::error::{Errno, Error, ErrorKind, Result};
 
-/// Owner and group: users that may write guests' disks are put in the group.
+/// Owner and group may connect: users that may write guests' disks are put in the group.
 const SOCKET_MODE: u32 = 0o660;
-/// Clients that may wait to be accepted; a host attaches its VMs' disks all at once after a restart.
+/// Clients that may wait to be accepted. After a restart, a host attaches the disks of all its VMs at once.
 const BACKLOG: i32 = 1024;
 /// `sun_path` is 108 bytes with its final zero (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
-/// How long a killed process's ring may live on before its socket counts as served.
+/// How long the ring of a killed process may exist before its socket counts as served.
 const DEATH_WAIT: Duration = Duration::from_secs(3);
-/// A peer that vanished without a word is noticed after 60 + 4 x 15 = 120 s.
+/// A peer that vanished silently is detected after 60 + 4 x 15 = 120 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 4;
@@ -41,7 +41,7 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
     let address = SocketAddrUnix::new(path).map_err(failed(path, "naming the socket"))?;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(failed(path, "making a socket"))?;
-    // Before the bind, which copies the mode to the file: at no moment is it open to others.
+    // Set before the bind, which copies the mode to the file: the socket is never open to other users.
     rustix::fs::fchmod(&fd, Mode::from_raw_mode(SOCKET_MODE)).map_err(failed(path, "setting the mode"))?;
     match rustix::net::bind(&fd, &address) {
         Err(rustix::io::Errno::ADDRINUSE) => {
@@ -50,7 +50,7 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
         }
         other => other.map_err(failed(path, "binding"))?,
     }
-    // Again afterwards: the bind takes the umask away, which may have cost the group its access.
+    // Set again afterwards: the bind applies the umask, which may have removed the group's access.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))
         .map_err(|e| Errno::from(e).at(path, "setting the mode"))?;
     rustix::net::listen(&fd, BACKLOG).map_err(failed(path, "listening"))?;
@@ -63,7 +63,7 @@ pub(super) fn listen_unix(path: &str) -> Result<Opened> {
     })
 }
 
-/// Removes a socket file on which no process answers; anything else at that path stays.
+/// Removes a socket file on which no process answers. Any other file at that path stays.
 fn remove_stale(path: &str) -> Result<()> {
     let found = std::fs::symlink_metadata(path).map_err(|e| Errno::from(e).at(path, "looking at it"))?;
     if !found.file_type().is_socket() {
@@ -88,8 +88,9 @@ fn remove_stale(path: &str) -> Result<()> {
     }
 }
 
-/// A server that lives greets, or waits for its client; one whose process was killed ends the connection once the
-/// kernel has taken down its ring, which happens after the process is gone.
+/// Returns whether the server ends the connection. A live server greets, or waits for its client. If its process was
+/// killed, the kernel ends the connection when it has removed the process's ring, which happens after the process has
+/// ended.
 fn hangs_up(mut peer: &UnixStream) -> bool {
     let patient = peer.set_read_timeout(Some(DEATH_WAIT)).is_ok();
     patient
@@ -99,7 +100,7 @@ fn hangs_up(mut peer: &UnixStream) -> bool {
         }
 }
 
-/// `address` is "HOST:PORT", a name or a number.
+/// Listens on `address`: "HOST:PORT", a name or a number.
 pub(super) fn listen_tcp(address: &str) -> Result<Opened> {
     let listener = TcpListener::bind(address).map_err(|e| {
         let kind = match e.kind() {
@@ -118,9 +119,10 @@ pub(super) fn listen_tcp(address: &str) -> Result<Opened> {
     })
 }
 
-/// A reply is one send and must not wait for the next; a dead peer must not hold a disk for ever.
+/// Sets the options of a TCP connection. A reply is one send and must not wait for the next one; a dead peer must not
+/// hold a disk without limit.
 pub(super) fn tune_tcp(fd: &OwnedFd) {
-    // Best effort: a peer may be gone already, which the first receive will say.
+    // Best effort: the peer may be gone already, which the first receive reports.
     let _ = sockopt::set_tcp_nodelay(fd, true);
     let _ = sockopt::set_socket_keepalive(fd, true);
     let _ = sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE);

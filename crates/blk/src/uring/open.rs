@@ -1,4 +1,4 @@
-//! Opening: how a name becomes a descriptor, and the limits of I/O on it.
+//! Opens files, folders, locks and devices, and determines the device's constraints on I/O.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -9,17 +9,17 @@ use super::shared::is_on_shared;
 use crate::error::Errno;
 use crate::reactor::{Limits, OpenMode};
 
-/// Only the owner reads a guest's disk.
+/// Only the owner may read a guest's disk.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
-/// `f_type` of file systems that live in the page cache (linux/magic.h): newer kernels accept O_DIRECT there and
-/// ignore it.
+/// `f_type` of file systems in the page cache (linux/magic.h): newer kernels accept O_DIRECT there and ignore it.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
-/// The device block where nothing tells: one that is too large costs a read-modify-write, one too small every I/O.
+/// Block size of a device that does not report one. A value that is too large costs read-modify-writes; one that is too
+/// small fails every I/O.
 const UNKNOWN_BLOCK: u32 = 4096;
 
-/// What directories, locks and sockets report: nothing is asked of them.
+/// Limits of directories, locks and sockets, which have no constraints.
 pub(super) const NO_LIMITS: Limits = Limits {
     logical_block: 1,
     memory_align: 1,
@@ -30,17 +30,17 @@ pub(super) const NO_LIMITS: Limits = Limits {
     modified_us: 0,
 };
 
-/// What a handle stands for.
+/// Kind of object behind a handle.
 #[derive(Debug)]
 pub(super) enum Kind {
     File(Limits),
     /// A directory, or a file that only carries a lock.
     Plain,
-    /// A file that only carries a lock, on a file server: giving the lock back can wait for the server.
+    /// A file that only carries a lock, on a file server: releasing the lock can wait for the server.
     ServerLock,
     Listener {
         tcp: bool,
-        /// Of a Unix socket: removed again when the listener closes.
+        /// Path of a Unix socket, which is removed when the listener closes.
         path: Option<String>,
     },
     Stream,
@@ -50,11 +50,11 @@ pub(super) enum Kind {
 pub(super) struct Opened {
     pub fd: OwnedFd,
     pub kind: Kind,
-    /// The device (major, minor) and a sentence for the operator, when direct I/O is not to be had on it.
+    /// Device (major, minor) and a notice for the operator, if direct I/O is not available on it.
     pub notice: Option<((u32, u32), String)>,
-    /// Of a regular file that is only read, and of a folder: all handles of it share one descriptor.
+    /// Identity of a regular file that is only read, or of a folder: all its handles share one descriptor.
     pub shared: Option<Identity>,
-    /// Where it is another file system than that of the folder it was opened in.
+    /// The file system, if it is not that of the folder in which the object was opened.
     pub device: Option<Device>,
 }
 
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Never follows a symbolic link, never blocks on a pipe, never opens anything but data.
+/// Opens a regular file or a device. Never follows a symbolic link, and never blocks on a pipe.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Result<Opened, Errno> {
     let access = match mode {
         OpenMode::Read => OFlags::RDONLY,
@@ -96,8 +96,8 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     let modified_us = stat.stx_mtime.tv_sec * 1_000_000 + i64::from(stat.stx_mtime.tv_nsec / 1000);
     let is_shared = !is_regular || is_on_shared(&fd);
     let known = Limits { shared: is_shared, inode: stat.stx_ino, modified_us, ..NO_LIMITS };
-    // O_DIRECT is set afterwards: refused at open, it would leave a created file behind. The same call takes
-    // O_NONBLOCK away, under which the ring would answer EAGAIN.
+    // O_DIRECT is set after the opening: an open that refuses it would leave a created file behind. The same call
+    // clears O_NONBLOCK, with which the ring would answer EAGAIN.
     if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
         && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
     {
@@ -115,30 +115,32 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     Ok(Opened { fd, kind: Kind::File(known), notice: Some((device, notice)), shared, device: own })
 }
 
-/// Makes reads show the medium. Where an earlier flush failed the page cache may have content that is not on the medium
-/// and is not dirty any more: no later flush would write it, and it would be gone after a loss of power.
+/// Drops cached content, so that reads show the medium. If an earlier flush failed, the page cache may have content
+/// that is not on the medium and is not dirty any more: no later flush would write it, and a loss of power would lose
+/// it.
 fn drop_cached(fd: &OwnedFd) {
-    // An error here is of writes that no one was promised: a flush that was answered was answered before.
+    // An error here belongs to unacknowledged writes: a flush that was acknowledged was acknowledged before.
     let _ = rustix::fs::fdatasync(fd);
-    // Advice: what is dirty still, or in use elsewhere, stays.
+    // This is advice: pages that are still dirty, or in use elsewhere, stay.
     let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
 }
 
-/// Whether the file system ends with the host's power.
+/// Returns whether the content of the file system is lost when the host loses power.
 pub(super) fn is_in_memory(fd: impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|found| matches!(found.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
-/// Alignment of (offsets and lengths, memory) in bytes, or None where direct I/O is refused or only pretended.
+/// Returns the alignment of offsets and lengths, and of memory, in bytes; None if direct I/O is refused or only
+/// pretended.
 fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)> {
     let on_device = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice;
-    // Device nodes lie in a tmpfs, and their devices do not.
+    // Device nodes are in a tmpfs; their devices are not.
     if !on_device && is_in_memory(fd) {
         return None;
     }
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
         let (block, memory) = (stat.stx_dio_offset_align, stat.stx_dio_mem_align);
-        // Zero says that this file takes no direct I/O (encrypted, compressed, journalled data).
+        // Zero means that this file has no direct I/O (encrypted, compressed, journalled data).
         return (block.is_power_of_two() && memory.is_power_of_two()).then_some((block, memory));
     }
     let (major, minor) = match on_device {
@@ -149,8 +151,8 @@ fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)
     Some((block, block))
 }
 
-/// The logical block of a device before statx could tell (Linux 6.1); a partition has none of its own and its disk's
-/// is one level up.
+/// Returns the logical block of a device on kernels whose statx does not report it (before Linux 6.1). A partition has
+/// none of its own; that of its disk is one level up.
 fn sysfs_logical_block(major: u32, minor: u32) -> Option<u32> {
     ["queue", "../queue"]
         .iter()
@@ -181,20 +183,20 @@ pub(super) fn open_folder(dir: impl AsFd, name: &str, create: bool) -> Result<Op
     opened_folder(rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
-/// The path is the operator's own, so symbolic links in it are followed.
+/// Opens a path of the operator, in which symbolic links are followed.
 pub(super) fn open_root(path: &str) -> Result<Opened, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     opened_folder(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// A folder's descriptor has no state of its own, since listing one opens it anew, so its handles share one. Another file system
-/// may be mounted on it than that of the folder above.
+/// Returns an opened folder. Its descriptor has no state of its own, because a listing opens the folder anew, so its
+/// handles share one. Another file system than that of the parent may be mounted on it.
 fn opened_folder(fd: OwnedFd) -> Result<Opened, Errno> {
     let wanted = StatxFlags::INO | StatxFlags::MNT_ID;
     let found = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     let device = (found.stx_dev_major, found.stx_dev_minor);
     let identity = (device.0, device.1, found.stx_ino, found.stx_mnt_id.saturating_add(1));
-    // A kernel that does not name the mount (before Linux 5.8) shares none.
+    // On a kernel that does not report the mount (before Linux 5.8), none is shared.
     let shared = (found.stx_mask & wanted.bits() == wanted.bits()).then_some(identity);
     Ok(Opened { shared, device: Some(device), ..Opened::plain(fd) })
 }
@@ -203,7 +205,8 @@ fn split(device: u64) -> Device {
     (rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-/// The lock belongs to the open file description: it goes when the descriptor closes, or with the process.
+/// Opens a lock. It belongs to the open file description, so it ends when the descriptor is closed, or with the
+/// process.
 pub(super) fn open_lock(dir: BorrowedFd<'_>, name: &str) -> Result<Opened, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let fd = rustix::fs::openat(dir, name, flags, FILE_MODE)?;

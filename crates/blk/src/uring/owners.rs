@@ -1,4 +1,4 @@
-//! Users whose `OWN_FOLDER` is opened. Its records decide what is written and removed.
+//! Users whose folders `OWN_FOLDER` may be opened. The records in such a folder decide what is written and removed.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -11,15 +11,15 @@ use crate::dir::OWN_FOLDER;
 use crate::error::Errno;
 
 const ROOT: u32 = 0;
-/// The kernel's overflow user, which file servers make of root.
+/// The kernel's overflow user, to which file servers map root.
 const NOBODY: u32 = 65_534;
 
-/// Trusted users; None: all.
+/// Trusted users; None trusts all.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Owners(Option<Arc<BTreeSet<u32>>>);
 
 impl Owners {
-    /// Adds the owner of an open folder, by cached attributes: the call does not wait for a file server.
+    /// Adds the owner of an open folder. Uses cached attributes, so the call does not wait for a file server.
     pub(super) fn trust_owner_of(&mut self, folder: impl AsFd) -> Result<(), Errno> {
         let this_user = rustix::process::geteuid().as_raw();
         let mut all = self.0.as_deref().cloned().unwrap_or_else(|| [ROOT, NOBODY, this_user].into());

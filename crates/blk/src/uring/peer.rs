@@ -1,6 +1,6 @@
-//! The other end of a connection, as the kernel names it.
+//! Identity of a connection's peer, as the kernel reports it.
 
-// The kernel writes the credentials of a socket's peer into memory of ours.
+// The kernel writes the credentials of a socket's peer into memory of this process.
 #![allow(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crate::reactor::Handle;
 use crate::socket::{ClientId, Peer};
 
-/// Who connected; None where the kernel does not say.
+/// Returns the peer; None if the kernel does not report it.
 pub(super) fn of(fd: &OwnedFd, tcp: bool) -> Option<Peer> {
     match tcp {
         true => {
@@ -24,7 +24,7 @@ pub(super) fn of(fd: &OwnedFd, tcp: bool) -> Option<Peer> {
     }
 }
 
-/// A peer of which only the connection is known.
+/// Returns a peer of which only the connection is known.
 pub(super) fn unnamed(handle: Handle) -> Peer {
     let number = u64::from(handle.0);
     Peer {
@@ -42,12 +42,13 @@ fn process(pid: u32) -> Option<Peer> {
     Some(Peer { name, client: ClientId::Process { pid, started } })
 }
 
-/// The process at the other end of a Unix socket, as of its connect; None where this PID namespace does not have it.
-/// rustix has a type for this that cannot hold the 0 which the kernel answers then.
+/// Returns the process at the other end of a Unix socket when it connected; None if this PID namespace does not have
+/// it. The type of rustix cannot represent the 0 that the kernel returns then.
 fn peer_pid(fd: &OwnedFd) -> Option<u32> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes, the size of what the pointer leads to.
+    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes, the size of the object behind the
+    // pointer.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -60,13 +61,14 @@ fn peer_pid(fd: &OwnedFd) -> Option<u32> {
     u32::try_from(credentials.pid).ok().filter(|pid| result == 0 && *pid != 0)
 }
 
-/// A process's program and when it started, in clock ticks after the boot. None when it is gone, a zombie included, or
-/// hidden from us.
+/// Returns a process's program and its start, in clock ticks after the boot. None if it has ended (also as a zombie) or
+/// is hidden from this process.
 pub fn look_up_process(pid: u32) -> Option<(String, u64)> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// proc_pid_stat(5): `PID (PROGRAM) STATE ...`, where the program may contain anything; the 22nd field is the start.
+/// Parses proc_pid_stat(5): `PID (PROGRAM) STATE ...`. The program may contain any character; the 22nd field is the
+/// start.
 fn parse_stat(stat: &str) -> Option<(String, u64)> {
     let (program, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();

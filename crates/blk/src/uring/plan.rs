@@ -1,4 +1,5 @@
-//! Which way each operation goes: to the ring, to the files thread of its file system, to the timers, or nowhere.
+//! Decides where each operation is executed: in the ring, on the files thread of its file system, by a timer, or at
+//! once.
 
 use super::descriptor::{Device, Fd};
 use super::handles::{Entry, Handles};
@@ -16,7 +17,7 @@ pub(super) enum Plan {
     Ring(Work),
     Files(Device, Task),
     Timer(u64),
-    /// Answered without the kernel.
+    /// Completed without the kernel.
     Done(Outcome),
 }
 
@@ -36,7 +37,7 @@ fn opened(e: Errno) -> Outcome {
     Outcome::Opened(Err(e))
 }
 
-/// The task for a handle, or its refusal in the operation's own kind of outcome.
+/// Returns the task for a handle, or a refusal as the operation's own kind of outcome.
 fn files(
     handles: &Handles,
     handle: Handle,
@@ -49,7 +50,7 @@ fn files(
     }
 }
 
-/// Sockets have no file system, and no operation on a file is for them.
+/// Returns the plan of a task on a files thread. Sockets have no file system, and no file operation applies to them.
 fn on_thread(entry: &Entry, task: Task) -> Plan {
     match entry.device {
         Some(device) => Plan::Files(device, task),
@@ -57,7 +58,7 @@ fn on_thread(entry: &Entry, task: Task) -> Plan {
     }
 }
 
-/// The task for two handles, in the order of the first one's file system.
+/// Returns the task for two handles, on the thread of the first one's file system.
 fn both(handles: &Handles, (a, b): (Handle, Handle), make: impl FnOnce(Fd, Fd) -> Task) -> Plan {
     match handles.get(a).and_then(|a| Ok((a, handles.get(b)?))) {
         Ok((a, b)) => on_thread(a, make(a.fd.clone(), b.fd.clone())),
@@ -147,14 +148,14 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
 
 fn recv(handles: &Handles, socket: Handle, buf: Buf, at: usize) -> Plan {
     match handles.get(socket) {
-        // A receive of no bytes would read as the end of the stream.
+        // A receive of no bytes would look like the end of the stream.
         Ok(_) if at >= buf.len() => Plan::Done(Outcome::Read(buf, Err(Errno::EINVAL))),
         Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
         Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
     }
 }
 
-/// Zeros that keep their space: the file system's thread, because the size of the file has a say.
+/// Plans zeros that keep their space. The file system's thread does it, because it needs the size of the file.
 fn zero(handles: &Handles, file: Handle, offset: u64, len: u64) -> Plan {
     match check_range(offset, len) {
         Ok(()) if len == 0 => Plan::Done(Outcome::Unit(handles.get(file).map(drop))),
@@ -175,7 +176,7 @@ fn check_range(offset: u64, len: u64) -> Result<(), Errno> {
     }
 }
 
-/// Space operations answer at once when there is nothing to do, which the kernel would call invalid.
+/// Plans an operation on space. It completes at once if its range is empty, which the kernel would report as invalid.
 fn space(handles: &Handles, file: Handle, offset: u64, len: u64, make: impl FnOnce(Fd) -> Work) -> Plan {
     match check_range(offset, len).and_then(|()| handles.get(file)) {
         Ok(_) if len == 0 => Plan::Done(Outcome::Unit(Ok(()))),

@@ -1,7 +1,7 @@
-//! The ring: owns every piece of work from the moment it is queued until the kernel has answered.
+//! The ring. It owns every piece of work from the moment it is queued until the kernel has completed it.
 //!
-//! That ownership is the soundness argument of the whole reactor. Work leaves only through `reap`, after its
-//! completion; dropping the ring cancels what can be cancelled and waits for the rest before memory is freed.
+//! The soundness of the whole reactor depends on that ownership. Work leaves only through `reap`, after its completion.
+//! Dropping the ring cancels what can be cancelled, and waits for the rest before memory is freed.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -20,13 +20,13 @@ use crate::fence::Deadline;
 pub const SUBMIT_BATCH: u32 = 4;
 /// Submission entries: a wave of 256 requests and their replies; a full queue is merely submitted early.
 const SUBMISSION_ENTRIES: u32 = 512;
-/// Completions that can wait unread; more are kept by the kernel (IORING_FEAT_NODROP) at some cost.
+/// Completions that can wait unread. The kernel keeps more (IORING_FEAT_NODROP) at some cost.
 const COMPLETION_ENTRIES: u32 = 4096;
-/// Marks the completion of a cancel, which is ignored. Work uses its table index.
+/// User data of a cancel, whose completion is ignored. Work uses its index in the table.
 const CANCEL: u64 = u64::MAX;
-/// Longest single sleep. The kernel adds a timeout to its clock unchecked, and one that overflows is over at once.
+/// Longest single sleep. The kernel adds a timeout to its clock without a check, and one that overflows ends at once.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
-/// One answered piece of work: its index, the work itself, and the kernel's result.
+/// A completed piece of work: its index, the work itself, and the kernel's result.
 pub(super) type Completion = (u32, Work, i32);
 
 /// What the ring has done since it was made.
@@ -46,12 +46,12 @@ pub struct Counters {
 
 pub(super) struct Ring {
     io: IoUring,
-    /// Work the kernel may be touching, by index.
+    /// Work that the kernel may be using, by index.
     works: Vec<Option<Work>>,
-    /// Work behind a fence, by index: it stays out of the queue until the system call that hands the queue over, because
-    /// nothing can be taken out of the queue again.
+    /// Work behind a fence, by index. It is kept out of the queue until the system call that submits the queue, because
+    /// entries cannot be removed from the queue.
     staged: Vec<(u32, Arc<Deadline>)>,
-    /// Of the entries in the queue.
+    /// Deadlines of the entries in the queue.
     deadlines: Vec<Arc<Deadline>>,
     /// Completions read from the ring and not yet reaped, as (index, result).
     arrived: Vec<(u64, i32)>,
@@ -66,8 +66,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Takes the best of three sets of flags that the kernel supports. The calling thread becomes the only one allowed to
-    /// use the ring.
+    /// Creates a ring with the best of three sets of flags that the kernel supports. Only the calling thread may use
+    /// it.
     pub(super) fn new() -> io::Result<Ring> {
         let io = Self::build(|b| b.setup_single_issuer().setup_defer_taskrun().setup_coop_taskrun())
             .or_else(|e| or_older(e, || Self::build(|b| b.setup_coop_taskrun())))
@@ -93,29 +93,29 @@ impl Ring {
 
     fn build(flags: impl FnOnce(&mut io_uring::Builder) -> &mut io_uring::Builder) -> io::Result<IoUring> {
         let mut builder = IoUring::builder();
-        // The task-run flag tells from user space that completions are due, so spinning costs no system call.
+        // With the task-run flag, user space can see that completions are due, so spinning costs no system call.
         flags(&mut builder).setup_taskrun_flag().setup_submit_all().setup_cqsize(COMPLETION_ENTRIES);
         builder.build(SUBMISSION_ENTRIES)
     }
 
-    /// What is done for an operation that is under way.
+    /// Returns the description of an operation under way.
     pub(super) fn doing(&self, index: u32) -> Option<&'static str> {
         Some(self.works.get(index as usize)?.as_ref()?.doing())
     }
 
-    /// Reads and writes that the device has or will get.
+    /// Returns the number of reads and writes that the device has or will get.
     pub(super) fn transfers(&self) -> u32 {
         self.transfers
     }
 
-    /// Reads and writes completed since the ring was made.
+    /// Returns the number of reads and writes completed since the ring was created.
     pub(super) fn transfers_done(&self) -> u64 {
         self.transfers_done
     }
 
-    /// Queues `work` under a free index, and hands it over at once where waiting would let the device idle: while
-    /// the kernel holds fewer transfers than a batch, and whenever a batch is full. A transfer that is alone goes
-    /// with the next wait, one system call for both: no other could overtake the little it waits.
+    /// Queues `work` under a free index. Submits at once where waiting would let the device idle: while the kernel has
+    /// fewer transfers than a batch, and whenever a batch is full. A single transfer is submitted with the next wait,
+    /// in the same system call: no other could overtake it in that short time.
     pub(super) fn start(&mut self, index: u32, mut work: Work, deadline: Option<Arc<Deadline>>) {
         let at = index as usize;
         if self.works.len() <= at {
@@ -141,8 +141,8 @@ impl Ring {
         }
     }
 
-    /// Requests the cancellation of `index` from the kernel. Its completion still comes. An entry queued later under the same index
-    /// cannot be hit: the kernel takes entries in order and cancels while it takes this one.
+    /// Requests the cancellation of `index`. Its completion still arrives. An entry queued later under the same index
+    /// is not affected: the kernel takes entries in order and cancels while it takes this one.
     pub(super) fn cancel(&mut self, index: u32) {
         let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(CANCEL);
         self.push(&entry);
@@ -150,9 +150,9 @@ impl Ring {
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
         loop {
-            // SAFETY: the entry's pointers lead into a `Work` that sits in `self.works` under the entry's user data,
-            // whose heap memory does not move and which only `reap` removes, after the completion; or into nothing,
-            // for a cancel. Dropping the ring waits for the completions, or leaks the works.
+            // SAFETY: the entry's pointers lead into a `Work` in `self.works` under the entry's user data; its heap
+            // memory does not move, and only `reap` removes it, after the completion. For a cancel there are no
+            // pointers. Dropping the ring waits for the completions, or leaks the works.
             let pushed = unsafe { self.io.submission().push(entry) };
             if pushed.is_ok() {
                 self.queued += 1;
@@ -163,7 +163,7 @@ impl Ring {
         }
     }
 
-    /// Queues what may still start; the rest is answered.
+    /// Queues the work that may still start, and refuses the rest.
     fn admit(&mut self) {
         for (index, deadline) in std::mem::take(&mut self.staged) {
             if !deadline.is_open(boot_ns()) {
@@ -177,14 +177,15 @@ impl Ring {
         }
     }
 
-    /// A process that was stopped between `admit` and here ends rather than write late: what the kernel has not taken from
-    /// the queue is not started.
+    /// Ends a process that was stopped between `admit` and here, instead of writing late: entries that the kernel has
+    /// not taken from the queue are not started.
     fn refuse_late(&self) {
         let late = self.deadlines.iter().any(|deadline| !deadline.is_open(boot_ns()));
         assert!(!late, "the lease ran out while I/O was being handed over; ending before it is written");
     }
 
-    /// Hands every queued entry to the kernel and lets it post what is due. No system call when there is neither.
+    /// Submits every queued entry to the kernel, and lets it post completions that are due. No system call if there is
+    /// neither.
     pub(super) fn submit(&mut self) {
         self.admit();
         while self.queued > 0 || self.is_work_due() {
@@ -204,7 +205,7 @@ impl Ring {
             return self.submit();
         }
         let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        // A core that waits for its clients is idle, not waiting for a disk, and should be shown as such.
+        // A core that waits for its clients is idle and does not wait for a disk, and should be shown so.
         if self.transfers == 0 && self.io.params().is_feature_no_iowait() {
             flags |= EnterFlags::NO_IOWAIT;
         }
@@ -212,7 +213,8 @@ impl Ring {
         let _ = self.enter(1, flags, timeout);
     }
 
-    /// Errors that mean "later" are returned; any other is a defect of ours, since no outside input gets here.
+    /// Enters the kernel. Errors that mean "later" are returned; any other is a defect of this code, because no outside
+    /// input reaches it.
     fn enter(&mut self, want: u32, flags: EnterFlags, timeout: Option<Duration>) -> io::Result<u32> {
         let time = types::Timespec::from(timeout.unwrap_or(SLEEP_MAX).min(SLEEP_MAX));
         let args = types::SubmitArgs::new().timespec(&time);
@@ -237,13 +239,13 @@ impl Ring {
         }
     }
 
-    /// Completions that a system call would bring in are waiting (deferred work, or an overflown queue).
+    /// Returns whether completions wait that need a system call (deferred work, or an overflown queue).
     fn is_work_due(&mut self) -> bool {
         let queue = self.io.submission();
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Something has completed, seen without a system call.
+    /// Returns whether anything has completed, without a system call.
     pub(super) fn has_news(&mut self) -> bool {
         !self.arrived.is_empty() || !self.io.completion().is_empty() || self.is_work_due()
     }
@@ -253,7 +255,7 @@ impl Ring {
         arrived.extend(self.io.completion().map(|c| (c.user_data(), c.result())));
     }
 
-    /// Moves everything that has been answered into `out`.
+    /// Moves all completed work into `out`.
     pub(super) fn reap(&mut self, out: &mut Vec<Completion>) {
         self.harvest();
         for (index, result) in self.arrived.drain(..) {
@@ -272,7 +274,7 @@ impl Ring {
 }
 
 fn or_older<T>(error: io::Error, next: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    // EINVAL is the answer to an unknown flag; anything else would not go away with fewer flags.
+    // EINVAL is the answer to an unknown flag. Any other error would occur with fewer flags too.
     if error.raw_os_error() == Some(libc::EINVAL) { next() } else { Err(error) }
 }
 
@@ -302,7 +304,7 @@ impl Drop for Ring {
             }
             self.wait(Some(left));
             self.reap(&mut finished);
-            // An accept that won the race against its cancel carries a descriptor, which closes here.
+            // An accept that completed before its cancel carries a descriptor, which is closed here.
             finished.drain(..).for_each(|(_, work, result)| drop(work.completed(result)));
         }
     }

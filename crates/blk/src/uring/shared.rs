@@ -1,4 +1,4 @@
-//! Which files other hosts may reach too.
+//! Recognises files that other hosts may reach too.
 
 use std::os::fd::OwnedFd;
 
@@ -24,7 +24,7 @@ const SHARED: [u64; 16] = [
 
 /// Returns whether the regular file is on such a file system; true if the kernel does not report it.
 pub(super) fn is_on_shared(fd: &OwnedFd) -> bool {
-    // Numbers of 32 bits, whatever the type that the platform gives the field.
+    // The numbers have 32 bits, whatever type the platform gives the field.
     rustix::fs::fstatfs(fd).map_or(true, |found| SHARED.contains(&u64::from(found.f_type as u32)))
 }
 

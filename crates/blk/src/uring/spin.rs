@@ -1,10 +1,9 @@
-//! A bounded spin before sleeping, while the disk is busy and only as long as it pays.
+//! A bounded spin before sleeping, used while the disk is busy and only if it increases throughput.
 //!
-//! A core that sleeps wakes late, finds a crowd of completions, and sends the device as large a crowd of requests:
-//! client and device then idle in turns, and watching the ring for a moment breaks that lockstep. But a spin also
-//! takes a CPU from the client, or from the host's own disk emulation. Which of the two
-//! weighs more cannot be decided from one spin, so throughput decides: short windows with and without are compared, and
-//! the better way is kept for a while.
+//! A core that sleeps wakes late, finds many completions, and sends the device as many requests at once: client and
+//! device then idle in turns, and watching the ring for a moment breaks that lockstep. But a spin also takes a CPU from
+//! the client, or from the host's own disk emulation. One spin does not show which of the two weighs more. Short
+//! windows with and without spinning are therefore compared by throughput, and the better choice is kept for a while.
 
 use super::clock::now_ns;
 use super::ring::Ring;
@@ -13,33 +12,33 @@ use super::ring::Ring;
 pub const SPIN_US: u64 = 50;
 /// Transfers under way from which lockstep is possible; with one there is nothing to keep in step.
 const IN_FLIGHT_MIN: u32 = 2;
-/// Looks at the ring between two readings of the clock: about 0.5 us.
+/// Checks of the ring between two readings of the clock: about 0.5 us.
 const LOOKS: u32 = 16;
-/// Length of a window: some ten rounds of a deep queue on a disk that answers in half a millisecond.
+/// Length of a window: some ten rounds of a deep queue on a disk with a latency of half a millisecond.
 const WINDOW_NS: u64 = 8_000_000;
-/// Fewest transfers a window is judged by.
+/// Fewest transfers with which a window is valid.
 const WINDOW_TRANSFERS: u64 = 64;
-/// A window that has still not seen so many by then is of a disk far slower than a spin is long (640 a second), or
-/// the load has stopped.
+/// Longest window. If it has not seen enough transfers by then, the disk is far slower than a spin is long (640 a
+/// second), or the load has stopped.
 const WINDOW_LIMIT_NS: u64 = 100_000_000;
-/// Which windows of a trial spin: paired both ways round, so that a drifting load favours neither.
+/// Which windows of a trial spin. The order is symmetric, so that a changing load favours neither.
 const TRIAL: [bool; 8] = [false, true, true, false, false, true, true, false];
-/// How long a verdict stands. A trial takes 64 ms of these 2 s: were a spin to cost a third of the throughput, half
-/// of the trial would cost half a per cent.
+/// How long a decision is kept. A trial takes 64 ms of these 2 s: if spinning cost a third of the throughput, half of
+/// the trial would cost half a per cent.
 const VERDICT_NS: u64 = 2_000_000_000;
-/// Spinning must gain a sixteenth to be worth the CPU: more than the windows scatter.
+/// Spinning must gain a sixteenth to be worth the CPU, which is more than windows vary.
 const GAIN_DIVISOR: u128 = 16;
 
 pub(super) struct Spin {
     phase: Phase,
-    /// The window or verdict that runs: since when, and how many transfers had been done by then.
+    /// Start of the present window or decision, and the transfers completed by then.
     since_ns: u64,
     done_before: u64,
 }
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// A step of `TRIAL`, and (transfers, ns) of the finished windows without and with spinning.
+    /// A step of `TRIAL`, and the transfers and nanoseconds of the finished windows without and with spinning.
     Trial {
         step: usize,
         sums: [(u64, u64); 2],
@@ -58,7 +57,7 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// Whether to watch the ring before this sleep.
+    /// Returns whether to watch the ring before this sleep.
     pub(super) fn is_worth_it(&mut self, ring: &Ring) -> bool {
         if ring.transfers() < IN_FLIGHT_MIN {
             return false;
@@ -70,7 +69,7 @@ impl Spin {
         }
     }
 
-    /// Ends the window or verdict that runs, when it is over at `now`.
+    /// Ends the present window or decision if it is over at `now`.
     fn advance(&mut self, now: u64, done: u64) {
         let elapsed = now - self.since_ns;
         let transfers = done - self.done_before;
@@ -90,8 +89,8 @@ impl Spin {
         *self = Spin { phase: next, since_ns: now, done_before: done };
     }
 
-    /// Watches the ring until something completes, SPIN_US at most, and no longer than `limit_ns`. True when
-    /// something did.
+    /// Watches the ring until an operation completes, for `SPIN_US` at most, and no longer than `limit_ns`. Returns
+    /// true if one did.
     pub(super) fn run(ring: &mut Ring, limit_ns: Option<u64>) -> bool {
         const SPIN_NS: u64 = SPIN_US * 1000;
         ring.counters.spins += 1;
@@ -109,7 +108,7 @@ impl Spin {
     }
 }
 
-/// Compares the rates of (transfers, ns) without and with spinning, cross-multiplied.
+/// Compares the rates (transfers, ns) without and with spinning, cross-multiplied.
 fn pays([without, with]: [(u64, u64); 2]) -> bool {
     let slow = u128::from(without.0) * u128::from(with.1);
     let fast = u128::from(with.0) * u128::from(without.1);

@@ -1,5 +1,5 @@
-//! What the threads for file systems carry out: calls that may block in the kernel and have no ring operation, or none on
-//! the kernels we support.
+//! Tasks of the file systems' threads: calls that may block in the kernel and have no ring operation on the supported
+//! kernels.
 
 use std::os::fd::AsFd;
 
@@ -79,8 +79,8 @@ pub(super) enum Task {
     Space {
         dir: Fd,
     },
-    /// Zeros up to the end of the file: past it the kernel would reserve further blocks. `by_writing` where the
-    /// file system cannot zero by itself.
+    /// Zeros up to the end of the file; past it the kernel would reserve further blocks. `by_writing` if the file
+    /// system has no operation for zeros.
     Zero {
         fd: Fd,
         offset: u64,
@@ -91,9 +91,9 @@ pub(super) enum Task {
 
 pub(super) enum Answer {
     Outcome(Outcome),
-    /// Becomes a handle on the core, whose table it goes into.
+    /// Becomes a handle in the core's table.
     Opened(Result<Opened, Errno>),
-    /// The ring zeros up to `end`.
+    /// The ring writes zeros up to `end`.
     Zero {
         fd: Fd,
         offset: u64,
@@ -103,7 +103,7 @@ pub(super) enum Answer {
 }
 
 impl Task {
-    /// For people: what a file system does not answer.
+    /// Returns a verb phrase for messages about a file system that does not answer.
     pub(super) fn doing(&self) -> &'static str {
         match self {
             Task::SetLen { .. } | Task::SetLenAtLeast { .. } => "setting the length of a file",
@@ -125,12 +125,12 @@ impl Task {
         }
     }
 
-    /// The answer of a task on a file behind a closed fence.
+    /// Returns the answer of a task on a file behind a closed fence.
     pub(super) fn refused(self) -> Answer {
         Answer::Outcome(self.failed(Errno::FENCED))
     }
 
-    /// The answer of a task that was not begun.
+    /// Returns the answer of a task that was not begun.
     pub(super) fn failed(self, e: Errno) -> Outcome {
         match self {
             Task::Extents { .. } => Outcome::Extents(Err(e)),
@@ -169,7 +169,7 @@ impl Task {
     }
 }
 
-/// Asking for the size can wait for a file server, which is why it is asked here.
+/// Plans zeros. The query for the size can wait for a file server, so it is made on this thread.
 fn zero(fd: Fd, offset: u64, len: u64, by_writing: bool) -> Answer {
     match size_of(&fd) {
         Ok(size) if size > offset => Answer::Zero { fd, offset, end: (offset + len).min(size), by_writing },
@@ -188,7 +188,7 @@ fn set_len_at_least(fd: &Fd, len: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Only what differs is changed: an unprivileged owner may keep what is its own already.
+/// Changes only attributes that differ: an unprivileged owner may set what it has already.
 fn keep_attributes(fd: &Fd, like: &Fd) -> rustix::io::Result<()> {
     let (own, wanted) = (rustix::fs::fstat(&**fd)?, rustix::fs::fstat(&**like)?);
     let user = (own.st_uid != wanted.st_uid).then(|| Uid::from_raw(wanted.st_uid));
@@ -196,7 +196,7 @@ fn keep_attributes(fd: &Fd, like: &Fd) -> rustix::io::Result<()> {
     if user.is_some() || group.is_some() {
         rustix::fs::fchown(&**fd, user, group)?;
     }
-    // After the owner, whose change takes bits away.
+    // Set after the owner, because a change of the owner clears bits of the mode.
     rustix::fs::fchmod(&**fd, Mode::from_raw_mode(wanted.st_mode))
 }
 
@@ -204,7 +204,7 @@ fn allocated(fd: &Fd) -> Result<u64, Errno> {
     Ok(freeing::allocated(&rustix::fs::fstat(&**fd)?))
 }
 
-/// Walks data and holes. Space that is reserved but never written counts as a hole: it reads as zeros.
+/// Lists ranges of data. Space that is reserved but never written counts as a hole, because it reads as zeros.
 fn extents(fd: &Fd, offset: u64, len: u64) -> Result<Vec<FileExtent>, Errno> {
     let end = offset.saturating_add(len).min(size_of(fd)?);
     let mut found = Vec::new();
@@ -215,7 +215,7 @@ fn extents(fd: &Fd, offset: u64, len: u64) -> Result<Vec<FileExtent>, Errno> {
             // ENXIO: no data up to the end of the file.
             Ok(_) | Err(rustix::io::Errno::NXIO) => break,
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
-                // A file system that cannot tell holds data everywhere.
+                // A file system that does not report holes has data everywhere.
                 found.push(FileExtent { offset: at, len: end - at });
                 break;
             }
@@ -231,7 +231,7 @@ fn extents(fd: &Fd, offset: u64, len: u64) -> Result<Vec<FileExtent>, Errno> {
     Ok(found)
 }
 
-/// Names that are not UTF-8 are left out: no operation here could name them.
+/// Lists names. Names that are not UTF-8 are omitted, because no operation here could name them.
 fn list(dir: &Fd) -> Result<Vec<String>, Errno> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(&**dir)? {
@@ -243,7 +243,7 @@ fn list(dir: &Fd) -> Result<Vec<String>, Errno> {
         let kind = match entry.file_type() {
             FileType::Unknown => match rustix::fs::statat(&**dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-                // Gone since it was listed.
+                // Removed since it was listed.
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(e) => return Err(e.into()),
             },
@@ -256,9 +256,9 @@ fn list(dir: &Fd) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
-/// Free space is what a process without the reserve of root may use.
+/// Returns the space. Free is what a process may use that has no access to root's reserve.
 fn space(dir: &Fd, freeing: &Freeing) -> Result<Space, Errno> {
-    // Asked first: what ends in between is counted as free, or not at all.
+    // Read first: a file that is freed in between is counted as free, or not at all.
     let freeing_bytes = freeing.bytes();
     let stat = rustix::fs::fstatvfs(&**dir)?;
     Ok(Space {

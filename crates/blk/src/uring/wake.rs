@@ -1,4 +1,4 @@
-//! Waking a core that sleeps in the kernel, from any thread: an eventfd the ring reads.
+//! Wakes a core that sleeps in the kernel, from any thread, with an eventfd that the ring reads.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::work::Work;
 use crate::reactor::Waker;
 
 thread_local! {
-    /// Its address tells threads apart, at the cost of one addition.
+    /// Its address identifies a thread, at the cost of one addition.
     static HERE: u8 = const { 0 };
 }
 
@@ -20,26 +20,26 @@ fn here() -> usize {
 #[derive(Debug)]
 pub(super) struct EventWaker {
     event: Arc<OwnedFd>,
-    /// The core's own thread, which is awake when it requests a wake-up.
+    /// The core's own thread, which is awake when it wakes the core.
     owner: usize,
-    /// A wake that the core has not seen yet is on its way; one is enough.
+    /// A wake is under way that the core has not seen yet; one is enough.
     signalled: AtomicBool,
 }
 
 impl EventWaker {
-    /// For the calling thread's core.
+    /// Creates the waker of the calling thread's core.
     pub(super) fn new() -> rustix::io::Result<EventWaker> {
-        // Not O_NONBLOCK: the ring would answer its read with EAGAIN instead of waiting.
+        // Without O_NONBLOCK, because the ring would answer its read with EAGAIN instead of waiting.
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         Ok(EventWaker { event: Arc::new(event), owner: here(), signalled: AtomicBool::new(false) })
     }
 
-    /// The read that a wake completes.
+    /// Returns the read that a wake completes.
     pub(super) fn work(&self) -> Work {
         Work::Wake { fd: Fd::clone(&self.event), count: Box::new(0) }
     }
 
-    /// Wakes from now on must signal again. Called before the core looks at what it was woken for.
+    /// Lets later wakes signal again. Called before the core looks for work.
     pub(super) fn acknowledge(&self) {
         self.signalled.store(false, Ordering::SeqCst);
     }
@@ -50,7 +50,7 @@ impl Waker for EventWaker {
         if here() == self.owner || self.signalled.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Cannot fail: the counter is read long before it reaches 2^64 - 1, and `self` keeps the descriptor open.
+        // This cannot fail: the counter is read long before it reaches 2^64 - 1, and `self` keeps the descriptor open.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }

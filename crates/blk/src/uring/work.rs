@@ -1,7 +1,8 @@
-//! One operation as the kernel carries it out: the memory it uses, its ring entry, and what its result means.
+//! One operation in the form in which the kernel executes it: its memory, its ring entry, and the meaning of its
+//! result.
 //!
-//! Everything an entry points to is heap memory owned by the `Work` (slabs, boxes), so moving a `Work` moves no byte
-//! the kernel may touch.
+//! Everything to which an entry points is heap memory owned by the `Work` (slabs, boxes), so moving a `Work` moves no
+//! byte that the kernel may use.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,7 +19,7 @@ use crate::reactor::Outcome;
 
 /// IOV_MAX of Linux; more parts than that are sent by the next call.
 const SEND_PARTS_MAX: usize = 1024;
-/// One write of zeros where the file system cannot zero by itself: 1 MiB, like its own largest requests.
+/// Length of one write of zeros if the file system has no operation for zeros: 1 MiB, like its own largest requests.
 const ZERO_CHUNK: usize = 1 << 20;
 
 pub(super) enum Work {
@@ -27,7 +28,7 @@ pub(super) enum Work {
         offset: u64,
         buf: Buf,
         done: usize,
-        /// Device block: a read that ends inside one has met the end of the file.
+        /// Block of the device: a read that ends inside one has reached the end of the file.
         block: u32,
     },
     Write {
@@ -40,7 +41,7 @@ pub(super) enum Work {
     Flush {
         fd: Fd,
     },
-    /// Reserves blocks first and extends the size second: running out of space then leaves the size alone.
+    /// Reserves blocks first and extends the size second, so that the size does not change if there is no space.
     Reserve {
         fd: Fd,
         offset: u64,
@@ -51,7 +52,7 @@ pub(super) enum Work {
         offset: u64,
         len: u64,
     },
-    /// Never extends: both modes keep the size.
+    /// Never extends the file: both modes keep the size.
     Zero {
         fd: Fd,
         offset: u64,
@@ -63,7 +64,7 @@ pub(super) enum Work {
         offset: u64,
         len: u64,
     },
-    /// Zeros written the slow way, one chunk at a time.
+    /// Zeros written as data, one chunk at a time.
     ZeroWrite {
         fd: Fd,
         at: u64,
@@ -94,7 +95,7 @@ pub(super) enum Work {
     },
 }
 
-/// What follows from a completion.
+/// The next step after a completion.
 pub(super) enum Step {
     Done(Outcome),
     Again(Work),
@@ -103,23 +104,23 @@ pub(super) enum Step {
         tcp: bool,
     },
     Woken(Work),
-    /// No fallocate here: a files thread goes on.
+    /// The file system has no fallocate: a files thread continues.
     Files(Task),
 }
 
 /// How the reactor schedules a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// A read or write of a device: pushed early, worth spinning for.
+    /// A read or write of a device: submitted early, and worth a spin.
     Transfer,
-    /// Flush and space: milliseconds, in the kernel's workers.
+    /// Flushes and changes of space, which take milliseconds in the kernel's workers.
     Control,
-    /// May stay for ever, so it is cancelled when its outcome is not wanted any more.
+    /// May stay under way without limit, so it is cancelled when its outcome is not wanted any more.
     Waiting,
 }
 
 impl Work {
-    /// Zeros from `at` to `end`, which is behind it.
+    /// Creates a write of zeros from `at` to `end`, which must be larger.
     pub(super) fn zero(fd: Fd, at: u64, end: u64, by_writing: bool) -> Work {
         if !by_writing {
             return Work::Zero { fd, offset: at, len: end - at, punch: false };
@@ -128,7 +129,7 @@ impl Work {
         Work::ZeroWrite { fd, at, end, zeros: Buf::zeroed(chunk).freeze() }
     }
 
-    /// For people: what a device does not answer.
+    /// Returns a verb phrase for messages about a device that does not answer.
     pub(super) fn doing(&self) -> &'static str {
         match self {
             Work::Read { .. } => "reading",
@@ -157,7 +158,7 @@ impl Work {
         }
     }
 
-    /// The ring entry for what is left to do. Its pointers are good for as long as this `Work` lives.
+    /// Returns the ring entry for the rest of the operation. Its pointers are valid as long as this `Work` exists.
     pub(super) fn entry(&mut self) -> squeue::Entry {
         match self {
             Work::Read { fd, offset, buf, done, .. } => {
@@ -204,7 +205,7 @@ impl Work {
         }
     }
 
-    /// `result` is the completion's: a count, or a negated error number.
+    /// Evaluates a completion: a count, or a negated error number.
     pub(super) fn completed(self, result: i32) -> Step {
         let result = if result < 0 { Err(Errno(-result)) } else { Ok(result as usize) };
         match self {
@@ -240,10 +241,10 @@ impl Work {
     }
 }
 
-/// The descriptor an accept came to.
+/// Wraps the descriptor that an accept returned.
 fn own(fd: usize) -> OwnedFd {
-    // SAFETY: the kernel installed this descriptor for us when it completed the accept, and its number is reported
-    // once, in the one completion `completed` consumes.
+    // SAFETY: the kernel created this descriptor for this process when it completed the accept, and reports its number
+    // once, in the one completion that `completed` consumes.
     unsafe { OwnedFd::from_raw_fd(fd as i32) }
 }
 
@@ -307,14 +308,14 @@ fn reserve_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> 
     }
 }
 
-/// A reservation that ran out of space keeps the blocks it got, past the end of the file. Cutting the file to the
-/// length it has returns them. Only when nothing else of ours uses the file (the table's reference and the caller's
-/// are two): a write under way might be extending it.
+/// Frees the blocks that a failed reservation has kept past the end of the file, by truncating the file to its length.
+/// Only if nothing else here uses the file (the table's reference and the caller's are two): a write under way might be
+/// extending it.
 fn give_back_reserved(fd: &Fd) {
     if Arc::strong_count(fd) == 2
         && let Ok(size) = size_of(fd)
     {
-        // A failure leaves blocks reserved for this file and nothing else changed.
+        // After a failure the blocks stay reserved for this file; nothing else changes.
         let _ = rustix::fs::ftruncate(fd, size);
     }
 }
@@ -326,7 +327,7 @@ fn zero_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Ste
     }
 }
 
-/// The header and vectors of a gathered send. The header points into the vector's heap memory.
+/// Header and vectors of a gathered send. The header points into the vector's heap memory.
 pub(super) struct Message {
     header: libc::msghdr,
     vectors: Vec<libc::iovec>,
@@ -348,7 +349,8 @@ impl Message {
     }
 }
 
-/// WAITALL lets the kernel finish a send that met a full socket buffer, instead of a round through us per piece.
+/// Creates the entry of a send. With WAITALL the kernel completes a send that met a full socket buffer, without a turn
+/// of the reactor for each piece.
 fn send(fd: &Fd, parts: &[Slice], message: &mut Option<Box<Message>>) -> squeue::Entry {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
     if let [only] = parts {
