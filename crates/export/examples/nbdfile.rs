@@ -1,8 +1,10 @@
-//! Serves one raw file over NBD, straight through `blk::File`: the front end alone, for measuring and for trying clients.
+//! Serves one raw file over NBD, directly through `blk::File`: the front end without an engine, for measurements and
+//! for testing clients.
 //!
 //!     cargo run --release -p export --example nbdfile -- FILE SOCKET
 //!
-//! FILE's length is the export's size (whole sectors); SOCKET is a Unix socket path, or HOST:PORT. Ends with Ctrl-C.
+//! The length of FILE is the export's size (whole sectors). SOCKET is the path of a Unix socket, or HOST:PORT. Ctrl-C
+//! ends it.
 
 use std::ops::Range;
 use std::path::Path;

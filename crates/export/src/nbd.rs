@@ -1,8 +1,8 @@
-//! The NBD server: fixed newstyle handshake, simple and structured replies, `base:allocation`.
+//! The NBD server: fixed newstyle handshake, simple and structured replies, and the metadata context `base:allocation`.
 //!
-//! Bytes become decisions in two machines without I/O, `negotiate` and `request`; `session` and `server` carry
-//! their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose: TLS,
-//! oldstyle, extended headers.
+//! Two state machines without I/O, `negotiate` and `request`, turn bytes into decisions; `session` and `server`
+//! transfer their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose:
+//! TLS, oldstyle, extended headers.
 
 mod connection;
 mod connections;

@@ -1,7 +1,7 @@
-//! What the parts of one connection share: memory for requests, replies that wait, and the volume.
+//! State that the parts of one connection share: memory of requests, replies to send, and the volume.
 //!
-//! The connection is one task that receives and sends; each request is a task of its own. Every change here that the
-//! connection may wait for wakes it, so its conditions are plain polls.
+//! A connection is one task that receives and sends. Each request is a task of its own. Every change here for which the
+//! connection may wait wakes the connection's task, so its conditions are plain polls.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -29,8 +29,8 @@ pub(super) struct Connection {
     closed: Cell<bool>,
 }
 
-/// The place of a request, or of a piece of one, on the line, with its duty to answer: answering consumes it. What it holds
-/// is given back when the reply has been sent.
+/// The duty to answer a request, or a piece of one. Answering consumes it. Its memory is freed when the reply has been
+/// sent.
 pub(super) struct Ticket {
     line: Rc<Connection>,
     cookie: u64,
@@ -61,8 +61,8 @@ impl Connection {
         &self.group
     }
 
-    /// Waits for memory for `len` bytes of payload, and for the group's turn. Returns how many of them were granted.
-    /// Nothing is received meanwhile: that is the back-pressure on a client that sends requests and does not read the replies.
+    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many bytes were granted.
+    /// Nothing is received meanwhile, which holds back a client that sends requests and does not read the replies.
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
         let (granted, cost) = poll_fn(|_| match memory.grant(len) {
@@ -79,20 +79,20 @@ impl Connection {
         self.session.memory().requests()
     }
 
-    /// Nothing more will be received; the batches end once everything under way has been answered.
+    /// Notes that nothing more will be received. The batches end once everything under way has been answered.
     pub(super) fn finish(&self) {
         self.finishing.set(true);
     }
 
-    /// Replies are dropped from now on, because the client does not read them.
+    /// Drops replies from now on, because the client does not read them.
     pub(super) fn close(&self) {
         self.closed.set(true);
-        // Its tickets change the counters when they drop, so the borrow has to be over by then.
+        // The tickets change the counters when they drop, so the borrow has to be over by then.
         let given_up = self.outbox.take();
         drop(given_up);
     }
 
-    /// The next replies to send, or None when there will be no more.
+    /// Returns the next replies to send, or None when there will be no more.
     pub(super) async fn next_batch(&self) -> Option<Batch> {
         poll_fn(|_| match self.outbox.borrow_mut().take() {
             Some(batch) => Poll::Ready(Some(batch)),
@@ -102,7 +102,7 @@ impl Connection {
         .await
     }
 
-    /// Waits until no request is under way any more. The connection's task alone may wait for that.
+    /// Waits until no request is under way. Only the connection's task may wait for that.
     pub(super) async fn idle(&self) {
         poll_fn(|cx| {
             self.session.watch(cx);
@@ -137,19 +137,19 @@ impl Ticket {
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
-    /// Answers a read, or a piece of one: `done` when no other piece follows. `buf` has headroom.
+    /// Answers a read or a piece of one; `done` if no other piece follows. `buf` must have headroom.
     pub(super) fn data(self, offset: u64, buf: blk::Buf, done: bool) {
         let reply = reply::data(self.cookie, offset, self.line.terms.structured, done, buf);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
-    /// Begins an answer of `total` bytes that is sent as one, with its first bytes.
+    /// Begins an answer of `total` bytes that is sent as one message, with its first bytes.
     pub(super) fn data_begins(self, offset: u64, total: u32, buf: blk::Buf) {
         let reply = reply::data_of(self.cookie, offset, total, self.line.terms.structured, true, buf);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 
-    /// Goes on with the answer that began last.
+    /// Continues the answer that began last.
     pub(super) fn data_goes_on(self, buf: blk::Buf) {
         self.post(|outbox, ticket| outbox.push(ticket, buf.freeze()));
     }

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 
 use super::proto::{CONNECTIONS_MAX, CONNECTIONS_RESERVED, MEMORY_BYTES};
 
-/// What the connections of a server may take together.
+/// Limits for all connections of a server together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Of all connections and their requests. Half of it is for what connections are promised, so that it bounds their
-    /// number, too.
+    /// Memory for all connections and their requests, in bytes. Half of it is for the promises to connections, so it
+    /// bounds their number too.
     pub memory_bytes: u64,
-    /// Connections of the whole server. A client beyond them is refused, with the reason.
+    /// Maximum number of connections. A further client is refused, with the reason.
     pub connections_max: usize,
-    /// Planted to prove that a test finds it: requests are admitted and not charged. Never set in production.
+    /// Planted defect, which a test must find: requests are admitted and not charged. Never set in production.
     pub uncharged: bool,
 }
 
@@ -23,7 +23,7 @@ impl Default for Limits {
     }
 }
 
-/// Connections by what they share: a listener, or an export.
+/// Numbers of connections by what they share: a listener or an export.
 #[derive(Default)]
 pub(super) struct Counts(RefCell<BTreeMap<String, usize>>);
 
@@ -46,8 +46,8 @@ impl Counts {
         }
     }
 
-    /// Whether `name` may have one more where `free` are left for all: it has to leave as many as it has, or be within
-    /// its reserve.
+    /// Returns whether `name` may have one more connection while `free` are left for all. It must leave free as many as
+    /// it has, or be within its reserve.
     pub(super) fn allows(&self, name: &str, free: usize) -> bool {
         let own = self.of(name);
         free > 0 && (own < CONNECTIONS_RESERVED || own < free)

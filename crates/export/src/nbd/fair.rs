@@ -1,11 +1,11 @@
-//! Fair shares of the core: what each group may have begun between two turns of the reactor.
+//! Fair shares of the core: the amount of work that each party may begin between two turns of the reactor.
 //!
-//! A group is all clients of one VM (`Exports::client_group`). Before a connection begins a piece of work it takes that work's
-//! cost from its group's credit. Each turn of the reactor grants every group the same credit, so that groups with
-//! work to do get equal shares of the core however many connections each has. Within a group the connections that wait
-//! are served in order of arrival; each waits for one piece at a time, so they take turns.
+//! A party is all clients of one VM (`Exports::party`). Before a connection begins a piece of work, it pays the cost
+//! from its party's credit. Each turn of the reactor grants every party the same credit. Parties with work to do
+//! therefore get equal shares of the core, however many connections each has. Within a party, waiting connections are
+//! served in order of arrival, and each waits for one piece at a time, so they take turns.
 //!
-//! A group that stays below its credit never waits, and pays for the look alone.
+//! A party that stays below its credit never waits; it only pays for the check.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,41 +16,42 @@ use std::task::{Poll, Waker};
 use blk::Env;
 use blk::sync::TaskMutex;
 
-/// Cost of a request beside its bytes: its tasks and system calls take the core as long as copying this much.
+/// Cost of a request in addition to its bytes: its tasks and system calls occupy the core for as long as copying this
+/// much.
 pub(super) const REQUEST_COST: u64 = 8 << 10;
-/// Credit of a group for one turn when one group waits: 53 requests of 4 KiB, or half of the largest piece of a
-/// request. Copying that much takes about 0.1 ms.
+/// Credit of a party for one turn if one party waits: 53 requests of 4 KiB, or half of the largest piece of a request.
+/// Copying that much takes about 0.1 ms.
 pub(super) const TURN_CREDIT: u64 = 640 << 10;
-/// Credit however many wait. A hundred groups begin 6 MiB a turn, which takes about 1 ms.
+/// Smallest credit, however many parties wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
 pub(super) const TURN_CREDIT_MIN: u64 = 64 << 10;
 
-/// Credit of a group that has been the only one for [`ALONE_TURNS`]: its requests are limited by nothing else then, and a
-/// newcomer waits for 1 ms of work at most.
+/// Credit of a party that has been the only one for [`ALONE_TURNS`]. Nothing else limits its requests then, and a new
+/// party waits for at most 1 ms of work.
 pub(super) const ALONE_CREDIT: u64 = 8 << 20;
 const ALONE_TURNS: u64 = 256;
 
-/// Every group that has connections, and those whose connections wait.
+/// All parties with connections, and those whose connections wait.
 pub(super) struct FairScheduler {
     groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
-    /// Groups with waiting connections; a task grants them credit as long as there are any.
+    /// Parties with waiting connections. A task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<ClientGroup>>>,
-    /// The group that took last, as a name only, and the turn in which it followed another.
+    /// The party that began work last (compared by address only), and the turn in which it followed another.
     last: Cell<*const ClientGroup>,
     shared_at: Cell<u64>,
 }
 
-/// The connections that share one credit.
+/// Connections that share one credit.
 pub(super) struct ClientGroup {
-    /// What may still be begun in turn `turn`; a piece that began with little credit left makes it negative.
+    /// Credit left in turn `turn`. A piece that began with little credit left makes it negative.
     credit: Cell<i64>,
     turn: Cell<u64>,
     queue: RefCell<VecDeque<Rc<Waiter>>>,
-    /// Held by the BLOCK_STATUS that is at work: looking a large range up takes the core long, so that a group does it once
-    /// at a time.
+    /// Held by a BLOCK_STATUS that is under way. The lookup of a large range occupies the core for long, so a party has
+    /// one at a time.
     pub status_turn: TaskMutex,
 }
 
-/// A connection's place in its group's queue.
+/// A connection's place in the queue of its party.
 struct Waiter {
     cost: u64,
     state: RefCell<WaiterState>,
@@ -60,7 +61,7 @@ enum WaiterState {
     New,
     Waiting(Waker),
     Granted,
-    /// The connection has ended meanwhile.
+    /// The connection has ended.
     Gone,
 }
 
@@ -82,7 +83,7 @@ impl ClientGroup {
         }
     }
 
-    /// Credit is not saved: a group that was idle has one turn's.
+    /// Starts a turn. Credit is not saved: a party that was idle has the credit of one turn.
     fn renew(&self, turn: u64, credit: u64) {
         let turns = turn.saturating_sub(self.turn.replace(turn));
         let earned = turns.saturating_mul(credit).min(i64::MAX as u64 / 2) as i64;
@@ -93,7 +94,7 @@ impl ClientGroup {
         self.credit.set(self.credit.get() - cost as i64);
     }
 
-    /// Lets connections begin, first come first served, while there is credit. False when none waits any more.
+    /// Lets connections begin in order of arrival while there is credit. Returns false when none waits any more.
     fn serve(&self) -> bool {
         let mut queue = self.queue.borrow_mut();
         while self.credit.get() > 0
@@ -141,7 +142,7 @@ impl FairScheduler {
         }
     }
 
-    /// The more groups wait, the less each may begin in a turn, so that turns stay short.
+    /// Returns the credit of each party. The more parties wait the smaller it is, so that turns stay short.
     fn turn_credit(&self, turn: u64) -> u64 {
         let waiting = self.waiting.borrow().len() as u64;
         if waiting <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
@@ -178,10 +179,10 @@ impl FairScheduler {
         .await;
     }
 
-    /// Has `group`'s queue served with each turn.
+    /// Puts `party` on the list whose queues are served in each turn.
     fn attend(self: &Rc<Self>, env: &Env, group: &Rc<ClientGroup>) {
         let mut waiting = self.waiting.borrow_mut();
-        // It may still be listed: all its connections may have gone while they waited.
+        // The party may still be listed: all its connections may have ended while they waited.
         if waiting.iter().any(|known| Rc::ptr_eq(known, group)) {
             return;
         }
@@ -192,7 +193,7 @@ impl FairScheduler {
     }
 }
 
-/// Serves every waiting group once with each turn, until none waits.
+/// Serves every waiting party once in each turn, until none waits.
 async fn serve_waiting(scheduler: Rc<FairScheduler>, env: Env) {
     loop {
         env.next_turn().await;

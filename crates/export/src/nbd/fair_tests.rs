@@ -1,3 +1,5 @@
+//! Shares of the core in virtual time: parties, their connections and their credit.
+
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -21,12 +23,13 @@ async fn work(
     while env.turns() < turns {
         scheduler.take(&env, &group, cost).await;
         done.set(done.get() + 1);
-        // The client sends its next request when this one is answered.
+        // The client sends its next request when this one has been answered.
         env.next_turn().await;
     }
 }
 
-/// What connections began within `turns`: (group, cost of one piece, connections) each; per connection.
+/// Returns what each connection began within `turns`. A group is a party, the cost of one piece, and a number of
+/// connections.
 fn begun(groups: &'static [(&'static str, u64, usize)], turns: u64) -> Vec<Vec<u64>> {
     let world = SimWorld::new(1, sim::Options::default());
     let counts = world.run(move |env| async move {
@@ -57,14 +60,14 @@ fn a_neighbour_of_a_hundred_greedy_connections_keeps_half_of_its_rate() {
     let beside: u64 = both[1].iter().sum();
     println!("pieces of the neighbour in 2000 turns: {alone} alone, {beside} beside 100 greedy connections");
     assert!(2 * beside >= alone, "{beside} of {alone}");
-    // The greedy group is not shut out either: it has its credit, and no more.
+    // The greedy party is not excluded either: it has its credit, and no more.
     let greedy = GREEDY_COST * both[0].iter().sum::<u64>();
     assert!((TURN_CREDIT * 1000..=TURN_CREDIT * 2002 + 100 * GREEDY_COST).contains(&greedy), "{greedy}");
 }
 
 #[test]
 fn connections_of_one_group_take_turns() {
-    // Another one, so that credit is what holds them back.
+    // A second party, so that the credit limits both.
     let all = begun(&[("greedy", GREEDY_COST, 50), ("neighbour", SMALL_COST, 1)], 4000);
     let (least, most) = (all[0].iter().min().unwrap(), all[0].iter().max().unwrap());
     assert!(most - least <= 1 && *least > 10, "{:?}", all[0]);

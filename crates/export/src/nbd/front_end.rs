@@ -23,57 +23,57 @@ const FAILURES_KEPT: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Halt {
     Run,
-    /// Take in nothing more, answer what is under way, close.
+    /// Accept no further request, answer those under way, close.
     Finish,
-    /// Close now; requests under way still run, unanswered.
+    /// Close now. Requests under way run to their end and are not answered.
     Cut,
 }
 
-/// State of a connection that its own task and the front end share.
+/// State of a connection that its task and the front end share.
 pub(super) struct Session {
     id: u64,
     listener: String,
     peer: String,
-    /// Counted among its export's connections while it is set.
+    /// Export of the connection; while it is set, the connection counts as one of the export's.
     export: RefCell<String>,
     observer: Rc<dyn Observer>,
     memory: Holding,
     requests: Cell<u64>,
     bytes: Cell<u64>,
     halt: Cell<Halt>,
-    /// The connection's task; there is never another one waiting.
+    /// Waker of the connection's task; no other task waits.
     task: RefCell<Option<Waker>>,
 }
 
 /// One connection, for `vm show`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// Number of the connection; no later one of this front end has it.
+    /// Number of the connection, unique in this front end.
     pub id: u64,
     /// [`blk::socket::Peer::name`] of the client.
     pub peer: String,
-    /// Empty until the client has chosen one.
+    /// Name of the export; empty until the client has chosen one.
     pub export: String,
-    /// Taken in since the connection began.
+    /// Requests accepted since the connection began.
     pub requests: u64,
-    /// Payload of reads and writes.
+    /// Bytes of payload of reads and writes.
     pub bytes: u64,
 }
 
-/// Why a connection, or an attempt at one, ended otherwise than by the client's wish.
+/// Why a connection, or an attempt at one, ended otherwise than by the client's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionFailure {
-    /// Who connected, like `SessionInfo::peer`.
+    /// Name of the client, like `SessionInfo::peer`.
     pub peer: String,
     /// Name of the export; empty before one was chosen.
     pub export: String,
-    /// `Refused` for a connection, or an export, that is refused; else that of the error.
+    /// `Refused` for a refused connection or export; otherwise the kind of the error.
     pub kind: ErrorKind,
-    /// Untrusted text may be part of it.
+    /// The cause, which may contain untrusted text.
     pub cause: String,
 }
 
-/// Receives what an operator has to see. Every method returns at once.
+/// Receives reports for the operator. Every method returns at once.
 pub trait Observer {
     /// Called with every connection that is refused or ends by an error, and with every failed accept.
     fn connection_failed(&self, _failure: &ConnectionFailure) {}
@@ -91,18 +91,18 @@ pub struct FrontEnd {
     scheduler: Rc<FairScheduler>,
     by_listener: Counts,
     by_export: Counts,
-    /// Refused connections whose refusal is being sent.
+    /// Number of refused connections whose refusal is being sent.
     refusing: Cell<usize>,
     observer: Rc<dyn Observer>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
     next_id: Cell<u64>,
     stopping: Cell<bool>,
-    /// A connection came or went, or `stop` was called.
+    /// Signals that a connection began or ended, or that `stop` was called.
     changed: Signal,
     failures: RefCell<VecDeque<ConnectionFailure>>,
 }
 
-/// A connection's entry in the list; leaving is dropping.
+/// Entry of a connection in the list. Dropping it removes the entry.
 pub(super) struct SessionEntry {
     front_end: Rc<FrontEnd>,
     pub session: Rc<Session>,
@@ -132,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Has `cx`'s task woken by every later `wake`, and returns what the connection has to do.
+    /// Registers the task of `cx` for later wakes, and returns what the connection has to do.
     pub(super) fn watch(&self, cx: &Context<'_>) -> Halt {
         let mut task = self.task.borrow_mut();
         if !task.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -158,17 +158,17 @@ impl Session {
 }
 
 impl FrontEnd {
-    /// With the usual limits.
+    /// Creates a front end with the default limits.
     pub fn new() -> Rc<FrontEnd> {
         FrontEnd::with_limits(Limits::default())
     }
 
-    /// Makes a front end without connections.
+    /// Creates a front end without connections.
     pub fn with_limits(limits: Limits) -> Rc<FrontEnd> {
         FrontEnd::observed(limits, Rc::new(()))
     }
 
-    /// Reports to `observer` what an operator has to see.
+    /// Creates a front end that reports to `observer`.
     pub fn observed(limits: Limits, observer: Rc<dyn Observer>) -> Rc<FrontEnd> {
         Rc::new(FrontEnd {
             limits,
@@ -186,7 +186,7 @@ impl FrontEnd {
         })
     }
 
-    /// Memory of all connections and requests.
+    /// Returns the memory of all connections and requests.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -195,13 +195,13 @@ impl FrontEnd {
         &self.scheduler
     }
 
-    /// Oldest first.
+    /// Returns all connections, oldest first.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         self.sessions.borrow().values().map(|s| s.info()).collect()
     }
 
-    /// Cuts one connection. Requests it has under way run to their end unanswered, and it stays listed (and its
-    /// export attached) until they have. False when there is no such connection.
+    /// Closes one connection. Its requests under way run to their end and are not answered. Until then it stays listed,
+    /// and its export attached. Returns false if there is no such connection.
     pub fn disconnect(&self, id: u64) -> bool {
         let sessions = self.sessions.borrow();
         let Some(session) = sessions.get(&id) else { return false };
@@ -209,14 +209,15 @@ impl FrontEnd {
         true
     }
 
-    /// No new connections; those there are finish what is under way and close. `serve` returns afterwards.
+    /// Accepts no further connections. Existing ones finish the requests under way and close. `serve` returns
+    /// afterwards.
     pub fn stop(&self) {
         self.stopping.set(true);
         self.tell_all(Halt::Finish);
         self.changed.notify();
     }
 
-    /// The last connections that ended badly, oldest first.
+    /// Returns the last connections that ended abnormally, oldest first.
     pub fn failures(&self) -> Vec<ConnectionFailure> {
         self.failures.borrow().iter().cloned().collect()
     }
@@ -238,7 +239,7 @@ impl FrontEnd {
     /// Admits a connection that `listener` has accepted.
     ///
     /// # Errors
-    /// Why it is refused, for the client and for the log.
+    /// The reason of a refusal, for the client and for the log.
     pub(super) fn enter(self: &Rc<Self>, listener: &str, peer: &str) -> Result<SessionEntry, String> {
         let (own, all) = (self.by_listener.of(listener), self.sessions.borrow().len());
         if !self.by_listener.allows(listener, self.free()) {
@@ -275,7 +276,7 @@ impl FrontEnd {
         Ok(SessionEntry { front_end: self.clone(), session })
     }
 
-    /// Records a refusal. None when so many refusals are being sent that this client gets none.
+    /// Records a refusal. Returns None if so many refusals are being sent that this client gets none.
     pub(super) fn refuse(self: &Rc<Self>, peer: &str, cause: &str) -> Option<RefusalGuard> {
         self.note(peer, "", ErrorKind::Refused, cause.to_string());
         if self.refusing.get() >= REFUSALS_MAX || self.stopping.get() {
@@ -285,10 +286,10 @@ impl FrontEnd {
         Some(RefusalGuard(self.clone()))
     }
 
-    /// Whether one more connection may choose `export`.
+    /// Checks that one more connection may choose `export`.
     ///
     /// # Errors
-    /// Why not, for the client; it is in the log already.
+    /// The reason, for the client. It is in the log already.
     pub(super) fn refuse_export(&self, peer: &str, export: &str) -> Result<(), String> {
         if self.by_export.allows(export, self.free().max(1)) {
             return Ok(());
@@ -318,7 +319,7 @@ impl FrontEnd {
         }
     }
 
-    /// `work`'s result, or None when the front end stops first.
+    /// Returns the result of `work`, or None if the front end stops first.
     pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         let mut stopped = pin!(self.when(|front_end| front_end.stopping.get()));
@@ -329,7 +330,7 @@ impl FrontEnd {
         .await
     }
 
-    /// Waits until no client is connected, at most `limit_us`.
+    /// Waits until no client is connected, for at most `limit_us`.
     pub(super) async fn empty_within(&self, env: &Env, limit_us: u64) {
         let mut empty = pin!(self.when(|front_end| front_end.sessions.borrow().is_empty()));
         let mut late = pin!(env.sleep_us(limit_us));

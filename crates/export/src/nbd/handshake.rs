@@ -1,4 +1,4 @@
-//! Carries a negotiation's bytes and answers its questions from the catalogue.
+//! The handshake with one client: transfers the bytes of a negotiation, and looks exports up in the catalogue.
 
 use std::rc::Rc;
 
@@ -11,20 +11,20 @@ use super::handshake_timer::HandshakeTimer;
 use super::negotiate::{FoundExport, Negotiation, Step, Terms};
 use super::outbox::advance;
 
-/// Options are small; one page at a time.
+/// Size of a receive: options are small, so it is one page.
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
 
-/// A client that has chosen its export.
+/// Result of a handshake: a client that has chosen its export.
 pub(super) struct Negotiated {
     pub terms: Terms,
     pub attachment: Attachment,
-    /// Whose share of the core it has.
+    /// The party whose share of the core the client uses.
     pub group: String,
-    /// Bytes that came after the handshake: the first requests.
+    /// Bytes received after the handshake: the first requests.
     pub rest: Vec<u8>,
 }
 
-/// Negotiates with one client, which may take as long as `timer` has. None when it left in peace.
+/// Negotiates with one client, within the time of `patience`. Returns None if the client ended the handshake.
 pub(super) async fn handshake(
     socket: &Socket,
     exports: &Rc<dyn Exports>,
@@ -66,7 +66,7 @@ pub(super) async fn handshake(
                 }
             }
             Step::Left => {
-                // The client may already be gone; its acknowledgement is a courtesy.
+                // The client may have disconnected; its acknowledgement is not required.
                 let output = negotiation.take_output();
                 let _ = timer.wait(peer, send(socket, &output)).await;
                 return Ok(None);
@@ -76,7 +76,7 @@ pub(super) async fn handshake(
     }
 }
 
-/// The empty name stands for the only export, if there is exactly one ("NBD_OPT_EXPORT_NAME").
+/// Looks up an export. The empty name means the only export, if there is exactly one ("NBD_OPT_EXPORT_NAME").
 async fn lookup(
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
@@ -109,7 +109,7 @@ async fn send(socket: &Socket, bytes: &[u8]) -> Result<()> {
     send_all(socket, vec![Buf::copy_of(bytes).freeze()]).await
 }
 
-/// Sends every byte of the parts, over as many sends as it takes.
+/// Sends all bytes of the parts, with as many sends as necessary.
 pub(super) async fn send_all(socket: &Socket, mut parts: Vec<blk::Slice>) -> Result<()> {
     while !parts.is_empty() {
         match socket.send(parts.clone()).await? {

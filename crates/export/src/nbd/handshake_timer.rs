@@ -1,4 +1,4 @@
-//! The time that a client may take for its handshake. Only waiting for the client counts.
+//! The time limit of a client's handshake. Only time in which the server waits for the client counts.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -18,10 +18,10 @@ impl HandshakeTimer {
         HandshakeTimer { env: env.clone(), limit_us, left_ns: Cell::new(limit_us * 1000) }
     }
 
-    /// Returns what `answer` comes to, which the client is to give (it sends, or it receives what was sent).
+    /// Waits for `answer`, which the client has to give: it sends, or receives what was sent.
     ///
     /// # Errors
-    /// `Invalid` when the client has used up its time, over all its answers.
+    /// `Invalid` if the client has used up its time over all its answers.
     pub(super) async fn wait<T>(&self, peer: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
         let began_ns = self.env.now_ns();
         let mut answer = pin!(answer);
@@ -61,7 +61,7 @@ mod tests {
                 }
             };
             timer.wait("client", after(4_000_000)).await.unwrap();
-            // The server opens a VM.
+            // The server opens a VM meanwhile.
             env.sleep_us(60_000_000).await;
             timer.wait("client", after(5_000_000)).await.unwrap();
             let began_ns = env.now_ns();

@@ -1,20 +1,21 @@
-//! Memory of connections: what each is promised, and what it may take beyond that.
+//! Memory of connections: what each is promised, and what it may use beyond that.
 //!
-//! All of it is charged to one budget before it is allocated. Half of the budget is for what connections are promised,
-//! [`CONNECTION_BYTES`] each when they are accepted. A quarter is shared: what a connection's requests hold beyond
-//! `OWN_BYTES` is its excess, charged there while it lasts. An excess may not grow beyond what is left free
-//! afterwards, so that one greedy connection takes at most half of what is shared, n greedy ones take n parts of n + 1,
-//! and one part is free for the next. A sixteenth is for larger receive buffers; connections that get none are slower and
-//! nothing else. What is left is for volumes, which may need as much again as a request holds (a read whose parts lie
-//! apart is put together from copies), and is not charged.
+//! All of it is charged to one budget before it is allocated:
+//! * Half of the budget is for the promises to connections, [`CONNECTION_BYTES`] for each accepted connection.
+//! * A quarter is shared. The memory of a connection's requests beyond `OWN_BYTES` is its excess, which is charged
+//!   there. An excess may not grow beyond what is free afterwards. One greedy connection therefore takes at most half
+//!   of the shared part, n greedy ones take n parts of n + 1, and one part is free for the next.
+//! * A sixteenth is for larger receive buffers. Connections without one are slower, and have no other disadvantage.
+//! * The rest is for volumes and is not charged. A volume may need as much again as a request: a read whose parts are
+//!   not contiguous is assembled from copies.
 //!
-//! No request waits for another connection's memory, so there is no queue, no order of taking and no deadlock: a request waits
-//! only for requests of its own connection. As soon as none of those is left the next one begins with `OWN_BYTES` at
-//! least, which no other connection can take: it is cut into pieces of that size when no more is free. Small
+//! No request waits for the memory of another connection, so there is no queue, no order of locking and no deadlock. A
+//! request waits only for requests of its own connection. When none of those is left, the next one begins with at least
+//! `OWN_BYTES`, which no other connection can take; it is cut into pieces of that size if no more is free. Small
 //! requests never starve behind large ones for the same reason.
 //!
-//! What a client can pin by not reading its answers, or by not sending a payload it has announced, is its connection's
-//! holding, and counts against that connection alone.
+//! A client that does not read its answers, or does not send an announced payload, pins the memory of its own
+//! connection only.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,12 +25,12 @@ use blk::buf::slab_bytes;
 
 use super::proto::{IN_FLIGHT_BYTES_MAX, PIECE_BYTES_MAX, REQUESTS_MAX};
 
-/// Promised to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, its names and its
-/// place in lists, and `OWN_BYTES` for requests.
+/// Promise to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, names and list
+/// entries, and `OWN_BYTES` for requests.
 pub const CONNECTION_BYTES: u64 = 64 << 10;
-/// What a connection's requests may always hold: one of 32 KiB with its headroom, or four of 4 KiB.
+/// Memory that a connection's requests may always use: one of 32 KiB with its headroom, or four of 4 KiB.
 pub(crate) const OWN_BYTES: u64 = 40 << 10;
-/// A request's tasks, beside its payload.
+/// Memory of a request's tasks, in addition to its payload.
 const TASK_BYTES: u64 = 2 << 10;
 
 /// The memory of all connections of a server.
@@ -39,20 +40,20 @@ pub struct Memory {
     buffers: Rc<Budget>,
 }
 
-/// What one connection holds of it.
+/// The part of the memory that one connection uses.
 pub(crate) struct Holding {
     _promised: Charge,
     shared: Rc<Budget>,
     buffers: Rc<Budget>,
     excess: RefCell<Charge>,
-    /// Of requests taken in whose reply has not left.
+    /// Memory of accepted requests whose reply has not been sent.
     held: Cell<u64>,
     requests: Cell<usize>,
-    /// The planted defect: nothing is charged, and nothing waits.
+    /// Planted defect: nothing is charged, and nothing waits.
     uncharged: bool,
 }
 
-/// Returns what a piece of a request with `len` bytes of payload holds.
+/// Returns the memory of a piece of a request with `len` bytes of payload.
 fn piece_cost(len: u64) -> u64 {
     TASK_BYTES + if len == 0 { 0 } else { slab_bytes(len as usize) as u64 }
 }
@@ -68,19 +69,19 @@ impl Memory {
         }
     }
 
-    /// Bytes that are charged now.
+    /// Returns the bytes that are charged now.
     pub fn used(&self) -> u64 {
         self.promises.used() + self.shared.used() + self.buffers.used()
     }
 
-    /// The most that was charged, of each part.
+    /// Returns the maximum that was charged, as the sum of the parts' maxima.
     pub fn peak(&self) -> u64 {
         self.promises.peak() + self.shared.peak() + self.buffers.peak()
     }
 }
 
 impl Holding {
-    /// None when there is no memory for another connection.
+    /// Creates the holding of a connection. None if there is no memory for another connection.
     pub(crate) fn new(memory: &Memory, uncharged: bool) -> Option<Holding> {
         Some(Holding {
             _promised: memory.promises.take(CONNECTION_BYTES)?,
@@ -93,20 +94,21 @@ impl Holding {
         })
     }
 
-    /// Requests, and pieces of requests, that hold something.
+    /// Returns the number of requests, and pieces of requests, that use memory.
     pub(crate) fn requests(&self) -> usize {
         self.requests.get()
     }
 
-    /// Returns how much more this connection may hold now.
+    /// Returns how much more this connection may use now.
     fn allowed(&self) -> u64 {
         let excess = self.excess.borrow().bytes();
         let excess_max = (self.shared.free() + excess) / 2;
         (OWN_BYTES + excess_max).min(IN_FLIGHT_BYTES_MAX).saturating_sub(self.held.get())
     }
 
-    /// Takes what a piece of `len` bytes needs and returns the length that was granted, with what it holds. The length
-    /// is less than `len` only when nothing else of this connection is under way. None: wait for own requests.
+    /// Charges a piece of up to `len` bytes. Returns the granted length and the memory charged for it. The length is
+    /// less than `len` only if nothing else of this connection is under way. None: the piece must wait for requests of
+    /// its own connection.
     pub(crate) fn grant(&self, len: u64) -> Option<(u64, u64)> {
         if self.requests.get() >= REQUESTS_MAX {
             return None;
@@ -139,7 +141,7 @@ impl Holding {
         self.held.set(bytes);
     }
 
-    /// Charges a larger receive buffer, when there is room for it.
+    /// Charges a larger receive buffer if there is memory for it.
     pub(crate) fn buffer(&self, bytes: u64) -> Option<Charge> {
         self.buffers.take(bytes)
     }
@@ -163,7 +165,7 @@ mod tests {
     /// A connection, and what its pieces hold.
     struct Greedy(Holding, Vec<u64>);
 
-    /// Connections that ask for pieces of `len` until each has to wait.
+    /// Fills the memory: connections take pieces of `len` until each has to wait.
     fn fill(memory: &Memory, connections: usize, len: u64) -> Vec<Greedy> {
         let new = |_| Greedy(Holding::new(memory, false).unwrap(), Vec::new());
         let mut all: Vec<Greedy> = (0..connections).map(new).collect();
@@ -199,7 +201,7 @@ mod tests {
         let mut taken = Vec::new();
         for Greedy(holding, costs) in &fill(&memory, 64, MIB) {
             costs.iter().for_each(|cost| holding.give_back(*cost));
-            // The others take what came back at once: all that is free.
+            // The other connections take what was freed at once: all that is free.
             taken.push(memory.shared.take(memory.shared.free()).unwrap());
             let (granted, cost) = holding.grant(32 * MIB).expect("its own is always there");
             assert_eq!((granted, cost <= OWN_BYTES), (32 << 10, true));

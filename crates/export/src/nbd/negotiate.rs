@@ -1,8 +1,8 @@
-//! The handshake as a machine over bytes: no I/O, no catalogue, no time.
+//! The handshake as a state machine over bytes: no I/O, no catalogue, no time.
 //!
-//! Its owner feeds what was received, carries out the [`Step`] it is given and sends [`Negotiation::take_output`].
-//! One option is answered at a time, so the output never holds more than the replies to one option, and the input
-//! never more than one option and one receive. How the bytes were cut on their way does not matter.
+//! Its owner feeds the received bytes, carries out the returned [`Step`], and sends [`Negotiation::take_output`]. One
+//! option is answered at a time: the output never exceeds the replies to one option, and the input never exceeds one
+//! option and one receive. The result does not depend on how the bytes were split into receives.
 
 use blk::volume::{ExportEntry, VolumeInfo};
 use blk::{Error, ErrorKind};
@@ -11,41 +11,41 @@ use super::options::{self, ContextRequest, InfoRequest, PayloadError};
 use super::proto::*;
 use super::wire::{Fields, Put, clip};
 
-/// What the owner has to do next. Output is to be sent before the following step.
+/// What the owner does next. Output is sent before the following step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Receive, and `feed`.
     Receive,
-    /// An option was answered: ask for the next step.
+    /// An option was answered: call for the next step.
     Answered,
     /// Answer with `list`.
     List,
-    /// Look this export up ("" is the default one) and answer with `found` or `not_found`.
+    /// Look this export up ("" is the default one), and answer with `found` or `not_found`.
     Lookup(String),
-    /// Close the connection: the client wants no more.
+    /// Close the connection: the client ended the handshake.
     Left,
-    /// Close the connection, for this reason.
+    /// Close the connection for this reason.
     Close(&'static str),
 }
 
-/// What is known of an export that was looked up.
+/// Properties of an export that was looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundExport {
-    /// The name it is listed under.
+    /// Name of the export in the list.
     pub name: String,
     pub description: String,
     pub info: VolumeInfo,
 }
 
-/// What both sides agreed on; holds until the connection ends.
+/// The negotiated terms, which hold until the connection ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
     pub export: String,
-    /// A multiple of the smallest block.
+    /// Size in bytes, a multiple of the smallest block.
     pub size_bytes: u64,
     pub read_only: bool,
     pub fast_zero: bool,
-    /// Structured replies.
+    /// Structured replies were negotiated.
     pub structured: bool,
     /// `base:allocation` was selected for this export.
     pub status: bool,
@@ -61,7 +61,7 @@ enum Purpose {
 enum State {
     Flags,
     Options,
-    /// The payload of an option too large to keep is being passed over.
+    /// The payload of an option that is too large is being skipped.
     Skip {
         option: u32,
         left: u32,
@@ -80,12 +80,12 @@ pub(super) struct Negotiation {
     options: u32,
     no_zeroes: bool,
     structured: bool,
-    /// The export `base:allocation` was last selected for.
+    /// The export for which `base:allocation` was last selected.
     context_of: Option<String>,
 }
 
 impl Negotiation {
-    /// The greeting is the first output.
+    /// Starts a handshake; the greeting is the first output.
     pub(super) fn new() -> Negotiation {
         let mut output = Vec::new();
         output.put_u64(GREETING_MAGIC);
@@ -102,7 +102,7 @@ impl Negotiation {
         }
     }
 
-    /// Hands in what was received; called after [`Step::Receive`] only, which is what bounds the input.
+    /// Adds received bytes. Called only after [`Step::Receive`], which bounds the input.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         assert!(
             self.input.len() < OPTION_HEADER_BYTES + OPTION_BYTES_MAX as usize,
@@ -115,7 +115,7 @@ impl Negotiation {
         std::mem::take(&mut self.output)
     }
 
-    /// What was received after the handshake's last byte.
+    /// Returns what was received after the last byte of the handshake.
     pub(super) fn into_rest(self) -> Vec<u8> {
         self.input
     }
@@ -136,7 +136,7 @@ impl Negotiation {
         Step::Close(why)
     }
 
-    /// "Client flags".
+    /// Handles the "Client flags".
     fn client_flags(&mut self) -> Step {
         let Some(flags) = Fields::new(&self.input).u32() else { return Step::Receive };
         self.input.drain(..4);
@@ -215,7 +215,7 @@ impl Negotiation {
                 Ok(self.acknowledge(option))
             }
             OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => self.context(option, payload),
-            // Answering "unsupported" rather than "policy" lets clients that would like TLS go on without.
+            // After "unsupported", clients that would prefer TLS continue without it; after "policy" they do not.
             OPT_STARTTLS => Ok(self.refuse(option, REP_ERR_UNSUP, "this server does not speak TLS")),
             _ => Ok(self.refuse(option, REP_ERR_UNSUP, "unknown option")),
         }
@@ -229,7 +229,7 @@ impl Negotiation {
     fn context(&mut self, option: u32, payload: &[u8]) -> Result<Step, PayloadError> {
         let sets = option == OPT_SET_META_CONTEXT;
         if sets {
-            // Even a request that fails replaces what was selected before.
+            // A request that fails also replaces the earlier selection.
             self.context_of = None;
         }
         if !self.structured {
@@ -258,7 +258,7 @@ impl Negotiation {
         self.acknowledge(OPT_LIST);
     }
 
-    /// Answers [`Step::Lookup`]. Terms mean that transmission starts once the output has been sent.
+    /// Answers [`Step::Lookup`]. With terms, transmission starts once the output has been sent.
     pub(super) fn found(&mut self, export: &FoundExport) -> Option<Terms> {
         let State::Lookup(purpose) = std::mem::replace(&mut self.state, State::Options) else {
             panic!("the client did not ask for an export")
@@ -315,7 +315,7 @@ impl Negotiation {
         }
     }
 
-    /// "NBD_REP_INFO". Block sizes are sent unasked: clients that support them should keep to them.
+    /// Appends "NBD_REP_INFO". Block sizes are always sent; clients that support them should comply.
     fn describe(&mut self, option: u32, export: &FoundExport, wants_name: bool, wants_description: bool) {
         let terms = self.terms(export);
         let mut payload = Vec::new();
@@ -380,7 +380,8 @@ impl Negotiation {
 }
 
 impl Terms {
-    /// "Transmission flags". MULTI_CONN holds because every connection serves the one volume, whose flush covers all.
+    /// Returns the "Transmission flags". MULTI_CONN is correct because every connection serves the same volume, whose
+    /// flush covers all of them.
     pub fn transmission_flags(&self) -> u16 {
         let mut flags = TRANSMIT_HAS_FLAGS | TRANSMIT_FLUSH | TRANSMIT_MULTI_CONN | TRANSMIT_CACHE;
         if self.structured {
@@ -401,7 +402,8 @@ fn without_payload(payload: &[u8]) -> Result<(), PayloadError> {
     if payload.is_empty() { Ok(()) } else { Err("this option takes no payload") }
 }
 
-/// "Size constraints": a power of two, not below the smallest block, not above the largest payload.
+/// Returns the preferred block ("Size constraints"): a power of two, not below the smallest block, not above the
+/// largest payload.
 fn preferred_block(wished: u32) -> u32 {
     if wished.is_power_of_two() {
         wished.clamp(BLOCK_BYTES_MIN, PAYLOAD_BYTES_MAX)

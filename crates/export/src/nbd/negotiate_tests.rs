@@ -1,3 +1,5 @@
+//! Handshakes of a client that is built field by field.
+
 use super::*;
 use crate::nbd::replay::{self, Ended, HandshakeTrace};
 
@@ -45,7 +47,7 @@ fn context_payload(name: &str, queries: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// (option, reply type, payload) of every option reply after the greeting.
+/// Returns (option, reply type, payload) of every option reply after the greeting.
 fn replies(talk: &HandshakeTrace) -> Vec<(u32, u32, Vec<u8>)> {
     let mut fields = Fields::new(&talk.output[18..]);
     let mut all = Vec::new();

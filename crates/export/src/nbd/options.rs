@@ -1,4 +1,4 @@
-//! Payloads of options: what a client may put into them. "Option types" of proto.md.
+//! Parser for the payloads of options. "Option types" of proto.md.
 
 use super::proto::*;
 use super::wire::Fields;
@@ -14,19 +14,19 @@ pub(super) struct InfoRequest<'a> {
     pub wants_description: bool,
 }
 
-/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. Only `base:allocation` exists here, so queries are judged while
-/// they are read and not kept.
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. There is one context, `base:allocation`, so queries are evaluated
+/// while they are parsed, and not kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ContextRequest<'a> {
     pub name: &'a str,
     pub queries: u32,
-    /// One of them is `base:allocation`.
+    /// One of the queries is `base:allocation`.
     pub names_allocation: bool,
-    /// One of them is `base:`, which lists and never selects.
+    /// One of the queries is `base:`, which lists contexts and never selects one.
     pub names_base: bool,
 }
 
-/// "Conventions": UTF-8, at most 4096 bytes.
+/// Parses a string ("Conventions"): UTF-8, at most 4096 bytes.
 pub(super) fn string(bytes: &[u8]) -> Result<&str, PayloadError> {
     if bytes.len() > STRING_BYTES_MAX {
         return Err("a name may have at most 4096 bytes");

@@ -1,14 +1,14 @@
-//! Replies that wait for the socket. NBD orders nothing among replies, so bare successes are packed together.
+//! Replies that wait for the socket. NBD does not order replies, so successes without payload are packed together.
 
 use blk::{Buf, Slice};
 
 use super::connection::Ticket;
 use super::proto::*;
 
-/// Room for the bare successes of one batch: as many as there can be requests under way.
+/// Space for the successes without payload of one batch: one for each request that can be under way.
 const ACKS_BYTES: usize = REQUESTS_MAX * SIMPLE_REPLY_BYTES;
 
-/// What one send carries. The tickets give back their room when the batch is dropped: sent, or given up.
+/// Content of one send. Its tickets free their memory when the batch is dropped, after it was sent or abandoned.
 pub(super) struct Batch {
     pub parts: Vec<Slice>,
     _tickets: Vec<Ticket>,
@@ -36,7 +36,7 @@ impl Outbox {
         self.tickets.push(ticket);
     }
 
-    /// All of it, or None when there is nothing.
+    /// Takes all waiting replies; None if there are none.
     pub(super) fn take(&mut self) -> Option<Batch> {
         if self.tickets.is_empty() {
             return None;

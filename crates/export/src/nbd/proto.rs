@@ -1,4 +1,4 @@
-//! Numbers of the NBD protocol, each under the section of `doc/proto.md` that defines it, and the limits we chose.
+//! Constants of the NBD protocol, each under the section of `doc/proto.md` that defines it, and this server's limits.
 
 use blk::SECTOR;
 
@@ -7,7 +7,7 @@ use blk::SECTOR;
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`: second half of the greeting, and the head of every option.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// Zeros after an answer to EXPORT_NAME, unless both sides agreed to leave them out.
+/// Zeros after an answer to EXPORT_NAME, unless both sides agreed to omit them.
 pub const EXPORT_NAME_PADDING: usize = 124;
 /// Magic, option, length.
 pub const OPTION_HEADER_BYTES: usize = 16;
@@ -16,36 +16,36 @@ pub const OPTION_HEADER_BYTES: usize = 16;
 /// Head of every answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-// "Handshake flags" and "Client flags": the same bits both ways.
-/// The side speaks the fixed newstyle handshake; required of both.
+// "Handshake flags" and "Client flags": both sides use the same bits.
+/// The side supports the fixed newstyle handshake. Both sides must.
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
-/// The answer to EXPORT_NAME ends without [`EXPORT_NAME_PADDING`], where both sides set it.
+/// The answer to EXPORT_NAME ends without [`EXPORT_NAME_PADDING`]. Valid if both sides set it.
 pub const FLAG_NO_ZEROES: u16 = 1 << 1;
 
 // "Transmission flags".
-/// Always set: the other bits have a meaning.
+/// Always set: the other bits are valid.
 pub const TRANSMIT_HAS_FLAGS: u16 = 1 << 0;
 /// Commands that change the export are refused with `Perm`.
 pub const TRANSMIT_READ_ONLY: u16 = 1 << 1;
-/// FLUSH is served.
+/// FLUSH is supported.
 pub const TRANSMIT_FLUSH: u16 = 1 << 2;
-/// [`CMD_FLAG_FUA`] is served.
+/// [`CMD_FLAG_FUA`] is supported.
 pub const TRANSMIT_FUA: u16 = 1 << 3;
-/// TRIM is served.
+/// TRIM is supported.
 pub const TRANSMIT_TRIM: u16 = 1 << 5;
-/// WRITE_ZEROES is served.
+/// WRITE_ZEROES is supported.
 pub const TRANSMIT_WRITE_ZEROES: u16 = 1 << 6;
-/// [`CMD_FLAG_DF`] is served; only with structured replies.
+/// [`CMD_FLAG_DF`] is supported; only with structured replies.
 pub const TRANSMIT_DF: u16 = 1 << 7;
 /// A flush on one connection covers the writes that were completed on all of them.
 pub const TRANSMIT_MULTI_CONN: u16 = 1 << 8;
-/// CACHE is served.
+/// CACHE is supported.
 pub const TRANSMIT_CACHE: u16 = 1 << 10;
-/// [`CMD_FLAG_FAST_ZERO`] is served.
+/// [`CMD_FLAG_FAST_ZERO`] is supported.
 pub const TRANSMIT_FAST_ZERO: u16 = 1 << 11;
 
 // "Option types".
-/// Chooses an export and ends the handshake; an error can only close the connection.
+/// Chooses an export and ends the handshake. The only possible error reply is to close the connection.
 pub const OPT_EXPORT_NAME: u32 = 1;
 /// Ends the handshake without an export.
 pub const OPT_ABORT: u32 = 2;
@@ -55,30 +55,30 @@ pub const OPT_LIST: u32 = 3;
 pub const OPT_STARTTLS: u32 = 5;
 /// Requests the properties of an export.
 pub const OPT_INFO: u32 = 6;
-/// Like INFO, and chooses the export if the answer is no error.
+/// Like INFO, and chooses the export if the reply is not an error.
 pub const OPT_GO: u32 = 7;
 /// Requests structured replies.
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
-/// Requests the list of metadata contexts of an export.
+/// Requests the metadata contexts of an export.
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
-/// Chooses the metadata contexts that BLOCK_STATUS answers with.
+/// Selects the metadata contexts of BLOCK_STATUS replies.
 pub const OPT_SET_META_CONTEXT: u32 = 10;
 
 // "Option reply types"; errors have bit 31 set.
-/// The option is done; the last of its answers.
+/// The option is complete; the last of its replies.
 pub const REP_ACK: u32 = 1;
 /// One export of a LIST: length of the name, name, description.
 pub const REP_SERVER: u32 = 2;
 /// One piece of information about an export; see the `INFO_` constants.
 pub const REP_INFO: u32 = 3;
-/// One metadata context: its id on this connection, and its name.
+/// One metadata context: its ID on this connection, and its name.
 pub const REP_META_CONTEXT: u32 = 4;
 const REP_ERROR: u32 = 1 << 31;
-/// The server does not serve the option.
+/// The server does not support the option.
 pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 /// The server declines the option in its present state.
 pub const REP_ERR_POLICY: u32 = REP_ERROR + 2;
-/// The option's payload makes no sense.
+/// The option's payload is invalid.
 pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
 /// There is no export of this name.
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
@@ -100,9 +100,9 @@ pub const INFO_BLOCK_SIZE: u16 = 3;
 // "The base: metadata namespace".
 /// Query for every context of the namespace.
 pub const BASE_NAMESPACE: &str = "base:";
-/// The context that tells holes and zeros from data.
+/// The context that distinguishes holes and zeros from data.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Our id of `base:allocation` on every connection; any number would do.
+/// ID of `base:allocation` on every connection. Any number would do.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 /// Nothing is allocated for the range.
 pub const STATE_HOLE: u32 = 1 << 0;
@@ -116,7 +116,7 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const REQUEST_BYTES: usize = 28;
 
 // "Simple reply message" and "Structured reply chunk message".
-/// Head of a reply without structure.
+/// Head of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Magic, error, cookie.
 pub const SIMPLE_REPLY_BYTES: usize = 16;
@@ -130,21 +130,21 @@ pub const CHUNK_FLAG_DONE: u16 = 1 << 0;
 // "Structured reply types".
 /// Offset of 64 bits, then the data read there.
 pub const CHUNK_OFFSET_DATA: u16 = 1;
-/// Id of a metadata context, then pairs of a length and a state, 32 bits each.
+/// ID of a metadata context, then pairs of a length and a state, 32 bits each.
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
-/// Error, length of a message, message: the request has failed.
+/// Error, length of a message, message: the request failed.
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
 
 // "Command flags".
-/// The reply follows only when what the request writes is durable.
+/// The reply follows only after the request's writes are durable.
 pub const CMD_FLAG_FUA: u16 = 1 << 0;
-/// Of WRITE_ZEROES: the range stays allocated.
+/// For WRITE_ZEROES: the range stays allocated.
 pub const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
-/// Of READ: all data in one chunk.
+/// For READ: all data in one chunk.
 pub const CMD_FLAG_DF: u16 = 1 << 2;
-/// Of BLOCK_STATUS: one piece is enough.
+/// For BLOCK_STATUS: one piece is enough.
 pub const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
-/// Of WRITE_ZEROES: fail with `NotSupported` rather than write zeros.
+/// For WRITE_ZEROES: fail with `NotSupported` rather than write zeros.
 pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 
 // "Request types".
@@ -152,9 +152,9 @@ pub const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
 pub const CMD_READ: u16 = 0;
 /// Writes the payload.
 pub const CMD_WRITE: u16 = 1;
-/// Ends the connection once all earlier requests are answered; has no reply.
+/// Ends the connection once all earlier requests are answered. It has no reply.
 pub const CMD_DISC: u16 = 2;
-/// Makes durable every write that was answered before.
+/// Makes durable every write that was answered earlier.
 pub const CMD_FLUSH: u16 = 3;
 /// The client does not need the range's content any more; a hint.
 pub const CMD_TRIM: u16 = 4;
@@ -165,7 +165,7 @@ pub const CMD_WRITE_ZEROES: u16 = 6;
 /// Requests the state of the range.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 
-/// "Error values": all a reply may carry.
+/// "Error values": all that a reply may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NbdErrno {
@@ -173,7 +173,7 @@ pub enum NbdErrno {
     Perm = 1,
     /// The device or the store failed, or the lease of the store is lost.
     Io = 5,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid = 22,
     /// The datastore is full, or the range ends past the export.
     NoSpace = 28,
@@ -187,38 +187,40 @@ pub enum NbdErrno {
 /// Longest name, description or query, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
 
-// "Size constraints": what we advertise.
+// "Size constraints": the values that this server advertises.
 /// Alignment and smallest length of a request, in bytes.
 pub const BLOCK_BYTES_MIN: u32 = SECTOR as u32;
 /// Alignment and length, in bytes, below which requests may be slower.
 pub const BLOCK_BYTES_PREFERRED: u32 = 4096;
-/// The size every client may count on, 2^25.
+/// Largest payload that every client may use, 2^25 bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Payload of one option: an export name (4 KiB) with 6 queries of full length, or some 1,500 usual ones.
 pub const OPTION_BYTES_MAX: u32 = 32 << 10;
-/// Options of one negotiation. `qemu-nbd --list` sends two per export: 2,000 exports.
+/// Options of one negotiation. `qemu-nbd --list` sends two for each export, so 2,000 exports are possible.
 pub const OPTIONS_MAX: u32 = 4096;
-/// What a client may take, all its answers from accept to transmission together, 10 s: three round trips take far less
-/// on any link that can carry a disk. Time in which the server works or waits for something else does not count.
+/// Time limit of a client for all its answers from accept to transmission: 10 s. Three round trips take far less on any
+/// link that can carry a disk. Time in which the server works or waits for something else does not count.
 pub const NEGOTIATION_LIMIT_US: u64 = 10_000_000;
-/// The same for a client that only gets a refusal.
+/// Time limit of a client that only gets a refusal.
 pub const REFUSAL_LIMIT_US: u64 = 2_000_000;
 /// Connections that get a refusal at the same time; further ones are closed without one.
 pub const REFUSALS_MAX: usize = 64;
 
-/// The largest piece of a request that is held, read or written at once. Larger requests are carried out in pieces, so that
+/// Largest piece of a request that is held, read or written at once. Larger requests are carried out in pieces, so that
 /// none needs much memory, or the core for long.
 pub const PIECE_BYTES_MAX: u64 = 1 << 20;
-/// Requests of one connection (and pieces of large ones) that are taken in but whose reply has not left; more are not
-/// received. 256 simple replies are one page. Clients seen in the field keep at most 64 (nbdcopy) or 128 (kernel).
+/// Requests of one connection (and pieces of large ones) that are accepted and whose reply has not been sent; no more
+/// are received. 256 simple replies are one page. Known clients keep at most 64 (nbdcopy) or 128 (kernel) under way.
 pub const REQUESTS_MAX: usize = 256;
-/// What they hold in memory, both ways, however much is free: 64 MiB of payload, and 1 MiB beside it.
+/// Limit of the memory of these requests in both directions, however much is free: 64 MiB of payload, and 1 MiB in
+/// addition.
 pub const IN_FLIGHT_BYTES_MAX: u64 = 65 << 20;
-/// What is received at once by a connection that sends little: all its requests, or the beginning of one payload.
+/// Receive buffer of a connection that sends little: it has room for all its requests, or for the beginning of one
+/// payload.
 pub const RECEIVE_BYTES: usize = 8 << 10;
-/// The same when a receive has filled the buffer: about 60 writes of 4 KiB, more than a Unix socket's buffer (208 KiB)
-/// holds.
+/// Receive buffer of a connection whose receives fill the small one: about 60 writes of 4 KiB, more than a Unix
+/// socket's buffer (208 KiB).
 pub const RECEIVE_BYTES_LARGE: usize = 256 << 10;
 /// Default memory of all connections and requests.
 pub const MEMORY_BYTES: u64 = 512 << 20;
@@ -227,11 +229,11 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// Connections that each listener and each export may have as long as any are left at all. Beyond these it may have as
 /// many as it leaves for others.
 pub const CONNECTIONS_RESERVED: usize = 16;
-/// Extents in one answer to BLOCK_STATUS: 32 KiB of descriptors. The client continues from where they end.
+/// Extents in one reply to BLOCK_STATUS: 32 KiB of descriptors. The client continues where they end.
 pub const EXTENTS_MAX: usize = 4096;
-/// A volume's worst case for one sector of a BLOCK_STATUS: its piece in a map, and in the answer.
+/// A volume's worst case of memory for one sector of a BLOCK_STATUS: its piece in a map, and in the answer.
 pub const STATUS_BYTES_PER_SECTOR: u64 = 64;
-/// How long `stop` lets requests under way finish before it cuts their connection.
+/// Time in which requests under way may finish after `stop`, before their connection is closed.
 pub const STOP_GRACE_US: u64 = 5_000_000;
-/// Pause after a failed accept (out of descriptors), so that it is no busy loop.
+/// Pause after a failed accept (no descriptors left), so that the retries are no busy loop.
 pub const ACCEPT_RETRY_US: u64 = 100_000;

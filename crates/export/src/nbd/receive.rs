@@ -1,7 +1,8 @@
-//! The receiving side of a connection: bytes become requests, each admitted before anything is allocated for it.
+//! The receiving side of a connection. It turns bytes into requests, and admits each before anything is allocated for
+//! it.
 //!
-//! Every request in the receive buffer is started before more is received; what of a payload is not yet there is
-//! received straight into its own aligned buffer. Large requests are admitted, and carried out, in pieces.
+//! Every request in the receive buffer is started before more is received. The part of a payload that is not yet in the
+//! buffer is received directly into its own aligned buffer. Large requests are admitted and carried out in pieces.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -24,30 +25,31 @@ pub(super) struct Receiver<'a> {
     socket: &'a Socket,
     parser: RequestParser,
     buf: Buf,
-    /// Received and not yet used.
+    /// Bytes that are received and not yet used.
     filled: Range<usize>,
-    /// For a large buffer; the small one is promised.
+    /// Charge of a large buffer. The small one is part of the connection's promise.
     charge: Option<Charge>,
-    /// Receives since the last one that brought much.
+    /// Number of receives since the last one that filled the buffer.
     small: usize,
 }
 
-/// After so many receives that bring little a large buffer is given back.
+/// After so many small receives, a large buffer is freed.
 const SMALL_RECEIVES: usize = 64;
 
-/// How long a request may wait for memory before its client is watched. Most wait for microseconds.
+/// Time for which a request waits for memory before its client is watched. Most wait for microseconds.
 const WATCHED_AFTER_US: u64 = 500_000;
 
 impl<'a> Receiver<'a> {
     pub(super) fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
-        // What came along with the last option is less than one receive of the handshake.
+        // What arrived together with the last option is less than one receive of the handshake.
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);
         let parser = RequestParser::new(line.terms.clone());
         Receiver { env, line, socket, parser, buf, filled: 0..rest.len(), charge: None, small: 0 }
     }
 
-    /// Until the client disconnects. A stream that ends without a farewell is no error: clients do that.
+    /// Runs until the client disconnects. A stream that ends without a disconnect request is not an error, because
+    /// clients do that.
     pub(super) async fn run(mut self) -> Result<()> {
         loop {
             let (used, event) = self.parser.next(&self.buf[self.filled.clone()]);
@@ -75,8 +77,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Waits for memory. What holds it may wait for space on a full datastore, for ever: where that lasts, a client that is
-    /// gone is noticed here, since nothing is received meanwhile.
+    /// Waits for memory. Its users may wait without limit for space on a full datastore. If the wait is long, the
+    /// client is watched, because nothing is received meanwhile that would show that it has disconnected.
     async fn admit(&self, cookie: u64, len: u64) -> (Ticket, u64) {
         let admitted = pin!(self.line.admit(&self.env, cookie, len));
         let long = pin!(self.env.sleep_us(WATCHED_AFTER_US));
@@ -93,9 +95,9 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// False at the end of the stream.
+    /// Receives more. Returns false at the end of the stream.
     async fn fill(&mut self) -> Result<bool> {
-        // Less than one header is left over.
+        // The rest is shorter than one header.
         let kept = self.filled.len();
         self.buf.copy_within(self.filled.clone(), 0);
         let buf = std::mem::replace(&mut self.buf, Buf::alloc(0));
@@ -108,8 +110,8 @@ impl<'a> Receiver<'a> {
         Ok(received > 0)
     }
 
-    /// Chooses the next buffer by what the last receives brought: most connections are idle, or send a request at a
-    /// time. It is replaced with its content, which is little then, or fills a small buffer.
+    /// Chooses the next buffer by the size of the last receives: most connections are idle, or send one request at a
+    /// time. The new buffer gets the old one's content, which is little, or fills a small buffer.
     fn resize(&mut self, received: usize, room: usize) {
         let is_large = self.buf.len() > RECEIVE_BYTES;
         self.small = if received < RECEIVE_BYTES / 2 { self.small + 1 } else { 0 };
@@ -131,7 +133,7 @@ impl<'a> Receiver<'a> {
         self.charge = charge;
     }
 
-    /// A piece of a write's payload in a buffer of its own. None when the stream ends inside it.
+    /// Returns a piece of a write's payload in a buffer of its own. None if the stream ends inside it.
     async fn payload(&mut self, len: usize) -> Result<Option<Slice>> {
         let mut data = Buf::alloc(len);
         let mut have = self.filled.len().min(len);
@@ -148,7 +150,7 @@ impl<'a> Receiver<'a> {
         Ok(Some(data.freeze()))
     }
 
-    /// Takes a write in and starts it, piece by piece. False when the stream ends inside its payload.
+    /// Receives a write and starts it, piece by piece. Returns false if the stream ends inside its payload.
     async fn write(&mut self, cookie: u64, offset: u64, len: u64, fua: bool) -> Result<bool> {
         self.line.session.count(len);
         let whole = Rc::<SplitRequest>::default();
@@ -179,7 +181,7 @@ impl<'a> Receiver<'a> {
             Command::Status { range, one } => {
                 self.line.session.count(0);
                 let (ticket, granted) = self.admit(cookie, blk::volume::STATUS_BYTES_MAX as u64).await;
-                // What the volume may need for the range has to fit into what was granted.
+                // The memory that the volume may need for the range has to fit into the grant.
                 let known_to_fit = granted / STATUS_BYTES_PER_SECTOR * SECTOR;
                 let end = match granted < blk::volume::STATUS_BYTES_MAX as u64 {
                     true => range.end.min(range.start + known_to_fit),
@@ -212,8 +214,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// A read whose answer is one message. One that is larger than a piece is read piece by piece while nothing else of
-    /// this connection is under way, so that no other reply can get in between.
+    /// Executes a read whose answer is one message. If it is larger than a piece, it is read piece by piece while
+    /// nothing else of this connection is under way, so that no other reply is sent in between.
     async fn read_whole(&self, cookie: u64, offset: u64, len: u32) -> Result<()> {
         if u64::from(len) > PIECE_BYTES_MAX {
             self.line.idle().await;
@@ -234,7 +236,7 @@ impl<'a> Receiver<'a> {
                     ticket.fail(&Failure::of(&error, false));
                     return Ok(());
                 }
-                // Nothing can be said inside an answer; the end of the connection says it.
+                // An error cannot be reported inside an answer; the connection ends instead.
                 Err(error) => return Err(error),
             }
             done += now;

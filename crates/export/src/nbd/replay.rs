@@ -1,5 +1,5 @@
-//! Drives the two machines over arbitrary bytes, cut into arbitrary pieces: what fuzz targets, properties and the
-//! corpus share. A trace depends on the bytes alone, so two cuts of one input must give equal traces.
+//! Drives the two state machines over arbitrary bytes, cut into arbitrary pieces. Fuzz targets, property tests and the
+//! corpus share it. A trace depends on the bytes alone, so two cuts of one input must give equal traces.
 
 use blk::volume::{ExportEntry, VolumeInfo};
 use blk::{Error, SECTOR};
@@ -11,7 +11,7 @@ use super::request::{Event, RequestParser};
 /// How a handshake ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// The input did.
+    /// The input ended.
     Hungry,
     /// The client ended the handshake.
     Left,
@@ -24,24 +24,24 @@ pub enum Ended {
 /// The trace of one handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandshakeTrace {
-    /// All the server sent.
+    /// All bytes that the server sent.
     pub output: Vec<u8>,
-    /// Tells what the end was.
+    /// How the handshake ended.
     pub ended: Ended,
-    /// Input after the handshake; only when agreed.
+    /// Input after the handshake; only if it ended with an agreement.
     pub rest: Vec<u8>,
 }
 
-/// One event of the transmission phase, with the payload its owner took.
+/// One event of the transmission phase, with the payload that its owner took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayedEvent {
-    /// The request.
+    /// The event.
     pub event: Event,
     /// Data of a write; empty for other requests.
     pub payload: Vec<u8>,
 }
 
-/// The exports of a replay: `disk` is writable, `old` is not.
+/// Returns the exports of a replay: `disk` is writable, `old` is not.
 pub fn catalogue() -> Vec<FoundExport> {
     let info = VolumeInfo {
         size_bytes: 1 << 20,
@@ -55,7 +55,7 @@ pub fn catalogue() -> Vec<FoundExport> {
     vec![export("disk", info), export("old", old)]
 }
 
-/// Terms of a client that negotiated everything on `disk`.
+/// Returns the terms of a client that negotiated everything on `disk`.
 pub fn terms() -> Terms {
     Terms {
         export: "disk".to_string(),
@@ -67,7 +67,7 @@ pub fn terms() -> Terms {
     }
 }
 
-/// Takes pieces off an input; `cut` is asked for each one's length and given what is left.
+/// Takes pieces off an input. `cut` gets the length of the rest, and returns that of the next piece.
 struct Pieces<'a, F> {
     input: &'a [u8],
     cut: F,
@@ -85,7 +85,7 @@ impl<'a, F: FnMut(usize) -> usize> Pieces<'a, F> {
     }
 }
 
-/// Everything a server would send and decide for a client that sends `input`.
+/// Returns everything that a server would send and decide for a client that sends `input`.
 pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> HandshakeTrace {
     let offers = catalogue();
     let mut pieces = Pieces { input, cut };
@@ -124,7 +124,8 @@ fn entry(export: &FoundExport) -> ExportEntry {
     ExportEntry { name: export.name.clone(), description: export.description.clone() }
 }
 
-/// Every event of a transmission phase in which the client sends `input`, up to its farewell or first nonsense.
+/// Returns every event of a transmission phase in which the client sends `input`, up to its disconnect or the first
+/// invalid bytes.
 pub fn transmit(terms: Terms, input: &[u8], cut: impl FnMut(usize) -> usize) -> Vec<ReplayedEvent> {
     let mut pieces = Pieces { input, cut };
     let mut parser = RequestParser::new(terms);

@@ -1,7 +1,7 @@
-//! Replies as bytes, and which error number stands for which error.
+//! Encoding of replies, and the error number of each error.
 //!
-//! With structured replies negotiated, what carries a payload or an error is a chunk; a bare success stays a simple
-//! reply, which "Simple reply message" allows for everything but READ.
+//! With structured replies, a payload or an error is sent as a chunk. A success without payload stays a simple reply,
+//! which "Simple reply message" permits for everything except READ.
 
 use blk::{Buf, Error, ErrorKind, Slice};
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -20,7 +20,7 @@ struct Simple {
     cookie: U64,
 }
 
-/// "Structured reply chunk message", with the offset that a data chunk starts with.
+/// "Structured reply chunk message", with the offset at the start of a data chunk.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct DataChunk {
@@ -44,7 +44,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `fast_zero`: the request was a write of zeros that had to be fast, the only one "not supported" may answer.
+    /// Converts an error. `fast_zero`: the request was a write of zeros that had to be fast, the only one that "not
+    /// supported" may answer.
     pub(super) fn of(error: &Error, fast_zero: bool) -> Failure {
         let errno = match error.kind {
             ErrorKind::NoSpace => NbdErrno::NoSpace,
@@ -74,20 +75,21 @@ fn simple(cookie: u64, error: u32) -> Simple {
     Simple { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: cookie.into() }
 }
 
-/// A success without payload.
+/// Returns a success without payload.
 pub(super) fn success(cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut bytes = [0; SIMPLE_REPLY_BYTES];
     bytes.copy_from_slice(simple(cookie, 0).as_bytes());
     bytes
 }
 
-/// A read's answer, or a piece of one: the header is put into the buffer's headroom. `done`: no other piece follows.
+/// Returns the reply to a read or to a piece of one. The header is put into the buffer's headroom. `done`: no other
+/// piece follows.
 pub(super) fn data(cookie: u64, offset: u64, structured: bool, done: bool, buf: Buf) -> Slice {
     let len = buf.len() as u32;
     data_of(cookie, offset, len, structured, done, buf)
 }
 
-/// As `data`, of which `buf` has only the first of `len` bytes.
+/// Returns a reply like `data`, of which `buf` has only the first of `len` bytes.
 pub(super) fn data_of(
     cookie: u64,
     offset: u64,
@@ -124,7 +126,7 @@ pub(super) fn failure(cookie: u64, structured: bool, failure: &Failure) -> Slice
     chunk(cookie, CHUNK_ERROR, &payload)
 }
 
-/// The only and last chunk of an answer.
+/// Returns the only chunk of a reply.
 pub(super) fn chunk(cookie: u64, kind: u16, payload: &[u8]) -> Slice {
     let mut bytes = Vec::with_capacity(CHUNK_BYTES + payload.len());
     bytes.put_u32(CHUNK_MAGIC);

@@ -1,7 +1,8 @@
-//! Requests: from bytes to a checked command. "Request message", "Request types", "Error values" of proto.md.
+//! Decoder of requests, from bytes to a checked command. "Request message", "Request types", "Error values" of
+//! proto.md.
 //!
-//! [`RequestParser`] is a machine over the received bytes, without I/O. It never holds payload: a write's payload is its
-//! owner's to take, and the payload of a refused write is passed over here.
+//! [`Intake`] is a state machine over the received bytes, without I/O. It never keeps payload: its owner takes the
+//! payload of a write, and the payload of a refused write is skipped here.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::negotiate::Terms;
 use super::proto::*;
 
-/// "Request message" as encoded on the wire.
+/// "Request message" in its encoded form.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
@@ -26,10 +27,10 @@ pub(super) struct Header {
 
 const _: () = assert!(size_of::<Header>() == REQUEST_BYTES);
 
-/// A command whose range is inside the export, on block bounds, and whose flags are allowed here.
+/// A command whose range is inside the export and aligned to blocks, and whose flags are allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// `whole`: the answer may not be sent in pieces.
+    /// `whole`: the answer must not be sent in pieces.
     Read {
         offset: u64,
         len: u32,
@@ -59,7 +60,7 @@ pub struct Refusal {
     pub why: &'static str,
 }
 
-/// What the bytes at the head of the stream are.
+/// Meaning of the bytes at the head of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// More bytes are needed.
@@ -68,7 +69,7 @@ pub enum Event {
         cookie: u64,
         command: Command,
     },
-    /// `len` bytes of payload follow in the stream; the caller takes them all before the next call.
+    /// `len` bytes of payload follow in the stream. The owner takes them all before the next call.
     Write {
         cookie: u64,
         offset: u64,
@@ -79,16 +80,16 @@ pub enum Event {
         cookie: u64,
         refusal: Refusal,
     },
-    /// The client is done; requests under way are still answered.
+    /// The client disconnects. Requests under way are still answered.
     Disconnect,
-    /// The stream makes no sense from here on: close.
+    /// The stream is invalid from here on: close it.
     Garbage(&'static str),
 }
 
 /// The receiving side of one connection.
 pub(super) struct RequestParser {
     terms: Terms,
-    /// Payload of a refused write that is still to come.
+    /// Remaining payload of a refused write.
     skip: u64,
 }
 
@@ -97,7 +98,7 @@ impl RequestParser {
         RequestParser { terms, skip: 0 }
     }
 
-    /// Looks at the received bytes. Returns how many of them are used up, and what they are.
+    /// Decodes received bytes. Returns how many of them are used up, and what they mean.
     pub(super) fn next(&mut self, bytes: &[u8]) -> (usize, Event) {
         let skipped = self.skip.min(bytes.len() as u64) as usize;
         self.skip -= skipped as u64;
@@ -139,7 +140,8 @@ fn refuse<T>(errno: NbdErrno, why: &'static str) -> Result<T, Refusal> {
     Err(Refusal { errno, why })
 }
 
-/// "Command flags": FUA is valid, if pointless, on every command; clients are known to set it on any.
+/// Returns the "Command flags" that are allowed. FUA is valid on every command, even where it has no effect: some
+/// clients set it on any.
 fn flags_allowed(kind: u16, terms: &Terms) -> u16 {
     CMD_FLAG_FUA
         | match kind {
@@ -175,7 +177,8 @@ fn check(header: &Header, terms: &Terms) -> Result<Checked, Refusal> {
     checked_command(kind, flags, range, terms)
 }
 
-/// "Size constraints", and which error past the end: "Error values", "NBD_CMD_WRITE_ZEROES".
+/// Checks a range ("Size constraints") and chooses the error for one past the end ("Error values",
+/// "NBD_CMD_WRITE_ZEROES").
 fn checked_range(header: &Header, terms: &Terms) -> Result<Range<u64>, Refusal> {
     let (kind, start, len) = (header.kind.get(), header.offset.get(), u64::from(header.length.get()));
     let block = u64::from(BLOCK_BYTES_MIN);

@@ -1,3 +1,5 @@
+//! Requests that are built field by field, and what each is decoded to.
+
 use super::*;
 use crate::nbd::replay::{self, ReplayedEvent};
 

@@ -1,4 +1,4 @@
-//! Accepts connections and walks each through its two phases.
+//! Accepts connections, and runs the handshake and the transmission of each.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,11 +15,11 @@ use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
 
-/// Serves the catalogue on one listener until `control` is stopped, then until its connections are closed:
-/// [`STOP_GRACE_US`] for what is under way, the same again once it has been cut. Several listeners may share one
-/// [`FrontEnd`].
+/// Serves the catalogue on one listener until `control` is stopped, and then until its connections are closed: requests
+/// under way have [`STOP_GRACE_US`] to finish, and the same time again after their connection was cut. Several
+/// listeners may share one [`FrontEnd`].
 ///
-/// A failing accept is noted there and tried again: running out of descriptors must not end the listener for good.
+/// A failed accept is recorded there and retried: running out of descriptors must not end the listener.
 pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, control: Rc<FrontEnd>) {
     loop {
         match control.unless_stopped(listener.accept()).await {
@@ -58,7 +58,7 @@ fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, c
     }
 }
 
-/// A catalogue for clients that are refused: every export is there, and none can be had.
+/// A catalogue for clients that are refused: every export exists, and none can be attached.
 struct RefusingCatalogue(String);
 
 impl Exports for RefusingCatalogue {
@@ -71,11 +71,11 @@ impl Exports for RefusingCatalogue {
     }
 }
 
-/// Tells a client why it is not served, in the answer to the first option that has room for it.
+/// Tells a client why it is not served, in the reply to the first option whose reply can carry a text.
 async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: RefusalGuard, cause: String) {
     let exports: Rc<dyn Exports> = Rc::new(RefusingCatalogue(cause));
     let timer = HandshakeTimer::new(&env, REFUSAL_LIMIT_US);
-    // It is refused whatever it says.
+    // The client is refused whatever it sends.
     let refused = control.unless_stopped(handshake(&socket, &exports, &control, &timer)).await;
     drop((refused, refusing));
 }
@@ -110,7 +110,7 @@ async fn both_phases(
     }
 }
 
-/// `negotiation`'s result, unless the front end stops first.
+/// Returns the result of `negotiation`, unless the front end stops first.
 async fn unless_halted<T>(session: &Session, negotiation: impl Future<Output = Result<T>>) -> Result<T> {
     let mut negotiation = pin!(negotiation);
     poll_fn(|cx| {

@@ -1,6 +1,6 @@
-//! Transmission: one task receives (`receive`) and sends, every request runs in its own (`work`).
+//! The transmission phase: one task receives (`receive`) and sends; every request is a task of its own (`work`).
 //!
-//! Sending has one send in flight, and whatever is answered meanwhile goes with the next.
+//! One send is under way at a time. Requests that are answered meanwhile are sent with the next one.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -16,10 +16,9 @@ use super::front_end::{FrontEnd, Halt, Session};
 use super::handshake::{Negotiated, send_all};
 use super::receive::Receiver;
 
-/// Serves one connection from the first request to the last reply. Its error is why the stream broke.
+/// Serves one connection from the first request to the last reply. The error is the reason why the stream broke.
 ///
-/// The attachment is held until no request is under way, so that its end means that nothing of
-/// this client can still reach the volume.
+/// The attachment is kept until no request is under way. After its end, nothing of this client can reach the volume.
 pub(super) async fn transmit(
     env: Env,
     socket: Socket,
@@ -41,7 +40,7 @@ pub(super) async fn transmit(
     result
 }
 
-/// Receives and sends until the client is done and answered, the stream breaks, or the front end ends it.
+/// Receives and sends until the client has disconnected and is answered, the stream breaks, or the front end ends it.
 async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> Result<()> {
     let mut receive = pin!(Some(Receiver::new(env, line, socket, rest).run()));
     let mut send = pin!(send_replies(line, socket));
@@ -61,11 +60,11 @@ async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> 
             }
         };
         if ended {
-            // Dropped now: a request of which only a part has come would be waited for.
+            // Dropped now: otherwise a request that was received in part would be waited for.
             receive.set(None);
             line.finish();
             if halt != Halt::Finish {
-                // The client has gone, or sends no more: what waits for space may wait for ever.
+                // The client has disconnected, or sends no more: requests that wait for space could wait without limit.
                 line.volume.abandon();
             }
         }

@@ -1,4 +1,5 @@
-//! `base:allocation`: a volume's pieces as block descriptors. "NBD_REPLY_TYPE_BLOCK_STATUS" of proto.md.
+//! Replies to BLOCK_STATUS: a volume's pieces as block descriptors of the one metadata context, `base:allocation`.
+//! "NBD_REPLY_TYPE_BLOCK_STATUS" of proto.md. `options`, `negotiate` and `proto` have the selection of contexts.
 
 use std::ops::Range;
 
@@ -7,9 +8,9 @@ use blk::volume::BlockStatus;
 use super::proto::*;
 use super::wire::Put;
 
-/// The payload of the status chunk: our context's id, then (length, flags) pairs that start at the range's start and
-/// never pass its end. `one` limits the answer to a single pair. At least one pair always: with no pieces, "allocated, content
-/// unknown", which is correct for any range.
+/// Returns the payload of the status chunk: the context's ID, then (length, flags) pairs that start at the range's
+/// start and never exceed its end. `one` requests a single pair. There is always at least one pair; without pieces it
+/// is "allocated, content unknown", which is correct for any content.
 pub(super) fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> Vec<u8> {
     let asked = u32::try_from(range.end - range.start).expect("the length of a request has 32 bits");
     let mut extents = merged(asked, if one { 1 } else { EXTENTS_MAX }, pieces);
@@ -25,7 +26,7 @@ pub(super) fn payload(range: Range<u64>, one: bool, pieces: &[BlockStatus]) -> V
     bytes
 }
 
-/// Merges neighbours of equal status, and clips them to the range.
+/// Merges neighbouring pieces of equal status, and cuts off what exceeds the range.
 fn merged(asked: u32, extents_max: usize, pieces: &[BlockStatus]) -> Vec<(u32, u32)> {
     let mut extents: Vec<(u32, u32)> = Vec::new();
     let mut left = asked;

@@ -1,6 +1,6 @@
-//! Big-endian fields, read with checks and appended without ceremony.
+//! Encoding and checked decoding of big-endian fields.
 
-/// A cursor over untrusted bytes: every read says None when too few are left.
+/// A cursor over untrusted bytes. Every read returns None if too few are left.
 pub(super) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -52,7 +52,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// The longest prefix of `text` that fits `bytes_max` and ends between characters.
+/// Returns the longest prefix of `text` that fits `bytes_max` and ends between characters.
 pub(super) fn clip(text: &str, bytes_max: usize) -> &str {
     if text.len() <= bytes_max {
         return text;

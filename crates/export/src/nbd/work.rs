@@ -1,4 +1,5 @@
-//! Requests at work: each is a task that calls the volume and answers; a large one is several, of which the last answers.
+//! Execution of requests. Each is a task that calls the volume and answers. A large request is several tasks, of which
+//! the last one answers.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -12,13 +13,13 @@ use super::reply::Failure;
 use super::request::Command;
 use super::status;
 
-/// Starts a command that is one piece. Each gets a task no larger than it needs.
+/// Starts a command of one piece. Each kind gets a task no larger than necessary.
 pub(super) fn start(env: &Env, ticket: Ticket, command: Command) {
     match command {
         Command::Read { offset, len, .. } => env.spawn_detached(Box::pin(read(ticket, offset, len))),
         Command::Flush => env.spawn_detached(Box::pin(flush(ticket))),
         Command::Trim { range, fua } => env.spawn_detached(Box::pin(trim(ticket, range, fua))),
-        // Direct I/O keeps no cache that could be warmed; the command promises nothing.
+        // Direct I/O has no cache that could be filled, and the command guarantees nothing.
         Command::Cache => ticket.succeed(),
         Command::Zero { range, mode, fua } => env.spawn_detached(Box::pin(zero(ticket, range, mode, fua))),
         Command::Status { range, one } => env.spawn_detached(Box::pin(block_status(ticket, range, one))),
@@ -41,7 +42,7 @@ async fn read(ticket: Ticket, offset: u64, len: u32) {
     }
 }
 
-/// FUA is a flush after the write: the volume keeps no cheaper way.
+/// Carries out FUA as a flush after the write: the volume has no cheaper operation.
 async fn flushed(ticket: &Ticket, result: Result<()>, fua: bool) -> Result<()> {
     if fua && result.is_ok() {
         return ticket.line().volume.clone().flush().await;
@@ -56,7 +57,7 @@ pub(super) async fn write(ticket: Ticket, offset: u64, data: Slice, fua: bool) {
 }
 
 async fn flush(ticket: Ticket) {
-    // A read-only volume has nothing to make durable, and its file may not even allow it.
+    // A read-only volume has nothing to make durable, and its file may not even permit a flush.
     let result =
         if ticket.line().terms.read_only { Ok(()) } else { ticket.line().volume.clone().flush().await };
     answer(ticket, result);
@@ -86,17 +87,17 @@ async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
     }
 }
 
-/// A request in pieces. On an error some of a write's pieces may have been carried out: as with any write, what an
-/// unanswered or failed one leaves is the old or the new, per sector.
+/// A request in pieces. After an error some of a write's pieces may have been written: as with any failed or unanswered
+/// write, each sector then has the old or the new content.
 #[derive(Default)]
 pub(super) struct SplitRequest {
     under_way: Cell<usize>,
-    /// No more pieces will begin.
+    /// No further pieces will begin.
     complete: Cell<bool>,
     failure: RefCell<Option<Error>>,
 }
 
-/// One piece of it.
+/// One piece of a request.
 pub(super) struct RequestPart(Rc<SplitRequest>);
 
 impl SplitRequest {
@@ -108,7 +109,7 @@ impl SplitRequest {
 }
 
 impl RequestPart {
-    /// Returns the outcome of the whole when this piece was the last to end.
+    /// Returns the outcome of the whole request if this piece was the last to end.
     fn end(self, result: Result<()>) -> Option<Result<()>> {
         let whole = self.0;
         whole.under_way.set(whole.under_way.get() - 1);
@@ -128,7 +129,7 @@ pub(super) async fn write_part(ticket: Ticket, part: RequestPart, offset: u64, d
     }
 }
 
-/// Pieces are answered in any order, each with its data; an error replaces the last one.
+/// Reads a piece. Pieces are answered in any order, each with its data; an error replaces the last one.
 pub(super) async fn read_part(ticket: Ticket, part: RequestPart, offset: u64, len: u64) {
     let volume = ticket.line().volume.clone();
     let (buf, result) = volume.read(offset, Buf::with_headroom(len as usize)).await;

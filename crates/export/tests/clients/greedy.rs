@@ -1,4 +1,4 @@
-//! Clients that want everything: what they get is within the budget, and a neighbour has its share.
+//! Clients that request as much as they can: the server stays within its budget, and a neighbour gets its share.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use export::nbd::proto::*;
 const LIMITS: Limits = Limits { memory_bytes: 32 * MIB, connections_max: 256, uncharged: false };
 const EXPORTS: [(&str, u64, bool); 2] = [("greedy", 40 * MIB, false), ("disk", MIB, false)];
 
-/// Round trips of one sector, each of them at least one turn of the server.
+/// Makes round trips of one sector, each of which takes at least one turn of the server.
 fn work(raw: &mut Raw, rounds: u64) {
     for cookie in 0..rounds {
         raw.request(CMD_WRITE, 0, cookie, 4096, 512);
@@ -19,7 +19,7 @@ fn work(raw: &mut Raw, rounds: u64) {
     }
 }
 
-/// 40 clients each ask for 8 MiB of a disk that answers nothing yet. Returns the most that requests held there.
+/// Lets 40 clients request 8 MiB each from a disk that does not answer yet. Returns the maximum memory of requests.
 fn most_held(limits: Limits) -> u64 {
     let server = Server::with_limits(&EXPORTS, limits);
     server.with(|catalogue, _| catalogue.disk("greedy").held.set(true));
@@ -27,7 +27,7 @@ fn most_held(limits: Limits) -> u64 {
     let mut greedy: Vec<Raw> = (0..40).map(|_| Raw::attach(&server, "greedy")).collect();
     greedy.iter_mut().for_each(|raw| raw.reads(8, MIB as u32));
     server.until("each is being served", |catalogue, _| catalogue.disk("greedy").under_way.get() >= 40);
-    // More turns than it takes to begin all 320 requests.
+    // More turns than the start of all 320 requests takes.
     work(&mut neighbour, 1000);
     let (held, used, peak) = server.with(|catalogue, front_end| {
         catalogue.disk("greedy").release();
@@ -38,7 +38,7 @@ fn most_held(limits: Limits) -> u64 {
         held >> 10,
         limits.memory_bytes >> 20
     );
-    // Nothing is lost: requests that waited are served as memory is freed.
+    // Nothing is lost: waiting requests are served as memory is freed.
     for raw in &mut greedy {
         for _ in 0..8 {
             assert_eq!(raw.answer().0, 0);
@@ -73,7 +73,7 @@ fn announced_payloads_are_charged_before_anything_is_allocated() {
     let (used, peak) = server.with(|_, front_end| (front_end.memory().used(), front_end.memory().peak()));
     println!("100 headers of 32 MiB: {used} bytes charged, {peak} at most");
     assert!(peak <= LIMITS.memory_bytes);
-    // A payload that comes is served beside those that do not.
+    // A payload that arrives is served beside those that do not.
     let payload = vec![0x5a; 8 * MIB as usize];
     let mut honest = Raw::attach(&server, "greedy");
     honest.request(CMD_WRITE, CMD_FLAG_FUA, 2, 0, payload.len() as u32);
@@ -124,7 +124,7 @@ fn an_error_in_a_piece_is_the_answer_of_the_whole() {
     raw.give(&vec![1; 3 * MIB as usize]);
     let chunk = raw.chunk();
     assert_eq!((chunk.done, chunk.kind, &chunk.payload[..4]), (true, CHUNK_ERROR, &28u32.to_be_bytes()[..]));
-    // A simple reply that has begun can only be broken off.
+    // A simple reply that has begun can only be aborted.
     let mut simple = Raw::attach(&server, "greedy");
     simple.request(CMD_READ, 0, 3, 0, 5 * MIB as u32);
     assert_eq!(simple.answer(), (0, 3));
@@ -132,8 +132,8 @@ fn an_error_in_a_piece_is_the_answer_of_the_whole() {
     assert!(simple.is_closed());
 }
 
-/// A neighbour's round trips are counted while 50 clients read zeros as fast as they can: all of them are answered,
-/// and the budget holds. What rate it keeps is asserted in virtual time (`fair_tests`).
+/// Counts a neighbour's round trips while 50 clients read zeros as fast as they can: all are answered, and the budget
+/// holds. The neighbour's rate is asserted in virtual time (`fair_tests`).
 #[test]
 fn a_neighbour_works_beside_clients_that_read_zeros() {
     let server = Server::with_limits(&EXPORTS, LIMITS);

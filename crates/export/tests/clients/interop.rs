@@ -1,4 +1,4 @@
-//! Other people's clients against the server: libnbd's (nbdinfo, nbdcopy) and QEMU's (qemu-io, qemu-img).
+//! Clients of other projects against the server: libnbd's (nbdinfo, nbdcopy) and QEMU's (qemu-io, qemu-img).
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn run(program: &str, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Runs a client that has to succeed; gives back what it printed.
+/// Runs a client that has to succeed, and returns its output.
 fn client(program: &str, arguments: &[&str]) -> String {
     let (ok, text) = run(program, arguments);
     assert!(ok, "{program} {arguments:?} failed:\n{text}");
@@ -25,7 +25,7 @@ fn qemu_io(uri: &str, commands: &[&str]) -> String {
     client("qemu-io", &arguments)
 }
 
-/// Bytes that repeat nowhere within a file of this size.
+/// Writes bytes that do not repeat within a file of this size.
 fn write_pattern(path: &Path, bytes: u64, hole: std::ops::Range<u64>) {
     let word = |i: u64| if hole.contains(&(i * 8)) { [0; 8] } else { (i * 0x9e37_79b9 + 1).to_le_bytes() };
     let content: Vec<u8> = (0..bytes / 8).flat_map(word).collect();

@@ -1,4 +1,4 @@
-//! More connections than there may be: a refused client receives the reason, and the others are not delayed.
+//! More connections than the limit: a refused client gets the reason, and the others are not held up.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ const EXPORTS: [(&str, u64, bool); 2] = [("busy", MIB, false), ("disk", MIB, fal
 fn one_listener_leaves_connections_for_the_other() {
     let server = Server::with_limits(&EXPORTS, LIMITS);
     let mut over_tcp: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(server.tcp()).unwrap()).collect();
-    // 50 of 100 are TCP's at most; each is greeted, or is refused later.
+    // At most 50 of 100 may be TCP connections; each is greeted, or later refused.
     over_tcp.iter_mut().for_each(|stream| {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
@@ -50,7 +50,7 @@ fn a_refused_client_receives_the_reason() {
 #[test]
 fn one_export_leaves_connections_for_the_others() {
     let server = Server::with_limits(&EXPORTS, LIMITS);
-    // Over both listeners, so that it is the export that is bounded.
+    // Over both listeners, so that the limit of the export applies.
     let _unix: Vec<Raw> = (0..30).map(|_| Raw::attach(&server, "busy")).collect();
     let mut over_tcp = Vec::new();
     while server.with(|_, front_end| front_end.sessions().len()) < 50 {

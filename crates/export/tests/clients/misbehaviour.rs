@@ -1,4 +1,4 @@
-//! Clients that lie, die or fall silent, while another one goes on; and the daemon sending clients away.
+//! Clients that send false data, end or stop responding while another one continues; and disconnects by the daemon.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use crate::raw::{Raw, request};
 use crate::support::{MIB, Server};
 use export::nbd::proto::*;
 
-/// A client that is served as long as nothing is wrong with the server.
+/// Checks that a client is served, as it is if the server works.
 fn check_served(raw: &mut Raw, cookie: u64) {
     raw.request(CMD_WRITE, 0, cookie, 4096, 512);
     raw.give(&[7; 512]);
@@ -99,10 +99,10 @@ fn a_client_that_reads_nothing_is_bounded_and_does_not_affect_others() {
     let taken_in = |front_end: &export::nbd::FrontEnd| front_end.sessions()[1].requests;
     server.until("the silent one is being served", |_, front_end| front_end.sessions()[1].requests >= 64);
     (0..100).for_each(|round| check_served(&mut good, 10 + 2 * round));
-    // 64 MiB in flight, and what the socket's buffer took of the first replies.
+    // 64 MiB under way, and the part of the first replies that the socket's buffer took.
     let admitted = server.with(move |_, front_end| taken_in(front_end));
     assert!((64..72).contains(&admitted), "{admitted} requests of 1 MiB are in memory");
-    // It was only slow: every answer is still there.
+    // The client was only slow: every answer is still there.
     for _ in 0..1000 {
         assert_eq!(silent.answer().0, 0);
         silent.take(MIB as usize);

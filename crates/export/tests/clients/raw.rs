@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants said.
+//! A client that sends exactly the bytes that a test specifies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,10 +24,10 @@ pub(crate) struct Chunk {
 pub(crate) type Answer = (u32, u64);
 
 impl Raw {
-    /// Connected, greeted, and nothing said yet.
+    /// Connects and receives the greeting.
     pub(crate) fn connect(server: &Server) -> Raw {
         let stream = UnixStream::connect(server.socket()).unwrap();
-        // Longer than any answer takes; a test that would hang fails instead.
+        // Longer than any answer takes: a test that would hang fails instead.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut raw = Raw { stream };
@@ -35,7 +35,7 @@ impl Raw {
         raw
     }
 
-    /// In transmission with simple replies.
+    /// Attaches to an export, with simple replies.
     pub(crate) fn attach(server: &Server, export: &str) -> Raw {
         let mut raw = Raw::connect(server);
         raw.give(&u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
@@ -44,7 +44,7 @@ impl Raw {
         raw
     }
 
-    /// In transmission with structured replies.
+    /// Attaches to an export, with structured replies.
     pub(crate) fn attach_structured(server: &Server, export: &str) -> Raw {
         let mut raw = Raw::connect(server);
         raw.give(&u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
@@ -54,7 +54,7 @@ impl Raw {
         raw
     }
 
-    /// Requests an export: the last reply, with its text when it is a refusal.
+    /// Requests an export with GO. Returns the last reply, with its text if it is a refusal.
     pub(crate) fn go(&mut self, export: &str) -> (u32, String) {
         let len = (export.len() as u32).to_be_bytes();
         self.option(OPT_GO, &[&len[..], export.as_bytes(), &[0, 0]].concat());
@@ -66,7 +66,7 @@ impl Raw {
         }
     }
 
-    /// (type, payload).
+    /// Receives a reply to an option: its type and payload.
     pub(crate) fn option_reply(&mut self) -> (u32, Vec<u8>) {
         let head = self.take(20);
         let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
@@ -102,7 +102,8 @@ impl Raw {
         self.give(&request(kind, flags, cookie, offset, length));
     }
 
-    /// `count` reads of the first `length` bytes in one write: many small ones would fill the socket's buffer.
+    /// Sends `count` reads of the first `length` bytes in one write; single small writes would fill the socket's
+    /// buffer.
     pub(crate) fn reads(&mut self, count: u64, length: u32) {
         let all: Vec<u8> = (0..count).flat_map(|cookie| request(CMD_READ, 0, cookie, 0, length)).collect();
         self.give(&all);
@@ -115,7 +116,7 @@ impl Raw {
         (error, u64::from_be_bytes(bytes[8..].try_into().unwrap()))
     }
 
-    /// True when the server has closed the connection and nothing more was said.
+    /// Returns true if the server has closed the connection without sending more.
     pub(crate) fn is_closed(&mut self) -> bool {
         match self.stream.read(&mut [0; 1]) {
             Ok(n) => n == 0,

@@ -18,10 +18,10 @@ use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeI
 use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
 use export::nbd::{FrontEnd, Limits, serve};
 
-/// Granularity of what the memory disk calls allocated.
+/// Unit in which the memory disk reports allocation.
 pub(crate) const CLUSTER: u64 = 64 << 10;
 
-/// A disk in memory that can hold back its requests, or fail them.
+/// A disk in memory that can hold back its requests, or fail writes.
 pub(crate) struct MemoryDisk {
     info: VolumeInfo,
     content: RefCell<Vec<u8>>,
@@ -35,7 +35,7 @@ pub(crate) struct MemoryDisk {
     /// Payload of the reads and writes under way, now and at most.
     pub bytes: Cell<u64>,
     pub bytes_max: Cell<u64>,
-    /// Reads beyond this fail.
+    /// Reads beyond this length fail.
     pub sound_bytes: Cell<u64>,
 }
 
@@ -210,7 +210,7 @@ impl Exports for Catalogue {
 
 type Order = Box<dyn FnOnce(&Catalogue, &FrontEnd) + Send>;
 
-/// Commands from the test's thread to the server's thread.
+/// Request from the test's thread to the server's thread.
 #[derive(Default)]
 struct Orders {
     queue: Mutex<(VecDeque<Order>, Option<Waker>)>,
@@ -250,12 +250,12 @@ pub(crate) struct Server {
 pub(crate) const MIB: u64 = 1 << 20;
 
 impl Server {
-    /// One writable export, `disk`.
+    /// Starts a server with one writable export, `disk`.
     pub(crate) fn start(size_bytes: u64) -> Server {
         Server::with_exports(&[("disk", size_bytes, false)])
     }
 
-    /// (name, size in bytes, read-only).
+    /// Starts a server with exports: (name, size in bytes, read-only).
     pub(crate) fn with_exports(exports: &[(&'static str, u64, bool)]) -> Server {
         Server::with_limits(exports, Limits::default())
     }
@@ -291,7 +291,7 @@ impl Server {
         format!("nbd://{}/{export}", self.tcp)
     }
 
-    /// Runs on the server's thread, between two polls.
+    /// Runs a function on the server's thread, between two polls.
     pub(crate) fn with<T: Send + 'static>(
         &self,
         what: impl FnOnce(&Catalogue, &FrontEnd) -> T + Send + 'static,
@@ -303,7 +303,7 @@ impl Server {
         answer.recv().expect("the server answers")
     }
 
-    /// Repeats `condition` on the server until it is true; fails after a generous time.
+    /// Waits until the condition is true on the server's thread; fails after a generous time.
     #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
     pub(crate) fn until(&self, what: &str, condition: fn(&Catalogue, &FrontEnd) -> bool) {
         let patience = std::time::Instant::now();

@@ -1,6 +1,6 @@
-//! The two protocol machines against hostile bytes, and against every way of cutting the stream.
+//! The two state machines of the protocol against invalid bytes, and against every split of the stream.
 //!
-//! The corpus (`fuzz-corpus/`, one raw client stream per file) is replayed here; the same entry points serve fuzzing.
+//! The corpus (`fuzz-corpus/`, one raw client stream per file) is replayed here. Fuzzing uses the same entry points.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn corpus(folder: &str) -> Vec<(String, Vec<u8>)> {
     files.into_iter().map(load).collect()
 }
 
-/// Cuts by a repeating list of lengths.
+/// Returns a function that cuts by a repeating list of lengths.
 fn cuts(lengths: &[usize]) -> impl FnMut(usize) -> usize + '_ {
     let mut at = 0;
     move |left| {
@@ -60,7 +60,7 @@ fn the_corpus_replays_however_it_is_cut() {
     }
 }
 
-/// Bytes with the magic numbers strewn in, so that parsing gets past the first field.
+/// Generates bytes that contain the magic numbers, so that parsing gets past the first field.
 fn almost(magic: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let small = prop_oneof![Just(0u8), 0..12u8, any::<u8>()];
     let record = (any::<bool>(), vec(small, 0..40))
@@ -68,7 +68,7 @@ fn almost(magic: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     vec(record, 0..12).prop_map(|records| records.concat())
 }
 
-/// Well-formed requests with any fields, some with too little or too much payload.
+/// Generates well-formed requests with any fields, some with too little or too much payload.
 fn requests() -> impl Strategy<Value = Vec<u8>> {
     let blocks = prop_oneof![0..6u64, Just(2048), any::<u64>()];
     let request = (0..10u16, 0..40u16, any::<u64>(), blocks, 0..4u32, 0..1100usize);
@@ -88,7 +88,7 @@ fn requests() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES sets the number of cases.
+    // A failure is written beside this file and replayed first from then on. PROPTEST_CASES sets the number of cases.
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()

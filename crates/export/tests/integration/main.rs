@@ -1,3 +1,3 @@
-//! The NBD server against bytes that are no protocol at all.
+//! The NBD server against bytes that do not follow the protocol.
 
 mod hostile_bytes;
