@@ -1,4 +1,4 @@
-//! A file's bytes, in the way the world wants them kept.
+//! Bytes of a file, in the representation that the world's content mode needs.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl Bytes {
         }
     }
 
-    /// The bookkeeping of what a power cut may take back, if there is one.
+    /// Returns the content that a power cut can change, if the world has one.
     pub(crate) fn durable(&mut self) -> Option<&mut Content> {
         match self {
             Bytes::Durable(content) => Some(content),
@@ -30,7 +30,7 @@ impl Bytes {
         }
     }
 
-    /// What a reader sees now.
+    /// Reads the present content.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         match self {
             Bytes::Durable(content) => content.read(offset, out),
@@ -39,7 +39,7 @@ impl Bytes {
         }
     }
 
-    /// What would be left if every pending write were lost.
+    /// Reads what would remain if every pending write were lost.
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         match self {
             Bytes::Durable(content) => content.read_durable(offset, out),
@@ -47,7 +47,7 @@ impl Bytes {
         }
     }
 
-    /// A write, or zeros, that take effect for good. Not for `Durable`, whose writes complete one by one.
+    /// Applies a write or zeros permanently. Not for `Durable`, whose writes complete one by one.
     pub(crate) fn apply(&mut self, range: Range<u64>, data: Option<&[u8]>) {
         match (self, data) {
             (Bytes::Applied(volatile), Some(data)) => volatile.write(range.start, data),
@@ -57,7 +57,7 @@ impl Bytes {
         }
     }
 
-    /// Puts bytes in place as durable: fixtures and decay.
+    /// Stores bytes as durable, for fixtures and decay.
     pub(crate) fn put(&mut self, offset: u64, bytes: &[u8]) {
         match self {
             Bytes::Durable(content) => content.put_durable(offset, bytes),
@@ -68,7 +68,8 @@ impl Bytes {
         }
     }
 
-    /// Pages in `range` that may hold something other than zeros; where nothing is kept, those with space.
+    /// Returns the pages in `range` that may contain something other than zeros; if no content is kept, those with
+    /// space.
     pub(crate) fn data_pages<'a>(
         &'a self,
         range: Range<u64>,

@@ -1,12 +1,13 @@
-//! A file's bytes: what is durable, and over it the writes that are visible but not yet durable.
+//! Bytes of a file: the durable ones, and above them the writes that are visible but not yet durable.
 //!
-//! A write keeps its buffer (no copy) until a flush covers it; then its sectors are copied into the durable pages, once.
-//! Each page lists the writes that lie over it, oldest first. Invariants:
-//! * what a reader sees is the durable page with its list applied in order;
-//! * making a write durable strikes its sectors from every older entry of the list, so a page never goes back;
-//! * a durable page that is all zeros is not stored.
+//! A write keeps its buffer (no copy) until a flush covers it. Then its sectors are copied into the durable pages,
+//! once. Each page lists the pending writes to it, oldest first. Invariants:
+//! * A reader sees the durable page with its list applied in order.
+//! * Making a write durable removes its sectors from every older entry of the list, so a page never returns to older
+//!   content.
+//! * A durable page of zeros is not stored.
 //!
-//! The cost of a flush or a cut is that of the pages under pending writes, never that of the file.
+//! The cost of a flush or a cut depends on the pages with pending writes, never on the size of the file.
 
 mod forget;
 
@@ -22,16 +23,18 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const SECTOR: u64 = 512;
 /// One node of the page map covers 256 KiB.
 const LEAF_PAGES: u64 = 64;
-/// Entries over one page before the file's older writes become durable by themselves, as any cache would see to.
+/// Maximum number of entries of one page. Beyond it, the file's older writes become durable without a flush, as a cache
+/// would write them.
 const PAGE_PENDING_MAX: usize = 256;
-/// Unflushed writes of a file before the oldest become durable by themselves: 16 Ki of 4 KiB hold 64 MiB of buffers.
+/// Maximum number of unflushed writes of a file, before the oldest become durable without a flush: 16 Ki of 4 KiB hold
+/// 64 MiB of buffers.
 const FILE_PENDING_MAX: usize = 16 << 10;
 /// The same limit in bytes, for large writes.
 const FILE_PENDING_BYTES_MAX: u64 = 64 << 20;
 
-/// Names a write of this file until it is durable.
+/// Identifies a write of this file until it is durable.
 pub(crate) type EffectId = u32;
-/// Stamp of a write that has not completed: no flush covers it.
+/// Stamp of a write that has not completed; no flush covers it.
 const UNDER_WAY: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -59,12 +62,12 @@ impl Default for Leaf {
 #[derive(Default)]
 struct Effect {
     range: Range<u64>,
-    /// None writes zeros.
+    /// None for a write of zeros.
     data: Option<Slice>,
     stamp: u64,
-    /// Set when this is the zeroing that comes with a change of the file's size: it shares that change's fate.
+    /// Number of the change of the file's size to which this zeroing belongs: both survive a cut, or neither.
     change: Option<u64>,
-    /// Its flush failed, and no later one covers it.
+    /// Its flush failed, and no later flush covers it.
     forgotten: bool,
 }
 
@@ -75,22 +78,22 @@ pub(crate) struct Content {
     leaves: Leaves,
     effects: Vec<Effect>,
     free: Vec<EffectId>,
-    /// Completed and not durable, in order of completion.
+    /// Writes that are completed and not durable, in order of completion.
     completed: VecDeque<EffectId>,
     completed_bytes: u64,
-    /// Completed, visible, and covered by no flush to come.
+    /// Writes that are completed and visible, and that no later flush covers.
     forgotten: Vec<EffectId>,
-    /// Stamp of the oldest write over a page that has too many.
+    /// Stamp of the oldest write to a page that has too many.
     crowded: Option<u64>,
 }
 
 impl Content {
-    /// What a reader sees now.
+    /// Reads the present content.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         self.read_with(offset, out, |page, index, skip, out| self.read_page(page, index, skip, out));
     }
 
-    /// What would be left if every pending write were lost.
+    /// Reads what would remain if every pending write were lost.
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) {
         self.read_with(offset, out, |page, _, skip, out| copy_durable(page, skip, out));
     }
@@ -133,7 +136,7 @@ impl Content {
         out.copy_from_slice(&whole[skip..skip + out.len()]);
     }
 
-    /// Pages in `range` (page numbers) that may hold something other than zeros, in order.
+    /// Returns the pages in `range` (page numbers) that may contain something other than zeros, in order.
     pub(crate) fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let leaves = self.leaves.range(range.start / LEAF_PAGES..range.end.div_ceil(LEAF_PAGES));
         leaves
@@ -157,7 +160,8 @@ impl Content {
         self.expose_part(range, data, &mut |sectors| sectors)
     }
 
-    /// Like `expose`, of the sectors that `part` leaves of each page's mask: what a failed write may have done.
+    /// Makes a write visible like `expose`, but only the sectors that `part` selects from each page's mask: the
+    /// possible effect of a failed write.
     pub(crate) fn expose_part(
         &mut self,
         range: Range<u64>,
@@ -172,7 +176,7 @@ impl Content {
         });
         let mut crowded = None;
         visit(&mut self.leaves, &effect, |index, page| {
-            // A hole under a hole: nothing to hide, and a large punch stays cheap.
+            // Zeros over zeros change nothing, and a large punch stays cheap.
             if effect.data.is_none() && page.durable.is_none() && page.pending.is_empty() {
                 return;
             }
@@ -190,7 +194,7 @@ impl Content {
         id
     }
 
-    /// The write has completed: flushes submitted after `stamp` cover it. Stamps never decrease.
+    /// Marks a write as completed: flushes submitted after `stamp` cover it. Stamps never decrease.
     pub(crate) fn complete(&mut self, id: EffectId, stamp: u64) {
         let effect = &mut self.effects[id as usize];
         effect.stamp = stamp;
@@ -198,15 +202,15 @@ impl Content {
         self.completed.push_back(id);
     }
 
-    /// Ties a zeroing to the change of size that brought it.
+    /// Binds a zeroing to the change of size that caused it.
     pub(crate) fn bind(&mut self, id: EffectId, change: u64) {
         self.effects[id as usize].change = Some(change);
     }
 
-    /// What `persist` must be called with to stay within the limits, if they are exceeded.
+    /// Returns the argument with which `persist` must be called if the limits are exceeded.
     pub(crate) fn overdue(&mut self) -> Option<u64> {
         let over = self.completed.len() > FILE_PENDING_MAX || self.completed_bytes > FILE_PENDING_BYTES_MAX;
-        // Half of them at once, so that the next write is not overdue again.
+        // Half of the writes at once, so that the next write does not exceed the limit again.
         let middle = || self.effects[self.completed[self.completed.len() / 2] as usize].stamp + 1;
         let crowded = self.crowded.take().map(|stamp| stamp + 1);
         crowded.or_else(|| over.then(middle))
@@ -228,7 +232,7 @@ impl Content {
         self.settle(id, &mut |sectors| sectors);
     }
 
-    /// Ends a write: the sectors that `part` leaves of each page's mask are durable, the others never were.
+    /// Ends a write: the sectors that `part` selects from each page's mask become durable, the others are lost.
     fn settle(&mut self, id: EffectId, part: &mut dyn FnMut(u8) -> u8) {
         let effect = std::mem::take(&mut self.effects[id as usize]);
         self.free.push(id);
@@ -243,9 +247,9 @@ impl Content {
         });
     }
 
-    /// Power is lost: each pending write is lost, torn or spared, in any order, except that a zeroing tied to a change
-    /// of size happens exactly when `changes_kept` (the number of the first change that was lost) says so.
-    /// Returns the ranges of writes of which something may be left.
+    /// Simulates a loss of power. Each pending write is lost, torn or kept, in any order. A zeroing bound to a change
+    /// of size happens exactly if that change is below `changes_kept`, the number of the first change that was lost.
+    /// Returns the ranges of writes of which something may remain.
     pub(crate) fn cut(&mut self, survival: &Survival, changes_kept: u64, rng: &mut Rng) -> Vec<Range<u64>> {
         let effects = std::mem::take(&mut self.effects);
         let fates: Vec<Fate> = effects
@@ -270,12 +274,12 @@ impl Content {
         spared.map(|(effect, _)| effect.range).collect()
     }
 
-    /// Writes that a cut would have to decide about.
+    /// Returns the ranges of the writes that a cut would have to decide.
     pub(crate) fn pending_ranges(&self) -> Vec<Range<u64>> {
         self.effects.iter().filter(|e| !e.range.is_empty()).map(|e| e.range.clone()).collect()
     }
 
-    /// The ranges of those of them that write data.
+    /// Returns the ranges of these writes that contain data.
     pub(crate) fn pending_writes(&self) -> Vec<Range<u64>> {
         let written = self.effects.iter().filter(|e| !e.range.is_empty() && e.data.is_some());
         written.map(|e| e.range.clone()).collect()
@@ -285,7 +289,7 @@ impl Content {
         self.effects[id as usize].range.clone()
     }
 
-    /// Edits the durable bytes that are stored in the range, under whatever is pending.
+    /// Edits the durable bytes that are stored in the range, below pending writes.
     pub(crate) fn edit_durable(&mut self, range: Range<u64>, mut edit: impl FnMut(&mut [u8])) {
         let whole = Effect { range: range.clone(), ..Effect::default() };
         visit(&mut self.leaves, &whole, |index, page| {
@@ -296,7 +300,7 @@ impl Content {
         });
     }
 
-    /// Puts bytes in place as durable, under whatever is pending: fixtures and decay.
+    /// Stores bytes as durable, below pending writes, for fixtures and decay.
     pub(crate) fn put_durable(&mut self, offset: u64, bytes: &[u8]) {
         let range = offset..offset + bytes.len() as u64;
         for index in range.start / PAGE..range.end.div_ceil(PAGE) {
@@ -318,7 +322,7 @@ impl Effect {
         ((1u16 << end) - (1u16 << first)) as u8
     }
 
-    /// The write's bytes from file offset `position` on, which must lie inside it.
+    /// Copies the write's bytes from file offset `position` on, which must be inside it.
     fn copy(&self, position: u64, out: &mut [u8]) {
         match &self.data {
             None => out.fill(0),
@@ -352,7 +356,7 @@ impl Page {
 
     fn cut(&mut self, index: u64, effects: &[Effect], fates: &[Fate], rng: &mut Rng) {
         let mut pending = std::mem::take(&mut self.pending);
-        // The order around a truncation is the file system's and holds.
+        // The file system keeps the order around a truncation.
         let free_order = pending.iter().all(|p| effects[p.effect as usize].change.is_none());
         if free_order && pending.len() > 1 && rng.coin() {
             rng.shuffle(&mut pending);
@@ -377,7 +381,7 @@ fn copy_durable(page: &Page, skip: usize, out: &mut [u8]) {
     }
 }
 
-/// The part of a byte range in page `index`, relative to the page.
+/// Returns the part of a byte range in page `index`, relative to the page.
 fn clip(range: &Range<u64>, index: u64) -> Range<usize> {
     let base = index * PAGE;
     let start = range.start.max(base) - base;
@@ -385,7 +389,7 @@ fn clip(range: &Range<u64>, index: u64) -> Range<usize> {
     start as usize..end as usize
 }
 
-/// The byte ranges, inside a page, of consecutive set bits.
+/// Returns the byte ranges, inside a page, of consecutive set bits.
 fn sector_runs(sectors: u8) -> impl Iterator<Item = Range<usize>> {
     let mut left = u32::from(sectors);
     std::iter::from_fn(move || {
@@ -404,7 +408,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, &byte| all | byte) == 0)
 }
 
-/// Calls for every page of the effect's range; zeroing skips the parts of the map that do not exist.
+/// Calls `each` for every page of the effect's range. For zeros it skips the parts of the map that do not exist.
 fn visit(leaves: &mut Leaves, effect: &Effect, mut each: impl FnMut(u64, &mut Page)) {
     let pages = effect.range.start / PAGE..effect.range.end.div_ceil(PAGE);
     if pages.is_empty() {

@@ -1,13 +1,12 @@
-//! How long the medium takes: the place for device models, and the only one.
+//! Device models: the time that I/O takes on the medium. No other module models time.
 //!
-//! [`Device`] is without memory and what crash tests use. [`Storage`] is what the lab measures on: units (LUNs) of
-//! [`Model`]s with positions, queues and caches, and rules for the placement of files. Models nest: a disk array
-//! is a [`Cached`] over a [`Group`] of [`Disk`]s. All parameters are plain numbers; where they come from is the
-//! caller's to say.
+//! [`Device`] has no memory and is used by crash tests. [`Storage`] is used by the lab: units (LUNs) of [`Model`]s with
+//! positions, queues and caches, and a rule for the placement of files. Models nest: a disk array is a [`Cached`] over
+//! a [`Group`] of [`Disk`]s. All parameters are plain numbers; the caller documents their sources.
 //!
-//! A model at work is a [`Server`]. It gets a request when that is submitted, says when it wants to be called
-//! next, and names what is done then; in between it may reorder as it likes. It has no content: `machine` changes
-//! the bytes at the completion.
+//! A [`Server`] is a model in operation. It gets each request at its submission, reports when it must be called next,
+//! and then names the requests that are done. In between it may reorder them. It has no access to content: `machine`
+//! applies the effect of a request on the bytes at its completion.
 
 mod cached;
 mod disk;

@@ -1,4 +1,4 @@
-//! One directory: the names as they are, the names as a power cut would leave them, and the changes in between.
+//! One directory: its present names, the names that a power cut would leave, and the changes in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use crate::survival::Survival;
 /// A file or directory of the file system.
 pub(crate) type NodeId = u32;
 
-/// One change of names, as the journal of a file system would hold it.
+/// One change of names, as in a file system's journal.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
     Link {
         name: String,
         node: NodeId,
     },
-    /// Replaces whatever has the name `to`.
+    /// Replaces the node with the name `to`, if there is one.
     Rename {
         from: String,
         to: String,
@@ -29,7 +29,7 @@ pub(crate) enum Change {
 pub(crate) struct DirNode {
     names: BTreeMap<String, NodeId>,
     durable: BTreeMap<String, NodeId>,
-    /// (stamp of completion, change), oldest first: `durable` with all of them applied is `names`.
+    /// Pairs of the stamp of completion and the change, oldest first. `durable` with all of them applied is `names`.
     pending: Vec<(u64, Change)>,
 }
 
@@ -81,14 +81,14 @@ impl DirNode {
         nameless
     }
 
-    /// Makes durable every change that completed before `covers`; returns the nodes that lost their durable name.
+    /// Makes durable every change that completed before `covers`. Returns the nodes that lost their durable name.
     pub(crate) fn persist(&mut self, covers: u64) -> Vec<NodeId> {
         let settled = self.pending.iter().take_while(|(stamp, _)| *stamp < covers).count();
         self.pending.drain(..settled).filter_map(|(_, change)| change.apply(&mut self.durable)).collect()
     }
 
-    /// Every node that a cut could leave a name for: durable ones and those of pending links, each as often as it
-    /// is referred to.
+    /// Returns every node for which a cut could leave a name: those with durable names and those of pending links, once
+    /// for each reference.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = NodeId> {
         let linked = self.pending.iter().filter_map(|(_, change)| match change {
             Change::Link { node, .. } => Some(*node),
@@ -97,8 +97,8 @@ impl DirNode {
         self.durable.values().copied().chain(linked)
     }
 
-    /// Power is lost: a prefix of the pending changes survives, or a subset in which a lost change takes with it every
-    /// later one that touches its names.
+    /// Simulates a loss of power. A prefix of the pending changes survives, or a subset in which a lost change also
+    /// removes every later change of its names.
     pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         if pending.is_empty() {

@@ -1,18 +1,18 @@
-//! What a test makes go wrong, and when.
+//! Faults that a test schedules: power cuts, and failing or slow operations.
 //!
-//! Every count starts at the call that schedules it, so a test needs no knowledge of what its set-up did.
+//! Every count starts at the call that schedules the fault, so it does not depend on the test's set-up.
 
 use blk::Errno;
 
 use crate::kind::OpKind;
 
-/// Point at which the power is cut. Timers are not counted: they change no durable state.
+/// When the power is cut. Timers are not counted: they change no durable state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// At the n-th submission or completion from now, counted from 1. At a submission the operation is then under way;
-    /// at a completion it is done but not reported.
+    /// At the n-th submission or completion from now, counted from 1. After a submission the operation is under way;
+    /// after a completion it is done but not reported.
     Event(u64),
-    /// When the clock would pass this many ns from now.
+    /// When the clock would pass this many nanoseconds from now.
     After { ns: u64 },
     /// At the n-th operation of a kind from now, counted from 1.
     Kind { kind: OpKind, nth: u64, phase: Phase },
@@ -20,42 +20,42 @@ pub enum Cut {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Just submitted.
+    /// After the submission.
     Submitted,
-    /// Done by the device, not yet reported.
+    /// After the device has done it, before it is reported.
     Completing,
-    /// Reported; the power goes with the next event, whatever that is.
+    /// After the report: the power is cut at the next event of any kind.
     Completed,
 }
 
-/// What happens to an operation that a rule strikes.
+/// Effect of a rule on an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Fails at its completion. It has no effect, except that a write failing with EIO may have changed any of the
-    /// sectors it would have overwritten.
+    /// Fails at its completion without an effect. Exception: a write that fails with EIO may have changed any of its
+    /// sectors.
     Fail(Errno),
-    /// Takes this many ns longer.
+    /// Takes this many nanoseconds longer.
     Delay { ns: u64 },
-    /// The power goes with the operation just submitted: a cut by file name.
+    /// The power is cut at the submission of the operation: a cut by file name.
     PowerOff,
 }
 
-/// A rule: the operations it is about, which of them it strikes, and how.
+/// A rule: which operations it matches, which of these it affects, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// None is any kind but timers.
+    /// Kind of operation; None for any kind except timers.
     pub kind: Option<OpKind>,
-    /// Part of the name of the file, or of the name given to a directory operation.
+    /// Part of the file's name, or of the name in a directory operation.
     pub name: Option<String>,
-    /// Strikes the n-th operation that matches, counted from 1.
+    /// Affects the n-th operation that matches, counted from 1.
     pub nth: u64,
-    /// And every matching one after it.
+    /// Affects every later match too.
     pub forever: bool,
     pub action: Action,
 }
 
 impl Fault {
-    /// Strikes the n-th operation of any kind, once.
+    /// Returns a rule that affects the n-th operation of any kind, once.
     pub fn nth(nth: u64, action: Action) -> Fault {
         Fault { kind: None, name: None, nth, forever: false, action }
     }
@@ -84,7 +84,7 @@ struct Rule {
     matched: u64,
 }
 
-/// A cut in absolute terms.
+/// A scheduled cut in absolute terms.
 enum Armed {
     Event(u64),
     Time(u64),
@@ -111,7 +111,7 @@ impl Faults {
         !self.rules.is_empty()
     }
 
-    /// What strikes this operation: the first rule that does; every matching rule counts it.
+    /// Returns the action of the first rule that affects this operation. Every matching rule counts the operation.
     pub(crate) fn strike(&mut self, kind: OpKind, name: &str) -> Option<Action> {
         let mut struck = None;
         for rule in self.rules.iter_mut().filter(|rule| rule.fault.matches(kind, name)) {
@@ -143,7 +143,7 @@ impl Faults {
         }
     }
 
-    /// Whether the power goes at this event, number `event` of the world.
+    /// Returns whether the power is cut at this event, number `event` of the world.
     pub(crate) fn cuts(&mut self, event: u64, kind: OpKind, completion: bool) -> bool {
         let Some(armed) = &mut self.cut else { return false };
         match armed {

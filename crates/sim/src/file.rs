@@ -1,8 +1,8 @@
-//! One file: its bytes, its size and its space, and how much of each a power cut may take back.
+//! One file: its bytes, size and space, and how much of each a power cut may revert.
 //!
-//! Changes of size and space are metadata: they are applied at once and kept in an undo log, in order of completion,
+//! Changes of size and space are metadata. They are applied at once and kept in an undo log, in order of completion,
 //! until a flush covers them. A cut undoes a suffix of that log. The bytes are independent of it (see `content`),
-//! except that nothing is left beyond the surviving size.
+//! except that nothing remains beyond the surviving size.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,9 +19,10 @@ use crate::rng::Rng;
 use crate::survival::Survival;
 use crate::unreadable::Unreadable;
 
-/// 64 TiB, VMware's largest disk plus its tables with room to spare; larger offsets fail with EFBIG.
+/// 64 TiB: VMware's largest disk with its tables fits. Larger offsets fail with EFBIG.
 const FILE_BYTES_MAX: u64 = 64 << 40;
-/// Unflushed changes of size or space before the oldest become durable by themselves: 16 Ki first writes.
+/// Maximum number of unflushed changes of size or space, before the oldest become durable without a flush: 16 Ki first
+/// writes.
 const CHANGES_MAX: usize = 16 << 10;
 
 /// Space of the file system, in pages.
@@ -31,7 +32,7 @@ pub(crate) struct FsSpace {
     pub used_pages: u64,
 }
 
-/// One metadata change, with what undoes it.
+/// One change of metadata, and its undo.
 #[derive(Debug)]
 struct Change {
     stamp: u64,
@@ -42,7 +43,7 @@ struct Change {
 
 pub(crate) struct FileNode {
     bytes: Bytes,
-    /// Its place on devices with places.
+    /// Location on devices with placed files.
     pub layout: Layout,
     size: u64,
     allocated: IntervalSet,
@@ -52,7 +53,7 @@ pub(crate) struct FileNode {
     first_change: u64,
 }
 
-/// Pages that a byte range touches.
+/// Returns the pages that a byte range touches.
 fn pages_of(range: &Range<u64>) -> Range<u64> {
     range.start / PAGE..range.end.div_ceil(PAGE)
 }
@@ -61,7 +62,7 @@ fn count(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|r| r.end - r.start).sum()
 }
 
-/// The byte range, if a file may reach that far.
+/// Returns the byte range; fails beyond the largest file.
 pub(crate) fn byte_range(offset: u64, len: u64) -> Result<Range<u64>, Errno> {
     let end = offset.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Errno::EFBIG)?;
     Ok(offset..end)
@@ -88,14 +89,14 @@ impl FileNode {
         self.allocated.len()
     }
 
-    /// Fills `out` as far as the file reaches and returns how far that was.
+    /// Fills `out` up to the end of the file, and returns the number of bytes.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(out.len() as u64) as usize;
         self.bytes.read(offset, &mut out[..len]);
         len
     }
 
-    /// What a cut that loses everything unflushed would leave.
+    /// Reads what would remain after a cut that loses everything unflushed.
     pub(crate) fn read_durable(&self, offset: u64, out: &mut [u8]) -> usize {
         let len = self.durable_size().saturating_sub(offset).min(out.len() as u64) as usize;
         self.bytes.read_durable(offset, &mut out[..len]);
@@ -106,7 +107,7 @@ impl FileNode {
         self.changes.front().map_or(self.size, |first| first.size_before)
     }
 
-    /// Pieces of `range` that may hold something other than zeros, merged, in order.
+    /// Returns the pieces of `range` that may contain something other than zeros, merged, in order.
     pub(crate) fn extents(&self, range: Range<u64>) -> Vec<FileExtent> {
         let range = range.start..range.end.min(self.size);
         let mut extents: Vec<FileExtent> = Vec::new();
@@ -124,7 +125,7 @@ impl FileNode {
         extents
     }
 
-    /// A write that changes neither size nor space becomes visible now; `complete` follows. None when it does.
+    /// Makes a write visible that changes neither size nor space; `complete` follows. Returns None for other writes.
     pub(crate) fn write_in_place(&mut self, offset: u64, data: &Slice) -> Option<EffectId> {
         let range = byte_range(offset, data.len() as u64).ok()?;
         let in_place = range.end <= self.size && self.allocated.covers(&pages_of(&range));
@@ -141,7 +142,7 @@ impl FileNode {
         }
     }
 
-    /// Bytes, or zeros, that are there from now on.
+    /// Applies bytes or zeros permanently.
     fn apply(&mut self, range: Range<u64>, data: Option<Slice>, stamp: u64) {
         match self.bytes.durable() {
             Some(content) => {
@@ -152,7 +153,7 @@ impl FileNode {
         }
     }
 
-    /// Writes, extends and allocates as needed. NoSpace changes nothing.
+    /// Writes, and extends and allocates as necessary. `NoSpace` changes nothing.
     pub(crate) fn write(
         &mut self,
         offset: u64,
@@ -167,7 +168,7 @@ impl FileNode {
         Ok(len)
     }
 
-    /// What a write that failed may have done to the medium: any of the sectors it would have overwritten.
+    /// Applies the possible effect of a failed write: any of its sectors may have changed.
     pub(crate) fn write_failed(&mut self, offset: u64, data: &Slice, stamp: u64, rng: &mut Rng) {
         let Ok(range) = byte_range(offset, data.len() as u64) else { return };
         if range.end > self.size || !self.allocated.covers(&pages_of(&range)) {
@@ -188,7 +189,7 @@ impl FileNode {
         self.claim(pages_of(&range), self.size.max(range.end), stamp, space)
     }
 
-    /// Takes space for the pages and sets the size; logs it if anything changed.
+    /// Allocates space for the pages and sets the size. Logs the change if there is one.
     fn claim(&mut self, pages: Range<u64>, size: u64, stamp: u64, space: &mut FsSpace) -> Result<(), Errno> {
         let covered = self.allocated.covers(&pages);
         if covered && size == self.size {
@@ -219,7 +220,7 @@ impl FileNode {
         (self.first_change + self.changes.len() as u64).saturating_sub(1)
     }
 
-    /// Zeros the range as far as the file reaches; the size stays. Without `punch` the range stays or gets allocated.
+    /// Zeros the range up to the end of the file; the size stays. Without `punch` the range is allocated.
     pub(crate) fn zero(
         &mut self,
         range: Range<u64>,
@@ -264,7 +265,7 @@ impl FileNode {
         let removed = self.allocated.remove(len.div_ceil(PAGE)..self.size.div_ceil(PAGE));
         space.used_pages -= count(&removed);
         self.log(Change { stamp, size_before: self.size, added: Vec::new(), removed });
-        // Bytes that are cut off must not reappear when the file grows again.
+        // The removed bytes must not reappear when the file grows again.
         let gone = len.next_multiple_of(SECTOR)..self.size.next_multiple_of(SECTOR);
         self.truncate_bytes(gone, None, stamp);
         if let Some(last_sector) = self.shortened_sector(len) {
@@ -282,8 +283,9 @@ impl FileNode {
         self.complete(effect, stamp);
     }
 
-    /// The sector that the new end of file cuts through, zeroed from there; None when it already reads so. Its kept bytes
-    /// then become durable with the size: less harsh than a real device, and rare, since writers pad with zeros.
+    /// Returns the sector that contains the new end of file, zeroed from there; None if it already reads so. Its
+    /// remaining bytes become durable with the size. That is less harsh than a real device, and rare, because writers
+    /// pad with zeros.
     fn shortened_sector(&self, len: u64) -> Option<Slice> {
         let keep = (len % SECTOR) as usize;
         let mut sector = [0; SECTOR as usize];
@@ -295,7 +297,7 @@ impl FileNode {
         Some(blk::Buf::copy_of(&sector).freeze())
     }
 
-    /// Makes durable whatever completed before `covers`: bytes, size and space.
+    /// Makes durable the bytes, size and space that completed before `covers`.
     pub(crate) fn persist(&mut self, covers: u64) {
         let Some(content) = self.bytes.durable() else { return };
         content.persist(covers);
@@ -304,21 +306,21 @@ impl FileNode {
         self.first_change += settled as u64;
     }
 
-    /// A flush failed that would have made durable what completed before `covers`.
+    /// Simulates a failed flush that would have made durable what completed before `covers`.
     pub(crate) fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
         if let Some(content) = self.bytes.durable() {
             content.flush_failed(covers, page_cache, rng);
         }
     }
 
-    /// Time passes: some clean pages that are on no medium leave the page cache.
+    /// Evicts some clean pages from the page cache that are not on the medium.
     pub(crate) fn evict_some(&mut self, rng: &mut Rng) {
         if let Some(content) = self.bytes.durable().filter(|content| content.has_forgotten()) {
             content.evict_some(rng);
         }
     }
 
-    /// The page cache writes what is dirty and forgets the rest: reads show the medium.
+    /// Writes dirty pages and evicts all others, so that reads show the medium.
     pub(crate) fn drop_cached(&mut self, covers: u64, rng: &mut Rng) {
         self.persist(covers);
         if let Some(content) = self.bytes.durable() {
@@ -326,7 +328,7 @@ impl FileNode {
         }
     }
 
-    /// Power is lost. Space is the caller's to count anew.
+    /// Simulates a loss of power. The caller recounts the space.
     pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         let Some(content) = self.bytes.durable() else { return };
         let pending = content.pending_ranges();
@@ -360,8 +362,8 @@ impl FileNode {
         }
     }
 
-    /// Writes whose extension was lost left bytes where the file does not reach any more; so did an earlier write of the
-    /// last sector that was padded with something else than the one that survived.
+    /// Clears bytes beyond the size. Writes whose extension was lost have left such bytes; so has an earlier write of
+    /// the last sector with other padding than the surviving one.
     fn drop_beyond_size(&mut self, pending: &[Range<u64>]) {
         let last_sector = self.size..self.size.next_multiple_of(SECTOR);
         let beyond = pending.iter().map(|range| range.start.max(self.size)..range.end);
@@ -371,7 +373,7 @@ impl FileNode {
         }
     }
 
-    /// Puts bytes in place, durably, with everything pending. Fixtures only.
+    /// Stores bytes, durably, together with all pending changes. For fixtures only.
     pub(crate) fn put(&mut self, offset: u64, bytes: &[u8], space: &mut FsSpace) {
         self.persist(u64::MAX);
         let range = offset..offset + bytes.len() as u64;
@@ -381,7 +383,7 @@ impl FileNode {
         self.bytes.put(offset, bytes);
     }
 
-    /// The medium decays: one durable bit changes, under whatever is pending. False beyond the durable size.
+    /// Flips one durable bit, below pending writes. Returns false beyond the durable size.
     pub(crate) fn flip_bit(&mut self, offset: u64, bit: u8) -> bool {
         let mut byte = [0];
         if self.read_durable(offset, &mut byte) == 0 {

@@ -1,7 +1,7 @@
-//! The file system: directories and files, space, and which of them still matter.
+//! The file system: directories, files and space, and the lifetime of nodes.
 //!
-//! A node lives while it has a name, an open handle (or an operation under way), or a name that a power cut could
-//! bring back. Its space is counted while it has a name or a handle, as on a real file system.
+//! A node exists while it has a name, an open handle (or an operation under way), or a name that a power cut could
+//! restore. Its space is counted while it has a name or a handle, as on a real file system.
 
 use blk::Errno;
 use blk::reactor::Space;
@@ -31,14 +31,14 @@ enum Body {
 
 struct Node {
     body: Body,
-    /// Visible names.
+    /// Number of visible names.
     links: u32,
-    /// Handles, and operations under way.
+    /// Number of handles and operations under way.
     opens: u32,
-    /// Durable names and pending links.
+    /// Number of durable names and pending links.
     pins: u32,
     locked: bool,
-    /// Where its extents come from.
+    /// Zone of its extents.
     zone: ZoneId,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct FileSystem {
     free: Vec<NodeId>,
     pub space: FsSpace,
     mode: ContentMode,
-    /// None: all of it is on one device without places.
+    /// None if everything is on one device without positions.
     placement: Option<Placement>,
 }
 
@@ -104,7 +104,7 @@ impl FileSystem {
         }
     }
 
-    /// The file, and the room its changes draw on.
+    /// Returns the file, and the file system's space, which its changes use.
     pub(crate) fn file_mut(&mut self, id: NodeId) -> Result<(&mut FileNode, &mut FsSpace), Errno> {
         match &mut self.nodes[id as usize].as_mut().expect("a referenced node lives").body {
             Body::File(file) => Ok((file, &mut self.space)),
@@ -130,7 +130,7 @@ impl FileSystem {
         matches!(self.node(id).body, Body::Dir(_))
     }
 
-    /// Place of a range of a file. Only where there are places.
+    /// Returns the location of a file's range. Only for devices with positions.
     pub(crate) fn locate(&mut self, id: NodeId, offset: u64, len: u64, out: &mut Vec<Piece>) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
@@ -138,7 +138,7 @@ impl FileSystem {
         }
     }
 
-    /// Gives a range its place before its first use.
+    /// Places a range before its first use.
     pub(crate) fn reserve_place(&mut self, id: NodeId, offset: u64, len: u64) {
         let node = self.nodes[id as usize].as_mut().expect("a referenced node lives");
         if let (Body::File(file), Some(placement)) = (&mut node.body, &mut self.placement) {
@@ -146,7 +146,7 @@ impl FileSystem {
         }
     }
 
-    /// The unit of a file or directory.
+    /// Returns the unit of a file or directory.
     pub(crate) fn unit(&self, id: NodeId) -> u32 {
         self.placement.as_ref().map_or(0, |placement| placement.unit(self.node(id).zone))
     }
@@ -155,7 +155,7 @@ impl FileSystem {
         self.dir(dir)?.get(name).ok_or(Errno::ENOENT)
     }
 
-    /// A new file or directory under a free name.
+    /// Creates a file or directory under a free name.
     pub(crate) fn create(
         &mut self,
         dir: NodeId,
@@ -181,7 +181,7 @@ impl FileSystem {
         Ok(node)
     }
 
-    /// A second name for a file.
+    /// Gives a file a second name.
     pub(crate) fn link(
         &mut self,
         dir: NodeId,
@@ -262,7 +262,7 @@ impl FileSystem {
         self.release(id, |node| node.opens -= 1);
     }
 
-    /// Takes the node's one lock.
+    /// Takes the node's lock; there is one for each node.
     pub(crate) fn lock(&mut self, id: NodeId) -> Result<(), Errno> {
         let node = self.node_mut(id);
         if std::mem::replace(&mut node.locked, true) { Err(Errno::EAGAIN) } else { Ok(()) }
@@ -272,7 +272,7 @@ impl FileSystem {
         self.node_mut(id).locked = false;
     }
 
-    /// Takes one reference away; gives back the space, then the node, when they have no user left.
+    /// Removes one reference. Frees the space, and then the node, when nothing uses them.
     fn release(&mut self, id: NodeId, take: impl FnOnce(&mut Node)) {
         let node = self.node_mut(id);
         let counted = node.links + node.opens > 0;
@@ -302,7 +302,7 @@ impl FileSystem {
         }
     }
 
-    /// The process is gone, the medium is not: handles and locks vanish.
+    /// Removes handles and locks after the end of a process; the medium is unchanged.
     pub(crate) fn drop_handles(&mut self) {
         for id in 0..self.nodes.len() as NodeId {
             let Some(node) = &mut self.nodes[id as usize] else { continue };
@@ -314,7 +314,7 @@ impl FileSystem {
         }
     }
 
-    /// Power is lost. Every operation under way has been decided about before.
+    /// Simulates a loss of power. Operations under way have been decided before.
     pub(crate) fn cut(&mut self, survival: &Survival, rng: &mut Rng) {
         for node in self.nodes.iter_mut().flatten() {
             match &mut node.body {
@@ -325,7 +325,7 @@ impl FileSystem {
         self.recount();
     }
 
-    /// Keeps what the root reaches and counts references and space anew.
+    /// Keeps the nodes that the root reaches, and recounts references and space.
     fn recount(&mut self) {
         for node in self.nodes.iter_mut().flatten() {
             (node.links, node.opens, node.pins, node.locked) = (0, 0, 0, false);

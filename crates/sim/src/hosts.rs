@@ -1,9 +1,8 @@
-//! Several machines of one world: they share its clock and its files, and each can be paused or killed by itself.
+//! Several machines of one world. They share its clock and its files, and each can be paused or killed separately.
 //!
-//! A machine's operations wait in its own queue until the core hands them over, as they wait in the ring of a process
-//! until its next system call. A pause holds back the queue and everything that has completed, so no task of the machine
-//! learns anything; what was handed over before goes on, and the clock too. Locks are not modelled: they are local to a
-//! host, and so worth nothing here.
+//! A machine's operations wait in its own queue until the core submits them, as in the ring of a process until its next
+//! system call. A pause holds back the queue and all completions, so that no task of the machine is notified. Submitted
+//! operations continue, and so does the clock. Locks are not modelled, because they are local to a host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,41 +22,41 @@ use crate::reactor::{NoThreads, SimReactor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pause {
     Now,
-    /// With its n-th submission from now, counted from 1: that one is in the machine's queue and not handed over.
+    /// At its n-th submission from now, counted from 1. That operation is in the machine's queue and not submitted.
     AtSubmission(u64),
-    /// The same, counting writes alone.
+    /// The same, counting writes only.
     AtWrite(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Power {
     Running,
-    /// Since this moment of the world's clock.
+    /// Paused since this time of the world's clock.
     Paused(u64),
     Dead,
 }
 
-/// Where an operation of a machine is.
+/// State of an operation of a machine.
 enum Place {
     Queued(Option<Waker>),
     Submitted(Token),
 }
 
-/// One machine, as the tasks on it see the world.
+/// One machine, as its tasks see the world.
 pub(crate) struct Machine {
     world: Rc<SimReactor>,
     power: Cell<Power>,
-    /// What is left until the machine pauses.
+    /// What has to happen before the machine pauses.
     pause_in: Cell<Option<Pause>>,
-    /// Files behind a fence, and when the last change of one of them was handed over.
+    /// Files behind a fence, and when the last change of one of them was submitted.
     fenced: RefCell<BTreeSet<Handle>>,
     changed_ns: Cell<u64>,
     queue: RefCell<Vec<(u32, Op)>>,
     places: RefCell<BTreeMap<u32, Place>>,
     next_token: Cell<u32>,
-    /// Of tasks that would have learned something during the pause.
+    /// Wakers of tasks that would have been notified during the pause.
     held: RefCell<Vec<Waker>>,
-    /// Nanoseconds for which it has been paused: its monotonic clock stands still meanwhile.
+    /// Nanoseconds for which it has been paused; its monotonic clock stops meanwhile.
     paused_ns: Cell<u64>,
     memory: Rc<HostMemory>,
 }
@@ -97,7 +96,7 @@ impl Machine {
         self.queue.borrow_mut().clear();
     }
 
-    /// Hands the queue to the world, as a system call does.
+    /// Submits the queue to the world, as a system call does.
     fn hand_over(&self) {
         if self.power.get() != Power::Running {
             return;
@@ -130,7 +129,8 @@ impl Machine {
         }
     }
 
-    /// The referee's book: whether the world takes the change is the world's to decide.
+    /// Records a submitted change, for the test's check of fences. Whether the change takes effect is decided by the
+    /// world.
     fn note_change(&self, op: &Op) {
         let (Op::Write { file, .. }
         | Op::Allocate { file, .. }
@@ -199,7 +199,7 @@ impl Reactor for Machine {
 
     fn forget(&self, token: Token) {
         match self.places.borrow_mut().remove(&token.0) {
-            // It may be on its way all the same.
+            // The operation may be under way nevertheless.
             Some(Place::Queued(_)) | None => self.queue.borrow_mut().retain(|(id, _)| *id != token.0),
             Some(Place::Submitted(inner)) => self.world.forget(inner),
         }
@@ -240,10 +240,10 @@ impl Reactor for Machine {
     }
 }
 
-/// A machine in the hands of a test.
+/// A machine as a test controls it.
 #[derive(Clone)]
 pub struct Host {
-    /// What its tasks run in.
+    /// Environment of its tasks.
     pub env: Env,
     machine: Rc<Machine>,
 }
@@ -261,7 +261,7 @@ impl Host {
         }
     }
 
-    /// Goes on where it stopped; a pause that has not begun is called off.
+    /// Continues the machine, and cancels a pause that has not begun.
     pub fn resume(&self) {
         self.machine.pause_in.set(None);
         self.machine.resume();
@@ -271,18 +271,19 @@ impl Host {
         matches!(self.machine.power.get(), Power::Paused(_))
     }
 
-    /// Returns when the world last took a change of a file behind a fence from it, by the world's clock; 0 is never.
+    /// Returns when the world last accepted a change of a file behind a fence from this machine, by the world's clock;
+    /// 0 means never.
     pub fn changed_ns(&self) -> u64 {
         self.machine.changed_ns.get()
     }
 
-    /// It never goes on; what it has handed over happens.
+    /// Kills the machine: it never continues. Operations that it has submitted take effect.
     pub fn kill(&self) {
         self.machine.kill();
     }
 }
 
-/// What the executor drives: the world under all machines.
+/// The reactor of the executor: the world under all machines.
 pub(crate) struct Hosts {
     world: Rc<SimReactor>,
     machines: Vec<Rc<Machine>>,

@@ -1,4 +1,4 @@
-//! The world as seen from outside it: fixtures before a run, evidence after. No time passes and no event happens.
+//! Access to the world from outside a run: fixtures before it, evidence after it. No time passes and no event occurs.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use crate::dir::NodeId;
 use crate::fs::{FileSystem, ROOT};
 use crate::machine::Machine;
 
-/// Which content of the medium is asked for.
+/// Which content of the medium is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// As the running system sees it.
+    /// The content that the running system sees.
     Current,
-    /// As a cut that loses everything unflushed would leave it.
+    /// The content after a cut that loses everything unflushed.
     Durable,
 }
 
-/// A bit that was flipped on purpose, so that a checker can tell injected damage from real.
+/// A bit that was flipped on purpose, so that a checker can distinguish injected damage from real damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     pub path: String,
@@ -26,14 +26,14 @@ pub struct Damage {
     pub bit: u8,
 }
 
-/// The longest content handed out in one piece: 1 GiB.
+/// Longest content that is returned in one piece: 1 GiB.
 const READ_BYTES_MAX: u64 = 1 << 30;
 
 fn components(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty() && *part != ".")
 }
 
-/// The node a path leads to, in one of the two views.
+/// Returns the node of a path in one of the two views.
 fn walk(fs: &FileSystem, path: &str, view: View) -> Option<NodeId> {
     components(path).try_fold(ROOT, |dir, name| {
         let dir = fs.dir(dir).ok()?;
@@ -45,7 +45,7 @@ fn walk(fs: &FileSystem, path: &str, view: View) -> Option<NodeId> {
 }
 
 impl Machine {
-    /// Opens a directory and makes it, durably, where it does not exist: the place a datastore was given.
+    /// Opens a directory such as that of a datastore, and creates it durably if it does not exist.
     pub(crate) fn open_root(&mut self, path: &str) -> Result<Handle, Errno> {
         let dir = match self.options.roots_must_exist {
             true => self.find_dirs(path)?,
@@ -112,7 +112,7 @@ impl Machine {
         Some(names.iter().map(|(name, &node)| format!("{name}{}", slash(node))).collect())
     }
 
-    /// Puts bytes into a file, durably, making it and its directories where they do not exist.
+    /// Writes bytes into a file, durably, and creates it and its directories if they do not exist.
     pub(crate) fn write_at(&mut self, path: &str, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let dir = self.make_dirs(folder)?;
@@ -126,7 +126,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Like `write_at`, of the whole content.
+    /// Replaces the whole content, like `write_at`.
     pub(crate) fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Errno> {
         self.write_at(path, 0, bytes)?;
         let node = walk(&self.fs, path, View::Current).ok_or(Errno::ENOENT)?;

@@ -1,14 +1,14 @@
-//! A set of page numbers as disjoint ranges: which pages of a file have space on the medium.
+//! A set of page numbers as disjoint ranges: the pages of a file that have space on the medium.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Half-open, disjoint, never touching: touching ranges are one.
+/// Half-open, disjoint ranges; adjacent ranges are merged.
 #[derive(Debug, Default)]
 pub(crate) struct IntervalSet {
     /// start -> end
     ranges: BTreeMap<u64, u64>,
-    /// Numbers in the set.
+    /// Count of numbers in the set.
     len: u64,
 }
 
@@ -22,13 +22,13 @@ impl IntervalSet {
             || self.ranges.range(..=range.start).next_back().is_some_and(|(_, &end)| end >= range.end)
     }
 
-    /// How many numbers of `range` are not in the set.
+    /// Returns how many numbers of `range` are not in the set.
     pub(crate) fn missing(&self, range: &Range<u64>) -> u64 {
         let held: u64 = self.overlapping(range).map(|r| r.end - r.start).sum();
         range.end.saturating_sub(range.start) - held
     }
 
-    /// The parts of `range` that are in the set, in order.
+    /// Returns the parts of `range` that are in the set, in order.
     fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<'_> {
         let Range { start, end } = range.clone();
         let before = self.ranges.range(..start).next_back();
@@ -39,7 +39,7 @@ impl IntervalSet {
         })
     }
 
-    /// The numbers of `range` that are in the set, in order.
+    /// Returns the numbers of `range` that are in the set, in order.
     pub(crate) fn within(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         self.overlapping(&range).flatten()
     }
@@ -81,7 +81,7 @@ impl IntervalSet {
         self.ranges.insert(start, end);
     }
 
-    /// Takes a range out and returns the parts that were in.
+    /// Removes a range and returns the parts that were in the set.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let removed: Vec<Range<u64>> = self.overlapping(&range).collect();
         for part in &removed {
@@ -106,7 +106,7 @@ mod tests {
     use crate::rng::Rng;
     use std::collections::BTreeSet;
 
-    /// Against the plain set, over random inserts and removals.
+    /// Compares with a plain set, over random insertions and removals.
     #[test]
     fn equals_a_set_of_numbers() {
         let mut rng = Rng::new(5);

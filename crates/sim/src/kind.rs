@@ -1,9 +1,9 @@
-//! What an operation is, for counters, for the event hash and for choosing where to strike.
+//! Kinds of operations, for counters, for the event hash, and for faults.
 
 use blk::Errno;
 use blk::reactor::{Handle, Op, OpenMode, Outcome};
 
-/// One kind per operation a test may want to count, fail or cut at.
+/// Kinds of operations that a test can count, fail or cut at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OpKind {
     Read,
@@ -29,7 +29,7 @@ pub enum OpKind {
     Socket,
     Link,
     Attributes,
-    /// Frees space without ever writing.
+    /// Frees space without writing.
     GiveBack,
 }
 
@@ -66,7 +66,7 @@ impl OpKind {
 pub(crate) struct Described<'a> {
     pub kind: OpKind,
     pub handle: Option<Handle>,
-    /// The name inside the directory, for operations on names.
+    /// Name inside the directory, for operations on names.
     pub name: &'a str,
     pub offset: u64,
     pub len: u64,

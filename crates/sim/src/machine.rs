@@ -1,9 +1,9 @@
-//! The computer: operations under way and the clock.
+//! One simulated machine: operations under way, and the clock.
 //!
-//! Time moves only in `step`, from one completion to the next; ties go to the earlier submission. What an operation does
-//! to the medium happens at its completion, except that a write which changes neither size nor space may become
-//! visible at its submission, and a read may be taken then: both are allowed of operations under way, and code that
-//! is not ready for it is wrong.
+//! Time advances only in `step`, from one completion to the next; ties are resolved in order of submission. An
+//! operation takes effect on the medium at its completion. A write that changes neither size nor space may become
+//! visible at its submission, and a read may be served then. Both are allowed of operations under way, and code that is
+//! not prepared for it is wrong.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -26,17 +26,17 @@ use crate::options::{ContentMode, Options};
 use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 
-/// What a token of a machine without power names.
+/// Token of a machine without power.
 const DEAD: Token = Token(u32::MAX);
-/// Processor time that 64 polls of tasks take, so that tasks which wait by yielding do not stop the clock.
+/// Processor time of 64 polls of tasks. Tasks that wait by yielding therefore do not stop the clock.
 const TURN_NS: u64 = 3_200;
-/// Turns in a row without an event or power after which a task must be spinning.
+/// Turns in a row without an event, after which a task must be spinning.
 const IDLE_TURNS_MAX: u64 = 10_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Power {
     On,
-    /// Nothing moves any more; what is left of the medium has not been decided.
+    /// Nothing happens any more. The state of the medium has not been decided yet.
     Off,
 }
 
@@ -47,47 +47,47 @@ pub(crate) struct Open {
     pub name_hash: u64,
     pub writable: bool,
     pub lock: bool,
-    /// Operations that are submitted later are turned back.
+    /// Operations that are submitted after this are refused.
     pub deadline: Option<Arc<Deadline>>,
 }
 
-/// How far an operation has come.
+/// Progress of an operation.
 pub(crate) enum Work {
     Free,
-    /// Done at its completion.
+    /// It takes effect at its completion.
     Waiting(Op),
-    /// A write that is visible and whose completion is outstanding.
+    /// A write that is visible and has not completed.
     Exposed {
         effect: EffectId,
         len: u64,
     },
-    /// A read that has been taken, and whose completion is outstanding.
+    /// A read that was served and has not completed.
     Answered(Outcome),
     Failing(Op, Errno),
-    /// Completed; the caller has not come for it.
+    /// Completed; the caller has not taken the outcome.
     Done(Outcome),
 }
 
 pub(crate) struct Slot {
     pub work: Work,
     facts: Facts,
-    /// The node it is about, held open until it completes.
+    /// Node of the operation, which stays open until it completes.
     node: Option<NodeId>,
-    /// Number of the event of its submission: a flush covers what completed at earlier events.
+    /// Number of its submission's event: a flush covers writes that completed at earlier events.
     submitted_event: u64,
-    /// Completions of the media that are outstanding; 0 where the time was known at the submission.
+    /// Outstanding completions of the media; 0 if the time was known at the submission.
     parts: u32,
-    /// From the last of them to the completion.
+    /// Time from the last of them to the completion.
     delay_ns: u64,
     forgotten: bool,
     waker: Option<Waker>,
 }
 
-/// What one step of the clock came to.
+/// Result of one step of the clock.
 pub(crate) enum Step {
-    /// No power, or nothing under way.
+    /// No power, or nothing is under way.
     Nothing,
-    /// A completion without a waiting task yet.
+    /// A completion without a waiting task.
     Quiet,
     Wake(Waker),
 }
@@ -97,22 +97,22 @@ pub(crate) struct Machine {
     pub options: Options,
     pub limits: Limits,
     pub rng: Rng,
-    /// For `Env::random`, so that the caller's draws do not shift the world's.
+    /// Source of `Env::random`, so that the caller's draws do not change the world's.
     pub entropy: Rng,
     pub now_ns: u64,
-    /// Submissions and completions since the world began, timers not counted.
+    /// Submissions and completions since the world began, without timers.
     pub events: u64,
     pub fs: FileSystem,
     pub faults: Faults,
     pub trace: Trace,
     pub power: Power,
-    /// Number of this boot; reactors of earlier ones are dead.
+    /// Number of this boot. Reactors of earlier boots are dead.
     pub boot: u32,
-    /// What processes keep in the host's memory; gone with the power.
+    /// Files that processes keep in the host's memory; lost with the power.
     pub memory: BTreeMap<String, Vec<u8>>,
-    /// Power cuts so far.
+    /// Number of power cuts so far.
     pub cuts: u64,
-    /// Planted defects: acknowledge without doing anything.
+    /// Planted defects: operations that are acknowledged without an effect.
     pub ignores_flushes: bool,
     pub ignores_dir_syncs: bool,
     pub ignores_memory_writes: bool,
@@ -124,7 +124,7 @@ pub(crate) struct Machine {
     sequence: u64,
     pub idle_turns: u64,
     no_name: Rc<str>,
-    /// Room for what one call needs.
+    /// Buffer for one call, kept for reuse.
     pieces: Vec<Piece>,
     arrived: Vec<u32>,
 }
@@ -210,7 +210,7 @@ impl Machine {
         Token(id)
     }
 
-    /// What the trace says of the operation, and the node behind its handle.
+    /// Returns the facts of the operation for the trace, and the node behind its handle.
     fn facts(&self, op: &Op) -> (Facts, Option<NodeId>) {
         let described = describe(op);
         let open = described.handle.and_then(|handle| self.open(handle));
@@ -223,7 +223,7 @@ impl Machine {
         (Facts { kind, name, name_hash, offset, len }, open.map(|open| open.node))
     }
 
-    /// Submits it to its device, which returns when it will be done.
+    /// Submits the operation to its media, and returns when it will be done.
     fn admit(&mut self, id: u32, op: &Op, facts: &Facts, node: Option<NodeId>) -> Admitted {
         if let Op::Timer { at_ns } = op {
             return Admitted::At(self.now_ns.max(*at_ns));
@@ -270,7 +270,7 @@ impl Machine {
             return Work::Failing(op, errno);
         }
         if let Err(errno) = self.check(&op) {
-            // Turned back before it began: nothing becomes of what it is about.
+            // Refused before it began, so it has no effect.
             return Work::Answered(refusal(op, errno));
         }
         let Some(node) = node else { return Work::Waiting(op) };
@@ -301,7 +301,7 @@ impl Machine {
         deadline.is_none_or(|deadline| deadline.is_open(self.now_ns))
     }
 
-    /// What a fence, O_DIRECT and the open mode forbid.
+    /// Checks what a fence, O_DIRECT and the open mode forbid.
     fn check(&self, op: &Op) -> Result<(), Errno> {
         if op.file().is_some_and(|file| !self.is_admitted(file)) {
             return Err(Errno::FENCED);
@@ -328,7 +328,7 @@ impl Machine {
         if fits { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// A slot of its own for an operation.
+    /// Returns a free slot for an operation.
     fn reserve(&mut self) -> u32 {
         if let Some(id) = self.free.pop() {
             return id;
@@ -358,7 +358,7 @@ impl Machine {
         }
     }
 
-    /// Moves the clock to the next completion.
+    /// Advances the clock to the next completion.
     pub(crate) fn step(&mut self) -> Step {
         if self.power == Power::On {
             self.run_media(self.faults.cut_at_ns().unwrap_or(NEVER_NS));
@@ -387,7 +387,7 @@ impl Machine {
         self.complete(id)
     }
 
-    /// Lets the media work until the next completion is known, but not beyond `until_ns`.
+    /// Advances the media until the next completion is known, but not beyond `until_ns`.
     fn run_media(&mut self, until_ns: u64) {
         loop {
             let at_ns = self.media.next_ns();
@@ -426,7 +426,7 @@ impl Machine {
         slot.waker.take().map_or(Step::Quiet, Step::Wake)
     }
 
-    /// Does what the operation does to the medium.
+    /// Applies the operation to the medium.
     pub(crate) fn finish(&mut self, id: u32) -> Outcome {
         let slot = &mut self.slots[id as usize];
         let (node, covers) = (slot.node.take(), slot.submitted_event);
@@ -490,7 +490,7 @@ impl Machine {
         self.free.push(id);
     }
 
-    /// This outcome is not taken: a handle in it would stay open for ever.
+    /// Drops an outcome that will not be taken: a handle in it would stay open.
     fn dispose(&mut self, outcome: Outcome) {
         if let Outcome::Opened(Ok((handle, _))) = outcome {
             self.close(handle);
@@ -508,7 +508,7 @@ impl Machine {
         self.fs.close(open.node);
     }
 
-    /// Tasks have run for a while without waiting.
+    /// Accounts for the time in which tasks have run without waiting.
     pub(crate) fn turn(&mut self) -> Step {
         self.idle_turns += 1;
         assert!(self.idle_turns < IDLE_TURNS_MAX, "{}: a task spins", self.place_and_time());

@@ -1,4 +1,4 @@
-//! The host's memory of one of several machines: files that end with it, under a boot and a machine of its own.
+//! Memory of one of several machines of a world: its files end with the machine. Each has its own boot and machine ID.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ pub(crate) struct HostMemory {
 }
 
 impl HostMemory {
-    /// `machine` is not 0, and no other host's of the world.
+    /// Creates the memory of a host. `machine` is not 0, and unique in the world.
     pub(crate) fn new(machine: u64) -> HostMemory {
         HostMemory { machine, files: RefCell::default() }
     }
 }
 
 impl Memory for HostMemory {
-    /// A machine of `run_hosts` is not started again.
+    /// A machine of `run_hosts` is never restarted.
     fn boot(&self) -> u64 {
         self.machine << 1
     }

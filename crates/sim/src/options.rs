@@ -1,49 +1,51 @@
-//! What kind of world a test wants.
+//! Options of a world.
 
 use crate::device::{Device, Storage};
 use crate::rng::Ratio;
 
-/// What becomes of the bytes that are written.
+/// How written bytes are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ContentMode {
-    /// Visible when the operation completes or before, and lost or torn by a power cut until flushed.
+    /// Writes are visible at the completion or before. Until they are flushed, a power cut may lose or tear them.
     #[default]
     Durable,
-    /// Take effect at the completion, and stay. Only the present content is kept, repetitions once. No power can be cut.
+    /// Writes take effect at the completion, and permanently. Only the present content is kept, repeated bytes once.
+    /// Power cuts are not possible.
     Applied,
-    /// Not kept: files have sizes and space, and read as zeros. For subjects that need times alone.
+    /// Content is not kept: files have sizes and space, and read as zeros. For subjects of which only times matter.
     Absent,
 }
 
-/// Fixed for the life of a world. Faults are scheduled on the world itself.
+/// Options of a world, which do not change. Faults are scheduled on the world itself.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The device of all files if there is no `storage`.
+    /// The device, if there is no `storage`.
     pub device: Device,
     /// Devices with positions, queues and caches.
     pub storage: Option<Storage>,
     pub content: ContentMode,
-    /// Alignment demanded of transfers, as with O_DIRECT: 512 or 4096 bytes.
+    /// Required alignment of transfers, as with O_DIRECT: 512 or 4096 bytes.
     pub logical_block: u32,
-    /// Alignment demanded of memory addresses, bytes.
+    /// Required alignment of memory addresses in bytes.
     pub memory_align: u32,
-    /// Longer transfers fail with EINVAL. Bytes.
+    /// Longest transfer in bytes; longer ones fail with EINVAL.
     pub max_io: u32,
-    /// Space of the file system; none is 1 PiB. In 4 KiB pages, rounded down.
+    /// Space of the file system, rounded down to pages of 4 KiB; None means 1 PiB.
     pub capacity_bytes: Option<u64>,
-    /// Share of power cuts after which unsynced changes to names survive as any subset that keeps the order of changes
+    /// Share of power cuts after which unsynced changes of names survive as any subset that keeps the order of changes
     /// to one name, instead of as a prefix.
     pub directory_subsets: Ratio,
-    /// Whether a folder that is opened by its path has to exist, as on a real machine; else it is made, durably.
+    /// If true, a folder that is opened by its path has to exist, as on a real machine. Otherwise it is created
+    /// durably.
     pub roots_must_exist: bool,
-    /// Share of power cuts that leave some sectors unreadable whose write was under way.
+    /// Share of power cuts that leave sectors unreadable whose write was under way.
     pub unreadable_sectors: Ratio,
-    /// Files go through a page cache, as where a file system does no direct I/O: what a failed flush loses is still read
+    /// Files use a page cache, as on a file system without direct I/O: data that a failed flush loses can still be read
     /// for a while.
     pub page_cache: bool,
-    /// The last events are kept for reading; 0 keeps none.
+    /// Number of events that are kept for messages; 0 keeps none.
     pub trace_events: usize,
-    /// Submissions and completions after which a run is called endless and panics. 100 million take about a minute.
+    /// Submissions and completions after which a run counts as endless, and panics. 100 million take about a minute.
     pub events_max: u64,
 }
 

@@ -1,19 +1,19 @@
-//! What a disk may show: a model that needs no second copy of the data.
+//! Oracle of a disk: the content that reads may return, modelled without a second copy of the data.
 //!
-//! Every sector written carries a stamp (disk, sector, sequence number), so a sector read back names the write it came
-//! from. The oracle keeps, per sector, the writes that may still be visible, with the ticks at which each began and
-//! ended. A write is *superseded* once a later one - begun after the first had ended - is certain to have taken
-//! effect; a sector must show a write that is not superseded. "Certain" is: ended before the read began, for a live
-//! read; ended before a flush began that has itself ended, for a read after a power cut.
+//! Every written sector carries a stamp (disk, sector, sequence number), which identifies the write it came from. For
+//! each sector the oracle keeps the writes that may still be visible, with the ticks at which each began and ended. A
+//! write is *superseded* once a later one (begun after the first had ended) has certainly taken effect; a sector must
+//! show a write that is not superseded. A write is certain if it ended before the read began (live reads), or before a
+//! flush began that has ended (reads after a power cut).
 //!
-//! Not verified here: what a volume shows while two writes overlap beyond "one of the two, per sector".
+//! Not verified here: what a volume shows while two writes overlap, beyond "one of the two, per sector".
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use blk::SECTOR;
 
-/// Sequence number of a sector that was never written: zeros.
+/// Sequence number of a sector that was never written, and reads as zeros.
 pub const NEVER: u64 = 0;
 const STAMP_BYTES: usize = 32;
 const ZEROS: [u8; SECTOR as usize] = [0; SECTOR as usize];
@@ -21,7 +21,7 @@ const MAGIC: u64 = 0x756e_7374_756e_5354;
 /// Tick of a write that has not ended.
 const UNENDED: u64 = u64::MAX;
 
-/// Fills one sector with its stamp, repeated, so that a torn or shifted sector is seen.
+/// Fills one sector with its stamp, repeated, so that a torn or shifted sector is detected.
 pub fn stamp(out: &mut [u8], disk: u32, sector: u64, sequence: u64) {
     let mut part = [0; STAMP_BYTES];
     let fields = [MAGIC, u64::from(disk), sector, sequence];
@@ -29,7 +29,7 @@ pub fn stamp(out: &mut [u8], disk: u32, sector: u64, sequence: u64) {
     out.as_chunks_mut().0.fill(part);
 }
 
-/// The sequence number a sector carries, or what is wrong with it.
+/// Returns the sequence number of a sector, or what is wrong with it.
 pub fn sequence_of(bytes: &[u8], disk: u32, sector: u64) -> Result<u64, String> {
     if bytes == ZEROS {
         return Ok(NEVER);
@@ -49,29 +49,30 @@ pub fn sequence_of(bytes: &[u8], disk: u32, sector: u64) -> Result<u64, String> 
     Err(format!("the stamp of disk {d} sector {s} write {n}{torn}"))
 }
 
-/// One write, as one sector sees it.
+/// One write of one sector.
 #[derive(Debug, Clone, Copy)]
 struct Write {
     sequence: u64,
-    /// Also its identity: no two writes begin at one tick.
+    /// Tick of its start, which also identifies it: no two writes begin at one tick.
     began: u64,
     ended: u64,
-    /// A hint (discard): may have taken effect or not, so it never supersedes.
+    /// A hint (discard), which may have no effect, so it never supersedes a write.
     optional: bool,
 }
 
-/// The model of one disk. Everything that uses the disk shares it.
+/// The model of one disk, shared by all users of the disk.
 #[derive(Clone)]
 pub struct DiskModel {
     pub disk: u32,
     tick: Cell<u64>,
     next_sequence: Cell<u64>,
     sectors: RefCell<BTreeMap<u64, Vec<Write>>>,
-    /// Start of the last flush that ended: what had ended by then survives a cut.
+    /// Start of the last flush that ended: writes that had ended by then survive a cut.
     durable: Cell<u64>,
-    /// When the process ended and the machine went on: what had ended by then is there, until the power goes.
+    /// Tick at which the process ended while the machine continued. Writes that had ended by then are present until the
+    /// power is lost.
     survived: Cell<Option<u64>>,
-    /// A boot since `replace` has lost what was not flushed.
+    /// A boot since `replace` has lost unflushed writes.
     loses: Cell<bool>,
 }
 
@@ -96,7 +97,7 @@ impl DiskModel {
         }
     }
 
-    /// Its writes count from `sequence`: for a disk that begins with the content of another.
+    /// Creates a model whose sequence numbers start at `sequence`, for a disk that begins with the content of another.
     pub fn starting_at(disk: u32, sequence: u64) -> DiskModel {
         DiskModel { next_sequence: Cell::new(sequence), ..DiskModel::new(disk) }
     }
@@ -106,14 +107,14 @@ impl DiskModel {
         self.tick.get()
     }
 
-    /// Begins a write of `count` sectors; its data is `fill(sequence)`.
+    /// Begins a write of `count` sectors with the data `fill(sequence)`.
     pub fn begin(&self, first: u64, count: u64) -> OpenWrite {
         let sequence = self.next_sequence.get();
         self.next_sequence.set(sequence + 1);
         self.open(first, count, sequence, false)
     }
 
-    /// Begins writing zeros (`optional`: a discard, which may do nothing).
+    /// Begins a write of zeros; `optional` for a discard, which may have no effect.
     pub fn begin_zero(&self, first: u64, count: u64, optional: bool) -> OpenWrite {
         self.open(first, count, NEVER, optional)
     }
@@ -129,7 +130,7 @@ impl DiskModel {
         OpenWrite { first, count, began, sequence }
     }
 
-    /// The write was acknowledged.
+    /// Ends a write, which was acknowledged.
     pub fn end(&self, write: &OpenWrite) {
         let ended = self.now();
         let mut sectors = self.sectors.borrow_mut();
@@ -140,7 +141,7 @@ impl DiskModel {
         }
     }
 
-    /// To be remembered when a flush is submitted and given to `flushed` when it is acknowledged.
+    /// Returns a mark when a flush is submitted, to be passed to `flushed` when it is acknowledged.
     pub fn flush_begins(&self) -> u64 {
         self.now()
     }
@@ -149,19 +150,20 @@ impl DiskModel {
         self.durable.update(|durable| durable.max(began));
     }
 
-    /// A clean stop has made durable what ended before it.
+    /// Notes a clean stop, which has made earlier writes durable.
     pub fn closed(&self) {
         self.flushed(self.flush_begins());
     }
 
-    /// A boot was cut short. `all_there`: only the process ended, and whatever was answered is there.
+    /// Notes the end of an interrupted boot. `all_there`: only the process ended, and all acknowledged writes are
+    /// present.
     pub fn ended(&self, all_there: bool) {
         let now = self.now();
         self.loses.update(|loses| loses | !all_there);
         self.survived.set((!self.loses.get()).then_some(now));
     }
 
-    /// What ended before this tick is there after a boot that was cut short.
+    /// Returns the tick before which ended writes are present after an interrupted boot.
     fn certain(&self) -> u64 {
         self.survived.get().map_or(self.durable.get(), |survived| survived.max(self.durable.get()))
     }
@@ -176,22 +178,23 @@ impl DiskModel {
         bytes
     }
 
-    /// Checks sectors read live; `began` is the tick at which the read was submitted.
+    /// Checks sectors of a live read that was submitted at tick `began`.
     pub fn check_read(&self, first: u64, bytes: &[u8], began: u64) -> Result<(), String> {
         self.check(first, bytes, began, UNENDED, "a read")
     }
 
-    /// Checks what a sealed snapshot shows, whose take was submitted at `began` and acknowledged at `ended`.
+    /// Checks the content of a sealed snapshot whose take was submitted at `began` and acknowledged at `ended`.
     pub fn check_snapshot(&self, bytes: &[u8], began: u64, ended: u64) -> Result<(), String> {
         self.check(0, bytes, began, ended, "a sealed snapshot")
     }
 
-    /// Checks a snapshot whose take a power cut interrupted after its commit point.
+    /// Checks a snapshot whose take was interrupted by a power cut after its commit point.
     pub fn check_interrupted_snapshot(&self, bytes: &[u8], began: u64) -> Result<(), String> {
         self.check(0, bytes, began.min(self.certain()), UNENDED, "a snapshot whose take was cut")
     }
 
-    /// `certain`: what ended before this tick has taken effect; `latest`: what began after this one has not.
+    /// Checks sectors. Writes that ended before tick `certain` have taken effect; writes that began after `latest` have
+    /// not.
     fn check(&self, first: u64, bytes: &[u8], certain: u64, latest: u64, what: &str) -> Result<(), String> {
         for (i, found) in bytes.chunks_exact(SECTOR as usize).enumerate() {
             let sector = first + i as u64;
@@ -219,7 +222,7 @@ impl DiskModel {
         writes.iter().filter(visible).map(|w| w.sequence).collect()
     }
 
-    /// Whether a write of the sector may or may not have survived a power cut.
+    /// Returns whether a write of the sector may or may not have survived a power cut.
     pub fn is_in_doubt(&self, sector: u64) -> bool {
         let sectors = self.sectors.borrow();
         let writes = sectors.get(&sector);
@@ -227,12 +230,12 @@ impl DiskModel {
             .is_some_and(|writes| writes.iter().any(|write| write.began > 0 && write.ended >= self.certain()))
     }
 
-    /// Checks the whole content after a power cut against what had to survive.
+    /// Checks the whole content after a power cut.
     pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         self.check(0, bytes, self.certain(), UNENDED, "after the power cut, the disk")
     }
 
-    /// Takes `bytes` as the whole and durable truth: what is there after a cut, or where a revert has led.
+    /// Takes `bytes` as the whole, durable content: after a cut, or after a revert.
     pub fn replace(&self, bytes: &[u8]) {
         let mut sectors = self.sectors.borrow_mut();
         sectors.clear();

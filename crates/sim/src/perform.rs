@@ -1,4 +1,4 @@
-//! What each operation does, at the moment it does it.
+//! Effects of operations, applied when they complete.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use crate::machine::{Machine, Open};
 use crate::trace::hash_name;
 
 impl Machine {
-    /// `covers` is the event of the operation's submission.
+    /// Applies an operation. `covers` is the event of its submission.
     pub(crate) fn perform(&mut self, op: Op, node: NodeId, covers: u64) -> Outcome {
         match op {
             Op::Read { offset, mut buf, .. } => {
@@ -38,7 +38,7 @@ impl Machine {
         }
     }
 
-    /// Timers, sockets, and operations on a handle that is not open.
+    /// Applies timers, operations on sockets, and operations on a handle that is not open.
     pub(crate) fn perform_without_handle(&mut self, op: Op) -> Outcome {
         match op {
             Op::Timer { .. } => Outcome::Unit(Ok(())),
@@ -67,8 +67,8 @@ impl Machine {
         Ok(file.read(offset, out))
     }
 
-    /// The operation fails. A write that met an I/O error may have reached the medium in part; a flush reports an error
-    /// once, whatever it was, and what it should have made durable may be forgotten. `covers` is the event of its
+    /// Fails an operation. A write with an I/O error may have reached the medium in part. A flush reports an error
+    /// once, and the data that it should have made durable may be forgotten. `covers` is the event of the operation's
     /// submission.
     pub(crate) fn fail(&mut self, op: Op, node: Option<NodeId>, errno: Errno, covers: u64) -> Outcome {
         if let (Op::Flush { .. }, Some(node)) = (&op, node)
@@ -155,7 +155,7 @@ impl Machine {
         let node = self.fs.lookup(dir, name)?;
         let (file, _) = self.fs.file_mut(node)?;
         if self.options.page_cache && mode == OpenMode::Write {
-            // What the io_uring reactor does there.
+            // The io_uring reactor does the same there.
             file.drop_cached(self.events, &mut self.rng);
         }
         Ok(node)
@@ -182,7 +182,7 @@ impl Machine {
         self.fs.open(node);
         let name: Rc<str> = name.into();
         let open = Some(Open { node, name_hash: hash_name(&name), name, writable, lock, deadline: None });
-        // Handles are few and long-lived; a linear search keeps them small numbers.
+        // There are few, long-lived handles; a linear search keeps their numbers small.
         let at = self.opens.iter().position(Option::is_none).unwrap_or_else(|| {
             self.opens.push(None);
             self.opens.len() - 1

@@ -1,4 +1,4 @@
-//! The end of a boot: the power fails, or only the process ends.
+//! The end of a boot: a loss of power, or the end of the process alone.
 
 use blk::reactor::Op;
 
@@ -7,7 +7,7 @@ use crate::rng::Ratio;
 use crate::survival::Survival;
 
 impl Machine {
-    /// Decides about the medium after a cut, and makes it ready for the next boot.
+    /// Decides what remains on the medium after a cut, and prepares it for the next boot.
     pub(crate) fn lose_power(&mut self) {
         let survival = Survival::draw(&mut self.rng, &self.options);
         self.finish_under_way(survival.kept, false);
@@ -18,7 +18,7 @@ impl Machine {
         self.start_over();
     }
 
-    /// The process ends and the medium lives on: what was submitted happens.
+    /// Ends the process; the medium continues. All submitted operations take effect.
     pub(crate) fn kill(&mut self) {
         self.finish_under_way(Ratio::ALWAYS, true);
         self.fs.drop_handles();
@@ -28,8 +28,8 @@ impl Machine {
         self.start_over();
     }
 
-    /// Operations under way happened or not, in any order. Visible writes are decided about with the unflushed ones,
-    /// unless the medium keeps its power.
+    /// Decides for each operation under way whether it has happened, in any order. Visible writes are decided together
+    /// with the unflushed ones, unless the medium keeps its power.
     fn finish_under_way(&mut self, happened: Ratio, exposed_too: bool) {
         let mut under_way: Vec<u32> = (0..self.slots.len() as u32).collect();
         self.rng.shuffle(&mut under_way);

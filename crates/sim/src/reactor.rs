@@ -1,4 +1,4 @@
-//! One boot of a world, as the executor sees it.
+//! The simulated reactor: one boot of a world, as the executor uses it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,10 +12,10 @@ use blk::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
 
 use crate::machine::{Machine, Step};
 
-/// What the calendar says when a world begins: 2026-01-01 00:00 UTC.
+/// Calendar time at which a world begins: 2026-01-01 00:00 UTC.
 const EPOCH_UNIX_US: i64 = 1_767_225_600_000_000;
 
-/// Dead as soon as its world boots again: it then accepts everything and completes nothing.
+/// Reactor of one boot. It is dead as soon as its world boots again: it then accepts all operations and completes none.
 pub struct SimReactor {
     machine: Rc<RefCell<Machine>>,
     boot: u32,
@@ -35,7 +35,7 @@ impl SimReactor {
 }
 
 impl SimReactor {
-    /// Whether an operation on the file would pass its fence now.
+    /// Returns whether an operation on the file would pass its fence now.
     pub(crate) fn is_admitted(&self, file: Handle) -> bool {
         self.alive(|machine| machine.is_admitted(file)).unwrap_or(false)
     }
@@ -70,7 +70,7 @@ impl Reactor for SimReactor {
         self.machine.borrow().now_ns
     }
 
-    /// A world that is one machine is never suspended; those of `hosts` are.
+    /// A world of one machine is never suspended; the machines of `hosts` are.
     fn boot_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -111,10 +111,10 @@ impl Reactor for SimReactor {
     }
 }
 
-/// The memory of a host whose clients run on it.
+/// Memory of a host whose clients run on it.
 struct SimMemory {
     machine: Rc<RefCell<Machine>>,
-    /// Of the process. What it appends after its end is dropped.
+    /// Boot of the process. Its appends after its end are dropped.
     boot: u32,
 }
 
@@ -160,7 +160,7 @@ impl Memory for SimMemory {
     }
 }
 
-/// No other thread can wake this world.
+/// Waker of a world without other threads.
 pub(crate) struct NoThreads;
 
 impl Waker for NoThreads {

@@ -1,6 +1,6 @@
-//! Chance from a seed: 64 bits of state, integers only, the same on every machine.
+//! Random numbers from a seed: 64 bits of state, integers only, the same on every machine.
 
-/// `num` times out of `den`.
+/// A probability: `num` times out of `den`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ratio {
     pub num: u64,
@@ -17,7 +17,7 @@ impl Ratio {
     }
 }
 
-/// A Weyl sequence with an avalanche on top (splitmix64). Not for secrets.
+/// SplitMix64: a Weyl sequence with an avalanche. Not for secrets.
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: u64,
@@ -28,7 +28,7 @@ impl Rng {
         Rng { state: seed }
     }
 
-    /// An independent stream, so that one consumer's draws do not shift another's.
+    /// Returns an independent stream, so that one consumer's draws do not change another's.
     pub fn fork(&mut self) -> Rng {
         Rng::new(mix(self.u64()))
     }
@@ -38,12 +38,13 @@ impl Rng {
         mix(self.state)
     }
 
-    /// Uniform in `0..bound`; 0 when `bound` is 0. The bias of the multiplication is below `bound / 2^64`.
+    /// Returns a uniform number in `0..bound`; 0 if `bound` is 0. The bias of the multiplication is below `bound /
+    /// 2^64`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Uniform in `low..=high`.
+    /// Returns a uniform number in `low..=high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         assert!(low <= high, "an empty range: {low}..={high}");
         match (high - low).checked_add(1) {
@@ -78,7 +79,7 @@ impl Rng {
     }
 }
 
-/// Spreads every input bit over all output bits; a bijection.
+/// Mixes every input bit into all output bits. The function is a bijection.
 pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

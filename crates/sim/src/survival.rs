@@ -1,24 +1,24 @@
-//! What one power cut spares. Drawn afresh for each cut, so that mild and total losses both occur.
+//! What survives one power cut. Drawn for each cut, so that mild and total losses both occur.
 
 use crate::options::Options;
 use crate::rng::{Ratio, Rng};
 
-/// The mood of one power cut.
+/// Parameters of one power cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Survival {
     /// Share of unflushed operations that reached the medium, wholly or in part.
     pub kept: Ratio,
     /// Share of those that reached it in part.
     pub torn: Ratio,
-    /// Unsynced changes of names survive as an order-keeping subset, not as a prefix.
+    /// Unsynced changes of names survive as an order-keeping subset instead of as a prefix.
     pub name_subsets: bool,
-    /// Sectors whose write was under way are unreadable, in units of so many bytes.
+    /// Sectors whose write was under way become unreadable, in units of this many bytes.
     pub unreadable_bytes: Option<u64>,
 }
 
 impl Survival {
     pub(crate) fn draw(rng: &mut Rng, options: &Options) -> Survival {
-        // One in eight loses everything unflushed, one in eight loses nothing of it.
+        // One cut in eight loses everything unflushed, and one in eight loses nothing.
         let kept = match rng.below(8) {
             0 => Ratio::NEVER,
             1 => Ratio::ALWAYS,
@@ -26,7 +26,7 @@ impl Survival {
         };
         let torn = Ratio::new(rng.below(5), 8);
         let name_subsets = rng.chance(options.directory_subsets);
-        // No draw where it never happens: worlds without it stay what they were.
+        // No draw in worlds without unreadable sectors, so that their events do not change.
         let unreadable = options.unreadable_sectors != Ratio::NEVER && rng.chance(options.unreadable_sectors);
         let unreadable_bytes = unreadable.then_some(u64::from(options.logical_block));
         Survival { kept, torn, name_subsets, unreadable_bytes }
@@ -40,7 +40,7 @@ impl Survival {
         }
     }
 
-    /// How many of `count` ordered changes survive when a prefix does.
+    /// Returns how many of `count` ordered changes survive, if a prefix does.
     pub(crate) fn prefix(&self, rng: &mut Rng, count: usize) -> usize {
         match self.kept {
             Ratio::NEVER => 0,
@@ -50,17 +50,17 @@ impl Survival {
     }
 }
 
-/// What becomes of one unflushed write.
+/// Outcome of one unflushed write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Lost,
-    /// Each of its sectors survives or not, by chance.
+    /// Each of its sectors survives with some probability.
     Torn,
     Whole,
 }
 
 impl Fate {
-    /// The sectors of one page that survive, out of a mask of them.
+    /// Selects the sectors of one page that survive from a mask of them.
     pub(crate) fn spare(self, sectors: u8, rng: &mut Rng) -> u8 {
         match self {
             Fate::Lost => 0,

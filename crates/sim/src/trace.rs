@@ -1,4 +1,4 @@
-//! What happened: a hash of every event, counts per kind, and on request the last events themselves.
+//! The trace of a world: a hash of all events, counts by kind, and optionally the last events themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -9,21 +9,21 @@ use blk::Errno;
 use crate::kind::OpKind;
 use crate::rng::mix;
 
-/// Operations of one kind since the world began.
+/// Number of operations of one kind since the world began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KindCount {
     pub submitted: u64,
     pub completed: u64,
-    /// Of the completed ones.
+    /// Number of completed operations that failed.
     pub failed: u64,
-    /// Bytes asked for by submitted reads and writes.
+    /// Bytes requested by submitted reads and writes.
     pub bytes: u64,
 }
 
 /// One submission or completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// Number of the event in its world, from 1. Timers have the number of the event before them.
+    /// Number of the event in its world, from 1. A timer has the number of the previous event.
     pub event: u64,
     pub time_ns: u64,
     pub kind: OpKind,
@@ -46,7 +46,7 @@ impl fmt::Display for TraceEvent {
     }
 }
 
-/// The facts of an operation that both its events carry.
+/// Facts of an operation that both its events have.
 #[derive(Clone)]
 pub(crate) struct Facts {
     pub kind: OpKind,

@@ -1,7 +1,7 @@
-//! Sectors that the medium does not read until they are written again.
+//! Sectors that the medium cannot read until they are written again.
 //!
-//! A drive that loses power while it writes a sector may leave it with a checksum that does not fit: the sector is then
-//! neither old nor new, and reading it is an error. A drive with a cache writes what completed earlier, so each write
+//! A drive that loses power while it writes a sector may leave a checksum that does not match. The sector is then
+//! neither old nor new, and reading it is an error. A drive with a cache writes completed data later, so each write
 //! that no flush covered may have been under way.
 
 use std::ops::Range;
@@ -10,9 +10,9 @@ use crate::content::SECTOR;
 use crate::interval::IntervalSet;
 use crate::rng::Rng;
 
-/// Writes of one file that leave something unreadable at one cut.
+/// Maximum number of a file's writes that leave unreadable sectors at one cut.
 const WRITES_MAX: u64 = 3;
-/// Sectors in a row that one write leaves so: those of a physical block of 4096 bytes.
+/// Maximum number of such sectors in a row for one write: those of a physical block of 4096 bytes.
 const RUN_MAX: u64 = 8;
 
 #[derive(Debug, Default)]
@@ -25,12 +25,12 @@ fn sectors_of(range: &Range<u64>) -> Range<u64> {
 }
 
 impl Unreadable {
-    /// Whether reading these bytes is an error.
+    /// Returns whether reading these bytes is an error.
     pub(crate) fn strikes(&self, range: &Range<u64>) -> bool {
         self.sectors.within(sectors_of(range)).next().is_some()
     }
 
-    /// The range was written, which makes its sectors readable.
+    /// Makes the sectors of a written range readable.
     pub(crate) fn written(&mut self, range: &Range<u64>) {
         if self.sectors.len() > 0 {
             self.sectors.remove(sectors_of(range));
@@ -41,7 +41,7 @@ impl Unreadable {
         self.sectors.insert(sectors_of(range));
     }
 
-    /// The power went: some sectors of some of `writes` are unreadable from now on, in units of `unit_bytes`.
+    /// Draws sectors of some of `writes` that are unreadable from now on, in units of `unit_bytes`.
     pub(crate) fn draw(&mut self, writes: &[Range<u64>], size: u64, unit_bytes: u64, rng: &mut Rng) {
         for _ in 0..rng.between(1, WRITES_MAX) {
             let Some(write) = rng.pick(writes) else { return };
@@ -56,7 +56,7 @@ impl Unreadable {
         }
     }
 
-    /// In bytes, in order.
+    /// Returns the byte ranges in order.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for sector in self.sectors.within(0..u64::MAX) {

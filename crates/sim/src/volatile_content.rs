@@ -1,8 +1,8 @@
-//! A file's bytes where no power is ever cut.
+//! Bytes of a file in a world without power cuts.
 //!
-//! Nothing but the present content is kept, and of sectors that repeat 32 bytes only those: what an oracle stamps, what a
-//! generator fills in, and zeros. A page of such sectors takes 256 bytes instead of 4096, which is what makes a working
-//! set of gigabytes small, and reads of it as fast as those of a small one.
+//! Only the present content is kept. Of a sector that repeats the same 32 bytes, only these are kept: stamps of an
+//! oracle, fill of a generator, and zeros. A page of such sectors takes 256 bytes instead of 4096. A working set of
+//! gigabytes therefore needs little memory, and its reads are as fast as those of a small one.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::content::{PAGE, SECTOR};
 
 const PAGE_LEN: usize = PAGE as usize;
 const SECTOR_LEN: usize = SECTOR as usize;
-/// What a sector may repeat.
+/// Length of the repeated bytes.
 const UNIT: usize = 32;
 /// One unit of each sector of a page.
 const UNITS_LEN: usize = PAGE_LEN / SECTOR_LEN * UNIT;
@@ -51,7 +51,7 @@ impl VolatileContent {
         self.branches.get(branch)?.as_ref()?.0[leaf].as_ref()?.0[page].as_ref()
     }
 
-    /// The place of a page, made where it does not exist.
+    /// Returns a page, and creates it if it does not exist.
     fn page_mut(&mut self, index: u64) -> &mut Option<Page> {
         let (branch, leaf, page) = place(index);
         if self.branches.len() <= branch {
@@ -80,7 +80,7 @@ impl VolatileContent {
         }
     }
 
-    /// The range reads as zeros. Pages that are not there are not made.
+    /// Makes the range read as zeros. Pages that do not exist are not created.
     pub(crate) fn zero(&mut self, range: Range<u64>) {
         let inner = range.start.div_ceil(PAGE)..(range.end / PAGE).max(range.start.div_ceil(PAGE));
         for index in self.data_pages(inner).collect::<Vec<_>>() {
@@ -101,7 +101,7 @@ impl VolatileContent {
         }
     }
 
-    /// Pages of `range` (page numbers) that were written, in order.
+    /// Returns the pages of `range` (page numbers) that were written, in order.
     pub(crate) fn data_pages(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let leaves =
             range.start / FANOUT..range.end.div_ceil(FANOUT).min(self.branches.len() as u64 * FANOUT);
@@ -145,13 +145,13 @@ impl Page {
 }
 
 fn spread(units: &[u8; UNITS_LEN], out: &mut [u8; PAGE_LEN]) {
-    // Lengths that are known when this is compiled: registers are stored, nothing is called.
+    // The lengths are constants, so that the compiler stores registers and calls nothing.
     for (unit, sector) in units.as_chunks::<UNIT>().0.iter().zip(out.as_chunks_mut::<SECTOR_LEN>().0) {
         sector.as_chunks_mut::<UNIT>().0.fill(*unit);
     }
 }
 
-/// Replaces a page's content, in the memory it has where that fits.
+/// Replaces a page's content, in its present memory if it fits.
 fn put(page: &mut Option<Page>, bytes: &[u8; PAGE_LEN]) {
     let repeats = |sector: &[u8]| sector[..SECTOR_LEN - UNIT] == sector[UNIT..];
     if !bytes.chunks_exact(SECTOR_LEN).all(repeats) {
@@ -181,12 +181,12 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// Against plain bytes, over random writes, zeroings and reads.
+    /// Compares with plain bytes, over random writes, zeros and reads.
     #[test]
     fn equals_plain_bytes() {
         const LEN: u64 = 5 * PAGE;
         let mut rng = Rng::new(3);
-        // Across the end of a leaf.
+        // Includes the end of a leaf.
         let base = (FANOUT - 2) * PAGE;
         let (mut volatile, mut plain) = (VolatileContent::default(), vec![0; LEN as usize]);
         for step in 0..3000u64 {

@@ -1,4 +1,4 @@
-//! The handle a test holds: what runs in the world, what goes wrong in it, what is left.
+//! The handle of a world, with which tests run code in it, schedule faults, and inspect the result.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -46,11 +46,11 @@ impl SimWorld {
         self.machine.borrow().seed
     }
 
-    // Running.
+    // Runs.
 
-    /// Boots, runs `main` to its end and switches its process off. None if the power was cut before that.
+    /// Boots, runs `main` to its end and ends its process. Returns None if the power was cut before that.
     ///
-    /// Panics, naming the seed, when nothing is under way and `main` is not done: a request was never answered.
+    /// Panics with the seed if nothing is under way and `main` is not done: a request was never answered.
     pub fn run<T, F>(&self, main: impl FnOnce(Env) -> F) -> Option<T>
     where
         T: 'static,
@@ -65,8 +65,8 @@ impl SimWorld {
         outcome.filter(|_| !cut)
     }
 
-    /// Like `run`, of several machines that share the world's files as hosts share a LUN: one clock, one medium, and each
-    /// its own tasks and its own queue of operations. `env` belongs to none of them and is never paused.
+    /// Runs several machines like `run`. They share the world's files as hosts share a LUN: one clock, one medium, and
+    /// each has its own tasks and its own queue of operations. `env` belongs to none of them and is never paused.
     pub fn run_hosts<T, F>(&self, count: usize, main: impl FnOnce(Env, Vec<Host>) -> F) -> Option<T>
     where
         T: 'static,
@@ -84,8 +84,8 @@ impl SimWorld {
         outcome.filter(|_| !cut)
     }
 
-    /// A fresh boot. What an earlier boot left under way without a power cut happens first, as when a process is
-    /// killed. Panics after an unanswered cut: call `power_cut` or `kill`, whichever is meant.
+    /// Boots. Operations that an earlier boot left under way without a power cut take effect first, as when a process
+    /// is killed. Panics after a cut that no `power_cut` or `kill` followed: call the intended one.
     pub fn boot(&self) -> SimReactor {
         assert!(!self.is_off(), "{}: the power is off: power_cut() or kill()?", self.place_and_time());
         if !self.machine.borrow().is_settled() {
@@ -94,7 +94,7 @@ impl SimWorld {
         SimReactor::new(self.machine.clone())
     }
 
-    /// The power fails, now if it was not off already: what is left of the medium is decided by the seed. Between runs.
+    /// Loses the power, if it is not off already. The seed decides what remains on the medium. Called between runs.
     pub fn power_cut(&self) {
         self.must_keep_books();
         self.machine.borrow_mut().lose_power();
@@ -105,19 +105,20 @@ impl SimWorld {
         assert!(mode == ContentMode::Durable, "{mode:?} content does not know what a power cut would leave");
     }
 
-    /// Only the process ends: everything submitted happens, nothing is lost, handles and locks are gone. Between runs.
+    /// Ends the process alone: all submitted operations take effect, and handles and locks are gone. Called between
+    /// runs.
     pub fn kill(&self) {
         self.machine.borrow_mut().kill();
     }
 
-    /// True from the moment a scheduled cut strikes until `power_cut` or `kill`.
+    /// Returns true from the moment of a scheduled cut until `power_cut` or `kill`.
     pub fn is_off(&self) -> bool {
         self.machine.borrow().power == Power::Off
     }
 
     // Faults.
 
-    /// Schedules the one next cut; replaces an earlier schedule.
+    /// Schedules the next cut, and replaces an earlier schedule.
     pub fn cut_at(&self, cut: Cut) {
         self.must_keep_books();
         let mut machine = self.machine.borrow_mut();
@@ -125,7 +126,7 @@ impl SimWorld {
         machine.faults.arm(cut, events, now_ns);
     }
 
-    /// The power goes now, called from inside a run, which then answers None.
+    /// Cuts the power now. Called from inside a run, which then returns None.
     pub fn switch_off(&self) {
         self.machine.borrow_mut().power = Power::Off;
     }
@@ -142,27 +143,27 @@ impl SimWorld {
         self.machine.borrow_mut().faults.clear();
     }
 
-    /// None is 1 PiB. Less than what is in use makes every further allocation fail.
+    /// Sets the space of the file system; None means 1 PiB. If more is in use, every further allocation fails.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.machine.borrow_mut().fs.set_capacity(bytes);
     }
 
-    /// Planted defect: flushes complete and make nothing durable.
+    /// Plants a defect: flushes complete and make nothing durable.
     pub fn ignore_flushes(&self, ignore: bool) {
         self.machine.borrow_mut().ignores_flushes = ignore;
     }
 
-    /// Planted defect: directory syncs complete and make nothing durable.
+    /// Plants a defect: syncs of directories complete and make nothing durable.
     pub fn ignore_dir_syncs(&self, ignore: bool) {
         self.machine.borrow_mut().ignores_dir_syncs = ignore;
     }
 
-    /// Planted defect: what processes keep in the host's memory is not kept.
+    /// Plants a defect: files in the host's memory are not kept.
     pub fn ignore_memory_writes(&self, ignore: bool) {
         self.machine.borrow_mut().ignores_memory_writes = ignore;
     }
 
-    /// Flips one durable bit under whatever is pending, and records it. False where no durable byte is.
+    /// Flips one durable bit below pending writes, and records it. Returns false if there is no durable byte.
     pub fn flip_bit(&self, path: &str, offset: u64, bit: u8) -> bool {
         let flipped = self.machine.borrow_mut().flip_bit(path, offset, bit);
         if flipped {
@@ -171,56 +172,56 @@ impl SimWorld {
         flipped
     }
 
-    /// Bytes of a file that the medium does not read, in order; they are readable again once they are written.
+    /// Returns the byte ranges of a file that the medium cannot read, in order. A write makes them readable.
     pub fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
         self.machine.borrow().unreadable(path)
     }
 
-    /// Makes the sectors of a byte range unreadable. False where there is no such file.
+    /// Makes the sectors of a byte range unreadable. Returns false if there is no such file.
     pub fn make_unreadable(&self, path: &str, range: Range<u64>) -> bool {
         self.machine.borrow_mut().make_unreadable(path, range)
     }
 
-    /// The medium reads all of the file again, as when a drive succeeds at last. False where there is no such file.
+    /// Makes the whole file readable again, as when a drive's retry succeeds. Returns false if there is no such file.
     pub fn heal(&self, path: &str) -> bool {
         self.machine.borrow_mut().heal(path)
     }
 
-    /// Every bit flipped so far, in order.
+    /// Returns every bit that was flipped, in order.
     pub fn damage(&self) -> Vec<Damage> {
         self.damage.borrow().clone()
     }
 
-    // Fixtures and evidence. Paths start at the root; a missing file answers None.
+    // Fixtures and evidence. Paths start at the root. The result is None for a missing file.
 
-    /// The whole content, of at most 1 GiB.
+    /// Returns the whole content, of at most 1 GiB.
     pub fn read_file(&self, path: &str, view: View) -> Option<Vec<u8>> {
         let machine = self.machine.borrow();
         machine.read_at(path, 0, machine.file_size(path, view)?, view)
     }
 
-    /// At most `len` bytes; fewer where the file ends.
+    /// Returns at most `len` bytes; fewer at the end of the file.
     pub fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
         self.machine.borrow().read_at(path, offset, len, view)
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn file_size(&self, path: &str, view: View) -> Option<u64> {
         self.machine.borrow().file_size(path, view)
     }
 
-    /// Space the file takes, bytes.
+    /// Returns the allocated space in bytes.
     pub fn allocated_bytes(&self, path: &str) -> Option<u64> {
         self.machine.borrow().allocated_bytes(path)
     }
 
-    /// Names in a directory, sorted; subdirectories carry a trailing slash.
+    /// Returns the names in a directory, sorted. Names of subdirectories end with a slash.
     pub fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
         self.machine.borrow().list(path, view)
     }
 
-    /// Replaces a file's content, durably, making the file and its directories where they do not exist. Panics where
-    /// the path makes no sense: fixtures are the test's own.
+    /// Replaces a file's content durably, and creates the file and its directories if they do not exist. Panics for an
+    /// invalid path, because fixtures belong to the test.
     pub fn write_file(&self, path: &str, bytes: &[u8]) {
         let result = self.machine.borrow_mut().write_file(path, bytes);
         result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
@@ -232,19 +233,19 @@ impl SimWorld {
         result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
     }
 
-    /// Space in use, bytes.
+    /// Returns the space in use in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.machine.borrow().fs.space.used_pages * crate::content::PAGE
     }
 
-    // What happened.
+    // Observations.
 
-    /// Folded over every submission and completion: the same seed and program give the same hash.
+    /// Returns a hash of all submissions and completions. The same seed and program give the same hash.
     pub fn event_hash(&self) -> u64 {
         self.machine.borrow().trace.hash()
     }
 
-    /// Submissions and completions so far, timers not counted: the range of `Cut::Event`.
+    /// Returns the number of submissions and completions so far, without timers: the range of `Cut::Event`.
     pub fn events(&self) -> u64 {
         self.machine.borrow().events
     }
@@ -253,7 +254,7 @@ impl SimWorld {
         self.machine.borrow().trace.count(kind)
     }
 
-    /// Counts something under a label, for "this must have happened at least once" at the end of a campaign.
+    /// Counts an occurrence under a label, for checks at the end of a campaign that it happened at least once.
     pub fn mark(&self, label: &'static str) {
         self.machine.borrow_mut().trace.mark(label);
     }
@@ -262,7 +263,7 @@ impl SimWorld {
         self.machine.borrow().trace.marks().clone()
     }
 
-    /// The last events, oldest first; as many as the options keep.
+    /// Returns the last events, oldest first; as many as the options keep.
     pub fn recent_events(&self) -> Vec<TraceEvent> {
         self.machine.borrow().trace.recent().cloned().collect()
     }
@@ -271,7 +272,7 @@ impl SimWorld {
         self.machine.borrow().now_ns
     }
 
-    /// "seed, event, time", for failure messages.
+    /// Returns "seed, event, time" for failure messages.
     pub fn place_and_time(&self) -> String {
         self.machine.borrow().place_and_time()
     }

@@ -1,15 +1,16 @@
-//! What becomes of unflushed writes when a flush fails.
+//! Effects of a failed flush on unflushed writes.
 //!
-//! A kernel reports the error once. Of the pages whose writing failed some stay dirty, and a later flush makes them
-//! durable; of the others the kernel (or a device that lost its cache) forgets that they were ever dirty. A later flush
-//! succeeds without them. Through the page cache their content is still read, until the page is evicted; with direct I/O
-//! there is no such copy, and reads show the medium at once.
+//! A kernel reports the error once. Some of the pages whose writing failed stay dirty, and a later flush makes them
+//! durable. The kernel (or a device that lost its cache) forgets that the others were ever dirty: a later flush
+//! succeeds without them. The page cache still shows their content until the page is evicted. With direct I/O there is
+//! no such copy, and reads show the medium at once.
 
 use super::{Content, EffectId};
 use crate::rng::Rng;
 
 impl Content {
-    /// A flush failed that covers what completed before `covers`: some of that will never be durable by a flush.
+    /// Simulates a failed flush that covers writes completed before `covers`: no later flush will make some of them
+    /// durable.
     pub(crate) fn flush_failed(&mut self, covers: u64, page_cache: bool, rng: &mut Rng) {
         let completed = std::mem::take(&mut self.completed);
         for id in completed {
@@ -27,25 +28,25 @@ impl Content {
         }
     }
 
-    /// Whether reads may show something that is on no medium and will not be.
+    /// Returns whether reads may show content that is not on the medium and will not be written.
     pub(crate) fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
     }
 
-    /// The page cache may need its memory for something else.
+    /// Evicts some pages, as a page cache does that needs memory.
     pub(crate) fn evict_some(&mut self, rng: &mut Rng) {
         let (gone, kept) = std::mem::take(&mut self.forgotten).into_iter().partition(|_| rng.coin());
         self.forgotten = kept;
         self.evict(gone, rng);
     }
 
-    /// The page cache forgets its clean pages: reads show the medium from now on.
+    /// Evicts all clean pages: reads show the medium from now on.
     pub(crate) fn evict_all(&mut self, rng: &mut Rng) {
         let gone = std::mem::take(&mut self.forgotten);
         self.evict(gone, rng);
     }
 
-    /// The write that failed may have reached the medium in part.
+    /// Evicts writes. A failed write may have reached the medium in part.
     fn evict(&mut self, gone: Vec<EffectId>, rng: &mut Rng) {
         for id in gone {
             let torn = rng.below(4) == 0;

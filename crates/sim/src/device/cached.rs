@@ -1,8 +1,10 @@
-//! An array's controller: a read cache, and a write cache with a bounded pool of what is not written yet.
+//! Controller of an array: a read cache, and a write cache with a pool of limited size for data that is not on the
+//! disks.
 //!
-//! A write is acknowledged when it is in the pool. The pool is written out all the time, a few requests at once, in
-//! order of address, neighbours together; when it is full, writes wait for room, and the array is as slow as its disks.
-//! The cache is safe: a flush is an acknowledgement. Left out: read-ahead.
+//! A write is acknowledged when it is in the pool. The pool is written out continuously, with a few requests at once,
+//! in order of address and with neighbours together. When it is full, writes wait for space, and the array is as slow
+//! as its disks. The cache survives a loss of power, so a flush only costs an acknowledgement. Not modelled:
+//! read-ahead.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -15,27 +17,27 @@ use crate::rng::Rng;
 /// Parameters of a controller. Times in ns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cached {
-    /// Of what was read or written; 0 has no read cache.
+    /// Size of the read cache; 0 means none.
     pub read_bytes: u64,
-    /// In which both caches are kept.
+    /// Page size of both caches.
     pub page_bytes: u64,
-    /// Written and acknowledged, but not on the devices behind, at most; 0 writes through.
+    /// Maximum of data that is acknowledged and not on the devices behind; 0 means write-through.
     pub dirty_bytes: u64,
     pub hit_ns: u64,
-    /// Until a write is acknowledged that found room.
+    /// Time until a write that finds space is acknowledged.
     pub write_ns: u64,
     pub per_kib_ns: u64,
-    /// 1 / gap is the most requests a second.
+    /// Shortest time between two requests: 1 / gap is the maximum rate.
     pub gap_ns: u64,
-    /// Requests with which the pool is written out, at once.
+    /// Number of requests with which the pool is written out concurrently.
     pub destages: u32,
-    /// Longest of them.
+    /// Longest of these requests.
     pub destage_bytes: u64,
     pub back: Box<Model>,
 }
 
 enum BackingRequest {
-    /// A read that was not held, or a write without write cache.
+    /// A read that was not cached, or a write without write cache.
     Passed(Request),
     Destage(Range<u64>),
 }
@@ -44,14 +46,14 @@ pub(crate) struct Controller {
     cached: Cached,
     back: LowerDevice,
     held: Lru,
-    /// page -> bytes of it that are written and not yet on their way.
+    /// Dirty bytes by page, without those that are being written out.
     dirty: BTreeMap<u64, Range<u64>>,
     dirty_bytes: u64,
-    /// Pages on their way.
+    /// Pages that are being written out.
     leaving: BTreeSet<u64>,
     leaving_bytes: u64,
     destages: u32,
-    /// The page where the writing out goes on.
+    /// Page at which writing out continues.
     cursor: u64,
     waiting: VecDeque<Request>,
     behind: Vec<BackingRequest>,
@@ -121,7 +123,7 @@ impl Controller {
         used == 0 || used + request.len <= self.cached.dirty_bytes
     }
 
-    /// Takes a write into the pool.
+    /// Puts a write into the pool.
     fn take_in(&mut self, request: &Request) {
         let page_bytes = self.cached.page_bytes;
         for page in self.pages(request) {
@@ -151,8 +153,8 @@ impl Controller {
         }
     }
 
-    /// The next dirty page from the cursor on, with the neighbours that go with it. A page that is being written out
-    /// is not written again at the same time.
+    /// Returns the next dirty page from the cursor on, with the neighbours that are written with it. A page that is
+    /// being written out is not written a second time meanwhile.
     fn next_run(&self) -> Option<(Range<u64>, Range<u64>)> {
         let page_bytes = self.cached.page_bytes;
         let idle = |(page, _): &(&u64, &Range<u64>)| !self.leaving.contains(page);
@@ -194,7 +196,7 @@ impl Controller {
         }
     }
 
-    /// Writes that waited for room, in order.
+    /// Admits writes that waited for space, in order.
     fn admit(&mut self, now_ns: u64) {
         while let Some(request) = self.waiting.front().copied().filter(|request| self.has_room(request)) {
             self.waiting.pop_front();
@@ -287,7 +289,7 @@ mod tests {
 
     const SPAN: u64 = 100 * GIB;
 
-    /// A write is an acknowledgement while there is room; beyond it, four accesses on the disks.
+    /// A write costs an acknowledgement while there is space, and four accesses of the disks beyond.
     #[test]
     fn writes_are_fast_until_the_pool_is_full_and_then_as_fast_as_the_disks() {
         let first = load(&raid5(1 << 30), 8, 5_000, random(Access::Write, 4096, SPAN));
@@ -310,7 +312,7 @@ mod tests {
         assert_near(found.mean_ns, 0.1 * 600e3 + 0.9 * 450e3, 0.01, "ns");
     }
 
-    /// Neighbours leave together, with one parity for all of them.
+    /// Neighbours are written together, with one parity for all of them.
     #[test]
     fn sequential_writes_are_destaged_together() {
         let mut at = 0;
@@ -323,7 +325,7 @@ mod tests {
         assert!(sequential.per_s > 2.0 * scattered.per_s, "{} and {}", sequential.per_s, scattered.per_s);
     }
 
-    /// However long the load, no more than the pool may wait to be written.
+    /// The unwritten data never exceeds the pool, however long the load lasts.
     #[test]
     fn the_pool_is_bounded() {
         let Model::Cached(params) = raid5(1 << 20) else { unreachable!("a cache") };

@@ -1,8 +1,8 @@
-//! A rotating disk: what it is, where its head is, and what its buffers hold.
+//! A rotating disk: its parameters, the position of its head, and its buffers.
 //!
-//! Addresses fill a track, then the tracks of a cylinder, then the next cylinder. Each track begins later than the one
-//! before by the time of the shortest seek, so that a transfer may go on over its end. Simplified: no zones, no
-//! defects; the disk writes through.
+//! Addresses fill a track, then the tracks of a cylinder, then the next cylinder. Each track begins later than the
+//! previous one by the time of the shortest seek, so that a transfer can continue over its end. Simplifications: no
+//! zones, no defects; the disk writes through.
 
 use super::seek::Seek;
 use super::server::{Access, Request};
@@ -10,45 +10,45 @@ use super::server::{Access, Request};
 /// Parameters of a rotating disk. Times in ns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disk {
-    /// Requests beyond the end begin again at the start: where they are is all that matters.
+    /// Capacity. Requests beyond the end wrap around to the start, since only relative positions matter.
     pub capacity_bytes: u64,
     pub revolution_ns: u64,
     pub track_bytes: u64,
     pub tracks_per_cylinder: u64,
     pub seek: Seek,
-    /// To another track of the same cylinder.
+    /// Time to switch to another track of the same cylinder.
     pub switch_ns: u64,
-    /// A write has to be on its track more exactly than a read.
+    /// Additional settle time of a write, which needs a more exact position than a read.
     pub write_settle_ns: u64,
-    /// Of each command, whatever it finds.
+    /// Overhead of each command.
     pub overhead_ns: u64,
     pub buffers: Buffers,
     pub tags: Tags,
 }
 
-/// Memory that reads leave behind, filled on while the head has nothing else to do.
+/// Memory that keeps data after a read. The head fills it while it has nothing else to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
-    /// 0 is a disk without.
+    /// Number of buffers; 0 for a disk without.
     pub count: u32,
     pub bytes: u64,
-    /// Time on the cable.
+    /// Transfer time on the cable.
     pub per_kib_ns: u64,
 }
 
-/// How the disk chooses what it does next.
+/// How the disk chooses its next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tags {
-    /// Requests the disk sees at once; 1 serves in order.
+    /// Requests visible to the disk at once; 1 means in order.
     pub depth: u32,
-    /// Of those, how many it compares: the oldest and others at random. A disk that always found the shortest access
+    /// Number of these that it compares: the oldest, and others at random. A disk that always found the shortest access
     /// of all would gain more than real ones do.
     pub compared: u32,
-    /// A request that has waited longer goes first.
+    /// A request that has waited longer is served first.
     pub patience_ns: u64,
 }
 
-/// A disk, with what follows from its parameters and is asked at each of its requests.
+/// A disk with values derived from its parameters, which every request needs.
 pub(crate) struct Drive {
     pub disk: Disk,
     cylinders: u64,
@@ -71,13 +71,13 @@ impl Drive {
         self.track(at) / self.disk.tracks_per_cylinder
     }
 
-    /// When in its revolution a byte passes the head.
+    /// Returns the time within a revolution at which a byte passes the head.
     fn angle_ns(&self, at: u64) -> u64 {
         let on_track = self.media_ns(at % self.disk.capacity_bytes % self.disk.track_bytes);
         (on_track + self.track(at) * self.skew_ns) % self.disk.revolution_ns
     }
 
-    /// Time of so many bytes under the head.
+    /// Returns the time that so many bytes need to pass the head.
     fn media_ns(&self, bytes: u64) -> u64 {
         scaled(bytes, self.disk.revolution_ns, self.disk.track_bytes)
     }
@@ -106,7 +106,7 @@ impl Drive {
     }
 }
 
-/// `a * b / c`, whatever the product; nearly all of them fit the fast division.
+/// Returns `a * b / c` for a product of any size. Nearly all products fit the fast division.
 fn scaled(a: u64, b: u64, c: u64) -> u64 {
     match a.checked_mul(b) {
         Some(product) => product / c,
@@ -117,16 +117,16 @@ fn scaled(a: u64, b: u64, c: u64) -> u64 {
 struct Segment {
     start: u64,
     end: u64,
-    /// As far as it will be filled.
+    /// End of the data with which the segment will be filled.
     limit: u64,
     used: u64,
 }
 
-/// Head and buffers at work.
+/// Head and buffers in operation.
 pub(crate) struct Arm {
     track: u64,
     segments: Vec<Segment>,
-    /// The segment being filled by a head that reads on, and since when.
+    /// The segment that the head fills by reading ahead, and since when.
     reading_on: Option<(usize, u64)>,
     uses: u64,
 }
@@ -140,7 +140,7 @@ impl Arm {
         (self.track / drive.disk.tracks_per_cylinder).abs_diff(drive.cylinder(at))
     }
 
-    /// A read the buffers hold, or a flush: done then, without the head.
+    /// Returns the end of a request that needs no head: a read of buffered data, or a flush.
     pub(super) fn without_head(&mut self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
         match request.access {
             Access::Flush => Some(now_ns + drive.disk.overhead_ns),
@@ -174,7 +174,7 @@ impl Arm {
         }
     }
 
-    /// Writes down how far the head has read on.
+    /// Records how far the head has read ahead.
     fn settle(&mut self, drive: &Drive, now_ns: u64) {
         if let Some((at, since_ns)) = self.reading_on {
             let segment = &mut self.segments[at];
@@ -184,7 +184,7 @@ impl Arm {
         }
     }
 
-    /// How long a request takes if it begins now.
+    /// Returns the duration of a request that begins now.
     pub(super) fn time_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> u64 {
         if let Some(ns) = self.on_the_way_ns(drive, now_ns, request) {
             return ns;
@@ -198,7 +198,7 @@ impl Arm {
         moved_ns + turn_ns + drive.transfer_ns(request.at, request.len)
     }
 
-    /// The head is reading on towards it.
+    /// Returns the duration of a read towards which the head is reading ahead.
     fn on_the_way_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
         let (at, since_ns) = self.reading_on.filter(|_| request.access == Access::Read)?;
         let segment = &self.segments[at];
@@ -210,7 +210,7 @@ impl Arm {
         Some(drive.cable_ns(request.len).max(arrives_ns.saturating_sub(now_ns)))
     }
 
-    /// The head has done the request at `done_ns`.
+    /// Notes that the head has completed the request at `done_ns`.
     pub(super) fn move_to(&mut self, drive: &Drive, done_ns: u64, request: &Request, on_the_way: bool) {
         let end = request.at + request.len;
         self.track = drive.track(end.saturating_sub(1));
@@ -247,7 +247,7 @@ impl Arm {
         self.reading_on = Some((at, done_ns));
     }
 
-    /// The head is wanted elsewhere: what it has read on stays, and no more comes.
+    /// Ends reading ahead, because the head is needed elsewhere. The data that was read stays.
     pub(super) fn leave(&mut self, drive: &Drive, now_ns: u64) {
         self.settle(drive, now_ns);
         self.reading_on = None;

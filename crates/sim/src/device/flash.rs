@@ -1,4 +1,5 @@
-//! Flash: a latency, so many at once, and a cap. An SSD, an NVMe drive, or a whole all-flash array.
+//! Flash: fixed latencies, a number of concurrent requests, and a limit of throughput. Models an SSD, an NVMe drive, or
+//! an all-flash array.
 
 use std::ops::Range;
 
@@ -10,25 +11,25 @@ pub struct Flash {
     pub read_ns: u64,
     pub write_ns: u64,
     pub flush_ns: u64,
-    /// On top, by size.
+    /// Additional time by size.
     pub read_per_kib_ns: u64,
     pub write_per_kib_ns: u64,
-    /// Requests served at the same time; more wait in order.
+    /// Reads served concurrently; further ones wait in order.
     pub lanes: u32,
-    /// Writes and flushes served at the same time, in lanes of their own; 0: they share those of the reads.
+    /// Writes and flushes served concurrently, in lanes of their own; 0 means that they share the lanes of reads.
     pub write_lanes: u32,
-    /// Every request passes one narrow place before it is served: 1 / gap is the most requests a second...
+    /// Shortest time between two requests: 1 / gap is the maximum rate of requests.
     pub gap_ns: u64,
-    /// ...and 1 / gap_per_kib the most bytes.
+    /// The same by size: 1 / gap_per_kib is the maximum throughput.
     pub gap_per_kib_ns: u64,
 }
 
-/// Lanes flash may have; the earliest free one is searched linearly.
+/// Maximum number of lanes; the earliest free one is searched linearly.
 const LANES_MAX: u32 = 1024;
 
 pub(crate) struct Lanes {
     flash: Flash,
-    /// Those of the reads first.
+    /// Times at which the lanes become free, those of reads first.
     free_at_ns: Vec<u64>,
     narrow_free_ns: u64,
 }
@@ -58,7 +59,7 @@ impl Lanes {
     }
 }
 
-/// The first free lane, or else the one that will be.
+/// Returns the first free lane, or else the one that becomes free first.
 fn earliest(free_at_ns: &[u64], now_ns: u64) -> usize {
     let mut best = 0;
     for (lane, &at_ns) in free_at_ns.iter().enumerate() {
@@ -114,7 +115,7 @@ mod tests {
         gap_per_kib_ns: 0,
     };
 
-    /// Requests under way = rate x latency.
+    /// Requests under way equal rate times latency.
     #[test]
     fn little_s_law_holds_at_every_depth() {
         for depth in [1, 8, 32, 128] {

@@ -1,35 +1,35 @@
-//! Several devices as one: mirror, stripes, stripes with parity.
+//! Several devices as one: a mirror, stripes, or stripes with parity.
 //!
-//! A request becomes steps: each is a set of requests to members, and begins when the one before is done. Only a small
-//! write over parity has two: what was there is read, then data and parity are written.
+//! A request becomes steps. Each step is a set of requests to members, and begins when the previous one is done. Only a
+//! small write over parity has two steps: it reads the old content, then writes data and parity.
 
 use super::model::Model;
 use super::server::{Access, LowerDevice, NEVER_NS, Request, Server};
 use crate::rng::Rng;
 
-/// Members of one kind.
+/// Members of one kind, and their arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     pub level: Level,
     pub members: u32,
-    /// Consecutive bytes on one member; of no meaning to a mirror.
+    /// Consecutive bytes on one member; unused by a mirror.
     pub strip_bytes: u64,
     pub member: Box<Model>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// RAID-1. A read goes to the member with fewer requests, or else to the nearer head; a write goes to all.
+    /// RAID-1. A read uses the member with fewer requests, or else the one with the nearer head; a write uses all.
     Mirror,
-    /// RAID-0; over mirrors RAID-10.
+    /// RAID-0; over mirrors it is RAID-10.
     Stripe,
-    /// RAID-5, the parity rotating. A small write reads and writes what is cheaper: old data and old parity, or the rest
-    /// of the stripe.
+    /// RAID-5 with rotating parity. A small write uses the cheaper method: it reads the old data and parity, or the
+    /// rest of the stripe.
     Parity,
 }
 
 impl Group {
-    /// Members that hold data in each row of strips.
+    /// Returns the number of members with data in each row of strips.
     fn data_members(&self) -> u64 {
         u64::from(self.members) - u64::from(self.level == Level::Parity)
     }
@@ -43,18 +43,18 @@ struct Part {
     len: u64,
 }
 
-/// A request of the caller's that is under way.
+/// A request of the caller that is under way.
 struct Parent {
     tag: u32,
     left: u32,
-    /// What follows when `left` is 0.
+    /// Requests of the next step, when `left` is 0.
     then: Vec<Part>,
 }
 
 pub(crate) struct Members {
     group: Group,
     members: Vec<LowerDevice>,
-    /// Requests with each member.
+    /// Number of requests at each member.
     under_way: Vec<u32>,
     parents: Vec<Parent>,
     free: Vec<u32>,
@@ -78,7 +78,7 @@ impl Members {
         }
     }
 
-    /// The first step, and the one after it.
+    /// Returns the requests of the first step and of the second.
     fn steps(&self, request: &Request) -> (Vec<Part>, Vec<Part>) {
         let whole = |member| Part { member, access: request.access, at: request.at, len: request.len };
         let all = || (0..self.members.len()).map(whole).collect();
@@ -108,7 +108,8 @@ impl Members {
         })
     }
 
-    /// The member a column of a row is on. With parity the row's parity sits one member further to the left each row.
+    /// Returns the member of a column in a row. With parity, the row's parity is one member further to the left in each
+    /// row.
     fn member(&self, row: u64, column: u64) -> usize {
         let members = u64::from(self.group.members);
         match self.group.level {
@@ -136,7 +137,7 @@ impl Members {
         if reads.is_empty() { (writes, Vec::new()) } else { (reads, writes) }
     }
 
-    /// Everything one row of strips needs. `row` is not empty.
+    /// Adds all requests that one row of strips needs. `row` is not empty.
     fn parity_row(&self, row: &[Strip], reads: &mut Vec<Part>, writes: &mut Vec<Part>) {
         let (number, width) = (row[0].row, self.group.data_members());
         let first = row.iter().map(|strip| strip.skip).min().expect("not empty");
@@ -290,8 +291,8 @@ mod tests {
         assert_near(found.per_s, 40_000.0, 0.01, "reads/s of four lanes");
     }
 
-    /// Reads old data and old parity, writes both: a write costs two accesses on each of two disks, the second a
-    /// revolution behind the first.
+    /// A write costs two accesses on each of two disks, for the old data and parity and for the new ones; the second
+    /// access is a revolution later.
     #[test]
     fn a_small_write_over_parity_is_four_accesses() {
         let Model::Group(params) = group(Level::Parity, 5) else { unreachable!("a group") };
@@ -343,7 +344,8 @@ mod tests {
         assert!((3.4..=4.4).contains(&(all / one)), "{all} reads/s of four pairs, {one} of one");
     }
 
-    /// Seed 000's baseline: two workers, 70 % random in 1 GB each, reads 510/s and writes 250/s at about four each.
+    /// The baseline of seed 000: two workers, 70 % random in 1 GB each, reads 510/s and writes 250/s at about four
+    /// each.
     #[test]
     fn the_10k_pair_is_near_the_published_baseline() {
         let worker = |access, base: u64| -> Next<'static> {

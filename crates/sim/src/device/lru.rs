@@ -1,9 +1,9 @@
-//! Which pages a read cache holds: the least recently used goes first.
+//! Pages of a read cache. The least recently used page is evicted first.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Neighbour of the newest and of the oldest page.
+/// Stands for no neighbour, at both ends of the chain.
 const NONE: u32 = u32::MAX;
 
 struct CachedPage {
@@ -12,11 +12,11 @@ struct CachedPage {
     older: u32,
 }
 
-/// Two steps of arithmetic a touch: pages are found by number and chained by their last use.
+/// A chain of pages in order of their last use, with an index by page number. A touch takes constant time.
 #[derive(Default)]
 pub(crate) struct Lru {
     pages_max: usize,
-    /// page -> its place in `held`. Never iterated.
+    /// Page to its index in `held`. Never iterated.
     places: HashMap<u64, u32, BuildHasherDefault<PageHasher>>,
     held: Vec<CachedPage>,
     newest: u32,
@@ -33,7 +33,7 @@ impl Lru {
         self.places.contains_key(&page)
     }
 
-    /// Brings a page in, or to the front.
+    /// Adds a page, or moves it to the front.
     pub(super) fn touch(&mut self, page: u64) {
         if self.pages_max == 0 {
             return;
@@ -49,7 +49,7 @@ impl Lru {
         self.chain(place);
     }
 
-    /// The place of a page that was not held, in no chain yet.
+    /// Returns the index of a page that was not in the cache; it is in no chain yet.
     fn bring_in(&mut self, page: u64) -> u32 {
         let held = CachedPage { page, newer: NONE, older: NONE };
         let place = if self.held.len() < self.pages_max {
@@ -92,7 +92,8 @@ impl Lru {
     }
 }
 
-/// Pages are near one another, or strides apart: the high bits of a product are spread over the low ones.
+/// Hashes page numbers, which are adjacent or at regular strides: the high bits of a product are spread over the low
+/// ones.
 #[derive(Default)]
 struct PageHasher(u64);
 
@@ -128,7 +129,7 @@ mod tests {
         assert!(!none.holds(1));
     }
 
-    /// Against a list in order of use.
+    /// Compares the chain with a list in order of use.
     #[test]
     fn a_chain_equals_a_list() {
         let (mut lru, mut list, mut rng) = (Lru::new(16), Vec::new(), Rng::new(4));

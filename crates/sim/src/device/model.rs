@@ -1,4 +1,4 @@
-//! A device as parameters, and how it is put to work.
+//! Parameters of a device, and their translation to a server.
 
 use super::cached::{Cached, Controller};
 use super::disk::Disk;

@@ -1,43 +1,43 @@
 //! Placement of files on the devices.
 //!
-//! Space is handed out in extents, in the order in which they are first touched: by a read, a write, a reservation, or a
-//! length that is set. An extent is a file's until the file goes. Addresses say how far things are apart, and nothing else: a device that is
-//! smaller than what is placed on it begins again at its start.
+//! Space is allocated in extents, in the order of their first use: by a read, a write, a reservation, or a change of
+//! length. A file keeps an extent until it is removed. Only distances between addresses matter: if a device is smaller
+//! than its content, addresses wrap around to its start.
 
 use std::collections::BTreeSet;
 
-/// Puts files and folders whose own name contains `part` on a unit, from an address on. Files in such a folder
-/// are placed with it unless a rule of its own says otherwise. The first rule that fits counts.
+/// Places files and folders whose name contains `part` on a unit, from an address on. The content of such a folder is
+/// placed with it, unless a rule of its own applies. The first matching rule applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub part: String,
     /// Number in `Storage::units`.
     pub unit: u32,
-    /// Where its extents begin, bytes: the distance to what begins elsewhere.
+    /// First byte of its extents: the distance to other files.
     pub from_bytes: u64,
 }
 
-/// Where a file's extents come from. 0: unit 0 from its start, for what no rule names.
+/// Where a file's extents are allocated. 0: unit 0 from its start, for files without a rule.
 pub(crate) type ZoneId = u16;
 
-/// A reservation beyond is left to the touches: 4 Mi extents of 1 MiB take 16 MiB to write down.
+/// Larger reservations are placed at the first use: 4 Mi extents of 1 MiB take 16 MiB to record.
 const RESERVED_BYTES_MAX: u64 = 4 << 40;
 
 /// An extent of a file that was not used yet.
 const NOWHERE: u32 = u32::MAX;
 
-/// A file's extents: the n-th number is the place of the n-th extent.
+/// Extents of a file: the n-th number is the address of its n-th extent.
 #[derive(Default)]
 pub(crate) struct Layout(Vec<u32>);
 
 struct Zone {
     unit: u32,
     next: u32,
-    /// Given back, lowest first.
+    /// Freed extents, lowest first.
     free: BTreeSet<u32>,
 }
 
-/// A stretch of a device.
+/// A contiguous range of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub unit: u32,
@@ -67,7 +67,7 @@ impl Placement {
         }
     }
 
-    /// Of a new file or folder in a folder of `parent`.
+    /// Returns the zone of a new file or folder in a folder of zone `parent`.
     pub(crate) fn zone(&self, name: &str, parent: ZoneId) -> ZoneId {
         let named = self.places.iter().position(|place| name.contains(place.part.as_str()));
         named.map_or(parent, |rule| rule as ZoneId + 1)
@@ -77,7 +77,7 @@ impl Placement {
         self.zones[zone as usize].unit
     }
 
-    /// Places of a range of a file, in order; stretches that follow one another are one.
+    /// Returns the location of a file's range, in order. Contiguous ranges are merged.
     pub(crate) fn locate(
         &mut self,
         zone: ZoneId,
@@ -100,7 +100,7 @@ impl Placement {
         }
     }
 
-    /// Extents for a range that is not read or written yet.
+    /// Places the extents of a range before its first read or write.
     pub(crate) fn reserve(&mut self, zone: ZoneId, layout: &mut Layout, offset: u64, len: u64) {
         let zone = &mut self.zones[zone as usize];
         let end = offset.saturating_add(len).min(RESERVED_BYTES_MAX);

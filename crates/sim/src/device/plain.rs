@@ -1,4 +1,4 @@
-//! A device without memory: what an operation costs, and how many are served at once.
+//! A device without memory: the duration of an operation, and the number that it serves concurrently.
 
 use crate::kind::OpKind;
 use crate::rng::Rng;
@@ -16,19 +16,20 @@ pub struct Cost {
 pub struct Device {
     pub read: Cost,
     pub write: Cost,
-    /// Flush and SyncDir.
+    /// Duration of Flush and SyncDir.
     pub flush: Cost,
-    /// Names, sizes, space, locks.
+    /// Duration of operations on names, sizes, space and locks.
     pub names: Cost,
-    /// Operations served at the same time; more wait in order of submission.
+    /// Operations served concurrently; further ones wait in order of submission.
     pub lanes: u32,
 }
 
-/// Lanes a device may have; the earliest free one is searched linearly.
+/// Maximum number of lanes; the earliest free one is searched linearly.
 const LANES_MAX: u32 = 256;
 
 impl Device {
-    /// Jitter far above the base: completions come in any order. What crash tests want.
+    /// Returns a device with a jitter far above its base times, so that completions occur in any order, for crash
+    /// tests.
     pub fn scrambled() -> Device {
         let cost = |base_ns, jitter_ns| Cost { base_ns, per_kib_ns: 100, jitter_ns };
         Device {
@@ -40,7 +41,7 @@ impl Device {
         }
     }
 
-    /// The same time for every operation of a kind, in order: for tests about order itself.
+    /// Returns a device with the same time for every operation of a kind, in order, for tests of the order itself.
     pub fn steady(latency_ns: u64) -> Device {
         let cost = Cost { base_ns: latency_ns, per_kib_ns: 0, jitter_ns: 0 };
         Device { read: cost, write: cost, flush: cost, names: cost, lanes: 32 }
@@ -56,7 +57,7 @@ impl Device {
     }
 }
 
-/// The device at work.
+/// The device in operation.
 pub(crate) struct Lanes {
     device: Device,
     busy_until_ns: Vec<u64>,
@@ -69,7 +70,7 @@ impl Lanes {
         Lanes { device, busy_until_ns: vec![0; lanes as usize] }
     }
 
-    /// When an operation submitted now will be done. `len` counts only where data moves.
+    /// Returns when an operation submitted now will be done. `len` counts only for operations that move data.
     pub(crate) fn finish_at_ns(&mut self, now_ns: u64, kind: OpKind, len: u64, rng: &mut Rng) -> u64 {
         let cost = self.device.cost(kind);
         let kib = if matches!(kind, OpKind::Read | OpKind::Write) { len.div_ceil(1024) } else { 0 };
@@ -93,7 +94,7 @@ impl Lanes {
         best
     }
 
-    /// Power came back: nothing is being served.
+    /// Forgets all operations after a loss of power.
     pub(crate) fn reset(&mut self) {
         self.busy_until_ns.fill(0);
     }

@@ -1,4 +1,4 @@
-//! One disk with its command queue: shortest access first, damped.
+//! One disk with its command queue. The shortest access is served first, with a limit on waiting.
 
 use super::disk::{Arm, Disk, Drive};
 use super::server::{NEVER_NS, Request, Server};
@@ -12,9 +12,9 @@ struct Waiting {
 pub(crate) struct Spindle {
     drive: Drive,
     arm: Arm,
-    /// In order of arrival; the disk sees the first `tags.depth` of them.
+    /// Requests in order of arrival; the disk sees the first `tags.depth` of them.
     queue: Vec<Waiting>,
-    /// What the head is doing, and until when.
+    /// End and tag of the request that the head is serving.
     serving: Option<(u64, u32)>,
     rng: Rng,
 }
@@ -124,7 +124,8 @@ mod tests {
         assert_near(writes.mean_ns, closed_ns + 300e3, 0.01, "mean write, ns");
     }
 
-    /// Quantum Atlas 10K: 10,025 rpm, near its measured seeks, 5.0 ms average seek by its data sheet: about 125 reads a second.
+    /// Quantum Atlas 10K: 10,025 rpm, close to its measured seeks, 5.0 ms average seek by its data sheet: about 125
+    /// reads a second.
     #[test]
     fn the_atlas_10k_reads_as_fast_as_its_data_sheet_says() {
         let disk = Disk {
@@ -140,7 +141,7 @@ mod tests {
         assert!((110.0..130.0).contains(&found.per_s), "{} reads/s", found.per_s);
     }
 
-    /// Real disks gain 1.7 to 1.8 at depth 32.
+    /// Real disks gain a factor of 1.7 to 1.8 at depth 32.
     #[test]
     fn reordering_gains_what_real_disks_gain() {
         let disk = Disk { tags: Tags { depth: 32, ..sas_10k().tags }, ..sas_10k() };
@@ -176,7 +177,7 @@ mod tests {
         assert!(longest_ns < 2 * 200_000_000 + 64 * 10_000_000, "{} ms", longest_ns / 1_000_000);
     }
 
-    /// A reader that goes on where it was gets what the media give; a second reader elsewhere takes that away.
+    /// A sequential reader gets the throughput of the medium; a second reader elsewhere takes it away.
     #[test]
     fn sequential_reads_come_from_the_buffers() {
         let disk = sas_10k();
@@ -190,7 +191,7 @@ mod tests {
         assert!((70.0..=88.0).contains(&mb_per_s), "{mb_per_s} MB/s of 87 at the media");
     }
 
-    /// Without a write cache each write that follows the one before has just missed its place.
+    /// Without a write cache, each sequential write has just missed its position.
     #[test]
     fn sequential_writes_one_at_a_time_pay_a_revolution_each() {
         let mut at = 0;

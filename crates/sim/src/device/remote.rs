@@ -1,5 +1,5 @@
-//! A server behind a network: NFS. Each call takes a round trip and time of one of the server's threads, and moves its
-//! bytes over one wire.
+//! A file server over a network (NFS). Each call takes a round trip and time of one of the server's threads, and
+//! transfers its bytes over one link.
 
 use super::model::Model;
 use super::server::{Access, LowerDevice, Request, Server, Timers};
@@ -9,22 +9,22 @@ use crate::rng::Rng;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Remote {
     pub round_trip_ns: u64,
-    /// Of a thread, for each call.
+    /// Time of a thread for each call.
     pub server_ns: u64,
     pub threads: u32,
-    /// Of the wire, both ways together.
+    /// Transfer time of the link, both directions together.
     pub per_kib_ns: u64,
-    /// What the server keeps its files on.
+    /// Device on which the server keeps its files.
     pub back: Box<Model>,
 }
 
-/// Threads a server may have; the earliest free one is searched linearly.
+/// Maximum number of threads of a server; the earliest free one is searched linearly.
 const THREADS_MAX: u32 = 1024;
 
 enum Stage {
-    /// On its way, or waiting for a thread.
+    /// Under way to the server, or waiting for a thread.
     Coming,
-    /// With the device behind.
+    /// At the device behind the server.
     Served,
     Answered,
 }
@@ -64,7 +64,7 @@ impl FileServer {
         }
     }
 
-    /// When the bytes that go in one direction are over, if they begin now.
+    /// Returns the end of a transfer in one direction that begins now.
     fn over_the_wire_ns(&mut self, now_ns: u64, request: &Request, with_data: Access) -> u64 {
         if request.access != with_data {
             return now_ns;
@@ -74,7 +74,7 @@ impl FileServer {
         self.wire_free_ns
     }
 
-    /// When a thread has looked at a call that arrives at `at_ns`.
+    /// Returns when a thread has processed a call that arrives at `at_ns`.
     fn seen_ns(&mut self, at_ns: u64) -> u64 {
         let free = self.threads_free_ns.iter_mut().min().expect("a thread at least");
         *free = at_ns.max(*free) + self.remote.server_ns;

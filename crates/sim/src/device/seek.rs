@@ -1,7 +1,7 @@
-//! How long the arm takes.
+//! Seek times.
 
-/// Time of a seek by its distance, `base_ns + stroke_ns * sqrt(distance)`: the arm accelerates half the way and brakes
-/// the other half. Distances are shares of the whole stroke, so that capacity can change.
+/// Time of a seek by its distance: `base_ns + stroke_ns * sqrt(distance)`. The arm accelerates for half the distance
+/// and brakes for the other half. Distances are shares of the whole stroke, so that the capacity can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seek {
     pub base_ns: u64,
@@ -9,12 +9,13 @@ pub struct Seek {
 }
 
 impl Seek {
-    /// `share` of the stroke, above 0 and up to 1.
+    /// Returns the time of a seek over `share` of the stroke, above 0 and up to 1.
     pub fn time_ns(&self, share: f64) -> u64 {
         self.base_ns + (self.stroke_ns as f64 * share.sqrt()) as u64
     }
 
-    /// Mean over uniformly random pairs of positions, whose distance has the density `2 * (1 - d)`. Nanoseconds.
+    /// Returns the mean over uniformly random pairs of positions in nanoseconds. Their distance has the density `2 * (1
+    /// - d)`.
     pub fn mean_ns(&self) -> f64 {
         const STEPS: u32 = 10_000;
         let shares = (0..STEPS).map(|n| (f64::from(n) + 0.5) / f64::from(STEPS));
@@ -29,7 +30,7 @@ mod tests {
     /// Quantum Atlas 10K (1999).
     const ATLAS: Seek = Seek { base_ns: 1_200_000, stroke_ns: 8_300_000 };
 
-    /// As it was measured for DiskSim: cylinders of 10,042, milliseconds.
+    /// Measured for DiskSim, by cylinders of 10,042, in milliseconds.
     #[test]
     fn a_root_curve_comes_near_what_was_measured_of_a_disk() {
         for (cylinders, ms) in [(1.0, 1.245), (475.0, 3.298), (4400.0, 6.357), (8400.0, 9.213)] {

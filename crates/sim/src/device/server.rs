@@ -1,54 +1,54 @@
-//! What a model at work is asked, and the parts most of them share.
+//! The interface of a model in operation, and parts that most models share.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What moves.
+/// Kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
-    /// What was acknowledged has to be safe.
+    /// Makes acknowledged writes safe.
     Flush,
 }
 
 /// One request to one device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
-    /// Set by the caller, and returned when the request is done. Several requests may carry the same.
+    /// The caller's tag, returned when the request is done. Several requests may carry the same tag.
     pub tag: u32,
     pub access: Access,
-    /// Byte on the device.
+    /// Position on the device in bytes.
     pub at: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// Nothing is under way.
+/// Stands for no next event: nothing is under way.
 pub(crate) const NEVER_NS: u64 = u64::MAX;
 
-/// A model at work. Time never goes back between two calls.
+/// A model in operation. Time never decreases between two calls.
 pub(crate) trait Server {
-    /// Takes a request in. An answer is the time at which it will be done, and nothing more is heard of it; without
-    /// one, `advance` names it.
+    /// Accepts a request. Returns the time at which it will be done, if that is known; the request is then not reported
+    /// again. Otherwise `advance` reports it.
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64>;
 
-    /// When `advance` wants to be called next; `NEVER_NS` when nothing is under way.
+    /// Returns when `advance` must be called next; `NEVER_NS` if nothing is under way.
     fn next_ns(&self) -> u64;
 
-    /// The clock is at `now_ns`, which is not later than `next_ns`. Adds the tags of what is done.
+    /// Advances to `now_ns`, which is not later than `next_ns`. Adds the tags of completed requests.
     fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>);
 
-    /// How far the head is from a byte; 0 where there is no head.
+    /// Returns the distance of the head from a byte; 0 without a head.
     fn distance(&self, _at: u64) -> u64 {
         0
     }
 
-    /// The power came back: nothing is under way.
+    /// Forgets all requests after a loss of power.
     fn reset(&mut self);
 }
 
-/// Things that happen at known times, in order; ties in order of insertion.
+/// Events at known times, in order; ties in order of insertion.
 #[derive(Default)]
 pub(crate) struct Timers {
     due: BinaryHeap<Reverse<(u64, u64, u32)>>,
@@ -77,11 +77,12 @@ impl Timers {
     }
 }
 
-/// A server below another one: everything is heard of through `advance`, also what was known at submission.
+/// A server below another one. It reports everything through `advance`, also requests whose end was known at
+/// submission.
 pub(crate) struct LowerDevice {
     server: Box<dyn Server>,
     known: Timers,
-    /// Earliest of both: it is asked for far more often than it changes.
+    /// The earlier of both times. It is read far more often than it changes.
     next_ns: u64,
 }
 
@@ -90,7 +91,7 @@ impl LowerDevice {
         LowerDevice { server, known: Timers::default(), next_ns: NEVER_NS }
     }
 
-    /// As the server answers.
+    /// Submits a request, and returns the end if the server knows it.
     pub(super) fn submit_known(&mut self, now_ns: u64, request: Request) -> Option<u64> {
         let known = self.server.submit(now_ns, request);
         self.look();

@@ -1,8 +1,8 @@
-//! An array of two tiers: blocks that have been busy for long are on the fast one, new blocks on the slow one.
+//! An array of two tiers: a fast one for long-used data, and a slow one for new blocks.
 //!
-//! Arrays move extents between tiers once a day or so, which is longer than any run; so the tier is a matter of the
-//! address alone. A placement that gives a warmed-up disk the first addresses puts it on the fast tier, and whatever is
-//! allocated later beyond it.
+//! Arrays move extents between tiers about once a day, which is longer than any run. The tier therefore depends on the
+//! address alone. A placement that gives a warmed-up disk the first addresses puts it on the fast tier, and later
+//! allocations beyond it on the slow one.
 
 use super::model::Model;
 use super::server::{LowerDevice, Request, Server};
@@ -11,7 +11,7 @@ use crate::rng::Rng;
 /// Two tiers in one address space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tiered {
-    /// Addresses below lie on the fast tier.
+    /// Addresses below this are on the fast tier.
     pub fast_bytes: u64,
     pub fast: Box<Model>,
     pub slow: Box<Model>,
@@ -32,7 +32,7 @@ impl Tiers {
 }
 
 impl Server for Tiers {
-    /// A request across the border goes where it begins.
+    /// Submits a request. A request across the border is served by the tier in which it begins.
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
         if request.at < self.fast_bytes {
             return self.fast.submit_known(now_ns, request);

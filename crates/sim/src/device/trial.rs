@@ -1,4 +1,4 @@
-//! Load for the tests of models: so many requests always under way.
+//! Load for tests of models: a constant number of requests under way.
 
 use super::disk::{Buffers, Disk, Tags};
 use super::model::Model;
@@ -29,7 +29,7 @@ pub(super) struct TrialResult {
     pub mean_ns: f64,
 }
 
-/// The next request of a worker.
+/// Returns a worker's next request: kind, position, length.
 pub(super) type Next<'a> = Box<dyn FnMut(&mut Rng) -> (Access, u64, u64) + 'a>;
 
 /// Uniformly random accesses of `len` bytes below `span`.
@@ -37,12 +37,12 @@ pub(super) fn random(access: Access, len: u64, span: u64) -> Next<'static> {
     Box::new(move |rng| (access, rng.below(span / len) * len, len))
 }
 
-/// `depth` requests under way until `count` are done.
+/// Keeps `depth` requests under way until `count` are done.
 pub(super) fn load(model: &Model, depth: u32, count: u64, next: Next<'_>) -> TrialResult {
     load_all(model, count, vec![(depth, next)]).remove(0)
 }
 
-/// Several workers, each with its depth, until `count` requests are done together.
+/// Runs several workers, each with its depth, until `count` requests are done together.
 pub(super) fn load_all(model: &Model, count: u64, workers: Vec<(u32, Next<'_>)>) -> Vec<TrialResult> {
     let mut rng = Rng::new(9);
     let mut below = LowerDevice::new(model.server(&mut rng));

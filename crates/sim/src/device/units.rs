@@ -1,4 +1,4 @@
-//! What the world's files lie on: one plain device, or units of models with placed files.
+//! The media of a world: one plain device, or units of models with placed files.
 
 use super::model::Model;
 use super::place::{Piece, Place};
@@ -10,10 +10,10 @@ use crate::rng::Rng;
 /// Devices with positions, queues and caches, and the placement of files on them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Storage {
-    /// At least one. The first takes what no place names.
+    /// At least one unit. The first one has the files without a placement.
     pub units: Vec<Unit>,
     pub places: Vec<Place>,
-    /// In which files get their space, bytes: a block of the file system.
+    /// Unit of allocation of files in bytes: a block of the file system.
     pub extent_bytes: u64,
 }
 
@@ -24,22 +24,22 @@ pub struct Unit {
     pub calls: Calls,
 }
 
-/// What operations on names, sizes, locks and space cost: so many calls of so long, side by side with everything else.
-/// Directories that are synced and files that are flushed ask the model too.
+/// Cost of operations on names, sizes, locks and space: a number of calls of a fixed duration, concurrent with
+/// everything else. Synced directories and flushed files use the model as well.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
     pub call_ns: u64,
     pub open: u32,
     pub create: u32,
     pub lock: u32,
-    /// Renames, removals, growth, reservations, zeroing, holes.
+    /// Calls of renames, removals, growth, reservations, zeros and holes.
     pub change: u32,
-    /// Sizes, lists, extents, space.
+    /// Calls of queries: sizes, lists, extents, space.
     pub ask: u32,
 }
 
 impl Storage {
-    /// One unit, files placed in MiB as they come.
+    /// Returns one unit. Files are placed in extents of one MiB, in order of use.
     pub fn of(model: Model) -> Storage {
         let unit = Unit { model, calls: Calls::default() };
         Storage { units: vec![unit], places: Vec::new(), extent_bytes: 1 << 20 }
@@ -61,17 +61,17 @@ impl Calls {
     }
 }
 
-/// Units at work.
+/// The units in operation.
 pub(crate) struct Units {
     units: Vec<(LowerDevice, Calls)>,
-    /// Earliest of all units.
+    /// Earliest time of all units.
     next_ns: u64,
 }
 
-/// When a request is done.
+/// When an admitted request is done.
 pub(crate) enum Admitted {
     At(u64),
-    /// So many completions will carry its tag.
+    /// Number of completions with its tag.
     Parts(u32),
 }
 
@@ -84,7 +84,7 @@ impl Units {
         Units { units: units.collect(), next_ns: NEVER_NS }
     }
 
-    /// A request that may lie in several pieces.
+    /// Submits a request, which may consist of several pieces.
     pub(crate) fn submit(&mut self, now_ns: u64, access: Access, pieces: &[Piece], tag: u32) -> Admitted {
         if let [piece] = pieces {
             let below = &mut self.units[piece.unit as usize].0;
@@ -103,7 +103,7 @@ impl Units {
         Admitted::Parts(pieces.len() as u32)
     }
 
-    /// An operation that moves no data.
+    /// Returns the duration of an operation that moves no data.
     pub(crate) fn call_ns(&self, unit: u32, kind: OpKind) -> u64 {
         self.units[unit as usize].1.ns(kind)
     }
@@ -129,7 +129,7 @@ impl Units {
     }
 }
 
-/// What serves a machine.
+/// The media of one machine.
 pub(crate) enum Media {
     Plain(Lanes),
     Placed(Box<Units>),
@@ -138,13 +138,13 @@ pub(crate) enum Media {
 impl Media {
     pub(crate) fn new(device: Device, storage: Option<&Storage>, seed: u64) -> Media {
         match storage {
-            // A stream of its own: the world's draws are the same on any storage.
+            // A separate random stream, so that the world's draws are the same on any storage.
             Some(storage) => Media::Placed(Box::new(Units::new(storage, &mut Rng::new(!seed)))),
             None => Media::Plain(Lanes::new(device)),
         }
     }
 
-    /// When the media want to be advanced.
+    /// Returns when the media must be advanced next.
     pub(crate) fn next_ns(&self) -> u64 {
         match self {
             Media::Plain(_) => NEVER_NS,

@@ -1,4 +1,4 @@
-//! The script that the real reactor answers too, in virtual time.
+//! The reactors' conformance script in virtual time. The real reactor runs the same script.
 
 #[path = "../../../blk/tests/integration/conformance/mod.rs"]
 mod contract;

@@ -3,7 +3,7 @@
 use crate::support::*;
 use sim::{Cut, Options, SimWorld, View};
 
-/// Concurrent writers, timers, names, a power cut in the middle, and a second boot.
+/// Runs concurrent writers, timers and changes of names, a power cut in the middle, and a second boot.
 fn history(seed: u64) -> (u64, u64, u64, Vec<u8>, Vec<String>) {
     let world = world_with_disk(seed, Options::default(), 64 << 10);
     world.cut_at(Cut::Event(300));

@@ -1,4 +1,4 @@
-//! What goes wrong on order: full file systems, failing and slow operations, misaligned transfers, decay, cuts.
+//! Scheduled faults: full file systems, failing and slow operations, misaligned transfers, decay, cuts.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -46,7 +46,7 @@ fn holes_need_space_and_punching_gives_it_back() {
     });
 }
 
-/// `File` reads and rewrites around misaligned requests; below it the device refuses them as O_DIRECT does.
+/// `File` reads and rewrites around misaligned requests. The device below refuses them, as with O_DIRECT.
 #[test]
 fn transfers_must_be_aligned() {
     for block in [512u32, 4096] {
@@ -121,7 +121,7 @@ fn a_failed_flush_makes_nothing_durable() {
     assert_eq!(world.read_at("disk", 0, 1, View::Current).unwrap(), [1]);
 }
 
-/// One sector is written; its flush fails, and the next one succeeds. Answers what was read between the two, what is read
+/// Writes one sector; its flush fails, and the next flush succeeds. Returns what was read between the two, what is read
 /// at the end, and what is durable then.
 fn after_a_failed_flush(seed: u64, page_cache: bool) -> (u8, u8, u8) {
     let world = world_with_disk(seed, Options { page_cache, ..Options::default() }, SECTOR);
@@ -155,14 +155,14 @@ fn after_a_failed_flush(seed: u64, page_cache: bool) -> (u8, u8, u8) {
 fn a_failed_flush_is_reported_once_and_what_it_lost_may_be_read_for_a_while() {
     let outcomes =
         |page_cache| (0..SEEDS).map(|seed| after_a_failed_flush(seed, page_cache)).collect::<BTreeSet<_>>();
-    // Flushed by the second, or gone; and what is read is what is there.
+    // The second flush wrote it, or it is lost; reads show what is durable.
     assert_eq!(outcomes(false), BTreeSet::from([(0, 0, 0), (1, 1, 1)]));
-    // Through the page cache also: read, though it is on no medium, until its page is evicted.
+    // With the page cache it may also be read although it is not on the medium, until its page is evicted.
     assert_eq!(outcomes(true), BTreeSet::from([(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]));
 }
 
-/// What no flush covered before one failed is not read, and no later flush succeeds; a file that is opened again shows what
-/// is there.
+/// After a failed flush, ranges that no flush covered cannot be read, and no later flush succeeds. A file that is
+/// opened again shows what is on the medium.
 #[test]
 fn a_file_whose_flush_failed_vouches_for_nothing_until_it_is_opened_again() {
     for (seed, errno) in (0..SEEDS).zip([Errno::EIO, Errno::ENOSPC, Errno::EDQUOT].into_iter().cycle()) {

@@ -1,4 +1,4 @@
-//! Machines that share a world: what a pause of one holds back, and what it does not.
+//! Machines that share a world: what a pause of one holds back, and what continues.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ fn first_byte(world: &SimWorld) -> u8 {
     world.read_at("lun", 0, 1, View::Current).unwrap()[0]
 }
 
-/// Opens the file on the first machine behind a fence, pauses it with its next submission and starts a write.
+/// Opens the file on the first machine behind a fence, pauses the machine at its next submission, and starts a write.
 async fn write_paused(host: &Host, fence: &Rc<Fence>) -> Rc<Cell<Option<blk::Result<()>>>> {
     let file = open(host).await;
     file.set_fence(fence.clone());

@@ -1,4 +1,4 @@
-//! The contract of `blk::reactor` in virtual time: what the simulator promises, and what power cuts and faults do.
+//! The contract of `blk::reactor` in virtual time: guarantees of the simulator, and effects of power cuts and faults.
 
 mod conformance;
 mod determinism;

@@ -1,4 +1,4 @@
-//! The contract of directories: which names a power cut leaves, locks, and files without a name.
+//! The contract of directories: names that a power cut leaves, locks, and files without a name.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ fn a_rename_shows_the_old_file_or_the_new_one() {
     assert_eq!(outcomes_after_cut(make, replaced, content), set(["new"]));
 }
 
-/// What the flush in `stage_file` is for: without it the new name may show a file without its bytes.
+/// Shows why `stage_file` flushes: without the flush, the new name may show a file without its bytes.
 #[test]
 fn a_rename_does_not_wait_for_the_bytes() {
     let seen = outcomes_after_cut(
@@ -178,7 +178,7 @@ fn a_lock_is_exclusive_until_it_is_dropped_or_the_power_is_cut() {
     world.run(|env| async move { drop(root(&env).lock("lock").await.unwrap()) });
 }
 
-/// The planted defect must show where the sync is all that keeps the name.
+/// The planted defect must show if the sync alone keeps the name.
 #[test]
 fn an_ignored_directory_sync_loses_names() {
     let lying = |seed| {

@@ -12,24 +12,24 @@ use sim::{Cut, Device, OpKind, Options, Phase, Rng, SimWorld};
 const CUTS_PER_SEED: u64 = 4;
 /// 6,000 cuts in every run of the tests.
 const CAMPAIGN_SEEDS: u64 = 1_500;
-/// Seeds within which an ignored flush must have been detected.
+/// Number of seeds within which a flush that makes nothing durable must be detected.
 const DEFECT_SEEDS: u64 = 20;
 
-/// One seed's own mix.
+/// The mix of operations of one seed.
 #[derive(Debug, Clone, Copy)]
 struct Mix {
     sectors: usize,
     logical_block: u32,
     lanes: u32,
     writers: u64,
-    /// Longest write, sectors.
+    /// Longest write in sectors.
     write_max: u64,
-    /// Places and lengths of writes are multiples of this, sectors.
+    /// Positions and lengths of writes are multiples of this, in sectors.
     unit: u64,
-    /// One in so many operations flushes.
+    /// One operation in this many is a flush.
     flush_one_in: u64,
     zeroes: bool,
-    /// The file begins empty and grows under the writes.
+    /// The file is empty at first and grows with the writes.
     grows: bool,
 }
 
@@ -92,7 +92,7 @@ async fn write_until_cut(env: Env, oracle: Rc<RefCell<Oracle>>, mix: Mix, mut rn
     writer(file, oracle, mix, rng).await;
 }
 
-/// The cuts survived, or what was wrong after one.
+/// Runs a campaign. Returns the number of cuts, or what was wrong after one.
 fn campaign(seed: u64, ignores_flushes: bool) -> Result<u64, String> {
     let mut rng = Rng::new(seed);
     let mix = Mix::draw(&mut rng);
@@ -118,7 +118,7 @@ fn campaign(seed: u64, ignores_flushes: bool) -> Result<u64, String> {
 fn verify(world: &SimWorld, oracle: &RefCell<Oracle>) -> Result<(), String> {
     let content = world.run(|env| async move { open(&env, "disk").await.read_all(1 << 30).await });
     let mut content = content.expect("no cut is scheduled").map_err(|e| e.to_string())?;
-    // What the file does not reach counts as zeros: allowed exactly where no write was flushed.
+    // Sectors beyond the end of the file count as zeros, which is allowed exactly if no write was flushed.
     let mut oracle = oracle.borrow_mut();
     content.resize(content.len().max(oracle.len() * SECTOR), 0);
     oracle.check(&content)

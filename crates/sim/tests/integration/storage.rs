@@ -1,4 +1,4 @@
-//! Worlds on modelled storage, as the lab uses them: placed files, contents without power cuts.
+//! Worlds on modelled storage, as the lab uses them: placed files, content without power cuts.
 
 use crate::support::*;
 use blk::Buf;
@@ -30,7 +30,7 @@ fn on(storage: Storage, content: ContentMode) -> Options {
     Options { storage: Some(storage), content, ..Options::default() }
 }
 
-/// Eight tasks that write and read back random pages of two files.
+/// Runs eight tasks that write and read back random pages of two files.
 async fn busy(env: blk::Env, pages: u64, rounds: u64, compare: bool) {
     let (a, b) = (open(&env, "a").await, open(&env, "b").await);
     let tasks: Vec<_> = (0..8u64)
@@ -78,7 +78,7 @@ fn the_content_mode_does_not_change_the_times() {
     assert_eq!(times(ContentMode::Applied), times(ContentMode::Absent));
 }
 
-/// Two files on two units do not take the head from one another, and far apart they take it further.
+/// Files on different units do not move each other's heads; files far apart on one unit do.
 #[test]
 fn the_placement_of_files_decides_the_latency() {
     let place = |unit, from_bytes| vec![Place { part: "b".into(), unit, from_bytes }];
@@ -115,7 +115,7 @@ fn a_power_cut_without_a_record_of_durability_panics() {
     SimWorld::new(1, on(Storage::of(pair()), ContentMode::Applied)).power_cut();
 }
 
-/// A task that yields in a loop must not stop a model's clock, nor outrun it.
+/// A task that yields in a loop must neither stop nor overtake a model's clock.
 #[test]
 fn a_yielding_task_and_a_disk_both_make_progress() {
     let world = SimWorld::new(1, on(Storage::of(pair()), ContentMode::Applied));

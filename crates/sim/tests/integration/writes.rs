@@ -1,4 +1,4 @@
-//! The contract of the medium, clause by clause: what a power cut does to the bytes and the size of a file.
+//! The contract of the medium, rule by rule: effects of a power cut on the bytes and the size of a file.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ fn unflushed_writes_survive_in_any_order() {
     assert_eq!(seen, set([vec![1], vec![2], vec![3], vec![4]]));
 }
 
-/// The write completes while the flush is under way: the flush does not cover it.
+/// The write completes while the flush is under way, so the flush does not cover it.
 #[test]
 fn a_flush_covers_only_what_completed_before_it_was_submitted() {
     let mut slow_flush = Device::steady(1_000);
@@ -186,7 +186,7 @@ fn a_flush_makes_the_size_durable() {
     assert_eq!(seen, BTreeSet::from([1000, 5000]));
 }
 
-/// Whatever survives, bytes that were cut off never reappear when the file grows.
+/// Whatever survives, truncated bytes never reappear when the file grows.
 #[test]
 fn truncated_bytes_never_come_back() {
     let seen = outcomes_after_cut(
@@ -235,7 +235,7 @@ fn a_write_that_fails_may_have_torn_what_it_would_have_overwritten() {
     assert_eq!(seen, set([vec![0, 0], vec![0, 3], vec![3, 0], vec![3, 3]]));
 }
 
-/// A killed process loses nothing that it submitted; only what power keeps alive is at risk.
+/// A killed process loses no submitted operation; only a loss of power does that.
 #[test]
 fn a_killed_process_loses_no_write() {
     for seed in 0..20 {
@@ -246,7 +246,7 @@ fn a_killed_process_loses_no_write() {
     }
 }
 
-/// Far more rewrites of one place than the world keeps apart: what a reader sees must not suffer.
+/// Far more rewrites of one place than the world keeps apart must still read correctly.
 #[test]
 fn many_unflushed_rewrites_read_as_the_last() {
     let world = disk(3);
@@ -261,7 +261,7 @@ fn many_unflushed_rewrites_read_as_the_last() {
     });
 }
 
-/// Every operation on one file against a plain model, without faults: what is read is what was written.
+/// Compares every operation on one file with a plain model, without faults.
 #[test]
 fn a_file_without_faults_is_an_array_of_bytes() {
     for seed in 0..40 {

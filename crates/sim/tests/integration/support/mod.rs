@@ -1,4 +1,4 @@
-//! What the contract tests share: seeds, worlds, and sectors that say what they are.
+//! Helpers of the contract tests: seeds, worlds, and sectors with a known value.
 
 pub(crate) mod oracle;
 
@@ -11,7 +11,7 @@ use sim::{Options, SimWorld};
 
 pub(crate) const SECTOR: usize = 512;
 
-/// Seeds that see every outcome of a choice among a few, almost surely.
+/// Number of seeds that almost certainly show every outcome of a choice among a few.
 pub(crate) const SEEDS: u64 = 300;
 
 pub(crate) fn root(env: &Env) -> Dir {
@@ -22,21 +22,21 @@ pub(crate) async fn open(env: &Env, name: &str) -> File {
     root(env).open(name, OpenMode::Write).await.expect("the fixture made it")
 }
 
-/// `count` sectors, each full of `value`.
+/// Returns `count` sectors, each filled with `value`.
 pub(crate) fn sectors(value: u8, count: usize) -> Buf {
     let mut buf = Buf::alloc(count * SECTOR);
     buf.fill(value);
     buf
 }
 
-/// A world with one durable file "disk" of `len` zero bytes.
+/// Returns a world with one durable file "disk" of `len` zero bytes.
 pub(crate) fn world_with_disk(seed: u64, options: Options, len: usize) -> SimWorld {
     let world = SimWorld::new(seed, options);
     world.write_file("disk", &vec![0; len]);
     world
 }
 
-/// Runs `main` in a fresh world of every seed, cuts the power afterwards, and collects what `observe` sees then.
+/// Runs `main` in a new world for every seed, cuts the power afterwards, and collects the results of `observe`.
 pub(crate) fn outcomes_after_cut<O, F>(
     make: impl Fn(u64) -> SimWorld,
     main: impl Fn(Env) -> F,
@@ -55,7 +55,7 @@ where
     (0..SEEDS).map(outcome_of).collect()
 }
 
-/// The first byte of each sector of a file as it is now.
+/// Returns the first byte of each sector of a file.
 pub(crate) fn sector_values(world: &SimWorld, path: &str) -> Vec<u8> {
     let bytes = world.read_file(path, sim::View::Current).expect("the file is there");
     for sector in bytes.chunks(SECTOR) {

@@ -1,14 +1,14 @@
-//! What each sector of one file may show after a power cut, without a second copy of the content.
+//! What each sector of one file may show after a power cut, modelled without a second copy of the content.
 //!
-//! Every sector written says which disk, which sector and which write it is. Per sector the oracle keeps the writes that
-//! may be seen: a completed flush strikes those that were over before a write began that the flush covers. Overlapping
-//! writes that were under way together may end in either order, so both stay.
+//! Every written sector identifies its disk, sector and write. For each sector the oracle keeps the writes that may be
+//! visible. A completed flush removes those that had ended before a write began that the flush covers. Overlapping
+//! writes may take effect in either order, so both are kept.
 
 use blk::Buf;
 
 use super::SECTOR;
 
-/// Sequence of a sector that was zeroed, or never written.
+/// Sequence of a sector that was zeroed or never written.
 const ZEROS: u64 = 0;
 const UNDER_WAY: u64 = u64::MAX;
 
@@ -22,7 +22,7 @@ struct Candidate {
 
 pub(crate) struct Oracle {
     disk: u64,
-    /// Moves with every call: the order in which the caller saw things.
+    /// Increases with every call: the order in which the caller made observations.
     clock: u64,
     sectors: Vec<Vec<Candidate>>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Ticket {
 }
 
 impl Oracle {
-    /// All sectors are durable zeros.
+    /// Creates the model of a file of durable zeros.
     pub(crate) fn new(disk: u64, sectors: usize) -> Oracle {
         let zeros = Candidate { shows: ZEROS, issued: 0, completed: 0 };
         Oracle { disk, clock: 0, sectors: vec![vec![zeros]; sectors] }
@@ -50,7 +50,7 @@ impl Oracle {
         self.clock
     }
 
-    /// A write of `count` sectors is about to be issued; returns what to write.
+    /// Begins a write of `count` sectors, and returns its data.
     pub(crate) fn write(&mut self, first: usize, count: usize) -> (Ticket, Buf) {
         let ticket = self.issue(first, count, true);
         let mut buf = Buf::alloc(count * SECTOR);
@@ -81,7 +81,7 @@ impl Oracle {
         }
     }
 
-    /// A flush is about to be submitted.
+    /// Begins a flush.
     pub(crate) fn flush(&mut self) -> u64 {
         self.tick()
     }
@@ -103,7 +103,7 @@ impl Oracle {
         bytes
     }
 
-    /// Compares everything with what is allowed; what was found is durable and certain from then on.
+    /// Compares the whole content with what is allowed. The content is durable and certain from then on.
     pub(crate) fn check(&mut self, content: &[u8]) -> Result<(), String> {
         if content.len() != self.len() * SECTOR {
             return Err(format!("{} bytes, {} expected", content.len(), self.len() * SECTOR));
