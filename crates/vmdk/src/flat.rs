@@ -1,4 +1,4 @@
-//! Flat disks as a layer: data at its own position, in one file or several.
+//! Flat disks as a layer: data at its own position, in one or several files.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,17 +9,17 @@ use blk::{Error, File, Local, Result, SECTOR};
 use crate::descriptor::{Access, Descriptor, ExtentKind};
 use crate::text::wrong;
 
-/// A flat layer has no tables; this is only the unit in which its users look at it.
+/// A flat layer has no tables; this is only the unit in which its users process it.
 const REGION_BYTES: u64 = 2 << 20;
 
-/// Files of one flat disk: `Where::Data` counts them in 16 bits.
+/// Maximum number of files of one flat disk: `Where::Data` counts them in 16 bits.
 const FILES_MAX: usize = u16::MAX as usize;
 
 /// An open flat disk.
 pub(crate) struct Flat {
     name: String,
     files: Vec<File>,
-    /// By position on the disk, without gaps.
+    /// Pieces by position on the disk, without gaps.
     pieces: Vec<Piece>,
     shape: Shape,
 }
@@ -27,12 +27,13 @@ pub(crate) struct Flat {
 struct Piece {
     start: u64,
     end: u64,
-    /// File and the offset in it; `None` reads as zeros.
+    /// File and the offset in it; None reads as zeros.
     place: Option<(u16, u64)>,
 }
 
 impl Flat {
-    /// `files` are those the extents of `descriptor` name, by that name. Compares their lengths with what is needed.
+    /// Opens a flat disk. `files` are the files of the descriptor's extents, by name. Compares their lengths with the
+    /// required ones.
     pub(crate) async fn open(
         name: &str,
         descriptor: &Descriptor,
@@ -56,7 +57,7 @@ impl Flat {
         }
     }
 
-    /// The files that are shorter than the disk needs.
+    /// Returns an error for each file that is shorter than the disk needs.
     async fn faults(&self) -> Result<Vec<Error>> {
         let mut faults = Vec::new();
         for (index, file) in self.files.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! `key = "value"` files: .vmx, .vmsd and their kin.
+//! Files of `key = "value"` lines: .vmx, .vmsd and similar.
 //!
-//! The line grammar and the escapes are those of `lib/dict/dictll.c` in the published open-vm-tools:
-//! blanks are spaces and tabs; a name holds no blank, `=` or `#`; a value is quoted, or bare without blank and `#`; the rest
-//! of a line may be a `#` comment; bytes of a value that are `"`, `|`, 0x7F or a control character other than tab
-//! are written `|hh` (two hex digits). Keys are compared without case. A UTF-8 byte-order mark is allowed.
+//! The line grammar and the escapes are those of `lib/dict/dictll.c` in the published open-vm-tools. Blanks are spaces
+//! and tabs. A name contains no blank, `=` or `#`. A value is quoted, or bare without blank and `#`. The rest of a line
+//! may be a `#` comment. Bytes of a value that are `"`, `|`, 0x7F or a control character other than tab are written
+//! `|hh` (two hex digits). Keys are compared without case. A UTF-8 byte-order mark is allowed.
 //!
-//! Lines we do not change are written back byte for byte, with those we do not understand among them.
+//! Unchanged lines are written back byte for byte, including those that this parser does not understand.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub struct KeyValues {
     index: Index,
 }
 
-/// Where each key stands, by the key in lower case. It follows from the lines.
+/// Lines of each key, by the key in lower case. Derived from the lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Index(BTreeMap<String, KeyLines>);
 
@@ -34,9 +34,9 @@ struct Index(BTreeMap<String, KeyLines>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KeyLines {
     first: usize,
-    /// All later ones.
+    /// All later lines of the key.
     repeats: Vec<usize>,
-    /// The first line whose value is not that of `first`.
+    /// The first line with another value than that of `first`.
     other: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ impl Index {
         index
     }
 
-    /// Adds line `at`, which is the last of those that are known.
+    /// Adds line `at`, which must be the last one.
     fn add(&mut self, lines: &[Line], at: usize) {
         steps::count(1);
         let Some(entry) = &lines[at].entry else { return };
@@ -75,7 +75,7 @@ impl Index {
         Some((found.first, std::mem::take(&mut found.repeats)))
     }
 
-    /// Forgets `key`. Returns all its lines.
+    /// Removes `key`. Returns all its lines.
     fn remove(&mut self, key: &str) -> Vec<usize> {
         steps::count(1);
         let found = self.0.remove(&key.to_ascii_lowercase());
@@ -85,7 +85,8 @@ impl Index {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Line {
-    /// The whole line with its terminator, if it has one. Empty where a line was taken out: the numbers of the others stay.
+    /// The whole line with its terminator, if it has one. Empty for a removed line, so that the other lines keep their
+    /// numbers.
     raw: Vec<u8>,
     entry: Option<Entry>,
 }
@@ -93,7 +94,7 @@ struct Line {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     key: String,
-    /// Escapes undone; in the encoding of the file.
+    /// The value without escapes, in the encoding of the file.
     value: Vec<u8>,
 }
 
@@ -102,7 +103,8 @@ impl KeyValues {
         Self { file: file.into(), lines: Vec::new(), newline: b"\n", index: Index::default() }
     }
 
-    /// Never fails on content: a line that is no entry is kept and ignored. Fails on a length no such file has.
+    /// Parses a file. Never fails on content: a line that is not an entry is kept and ignored. Fails for a file of
+    /// excessive length.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         check_text(file, bytes)?;
         let lines: Vec<Line> = bytes.split_inclusive(|b| *b == b'\n').map(Line::parse).collect();
@@ -111,7 +113,7 @@ impl KeyValues {
         Ok(Self { file: file.into(), lines, newline: if crlf { b"\r\n" } else { b"\n" }, index })
     }
 
-    /// Returns a copy that errors call `file`.
+    /// Returns a copy that has the name `file` in errors.
     pub fn named(&self, file: &str) -> Self {
         Self { file: file.into(), ..self.clone() }
     }
@@ -124,7 +126,7 @@ impl KeyValues {
         &self.file
     }
 
-    /// Every entry in file order: key as written, value as text.
+    /// Returns every entry in file order: key as written, value as text.
     pub fn entries(&self) -> impl Iterator<Item = Result<(&str, &str)>> {
         steps::count(self.lines.len() as u64);
         self.lines.iter().filter_map(|line| line.entry.as_ref()).map(|entry| {
@@ -138,7 +140,8 @@ impl KeyValues {
         self.lines.iter().filter_map(|line| line.entry.as_ref()).map(|entry| entry.key.as_str())
     }
 
-    /// The value of `key`. Two lines that give one key different values are damage: readers would disagree on which counts.
+    /// Returns the value of `key`. Two lines with different values are damage, because readers would disagree on which
+    /// counts.
     pub fn get(&self, key: &str) -> Result<Option<&str>> {
         let Some(found) = self.index.find(key) else { return Ok(None) };
         let first = utf8(&self.file, key, self.value_at(found.first))?;
@@ -151,7 +154,7 @@ impl KeyValues {
         Ok(Some(first))
     }
 
-    /// Whether a line gives `key` a value, of whatever encoding.
+    /// Returns whether a line gives `key` a value, in any encoding.
     pub fn has(&self, key: &str) -> bool {
         self.index.find(key).is_some()
     }
@@ -160,7 +163,7 @@ impl KeyValues {
         self.lines[line].entry.as_ref().map_or(&[], |entry| entry.value.as_slice())
     }
 
-    /// TRUE and FALSE in any case, "1"/"0" and "yes"/"no" as VMware takes them too; `default` when absent.
+    /// Returns a boolean: TRUE and FALSE in any case, "1"/"0" and "yes"/"no", as VMware accepts; `default` if absent.
     pub fn get_bool(&self, key: &str, default: bool) -> Result<bool> {
         let Some(value) = self.get(key)? else { return Ok(default) };
         match value.to_ascii_lowercase().as_str() {
@@ -171,7 +174,7 @@ impl KeyValues {
         }
     }
 
-    /// Replaces the value in place, or appends a line. A key that already has this value keeps its line as it is.
+    /// Replaces the value in its line, or appends a line. A key that has this value already keeps its line unchanged.
     pub fn set(&mut self, key: &str, value: &str) {
         let Some((first, repeats)) = self.index.make_single(key) else {
             let entry = [(key.to_owned(), value.to_owned())];
@@ -194,7 +197,7 @@ impl KeyValues {
         lines.iter().for_each(|at| self.lines[*at] = Line::default());
     }
 
-    /// Removes the entries whose key satisfies `which`, and puts `entries` where the first of them was, or at the end.
+    /// Removes the entries whose key satisfies `which`, and inserts `entries` at the first of them, or at the end.
     pub fn replace(
         &mut self,
         which: impl Fn(&str) -> bool,
@@ -282,7 +285,7 @@ fn escape(value: &str) -> String {
     out
 }
 
-/// A `|` that two hex digits do not follow stands for itself.
+/// Decodes escapes. A `|` without two hex digits stands for itself.
 fn unescape(value: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
     let mut at = 0;

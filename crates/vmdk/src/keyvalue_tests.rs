@@ -74,7 +74,7 @@ fn booleans() {
     assert!(file.get_bool("d", true).unwrap_err().to_string().contains("\"maybe\""));
 }
 
-/// As many lines and bytes as a file may have.
+/// Returns a file with the maximum numbers of lines and bytes.
 fn largest() -> Vec<u8> {
     let slots = (0..600).map(|n| format!("scsi{}:{}.fileName = \"x\"\n", n / 64 % 4, n % 64));
     let mut text: String = slots.collect();

@@ -1,8 +1,7 @@
-//! VMware's virtual-disk files.
+//! VMware's files: descriptors, extents, configurations, and the home of a VM that consists of them.
 //!
-//! Every byte read here is untrusted: parsers never panic, never allocate by an unchecked length, and name
-//! file, field, found and expected value in every error. No path is opened here; names inside files are
-//! handed to the caller's gate.
+//! All bytes read here are untrusted: parsers never panic, never allocate by an unchecked length, and name file, field,
+//! found and expected value in every error. No path is opened here. Names inside files are passed to the caller's gate.
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! How VMware names the files of a VM (reference/vmware-formats 5.5).
+//! Names of a VM's files, as VMware chooses them (reference/vmware-formats 5.5).
 
 use blk::{Error, Result};
 
@@ -10,29 +10,31 @@ pub(crate) const DELTA_NUMBER_MAX: u32 = 999_999;
 /// The two files of a VMFSsparse link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeltaNames {
-    /// `NAME-000001.vmdk`
+    /// Such as `NAME-000001.vmdk`.
     pub descriptor: String,
-    /// `NAME-000001-delta.vmdk`
+    /// Such as `NAME-000001-delta.vmdk`.
     pub extent: String,
 }
 
 /// The two files of a base disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BaseNames {
-    /// `NAME.vmdk`, further disks `NAME_1.vmdk`, ...
+    /// `NAME.vmdk`; further disks `NAME_1.vmdk`, ...
     pub descriptor: String,
     /// `NAME-flat.vmdk`
     pub extent: String,
 }
 
-/// Names for the disk at `index` (from 0) of the VM `vm`. Fails with `Invalid` when `vm` cannot be a file name.
+/// Returns the names for the disk at `index` (from 0) of the VM `vm`. Fails with `Invalid` if `vm` cannot be a file
+/// name.
 pub(crate) fn base_names(vm: &str, index: usize) -> Result<BaseNames> {
     check_name(vm, "VM name", vm)?;
     let stem = if index == 0 { vm.to_owned() } else { format!("{vm}_{index}") };
     Ok(BaseNames { descriptor: format!("{stem}.vmdk"), extent: format!("{stem}-flat.vmdk") })
 }
 
-/// The name without directory, `.vmdk` and a delta's number: `web-000002.vmdk` and `../x/web.vmdk` both give `web`.
+/// Returns the name without directory, `.vmdk` and a delta's number: `web` for `web-000002.vmdk` and for
+/// `../x/web.vmdk`.
 pub(crate) fn disk_stem(descriptor: &str) -> &str {
     let base = descriptor.rsplit(['/', '\\']).next().unwrap_or(descriptor);
     let stem = match base.len().checked_sub(5).and_then(|cut| base.split_at_checked(cut)) {
@@ -49,8 +51,8 @@ fn is_delta_number(digits: &str) -> bool {
     digits.len() == 6 && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The first free number for a new delta of the disk `leaf` belongs to. Numbers carry no order and are used again once
-/// free. `taken` answers whether a file of that name exists; a number is free when neither of its files does.
+/// Returns the names with the first free number for a new delta of the disk of `leaf`. Numbers have no order, and are
+/// reused once free. `taken` returns whether a file of that name exists; a number is free if neither of its files does.
 pub(crate) fn next_delta_names(leaf: &str, taken: impl Fn(&str) -> bool) -> Result<DeltaNames> {
     let stem = disk_stem(leaf);
     for number in 1..=DELTA_NUMBER_MAX {

@@ -1,4 +1,5 @@
-//! What a `.vmdk` is, by its first bytes: descriptors, extents and change-tracking files all end in the same letters.
+//! Detection of a `.vmdk` file's kind by its first bytes: descriptors, extents and change-tracking files have the same
+//! ending.
 //!
 //! Facts: reference/vmware-formats 1.1 and 1.5.
 
@@ -9,12 +10,12 @@ use crate::descriptor::{Descriptor, ExtentKind};
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
-/// Enough of a file to tell a descriptor from an extent.
+/// Bytes that are enough to distinguish a descriptor from an extent.
 pub(crate) const HEAD_BYTES: u64 = 1024;
-/// One block of the page cache; descriptors of one or two extents take below 1 KiB.
+/// Size of the first read: one block of the page cache. Descriptors of one or two extents are smaller than 1 KiB.
 const START_BYTES: u64 = 4096;
 
-/// Byte offset of the flags of a hosted sparse header, and the bit that says its grains are compressed.
+/// Byte offset of the flags in a hosted sparse header, and the bit for compressed grains.
 const HOSTED_FLAGS: usize = 8;
 const HOSTED_COMPRESSED: u32 = 1 << 16;
 
@@ -29,12 +30,12 @@ pub(crate) enum Content {
     /// "COWD".
     VmfsSparse,
     SeSparse,
-    /// A guest's data, change tracking, or nothing at all.
+    /// A guest's data, change tracking, or an empty file.
     Other,
 }
 
 impl Content {
-    /// `head` are the first `HEAD_BYTES` of the file, or all it has.
+    /// Detects the kind. `head` are the first `HEAD_BYTES` of the file, or the whole file if it is shorter.
     pub(crate) fn of(head: &[u8]) -> Content {
         if head.starts_with(b"KDMV") {
             let flags = head.get(HOSTED_FLAGS..).and_then(|rest| rest.first_chunk()).copied();
@@ -62,7 +63,7 @@ impl Content {
     }
 }
 
-/// The first bytes of a file.
+/// Reads the first bytes of a file.
 pub(crate) async fn head(file: &File) -> Result<Vec<u8>> {
     let size = file.size().await?;
     if size < HEAD_BYTES {
@@ -72,7 +73,7 @@ pub(crate) async fn head(file: &File) -> Result<Vec<u8>> {
     result.map(|()| buf.to_vec())
 }
 
-/// Reads the descriptor `name`, or says what else the file is.
+/// Reads the descriptor `name`, or reports what else the file is.
 pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor> {
     let file = dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
@@ -81,11 +82,11 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
     parse_from(dir.env(), &file, size, start).await
 }
 
-/// What a file that may be a descriptor is.
+/// Kind of a file that may be a descriptor.
 pub(crate) enum Probed {
     Link(Descriptor),
     Other,
-    /// Not written yet, perhaps.
+    /// An empty file, possibly not written yet.
     Empty,
 }
 
@@ -103,7 +104,7 @@ pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Probed> {
     }
 }
 
-/// As much as one read gives; the whole of most descriptors.
+/// Reads as much as one read returns; that is the whole of most descriptors.
 async fn start_of(file: &File, size: u64) -> Result<Vec<u8>> {
     let (buf, result) = file.read(0, Buf::alloc(size.min(START_BYTES) as usize)).await;
     result.map(|()| buf.to_vec())
@@ -114,7 +115,7 @@ async fn parse_from(env: &Env, file: &File, size: u64, start: Vec<u8>) -> Result
     parse(env, file.name().to_owned(), whole, Descriptor::parse).await
 }
 
-/// A descriptor is wanted. Other content that is no text is reported by its parser.
+/// Refuses an extent where a descriptor is needed. The parser reports other content that is not text.
 fn refuse_extent(file: &str, content: Content) -> Result<()> {
     match content {
         Content::HostedSparse | Content::StreamOptimized => Err(hosted_sparse(file, content.name())),
@@ -126,13 +127,13 @@ fn refuse_extent(file: &str, content: Content) -> Result<()> {
     }
 }
 
-/// Refuses by name a format that is not read.
+/// Returns the refusal of a format that is not supported.
 pub(crate) fn hosted_sparse(file: &str, what: &str) -> Error {
     let remedy = "convert it first: qemu-img convert -O vmdk -o subformat=monolithicFlat OLD.vmdk NEW.vmdk";
     Error::unsupported(file, format!("the content is {what}, expected a format that is read; {remedy}"))
 }
 
-/// Why the extents of a descriptor are not opened. `None` when they are of a kind that is.
+/// Returns why the extents of a descriptor cannot be opened; None if their format is supported.
 pub(crate) fn unreadable(link: &Descriptor) -> Option<Error> {
     let extents = link.extents();
     let plain = |kind: ExtentKind| kind.is_flat() || kind == ExtentKind::Zero;

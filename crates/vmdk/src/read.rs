@@ -1,15 +1,16 @@
-//! Parsing of texts, off the core where they are long.
+//! Parsing of texts; long ones are parsed off the core.
 
 use blk::{Env, Result};
 
-/// Reads a text. Its name is for errors.
+/// Parses a text. The name is for errors.
 pub(crate) type Parser<T> = fn(&str, &[u8]) -> Result<T>;
 
-/// A text up to this length is parsed where it was read: 400 lines of 40 bytes take some 0.1 ms, about what handing them to
-/// another thread and back takes.
+/// Maximum length of a text that is parsed on the core: 400 lines of 40 bytes take about 0.1 ms, as long as the
+/// transfer to another thread and back.
 const PARSED_IN_PLACE_BYTES_MAX: usize = 16 << 10;
 
-/// Parses `bytes`, off the core if they are many: the longest text takes tens of milliseconds, in which no guest is served.
+/// Parses `bytes`, off the core if they are many: the longest text takes tens of milliseconds, in which no guest would
+/// be served.
 pub(crate) async fn parse<T: Send + 'static>(
     env: &Env,
     file: String,

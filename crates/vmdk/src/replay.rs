@@ -1,7 +1,7 @@
-//! Reads whole files given as bytes, and holds what was accepted to what this crate promises: what fuzz targets,
-//! properties and the corpus share. No I/O.
+//! Parses whole files given as bytes, and checks the crate's guarantees for accepted ones. Fuzz targets, property tests
+//! and the corpus share it. No I/O.
 //!
-//! A file may be refused with an error. Where one is accepted and a promise does not hold, these functions panic.
+//! A file may be refused with an error. If one is accepted and a guarantee does not hold, these functions panic.
 
 use blk::manifest::SNAPSHOT_UID_MAX;
 use blk::{Result, SECTOR};
@@ -15,10 +15,10 @@ use crate::sesparse;
 use crate::vmsd::{Snapshot, Vmsd};
 use crate::vmx::Vmx;
 
-/// The name in errors.
+/// Name in errors.
 const FILE: &str = "replayed";
 
-/// Reads a descriptor, writes it back, and reads it again after each edit.
+/// Parses a descriptor, writes it, and parses it again after each edit.
 pub fn descriptor(bytes: &[u8]) -> Result<Descriptor> {
     let descriptor = Descriptor::parse(FILE, bytes)?;
     let kept = descriptor.to_bytes();
@@ -52,18 +52,18 @@ fn assert_same(left: &Descriptor, right: &Descriptor) {
     assert_eq!(left.is_prepared(), right.is_prepared());
 }
 
-/// A delta's metadata, all of it sound.
+/// Sound metadata of a delta.
 #[derive(Debug)]
 pub struct Delta {
     /// The header in the first four sectors.
     pub header: Header,
     /// Places of the tables.
     pub directory: Directory,
-    /// Region and its grains in the file, by region.
+    /// Runs of grains in the file, by region.
     pub held: Vec<(u32, Vec<TableRun>)>,
 }
 
-/// Reads the header, the directory and every table of a delta that is `file` whole.
+/// Parses the header, the directory and every table of the delta `file`.
 pub fn vmfssparse(file: &[u8]) -> Result<Delta> {
     let file_bytes = file.len() as u64;
     let header = Header::decode(FILE, file, file_bytes)?;
@@ -87,13 +87,14 @@ pub fn vmfssparse(file: &[u8]) -> Result<Delta> {
     Ok(Delta { header, directory, held })
 }
 
-/// The checks before have compared it with the length of the file: out of bounds here is a defect there.
+/// Returns bytes of the file. Earlier checks have compared their position with the length of the file: a position out
+/// of bounds is a defect of these.
 fn slice(file: &[u8], sector: u32, bytes: usize) -> &[u8] {
     let at = sector as usize * SECTOR as usize;
     &file[at..at + bytes]
 }
 
-/// Reading the run answers data of the guest: nothing outside the file, the disk or the sectors for data.
+/// Asserts that a read of the run stays within the file, the disk, and the sectors for data.
 fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
     let end = u64::from(run.sector) + run.entries as u64 * u64::from(bounds.header.grain_sectors());
     assert!(run.sector >= bounds.header.first_data_sector() && end * SECTOR <= bounds.file_bytes, "{run:?}");
@@ -104,7 +105,7 @@ fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
     }
 }
 
-/// Reads a list of snapshots, writes it back, and reads it again with one more.
+/// Parses a list of snapshots, writes it, and parses it again with one more snapshot.
 pub fn vmsd(bytes: &[u8]) -> Result<Vmsd> {
     let vmsd = Vmsd::parse(FILE, bytes)?;
     assert_eq!(vmsd.to_bytes(), bytes, "what is not changed is kept");
@@ -129,7 +130,7 @@ pub fn vmsd(bytes: &[u8]) -> Result<Vmsd> {
     Ok(vmsd)
 }
 
-/// Reads a configuration, writes it back, and reads it again with every disk on another link.
+/// Parses a configuration, writes it, and parses it again with every disk on another link.
 pub fn vmx(bytes: &[u8]) -> Result<Vmx> {
     let vmx = Vmx::parse(FILE, bytes)?;
     assert_eq!(vmx.to_bytes(), bytes, "what is not changed is kept");
@@ -144,16 +145,16 @@ pub fn vmx(bytes: &[u8]) -> Result<Vmx> {
     Ok(vmx)
 }
 
-/// An SEsparse delta's metadata, all of it sound.
+/// Sound metadata of an SEsparse delta.
 #[derive(Debug)]
 pub struct SeDelta {
     /// The constant header.
     pub header: sesparse::Header,
-    /// Region and its table, by region.
+    /// Tables by region.
     pub tables: Vec<(u32, sesparse::Table)>,
 }
 
-/// Reads both headers, the directory and every table of an SEsparse delta that is `file` whole.
+/// Parses both headers, the directory and every table of the SEsparse delta `file`.
 pub fn sesparse(file: &[u8]) -> Result<SeDelta> {
     let file_bytes = file.len() as u64;
     let header = sesparse::Header::decode(FILE, file, file_bytes)?;

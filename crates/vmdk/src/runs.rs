@@ -1,8 +1,8 @@
-//! Answers of a lookup, collected.
+//! Collection of a lookup's runs.
 
 use blk::layer::{Run, Where};
 
-/// Collects runs and joins neighbours that continue each other.
+/// Collects runs, and merges neighbouring ones.
 #[derive(Default)]
 pub(crate) struct Runs(pub Vec<Run>);
 

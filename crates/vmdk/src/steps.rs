@@ -1,4 +1,5 @@
-//! Counts steps of work over untrusted files, so that tests can compare its growth with that of the files. Compiled for tests only.
+//! Counts steps of work over untrusted files, so that tests can compare its growth with that of the files. It costs
+//! nothing outside of tests.
 
 #[cfg(not(test))]
 pub(crate) fn count(_steps: u64) {}
@@ -18,7 +19,7 @@ mod counted {
         STEPS.set(STEPS.get() + steps);
     }
 
-    /// Returns the steps that `work` takes on this thread.
+    /// Returns the number of steps that `work` takes on this thread.
     pub(crate) fn within(work: impl FnOnce()) -> u64 {
         let before = STEPS.get();
         work();

@@ -1,18 +1,18 @@
-//! What the engine does with a layer, in its simplest form, for the tests of this crate.
+//! The engine's use of a layer in its simplest form, for the tests of this crate.
 
 use std::ops::Range;
 
 use blk::layer::{Layer, Placement, Where};
 use blk::{Buf, Dir, Env, Result, SECTOR};
 
-/// What `read` shows where the layer answers `Parent`.
+/// Byte that `read` returns where the layer answers `Parent`.
 pub(crate) const PARENT: u8 = 0xEE;
 
 pub(crate) fn root(env: &Env) -> Dir {
     env.open_root("/").expect("the simulated root")
 }
 
-/// First writes where the layer does not hold the range, overwrites where it does.
+/// Writes data: a first write if the layer does not contain the range, otherwise an overwrite.
 pub(crate) async fn write(layer: &dyn Layer, at: u64, data: &[u8]) -> Result<()> {
     for run in layer.lookup(at..at + data.len() as u64).await? {
         let part = &data[(run.start - at) as usize..(run.end() - at) as usize];
@@ -30,7 +30,7 @@ pub(crate) async fn write(layer: &dyn Layer, at: u64, data: &[u8]) -> Result<()>
     Ok(())
 }
 
-/// Puts `data` at `start` of the placement, and `PARENT` round it.
+/// Writes `data` at `start` of the placement, and `PARENT` around it.
 async fn fill(layer: &dyn Layer, placement: &Placement, start: u64, data: &[u8]) -> Result<()> {
     for run in &placement.runs {
         let Where::Data { file, offset } = run.place else { panic!("a placement is data, not {run:?}") };
@@ -62,7 +62,7 @@ pub(crate) async fn read(layer: &dyn Layer, range: Range<u64>) -> Result<Vec<u8>
     Ok(out)
 }
 
-/// The generic flush, in the order of the contract.
+/// Flushes a layer in the order of the contract.
 pub(crate) async fn flush(layer: &dyn Layer) -> Result<()> {
     let stages = layer.stages();
     for write in &stages.early {

@@ -1,32 +1,34 @@
-//! Helpers shared by the readers of VMware's text files: limits, numbers, and errors that name file, field and values.
+//! Common parts of the parsers of VMware's text files: limits, numbers, and errors that name file, field and values.
 //!
-//! Everything read here is untrusted, so values shown in an error are shortened and escaped.
+//! All input is untrusted, so values in errors are shortened and escaped.
 
 use blk::{Error, Result};
 
-/// Longest text file that is read or written: a .vmsd with 255 snapshots of 60 disks is about 255 * 60 * 2 lines * 60 bytes =
-/// 1.8 MB, a descriptor of 31,000 2-GB extents (the 62 TB limit of VMware) about 1.9 MB. The limit is twice that.
+/// Longest text file that is read or written: a .vmsd with 255 snapshots of 60 disks has about 255 * 60 * 2 lines * 60
+/// bytes = 1.8 MB, a descriptor of 31,000 2-GB extents (VMware's limit of 62 TB) about 1.9 MB. The limit is twice that.
 pub(crate) const TEXT_BYTES_MAX: usize = 4 << 20;
 
-/// Lines of such a file: that .vmsd has 255 * (60 * 2 + 10) = 33,150, the descriptor 31,000 and its header. The limit is about
-/// twice that. A parsed line takes at most 300 bytes beside its text, so a file takes 20 MiB and three times its text.
+/// Maximum number of lines of such a file: that .vmsd has 255 * (60 * 2 + 10) = 33,150, the descriptor 31,000 and its
+/// header. The limit is about twice that. A parsed line takes at most 300 bytes in addition to its text, so a file
+/// takes 20 MiB and three times its text.
 pub(crate) const TEXT_LINES_MAX: usize = 1 << 16;
 
-/// Texts of one folder, all together: 60 disks with 255 snapshots have 15,300 descriptors of 600 bytes, 9 MB, and two large
-/// texts beside them. The limit is about twice that.
+/// Maximum size of the texts of one folder together: 60 disks with 255 snapshots have 15,300 descriptors of 600 bytes,
+/// 9 MB, and two large texts. The limit is about twice that.
 pub(crate) const FOLDER_TEXT_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX;
 
-/// Lines of these: 15,300 descriptors of 20 lines are 306,000, and two large texts. With 300 bytes for each and three times their
-/// text, the parsed texts of a folder take at most 190 MiB.
+/// Maximum number of their lines: 15,300 descriptors of 20 lines are 306,000, and two large texts. With 300 bytes for
+/// each line and three times the text, the parsed texts of a folder take at most 190 MiB.
 pub(crate) const FOLDER_TEXT_LINES_MAX: usize = 6 * TEXT_LINES_MAX;
 
-/// Names in one folder: 15,300 links are two files each, and every snapshot has two more. The limit is about twice that.
+/// Maximum number of names in one folder: 15,300 links have two files each, and every snapshot has two more. The limit
+/// is about twice that.
 pub(crate) const FOLDER_NAMES_MAX: usize = 1 << 16;
 
 /// Longest value quoted in an error message, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// An untrusted value as it may appear in a message: escaped, shortened, in quotes.
+/// Returns an untrusted value in the form for a message: escaped, shortened, in quotes.
 pub(crate) fn shown(value: &str) -> String {
     let mut out: String = value.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
     if value.chars().nth(SHOWN_CHARS_MAX).is_some() {
@@ -35,15 +37,15 @@ pub(crate) fn shown(value: &str) -> String {
     format!("\"{out}\"")
 }
 
-/// The field holds something else than the format allows.
+/// Returns the error of a field whose value the format does not allow.
 pub(crate) fn wrong(file: &str, field: &str, found: impl std::fmt::Display, expected: &str) -> Error {
     Error::damaged(file, format!("{field} is {found}, expected {expected}"))
 }
 
-/// Refuses what no text of VMware's is, before anything is allocated for its lines.
+/// Refuses a text of excessive size, before anything is allocated for its lines.
 ///
 /// # Errors
-/// `Damaged`: longer than [`TEXT_BYTES_MAX`], or more lines than [`TEXT_LINES_MAX`].
+/// `Damaged` if it is longer than [`TEXT_BYTES_MAX`], or has more lines than [`TEXT_LINES_MAX`].
 pub(crate) fn check_text(file: &str, bytes: &[u8]) -> Result<()> {
     let lines = count_lines(bytes);
     for (field, found, most) in
@@ -57,10 +59,10 @@ pub(crate) fn check_text(file: &str, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to write a text that would not be read again.
+/// Refuses to write a text that could not be read again.
 ///
 /// # Errors
-/// `Refused`: what [`check_text`] finds too long.
+/// `Refused` for a text that [`check_text`] refuses.
 pub(crate) fn check_written(file: &str, bytes: &[u8]) -> Result<()> {
     let suffix = file.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     if !["vmx", "vmsd", "vmdk"].contains(&suffix.as_str()) {
@@ -72,13 +74,13 @@ pub(crate) fn check_written(file: &str, bytes: &[u8]) -> Result<()> {
     })
 }
 
-/// Returns the number of lines; the last one needs no end.
+/// Returns the number of lines. The last one needs no line end.
 pub(crate) fn count_lines(bytes: &[u8]) -> usize {
     let ends = bytes.iter().filter(|byte| **byte == b'\n').count();
     ends + usize::from(bytes.last().is_some_and(|last| *last != b'\n'))
 }
 
-/// What the texts of one folder come to, which bounds the memory that a folder can take.
+/// Total size of the texts of one folder, which bounds the memory that a folder can take.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct FolderTexts {
     bytes: usize,
@@ -89,7 +91,7 @@ impl FolderTexts {
     /// Adds a text that is about to be parsed.
     ///
     /// # Errors
-    /// `Damaged`, of the file with which the folder has too much.
+    /// `Damaged`, for the file with which the folder exceeds the limit.
     pub(crate) fn add(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
         self.add_size(file, bytes.len(), count_lines(bytes))
     }
@@ -97,7 +99,7 @@ impl FolderTexts {
     /// Adds a text by its length and its number of lines.
     ///
     /// # Errors
-    /// As [`FolderTexts::add`].
+    /// Those of [`FolderTexts::add`].
     pub(crate) fn add_size(&mut self, file: &str, bytes: usize, lines: usize) -> Result<()> {
         self.bytes = self.bytes.saturating_add(bytes);
         self.lines = self.lines.saturating_add(lines);
@@ -114,10 +116,10 @@ impl FolderTexts {
     }
 }
 
-/// Refuses a folder with more names than a VM's has.
+/// Refuses a folder with more names than a VM can have.
 ///
 /// # Errors
-/// `Refused`: more than [`FOLDER_NAMES_MAX`].
+/// `Refused` if there are more than [`FOLDER_NAMES_MAX`].
 pub(crate) fn check_names(folder: &str, names: usize) -> Result<()> {
     if names <= FOLDER_NAMES_MAX {
         return Ok(());
@@ -126,7 +128,7 @@ pub(crate) fn check_names(folder: &str, names: usize) -> Result<()> {
     Err(Error::refused(folder, format!("the number of files is {names}, {expected}")))
 }
 
-/// A value as text. Other encodings than UTF-8 are kept byte for byte, but not read.
+/// Returns a value as text. Other encodings than UTF-8 are kept byte for byte, but not read.
 pub(crate) fn utf8<'a>(file: &str, field: &str, bytes: &'a [u8]) -> Result<&'a str> {
     std::str::from_utf8(bytes).map_err(|_| {
         let cause = format!("{field} is {}, which is not UTF-8", shown(&String::from_utf8_lossy(bytes)));
@@ -144,14 +146,14 @@ pub(crate) fn decimal<N: std::str::FromStr>(
     expected: &str,
 ) -> Result<N> {
     let plain = value.strip_prefix('-').unwrap_or(value);
-    // `FromStr` of the integers takes a leading plus; VMware's files never have one.
+    // `FromStr` of integers accepts a leading plus, which VMware's files never have.
     if plain.is_empty() || !plain.bytes().all(|b| b.is_ascii_digit()) {
         return Err(wrong(file, field, shown(value), expected));
     }
     value.parse().map_err(|_| wrong(file, field, shown(value), expected))
 }
 
-/// Refuses a text that is too long to be listed. What it says is not shown.
+/// Refuses a text that is too long to be listed. Its content is not shown.
 pub(crate) fn check_bytes(file: &str, field: &str, value: &str, max: usize) -> Result<()> {
     match value.len() <= max {
         true => Ok(()),
@@ -176,7 +178,7 @@ pub(crate) fn decimal_up_to<N: std::str::FromStr + PartialOrd + std::fmt::Displa
     }
 }
 
-/// `name` if it may become part of a file name and of a descriptor line, which has no escape for quotes.
+/// Returns `name` if it may become part of a file name and of a descriptor line, which has no escape for quotes.
 pub(crate) fn check_name(place: &str, what: &str, name: &str) -> Result<()> {
     let fault = if name.is_empty() {
         "is empty"
@@ -192,7 +194,8 @@ pub(crate) fn check_name(place: &str, what: &str, name: &str) -> Result<()> {
     Err(Error::invalid(place, format!("{what} {} {fault}, expected a plain file name", shown(name))))
 }
 
-/// 255 (NAME_MAX of Linux file systems) less the longest suffix we add, rounded down: "_59-999999-sesparse.vmdk".
+/// 255 (NAME_MAX of Linux file systems) less the longest suffix that is added, rounded down:
+/// "_59-999999-sesparse.vmdk".
 pub(crate) const NAME_BYTES_MAX: usize = 200;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! .vmsd: the snapshots of a VM. An absent or empty file means none.
+//! The .vmsd: the list of a VM's snapshots. An absent or empty file means none.
 //!
-//! Facts: reference/vmware-formats 5.2. The index N of `snapshotN` is only a place in the file; snapshots are identified by `uid`.
-//! Files written over years hold stale entries (N not below `numSnapshots`), so those are passed over, and noted.
-//! This list can be empty while a VM runs on deltas: the .vmx decides what runs.
+//! Facts: reference/vmware-formats 5.2. The index N of `snapshotN` is only a position in the file; snapshots are
+//! identified by `uid`. Older files contain stale entries (N not below `numSnapshots`), which are skipped and reported.
+//! The list can be empty while a VM runs on deltas: the .vmx determines the running links.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,20 +13,21 @@ use crate::keyvalue::KeyValues;
 use crate::steps;
 use crate::text::{check_bytes, decimal, decimal_up_to, shown, wrong};
 
-/// Snapshots of one VM we read: the chain limit of VMware, 255, for each branch of an improbable tree.
+/// Maximum number of a VM's snapshots that are read: VMware's limit of a chain, 255, for each branch of an improbable
+/// tree.
 pub(crate) const SNAPSHOTS_MAX: usize = 4096;
 
-/// Disks of one snapshot: the places for disks that a VM has, 4 * 64 SCSI, 4 * 30 SATA, 4 * 64 NVMe and 4 IDE.
+/// Maximum number of disks of one snapshot, which is that of a VM: 4 * 64 SCSI, 4 * 30 SATA, 4 * 64 NVMe and 4 IDE.
 const SNAPSHOT_DISKS_MAX: usize = 636;
 
 /// The content of a .vmsd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SnapshotList {
-    /// In file order.
+    /// Snapshots in file order.
     pub snapshots: Vec<Snapshot>,
-    /// The snapshot the running state descends from.
+    /// Uid of the snapshot from which the running state descends.
     pub current: Option<u32>,
-    /// Highest uid ever given; the next is one more.
+    /// Highest uid that was assigned; the next one is one higher.
     pub last_uid: u32,
     /// Deltas remain that no snapshot owns.
     pub needs_consolidation: bool,
@@ -38,19 +39,19 @@ pub struct Snapshot {
     pub parent: Option<u32>,
     pub name: String,
     pub description: Option<String>,
-    /// Microseconds since 1970 UTC.
+    /// Time of the take in microseconds since 1970 UTC.
     pub created_us: Option<i64>,
-    /// The links that became read-only when the snapshot was taken.
+    /// Links that the take made read-only.
     pub disks: Vec<SnapshotDisk>,
-    /// Every other key of this snapshot (`filename`, `type`, `clone0`...), without the `snapshotN.` in front.
+    /// All other keys of this snapshot (`filename`, `type`, `clone0`...), without the prefix `snapshotN.`.
     pub other: Vec<(String, String)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SnapshotDisk {
-    /// As in the .vmx: `scsi0:0`.
+    /// Slot as in the .vmx: `scsi0:0`.
     pub node: String,
-    /// Descriptor of the link with the state at the snapshot. Untrusted.
+    /// Descriptor of the link with the state of the snapshot. Untrusted.
     pub file_name: String,
 }
 
@@ -62,7 +63,7 @@ pub struct Vmsd {
 }
 
 impl Vmsd {
-    /// The file of a VM that has never had a snapshot.
+    /// Returns the file of a VM without snapshots.
     pub fn create(file: &str) -> Self {
         let mut values = KeyValues::new(file);
         values.set(".encoding", "UTF-8");
@@ -75,7 +76,7 @@ impl Vmsd {
         Ok(read)
     }
 
-    /// The same of a list whose snapshots may be no tree: uids given twice, parents that are none, circles.
+    /// Parses a list whose snapshots need not be a tree: repeated uids, missing parents and cycles are accepted.
     pub(crate) fn parse_loose(file: &str, bytes: &[u8]) -> Result<Self> {
         let values = KeyValues::parse(file, bytes)?;
         let mut oddities = Vec::new();
@@ -83,7 +84,7 @@ impl Vmsd {
         Ok(Self { values, list, oddities })
     }
 
-    /// Returns a copy that errors call `file`.
+    /// Returns a copy that has the name `file` in errors.
     pub fn named(&self, file: &str) -> Self {
         Self { values: self.values.named(file), ..self.clone() }
     }
@@ -92,7 +93,7 @@ impl Vmsd {
         &self.values
     }
 
-    /// For keys that are not about snapshots.
+    /// Returns the values, for keys that do not concern snapshots.
     pub fn values_mut(&mut self) -> &mut KeyValues {
         &mut self.values
     }
@@ -101,7 +102,7 @@ impl Vmsd {
         &self.list
     }
 
-    /// Things that are wrong in the file and do not matter, as sentences for the user.
+    /// Returns notices about harmless faults of the file.
     pub fn oddities(&self) -> &[String] {
         &self.oddities
     }
@@ -110,14 +111,14 @@ impl Vmsd {
         self.values.to_bytes()
     }
 
-    /// Replaces the list. Lines that are not about snapshots stay byte for byte; an equal list changes nothing.
+    /// Replaces the list. Lines that do not concern snapshots stay byte for byte; an equal list changes nothing.
     pub fn set_list(&mut self, list: SnapshotList) {
         if list != self.list {
             self.write_list(list);
         }
     }
 
-    /// Writes the list anew, an equal one too: what contradicted itself in the file is then put right.
+    /// Writes the list again, even an equal one, which corrects contradictions in the file.
     pub(crate) fn write_list(&mut self, list: SnapshotList) {
         self.values.set("snapshot.lastUID", &list.last_uid.to_string());
         match list.current {
@@ -137,12 +138,12 @@ impl Vmsd {
 }
 
 impl Snapshot {
-    /// The value of one of the other keys, compared without case.
+    /// Returns the value of one of the other keys, compared without case.
     pub fn other(&self, key: &str) -> Option<&str> {
         self.place_of(key).ok().map(|at| self.other[at].1.as_str())
     }
 
-    /// Where one of the other keys stands, or would stand.
+    /// Returns the position of one of the other keys, or where it would be inserted.
     fn place_of(&self, key: &str) -> std::result::Result<usize, usize> {
         self.other.binary_search_by(|(own, _)| {
             steps::count(1);
@@ -150,7 +151,7 @@ impl Snapshot {
         })
     }
 
-    /// Sets one of the other keys, or takes it out. They stay in the order in which they are read.
+    /// Sets or removes one of the other keys. They stay in the order in which they are read.
     pub fn set_other(&mut self, key: &str, value: Option<&str>) {
         match (self.place_of(key), value) {
             (Ok(at), Some(value)) => self.other[at].1 = value.into(),
@@ -160,12 +161,12 @@ impl Snapshot {
         }
     }
 
-    /// The .vmx files of clones made of this snapshot, with the keys they stand under.
+    /// Returns the .vmx files of this snapshot's clones, with their keys.
     pub fn clones(&self) -> impl Iterator<Item = (&str, &str)> {
         self.other.iter().filter(|(key, _)| is_clone(key)).map(|(key, path)| (key.as_str(), path.as_str()))
     }
 
-    /// Writes the list of clones anew.
+    /// Replaces the list of clones.
     pub fn set_clones(&mut self, paths: &[String]) {
         self.other.retain(|(key, _)| !is_clone(key));
         let clones = paths.iter().enumerate().map(|(index, path)| (format!("clone{index}"), path.clone()));
@@ -175,7 +176,7 @@ impl Snapshot {
         self.set_other("numClones", count.as_deref());
     }
 
-    /// The lines of this snapshot at `index`, in VMware's order.
+    /// Returns the lines of this snapshot at `index`, in VMware's order.
     fn entries(&self, index: usize) -> Vec<(String, String)> {
         let mut out: Vec<(String, String)> = Vec::new();
         let mut push = |key: &str, value: String| out.push((format!("snapshot{index}.{key}"), value));
@@ -204,7 +205,7 @@ impl Snapshot {
     }
 }
 
-/// A key as it is compared, without a copy of it: an untrusted list of keys may be long.
+/// Returns a key in the form for comparison, without a copy: a file may have many keys.
 fn lower(key: &str) -> impl Iterator<Item = u8> {
     key.bytes().map(|byte| byte.to_ascii_lowercase())
 }
@@ -214,7 +215,7 @@ fn is_clone(key: &str) -> bool {
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Keys of one snapshot in lower case -> key as written and value.
+/// Keys of one snapshot in lower case, with the key as written and the value.
 type Fields<'a> = BTreeMap<String, (&'a str, &'a str)>;
 
 fn read_list(values: &KeyValues, oddities: &mut Vec<String>) -> Result<SnapshotList> {
@@ -250,7 +251,7 @@ fn read_list(values: &KeyValues, oddities: &mut Vec<String>) -> Result<SnapshotL
     let highest = snapshots.iter().map(|snapshot| snapshot.uid).max().unwrap_or(0);
     let last_uid = uid("snapshot.lastUID")?.unwrap_or(0).max(highest);
     let current = uid("snapshot.current")?.filter(|uid| {
-        // 0 is written for "none".
+        // 0 means "none".
         let known = snapshots.iter().any(|snapshot| snapshot.uid == *uid);
         if !known && *uid != 0 {
             oddities.push(format!("{file}: snapshot.current is {uid}, which is no snapshot; taken as none"));
@@ -276,7 +277,8 @@ fn group_by_index(values: &KeyValues) -> Result<BTreeMap<u32, Fields<'_>>> {
     Ok(by_index)
 }
 
-/// `snapshot12.uid` with prefix `snapshot` gives (12, "uid"). The digits are read whole, so 1 is not taken out of 12.
+/// Splits `snapshot12.uid` with the prefix `snapshot` into (12, "uid"). All digits are read, so `snapshot12` is not
+/// taken for index 1.
 fn split_index<'a>(key: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
     let (head, field) = key.split_once('.')?;
     let digits = head.get(prefix.len()..).filter(|_| head[..prefix.len()].eq_ignore_ascii_case(prefix))?;
@@ -355,7 +357,7 @@ fn other_fields(fields: &Fields<'_>) -> Vec<(String, String)> {
     other.map(|(_, (key, value))| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Uids are unique, parents exist, and no snapshot descends from itself.
+/// Checks that uids are unique, that parents exist, and that no snapshot descends from itself.
 fn check_tree(file: &str, snapshots: &[Snapshot]) -> Result<()> {
     let mut parents: BTreeMap<u32, Option<u32>> = BTreeMap::new();
     for snapshot in snapshots {

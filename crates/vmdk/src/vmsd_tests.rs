@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// In the shape of a file ESXi wrote: lines in any order, entries left over, an index of two digits.
+/// In the form of a file from ESXi: lines in any order, stale entries, an index of two digits.
 const REAL: &str = concat!(
     ".encoding = \"UTF-8\"\n",
     "snapshot.lastUID = \"12\"\n",

@@ -1,6 +1,6 @@
-//! .vmx: the configuration of a VM. For disks, this file and not the .vmsd says which link runs.
+//! The .vmx: the configuration of a VM. It, and not the .vmsd, determines the running link of each disk.
 //!
-//! Facts: reference/vmware-formats 5.1. Absent `present` means FALSE, for controllers and for devices.
+//! Facts: reference/vmware-formats 5.1. An absent `present` means FALSE, for controllers and for devices.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,17 +13,17 @@ use crate::text::{check_name, decimal, shown, wrong};
 
 /// SCSI controllers of one VM.
 pub const SCSI_CONTROLLERS_MAX: u8 = 4;
-/// Disks of one controller: 16 units less unit 7, which is the controller itself.
+/// Disks of one controller: 16 units less unit 7, which is the controller.
 pub const SCSI_DISKS_PER_CONTROLLER: u8 = 15;
-/// Disks of a VM we create: 4 * 15.
+/// Maximum number of disks of a VM that unstun creates: 4 * 15.
 pub const VM_DISKS_MAX: usize = SCSI_CONTROLLERS_MAX as usize * SCSI_DISKS_PER_CONTROLLER as usize;
 
 const SCSI_UNIT_OF_CONTROLLER: u8 = 7;
 
-/// In the order in which disks of different buses are numbered.
+/// Kind of a controller, in the order in which disks of different buses are numbered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bus {
-    /// `scsi`: 4 controllers, unit 7 of each is its own.
+    /// `scsi`: 4 controllers; unit 7 of each is the controller.
     Scsi,
     /// `sata`.
     Sata,
@@ -45,7 +45,7 @@ impl Bus {
         }
     }
 
-    /// Controllers, and units of each: 64 for paravirtual SCSI since hardware version 14.
+    /// Returns the number of controllers, and of units of each: 64 for paravirtual SCSI since hardware version 14.
     fn limits(self) -> (u8, u8) {
         match self {
             Bus::Scsi => (SCSI_CONTROLLERS_MAX, 64),
@@ -56,7 +56,7 @@ impl Bus {
     }
 }
 
-/// A disk's place, `scsi0:0`; ordered by bus, controller and unit.
+/// Slot of a disk, such as `scsi0:0`; ordered by bus, controller and unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
     /// The kind of controller.
@@ -68,7 +68,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The place of the disk at `index` (from 0) of a VM we create; unit 7 is skipped.
+    /// Returns the slot of the disk at `index` (from 0) of a VM that unstun creates; unit 7 is skipped.
     pub fn for_new_disk(index: usize) -> Option<Slot> {
         let index = u8::try_from(index).ok().filter(|index| usize::from(*index) < VM_DISKS_MAX)?;
         let unit = index % SCSI_DISKS_PER_CONTROLLER;
@@ -76,7 +76,7 @@ impl Slot {
         Some(Slot { bus: Bus::Scsi, controller: index / SCSI_DISKS_PER_CONTROLLER, unit })
     }
 
-    /// Reads `scsi0:0` in any case. `None` for anything else, and for places no bus has.
+    /// Parses `scsi0:0` in any case. None for anything else, and for slots that no bus has.
     pub fn parse(text: &str) -> Option<Slot> {
         let lower = text.to_ascii_lowercase();
         let bus = Bus::ALL.into_iter().find(|bus| lower.starts_with(bus.name()))?;
@@ -98,20 +98,21 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A hard disk of the VM and the descriptor of its running link.
+/// A hard disk of the VM, with the descriptor of its running link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmxDisk {
-    /// Where the guest has it.
+    /// Address on the guest's controller.
     pub slot: Slot,
-    /// As written: relative to the .vmx or absolute. Untrusted.
+    /// Path as written: relative to the .vmx, or absolute. Untrusted.
     pub file_name: String,
-    /// `persistent`, unless `scsiN:M.mode` says otherwise.
+    /// Mode; `persistent` unless `scsiN:M.mode` sets another one.
     pub mode: DiskMode,
-    /// Of an independent-nonpersistent disk: the link that takes its writes, if there is one. As written; untrusted.
+    /// For an independent-nonpersistent disk: the link that receives its writes, if there is one. As written;
+    /// untrusted.
     pub redo: Option<String>,
 }
 
-/// A VM's configuration. What is not changed is written back byte for byte.
+/// Configuration of a VM. Unchanged lines are written back byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vmx {
     values: KeyValues,
@@ -122,17 +123,18 @@ impl Vmx {
     ///
     /// # Errors
     ///
-    /// `Damaged` for what is no list of keys and values. Values are checked when they are read.
+    /// `Damaged` if it is not a list of keys and values. Values are checked when they are read.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         Ok(Self { values: KeyValues::parse(file, bytes)? })
     }
 
-    /// Returns a copy that errors call `file`.
+    /// Returns a copy that has the name `file` in errors.
     pub fn named(&self, file: &str) -> Self {
         Self { values: self.values.named(file) }
     }
 
-    /// The configuration of a new VM whose disks, in order, have these descriptors: an LSI Logic controller per 15 disks.
+    /// Returns the configuration of a new VM whose disks, in order, have these descriptors, with an LSI Logic
+    /// controller for each 15 disks.
     pub fn create(file: &str, vm: &str, descriptors: &[String]) -> Result<Self> {
         check_name(file, "VM name", vm)?;
         if descriptors.len() > VM_DISKS_MAX {
@@ -152,7 +154,7 @@ impl Vmx {
         Ok(vmx)
     }
 
-    /// A disk in a place that has none. A controller that is missing is made, one that is there stays as it is.
+    /// Adds a disk to a free slot. Creates the controller if it is missing; an existing one is not changed.
     pub fn add_disk(&mut self, slot: Slot, descriptor: &str) {
         let controller = format!("{}{}", slot.bus.name(), slot.controller);
         let is_new = !self.values.get_bool(&format!("{controller}.present"), false).unwrap_or(false);
@@ -169,19 +171,20 @@ impl Vmx {
         self.values.set(&slot.key("fileName"), descriptor);
     }
 
-    /// Takes every line about the places out.
+    /// Removes every line about the slots.
     pub fn remove_disks(&mut self, slots: &BTreeSet<Slot>) {
         self.values.replace(|key| slot_of_key(key).is_some_and(|slot| slots.contains(&slot)), []);
     }
 
-    /// The first place for a new disk that neither a device nor one of `taken` has.
+    /// Returns the first free slot for a new disk that is not among `taken`.
     pub fn free_slot(&self, taken: &[Slot]) -> Option<Slot> {
         let used: Vec<Slot> = self.values.keys().filter_map(slot_of_key).collect();
         let slots = (0..VM_DISKS_MAX).filter_map(Slot::for_new_disk);
         slots.into_iter().find(|slot| !used.contains(slot) && !taken.contains(slot))
     }
 
-    /// The folder that all deltas go to, as written: `workingDir`, when the VM says they do not lie beside their parents.
+    /// Returns the folder of all deltas, as written in `workingDir`, if the VM does not keep deltas beside their
+    /// parents.
     pub fn snapshot_folder(&self) -> Result<Option<&str>> {
         if !self.values.get_bool("snapshot.redoNotWithParent", false)? {
             return Ok(None);
@@ -189,7 +192,7 @@ impl Vmx {
         Ok(self.values.get("workingDir")?.filter(|folder| !folder.is_empty()))
     }
 
-    /// Returns the text: lines that were not changed, byte for byte.
+    /// Returns the text; unchanged lines are byte for byte as read.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.values.to_bytes()
     }
@@ -199,12 +202,12 @@ impl Vmx {
         &self.values
     }
 
-    /// Returns all keys with their values, for a change of any of them.
+    /// Returns all keys with their values, for changes.
     pub(crate) fn values_mut(&mut self) -> &mut KeyValues {
         &mut self.values
     }
 
-    /// The hard disks that are present, in slot order.
+    /// Returns the hard disks that are present, in slot order.
     pub fn disks(&self) -> Result<Vec<VmxDisk>> {
         let mut slots: Vec<Slot> = self.values.keys().filter_map(slot_of_file_name).collect();
         slots.sort();
@@ -212,7 +215,7 @@ impl Vmx {
         slots.into_iter().filter_map(|slot| self.disk(slot).transpose()).collect()
     }
 
-    /// The hard disk in one place, if there is one that is present.
+    /// Returns the hard disk in one slot, if one is present.
     pub fn disk(&self, slot: Slot) -> Result<Option<VmxDisk>> {
         let file = self.values.file();
         let Some(file_name) = self.values.get(&slot.key("fileName"))? else { return Ok(None) };
@@ -234,7 +237,7 @@ impl Vmx {
     }
 
     fn is_present(&self, slot: Slot) -> Result<bool> {
-        // IDE channels are always there and have no key of their own.
+        // IDE channels always exist, and have no key of their own.
         let controller = format!("{}{}.present", slot.bus.name(), slot.controller);
         let controller_present = slot.bus == Bus::Ide || self.values.get_bool(&controller, false)?;
         Ok(controller_present && self.values.get_bool(&slot.key("present"), false)?)
@@ -262,12 +265,12 @@ impl Vmx {
         }
     }
 
-    /// Makes `descriptor` the running link of the disk in `slot`.
+    /// Sets `descriptor` as the running link of the disk in `slot`.
     pub fn set_disk_file(&mut self, slot: Slot, descriptor: &str) {
         self.values.set(&slot.key("fileName"), descriptor);
     }
 
-    /// The link that takes the writes of an independent-nonpersistent disk. A line appears only when there is something to say.
+    /// Sets the link that receives the writes of an independent-nonpersistent disk. A line is added only for a value.
     pub fn set_redo(&mut self, slot: Slot, descriptor: Option<&str>) {
         let key = slot.key("redo");
         if self.values.has(&key) || descriptor.is_some() {
@@ -276,7 +279,7 @@ impl Vmx {
     }
 }
 
-/// `scsi0:0.mode` gives scsi0:0; keys of other things give None.
+/// Returns the slot of a key: scsi0:0 for `scsi0:0.mode`; None for other keys.
 fn slot_of_key(key: &str) -> Option<Slot> {
     Slot::parse(key.split_once('.')?.0)
 }
@@ -286,7 +289,7 @@ fn slot_of_file_name(key: &str) -> Option<Slot> {
     field.eq_ignore_ascii_case("fileName").then(|| Slot::parse(slot)).flatten()
 }
 
-/// What VMware's own tools expect to find in any .vmx; sizes are placeholders a user edits.
+/// Keys that VMware's own tools expect in any .vmx. Sizes are placeholders that a user edits.
 const NEW_VM: [(&str, &str); 8] = [
     (".encoding", "UTF-8"),
     ("config.version", "8"),
@@ -294,7 +297,7 @@ const NEW_VM: [(&str, &str); 8] = [
     ("guestOS", "other-64"),
     ("numvcpus", "1"),
     ("memSize", "1024"),
-    // A stable disk id in the guest.
+    // A stable ID of the disk in the guest.
     ("disk.EnableUUID", "TRUE"),
     ("displayName", ""),
 ];

@@ -1,4 +1,4 @@
-//! Who is whose parent, and whether that can be believed.
+//! Check of chains: the parent of each link, and whether it is the parent with which the link was made.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,12 @@ use crate::descriptor::Descriptor;
 use crate::steps;
 use crate::text::shown;
 
-/// Links VMware supports in one chain.
+/// Number of links in one chain that VMware supports.
 const CHAIN_LAYERS_SUPPORTED: usize = 32;
 
-/// Returns `name` and the links under it in this folder, top first; a circle is walked once. No more than one above what a
-/// chain may have: the chains of a folder may share their lower parts, and are together longer than the folder.
+/// Returns `name` and the links below it in this folder, top first. A cycle is walked once. The result has at most one
+/// link more than a chain may have: the chains of a folder may share their lower parts, and are together longer than
+/// the folder.
 pub(crate) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a str> {
     let mut path: Vec<&str> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -27,12 +28,12 @@ pub(crate) fn ancestry<'a>(inventory: &'a Inventory<'_>, name: &str) -> Vec<&'a 
     path
 }
 
-/// Adds `name` and the links under it, as far as they are new.
+/// Adds `name` and those links below it that are not marked yet.
 pub(super) fn mark<'a>(inventory: &'a Inventory<'_>, name: &str, marked: &mut BTreeSet<&'a str>) {
     walk(inventory, name, |name| marked.insert(name));
 }
 
-/// Goes down from `name` while `visit` says so.
+/// Walks down from `name` while `visit` returns true.
 fn walk<'a>(inventory: &'a Inventory<'_>, name: &str, mut visit: impl FnMut(&'a str) -> bool) {
     let mut at = inventory.links.get_key_value(name);
     while let Some((_, link)) = at.filter(|(name, _)| visit(name)) {
@@ -41,10 +42,10 @@ fn walk<'a>(inventory: &'a Inventory<'_>, name: &str, mut visit: impl FnMut(&'a 
     }
 }
 
-/// What the links of `names` and those under them come to, found in one walk over all of them.
+/// Lengths of the chains of all links, found in one walk.
 #[derive(Default)]
 struct Depths<'a> {
-    /// Links from each one down to its base.
+    /// Number of links from each link down to its base.
     depth: BTreeMap<&'a str, usize>,
     circles: Vec<Vec<&'a str>>,
 }
@@ -73,7 +74,7 @@ impl<'a> Depths<'a> {
         let circle = stopped_at.and_then(|name| places.get(name)).copied();
         self.circles.extend(circle.map(|entry| path[entry..].to_vec()));
         let below = stopped_at.and_then(|name| self.depth.get(name)).copied().unwrap_or(0);
-        // All links of a circle are under each of them.
+        // Each link of a cycle has all others below it.
         let in_circle = circle.map_or(0, |entry| path.len() - entry);
         for (place, name) in path.iter().enumerate() {
             self.depth.insert(name, below + (path.len() - place).max(in_circle));
@@ -81,7 +82,7 @@ impl<'a> Depths<'a> {
     }
 }
 
-/// Checks the links of `names`, each with its parent, and the chains they end.
+/// Checks the links of `names` with their parents, and the chains that end in them.
 pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
     for name in names {
         check_parent(inventory, name, &inventory.links[*name], out);
@@ -94,7 +95,7 @@ pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out
     for leaf in names.iter().filter(|name| !parents.contains(**name)) {
         let links = depths.depth.get(leaf).copied().unwrap_or_default();
         check_depth(inventory, leaf, links, out);
-        // Of a longer chain that is said instead.
+        // A longer chain has a finding of its own instead.
         if links <= CHAIN_LAYERS_SUPPORTED {
             check_order(inventory, leaf, &ancestry(inventory, leaf), out);
         }
@@ -178,10 +179,12 @@ fn check_pair(
     }
 }
 
-/// Of the descriptors that share an extent, those that each report names: all of them would be a report of quadratic length.
+/// Maximum number of descriptors that each finding of a shared extent names: naming all would make a report of
+/// quadratic length.
 const OTHERS_MAX: usize = 5;
 
-/// One delta of two descriptors would be written by both. Several pieces of one flat file in one descriptor are fine.
+/// Checks for extents of several descriptors: two descriptors of one delta would both write it. Several pieces of one
+/// flat file in one descriptor are correct.
 fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: &mut Faults) {
     let mut owners: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (name, link) in &inventory.links {
@@ -233,7 +236,7 @@ fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Fa
     });
 }
 
-/// The number of a delta, `web-000002.vmdk`.
+/// Returns the number of a delta: 2 for `web-000002.vmdk`.
 fn number(name: &str) -> Option<u32> {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let (_, digits) = stem.rsplit_once('-')?;
@@ -256,7 +259,7 @@ fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut 
     });
 }
 
-/// A circle is reported at its first name.
+/// Reports a cycle, at its first name.
 fn check_circle(inventory: &Inventory<'_>, circle: &[&str], out: &mut Faults) {
     let Some(first) = circle.iter().min() else { return };
     out.push(Finding {

@@ -1,4 +1,4 @@
-//! What a descriptor says of its files, and what those are.
+//! Check of extents: compares each descriptor with the files that it names.
 
 use std::rc::Rc;
 
@@ -54,7 +54,7 @@ fn absent(inventory: &Inventory<'_>, name: &str, extent: &Extent, place: &Place)
     }
 }
 
-/// The word of `createType` that goes with the extents, where there is one.
+/// Compares `createType` with the value that belongs to the extents, if there is one.
 fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let own = link.create_type().to_ascii_lowercase();
     let sound = |extent: &Extent| match extent.kind {
@@ -75,7 +75,7 @@ fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, o
     });
 }
 
-/// Changed-block tracking: backups alone need it.
+/// Reports changed-block tracking, which only backups need.
 fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let version = link.version();
     let (field, found, expected) = match link.change_track_path() {
@@ -135,7 +135,7 @@ async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, fi
     }
 }
 
-/// The length of a file, asked for once.
+/// Returns the length of a file, and remembers it.
 async fn length(inventory: &Inventory<'_>, file: &str) -> Result<u64> {
     if let Some(known) = inventory.lengths.borrow().get(file) {
         return known.clone();
@@ -156,7 +156,7 @@ async fn check_flat(
     out: &mut Faults,
 ) -> Result<()> {
     let size = length(inventory, file).await?;
-    // Both are below 2^54 sectors, as the descriptor's parser has seen to.
+    // Both are below 2^54 sectors, which the descriptor's parser ensures.
     let needed = (extent.offset_sectors + extent.sectors) * SECTOR;
     if size < needed {
         out.push(Finding {
@@ -177,7 +177,7 @@ async fn bytes_of(file: &File, len: usize) -> Result<Buf> {
     result.map(|()| buf)
 }
 
-/// The size of the disk as the header of the delta `name` says it.
+/// Returns the size of the disk from the header of the delta `name`.
 pub(crate) async fn capacity_of(inventory: &Inventory<'_>, name: &str, content: Content) -> Result<u64> {
     if let Some(cut) = inventory.cut_of(name) {
         return Ok(cut.capacity_sectors);
@@ -186,7 +186,7 @@ pub(crate) async fn capacity_of(inventory: &Inventory<'_>, name: &str, content: 
     delta_capacity(&file, content).await.map(|(capacity, _)| capacity)
 }
 
-/// The size of the disk as the delta's own header says it, and the name of that field.
+/// Returns the size of the disk from the delta's own header, and the name of that field.
 async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
     let size = file.size().await?;
     if content == Content::SeSparse {
@@ -241,7 +241,7 @@ async fn examine(inventory: &Inventory<'_>, name: &str, content: Content, out: &
         let file = inventory.dir.open(name, OpenMode::Read).await?;
         let (capacity_sectors, field) = delta_capacity(&file, content).await?;
         capacity = Some((capacity_sectors, field));
-        // Tables are checked for the size the delta was made with, whatever its descriptor says.
+        // The tables are checked for the size with which the delta was made, whatever its descriptor contains.
         cross_check(inventory, name, content, file, capacity_sectors, out).await
     };
     if let Err(error) = done.await {
@@ -287,14 +287,14 @@ fn unclean(inventory: &Inventory<'_>, name: &str) -> Finding {
     }
 }
 
-/// A file that no descriptor of the folder names.
+/// Checks a file that no descriptor of the folder names.
 pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut Faults) {
     let content = inventory.contents.get(name).copied().unwrap_or(Content::Other);
     match content {
         Content::VmfsSparse | Content::SeSparse => {
             check_delta(inventory, name, content, None, out).await;
         }
-        // A damaged descriptor was found when the folder was read.
+        // A damaged descriptor was reported when the folder was read.
         Content::Descriptor => {}
         Content::HostedSparse | Content::StreamOptimized => {
             out.push(Finding::of_error(

@@ -1,17 +1,17 @@
-//! What a check found: one line each.
+//! Findings of a check; each is one line of the report.
 
 use std::fmt;
 
 use blk::{Error, ErrorKind};
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Data is lost, or wrong, or cannot be read.
+    /// Data is lost, wrong or unreadable.
     Damage,
-    /// Works, and will not for long, or not everywhere.
+    /// The files work now, but will fail later or elsewhere.
     Warning,
-    /// To be known.
+    /// For information.
     Note,
 }
 
@@ -25,26 +25,26 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One fault: where, what is there, what should be, and what to do.
+/// One fault: where it is, what was found, what was expected, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Decides the order of findings and the exit code.
     pub severity: Severity,
-    /// The path relative to the caller's folder.
+    /// Path of the file, below the path of the folder as the caller gave it.
     pub file: String,
     /// The key, the header field, the table entry or the file as a whole.
     pub field: String,
-    /// What is there, with units.
+    /// The value that was found, with its unit.
     pub found: String,
-    /// What should be there, with units.
+    /// The value that was expected, with its unit.
     pub expected: String,
-    /// What the user can do; empty where nothing need be done.
+    /// What the user can do; empty if nothing is necessary.
     pub remedy: String,
 }
 
 impl Finding {
-    /// A fault that a reader reported. Readers say "FIELD is FOUND, expected EXPECTED; REMEDY" where they compare. `remedy`
-    /// stands in where they name none. What this version does not read is no damage.
+    /// Converts the error of a reader. Readers report comparisons as "FIELD is FOUND, expected EXPECTED; REMEDY".
+    /// `remedy` is used if the error has none. A format that this version does not read is not damage.
     pub fn of_error(error: &Error, remedy: &str) -> Self {
         let (said, own_remedy) = match error.cause.rsplit_once("; ") {
             Some((said, own)) => (said, Some(own)),
@@ -64,7 +64,7 @@ impl Finding {
         }
     }
 
-    /// Stands behind `last` for those of its kind that are not listed.
+    /// Returns a finding that replaces `count` further ones of the kind of `last`.
     pub(super) fn of_the_rest(last: &Finding, count: usize) -> Self {
         Self {
             field: "the number of faults".into(),
@@ -75,14 +75,15 @@ impl Finding {
     }
 }
 
-/// Findings of one report: what a hostile folder can make us say. A line is about 300 bytes, so 3 MB.
+/// Maximum number of findings in a report, which a hostile folder could otherwise extend without limit. A line has
+/// about 300 bytes, so this is 3 MB.
 pub(super) const REPORT_FINDINGS_MAX: usize = 10_000;
 
-/// The faults of one report in the making: never more than twice what is reported, the worst of them.
+/// Collects the faults of one report. Keeps the worst ones, at most twice as many as are reported.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     kept: Vec<Finding>,
-    /// Of those that were let go.
+    /// Number of faults that were dropped.
     more: usize,
 }
 
@@ -109,7 +110,7 @@ impl Faults {
         self.kept.truncate(REPORT_FINDINGS_MAX);
     }
 
-    /// Returns the worst, each once; one more says how many there are.
+    /// Returns the worst faults, each once, and one that counts the dropped ones.
     pub(crate) fn into_vec(mut self) -> Vec<Finding> {
         self.shorten();
         if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
@@ -120,7 +121,7 @@ impl Faults {
     }
 }
 
-/// What was cut off must not be made up.
+/// Content that was cut off must not be replaced.
 pub(super) const REMEDY_CUT: &str =
     "copy the file again, or take it from a backup; what is missing must not be filled with zeros";
 
@@ -131,10 +132,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Findings of one file kept before the rest is only counted.
+/// Maximum number of findings of one file; further ones are only counted.
 const FINDINGS_MAX: usize = 100;
 
-/// Collects findings, and bounds how many an untrusted file can cause.
+/// Collects findings of one file, and limits their number.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     kept: Vec<Finding>,
@@ -150,7 +151,7 @@ impl Findings {
         }
     }
 
-    /// The last one says how many were left out.
+    /// Returns the findings. The last one counts those that were dropped.
     pub(crate) fn into_vec(mut self) -> Vec<Finding> {
         if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
             let rest = Finding::of_the_rest(last, self.more);

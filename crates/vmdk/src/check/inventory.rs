@@ -1,4 +1,4 @@
-//! What is in a folder: names, descriptors, configuration, and what the other disk files are.
+//! Content of a folder: its names, descriptors and configuration, and the kinds of its other disk files.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,13 +24,13 @@ const REMEDY_TEXT: &str = "correct the line in a copy of the file, or take the f
 /// Changes of a folder that are planned and not carried out.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Planned {
-    /// Name of a text -> what it will say.
+    /// Future content of each text, by name.
     pub texts: BTreeMap<String, Vec<u8>>,
-    /// Name of a text that is not there yet -> the file whose owner and permissions it gets.
+    /// For each new text: the file whose owner and permissions it gets.
     pub like: BTreeMap<String, String>,
-    /// Files that will not be in the folder any more, and folders with a slash.
+    /// Names that will leave the folder; those of folders end with a slash.
     pub gone: BTreeSet<String>,
-    /// Name of a delta -> what is written into it.
+    /// Future changes of deltas, by name.
     pub cut: BTreeMap<String, Rc<Cut>>,
 }
 
@@ -42,45 +42,45 @@ pub(crate) struct Delta {
 
 pub(crate) struct Inventory<'a> {
     pub dir: &'a Dir,
-    /// Files and folders, folders with a slash.
+    /// Names of files and folders; those of folders end with a slash.
     pub names: BTreeSet<String>,
-    /// Descriptors that can be read.
+    /// Readable descriptors.
     pub links: BTreeMap<String, Descriptor>,
     /// Links that the bin keeps.
     pub binned: BTreeSet<String>,
-    /// Every other `.vmdk` by what it is; a descriptor here is one that cannot be read.
+    /// Kinds of all other `.vmdk` files; a descriptor among them cannot be read.
     pub contents: BTreeMap<String, Content>,
     pub vmx: BTreeMap<String, Vmx>,
     pub vmsd: BTreeMap<String, Vmsd>,
     planned: &'a Planned,
     texts: FolderTexts,
-    /// The configuration of the folder has been opened by us.
+    /// unstun has opened the configuration of the folder.
     is_ours: bool,
-    /// Parent -> the links made on it.
+    /// Links that were made on each parent.
     children: BTreeMap<String, Vec<String>>,
-    /// File -> the descriptors with an extent in it.
+    /// Descriptors that have an extent in each file.
     namers: BTreeMap<String, Vec<String>>,
-    /// Name of a file in a hint -> the CID that the first such link expects there.
+    /// For each file name in a hint: the CID that the first such link expects there.
     hinted: BTreeMap<String, u32>,
-    /// Deltas that were looked at, each with whether it was read as SEsparse; and lengths of files. One file may be named by
-    /// every descriptor, in every line.
+    /// Results for deltas, each with whether it was read as SEsparse, and lengths of files. They are kept because every
+    /// line of every descriptor may name the same file.
     pub deltas: RefCell<BTreeMap<(String, bool), Rc<Delta>>>,
     pub lengths: RefCell<BTreeMap<String, Result<u64>>>,
 }
 
-/// Where a path written in one of the files leads.
+/// Target of a path that one of the files contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The name of a file of this folder.
     Here(String),
-    /// Should be in this folder, and is not.
+    /// A file that should be in this folder, and is not.
     Missing,
-    /// In another folder, which is not looked at.
+    /// A file in another folder, which is not examined.
     Outside,
 }
 
 impl<'a> Inventory<'a> {
-    /// Reads the folder as it is once `planned` is carried out.
+    /// Reads the folder in the state after `planned` is carried out.
     pub(crate) async fn read(dir: &'a Dir, planned: &'a Planned, out: &mut Faults) -> Result<Self> {
         let names = dir.list().await?;
         check_names(dir.path(), names.len())?;
@@ -116,7 +116,7 @@ impl<'a> Inventory<'a> {
         Ok(inventory)
     }
 
-    /// Notes who is made on whom and who names what, so that no question goes through all links.
+    /// Records the parents and the names of all links once, so that no later query walks all links.
     async fn relate(&mut self) {
         let (mut children, mut namers) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<String>>::new());
         let mut hinted = BTreeMap::new();
@@ -172,12 +172,12 @@ impl<'a> Inventory<'a> {
         parse(self.dir.env(), self.path(name), bytes, parser).await
     }
 
-    /// The change that is planned for a delta.
+    /// Returns the planned change of a delta.
     pub(crate) fn cut_of(&self, name: &str) -> Option<&Rc<Cut>> {
         self.planned.cut.get(name)
     }
 
-    /// What a text will say, where it is planned to change.
+    /// Returns the planned content of a text.
     pub(crate) fn planned_text(&self, name: &str) -> Option<&[u8]> {
         self.planned.texts.get(name).map(Vec::as_slice)
     }
@@ -186,8 +186,9 @@ impl<'a> Inventory<'a> {
         self.dir.path_of(name)
     }
 
-    /// Folders get moved, so the file of that name in this folder is meant wherever the path leads (formats 1.4). Absolute
-    /// paths in the files of a VM of ours are exact: an imported VM's links often have the names of those they rest on.
+    /// Resolves a path. Folders are moved, so it means the file of that name in this folder, whatever its directory
+    /// part is (formats 1.4). Absolute paths in the files of unstun's VMs are exact: links of an imported VM often have
+    /// the same names as their parents.
     pub(crate) fn locate(&self, written: &str) -> Place {
         self.place(written, self.is_ours)
     }
@@ -205,12 +206,12 @@ impl<'a> Inventory<'a> {
         if here { Place::Missing } else { Place::Outside }
     }
 
-    /// Place of the parent of a link.
+    /// Resolves the path of a link's parent.
     pub(crate) fn locate_parent(&self, link: &Descriptor) -> Option<Place> {
         Some(self.place(link.parent_hint()?, link.owner().is_some()))
     }
 
-    /// The parent's name, when it is a readable link of this folder.
+    /// Returns the parent's name if it is a readable link of this folder.
     pub(crate) fn parent_of(&self, link: &Descriptor) -> Option<&str> {
         let Place::Here(name) = self.locate_parent(link)? else { return None };
         self.links.get_key_value(&name).map(|(name, _)| name.as_str())
@@ -220,17 +221,17 @@ impl<'a> Inventory<'a> {
         self.children.get(parent).map_or(&[], Vec::as_slice)
     }
 
-    /// Descriptors with an extent in `file`.
+    /// Returns the descriptors with an extent in `file`.
     pub(crate) fn who_names(&self, file: &str) -> &[String] {
         self.namers.get(file).map_or(&[], Vec::as_slice)
     }
 
-    /// The CID that a link made on a file called `name` expects there.
+    /// Returns the CID that a link made on a file called `name` expects there.
     pub(crate) fn expected_cid(&self, name: &str) -> Option<u32> {
         self.hinted.get(name).copied()
     }
 
-    /// Locks of running programs, and what interrupted ones left.
+    /// Reports locks of running programs, and leftovers of interrupted ones.
     pub(crate) async fn check_leftovers(&self, out: &mut Faults) {
         for name in &self.names {
             if let Some(finding) = self.leftover(name) {

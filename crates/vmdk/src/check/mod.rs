@@ -1,8 +1,8 @@
-//! Everything that is wrong in a folder of VMware's files, found without writing a byte.
+//! The check of a folder of VMware's files. It finds all faults and writes nothing.
 //!
-//! Rows of reference/vmware-formats 1.8, 3.4, 4.9 and 8. One fault hides no other: what cannot be read is a finding, and the
-//! rest is looked at all the same. Nothing outside the folder is opened, and nothing is locked: a VM that runs meanwhile may
-//! change what is read.
+//! The faults are the rows of reference/vmware-formats 1.8, 3.4, 4.9 and 8. No fault hides another: an unreadable file
+//! is a finding, and the check continues. Nothing outside the folder is opened. Nothing is locked, so a running VM may
+//! change files during the check.
 
 mod chain;
 mod extents;
@@ -26,35 +26,35 @@ pub(crate) use snapshots::Vm;
 use crate::probe::Content;
 use crate::text::shown;
 
-/// What to look at.
+/// What a check examines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'a> {
     /// Every file of a VM.
     Folder,
-    /// One file of the folder: a descriptor with the chain under it, an extent, or a VM by its .vmx or .vmsd.
+    /// One file of the folder: a descriptor with the chain below it, an extent, or a VM by its .vmx or .vmsd.
     File(&'a str),
 }
 
-/// The faults, worst first; within one severity by file.
+/// Result of a check: the faults, worst first, and within one severity by file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// All faults; none where everything is sound.
+    /// All faults; empty if everything is sound.
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Nothing is lost, wrong or unreadable.
+    /// Returns whether nothing is lost, wrong or unreadable.
     pub fn is_sound(&self) -> bool {
         self.findings.iter().all(|finding| finding.severity != Severity::Damage)
     }
 }
 
-/// Looks at `what` in `dir`. Fails only when the folder itself cannot be listed or has no file of that name.
+/// Checks `what` in `dir`. Fails only if the folder itself cannot be listed, or has no file of that name.
 pub async fn check(dir: &Dir, what: Target<'_>) -> Result<Report> {
     check_planned(dir, what, &Planned::default()).await
 }
 
-/// Like [`check`], of the folder as it is once `planned` is carried out.
+/// Checks like [`check`], in the state after `planned` is carried out.
 pub(crate) async fn check_planned(dir: &Dir, what: Target<'_>, planned: &Planned) -> Result<Report> {
     let mut out = Faults::default();
     let inventory = Inventory::read(dir, planned, &mut out).await?;
@@ -98,7 +98,7 @@ async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Faults) -> 
     if named.is_empty() {
         extents::check_alone(inventory, name, out).await;
     }
-    // Faults of texts that were read on the way are others' unless they are in this chain.
+    // Faults of other texts that were read are omitted, unless the texts belong to this chain.
     let mut concerned: BTreeSet<String> = named.iter().map(|link| inventory.path(link)).collect();
     let extents = named.iter().flat_map(|link| inventory.links[*link].extents());
     concerned.extend(extents.filter_map(|extent| match inventory.locate(&extent.file) {
@@ -110,7 +110,7 @@ async fn check_file(inventory: &Inventory<'_>, name: &str, out: &mut Faults) -> 
     Ok(())
 }
 
-/// Names as they stand in a finding.
+/// Formats names for a finding.
 pub(crate) fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut names = names.into_iter();
     let first: Vec<String> = names.by_ref().take(NAMES_QUOTED_MAX).map(|name| shown(name.as_ref())).collect();
@@ -121,10 +121,11 @@ pub(crate) fn quoted(names: impl IntoIterator<Item = impl AsRef<str>>) -> String
     }
 }
 
-/// Of one list: a line stays readable, and a folder of links that all say the same makes no report of quadratic length.
+/// Maximum number of names in one list, so that a line stays readable, and a folder with many similar links does not
+/// make a report of quadratic length.
 const NAMES_QUOTED_MAX: usize = 20;
 
-/// The word for an extent line that content belongs to.
+/// Returns the extent type in a descriptor that belongs to a content.
 pub(crate) fn keyword_of(content: Content) -> Option<&'static str> {
     match content {
         Content::VmfsSparse => Some("VMFSSPARSE"),

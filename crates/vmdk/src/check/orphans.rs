@@ -1,4 +1,4 @@
-//! Files of disks that no descriptor leads to.
+//! Check for files of disks to which no descriptor refers.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::descriptor::Descriptor;
 use crate::probe::Content;
 use crate::text::{TEXT_BYTES_MAX, shown};
 
-/// Endings of extents, in front of `.vmdk`, with the descriptor's name before them.
+/// Endings of extents' names before `.vmdk`; the descriptor's name precedes them.
 const ENDINGS: [&str; 3] = ["-flat", "-delta", "-sesparse"];
 
-/// A damaged descriptor is a small file; ESXi's flat files and deltas are larger.
+/// Size up to which an unreadable file may be a damaged descriptor. ESXi's flat files and deltas are larger.
 pub(crate) const TEXT_LIKELY_BYTES_MAX: u64 = 16 << 10;
 
 pub(super) async fn check(inventory: &Inventory<'_>, out: &mut Faults) {
@@ -46,7 +46,7 @@ async fn check_unnamed(
     match content {
         Content::VmfsSparse | Content::SeSparse => {
             check_alone(inventory, name, out).await;
-            // A header that cannot be read was reported just now.
+            // A header that cannot be read has been reported.
             let capacity = capacity_of(inventory, name, content).await.ok();
             out.push(lost_descriptor(inventory, name, &remedy_for_delta(name, content, capacity)));
         }
@@ -108,7 +108,7 @@ fn unnamed(
     }
 }
 
-/// `web-flat.vmdk` and `web-delta.vmdk` both give `web.vmdk`; other names tell nothing.
+/// Returns `web.vmdk` for `web-flat.vmdk` and `web-delta.vmdk`; None for other names.
 pub(crate) fn descriptor_of(extent: &str) -> Option<String> {
     let stem = extent.len().checked_sub(".vmdk".len()).and_then(|at| extent.get(..at))?;
     let name = ENDINGS.iter().find_map(|ending| stem.strip_suffix(ending))?;
@@ -137,7 +137,7 @@ fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64
     )
 }
 
-/// The CID comes from a child that is still here, if there is one.
+/// Returns the remedy for a flat extent. A remaining child contains the CID of its parent.
 fn remedy_for_flat(inventory: &Inventory<'_>, extent: &str, bytes: u64) -> String {
     let cid = descriptor_of(extent).and_then(|name| inventory.expected_cid(&name)).unwrap_or(0xffff_fffe);
     format!(

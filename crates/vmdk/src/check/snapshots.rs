@@ -1,4 +1,4 @@
-//! What the .vmx and the .vmsd say of the links: which run, which are kept, and which have no owner.
+//! Check of the .vmx and the .vmsd against the links: running links, links of snapshots, and links without an owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +13,15 @@ use crate::vmx::{Vmx, VmxDisk};
 
 const REMEDY_CONSOLIDATE: &str = "consolidate: it commits what no snapshot owns";
 
-/// One VM and its two files.
+/// A VM: its .vmx and its .vmsd.
 pub(crate) struct Vm<'a> {
     inventory: &'a Inventory<'a>,
     vmx_path: String,
-    /// Name of the list of its snapshots.
+    /// Name of its .vmsd.
     pub vmsd: String,
     vmx: &'a Vmx,
     pub disks: Vec<VmxDisk>,
-    /// Slot -> its running link, where that is in this folder.
+    /// Running link of each slot, if it is in this folder.
     tops: BTreeMap<String, &'a str>,
     pub list: SnapshotList,
 }
@@ -41,7 +41,7 @@ pub(super) async fn check<'a>(inventory: &'a Inventory<'a>, out: &mut Faults) {
     vm.check_unreferenced(out);
 }
 
-/// One .vmx makes a folder the home of a VM.
+/// Checks that the folder has one .vmx, and so is the home of one VM.
 fn check_names(inventory: &Inventory<'_>, out: &mut Faults) {
     let names: Vec<&String> =
         inventory.names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".vmx")).collect();
@@ -63,7 +63,7 @@ fn check_names(inventory: &Inventory<'_>, out: &mut Faults) {
     });
 }
 
-/// What can be said of a list of snapshots by itself.
+/// Checks a list of snapshots on its own.
 fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Faults) {
     let path = inventory.path(file);
     for oddity in vmsd.oddities() {
@@ -90,7 +90,7 @@ fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Fau
 }
 
 impl<'a> Vm<'a> {
-    /// The VM of a folder with one .vmx that can be read. What is wrong with its disks goes to `out`.
+    /// Returns the VM of a folder with one readable .vmx. Faults of its disks are added to `out`.
     pub(crate) fn of(inventory: &'a Inventory<'a>, out: &mut Faults) -> Option<Self> {
         let [(name, vmx)] = inventory.vmx.iter().collect::<Vec<_>>()[..] else { return None };
         let disks = match vmx.disks() {
@@ -110,7 +110,7 @@ impl<'a> Vm<'a> {
         Some(vm)
     }
 
-    /// False for a list that is there and says nothing, so that nothing is known of who owns what.
+    /// Returns false for a list that exists and cannot be read, so that owners of links are unknown.
     pub(crate) fn is_list_readable(&self) -> bool {
         !self.inventory.names.contains(&self.vmsd) || self.inventory.vmsd.contains_key(&self.vmsd)
     }
@@ -147,7 +147,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// The running link of each disk: a descriptor of this folder on which nothing else was made.
+    /// Finds the running link of each disk: a descriptor of this folder on which no other link was made.
     fn find_tops(&mut self, out: &mut Faults) {
         let mut seen: BTreeMap<&str, String> = BTreeMap::new();
         let redo: BTreeSet<&str> = self.disks.iter().filter_map(|disk| self.redo_of(disk)).collect();
@@ -174,7 +174,7 @@ impl<'a> Vm<'a> {
                     continue;
                 }
             };
-            // What is no readable descriptor was reported as such.
+            // An unreadable descriptor has been reported.
             let Some((top, _)) = self.inventory.links.get_key_value(&name) else { continue };
             if let Some(other) = seen.insert(top, disk.slot.to_string()) {
                 let expected = format!("a link of its own, but {other} runs on it too");
@@ -186,7 +186,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// A write to a link spoils every link that was made on it.
+    /// Reports children of a running link: a write to the link corrupts them.
     fn check_children(&self, field: &str, found: &str, top: &str, redo: &BTreeSet<&str>, out: &mut Faults) {
         let is_used = |name: &&str| {
             let kept = redo.contains(name) || self.inventory.binned.contains(*name);
@@ -202,7 +202,7 @@ impl<'a> Vm<'a> {
         out.push(self.in_vmx(Severity::Damage, field, found.into(), &expected, remedy));
     }
 
-    /// The link that takes the writes of an independent-nonpersistent disk.
+    /// Returns the link that receives the writes of an independent-nonpersistent disk.
     fn redo_of(&self, disk: &VmxDisk) -> Option<&'a str> {
         let written = self.vmx.values().get(&format!("{}.redo", disk.slot)).ok().flatten()?;
         let Place::Here(name) = self.inventory.locate(written) else { return None };
@@ -233,7 +233,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// The .vmsn, which only VMware writes.
+    /// Checks the .vmsn, which only VMware writes.
     fn check_state_file(&self, field: &str, snapshot: &Snapshot, out: &mut Faults) {
         let named = snapshot.other.iter().find(|(key, _)| key.eq_ignore_ascii_case("filename"));
         let field = format!("{field}, filename");
@@ -253,14 +253,14 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Links that some snapshot names.
+    /// Returns the links that snapshots name.
     fn owned(&self) -> BTreeSet<String> {
         let disks = self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks);
         let located = disks.map(|disk| self.inventory.locate(&disk.file_name));
         located.filter_map(|place| if let Place::Here(name) = place { Some(name) } else { None }).collect()
     }
 
-    /// The disks that snapshots are taken of, with the chains they run on, top first.
+    /// Returns the disks that are part of snapshots, with their running chains, top first.
     pub(crate) fn chains(&self) -> impl Iterator<Item = (&VmxDisk, Vec<&'a str>)> {
         let persistent = self.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent);
         persistent.filter_map(|disk| {
@@ -269,7 +269,8 @@ impl<'a> Vm<'a> {
         })
     }
 
-    /// Every frozen link under a running one should be some snapshot's state; else the delta on it has no owner.
+    /// Checks that every frozen link below a running one is the state of a snapshot; otherwise the delta on it has no
+    /// owner.
     fn check_ownership(&self, out: &mut Faults) {
         let owned = self.owned();
         for (disk, chain) in self.chains() {
@@ -312,7 +313,7 @@ impl<'a> Vm<'a> {
         out.into_vec().is_empty()
     }
 
-    /// What the VM runs on must descend from the current snapshot.
+    /// Checks that the running links descend from the current snapshot.
     fn check_current(&self, out: &mut Faults) {
         let current = self.list.snapshots.iter().find(|snapshot| Some(snapshot.uid) == self.list.current);
         let Some(current) = current else {
@@ -347,7 +348,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// A disk runs on, or a snapshot names, a link of another folder, whose chain may lead back into this one.
+    /// Returns whether a disk or a snapshot names a link of another folder, whose chain may lead back into this one.
     pub(crate) fn leads_outside(&self) -> bool {
         let kept =
             self.list.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|disk| &disk.file_name);
@@ -355,7 +356,7 @@ impl<'a> Vm<'a> {
         paths.any(|path| self.inventory.locate(path) == Place::Outside)
     }
 
-    /// Links that a disk, a snapshot or the bin leads to.
+    /// Returns the links to which a disk, a snapshot or the bin refers.
     pub(crate) fn referenced(&self) -> BTreeSet<&'a str> {
         let redo = self.disks.iter().filter_map(|disk| self.redo_of(disk)).map(str::to_owned);
         let roots = self.tops.values().map(|top| (*top).to_owned()).chain(self.owned()).chain(redo);
@@ -367,7 +368,7 @@ impl<'a> Vm<'a> {
         referenced
     }
 
-    /// Links that neither a disk, a snapshot nor another link leads to.
+    /// Reports links to which no disk, snapshot or link refers.
     fn check_unreferenced(&self, out: &mut Faults) {
         let may_be_referenced = self.leads_outside();
         let referenced = self.referenced();

@@ -1,4 +1,4 @@
-//! The grain directory: which regions of the disk have a table, and where.
+//! The grain directory in its encoded form: the sector of each region's table.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use blk::Result;
 use super::{Header, TABLE_SECTORS, check_inside, decode_entries};
 use crate::text::wrong;
 
-/// A verified grain directory: where each region's table is.
+/// A verified grain directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directory {
-    /// Sector of the table of each region; 0 is none.
+    /// Sector of each region's table; 0 means none.
     entries: Vec<u32>,
-    /// Sector of each table -> its region.
+    /// Region of each table, by the table's sector.
     tables: BTreeMap<u32, u32>,
 }
 
@@ -21,7 +21,7 @@ impl Directory {
         Self { entries: vec![0; header.directory_entries()], tables: BTreeMap::new() }
     }
 
-    /// `bytes` are the `directory_bytes` of the header.
+    /// Decodes and verifies the directory. `bytes` are the `directory_bytes` of the header.
     pub fn decode(file: &str, header: &Header, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let mut entries = decode_entries(bytes);
         entries.truncate(header.directory_entries());
@@ -87,12 +87,12 @@ impl Directory {
         self.tables.len()
     }
 
-    /// First sector past every table.
+    /// Returns the first sector after all tables.
     pub fn end_of_tables(&self) -> u32 {
         self.tables.keys().next_back().map_or(0, |sector| sector + TABLE_SECTORS)
     }
 
-    /// The region whose table shares a sector with `sectors`.
+    /// Returns the region whose table overlaps the sectors from `start` to `end`.
     pub fn table_in(&self, start: u32, end: u32) -> Option<u32> {
         let (sector, region) = self.tables.range(..end).next_back()?;
         (u64::from(*sector) + u64::from(TABLE_SECTORS) > u64::from(start)).then_some(*region)

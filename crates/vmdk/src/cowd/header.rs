@@ -1,4 +1,4 @@
-//! The header: four sectors, of which two are ever rewritten.
+//! The header in its encoded form: four sectors, of which two are rewritten.
 
 use blk::{Error, Result, SECTOR};
 
@@ -11,7 +11,7 @@ use crate::text::wrong;
 const MAGIC: &[u8; 4] = b"COWD";
 const VERSION: u32 = 1;
 const FLAGS: u32 = 3;
-/// For messages: the grain sizes of the format.
+/// The valid grain sizes, for messages.
 const GRAINS: &str = "a power of two from 1 to 2048 sectors";
 
 mod field {
@@ -23,7 +23,8 @@ mod field {
     pub(super) const DIRECTORY_ENTRIES: usize = 24;
     pub(super) const FREE: usize = 28;
     pub(super) const UNCLEAN: usize = 1648;
-    /// Two words of ours, in what the format pads with zeros; they are there only while the delta is unclean.
+    /// Position of two words of unstun, in bytes that the format pads with zeros. They are set only while the delta is
+    /// unclean.
     pub(super) const LOG_ID: usize = 1656;
     pub(super) const LOG_BOOT: usize = 1664;
 }
@@ -32,7 +33,7 @@ fn is_grain(sectors: u32) -> bool {
     sectors.is_power_of_two() && sectors <= GRAIN_SECTORS_MAX
 }
 
-/// A verified header. Keeps the bytes, so that legacy fields another program wrote survive a rewrite.
+/// A verified header. It keeps its bytes, so that legacy fields of other programs survive a rewrite.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Header {
     bytes: Box<[u8; HEADER_BYTES]>,
@@ -50,11 +51,11 @@ impl std::fmt::Debug for Header {
 }
 
 impl Header {
-    /// Returns the header of an empty delta, marked unclean: it is about to be written.
+    /// Returns the header of an empty delta. It is marked unclean, because the delta is about to be written.
     ///
     /// # Errors
-    /// `Unsupported` for a disk that 32-bit sector pointers cannot address; `Invalid` for a grain size that the format
-    /// does not have.
+    /// `Unsupported` for a disk that 32-bit sector pointers cannot address; `Invalid` for a grain size that is not in
+    /// the format.
     pub fn create(file: &str, capacity_sectors: u64, grain_sectors: u32) -> Result<Self> {
         if capacity_sectors == 0 || capacity_sectors > NEW_CAPACITY_SECTORS_MAX {
             let cause = format!("a VMFSsparse delta for a disk of {capacity_sectors} sectors was asked for");
@@ -79,14 +80,15 @@ impl Header {
         Ok(header)
     }
 
-    /// `bytes` are the first bytes of the file, at most `HEADER_BYTES` are looked at; `file_bytes` is its whole length.
+    /// Decodes a header. `bytes` are the first bytes of the file, of which at most `HEADER_BYTES` are read;
+    /// `file_bytes` is its length.
     pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let header = Self::decode_of_any_length(file, bytes, file_bytes)?;
         header.check_length(file, file_bytes)?;
         Ok(header)
     }
 
-    /// The same of a file that may have been cut: whether it has what the header speaks of is not looked at.
+    /// Decodes the header of a file that may be truncated: the length of the file is not compared.
     pub(crate) fn decode_of_any_length(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(wrong(
@@ -146,7 +148,7 @@ impl Header {
             return Err(wrong(file, "the length", format!("{file_bytes} bytes"), &expected));
         }
         let free = self.free_sector();
-        // An unclean delta's free pointer is of no use, and is computed anew.
+        // The free pointer of an unclean delta is not used; it is computed again.
         if self.is_unclean() {
             return Ok(());
         }
@@ -209,24 +211,24 @@ impl Header {
         self.directory_sectors() as usize * SECTOR as usize
     }
 
-    /// Where tables and data may begin.
+    /// Returns the first sector at which tables and data may be.
     pub fn first_data_sector(&self) -> u32 {
         self.directory_sector() + self.directory_sectors()
     }
 
-    /// What one table covers: 2 MiB with 512-byte grains.
+    /// Returns the range of the disk that one table covers: 2 MiB with 512-byte grains.
     pub fn region_bytes(&self) -> u64 {
         u64::from(self.grain_sectors()) * TABLE_ENTRIES as u64 * SECTOR
     }
 
-    /// Grains of the disk that lie in `region`.
+    /// Returns the number of the disk's grains in `region`.
     pub fn grains_in(&self, region: u32) -> usize {
         let grains = u64::from(self.capacity_sectors()).div_ceil(u64::from(self.grain_sectors()));
         let before = u64::from(region) * TABLE_ENTRIES as u64;
         grains.saturating_sub(before).min(TABLE_ENTRIES as u64) as usize
     }
 
-    /// Next unused sector; meaningless while unclean.
+    /// Returns the next unused sector; without meaning while the delta is unclean.
     pub fn free_sector(&self) -> u32 {
         self.get(field::FREE)
     }
@@ -239,13 +241,13 @@ impl Header {
         self.get(field::UNCLEAN) != 0
     }
 
-    /// Clean: without a log.
+    /// Marks the delta as clean, and removes the reference to a log.
     pub fn set_clean(&mut self) {
         self.set(field::UNCLEAN, 0);
         self.set_log(0, 0);
     }
 
-    /// `log`: what `log_id` and `log_boot` answer from now on.
+    /// Marks the delta as unclean. `log` becomes `log_id` and `log_boot`.
     pub fn set_unclean(&mut self, log: (u64, u64)) {
         self.set(field::UNCLEAN, 1);
         self.set_log(log.0, log.1);
@@ -257,7 +259,7 @@ impl Header {
         }
     }
 
-    /// The mark and the log of `other`.
+    /// Copies the mark and the reference to the log from `other`.
     pub fn take_mark(&mut self, other: &Header) {
         self.set(field::UNCLEAN, other.get(field::UNCLEAN));
         self.set_log(other.log_id(), other.log_boot());
@@ -267,12 +269,13 @@ impl Header {
         u64::from(self.get(at)) | u64::from(self.get(at + ENTRY_BYTES)) << 32
     }
 
-    /// Number of the log in the host's memory that has what the tables in the file lack; 0 where there is none.
+    /// Returns the number of the log in the host's memory with the entries that the tables in the file lack; 0 if there
+    /// is none.
     pub fn log_id(&self) -> u64 {
         self.get_u64(field::LOG_ID)
     }
 
-    /// `Memory::boot` of the process that keeps it.
+    /// Returns `Memory::boot` of the process that keeps the log.
     pub fn log_boot(&self) -> u64 {
         self.get_u64(field::LOG_BOOT)
     }
@@ -282,12 +285,12 @@ impl Header {
         &self.bytes
     }
 
-    /// The sector with `freeSector`, and its place.
+    /// Returns the sector with `freeSector`, and its position.
     pub fn free_sector_bytes(&self) -> (u64, &[u8]) {
         (0, &self.bytes[..SECTOR as usize])
     }
 
-    /// The sector with `uncleanShutdown`, and its place.
+    /// Returns the sector with `uncleanShutdown`, and its position.
     pub fn unclean_bytes(&self) -> (u64, &[u8]) {
         let at = field::UNCLEAN / SECTOR as usize * SECTOR as usize;
         (at as u64, &self.bytes[at..at + SECTOR as usize])

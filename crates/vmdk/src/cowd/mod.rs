@@ -1,8 +1,9 @@
-//! VMFSsparse, "COWD": the header, the grain directory and the grain tables of an ESXi delta, as bytes.
+//! The encoding of VMFSsparse ("COWD"): header, grain directory and grain tables of an ESXi delta, without I/O.
+//! `vmfssparse` has the open delta: which entries are written, with which values, and when.
 //!
-//! Facts: reference/vmware-formats section 3; docs/formats/vmfssparse.md has the boxes. No I/O here. Every function that
-//! decodes bytes takes the length of the file and compares with it first: a truncated delta must never read as
-//! "not here, read the parent".
+//! Facts: reference/vmware-formats section 3; docs/formats/vmfssparse.md has diagrams. Every function that decodes
+//! bytes first compares them with the length of the file: a truncated delta must never appear as "not here, read the
+//! parent".
 
 mod directory;
 mod header;
@@ -25,19 +26,19 @@ pub const TABLE_ENTRIES: usize = 4096;
 pub(crate) const TABLE_BYTES: usize = TABLE_ENTRIES * ENTRY_BYTES;
 pub(crate) const TABLE_SECTORS: u32 = (TABLE_BYTES / SECTOR as usize) as u32;
 
-/// Length of an entry of the directory or of a table: a sector's number, little-endian.
+/// Length of an entry of the directory or of a table: a sector number, little-endian.
 pub const ENTRY_BYTES: usize = 4;
 pub(crate) const ENTRIES_PER_SECTOR: usize = SECTOR as usize / ENTRY_BYTES;
 
 /// Largest grain: 1 MiB.
 pub const GRAIN_SECTORS_MAX: u32 = 2048;
 
-/// Largest disk we make a delta for: 2,032 GiB. Sector pointers have 32 bits, so a delta must stay below 2^32 sectors. A full
-/// one of 2,032 GiB has 4,261,412,864 sectors of data, 1,040,384 tables of 32 sectors, 8,128 sectors of directory and 4 of
-/// header: 4,294,713,284 in all, 254,012 below the limit. One GiB more would be over.
+/// Largest disk for which a delta is created: 2,032 GiB. Sector pointers have 32 bits, so a delta must stay below 2^32
+/// sectors. A full one of 2,032 GiB has 4,261,412,864 sectors of data, 1,040,384 tables of 32 sectors, 8,128 sectors of
+/// directory and 4 of header: 4,294,713,284 in total, 254,012 below the limit. One GiB more would exceed it.
 pub const NEW_CAPACITY_SECTORS_MAX: u64 = 2032 << 21;
 
-/// Reads little-endian entries; `bytes` is a whole number of them.
+/// Decodes little-endian entries. `bytes` must be a whole number of them.
 pub fn decode_entries(bytes: &[u8]) -> Vec<u32> {
     let (entries, rest) = bytes.as_chunks::<ENTRY_BYTES>();
     assert!(rest.is_empty(), "{} bytes are not whole entries", bytes.len());

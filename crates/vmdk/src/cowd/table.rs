@@ -1,17 +1,18 @@
-//! Grain tables: their runs, and what is checked before one is believed.
+//! Entries of a grain table in their encoded form: division into runs, and verification. `vmfssparse/table.rs` sets
+//! entries.
 
 use blk::Result;
 
 use super::{Directory, Header, check_inside};
 use crate::text::wrong;
 
-/// A maximal stretch of a table whose grains follow each other in the file.
+/// A maximal range of a table whose grains are contiguous in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableRun {
     /// First entry.
     pub entry: usize,
     pub entries: usize,
-    /// Sector of the first grain; 0 when the grains are not here.
+    /// Sector of the first grain; 0 if the delta does not contain the grains.
     pub sector: u32,
 }
 
@@ -37,18 +38,18 @@ pub(crate) fn table_runs(
     })
 }
 
-/// What the entries of a table are compared with.
+/// The limits against which the entries of a table are verified.
 pub(crate) struct TableBounds<'a> {
     pub file: &'a str,
     pub header: &'a Header,
     pub directory: &'a Directory,
     pub file_bytes: u64,
-    /// When set, entries must lie below: the allocator would hand the space out again.
+    /// If set, entries must be below it: the allocator would reuse the space beyond.
     pub free_sector: Option<u32>,
 }
 
 impl TableBounds<'_> {
-    /// Verifies the table of `region` and answers how many grains it holds.
+    /// Verifies the table of `region`. Returns the number of its grains in the file.
     pub(crate) fn check(&self, region: u32, entries: &[u32]) -> Result<usize> {
         let grains = self.header.grains_in(region);
         if let Some(past) = entries[grains..].iter().position(|entry| *entry != 0) {

@@ -175,7 +175,7 @@ proptest! {
     #[test]
     fn any_header_bytes_are_read_without_panic(mut bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES), file_bytes in any::<u64>(), keep in any::<[bool; 4]>()) {
         let good = header(EIGHT_GIB);
-        // Keep some true fields, or nothing would get past the magic.
+        // Some fields are kept, so that decoding gets past the magic number.
         for (range, keep) in [0..12, 12..16, 16..24, 24..28].into_iter().zip(keep) {
             if keep {
                 bytes[range.clone()].copy_from_slice(&good.bytes()[range]);

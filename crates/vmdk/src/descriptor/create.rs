@@ -1,4 +1,4 @@
-//! Descriptors of new links, in the form ESXi writes them.
+//! Descriptors of new links, in the form that ESXi writes.
 
 use blk::{Error, Result};
 
@@ -10,36 +10,36 @@ const CHILD_CREATE_TYPE: &str = "vmfsSparse";
 const SESPARSE_CREATE_TYPE: &str = "seSparse";
 const BASE_CREATE_TYPE: &str = "vmfs";
 
-/// A thin base disk: one plain extent.
+/// A thin base disk with one plain extent.
 #[derive(Debug, Clone)]
 pub(crate) struct NewBase<'a> {
-    /// `web-flat.vmdk`
+    /// Such as `web-flat.vmdk`.
     pub extent_file: &'a str,
     pub capacity_sectors: u64,
     pub content_id: ContentId,
-    /// 128 random bits for the id the guest sees.
+    /// 128 random bits for the ID that the guest sees.
     pub uuid: u128,
-    /// The VM that prepares it, if no configuration names the disk yet: see `Descriptor::is_prepared`.
+    /// The VM that prepares the disk, if no configuration names it yet: see `Descriptor::is_prepared`.
     pub prepared_for: Option<u128>,
 }
 
-/// An empty child: one VMFSsparse extent.
+/// An empty child with one VMFSsparse extent.
 #[derive(Debug, Clone)]
 pub(crate) struct NewChild<'a> {
-    /// `web-000001-delta.vmdk`
+    /// Such as `web-000001-delta.vmdk`.
     pub extent_file: &'a str,
     pub capacity_sectors: u64,
     pub content_id: ContentId,
-    /// The parent's descriptor: its file name in the same folder, or its absolute path.
+    /// The parent's descriptor: its file name if it is in the same folder, otherwise its absolute path.
     pub parent: &'a str,
     pub parent_cid: u32,
-    /// Id of the VM it is made for: see `Descriptor::owner`.
+    /// ID of the VM for which it is made: see `Descriptor::owner`.
     pub owner: Option<u128>,
-    /// A line for people, without line breaks: see `note_for_child_of`.
+    /// A comment for people, without line breaks: see `note_for_child_of`.
     pub note: Option<&'a str>,
 }
 
-/// What the descriptor of a VMFSsparse child of `parent` should tell its reader.
+/// Returns the comment for the descriptor of a VMFSsparse child of `parent`.
 pub(crate) fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
     let sesparse = parent.extents().iter().any(|extent| extent.kind == ExtentKind::SeSparse);
     sesparse.then_some(
@@ -88,13 +88,13 @@ impl NewBase<'_> {
 }
 
 impl NewChild<'_> {
-    /// Marked as prepared: see `Descriptor::is_prepared`.
+    /// Returns the descriptor, marked as prepared: see `Descriptor::is_prepared`.
     pub(crate) fn descriptor(&self, file: &str) -> Result<Descriptor> {
         check_delta_capacity(file, self.capacity_sectors)?;
         self.write(file, &marks(self.owner), CHILD_CREATE_TYPE, ExtentKind::VmfsSparse)
     }
 
-    /// The descriptor of a delta that is there already, in use.
+    /// Returns the descriptor of an existing delta, which is in use.
     pub(crate) fn of_delta(&self, file: &str, kind: ExtentKind) -> Result<Descriptor> {
         let create_type = if kind == ExtentKind::SeSparse { SESPARSE_CREATE_TYPE } else { CHILD_CREATE_TYPE };
         self.write(file, "", create_type, kind)
@@ -132,13 +132,13 @@ impl NewChild<'_> {
     }
 }
 
-/// The comments of a link in preparation.
+/// Returns the comments of a prepared link.
 fn marks(owner: Option<u128>) -> String {
     let owner = owner.map(|vm| format!("{OWNER_MARK}{vm:032x}\n")).unwrap_or_default();
     format!("{PREPARED_MARK}\n{owner}")
 }
 
-/// The guest's view of the size, where the heads and sectors of the disk are already settled.
+/// Returns the cylinders of a size, for a disk whose heads and sectors are fixed.
 pub(super) fn cylinders(capacity_sectors: u64, heads: u64, sectors: u64) -> Option<u64> {
     Some(capacity_sectors.checked_div(heads.checked_mul(sectors)?)?.max(1))
 }
@@ -151,7 +151,7 @@ fn check_capacity(file: &str, sectors: u64) -> Result<()> {
     Ok(())
 }
 
-/// A larger disk is read, and served without snapshots.
+/// Checks the size of a delta. A larger disk can be read, and served without snapshots.
 fn check_delta_capacity(file: &str, sectors: u64) -> Result<()> {
     if sectors <= NEW_CAPACITY_SECTORS_MAX {
         return Ok(());
@@ -163,7 +163,8 @@ fn check_delta_capacity(file: &str, sectors: u64) -> Result<()> {
     Err(Error::unsupported(file, format!("{cause}; {remedy}")))
 }
 
-/// Cylinders, heads, sectors as VMware chooses them for an LSI Logic adapter; only old boot loaders look at it.
+/// Returns cylinders, heads and sectors as VMware chooses them for an LSI Logic adapter. Only old boot loaders use
+/// them.
 fn geometry(capacity_sectors: u64) -> (u64, u64, u64) {
     const GIB_SECTORS: u64 = (1 << 30) / blk::SECTOR;
     let (heads, sectors) = match capacity_sectors {
@@ -174,7 +175,8 @@ fn geometry(capacity_sectors: u64) -> (u64, u64, u64) {
     ((capacity_sectors / (heads * sectors)).max(1), heads, sectors)
 }
 
-/// The form of VMware's SCSI ids: `60 00 C2 9x xx xx xx xx-xx ...`, NAA type 6 with VMware's company id.
+/// Returns an ID in the form of VMware's SCSI IDs: `60 00 C2 9x xx xx xx xx-xx ...`, NAA type 6 with VMware's company
+/// ID.
 fn naa_uuid(random: u128) -> String {
     let mut bytes = random.to_be_bytes();
     bytes[..3].copy_from_slice(&[0x60, 0x00, 0xC2]);

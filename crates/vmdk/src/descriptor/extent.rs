@@ -6,14 +6,14 @@ use blk::{Error, Result};
 
 use crate::text::{decimal, shown, utf8, wrong};
 
-/// Sectors whose bytes still fit in 63 bits, so that sums and products of one disk cannot overflow.
+/// Maximum number of sectors whose bytes fit in 63 bits, so that sums and products of one disk cannot overflow.
 pub(super) const EXTENT_SECTORS_MAX: u64 = i64::MAX as u64 / blk::SECTOR;
 
-/// Largest disk that is read: the one of 64 TiB that SEsparse can describe. Sums over all disks and layers of a VM then
-/// stay below 2^63 bytes.
+/// Largest disk that is read: 64 TiB, as SEsparse can describe. Sums over all disks and layers of a VM then stay below
+/// 2^63 bytes.
 pub(super) const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
 
-/// What a link may do with an extent.
+/// Access of a link to an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// `RW`.
@@ -24,12 +24,12 @@ pub enum Access {
     NoAccess,
 }
 
-/// What an extent's file holds. All are recognised; which can be opened is decided where they are opened.
+/// Format of an extent's file. All formats are recognised; the code that opens extents decides which it supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Plain data at an offset, hosted products.
+    /// Plain data at an offset, from hosted products.
     Flat,
-    /// Plain data, ESXi.
+    /// Plain data, from ESXi.
     Vmfs,
     /// "COWD" delta.
     VmfsSparse,
@@ -39,9 +39,9 @@ pub enum ExtentKind {
     Sparse,
     /// No file; reads as zeros.
     Zero,
-    /// Pointer to a mapped raw device, ESXi; holds no data.
+    /// Pointer to a mapped raw device, from ESXi; contains no data.
     VmfsRdm,
-    /// Raw device, of earlier ESXi.
+    /// Raw device, from earlier ESXi.
     VmfsRaw,
 }
 
@@ -77,11 +77,11 @@ pub struct Extent {
     pub access: Access,
     /// Length on the disk, in sectors; 1 to `EXTENT_SECTORS_MAX`.
     pub sectors: u64,
-    /// What `file` holds.
+    /// Format of `file`.
     pub kind: ExtentKind,
-    /// As written; untrusted. Empty for `Zero`.
+    /// The name as written; untrusted. Empty for `Zero`.
     pub file: String,
-    /// Where the data begins in `file`, in sectors. 0 for all but `Flat` and `Vmfs`.
+    /// Start of the data in `file`, in sectors. 0 except for `Flat` and `Vmfs`.
     pub offset_sectors: u64,
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Extent {
         if self.kind != ExtentKind::Zero {
             write!(f, " \"{}\"", self.file)?;
         }
-        // Hosted readers demand the offset of FLAT and refuse one anywhere else.
+        // Hosted readers require the offset of FLAT, and refuse one with any other type.
         if self.kind == ExtentKind::Flat || self.offset_sectors != 0 {
             write!(f, " {}", self.offset_sectors)?;
         }
@@ -100,7 +100,7 @@ impl fmt::Display for Extent {
     }
 }
 
-/// Whether a line begins like an extent, so that a fault in the rest of it is reported as one.
+/// Returns whether a line begins like an extent, so that a fault in the rest of it is reported as one.
 pub(super) fn is_extent(line: &[u8]) -> bool {
     let word = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
     ACCESSES.iter().any(|(access, _)| word.eq_ignore_ascii_case(access.as_bytes()))
@@ -128,13 +128,13 @@ pub(super) fn parse(file: &str, number: usize, line: &[u8]) -> Result<Extent> {
         ));
     };
     let Some(access) = access else { return Err(wrong(file, &field, shown(line), "RW, RDONLY or NOACCESS")) };
-    // ZERO has no file, so its offset, if one is written, follows directly.
+    // ZERO has no file, so an offset follows directly.
     let offset = if kind == ExtentKind::Zero { words.next() } else { after.split_ascii_whitespace().next() };
     let offset_sectors = match offset {
         Some(digits) => decimal(file, &format!("{field}: the offset"), digits, "a decimal number")?,
         None => 0,
     };
-    // A name beside ZERO says nothing.
+    // A name after ZERO has no meaning.
     let name = name.filter(|_| kind != ExtentKind::Zero).unwrap_or_default();
     let extent = Extent { access, sectors, kind, file: name.into(), offset_sectors };
     check(file, &field, &extent)?;
@@ -155,7 +155,8 @@ fn check(file: &str, field: &str, extent: &Extent) -> Result<()> {
     Ok(())
 }
 
-/// Before the name, the name, after it. Quotes are not escaped, so the name ends at the last one of the line.
+/// Splits a line into the parts before the name, the name, and after it. Quotes are not escaped, so the name ends at
+/// the last quote.
 fn split_name(line: &str) -> (&str, Option<&str>, &str) {
     match (line.find('"'), line.rfind('"')) {
         (Some(first), Some(last)) if first < last => {

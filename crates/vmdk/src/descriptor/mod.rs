@@ -1,8 +1,8 @@
-//! The text descriptor of a virtual disk link: which extents hold it, and which parent it was made from.
+//! The text descriptor of a link of a virtual disk: the extents with its data, and the parent on which it was made.
 //!
-//! Facts: reference/vmware-formats section 1. Keys are compared without case; lines we do not change, comments and unknown
-//! keys among them, are written back byte for byte. Parsing checks everything that can be checked without opening another
-//! file, so the accessors cannot fail.
+//! Facts: reference/vmware-formats section 1. Keys are compared without case. Lines that are not changed, including
+//! comments and unknown keys, are written back byte for byte. Parsing checks everything that can be checked without
+//! opening another file, so the accessors cannot fail.
 
 mod create;
 mod extent;
@@ -16,18 +16,18 @@ pub use extent::{Access, Extent, ExtentKind};
 pub use parse::NO_PARENT_CID;
 use parse::{Fields, Line, LineKind, OWNER_MARK, PREPARED_MARK};
 
-/// The identity of a link's content: 128 bits, of which the low 32 are its CID.
+/// Identity of a link's content: 128 bits, of which the low 32 are its CID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentId(u128);
 
 impl ContentId {
-    /// From 128 random bits. The two values with a meaning of their own (no parent, never written) are avoided.
+    /// Creates an ID from 128 random bits. Avoids the two values with a special meaning (no parent, never written).
     pub fn from_random(random: u128) -> Self {
         let reserved = random as u32 >= 0xffff_fffe;
         ContentId(if reserved { random ^ 0x8000_0000 } else { random })
     }
 
-    /// From random bits, with the CID that the children of a lost descriptor expect.
+    /// Creates an ID from random bits, with the CID that the children of a lost descriptor expect.
     pub(crate) fn with_cid(random: u128, cid: u32) -> Self {
         ContentId((random >> 32 << 32) | u128::from(cid))
     }
@@ -52,51 +52,52 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// Fails with `Damaged` where the text contradicts its format, `Unsupported` where we cannot place what it says.
+    /// Parses a descriptor. Fails with `Damaged` if the text contradicts its format, and with `Unsupported` if it uses
+    /// unsupported features.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         let (lines, newline) = parse::lines(file, bytes)?;
         let facts = parse::facts(file, &lines)?;
         Ok(Self { file: file.into(), lines, newline, facts })
     }
 
-    /// Whether bytes look like a descriptor, by the probe QEMU uses too: after comments and blank lines, `version=`.
+    /// Returns whether bytes are a descriptor, by QEMU's rule: `version=` after comments and blank lines.
     pub fn probe(bytes: &[u8]) -> bool {
         let first = bytes.split(|b| *b == b'\n').map(<[u8]>::trim_ascii);
         let mut meaningful = first.filter(|line| !line.is_empty() && !line.starts_with(b"#"));
         meaningful.next().is_some_and(|line| line.len() >= 8 && line[..8].eq_ignore_ascii_case(b"version="))
     }
 
-    /// Returns the text: lines that were not changed, byte for byte.
+    /// Returns the text; unchanged lines are byte for byte as read.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.lines.iter().flat_map(|line| line.raw.iter().copied()).collect()
     }
 
-    /// Returns the bytes and the lines of its text.
+    /// Returns the number of bytes and lines of the text.
     pub(crate) fn text_size(&self) -> (usize, usize) {
         (self.lines.iter().map(|line| line.raw.len()).sum(), self.lines.len())
     }
 
-    /// Returns the name that errors give to this descriptor.
+    /// Returns the name of this descriptor in errors.
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// 1 to 3; 3 says that changed blocks are tracked.
+    /// Returns the version, 1 to 3; 3 means that changed blocks are tracked.
     pub fn version(&self) -> u32 {
         self.facts.version
     }
 
-    /// Returns `CID`, which changes when the content does.
+    /// Returns the `CID`, which changes with the content.
     pub fn cid(&self) -> u32 {
         self.facts.cid
     }
 
-    /// The CID its parent had when this link was made; `None` for a base.
+    /// Returns the CID that the parent had when this link was made; None for a base.
     pub fn parent_cid(&self) -> Option<u32> {
         self.facts.parent_cid
     }
 
-    /// Path of the parent as written; untrusted, and only a hint. `Some` exactly when `parent_cid` is.
+    /// Returns the path of the parent as written. It is untrusted, and only a hint. `Some` exactly if `parent_cid` is.
     pub fn parent_hint(&self) -> Option<&str> {
         self.facts.parent_hint.as_deref()
     }
@@ -106,18 +107,18 @@ impl Descriptor {
         &self.facts.create_type
     }
 
-    /// In the order of the disk; at least one.
+    /// Returns the extents in the order of the disk; at least one.
     pub fn extents(&self) -> &[Extent] {
         &self.facts.extents
     }
 
-    /// Size of the disk in sectors; fits in bytes too.
+    /// Returns the size of the disk in sectors. Its bytes fit in 64 bits too.
     pub fn capacity_sectors(&self) -> u64 {
-        // Summed with checks when parsed.
+        // The parser has checked the sum.
         self.facts.extents.iter().map(|extent| extent.sectors).sum()
     }
 
-    /// The value of `ddb.NAME`, if present and text.
+    /// Returns the value of `ddb.NAME`, if it is present and text.
     pub fn ddb(&self, name: &str) -> Option<&str> {
         let key = format!("ddb.{name}");
         self.lines
@@ -126,35 +127,35 @@ impl Descriptor {
             .and_then(|value| std::str::from_utf8(value).ok())
     }
 
-    /// True while no configuration names this child; see `NewChild`.
+    /// Returns true while no configuration names this child; see `NewChild`.
     pub fn is_prepared(&self) -> bool {
         self.lines.iter().any(Line::is_prepared_mark)
     }
 
-    /// Takes the mark of a prepared child out.
+    /// Removes the mark of a prepared child.
     pub fn clear_prepared(&mut self) {
         self.lines.retain(|line| !line.is_prepared_mark());
     }
 
-    /// The VM that made this link, where it says so: nothing but ours does.
+    /// Returns the VM that made this link, if the link contains it. Only unstun's links do.
     pub fn owner(&self) -> Option<u128> {
         self.lines.iter().find_map(Line::owner)
     }
 
-    /// Where its changed-block tracking is kept, as written; untrusted.
+    /// Returns the path of the changed-block tracking as written; untrusted.
     pub fn change_track_path(&self) -> Option<&str> {
         let value = self.lines.iter().find_map(|line| line.value_of("changeTrackPath"))?;
         std::str::from_utf8(value).ok()
     }
 
-    /// The content is about to change: children elsewhere must notice.
+    /// Sets a new content ID before the content changes, so that children elsewhere notice.
     pub fn set_content_id(&mut self, id: ContentId) {
         self.facts.cid = id.cid();
         self.set("CID", format!("{:08x}", id.cid()), false);
         self.set("ddb.longContentID", id.long(), true);
     }
 
-    /// Names `parent`, whose CID is `parent_cid`, as the link under this one.
+    /// Sets `parent`, with the CID `parent_cid`, as the link below this one.
     pub fn set_parent(&mut self, parent: &str, parent_cid: u32) {
         self.facts.parent_cid = Some(parent_cid);
         self.facts.parent_hint = Some(parent.into());
@@ -162,7 +163,7 @@ impl Descriptor {
         self.set("parentFileNameHint", parent.into(), true);
     }
 
-    /// The number of sectors of extent `index`, after a resize. Panics when there is no such extent.
+    /// Sets the number of sectors of extent `index` after a resize. Panics if there is no such extent.
     pub fn set_extent_sectors(&mut self, index: usize, sectors: u64) {
         assert!(sectors > 0, "an extent has at least one sector");
         self.facts.extents[index].sectors = sectors;
@@ -173,7 +174,7 @@ impl Descriptor {
         }
     }
 
-    /// The cylinders for a new size; heads and sectors stay, since a guest's boot loader may go by them.
+    /// Sets the cylinders for a new size. Heads and sectors stay, because a guest's boot loader may depend on them.
     pub fn update_geometry(&mut self) {
         let number = |name: &str| self.ddb(name).and_then(|value| value.parse::<u64>().ok());
         let (heads, sectors) = (number("geometry.heads"), number("geometry.sectors"));
@@ -185,8 +186,8 @@ impl Descriptor {
         }
     }
 
-    /// Changed-block tracking does not follow our writes, so a link we write must not claim to have it. True when
-    /// it did: the next backup must then be a full one.
+    /// Removes the reference to changed-block tracking, which does not cover unstun's writes. Returns true if there was
+    /// one: the next backup must then be a full one.
     pub fn drop_change_tracking(&mut self) -> bool {
         let before = self.lines.len();
         self.lines.retain(|line| line.value_of("changeTrackPath").is_none());
@@ -197,7 +198,8 @@ impl Descriptor {
         self.lines.len() != before
     }
 
-    /// Replaces the value of `key` where it stands. A header key that is absent goes before the first extent, a `ddb.` key to the end.
+    /// Replaces the value of `key` in its line. A new header key is inserted before the first extent, a new `ddb.` key
+    /// at the end.
     fn set(&mut self, key: &str, value: String, quoted: bool) {
         let line = Line::field(key, &value, quoted, self.newline);
         if let Some(old) = self.lines.iter_mut().find(|line| line.value_of(key).is_some()) {

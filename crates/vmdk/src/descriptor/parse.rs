@@ -1,4 +1,4 @@
-//! Lines and facts of a descriptor.
+//! Parser of a descriptor's lines and values.
 
 use blk::{Error, Result};
 
@@ -36,11 +36,11 @@ pub(super) struct Line {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LineKind {
-    /// Blank, or a comment.
+    /// A blank line or a comment.
     Other,
     Field {
         key: String,
-        /// Without quotes; in the encoding of the file.
+        /// The value without quotes, in the encoding of the file.
         value: Vec<u8>,
     },
     Extent(Extent),
@@ -48,7 +48,8 @@ pub(super) enum LineKind {
 
 impl Line {
     pub(super) fn field(key: &str, value: &str, quoted: bool, newline: &[u8]) -> Self {
-        // Header keys are written without blanks, the disk data base with them; QEMU searches for these very forms.
+        // Header keys are written without blanks, and those of the disk data base with blanks; QEMU searches for these
+        // forms.
         let raw = match (key.starts_with("ddb."), quoted) {
             (true, _) => format!("{key} = \"{value}\""),
             (false, true) => format!("{key}=\"{value}\""),
@@ -89,7 +90,8 @@ fn with(text: String, newline: &[u8]) -> Vec<u8> {
     raw
 }
 
-/// Splits and classifies. Also answers the line end the file uses. What follows the text's end is not kept.
+/// Splits the text into lines and classifies them. Also returns the line end that the file uses. Bytes after the text's
+/// end are dropped.
 pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8])> {
     check_text(file, bytes)?;
     let mut lines = Vec::new();
@@ -100,11 +102,11 @@ pub(super) fn lines(file: &str, bytes: &[u8]) -> Result<(Vec<Line>, &'static [u8
     Ok((lines, if crlf { b"\r\n" } else { b"\n" }))
 }
 
-/// Returns the text without the NULs behind it: files cut out of an embedded descriptor end in them.
+/// Returns the text without the NULs after it: files cut out of an embedded descriptor end with NULs.
 ///
-/// QEMU writes a CID without leading zeros over a longer one, moves the rest of the text forward and ends it with a NUL; the
-/// last bytes of the text from before then still stand behind that NUL (`vmdk_write_cid` in its `block/vmdk.c`). Anything
-/// else behind a NUL is damage.
+/// QEMU writes a CID without leading zeros over a longer one, moves the rest of the text forward, and ends it with a
+/// NUL. The last bytes of the earlier text then remain after that NUL (`vmdk_write_cid` in its `block/vmdk.c`).
+/// Anything else after a NUL is damage.
 fn text_of<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let (text, behind) = bytes.split_at(end);
@@ -146,7 +148,7 @@ fn classify(file: &str, number: usize, raw: &[u8]) -> Result<LineKind> {
     Ok(LineKind::Field { key: key.into(), value: value.into() })
 }
 
-/// Reads and checks what the lines say.
+/// Reads and checks the values of the lines.
 pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Fields> {
     check_probe(file, lines)?;
     let version = match required(file, lines, "version")? {
@@ -174,7 +176,7 @@ pub(super) fn facts(file: &str, lines: &[Line]) -> Result<Fields> {
     Ok(facts)
 }
 
-/// The first line that says anything must be the version, or this is some other text.
+/// Checks that the first line with content is the version; otherwise this is some other text.
 fn check_probe(file: &str, lines: &[Line]) -> Result<()> {
     let first = lines.iter().find(|line| line.kind != LineKind::Other);
     if first.is_some_and(|line| line.value_of("version").is_some()) {
@@ -185,7 +187,7 @@ fn check_probe(file: &str, lines: &[Line]) -> Result<()> {
     Err(wrong(file, "the first line that is no comment", found, "version=1: is this a disk descriptor?"))
 }
 
-/// A header key must not be given twice: readers disagree on which one counts.
+/// Returns the value of a header key. A key must not be given twice, because readers disagree on which one counts.
 fn header<'a>(file: &str, lines: &'a [Line], key: &str) -> Result<Option<&'a str>> {
     let mut values = lines.iter().filter_map(|line| line.value_of(key));
     let Some(first) = values.next() else { return Ok(None) };
@@ -240,7 +242,7 @@ fn extents(file: &str, lines: &[Line]) -> Result<Vec<Extent>> {
             "at least one line such as RW 2048 VMFS \"x-flat.vmdk\"",
         ));
     }
-    // A file of `TEXT_BYTES_MAX` has fewer than 2^21 extents of less than 2^54 sectors, and what is beyond 64 bits is too
+    // A file of `TEXT_BYTES_MAX` has fewer than 2^21 extents of less than 2^54 sectors. A sum beyond 64 bits is too
     // large in any case.
     let total = extents.iter().fold(0, |sum: u64, extent| sum.saturating_add(extent.sectors));
     if total > DISK_SECTORS_MAX {

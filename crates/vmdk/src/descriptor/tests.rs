@@ -125,7 +125,7 @@ fn extents() {
     ];
     for (line, expected) in table {
         let parsed = parse(&minimal(line)).unwrap();
-        // The last one holds a second quoted word; the name then runs to the last quote, as VMware reads it.
+        // The last one contains a second quoted word; the name then extends to the last quote, as VMware reads it.
         if !expected.is_empty() {
             assert_eq!(parsed.extents()[0].to_string(), expected, "{line}");
         }
@@ -172,7 +172,8 @@ fn bad_descriptors_are_named() {
     }
 }
 
-/// As QEMU leaves it when the new CID has `shorter` digits less than the old one, in a file of `size` bytes.
+/// Returns a text as QEMU leaves it if the new CID has `shorter` digits less than the old one, in a file of `size`
+/// bytes.
 fn moved_forward(text: &str, shorter: usize, size: usize) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     bytes.resize(size, 0);
@@ -195,7 +196,7 @@ fn bytes_behind_the_text_of_qemus_descriptors_are_ignored() {
             assert_eq!(again, descriptor);
         }
     }
-    // A hole in the middle is damage, whatever stands behind it.
+    // A NUL in the middle is damage, whatever follows it.
     let mut holed = text.as_bytes().to_vec();
     holed[text.len() - 12..text.len() - 8].fill(0);
     Descriptor::parse("x", &holed).unwrap_err();

@@ -1,9 +1,9 @@
-//! States that a revert, a discard or a reset threw away and the VM keeps for a while: a file of each in the home's private
-//! folder, where VMware does not look.
+//! Records of the bin in a home: states that a revert, a discard or a reset threw away and the VM keeps for a while.
+//! Each state has a file in the home's private folder, which VMware does not read.
 //!
-//! It has the form of a .vmsd. Its snapshots are those that left the tree, with all their lines, so that they can be restored
-//! unchanged; what a .vmsd has no key for has keys that begin with `unstun.`. Layers have the names
-//! that the home has for them. If the configuration was replaced too, the previous .vmx is stored beside it.
+//! The file has the form of a .vmsd. Its snapshots are those that left the tree, with all their lines, so that they can
+//! be restored unchanged. Facts without a key in the format have keys that begin with `unstun.`. Layers have the names
+//! that the home uses. If the configuration was replaced too, the previous .vmx is beside the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -28,9 +28,9 @@ use crate::vmx::Vmx;
 
 const PREFIX: &str = "bin-";
 const SUFFIX: &str = ".vmsd";
-/// Texts of a bin together: as many bytes as all texts of a folder may have.
+/// Maximum size of a bin's texts together: as many bytes as all texts of a folder may have.
 const BIN_BYTES_MAX: u64 = 24 << 20;
-/// Disks of a VM: as many as a snapshot's.
+/// Maximum number of disks of a VM, as for a snapshot.
 const DISKS_MAX: usize = 636;
 
 const ENTRY_ID: &str = "unstun.bin";
@@ -38,7 +38,7 @@ const BY: &str = "unstun.by";
 const TIME: &str = "unstun.unixUs";
 const SUBJECT: &str = "unstun.subject";
 const CURRENT: &str = "unstun.current";
-/// In the lines of a snapshot.
+/// Key in the lines of a snapshot.
 pub(super) const PARENT: &str = "unstun.parent";
 
 const WORDS: [(BinnedBy, &str); 4] = [
@@ -48,7 +48,7 @@ const WORDS: [(BinnedBy, &str); 4] = [
     (BinnedBy::Restore, "restore"),
 ];
 
-/// A binned state with the snapshots' lines as VMware or we wrote them.
+/// A binned state, with the lines of its snapshots as VMware or unstun wrote them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binned {
     pub state: BinnedState,
@@ -81,7 +81,8 @@ fn id_of(name: &str) -> Option<u64> {
 }
 
 impl Home {
-    /// The bin as it was last read or written. A file that cannot be read is reported, and no entry has its layers.
+    /// Returns the bin as it was last read or written. A file that cannot be read is reported, and its layers belong to
+    /// no entry.
     pub(super) async fn binned(&self) -> Result<Rc<Vec<Binned>>> {
         if let Some(known) = &*self.bin.borrow() {
             return Ok(known.clone());
@@ -105,7 +106,7 @@ impl Home {
         Ok(found)
     }
 
-    /// Of the bin what is still there, with the sizes of its disks.
+    /// Returns the entries of the bin that still exist, with the sizes of their disks.
     pub(super) async fn read_bin(&self, survey: &Survey<'_>, texts: &Texts) -> Result<Vec<BinnedState>> {
         let mut states = Vec::new();
         for binned in texts.bin.iter() {
@@ -129,7 +130,7 @@ impl Home {
         Ok(None)
     }
 
-    /// A disk whose descriptor cannot be read has none: a restore says why.
+    /// Adds the sizes of the disks. A disk whose descriptor cannot be read has none, which a restore reports.
     async fn with_sizes(&self, state: &BinnedState) -> BinnedState {
         let mut state = state.clone();
         for disk in &mut state.disks {
@@ -143,7 +144,7 @@ impl Home {
         self.private_configuration(&configuration_name(id)).await
     }
 
-    /// What the bin comes to hold and what leaves it, as part of a change. Answers the bin after it.
+    /// Adds the bin's new and removed entries to a change. Returns the bin after the change.
     pub(super) fn write_bin(
         &self,
         before: &Texts,
@@ -176,7 +177,7 @@ impl Home {
     }
 }
 
-/// The text has no sizes of disks: their layers have them.
+/// Compares a state with a record, without the sizes of disks: their layers have these.
 fn same(known: &BinnedState, state: &BinnedState) -> bool {
     let mut known = known.clone();
     for (old, new) in known.disks.iter_mut().zip(&state.disks) {
@@ -189,7 +190,7 @@ pub(super) fn snapshot_uids(bin: &[BinnedState]) -> impl Iterator<Item = u32> {
     bin.iter().flat_map(|state| state.snapshots.iter().map(|snapshot| snapshot.uid))
 }
 
-/// The layers that the bin of a home keeps. What cannot be read keeps none.
+/// Returns the layers that the bin of a home keeps. A record that cannot be read keeps none.
 pub(crate) async fn binned_layers(home: &Dir) -> Result<BTreeSet<LayerName>> {
     let private = match home.open_dir(OWN_FOLDER, false).await {
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -206,12 +207,12 @@ pub(crate) async fn binned_layers(home: &Dir) -> Result<BTreeSet<LayerName>> {
     Ok(layers)
 }
 
-/// Whether an error is about the moment alone, and not about the file that was to be read.
+/// Returns whether an error is temporary, and so does not concern the file that was read.
 fn says_nothing(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::LeaseLost | ErrorKind::Cancelled | ErrorKind::NoDescriptors)
 }
 
-/// The files of entries; of more than we write only the first.
+/// Returns the names of the entries' files, up to the maximum number of entries.
 fn entry_names(private: &[String]) -> impl Iterator<Item = &String> {
     private.iter().filter(|name| id_of(name).is_some()).take(BINNED_STATES_MAX)
 }

@@ -1,14 +1,15 @@
-//! The descriptors of a home's own folders as they were last read, so that a lookup reads the files that it concerns and not
-//! the whole home.
+//! Cache of the descriptors in a home's own folders. The cost of a query then depends on the links concerned, not on
+//! the size of the home.
 //!
-//! Invariant: what is kept is what the disk says. The home is locked while it is served, so no other program writes its links: in the
-//! home they are those that name it as their VM, or none; in an own folder that other homes share, those that name it, for each
-//! home writes under free names and only what carries its id. Other files are kept as being no descriptors in the home, and in
-//! shared folders where a kept link names them as its extent. Links of others and everything in folders that are only read
-//! from, or searched, are read each time.
+//! Invariant: a cached descriptor equals the one on disk. The home is locked while it is served, so no other program
+//! writes its links. In the home these are the links with the VM's ID or without any ID. In an own folder that several
+//! homes share, these are the links with the VM's ID, because each home writes only free names and links with its own
+//! ID. Files that are not descriptors are cached as such in the home; in shared folders, only if a cached link names
+//! them as its extent. Links of other VMs, and everything in folders that are only read or searched, are read each
+//! time.
 //!
-//! A write of ours forgets its files before and after. `load`, and a change that failed, forget everything: it is unknown then
-//! what the disk says.
+//! A write forgets its files before and after it. `load` and a failed change forget everything, because the content of
+//! the disk is then unknown.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,17 +24,17 @@ use crate::descriptor::Descriptor;
 #[derive(Clone)]
 pub(super) enum CachedFile {
     Link(Rc<Descriptor>),
-    /// An extent, change tracking: no descriptor.
+    /// No descriptor: an extent, or change tracking.
     NoLink,
 }
 
 #[derive(Default)]
 pub(super) struct Cache {
-    /// By path; only normal ones, so that each file has one in its folder.
+    /// Entries by normalised path, so that each file has one path in its folder.
     known: RefCell<BTreeMap<String, CachedFile>>,
-    /// Paths of the extents of the links that are kept, as plain names beside them say them.
+    /// Paths of the cached links' extents that are plain names beside them.
     extents: RefCell<BTreeSet<String>>,
-    /// Counts the times something was forgotten: what was read across one is not kept.
+    /// Number of times that something was forgotten. A file that was read while the number changed is not cached.
     age: Cell<u64>,
 }
 
@@ -46,7 +47,7 @@ impl Cache {
         self.age.get()
     }
 
-    /// `age` is from before the file was opened.
+    /// Caches a file. `age` is the number from before the file was opened.
     pub(super) fn keep(&self, path: String, age: u64, known: CachedFile) {
         if age == self.age.get() && normal(&path).as_ref() == Some(&path) {
             if let CachedFile::Link(link) = &known {
@@ -56,7 +57,7 @@ impl Cache {
         }
     }
 
-    /// Whether a kept link in the same folder has its data in that file.
+    /// Returns whether a cached link in the same folder has its data in that file.
     pub(super) fn is_extent(&self, path: &str) -> bool {
         self.extents.borrow().contains(path)
     }
@@ -67,9 +68,9 @@ impl Cache {
         self.age.set(self.age.get() + 1);
     }
 
-    /// By their names alone: a folder may be known by two paths.
+    /// Forgets files by their names alone, because a folder may be known by two paths.
     fn forget(&self, names: &BTreeSet<String>) {
-        // An extent that another link names too is forgotten with this one: then its file is looked at again.
+        // An extent that another link names too is forgotten with this one, and is read again.
         let mut forgotten = self.extents.borrow_mut();
         self.known.borrow_mut().retain(|path, known| {
             let stays = !names.contains(base_name(path));
@@ -89,7 +90,7 @@ impl Cache {
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let names: BTreeSet<String> = paths.into_iter().map(|path| base_name(path).to_owned()).collect();
-        // Before as well: the work may never be polled to its end.
+        // Also before the work, which may never be polled to its end.
         self.forget(&names);
         let result = work.await;
         match &result {
@@ -100,7 +101,7 @@ impl Cache {
     }
 }
 
-/// The files beside the link at `path` that hold its data.
+/// Returns the files beside the link at `path` that contain its data.
 fn extents<'a>(path: &'a str, link: &'a Descriptor) -> impl Iterator<Item = String> + 'a {
     let plain = link.extents().iter().filter(|extent| !extent.file.contains('/'));
     plain.map(move |extent| join(split(path).0, &extent.file))

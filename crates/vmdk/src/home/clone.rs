@@ -1,7 +1,8 @@
-//! A linked clone: a VM of its own whose disks are children of a snapshot's layers.
+//! Linked clones: VMs whose disks are children of a snapshot's layers.
 //!
-//! Order: the parent notes the clone, durably, and is protected from then on - the clone's links, each marked as prepared - its
-//! .vmsd - its .vmx, which makes it a VM - the marks go. A note whose .vmx never came is forgotten at the parent's next load.
+//! Order: the parent records the clone durably, and its layers are protected from then on; the clone's links, each
+//! marked as prepared; its .vmsd; its .vmx, which makes it a VM; the marks are removed. A record whose .vmx was never
+//! written is removed at the parent's next load.
 
 use blk::manifest::{DiskMode, DiskState, LayerName, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
@@ -15,28 +16,28 @@ use crate::text::{check_name, shown};
 use crate::vmsd::Vmsd;
 use crate::vmx::Vmx;
 
-/// Largest file of firmware variables that is copied; VMware's are below 300 KiB.
+/// Maximum size of a file of firmware variables that is copied; VMware's are below 300 KiB.
 const NVRAM_BYTES_MAX: u64 = 4 << 20;
 
-/// What belongs to one VM alone: VMware gives a clone its own.
+/// Keys that belong to one VM alone; VMware gives a clone its own values.
 const IDENTITY: [&str; 3] = ["uuid.bios", "uuid.location", "vc.uuid"];
-/// Where deltas go; the folder is the origin's, and not this home's to write in.
+/// Keys for the folder of deltas. The folder is the origin's, and the clone must not write to it.
 const PLACES: [&str; 2] = ["workingDir", "snapshot.redoNotWithParent"];
 
-/// The state to be cloned.
+/// The state that is cloned.
 struct Origin {
     uid: u32,
     /// Path of the parent's .vmx.
     vmx_path: String,
     vmx: Vmx,
-    /// Those that are cloned; `top` is the absolute path of the frozen layer.
+    /// The cloned disks; `top` is the absolute path of the frozen layer.
     disks: Vec<DiskState>,
 }
 
 impl Home {
-    /// Makes a linked clone of `snapshot` in `dir`, which is empty but for our private folder; `folders` are the clone's, and
-    /// must let it see the layers of this home. Durable when it returns. Independent disks are not cloned; a notice of the clone says
-    /// so.
+    /// Creates a linked clone of `snapshot` in `dir`, which must be empty except for the private folder. `folders` are
+    /// the clone's, and must include the layers of this home. The clone is durable when the call returns. Independent
+    /// disks are not cloned, which a notice of the clone reports.
     pub async fn clone_to(&self, snapshot: u128, dir: Dir, folders: Folders, name: &str) -> Result<Home> {
         check_name(dir.path(), "VM name", name)?;
         let mut clone = Home::new(dir, folders, self.growth);
@@ -59,7 +60,7 @@ impl Home {
         match clone.become_clone(&origin, name).await {
             Ok(()) => Ok(clone),
             Err(e) => {
-                // What cannot be removed now is no VM, and the note of it is stale.
+                // Files that cannot be removed now are no VM, and the record of the clone is stale.
                 let _ = clone.abandon().await;
                 let _ = self.note_clone(origin.uid, &vmx, false).await;
                 Err(e)
@@ -76,7 +77,7 @@ impl Home {
             let cause = format!("a snapshot with the id {snapshot:032x}");
             return Err(Error::not_found(self.dir().path(), cause));
         };
-        // Of VMware's snapshots no configuration was kept: the present one serves for what is no disk.
+        // VMware's snapshots have no kept configuration; the present one provides everything except the disks.
         let vmx = self.kept_configuration(uid).await?.unwrap_or(texts.vmx);
         let mut disks = Vec::new();
         for mut disk in self.disks_of(&vmx, &survey).await? {
@@ -104,7 +105,7 @@ impl Home {
         Ok(Origin { uid, vmx_path: join(&self.folders.home().path, &files.vmx), vmx, disks })
     }
 
-    /// Writes the clone at the path `vmx` into this home's .vmsd, or takes it out again.
+    /// Records the clone at the path `vmx` in this home's .vmsd, or removes its record.
     async fn note_clone(&self, uid: u32, vmx: &str, noted: bool) -> Result<()> {
         let (files, mut texts) = self.texts(&Survey::new(&self.folders)).await?;
         let mut list = texts.vmsd.list().clone();
@@ -135,7 +136,8 @@ impl Home {
         self.settle(&vmx, &vmsd, name).await
     }
 
-    /// An empty child, in this home, of the layer at `parent`; its name follows that of `leaf`. The chain under it was walked.
+    /// Creates an empty child, in this home, of the layer at `parent`, with a name derived from `leaf`. The caller has
+    /// checked the chain below it.
     pub(super) async fn adopt(&self, parent: &str, leaf: &str) -> Result<LayerName> {
         let parent = self.folders.place(parent).await?;
         let (layer, link) = self.create_child_descriptor(self.folders.home(), &parent, leaf).await?;
@@ -144,7 +146,7 @@ impl Home {
         Ok(layer)
     }
 
-    /// `origin` as the configuration of this home: with the disks of `state` and an id of its own.
+    /// Returns `origin` as the configuration of this home: with the disks of `state` and an ID of its own.
     pub(super) fn own_configuration(&self, origin: &Vmx, state: &VmState) -> Result<Vmx> {
         let path = self.dir().path_of(&format!("{}.vmx", state.name));
         let mut vmx = origin.named(&path);
@@ -155,7 +157,7 @@ impl Home {
         if let Some(id) = self.folders.id.get() {
             vmx.values_mut().set(super::state::VM_ID, &format!("{id:032x}"));
         }
-        // No path of the origin means anything here, least of all by its last part.
+        // Paths of the origin have no meaning here, not even their last component.
         for disk in vmx.disks()? {
             vmx.set_redo(disk.slot, None);
         }
@@ -163,7 +165,7 @@ impl Home {
         Ok(vmx)
     }
 
-    /// The texts of a new home, the one that makes it a VM last; then its links lose their marks.
+    /// Writes the texts of a new home, last the one that makes it a VM; then removes the marks of its links.
     pub(super) async fn settle(&self, vmx: &Vmx, vmsd: &Vmsd, name: &str) -> Result<()> {
         self.replace(&format!("{name}.vmsd"), vmsd.to_bytes()).await?;
         self.replace(&format!("{name}.vmx"), vmx.to_bytes()).await?;
@@ -172,7 +174,7 @@ impl Home {
         Ok(())
     }
 
-    /// The firmware's variables, if they are a plain file of their own kind in the folder of the origin.
+    /// Copies the firmware's variables, if they are a plain file of the right kind in the folder of the origin.
     pub(super) async fn copy_nvram(&self, from: &Dir, vmx: &Vmx) -> Result<()> {
         let Some(name) = vmx.values().get("nvram")? else { return Ok(()) };
         if check_name(from.path(), "nvram", name).is_err() || !name.to_ascii_lowercase().ends_with(".nvram") {
@@ -189,7 +191,7 @@ impl Home {
         }
     }
 
-    /// Removes the files of a home that was not to be: its .vmx first.
+    /// Removes the files of a failed creation, its .vmx first.
     pub(super) async fn abandon(&self) -> Result<()> {
         self.folders.cache.clear();
         let names = self.dir().list().await?;

@@ -1,4 +1,4 @@
-//! New files in a home: a whole VM, and the children that takes make.
+//! Creation of files in a home: a new VM, and the children of a take.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -22,26 +22,26 @@ use crate::vmfssparse::{DeltaParams, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
 
-/// Held while a name is chosen in a shared folder.
+/// Lock that is held while a name is chosen in a shared folder.
 const NAMES_LOCK: &str = ".unstun-names";
-/// Choosing takes a few file operations; ten seconds of them is a holder that hangs.
+/// Tries of that lock. A choice takes a few file operations; after ten seconds the holder hangs.
 const LOCK_TRIES: usize = 1000;
 const LOCK_WAIT_US: u64 = 10_000;
 
-/// A VM to make: its name is also that of its files.
+/// A VM to create.
 #[derive(Debug, Clone)]
 pub struct NewVm<'a> {
     /// Name of the VM, and stem of its files' names.
     pub name: &'a str,
-    /// In the order of their numbers, from 0.
+    /// Disks in the order of their numbers, from 0.
     pub disks: Vec<NewDisk>,
-    /// The id it gets; None: its first load draws one. What is made in other folders carries it, so that
-    /// `Home::remove_made_elsewhere` finds all of it.
+    /// ID of the VM; None: its first load draws one. Files in other folders carry the ID, so that
+    /// `Home::remove_made_elsewhere` finds all of them.
     pub id: Option<u128>,
 }
 
 impl<'a> NewVm<'a> {
-    /// With persistent disks in the home. Sizes are multiples of 512.
+    /// Returns a VM with persistent disks in the home. Sizes are multiples of 512.
     pub fn new(name: &'a str, disk_bytes: &[u64]) -> Self {
         let disk = |size_bytes| NewDisk { size_bytes, mode: DiskMode::Persistent, folder: None };
         Self { name, disks: disk_bytes.iter().copied().map(disk).collect(), id: None }
@@ -58,8 +58,9 @@ impl<'a> NewVm<'a> {
 }
 
 impl Home {
-    /// Makes a VM with thin flat disks in a folder that is empty, or holds our private folder alone. Durable when this returns;
-    /// until the .vmx is there, which comes last, the folder is no VM. When it fails the files it made are removed again.
+    /// Creates a VM with thin flat disks in a folder that is empty, except for the private folder. It is durable when
+    /// the call returns. The .vmx is written last; before that, the folder is no VM. A failure removes the created
+    /// files.
     pub async fn create(dir: Dir, folders: Folders, growth: Growth, vm: NewVm<'_>) -> Result<Home> {
         vm.check(dir.path())?;
         let home = Home::new(dir, folders, growth);
@@ -75,7 +76,7 @@ impl Home {
         }
     }
 
-    /// `state` gets each disk that is finished.
+    /// Creates the files. `state` gets each disk that is complete.
     async fn create_files(&self, vm: &NewVm<'_>, state: &mut VmState) -> Result<()> {
         for (index, disk) in vm.disks.iter().enumerate() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);
@@ -104,15 +105,15 @@ impl Home {
         write::write_disks(&mut vmx, state, &|path: &str| Ok(Located { layer: path.into(), exists: true }))?;
         self.dir().replace_file(&name, &vmx.to_bytes()).await?;
         if !self.prepared.borrow().is_empty() {
-            // The marks go: a configuration names the disks.
+            // The marks are removed: a configuration names the disks.
             self.load().await?;
             self.prepared.borrow_mut().clear();
         }
         Ok(())
     }
 
-    /// Removes what a VM that never came to be has made outside of its home: everything there with the id `vm`, which no
-    /// other VM has.
+    /// Removes the files that a failed creation has made outside of its home: everything there with the ID `vm`, which
+    /// no other VM has.
     pub async fn remove_made_elsewhere(&self, vm: u128) -> Result<()> {
         let _turn = self.turn.lock().await;
         self.folders.cache.clear();
@@ -126,9 +127,10 @@ impl Home {
         Ok(())
     }
 
-    /// Of a home whose creation failed. Disks in other folders too: nothing there says whose they are.
+    /// Removes the files of a failed creation. Disks in other folders are removed too, because nothing there shows
+    /// their owner.
     async fn remove_created(&self, state: &VmState) {
-        // What cannot be removed now is no VM; the error that led here is the one to report.
+        // Files that cannot be removed now are no VM; the original error is the one to report.
         let _ = self.abandon().await;
         for disk in &state.disks {
             if let Ok(link) = links::read(&self.folders, &disk.top).await {
@@ -137,7 +139,7 @@ impl Home {
         }
     }
 
-    /// A VM is made where nothing else is; only our private folder may be there before it.
+    /// Refuses a folder with other content than the private folder.
     pub(super) async fn refuse_inhabited(&self) -> Result<()> {
         let taken = self.dir().list().await?;
         match taken.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
@@ -159,9 +161,9 @@ impl Home {
         match self.create_child_extent(&name, &link).await {
             Ok(layer) => Ok(Rc::new(layer)),
             Err(e) => {
-                // A change under way may be about to put the descriptor in place again, with its parent's new content id.
+                // A concurrent change may be about to write the descriptor again, with its parent's new content ID.
                 let _turn = self.turn.lock().await;
-                // What cannot be removed now is debris with our mark, for the next load.
+                // If it cannot be removed now, it is debris with a mark, which the next load removes.
                 let _ = self.remove_link(&name, &link).await;
                 self.prepared.borrow_mut().remove(&name);
                 Err(e)
@@ -169,7 +171,8 @@ impl Home {
         }
     }
 
-    /// Where deltas go: to the VM's snapshot folder if it has one, else beside the parent, else to the home.
+    /// Returns the folder for new deltas: the VM's snapshot folder if it has one, otherwise that of the parent,
+    /// otherwise the home.
     async fn child_folder(&self, parent: &LayerFile) -> Result<Folder> {
         let vmx = match self.texts(&Survey::new(&self.folders)).await {
             Ok((_, texts)) => Some(texts.vmx),
@@ -186,7 +189,7 @@ impl Home {
         Ok(if parent.folder.role == Role::Own { parent.folder.clone() } else { self.folders.home().clone() })
     }
 
-    /// The descriptor, durable and marked as prepared. `leaf` is the name of a descriptor of the same disk.
+    /// Creates the descriptor, durable and marked as prepared. `leaf` is the name of a descriptor of the same disk.
     pub(super) async fn create_child_descriptor(
         &self,
         folder: &Folder,
@@ -222,7 +225,8 @@ impl Home {
         }
     }
 
-    /// While a name is chosen in a folder that others use too, no other VM chooses one there. None in the home, where `turn` is enough.
+    /// Prevents other VMs from choosing a name in a shared folder at the same time. None in the home, where `turn` is
+    /// sufficient.
     pub(super) async fn lock_names(&self, folder: &Folder) -> Result<Option<Lock>> {
         if folder.path == self.folders.home().path {
             return Ok(None);
@@ -236,7 +240,7 @@ impl Home {
         folder.dir.lock(NAMES_LOCK).await.map(Some)
     }
 
-    /// Names that are free wherever a link of this disk might come to lie.
+    /// Returns names that are free in every folder in which a link of this disk may be.
     async fn child_names(&self, folder: &Folder, parent: &LayerFile, leaf: &str) -> Result<DeltaNames> {
         let taken = self.taken_names([folder, &parent.folder]).await?;
         next_delta_names(leaf, |name| taken.contains(name))
@@ -255,7 +259,7 @@ impl Home {
         Ok(taken)
     }
 
-    /// One file, durable and at once.
+    /// Replaces one file, durably and atomically.
     pub(super) async fn replace(&self, name: &str, content: Vec<u8>) -> Result<()> {
         let mut intent = self.intent();
         intent.replace.insert(name.into(), content);

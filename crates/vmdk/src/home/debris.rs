@@ -1,4 +1,4 @@
-//! What a crash left behind: links with our mark that nothing refers to, and temporary files.
+//! Removal of a crash's leftovers: links with unstun's mark and without references, and temporary files.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{Home, folders::Role};
 use crate::descriptor::Descriptor;
 
 impl Home {
-    /// Removes prepared links that nothing refers to. In a folder that others use too, only those that carry this VM's id.
+    /// Removes prepared links without references. In a shared folder, only those with this VM's ID.
     pub(super) async fn remove_debris(&self, state: &VmState) -> Result<()> {
         intent::remove_tagged(&self.folders, &self.intent().tag).await?;
         let survey = Survey::new(&self.folders);
@@ -38,7 +38,7 @@ impl Home {
         self.folders.cache.changing(&files, self.unlink_link(layer, link)).await
     }
 
-    /// The extents go first: the descriptor's mark says whose they are.
+    /// Removes a link. Its extents are removed first, because the descriptor's mark shows their owner.
     async fn unlink_link(&self, layer: &str, link: &Descriptor) -> Result<()> {
         for extent in self.own_extents(&Survey::new(&self.folders), link).await? {
             extent.folder.dir.unlink_if_present(&extent.name).await?;
@@ -49,8 +49,8 @@ impl Home {
         place.folder.dir.sync().await
     }
 
-    /// A link that a configuration names is in use, whatever it says: a clone's configuration is written while its links still
-    /// carry the mark.
+    /// Removes the marks of links that a configuration names. They are in use: a clone's configuration is written while
+    /// its links still carry the mark.
     pub(super) async fn clear_marks_in_use(&self, state: &VmState, intent: &mut Intent) -> Result<()> {
         for layer in layers_of(state) {
             if self.folders.role_of(layer) != Some(Role::Own) {
@@ -59,7 +59,7 @@ impl Home {
             let link = match links::read(&self.folders, layer).await {
                 Ok(link) => link,
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
-                // Its opening reports it.
+                // The opening of the link reports the error.
                 Err(_) => continue,
             };
             if link.is_prepared() {

@@ -1,4 +1,4 @@
-//! Who reads which layer: within the home, and outside of it.
+//! Readers of layers, within the home and outside of it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,10 +14,10 @@ use super::{Home, folders::Role};
 use crate::descriptor::Descriptor;
 use crate::vmsd::Vmsd;
 
-/// Clones of one snapshot that are looked up and named: a message with more lines is not read.
+/// Maximum number of a snapshot's clones that are looked up and named; longer messages are not useful.
 const NOTES_LISTED_MAX: usize = 100;
 
-/// A clone of a snapshot, as the .vmsd notes it.
+/// Record of a clone of a snapshot in the .vmsd.
 struct Note {
     uid: u32,
     /// Absolute path of the clone's .vmx.
@@ -25,8 +25,8 @@ struct Note {
 }
 
 impl Home {
-    /// See `Manifest::links`. In a folder that others use too, a link is this home's if it carries its id, or carries none and
-    /// descends from a layer of the home.
+    /// Implements `Manifest::links`. In a shared folder, a link belongs to this home if it carries its ID, or carries
+    /// none and descends from a layer of the home.
     pub(super) async fn links(&self) -> Result<Vec<LayerLink>> {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.folders);
@@ -56,7 +56,7 @@ impl Home {
         Ok(known.into_values().collect())
     }
 
-    /// Adds the layer and everything under it. Where a link cannot be read the walk ends: `chain` says what is wrong.
+    /// Adds the layer and all layers below it. The walk ends at an unreadable link, which `chain` reports.
     async fn follow(
         &self,
         survey: &Survey<'_>,
@@ -79,7 +79,7 @@ impl Home {
         Ok(())
     }
 
-    /// See `Manifest::dependants`.
+    /// Implements `Manifest::dependants`.
     pub(super) async fn dependants(&self, layers: &[LayerName]) -> Result<Vec<Dependant>> {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.folders);
@@ -94,8 +94,8 @@ impl Home {
         Ok(found)
     }
 
-    /// Those that the lines of a snapshot note, in the tree or in the bin. Of many that read one layer some stand for all: what
-    /// is read by one stays.
+    /// Returns the clones that the lines of a snapshot record, in the tree or in the bin. If many clones read one
+    /// layer, only some are returned: one reader is enough to protect a layer.
     async fn noted_dependants(
         &self,
         survey: &Survey<'_>,
@@ -122,7 +122,8 @@ impl Home {
         Ok(found)
     }
 
-    /// Links of others, in the folders to be searched and in the own ones that are shared, whose parent is one of `layers`.
+    /// Returns links of other VMs whose parent is one of `layers`, in the folders to be searched and in shared own
+    /// folders.
     async fn search(&self, survey: &Survey<'_>, layers: &BTreeSet<&LayerName>) -> Result<Vec<Dependant>> {
         let mut found = Vec::new();
         let names: BTreeSet<&str> = layers.iter().map(|layer| base_name(layer)).collect();
@@ -130,12 +131,12 @@ impl Home {
             let folder = match self.folders.look(&path).await {
                 Ok(folder) => folder,
                 Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e),
-                // Not everything in a datastore need be ours to read.
+                // This process need not be permitted to read everything in a datastore.
                 Err(_) => continue,
             };
             let own = path == self.folders.home().path;
             let shared = self.folders.own().any(|root| root.path == path);
-            // One at a time: these are others' folders, of any size.
+            // One at a time, because these folders belong to other VMs and may have any size.
             for name in survey.names(&path).await?.iter() {
                 let Some(link) = links::readable(&self.folders, &folder, name).await? else { continue };
                 let theirs = if own || shared { self.folders.is_anothers(&link) } else { true };
@@ -175,7 +176,7 @@ impl Home {
             .collect()
     }
 
-    /// Whether the file is there, as far as the folders let one see; out of their sight nothing is known to be gone.
+    /// Returns whether the file may exist. A file outside of the known folders counts as existing.
     async fn may_exist(&self, survey: &Survey<'_>, path: &str) -> Result<bool> {
         match normal(path).filter(|path| path.starts_with('/') && self.folders.sees(path)) {
             Some(path) => survey.has(&path).await,
@@ -183,7 +184,7 @@ impl Home {
         }
     }
 
-    /// Forgets clones that never came to be, or are gone. True when there were any.
+    /// Removes records of clones that were never completed, or no longer exist. Returns true if there were any.
     pub(super) async fn prune_clones(&self, survey: &Survey<'_>, vmsd: &mut Vmsd) -> Result<bool> {
         let mut list = vmsd.list().clone();
         let mut pruned = false;
@@ -225,12 +226,12 @@ fn is_broken(kind: ErrorKind) -> bool {
 }
 
 impl Home {
-    /// Refuses a folder that another program's VM may be running from: VMware's lock files and folders.
+    /// Refuses a folder with VMware's lock files or folders: a VM of another program may be running from it.
     pub async fn refuse_foreign_use(dir: &Dir) -> Result<()> {
         Self::refuse_foreign_use_but(dir, &BTreeSet::new()).await
     }
 
-    /// The same, but for locks that are stale: names as they are listed.
+    /// Refuses like `refuse_foreign_use`, except for the locks named in `stale`.
     pub(crate) async fn refuse_foreign_use_but(dir: &Dir, stale: &BTreeSet<String>) -> Result<()> {
         for name in dir.list().await? {
             if is_foreign_lock(&name) && !stale.contains(&name) {
@@ -245,7 +246,7 @@ impl Home {
     }
 }
 
-/// Whether a name of a folder, as it is listed, is a lock of VMware's: a file, or a folder.
+/// Returns whether a listed name is a lock of VMware: a file or a folder.
 pub(crate) fn is_foreign_lock(name: &str) -> bool {
     let plain = name.trim_end_matches('/');
     plain.to_ascii_lowercase().ends_with(".lck") || plain.starts_with(".lck-")

@@ -1,4 +1,4 @@
-//! Base disks: new ones, and larger ones.
+//! Creation and growth of base disks.
 
 use blk::manifest::{DiskState, LayerName, NewDisk, VmState, new_disk_number};
 use blk::reactor::OpenMode;
@@ -16,7 +16,7 @@ use crate::names::base_names;
 use crate::text::shown;
 use crate::vmx::{Slot, VM_DISKS_MAX};
 
-/// Names tried for a new disk before it is given up: every place a VM has, many times over.
+/// Maximum number of names that are tried for a new disk: far more than a VM has places.
 const NAMES_MAX: usize = 100 * VM_DISKS_MAX;
 
 pub(super) fn check_size(place: &str, bytes: u64) -> Result<()> {
@@ -64,7 +64,8 @@ impl Home {
         })
     }
 
-    /// A thin disk, durable. With `prepared_for`, the id of a VM that is running, it is marked until a configuration names it.
+    /// Creates a thin disk, durably. With `prepared_for`, the ID of a running VM, it is marked until a configuration
+    /// names it.
     pub(super) async fn create_base(
         &self,
         folder: &Folder,
@@ -99,7 +100,7 @@ impl Home {
             self.prepared.borrow_mut().insert(layer.clone());
         }
         let made = async {
-            // The mark first: it says whose the extent is.
+            // The descriptor is written first: its mark shows the owner of the extent.
             self.replace(&layer, link.to_bytes()).await?;
             let extent = folder.dir.create_new(&names.extent).await?;
             extent.set_len(bytes).await?;
@@ -107,7 +108,7 @@ impl Home {
             folder.dir.sync().await
         };
         if let Err(e) = made.await {
-            // What cannot be removed now is debris with our mark, for the next load.
+            // If it cannot be removed now, it is debris with a mark, which the next load removes.
             let _ = self.remove_link(&layer, &link).await;
             self.prepared.borrow_mut().remove(&layer);
             return Err(e);
@@ -116,7 +117,7 @@ impl Home {
         Ok(layer)
     }
 
-    /// The extent first: a file that is longer than its descriptor says is sound.
+    /// Grows a base disk, the extent first: a file that is longer than its descriptor says is sound.
     pub(super) async fn grow(&self, name: &str, size_bytes: u64) -> Result<()> {
         let _turn = self.turn.lock().await;
         let place = self.folders.place(name).await?;

@@ -1,8 +1,8 @@
-//! Folders that may contain a VM's files. All accesses to them go through this file.
+//! Access to the folders of a VM's files. All paths in files are resolved here.
 //!
-//! Names inside VMware's files are untrusted. They are resolved as text against the folder of the file that names them
-//! and must then be in the home, or in or below a folder that the caller opened; from there on every
-//! component is opened by itself. Any other path is refused by name.
+//! Names inside VMware's files are untrusted. They are resolved as text against the folder of the file that contains
+//! them. The result must be in the home, or in or below a folder that the caller opened; each component below it is
+//! then opened separately. Anything else is refused by name.
 
 use std::cell::Cell;
 
@@ -15,10 +15,10 @@ use super::paths::{join, normal, resolve, split};
 use crate::descriptor::Descriptor;
 use crate::text::{shown, wrong};
 
-/// Folders one home may use beside its own: lines of a file a person can still read.
+/// Maximum number of folders that one home may use besides its own: lines of a file that a person can still read.
 pub(super) const ROOTS_MAX: usize = 256;
 
-/// What may be done in a folder outside of the home.
+/// Permitted operations in a folder outside of the home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FolderKind {
     /// Layers are created, written and removed.
@@ -27,18 +27,19 @@ pub enum FolderKind {
     Foreign,
 }
 
-/// Folders the caller opened for a home. Their paths must be absolute, and the ones by which VMware's files name them.
+/// Folders that the caller opened for a home. Their paths must be absolute, and the same as in VMware's files.
 #[derive(Clone, Default)]
 pub struct Folders {
-    /// Beside the home's own folder: layers in them are created, written and removed.
+    /// Further own folders: layers in them are created, written and removed.
     pub own: Vec<Dir>,
-    /// Never written, and nothing in them is removed.
+    /// Folders whose files are read, never written and never removed.
     pub foreign: Vec<Dir>,
-    /// Looked through, with their subfolders, for others who read this home's layers; nothing is opened there for a guest.
+    /// Folders that are searched, with their subfolders, for readers of this home's layers. Nothing in them is opened
+    /// for a guest.
     pub search: Vec<Dir>,
 }
 
-/// The text that remembers a home's folders: a line `own /path` or `foreign /path` each.
+/// Formats the record of a home's folders: one line `own /path` or `foreign /path` for each.
 pub fn format_roots(roots: &[(FolderKind, String)]) -> Result<Vec<u8>> {
     let mut text = String::new();
     for (kind, path) in roots {
@@ -53,7 +54,7 @@ pub fn format_roots(roots: &[(FolderKind, String)]) -> Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
-/// Reads what `format_roots` wrote; blank lines and `#` comments are passed over. `file` is the name in errors.
+/// Parses the text of `format_roots`; skips blank lines and `#` comments. `file` is the name in errors.
 pub fn parse_roots(file: &str, bytes: &[u8]) -> Result<Vec<(FolderKind, String)>> {
     let mut roots = Vec::new();
     let text = crate::text::utf8(file, "the text", bytes)?;
@@ -91,7 +92,7 @@ pub(super) enum Role {
     Search,
 }
 
-/// A folder the gate leads into.
+/// A folder to which the gate gives access.
 #[derive(Clone)]
 pub(super) struct Folder {
     pub path: String,
@@ -103,7 +104,7 @@ pub(super) struct Folder {
 pub(super) struct LayerFile {
     pub folder: Folder,
     pub name: String,
-    /// How the home calls it: `LayerName`.
+    /// Name of the layer in the home: `LayerName`.
     pub layer: LayerName,
 }
 
@@ -113,11 +114,11 @@ impl LayerFile {
     }
 }
 
-/// The home's folder and those it was given.
+/// Gives access to the home's folder and to those of the caller.
 pub(super) struct FolderSet {
-    /// The home first.
+    /// The home is the first.
     roots: Vec<Folder>,
-    /// The VM's id, once it was read.
+    /// The VM's ID, once it was read.
     pub id: Cell<Option<u128>>,
     pub cache: Cache,
 }
@@ -130,7 +131,7 @@ impl FolderSet {
         let given = ranked.into_iter().flat_map(|(role, dirs)| dirs.into_iter().map(move |dir| (role, dir)));
         for (role, dir) in [(Role::Own, home)].into_iter().chain(given) {
             let path = normal(dir.path()).unwrap_or_else(|| dir.path().to_owned());
-            // What is the home stays the home, whatever else it was given as.
+            // The home remains the home, even if the caller also passed it as another kind.
             let is_home = roots.first().is_some_and(|home: &Folder| home.path == path);
             if !(is_home && role != Role::Search) {
                 roots.push(Folder { path, dir, role });
@@ -143,7 +144,7 @@ impl FolderSet {
         &self.roots[0]
     }
 
-    /// The home, and the folders in which it may write, without their subfolders.
+    /// Returns the home and the folders in which it may write, without folders below them.
     pub(super) fn own(&self) -> impl Iterator<Item = &Folder> {
         self.roots.iter().filter(|root| root.role == Role::Own)
     }
@@ -163,7 +164,7 @@ impl FolderSet {
         if layer.contains('/') { layer.to_owned() } else { join(&self.home().path, layer) }
     }
 
-    /// The deepest folder that holds `folder`. Of one path given twice, the stricter word counts.
+    /// Returns the deepest root that contains `folder`. If one path was given twice, the stricter kind applies.
     fn root_of(&self, folder: &str, ranks: &[Role]) -> Option<&Folder> {
         let holds = |root: &&Folder| {
             let below = folder.strip_prefix(root.path.trim_end_matches('/'));
@@ -174,7 +175,7 @@ impl FolderSet {
         roots.max_by_key(|root| (root.path.len(), root.role))
     }
 
-    /// Whether the file at `path` may be opened.
+    /// Returns whether the file at `path` may be opened.
     pub(super) fn permits(&self, path: &str) -> bool {
         self.root_of(split(path).0, &[Role::Own, Role::Foreign]).is_some()
     }
@@ -184,23 +185,23 @@ impl FolderSet {
         self.root_of(split(&path).0, &[Role::Own, Role::Foreign]).map(|root| root.role)
     }
 
-    /// In the home's folder or below, which no other VM uses.
+    /// Returns whether the path is in or below the home's folder, which no other VM uses.
     pub(super) fn is_at_home(&self, path: &str) -> bool {
         let root = self.root_of(split(path).0, &[Role::Own, Role::Foreign]);
         root.is_some_and(|root| root.role == Role::Own && root.path == self.home().path)
     }
 
-    /// Whether another VM made this link.
+    /// Returns whether another VM made this link.
     pub(super) fn is_anothers(&self, link: &Descriptor) -> bool {
         link.owner().zip(self.id.get()).is_some_and(|(owner, id)| owner != id)
     }
 
-    /// Opens the folder at `path`, `NotFound` when there is none.
+    /// Opens the folder at `path`; `NotFound` if there is none.
     pub(super) async fn folder(&self, path: &str) -> Result<Folder> {
         self.enter(path, &[Role::Own, Role::Foreign]).await
     }
 
-    /// Like `folder`, also where the home may only look.
+    /// Opens a folder like `folder`, also one that the home may only search.
     pub(super) async fn look(&self, path: &str) -> Result<Folder> {
         self.enter(path, &[Role::Own, Role::Foreign, Role::Search]).await
     }
@@ -219,7 +220,7 @@ impl FolderSet {
         Ok(Folder { path: path.into(), dir, role: root.role })
     }
 
-    /// The folder of a layer, and its file in there.
+    /// Returns the folder of a layer, and its file in it.
     pub(super) async fn place(&self, layer: &str) -> Result<LayerFile> {
         let path = self.path_of(layer);
         let (folder, name) = split(&path);
@@ -227,7 +228,7 @@ impl FolderSet {
         Ok(LayerFile { folder, name: name.into(), layer: self.layer_name(&path) })
     }
 
-    /// An own folder that the user named; relative paths are meant from the home.
+    /// Opens an own folder that the user named. Relative paths start at the home.
     pub(super) async fn own_folder(&self, place: &str, written: &str) -> Result<Folder> {
         let path = resolve(&self.home().path, written).ok_or_else(|| outside(place, written))?;
         if self.root_of(&path, &[Role::Own, Role::Foreign]).is_none() {

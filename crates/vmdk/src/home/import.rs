@@ -1,5 +1,5 @@
-//! Taking over a VM of VMware's without touching its folder: what is written from then on goes to children in a home of ours,
-//! under a snapshot that holds the VM as it was found.
+//! Import of a VMware VM without a change of its folder: later writes go to children in a new home, on a snapshot of
+//! the VM as it was found.
 
 use std::rc::Rc;
 
@@ -19,12 +19,12 @@ use crate::text::check_name;
 use crate::vmsd::Vmsd;
 use crate::vmx::Vmx;
 
-/// The snapshot that is the VM as it was imported.
+/// Name of the snapshot with the VM as it was imported.
 const AS_IMPORTED: &str = "as-imported";
 
 impl Home {
-    /// Makes a home in `dir`, which is empty but for our private folder, for the VM in `source`; `folders` must contain
-    /// that folder, as foreign. Nothing is written in `source`. Durable when it returns.
+    /// Creates a home in `dir`, which must be empty except for the private folder, for the VM in `source`. `folders`
+    /// must include that folder as foreign. Nothing is written in `source`. The home is durable when the call returns.
     pub async fn import(
         source: &Home,
         dir: Dir,
@@ -50,7 +50,7 @@ impl Home {
         match home.take_over(source, &texts, &state, name).await {
             Ok(()) => Ok(home),
             Err(e) => {
-                // What cannot be removed now is no VM.
+                // Files that cannot be removed now are no VM.
                 let _ = home.abandon().await;
                 Err(e)
             }
@@ -64,7 +64,8 @@ impl Home {
         next.id = self.folders.id.get().unwrap_or_default();
         next.generation = ContentGeneration::begin(self.random() as u64);
         for disk in &mut next.disks {
-            // VMware drops the writes of a nonpersistent disk at power-on: what it goes back to is what counts.
+            // VMware drops the writes of a nonpersistent disk at power-on, so the state to which it returns is
+            // imported.
             let parent = disk.reset_to.clone().unwrap_or_else(|| disk.top.clone());
             disk.top = self.adopt(&parent, base_name(&parent)).await?;
             disk.reset_to = (disk.mode == DiskMode::IndependentNonpersistent).then_some(parent);
@@ -88,7 +89,8 @@ impl Home {
         self.settle(&own.vmx, &own.vmsd, name).await
     }
 
-    /// The VM as it was found: its persistent disks, since the others are no part of snapshots.
+    /// Returns a snapshot of the VM as it was found: its persistent disks, because the others are not part of
+    /// snapshots.
     fn as_imported(&self, found: &VmState) -> Result<SnapshotState> {
         let uid = next_number(&found.name, "numbers of snapshots", found.last_uid, SNAPSHOT_UID_MAX)?;
         let taken = |name: &str| found.snapshots.iter().any(|snapshot| snapshot.name == name);
@@ -105,7 +107,7 @@ impl Home {
         })
     }
 
-    /// The configuration that is kept with the snapshot: the VM's as it was found, read from here.
+    /// Returns the configuration for that snapshot: the VM's as it was found, with paths valid from here.
     fn found_configuration(&self, vmx: &Vmx, found: &VmState, name: &str) -> Result<Vmx> {
         let mut state = VmState { name: name.into(), disks: found.disks.clone(), ..VmState::default() };
         for disk in &mut state.disks {
@@ -114,8 +116,8 @@ impl Home {
         self.own_configuration(vmx, &state)
     }
 
-    /// A copy of the snapshot list for a file of another folder: every path in it absolute, and nothing about clones, which are not
-    /// those of the copy.
+    /// Returns a copy of the snapshot list for a file in another folder: all paths are absolute, and records of clones
+    /// are omitted, because they are not clones of the copy.
     async fn absolute_list(&self, texts: &Texts, file: &str) -> Result<Vmsd> {
         let mut vmsd = texts.vmsd.named(file);
         let mut list = vmsd.list().clone();
@@ -140,7 +142,7 @@ impl Home {
     }
 }
 
-/// The state with every layer by its absolute path.
+/// Returns the state with the absolute path of every layer.
 fn absolute(home: &Home, state: &VmState) -> VmState {
     let mut state = state.clone();
     let path = |layer: &mut String| *layer = home.folders.path_of(layer);

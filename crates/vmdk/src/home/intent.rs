@@ -1,11 +1,12 @@
-//! One atomic change of several small files, in the home and in other folders of its own.
+//! Atomic change of several small files, in the home and in other own folders.
 //!
-//! Order: every new file durable under a temporary name beside its target - the names synced, folder by folder - the record of
-//! the change renamed into place and synced, which *is* the change - the files renamed, old ones removed, every folder synced -
-//! the record removed, synced. Until the record is in place nothing has happened; from then on carrying it out can be
-//! repeated, because a temporary file that is missing was renamed already.
+//! Order: write every new file durably under a temporary name beside its target; sync the names, folder by folder;
+//! rename the record of the change into place and sync it, which *is* the change; rename the files, remove old ones,
+//! and sync every folder; remove the record and sync. Before the record is in place nothing has happened. After that
+//! the steps can be repeated, because a missing temporary file has been renamed already.
 //!
-//! The record must be durably gone before this returns: replayed after a later change it would undo that one.
+//! The removal of the record must be durable before the call returns: if the record were replayed after a later change,
+//! it would undo that change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,31 +19,31 @@ use crate::keyvalue::KeyValues;
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, check_written, decimal, wrong};
 
-/// The change that is not carried out yet, in that folder.
+/// Name of the record of a change that is not carried out yet, in the private folder.
 pub(crate) const RECORD: &str = "intent";
 
-/// Files to put in place of others, and files to remove. Names are plain (in the home), `.unstun/NAME`, or absolute paths in
-/// folders of the home's own.
+/// Files to replace and files to remove. Names are plain (in the home), `.unstun/NAME`, or absolute paths in own
+/// folders of the home.
 #[derive(Debug, Default)]
 pub(super) struct Intent {
-    /// Marks this home's temporary files in folders that others write in too.
+    /// Marks this home's temporary files in shared folders.
     pub tag: String,
     pub replace: BTreeMap<String, Vec<u8>>,
     pub remove: Vec<String>,
 }
 
-/// The name, within records, of a file in the private folder.
+/// Returns the name of a file in the private folder, as used in records.
 pub(super) fn private_name(name: &str) -> String {
     format!("{OWN_FOLDER}/{name}")
 }
 
-/// A file of the change.
+/// A file of a change.
 struct Target {
-    /// Tells folders apart.
+    /// Identifies the folder.
     folder: String,
     dir: Dir,
     name: String,
-    /// What the temporary file is called before the suffix.
+    /// Name of the temporary file without its suffix.
     staged: String,
 }
 
@@ -79,7 +80,7 @@ impl Target {
     }
 }
 
-/// Each folder once.
+/// Syncs each folder once.
 async fn sync(targets: impl Iterator<Item = &Target>) -> Result<()> {
     let mut synced = BTreeSet::new();
     for target in targets {
@@ -121,7 +122,7 @@ impl Intent {
                 return Err(e);
             }
         };
-        // From here an error does not show whether the change is on disk.
+        // From here on, an error does not show whether the change is on disk.
         let done = async {
             private.sync().await?;
             carry_out(&private, &targets, &removals).await
@@ -129,7 +130,7 @@ impl Intent {
         done.await.map_err(in_doubt)
     }
 
-    /// Everything up to the rename that is the change. When it fails the record is not in place.
+    /// Carries out everything up to the rename that is the change. If it fails, the record is not in place.
     async fn stage(&self, folders: &FolderSet, targets: &[Target]) -> Result<Dir> {
         let home = &folders.home().dir;
         let private = home.open_dir(OWN_FOLDER, true).await?;
@@ -137,14 +138,14 @@ impl Intent {
             let cause = "a change that failed is still on record here; restart unstun, which completes it";
             return Err(Error::refused(private.path_of(RECORD), cause));
         }
-        // Waits for all even when one fails, so that none of them creates its file after the clean-up.
+        // Waits for all, even if one fails, so that none creates its file after the clean-up.
         let contents = self.replace.values();
         let staged = targets
             .iter()
             .zip(contents)
             .map(|(target, content)| target.dir.stage_file(&target.staged, content));
         join_all(staged).await.into_iter().collect::<Result<Vec<_>>>()?;
-        // The home always: its private folder may be new.
+        // The home is always included, because its private folder may be new.
         home.sync().await?;
         sync(targets.iter().filter(|target| target.folder != folders.home().path)).await?;
         private.stage_file(RECORD, &self.record()).await?;
@@ -168,14 +169,14 @@ impl Intent {
     }
 }
 
-/// Nothing refers to the temporary files; what stays behind is removed at the next load.
+/// Removes the temporary files, to which nothing refers. The next load removes any that remain.
 async fn unstage(targets: &[Target]) {
     for target in targets {
         let _ = target.dir.unlink_if_present(&target.temporary()).await;
     }
 }
 
-/// An error after the commit point: callers take other kinds to mean that nothing has changed.
+/// Converts an error after the commit point: callers assume for other kinds that nothing has changed.
 fn in_doubt(e: Error) -> Error {
     match e.kind {
         ErrorKind::Latched | ErrorKind::LeaseLost | ErrorKind::Cancelled => e,
@@ -202,12 +203,12 @@ async fn carry_out(private: &Dir, renames: &[Target], removals: &[Target]) -> Re
     private.sync().await
 }
 
-/// Whether a change was begun and is not carried out.
+/// Returns whether a change was begun and is not carried out.
 pub(super) async fn is_pending(folders: &FolderSet) -> Result<bool> {
     Ok(private_names(folders).await?.iter().any(|name| name == RECORD))
 }
 
-/// What is in the private folder; nothing when there is none.
+/// Returns the names in the private folder; empty if there is none.
 pub(super) async fn private_names(folders: &FolderSet) -> Result<Vec<String>> {
     match folders.home().dir.open_dir(OWN_FOLDER, false).await {
         Ok(private) => private.list().await,
@@ -216,8 +217,7 @@ pub(super) async fn private_names(folders: &FolderSet) -> Result<Vec<String>> {
     }
 }
 
-/// Finishes the change of a record that is still there, and removes from the home what a change left behind that never became
-/// one.
+/// Completes the change of a remaining record, and removes leftovers of changes that did not reach their commit point.
 pub(super) async fn recover(folders: &FolderSet) -> Result<()> {
     make_names_durable(folders).await?;
     let home = &folders.home().dir;
@@ -236,8 +236,8 @@ pub(super) async fn recover(folders: &FolderSet) -> Result<()> {
     remove_temporary(home, TEMPORARY_SUFFIX).await
 }
 
-/// Makes the names durable that this load finds. A process that was killed may have left the removal of its record in the
-/// cache: after a loss of power the record would be there again, and rename the files that a later change has staged.
+/// Makes the present names durable. A killed process may have left the removal of its record in the cache. After a loss
+/// of power the record would exist again, and would rename files that a later change has prepared.
 async fn make_names_durable(folders: &FolderSet) -> Result<()> {
     for folder in folders.own() {
         folder.dir.sync().await?;
@@ -249,7 +249,7 @@ async fn make_names_durable(folders: &FolderSet) -> Result<()> {
     }
 }
 
-/// Removes from the other own folders what this home left behind there.
+/// Removes leftovers of this home from its other own folders.
 pub(super) async fn remove_tagged(folders: &FolderSet, tag: &str) -> Result<()> {
     for folder in folders.own().skip(1) {
         remove_temporary(&folder.dir, &format!(".{tag}{TEMPORARY_SUFFIX}")).await?;

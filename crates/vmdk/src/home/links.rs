@@ -1,4 +1,4 @@
-//! Descriptors of a home: reading them, walking chains, and who is whose child.
+//! Links of a home: reading of descriptors, walks along chains, and parents and children.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -16,10 +16,10 @@ use crate::descriptor::Descriptor;
 use crate::probe::{self, Probed};
 use crate::text::{FolderTexts, shown, wrong};
 
-/// Ends of names that are no disk's.
+/// Endings of names that do not belong to disks.
 const NO_DATA: [&str; 5] = ["vmx", "vmsd", "vmsn", "vmem", "nvram"];
 
-/// The descriptor of `layer`.
+/// Reads the descriptor of `layer`.
 pub(super) async fn read(folders: &FolderSet, layer: &str) -> Result<Rc<Descriptor>> {
     if let Some(CachedFile::Link(link)) = folders.cache.get(&folders.path_of(layer)) {
         return Ok(link);
@@ -27,7 +27,7 @@ pub(super) async fn read(folders: &FolderSet, layer: &str) -> Result<Rc<Descript
     read_in(folders, &folders.place(layer).await?).await
 }
 
-/// Like `read`, of a layer whose place is known.
+/// Reads like `read`, for a layer whose place is known.
 pub(super) async fn read_in(folders: &FolderSet, place: &LayerFile) -> Result<Rc<Descriptor>> {
     let path = join(&place.folder.path, &place.name);
     if let Some(CachedFile::Link(link)) = folders.cache.get(&path) {
@@ -39,7 +39,7 @@ pub(super) async fn read_in(folders: &FolderSet, place: &LayerFile) -> Result<Rc
     Ok(link)
 }
 
-/// Keeps what no other program writes: see `Cache`.
+/// Caches a file that no other program writes: see `Cache`.
 fn keep(folders: &FolderSet, path: String, age: u64, known: CachedFile) {
     let at_home = folders.is_at_home(&path);
     let ours = match &known {
@@ -52,7 +52,7 @@ fn keep(folders: &FolderSet, path: String, age: u64, known: CachedFile) {
     }
 }
 
-/// The descriptor at `name` in `folder`; None when the file is something else.
+/// Reads the descriptor `name` in `folder`; None if the file is not a descriptor.
 async fn find_in(folders: &FolderSet, folder: &Folder, name: &str) -> Result<Option<Rc<Descriptor>>> {
     let path = join(&folder.path, name);
     match folders.cache.get(&path) {
@@ -91,10 +91,10 @@ pub(super) async fn readable(
     }
 }
 
-/// Every readable descriptor of a folder, with its name.
+/// Reads every readable descriptor of a folder, with its name.
 ///
 /// # Errors
-/// `Damaged`: they are more than a VM's folder has, all together.
+/// `Damaged` if their total size exceeds that of a VM's folder.
 pub(super) async fn read_folder(
     folders: &FolderSet,
     folder: &Folder,
@@ -114,11 +114,11 @@ pub(super) async fn read_folder(
 pub(super) struct OwnLink {
     pub layer: LayerName,
     pub link: Rc<Descriptor>,
-    /// In the home itself, which no other VM uses.
+    /// The link is in the home itself, which no other VM uses.
     pub at_home: bool,
 }
 
-/// Every readable descriptor in the home and in the other folders in which it may write.
+/// Reads every readable descriptor in the home and in the other folders in which it may write.
 pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
     let mut found = Vec::new();
     for (index, folder) in survey.folders.own().enumerate() {
@@ -131,7 +131,8 @@ pub(super) async fn read_own(survey: &Survey<'_>) -> Result<Vec<OwnLink>> {
     Ok(found)
 }
 
-/// The link under `child`, None for a base. Of several files the hint may mean, the one with the content the child was made on.
+/// Returns the link below `child`; None for a base. If several files match the hint, it is the one with the content on
+/// which the child was made.
 pub(super) async fn parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result<Option<Located>> {
     let Some(hint) = child.parent_hint() else { return Ok(None) };
     let mut found = survey.locate_all(child.file(), hint).await?;
@@ -146,7 +147,7 @@ pub(super) async fn parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result
     Ok(Some(found.swap_remove(0)))
 }
 
-/// `parent_of` for links that need not be sound: None as well where the hint leads nowhere we can look.
+/// Returns the parent of a link that need not be sound: also None if the hint leads to a file that cannot be found.
 pub(super) async fn known_parent_of(survey: &Survey<'_>, child: &Descriptor) -> Result<Option<LayerName>> {
     match parent_of(survey, child).await {
         Ok(parent) => Ok(parent.map(|located| located.layer)),
@@ -155,8 +156,8 @@ pub(super) async fn known_parent_of(survey: &Survey<'_>, child: &Descriptor) -> 
     }
 }
 
-/// The chain that ends in `top`, base first. Verifies that every link is the child of the next by size and, by default,
-/// by content id.
+/// Returns the chain that ends in `top`, base first. Verifies that every link is the child of the next one by size and,
+/// unless disabled, by content ID.
 pub(super) async fn chain(
     survey: &Survey<'_>,
     top: &str,
@@ -220,14 +221,14 @@ fn check_pair(child: &Descriptor, parent: &Descriptor, ignore_content_ids: bool)
     Ok(())
 }
 
-/// The hint of a child of ours whose parent was looked for elsewhere. Our absolute hints are exact, and the links of imports and
-/// clones are often called like those they rest on.
+/// Returns the hint of one of unstun's children if its parent was found elsewhere. Absolute hints of unstun are exact,
+/// and the links of imports and clones often have the same names as their parents.
 fn away_from_hint<'a>(child: &'a Descriptor, parent: &Descriptor) -> Option<&'a str> {
     let hint = child.parent_hint().filter(|hint| hint.starts_with('/') && child.owner().is_some())?;
     (normal(hint) != normal(parent.file())).then_some(hint)
 }
 
-/// What a descriptor says, with the space its files take.
+/// Returns the facts of a descriptor, with the space of its files.
 pub(super) async fn info(
     survey: &Survey<'_>,
     name: &str,
@@ -249,7 +250,7 @@ pub(super) async fn info(
     })
 }
 
-/// The folder of a descriptor.
+/// Returns the folder of a descriptor.
 pub(super) async fn folder_of(folders: &FolderSet, link: &Descriptor) -> Result<Folder> {
     let path = normal(link.file()).unwrap_or_default();
     folders.folder(split(&path).0).await

@@ -1,13 +1,13 @@
-//! A VM's folder of VMware files as a `Manifest`.
+//! The home of a VM with VMware's files, as a `Manifest`.
 //!
-//! The files are the truth. What is kept in memory is which children of this session no configuration names yet, and `Cache`: the
-//! descriptors as they were last read.
+//! The files are the only source of the state. Memory has only the children that no configuration names yet, and
+//! `Cache`: the descriptors as they were last read.
 //!
-//! Order of a take's steps here: the child's descriptor is durable, with a mark that says "prepared", before its extent exists, so that
-//! the remains of a crash can be distinguished from a user's files. `publish` takes the mark out together with naming the child.
+//! Order of a take: the child's descriptor is durable, with the mark "prepared", before its extent exists, so that
+//! leftovers of a crash can be distinguished from a user's file. `publish` removes the mark when it names the child.
 //!
-//! A home's layers may be in several folders, and those folders may be shared: `FolderSet` opens them, and the files that this home
-//! made there carry its id. In the home itself everything is its own.
+//! A home's layers may be in several folders, and homes may share those folders. `Gate` controls the access to them,
+//! and files that this home made in a shared folder carry its ID. In the home itself all files belong to it.
 
 mod bin;
 mod cache;
@@ -64,29 +64,29 @@ pub(crate) use state::VM_ID;
 use state::{AssignedIds, ReadContext, Texts};
 use survey::Survey;
 
-/// Space set aside, in the private folder.
+/// File with reserved space, in the private folder.
 const RESERVE: &str = "reserve";
 
-/// Decides whether layers more may be opened, and for what; see [`Manifest::admit`].
+/// Admits a number of further layers for a purpose; see [`Manifest::admit`].
 pub type Admit = Box<dyn Fn(Opening, usize) -> Result<()>>;
 
-/// A VM's home. Calls may overlap; changes of its files take turns.
+/// A VM's home. Calls may overlap; changes of its files run one at a time.
 pub struct Home {
     folders: FolderSet,
     growth: Growth,
-    /// Of the deltas made from here on.
+    /// Grain size of deltas created from now on.
     grain_sectors: Cell<u32>,
-    /// Passes over a `parentCID` that is not the parent's CID: the user says that the parent's data is unchanged.
+    /// Accepts a `parentCID` that is not the parent's CID, because the user states that the parent's data is unchanged.
     pub ignore_content_ids: bool,
     /// None admits everything.
     pub admit: Option<Admit>,
     turn: TaskMutex,
     /// Links made in this session that no `publish` has named yet.
     prepared: RefCell<BTreeSet<LayerName>>,
-    /// Links that got their content id in this session and have had no child since: nothing depends on it.
+    /// Links that got their content ID in this session and have had no child since: nothing depends on that ID.
     fresh: RefCell<BTreeSet<LayerName>>,
     notices: RefCell<Vec<String>>,
-    /// As it is on disk; None: to be read.
+    /// The bin as it is on disk; None if it must be read.
     bin: RefCell<Option<Rc<Vec<Binned>>>>,
 }
 
@@ -98,7 +98,7 @@ struct TextNames {
 }
 
 impl Home {
-    /// Opens nothing yet. `growth` is for the deltas written here.
+    /// Creates a home without opening any file. `growth` applies to the deltas written here.
     pub fn new(dir: Dir, folders: Folders, growth: Growth) -> Self {
         Self {
             folders: FolderSet::new(dir, folders),
@@ -114,8 +114,8 @@ impl Home {
         }
     }
 
-    /// Sets the grain size of the deltas that are created from here on. The default is 1 sector, as VMware has it;
-    /// other sizes are for tests of what other products may leave.
+    /// Sets the grain size of deltas created from now on. The default is 1 sector, as in VMware; other sizes are for
+    /// tests with deltas of other products.
     pub fn set_grain(&self, sectors: u32) {
         self.grain_sectors.set(sectors);
     }
@@ -129,7 +129,7 @@ impl Home {
         self.dir().env()
     }
 
-    /// Sentences for the user about what was done besides what was asked, since the last call.
+    /// Returns notices for the user since the last call, about additional actions of the home.
     pub fn take_notices(&self) -> Vec<String> {
         self.notices.take()
     }
@@ -138,7 +138,7 @@ impl Home {
         self.notices.borrow_mut().push(sentence);
     }
 
-    /// What the files say is read again.
+    /// Forgets everything that was read from files.
     fn forget_read(&self) {
         self.folders.cache.clear();
         self.bin.take();
@@ -152,7 +152,7 @@ impl Home {
         ContentId::from_random(self.random())
     }
 
-    /// An empty change, with the mark of this home's temporary files.
+    /// Returns an empty change with the mark of this home's temporary files.
     fn intent(&self) -> Intent {
         let tag = self.folders.id.get().map_or_else(|| "new".into(), |id| format!("{:08x}", id as u32));
         Intent { tag, ..Intent::default() }
@@ -216,7 +216,7 @@ impl Home {
         Ok(state)
     }
 
-    /// What `load` would answer, with nothing written: ids that are missing are drawn for this answer alone. The home need not be
+    /// Reads the state like `load`, without a write: missing IDs are drawn for this answer alone. The home need not be
     /// locked.
     pub async fn read(&self) -> Result<VmState> {
         let _turn = self.turn.lock().await;
@@ -224,8 +224,8 @@ impl Home {
         Ok(self.read_all(&Survey::new(&self.folders)).await?.2)
     }
 
-    /// Returns the VM's id as its configuration or, without one there, its running links have it. Writes nothing, and carries out
-    /// nothing that a crash has left: the caller may not know yet whether this is the VM or a copy of its folder.
+    /// Returns the VM's ID from its configuration, or otherwise from its running links. It writes nothing and completes
+    /// no interrupted change: the caller may not know yet whether this is the VM or a copy of its folder.
     pub async fn id(&self) -> Result<Option<u128>> {
         let _turn = self.turn.lock().await;
         self.forget_read();
@@ -270,8 +270,8 @@ impl Home {
         Ok((state, assigned))
     }
 
-    /// The VM that the running links were made for: a .vmx without an id gets that one again. Otherwise its own links would count as
-    /// another VM's.
+    /// Returns the VM for which the running links were made. A .vmx that has lost its ID gets this ID again; otherwise
+    /// its own links would appear to belong to another VM.
     async fn maker_of_tops(&self, vmx: &Vmx, resolved: &survey::Resolved) -> Result<Option<u128>> {
         for disk in vmx.disks()? {
             let top = disk.redo.as_ref().unwrap_or(&disk.file_name);
@@ -344,7 +344,7 @@ impl Home {
         }
     }
 
-    /// A file of that many allocated bytes. What a crash leaves of it is taken over by the next call.
+    /// Reserves space with a file of that many allocated bytes. The next call reuses a file that a crash has left.
     async fn reserve(&self, bytes: u64) -> Result<()> {
         let _turn = self.turn.lock().await;
         let private = self.dir().open_dir(OWN_FOLDER, true).await?;
@@ -387,7 +387,7 @@ impl Manifest for Home {
 
     fn chain<'a>(&'a self, top: &'a str) -> Local<'a, Result<Vec<LayerInfo>>> {
         Box::pin(async move {
-            // A change of content ids is several renames: between two of them no chain is right.
+            // A change of content IDs is several renames, between which no chain is correct.
             let _turn = self.turn.lock().await;
             self.chain(top).await
         })

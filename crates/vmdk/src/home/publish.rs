@@ -1,4 +1,4 @@
-//! The one commit point of a change: all files it concerns, in one intent.
+//! The commit point of a change: all files concerned, in one intent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -54,7 +54,7 @@ impl Home {
         Ok(())
     }
 
-    /// The configuration that becomes the VM's own, if one was kept.
+    /// Returns the configuration that becomes the VM's own, if one was kept.
     async fn restored(&self, change: &Change, texts: &Texts) -> Result<Option<Vmx>> {
         let Some(id) = change.configuration else { return Ok(None) };
         if let Some(uid) = snapshot_files::uid_of(texts, id)? {
@@ -66,7 +66,7 @@ impl Home {
         }
     }
 
-    /// What the next state refers to is here, and stays.
+    /// Checks that everything to which the next state refers exists and is not removed.
     async fn check_change(&self, change: &Change, survey: &Survey<'_>) -> Result<()> {
         let place = self.dir().path();
         let folds: BTreeSet<&LayerName> = change.next.folds.iter().map(|fold| &fold.layer).collect();
@@ -77,7 +77,7 @@ impl Home {
                     format!("{} is to be removed and is in use", shown(layer)),
                 ));
             }
-            // What is in the bin hinders nothing.
+            // Entries of the bin prevent nothing.
             let only_binned = || change.next.bin.iter().any(|binned| binned.layers().any(|own| own == layer));
             if !folds.contains(layer) && !survey.has_layer(layer).await? && !only_binned() {
                 return Err(Error::not_found(place, format!("the layer {}", shown(layer))));
@@ -95,7 +95,8 @@ impl Home {
         Ok(())
     }
 
-    /// New parents, and no mark in what is named from now on. Answers the names of the links now in use.
+    /// Writes new parents into links, and removes the marks of links that are named from now on. Returns the names of
+    /// the links in use.
     async fn rewrite_links(&self, change: &Change, intent: &mut Intent) -> Result<BTreeSet<LayerName>> {
         let used = layers_of(&change.next);
         let named: BTreeSet<LayerName> =
@@ -117,7 +118,7 @@ impl Home {
         Ok(named)
     }
 
-    /// How a link in the folder of `child` names `parent`: plain when it is its neighbour.
+    /// Returns the hint to `parent` for a link in the folder of `child`: a plain name if both are in one folder.
     pub(super) async fn hint(&self, child: &LayerFile, parent: &str) -> Result<String> {
         let parent = self.folders.place(parent).await?;
         if parent.folder.path == child.folder.path {
@@ -132,7 +133,7 @@ impl Home {
         Ok(path)
     }
 
-    /// Refuses to remove what another link still reads: the link under it, or the file of its data.
+    /// Collects the files to remove. Refuses to remove a link or a file of data that a remaining link reads.
     async fn collect_removals(
         &self,
         change: &Change,
@@ -160,7 +161,7 @@ impl Home {
         Ok(())
     }
 
-    /// The files a link that stays reads: its extents, and its parent unless it gets another.
+    /// Returns the files that a remaining link reads: its extents, and its parent unless it gets another one.
     async fn needed_by(
         &self,
         survey: &Survey<'_>,
@@ -179,14 +180,14 @@ impl Home {
         Ok(needed)
     }
 
-    /// The extents of a link that is to go. One in a folder that is only read from stays there.
+    /// Returns the extents of a removed link. An extent in a folder that is only read stays.
     pub(super) async fn own_extents(&self, survey: &Survey<'_>, link: &Descriptor) -> Result<Vec<LayerFile>> {
         let places = links::extent_places(survey, link).await?;
         Ok(places.into_values().filter(|place| !place.is_foreign()).collect())
     }
 }
 
-/// Everything a state refers to directly.
+/// Returns all layers to which a state refers directly.
 pub(super) fn layers_of(state: &VmState) -> BTreeSet<&LayerName> {
     let running = state.disks.iter().flat_map(|disk| [Some(&disk.top), disk.reset_to.as_ref()]).flatten();
     let frozen = state.snapshots.iter().flat_map(|snapshot| &snapshot.disks).map(|(_, layer)| layer);

@@ -1,4 +1,4 @@
-//! Settings of a home that a user can change, and notices about it: the folder of its deltas, files that VMware left.
+//! Settings of a home, and facts for its notices: the folder of its deltas, and files that VMware left.
 
 use blk::Result;
 
@@ -6,7 +6,7 @@ use super::Home;
 use super::survey::Survey;
 
 impl Home {
-    /// Snapshots that VMware's state of the machine (.vmsn) is kept with.
+    /// Returns the number of snapshots with VMware's state of the machine (.vmsn).
     pub async fn machine_states(&self) -> Result<u64> {
         let _turn = self.turn.lock().await;
         let (_, texts) = self.texts(&Survey::new(&self.folders)).await?;
@@ -16,16 +16,16 @@ impl Home {
         Ok(with_state.count() as u64)
     }
 
-    /// The folder that deltas go to, as the .vmx writes it, if they do not lie beside their parents.
+    /// Returns the folder of deltas as the .vmx writes it; None if deltas are beside their parents.
     pub async fn snapshot_folder(&self) -> Result<Option<String>> {
         let _turn = self.turn.lock().await;
         let (_, texts) = self.texts(&Survey::new(&self.folders)).await?;
         Ok(texts.vmx.snapshot_folder()?.map(str::to_owned))
     }
 
-    /// Deltas that are made from now on go to `folder`, which must be one of the home's own; None: beside
-    /// their parents. Durable when it returns. VMware needs both keys: `workingDir` alone moves swap and
-    /// state, not the deltas.
+    /// Sets the folder of deltas that are created from now on; it must be one of the home's own. None: beside their
+    /// parents. Durable when the call returns. VMware needs both keys: `workingDir` alone moves swap and state, not the
+    /// deltas.
     pub async fn set_snapshot_folder(&self, folder: Option<&str>) -> Result<()> {
         let _turn = self.turn.lock().await;
         let (files, mut texts) = self.texts(&Survey::new(&self.folders)).await?;

@@ -1,4 +1,4 @@
-//! What is kept with each snapshot beside its disks: the VM's configuration as it was, and VMware's state of the machine.
+//! Files that are kept with each snapshot: the VM's configuration at that time, and VMware's state of the machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,12 @@ use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown};
 use crate::vmx::Vmx;
 
-/// The .vmx as it was when the snapshot with this uid was taken.
+/// Returns the name of the .vmx of the snapshot with this uid.
 pub(super) fn file_name(uid: u32) -> String {
     format!("snapshot-{uid}.vmx")
 }
 
-/// The .vmsd's own number of a snapshot.
+/// Returns the .vmsd's number of a snapshot.
 pub(super) fn uid_of(texts: &Texts, id: u128) -> Result<Option<u32>> {
     let id = format!("{id:032x}");
     let found = texts.vmsd.list().snapshots.iter().find(|snapshot| snapshot.other(SNAPSHOT_ID) == Some(&id));
@@ -32,7 +32,7 @@ impl Home {
         self.private_configuration(&file_name(uid)).await
     }
 
-    /// A .vmx in the private folder, if it is there.
+    /// Returns a .vmx from the private folder, if it exists.
     pub(super) async fn private_configuration(&self, name: &str) -> Result<Option<Vmx>> {
         let read = async {
             let private = self.dir().open_dir(OWN_FOLDER, false).await?;
@@ -46,7 +46,7 @@ impl Home {
         }
     }
 
-    /// Each snapshot that is new in `next` keeps the configuration it was taken under.
+    /// Keeps the present configuration for each snapshot that is new in `next`.
     pub(super) fn keep_configurations(&self, before: &Texts, next: &VmState, intent: &mut Intent) {
         let known: BTreeSet<u32> = before.snapshots().map(|snapshot| snapshot.uid).collect();
         for snapshot in next.snapshots.iter().filter(|snapshot| !known.contains(&snapshot.uid)) {
@@ -54,7 +54,8 @@ impl Home {
         }
     }
 
-    /// What goes with the snapshots that leave: the configuration kept for them, and VMware's files of the machine's state.
+    /// Adds the removal of files that belong to removed snapshots: their kept configuration, and VMware's files of the
+    /// machine's state.
     pub(super) async fn collect_leftovers(
         &self,
         before: &Texts,
@@ -81,8 +82,8 @@ impl Home {
         Ok(())
     }
 
-    /// The .vmsn named by a snapshot, and the .vmem beside it, where they are ours to remove. The name is untrusted: only these
-    /// two kinds of file are.
+    /// Returns the .vmsn of a snapshot and the .vmem beside it, if they may be removed. The name is untrusted, so only
+    /// these two kinds of file are accepted.
     async fn machine_state(&self, texts: &Texts, survey: &Survey<'_>, written: &str) -> Result<Vec<String>> {
         let located = match survey.locate(texts.vmsd.values().file(), written).await {
             Ok(located) => located.layer,
@@ -104,8 +105,8 @@ impl Home {
         Ok(found)
     }
 
-    /// See `Manifest::disks_at`. Layers of the snapshot have their present names. A disk that takes do not freeze has its present
-    /// form, if the VM still has it.
+    /// Implements `Manifest::disks_at`. Layers have the names that the snapshot has for them now. A disk that takes do
+    /// not freeze is returned as it is now, if the VM still has it.
     pub(super) async fn disks_at(&self, snapshot: u128) -> Result<Option<Vec<DiskState>>> {
         let _turn = self.turn.lock().await;
         let survey = Survey::new(&self.folders);
@@ -139,7 +140,7 @@ impl Home {
         Ok(Some(disks))
     }
 
-    /// The disks of a configuration in the home, or of one to be put there. Sizes are not set.
+    /// Returns the disks of a configuration in the home. Their sizes are not set.
     pub(super) async fn disks_of(&self, vmx: &Vmx, survey: &Survey<'_>) -> Result<Vec<DiskState>> {
         let listed = vmx.disks()?;
         let numbers = disk_numbers(vmx, &listed)?;

@@ -1,7 +1,8 @@
-//! From the two text files of a VM to `VmState`; `write` is the way back.
+//! Conversion of a VM's two text files to `VmState`; `write` has the reverse.
 //!
-//! What VMware has no word for is kept under keys that begin with `unstun.`, which it ignores: in the .vmx the VM's id, the
-//! numbers of its disks and the generation of their content, in the .vmsd the snapshots' ids, the numbers of their disks, and the commits under way.
+//! Facts without a key in VMware's format have keys that begin with `unstun.`, which VMware ignores. In the .vmx these
+//! are the VM's ID, the numbers of its disks and the generation of their content; in the .vmsd the IDs of snapshots,
+//! the numbers of their disks, and the commits under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -24,11 +25,11 @@ use crate::vmx::{Slot, Vmx, VmxDisk};
 pub(crate) const VM_ID: &str = "unstun.id";
 /// The next number of a disk that was never used.
 pub(super) const DISK_COUNT: &str = "unstun.diskCount";
-/// Of the value under `DISK_COUNT`, which follows the highest number.
+/// Maximum of `DISK_COUNT`, which follows the highest number.
 pub(super) const DISK_COUNT_MAX: u32 = DISK_NUMBER_MAX + 1;
 pub(super) const SNAPSHOT_ID: &str = "unstun.id";
 pub(super) const LAST_JOB: &str = "unstun.lastJob";
-/// In the .vmx; see `ContentGeneration`. A revert to a snapshot's kept .vmx leaves both lines as they are.
+/// Keys in the .vmx; see `ContentGeneration`. A revert to a snapshot's kept .vmx does not change these lines.
 pub(super) const GENERATION: &str = "unstun.generation";
 pub(super) const OPENED_GENERATION: &str = "unstun.openedGeneration";
 
@@ -40,27 +41,27 @@ pub(super) struct Texts {
     pub bin: Rc<Vec<Binned>>,
 }
 
-/// What had to be given an identity when the texts were read, and so must be written back.
+/// Objects that got an identity when the texts were read, which must be written back.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct AssignedIds {
     pub in_vmx: bool,
     pub in_vmsd: bool,
 }
 
-/// What reading the texts needs to know from outside of them.
+/// Facts from outside of the texts that their conversion needs.
 pub(super) struct ReadContext<'a> {
-    /// The VM's name where the .vmx gives none.
+    /// The VM's name if the .vmx has none.
     pub fallback_name: &'a str,
-    /// The id to give the VM if the .vmx has none; else one is drawn.
+    /// ID for the VM if the .vmx has none; otherwise one is drawn.
     pub id: Option<u128>,
-    /// Where a path in one of the files leads, or why it leads nowhere.
+    /// Resolves a path in one of the files, or returns why that is not possible.
     pub local: &'a dyn Fn(&str) -> Result<Located>,
-    /// The disks' sizes by slot.
+    /// Sizes of the disks by slot.
     pub size_bytes: &'a BTreeMap<Slot, u64>,
 }
 
 impl Texts {
-    /// The lines of every snapshot, in the tree and in the bin.
+    /// Returns the lines of all snapshots, in the tree and in the bin.
     pub(super) fn snapshots(&self) -> impl Iterator<Item = &Snapshot> {
         self.vmsd.list().snapshots.iter().chain(self.bin.iter().flat_map(Binned::snapshots))
     }
@@ -69,7 +70,7 @@ impl Texts {
         self.snapshots().find(|snapshot| snapshot.uid == uid)
     }
 
-    /// Every path in the two files that `ReadContext::local` will be asked about.
+    /// Returns every path in the two files that `Surroundings::local` must resolve.
     pub(super) fn paths(&self) -> Result<Vec<String>> {
         let mut paths = disk_paths(&self.vmx)?;
         let snapshots = self.vmsd.list().snapshots.iter();
@@ -77,7 +78,7 @@ impl Texts {
         Ok(paths)
     }
 
-    /// `random` draws ids for what has none yet.
+    /// Converts the texts. `random` draws IDs for objects without one.
     pub(super) fn read(
         &mut self,
         at: &ReadContext<'_>,
@@ -103,7 +104,7 @@ impl Texts {
         Ok((state, assigned))
     }
 
-    /// Gives the VM an id and a generation, and every snapshot an id.
+    /// Assigns an ID and a generation to the VM, and an ID to every snapshot.
     fn assign(&mut self, id_known: Option<u128>, random: &mut impl FnMut() -> u128) -> Result<AssignedIds> {
         let mut assigned = AssignedIds::default();
         if id(self.vmx.values(), VM_ID)?.is_none() {
@@ -126,7 +127,7 @@ impl Texts {
         Ok(assigned)
     }
 
-    /// The number of each disk: the one it has, or the next that was never used, in slot order.
+    /// Assigns the number of each disk: its present one, or the next that was never used, in slot order.
     fn number_disks(&mut self, disks: &[VmxDisk], assigned: &mut AssignedIds) -> Result<BTreeMap<Slot, u32>> {
         let mut numbers = disk_numbers(&self.vmx, disks)?;
         let mut next = self.next_number(&numbers)?;
@@ -162,8 +163,9 @@ impl Texts {
         Ok(number)
     }
 
-    /// A snapshot outlives the disks of its VM, and another disk may take their place: so each says which disk its layers are of.
-    /// One that VMware wrote means the disk that is in the slot now; where there is none, it is one of its own if its file is there.
+    /// Assigns the disks of snapshots. A snapshot outlives the disks of its VM, and another disk may take their slots,
+    /// so each snapshot records the disk of each layer. In a snapshot from VMware it is the disk that is in the slot
+    /// now; without one, it is a separate disk if its file exists.
     fn number_snapshot_disks(
         &mut self,
         numbers: &BTreeMap<Slot, u32>,
@@ -221,7 +223,7 @@ impl Texts {
                 match (at.local)(&disk.file_name) {
                     Ok(located) if runs || located.exists => disks.push((number, located.layer)),
                     Err(e) if runs => return Err(e),
-                    // Nothing of a disk the VM no longer has: the lines stay, and are none of ours.
+                    // A disk that the VM no longer has: its lines stay, and are ignored.
                     _ => {}
                 }
             }
@@ -240,13 +242,13 @@ impl Texts {
     }
 }
 
-/// The paths of a .vmx's disks, as written.
+/// Returns the paths of a .vmx's disks, as written.
 pub(super) fn disk_paths(vmx: &Vmx) -> Result<Vec<String>> {
     let disks = vmx.disks()?;
     Ok(disks.into_iter().flat_map(|disk| [Some(disk.file_name), disk.redo]).flatten().collect())
 }
 
-/// The numbers a .vmx gives its disks.
+/// Returns the numbers of a .vmx's disks.
 pub(super) fn disk_numbers(vmx: &Vmx, disks: &[VmxDisk]) -> Result<BTreeMap<Slot, u32>> {
     let mut numbers = BTreeMap::new();
     for disk in disks {
@@ -257,7 +259,7 @@ pub(super) fn disk_numbers(vmx: &Vmx, disks: &[VmxDisk]) -> Result<BTreeMap<Slot
     Ok(numbers)
 }
 
-/// Disks whose number is in `numbers`.
+/// Returns the disks whose number is in `numbers`.
 pub(super) fn read_disks(
     disks: &[VmxDisk],
     numbers: &BTreeMap<Slot, u32>,
@@ -279,7 +281,7 @@ pub(super) fn read_disks(
     Ok(states)
 }
 
-/// The number of one of a snapshot's disks, where it has one.
+/// Returns the number of one of a snapshot's disks, if it has one.
 pub(super) fn snapshot_number(file: &str, snapshot: &Snapshot, disk: &SnapshotDisk) -> Result<Option<u32>> {
     let Some(slot) = Slot::parse(&disk.node) else { return Ok(None) };
     let Some(value) = snapshot.other(&number_key(slot)) else { return Ok(None) };
@@ -287,7 +289,7 @@ pub(super) fn snapshot_number(file: &str, snapshot: &Snapshot, disk: &SnapshotDi
     decimal_up_to(file, &field, value, DISK_NUMBER_MAX).map(Some)
 }
 
-/// Reads both lines; without the second one no plain name is served.
+/// Reads both lines. Without the second one, no plain name is served.
 fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
     let read = |key: &str| -> Result<u64> { Ok(number(values, key, ContentGeneration::MAX)?.unwrap_or(0)) };
     let present = read(GENERATION)?;
@@ -297,7 +299,7 @@ fn read_generation(values: &KeyValues) -> Result<ContentGeneration> {
     Ok(ContentGeneration::read(present, read(OPENED_GENERATION)?))
 }
 
-/// Lines that say the same already stay as they are.
+/// Writes the generation. Lines with the same values stay as they are.
 pub(super) fn write_generation(vmx: &mut Vmx, generation: ContentGeneration) -> Result<()> {
     for (key, wanted) in [(GENERATION, generation.present), (OPENED_GENERATION, generation.opened)] {
         if number(vmx.values(), key, u64::MAX)? != Some(wanted) {
@@ -338,7 +340,7 @@ pub(super) fn slot_of_number_key(key: &str) -> Option<Slot> {
     prefix.eq_ignore_ascii_case(NUMBER_PREFIX).then(|| Slot::parse(&key[NUMBER_PREFIX.len()..])).flatten()
 }
 
-/// Returns the number that stands under `key`, which is at most `max`.
+/// Returns the number under `key`, which is at most `max`.
 pub(super) fn number<N: FromStr + PartialOrd + Display>(
     values: &KeyValues,
     key: &str,

@@ -189,7 +189,7 @@ fn the_list_of_disks_follows_the_state() {
     }
     state.disks[1].reset_to = Some("new.vmdk".into());
     assert_eq!(again(&texts).0, state);
-    // In the same place, another disk: nothing of the old one is left.
+    // Another disk in the same slot: nothing of the old one remains.
     state.disks[1] = DiskState {
         number: 3,
         top: "other.vmdk".into(),
@@ -237,7 +237,7 @@ fn a_restored_configuration_keeps_the_vms_identity() {
     assert_eq!((read.id, &read.name, &read.disks), (state.id, &state.name, &state.disks));
 }
 
-/// As many disks as a VM has places for, each named twice, in as many lines as a file may have.
+/// As many disks as a VM has places, each named twice, in as many lines as a file may have.
 fn crowded() -> Vmx {
     let buses = [("scsi", 4, 64), ("sata", 4, 30), ("nvme", 4, 64), ("ide", 2, 2)];
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! What is in the folders of a home at the time of one operation: each is listed at most once.
+//! Listings of a home's folders for one operation. Each folder is listed at most once.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use super::folders::{FolderSet, outside};
 use super::paths::{base_name, join, normal, resolve, split};
 use crate::text::{check_names, shown, wrong};
 
-/// Where a path in one of the files leads.
+/// Target of a path in one of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Located {
     pub layer: LayerName,
@@ -25,7 +25,7 @@ impl Resolved {
     pub(super) fn get(&self, written: &str) -> Result<Located> {
         match self.0.get(written) {
             Some(found) => found.clone(),
-            // Names that are ours already, such as those of layers just made, are what they say.
+            // Names of unstun, such as those of layers just made, need no resolution.
             None => Ok(Located { layer: written.into(), exists: true }),
         }
     }
@@ -41,7 +41,8 @@ impl<'a> Survey<'a> {
         Self { folders, listed: RefCell::default() }
     }
 
-    /// Names in the folder at `path`, folders with a slash; none when it does not exist.
+    /// Returns the names in the folder at `path`; those of folders end with a slash. Empty if the folder does not
+    /// exist.
     pub(super) async fn names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
         if let Some(names) = self.listed.borrow().get(path) {
             return Ok(names.clone());
@@ -60,16 +61,16 @@ impl<'a> Survey<'a> {
         self.own_names(&self.folders.home().path).await
     }
 
-    /// Like `names`, of a folder whose links become part of what is known of the VM.
+    /// Returns the names like `names`, for a folder whose links belong to the VM.
     ///
     /// # Errors
-    /// `Refused`: more names than a VM's folders have.
+    /// `Refused` if there are more names than a VM's folders have.
     pub(super) async fn own_names(&self, path: &str) -> Result<Rc<BTreeSet<String>>> {
         let names = self.names(path).await?;
         check_names(path, names.len()).map(|()| names)
     }
 
-    /// Whether there is a file at `path`, which the gate must see.
+    /// Returns whether there is a file at `path`, to which the gate must have access.
     pub(super) async fn has(&self, path: &str) -> Result<bool> {
         let (folder, name) = split(path);
         Ok(self.names(folder).await?.contains(name))
@@ -79,14 +80,14 @@ impl<'a> Survey<'a> {
         self.has(&self.folders.path_of(layer)).await
     }
 
-    /// What `written` means in the file at the path `file`. Folders get moved, so it is looked for in order: as written; beside
-    /// the file that names it; in a sibling of that file's folder (reference/vmware-formats 1.4).
+    /// Resolves `written` in the file at the path `file`. Folders are moved, so the file is searched in this order: as
+    /// written; beside the file that names it; in a sibling of that file's folder (reference/vmware-formats 1.4).
     pub(super) async fn locate(&self, file: &str, written: &str) -> Result<Located> {
         let mut found = self.locate_all(file, written).await?;
         Ok(found.swap_remove(0))
     }
 
-    /// Every file that `written` may mean, the likeliest first; at least one, which may be absent.
+    /// Returns every file that `written` may mean, the most likely first: at least one, which may not exist.
     pub(super) async fn locate_all(&self, file: &str, written: &str) -> Result<Vec<Located>> {
         let candidates = candidates(file, written)?;
         let mut found = Vec::new();
@@ -104,7 +105,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The first candidate that exists, also in folders where nothing is opened.
+    /// Returns the first candidate that exists, also in folders where nothing is opened.
     pub(super) async fn glimpse(&self, file: &str, written: &str) -> Result<Option<LayerName>> {
         for path in &candidates(file, written)? {
             if self.folders.sees(path) && self.has(path).await? {

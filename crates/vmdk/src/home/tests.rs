@@ -1,4 +1,5 @@
-//! A home in the simulated world: what is in its files after each step, and after a power cut at every event of one.
+//! A home in the simulated world: the content of its files after each step, and after a power cut at every event of
+//! one.
 
 use blk::Env;
 use blk::manifest::{FoldState, SnapshotState};
@@ -25,13 +26,13 @@ async fn home(env: &Env) -> Home {
     home_in(env, &[]).await
 }
 
-/// The home with other folders of its own.
+/// Opens the home with further own folders.
 async fn home_in(env: &Env, own: &[&str]) -> Home {
     let own = own.iter().map(|path| env.open_root(path).unwrap()).collect();
     Home::new(folder(env).await, Folders { own, ..Folders::default() }, GROWTH)
 }
 
-/// A change by another program while the home is not served; the next start finds it.
+/// Changes a file as another program would, while the home is not served: the next start would find it.
 async fn by_hand(home: &Home, name: &str, content: &[u8]) {
     home.dir().replace_file(name, content).await.unwrap();
     home.folders.cache.clear();
@@ -44,13 +45,13 @@ fn new_world(seed: u64) -> SimWorld {
         root(&env).sync().await.unwrap();
         let vm = NewVm::new("web", &[DISK_BYTES, 512 * 9]);
         let home = Home::create(dir, Folders::default(), GROWTH, vm).await.unwrap();
-        // Gives the identities, so that later loads change nothing.
+        // Assigns the identities, so that later loads change nothing.
         home.load().await.unwrap();
     });
     world
 }
 
-/// The change of a take whose children are `tops`.
+/// Returns the change of a take whose children are `tops`.
 fn take(state: &VmState, uid: u32, tops: &[String]) -> Change {
     let mut next = state.clone();
     let frozen = state.disks.iter().map(|disk| (disk.number, disk.top.clone())).collect();
@@ -83,7 +84,7 @@ async fn evidence(env: Env) -> (VmState, Vec<String>) {
     evidence_in(env, &[]).await
 }
 
-/// Every file in the folders, and the tops' chains with every layer opened.
+/// Returns every file in the folders, and opens every layer of the tops' chains.
 async fn evidence_in(env: Env, own: &[&str]) -> (VmState, Vec<String>) {
     let home = home_in(&env, own).await;
     let state = home.load().await.unwrap();
@@ -158,7 +159,7 @@ fn take_read_and_commit() {
         assert_eq!((chain[0].format.as_str(), chain[1].format.as_str()), ("vmfs", "vmfsSparse"));
         assert_eq!(chain[0].allocated_bytes, 4096);
 
-        // A second take, then the first one's deltas are folded: the second ones' parents change.
+        // A second take; then the first one's deltas are folded, and the parents of the second one's change.
         let state = take_all(&home, &state, 2).await.unwrap();
         for (source, target) in [("web-000001.vmdk", "web.vmdk"), ("web_1-000001.vmdk", "web_1.vmdk")] {
             home.touch(source).await.unwrap();
@@ -196,7 +197,7 @@ fn a_child_that_was_published_is_never_debris() {
         take_all(&home, &state, 1).await.unwrap();
         assert!(!links::read(&home.folders, "web-000001.vmdk").await.unwrap().is_prepared());
     });
-    // An old configuration is put back: the deltas hold data all the same.
+    // Old configurations are restored by hand; the deltas contain data nevertheless.
     world.write_file("web/web.vmx", &vmx);
     world.write_file("web/web.vmsd", &vmsd);
     let (state, names) = world.run(evidence).unwrap();
@@ -271,7 +272,7 @@ fn broken_chains_are_refused_with_file_and_field() {
             let error = home.chain("bad.vmdk").await.unwrap_err();
             assert!(error.to_string().contains(message), "{error}");
         }
-        // A path into a folder that was moved, with the file beside the child.
+        // A path into a folder that was moved; the file is beside the child.
         let moved = text.replace("\"web.vmdk\"", "\"/vmfs/volumes/5/web/web.vmdk\"");
         by_hand(&home, "moved.vmdk", moved.as_bytes()).await;
         assert_eq!(home.chain("moved.vmdk").await.unwrap().len(), 2);
@@ -302,7 +303,7 @@ fn layers_in_use_are_not_removed() {
         let error = home.publish(&no_snapshot).await.unwrap_err();
         assert!(error.to_string().contains("it is the parent of \"web-000001.vmdk\""), "{error}");
         assert_eq!(home.discard_child("web-000001.vmdk").await.unwrap_err().kind, ErrorKind::Refused);
-        // A second descriptor over the base's data: neither it nor that data goes with it.
+        // A second descriptor of the base's data: neither it nor that data is removed with the first.
         let base = links::read(&home.folders, "web.vmdk").await.unwrap().to_bytes();
         by_hand(&home, "twin.vmdk", &base).await;
         let error = home.publish(&remove("twin.vmdk")).await.unwrap_err();
@@ -334,7 +335,7 @@ fn an_unpublished_child_is_removed_by_a_call_or_at_the_next_load() {
     assert_eq!(names, before.into_iter().filter(|name| !name.ends_with('/')).collect::<Vec<_>>());
 }
 
-/// Cuts the power at each event of `step` in turn, with several seeds, and looks at what the next boot finds.
+/// Cuts the power at each event of `step` in turn, with several seeds, and checks what the next boot finds.
 fn cut_everywhere(
     own: &'static [&'static str],
     prepare: impl AsyncFn(Home) -> VmState + Copy + 'static,

@@ -1,4 +1,4 @@
-//! New content ID of a link that is about to be written, so that readers from other folders notice.
+//! A new content ID for a link before its first write, so that readers in other folders notice.
 
 use blk::{Error, Result};
 
@@ -10,11 +10,11 @@ use super::survey::Survey;
 use crate::descriptor::Descriptor;
 use crate::text::shown;
 
-/// Suffix of a change-tracking file whose content is outdated.
+/// Suffix of a change-tracking file that is no longer valid.
 const SET_ASIDE: &str = ".unstun-set-aside";
 
 impl Home {
-    /// A link whose content ID was not used by a child yet needs no new one.
+    /// Gives a link a new content ID. Not necessary if no child has used its present one.
     pub(super) async fn touch(&self, name: &str) -> Result<()> {
         if self.fresh.borrow().contains(name) {
             return Ok(());
@@ -36,7 +36,7 @@ impl Home {
         Ok(())
     }
 
-    /// Foreign children no longer match from here on, those here do.
+    /// Writes the new ID. Foreign children no longer match from here on; children of this home do.
     async fn renew_content_id(&self, name: &str, link: &mut Descriptor) -> Result<()> {
         let old_cid = link.cid();
         link.set_content_id(self.new_content_id());
@@ -59,15 +59,15 @@ impl Home {
         intent.commit(&self.folders).await
     }
 
-    /// VMware's tracking does not follow our writes, and a backup that believed it would miss them. The file is kept, under another
-    /// name; the descriptor has let go of it before.
+    /// Renames VMware's tracking file. It does not cover unstun's writes, and a backup that used it would miss them.
+    /// The descriptor's reference to it is removed before.
     async fn set_tracking_aside(&self, place: &LayerFile, tracked: &str) -> Result<()> {
         let link = self.folders.path_of(&place.layer);
         let mut sentence =
             format!("{link}: changed-block tracking has ended, the next backup must be a full one");
         let name = base_name(tracked);
         let names = Survey::new(&self.folders).names(&place.folder.path).await?;
-        // The name is untrusted: only a tracking file is moved.
+        // The name is untrusted: only a tracking file is renamed.
         if name.to_ascii_lowercase().ends_with("-ctk.vmdk") && names.contains(name) {
             let aside = format!("{name}{SET_ASIDE}");
             let dir = &place.folder.dir;

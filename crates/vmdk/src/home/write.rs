@@ -1,4 +1,4 @@
-//! From `VmState` to the two text files. Lines it does not touch stay as they are.
+//! Conversion of `VmState` to the two text files. Other lines stay unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::text::{shown, wrong};
 use crate::vmsd::{SNAPSHOTS_MAX, Snapshot, SnapshotDisk, SnapshotList};
 use crate::vmx::{Slot, Vmx};
 
-/// Where a path in one of the files leads.
+/// Resolves a path in one of the files.
 type Local<'a> = &'a dyn Fn(&str) -> Result<Located>;
 
 fn means(local: Local<'_>, written: &str, layer: &str) -> bool {
@@ -23,7 +23,7 @@ fn means(local: Local<'_>, written: &str, layer: &str) -> bool {
 }
 
 impl Texts {
-    /// Makes the texts say what `change` says.
+    /// Applies `change` to the texts.
     pub(super) fn write(&mut self, change: &Change, local: Local<'_>) -> Result<()> {
         let next = &change.next;
         write_disks(&mut self.vmx, next, local)?;
@@ -43,14 +43,14 @@ impl Texts {
         Ok(())
     }
 
-    /// Takes the configuration kept with a snapshot for the VM's own. Who the VM is, and what it is called, stays.
+    /// Makes the configuration kept with a snapshot the VM's own. The VM's identity and name stay.
     pub(super) fn restore(&mut self, kept: Vmx) -> Result<()> {
         let old = std::mem::replace(&mut self.vmx, kept);
         let stays =
             |key: &str| key.to_ascii_lowercase().starts_with("unstun.") && slot_of_number_key(key).is_none();
         let mut lines = Vec::new();
         for entry in old.values().entries() {
-            // Values in other encodings are not ours.
+            // Values in other encodings are not unstun's.
             let Ok((key, value)) = entry else { continue };
             if stays(key) || key.eq_ignore_ascii_case("displayName") {
                 lines.push((key.to_owned(), value.to_owned()));
@@ -67,7 +67,7 @@ impl Texts {
 
     fn snapshot_list(&self, next: &VmState, local: Local<'_>) -> Result<SnapshotList> {
         if next.snapshots.len() > SNAPSHOTS_MAX {
-            // It could be written, and the VM never be opened again.
+            // It could be written, but the VM could never be opened again.
             let cause =
                 format!("it would have {} snapshots, and {SNAPSHOTS_MAX} are read", next.snapshots.len());
             return Err(Error::refused(
@@ -92,7 +92,7 @@ impl Texts {
                 snapshot.created_us = Some(wanted.created_unix_us);
             }
             snapshot.set_other(SNAPSHOT_ID, Some(&format!("{:032x}", wanted.id)));
-            // Of a snapshot that is restored from the bin.
+            // For a snapshot that is restored from the bin.
             snapshot.set_other(bin::PARENT, None);
             write_snapshot_disks(file, &mut snapshot, wanted, &next.disks, local)?;
             snapshots.push(snapshot);
@@ -121,7 +121,7 @@ impl Texts {
     }
 }
 
-/// Makes the list of disks that of `next`: what is missing there goes with all its lines, what is new comes.
+/// Changes the list of disks to that of `next`: removed disks lose all their lines, and new ones are added.
 pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Result<()> {
     let file = vmx.values().file().to_owned();
     let mut wanted: BTreeMap<Slot, &DiskState> = BTreeMap::new();
@@ -133,14 +133,14 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
         }
     }
     let gone = gone_disks(vmx, &wanted)?;
-    // Something else in the place of a new disk, a CD drive for one, would be half of it.
+    // Lines of another device in the slot of a new disk, such as a CD drive, would become part of the disk.
     let mut cleared = gone.clone();
     for slot in wanted.keys() {
         if vmx.disk(*slot)?.is_none() {
             cleared.insert(*slot);
         }
     }
-    // All at once: each pass reads every line, and an untrusted file may have many lines and disks.
+    // All at once, because each pass processes every line, and a file may have many lines and disks.
     if !cleared.is_empty() {
         vmx.remove_disks(&cleared);
     }
@@ -158,7 +158,7 @@ pub(super) fn write_disks(vmx: &mut Vmx, next: &VmState, local: Local<'_>) -> Re
     Ok(())
 }
 
-/// The places whose disk is not, or no longer, the wanted one.
+/// Returns the slots whose disk is not, or no longer, the intended one.
 fn gone_disks(vmx: &Vmx, wanted: &BTreeMap<Slot, &DiskState>) -> Result<BTreeSet<Slot>> {
     let mut gone = BTreeSet::new();
     for old in vmx.disks()? {
@@ -207,7 +207,8 @@ fn write_disk(vmx: &mut Vmx, slot: Slot, disk: &DiskState, local: Local<'_>) -> 
     Ok(())
 }
 
-/// The disks of a snapshot: a path that still means the same layer stays as written; so do disks that were none of ours.
+/// Writes the disks of a snapshot. A path that still means the same layer stays as written; so do disks that unstun
+/// does not know.
 pub(super) fn write_snapshot_disks(
     file: &str,
     snapshot: &mut Snapshot,

@@ -1,9 +1,10 @@
-//! Carries a plan out, with an undo copy of every file before the first one changes.
+//! Carries out the plan of a repair, after copying every file that it changes.
 //!
-//! Order: the copies of all texts as they are and as they will be, second names of the files that leave the folder, the changed
-//! sectors of deltas, the record that names them all, and the folders they lie in are durable. Then each text is replaced by a
-//! rename of its own, each file that leaves loses its first name, and the deltas are written, their headers last. A crash leaves
-//! every file as it was or as it was planned, a delta each of its sectors, and the record takes back either.
+//! Order: first make durable the copies of all texts as they are and as they will be, second names of files that leave
+//! the folder, the changed sectors of deltas, the record that names them all, and their folders. Then replace each text
+//! by a rename, remove the first name of each file that leaves, and write the deltas, their headers last. After a crash
+//! every file, and every sector of a delta, is in its old or its planned state, and an undo by the record restores
+//! either.
 
 use blk::reactor::OpenMode;
 use blk::{Buf, Dir, Error, ErrorKind, File, Result};
@@ -15,11 +16,11 @@ use super::record::{
     read_if_there, refuse_pending, write_pieces, write_record,
 };
 
-/// Writes the files of `plan`. Returns the path of the folder with the undo copies.
+/// Writes the files of `plan`. Returns the path of the folder with the copies for an undo.
 ///
 /// # Errors
-/// `Refused`: a change of unstun's own is pending in the folder. `Locked`: another repair runs. After any error the files
-/// are as they were or as they were planned, each by itself; [`super::undo`] takes back what was written.
+/// `Refused` if a change of unstun's own is pending in the folder; `Locked` if another repair runs. After any error,
+/// each file is in its old or its planned state; [`super::undo`] restores those that were written.
 pub async fn apply(dir: &Dir, plan: &Plan) -> Result<String> {
     refuse_pending(dir).await?;
     let runs = dir.open_dir(FOLDER, true).await?;
@@ -52,7 +53,8 @@ pub async fn apply(dir: &Dir, plan: &Plan) -> Result<String> {
     Ok(run.path().to_owned())
 }
 
-/// The file whose owner and permissions a text gets: itself as it is, or else the one that it is written for.
+/// Returns the file whose owner and permissions a text gets: the existing text, or the file for which a new one is
+/// written.
 async fn original(dir: &Dir, plan: &Plan, file: &str) -> Result<Option<File>> {
     for name in [Some(file), plan.changes.like.get(file).map(String::as_str)].into_iter().flatten() {
         match dir.open(name, OpenMode::Read).await {
@@ -95,12 +97,12 @@ async fn name_twice(dir: &Dir, run: &Dir, plan: &Plan) -> Result<Vec<Change>> {
         }
         changes.push(Change { file: file.to_owned(), kind });
     }
-    // No record names what a crash could take away.
+    // Names must be durable before a record refers to them.
     run.sync().await?;
     Ok(changes)
 }
 
-/// Gives all files of a folder a name in another one too, durably.
+/// Gives all files of a folder a second name in another one, durably.
 pub(super) async fn link_all(from: &Dir, to: &Dir) -> Result<()> {
     for name in from.list().await? {
         match from.link(&name, to, &name).await {
@@ -158,7 +160,7 @@ fn pieces_after(cut: &Cut) -> Vec<(u64, &[u8])> {
     cut.pieces.iter().map(|(offset, Piece { after, .. })| (*offset, after.as_slice())).collect()
 }
 
-/// Writes sectors of one file, durably; that of the header, at 0, when the others are.
+/// Writes sectors of a file durably; the header's, at 0, after the others.
 pub(super) async fn write_sectors(file: &File, sectors: &[(u64, &[u8])]) -> Result<()> {
     for is_header in [false, true] {
         for (offset, bytes) in sectors.iter().filter(|(offset, _)| (*offset == 0) == is_header) {

@@ -1,4 +1,4 @@
-//! Descriptors of bases that are missing, written anew after the flat extent and the links that were made on it.
+//! Writes missing descriptors of bases, derived from the flat extent and from the links that were made on it.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ async fn length(inventory: &Inventory<'_>, extent: &str) -> Result<u64> {
     inventory.dir.open(extent, OpenMode::Read).await?.size().await
 }
 
-/// The descriptor and by what it is held to be right; or why none is written.
+/// Returns the descriptor and the evidence for it, or why none is written.
 fn rebuilt(
     inventory: &Inventory<'_>,
     extent: &str,
@@ -89,7 +89,7 @@ fn rebuilt(
     Ok((link, reason.into()))
 }
 
-/// The links whose hints end in `name` and lead to `place`.
+/// Returns the links whose hints end in `name` and lead to `place`.
 fn made_on<'a>(
     inventory: &'a Inventory<'_>,
     name: &'a str,

@@ -1,5 +1,5 @@
-//! Deltas that were cut: the entries of their tables that lead past the end are cleared, where the user gives up what they
-//! held. The lost ranges of the disk are reported; they show what the parent shows.
+//! Truncated deltas: clears the table entries that point past the end, if the user gives up their data. The lost ranges
+//! of the disk are reported; they show the parent's data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,50 +15,50 @@ use crate::cowd::{
 };
 use crate::probe::Content;
 
-/// Sectors of one delta that a mend changes at most: with their copies 32 MiB.
+/// Maximum number of sectors of one delta that a repair changes: with their copies 32 MiB.
 const SECTORS_MAX: usize = 1 << 15;
-/// Ranges of the disk that a mend names, before the rest is only counted.
+/// Maximum number of ranges that a repair names; further ones are only counted.
 const RANGES_SHOWN_MAX: usize = 20;
 
 const SECTOR_BYTES: usize = SECTOR as usize;
 
-/// One sector of a delta, as it is and as it will be.
+/// One sector of a delta, before and after the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
 }
 
-/// What is written into a delta that was cut.
+/// Changes of a truncated delta.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Byte offset of a sector -> its change. The header's, at 0, is written last.
+    /// Changed sectors by byte offset. The header's, at 0, is written last.
     pub pieces: BTreeMap<u64, Piece>,
-    /// Length of the file, which stays.
+    /// Length of the file, which does not change.
     pub file_bytes: u64,
     pub capacity_sectors: u64,
     pub is_unclean: bool,
 }
 
-/// What a delta turns out to be.
+/// Result of the examination of a delta.
 enum Outcome {
-    /// It has all that its tables name, as far as this module looks.
+    /// The file has everything that its tables name, as far as this module checks.
     Whole,
     Cut(CutDelta),
-    /// It was cut, and is not mended for this reason.
+    /// The delta is truncated, and is not repaired for this reason.
     Unrepairable(String),
 }
 
-/// A delta that was cut, with what its disk loses by it.
+/// A truncated delta, and what its disk loses.
 struct CutDelta {
     cut: Cut,
-    /// In bytes of the disk, in order, none touching the next.
+    /// Lost ranges in bytes of the disk, in order; none adjacent to the next.
     lost: Vec<Range<u64>>,
-    /// Some of them were held by a table that is lost, so it is not known which of their grains were written.
+    /// Number of lost tables. It is unknown which of their grains were written.
     tables_lost: usize,
 }
 
-/// Plans the cut of each VMFSsparse delta of the folder that ends before what its tables name.
+/// Plans the repair of each truncated VMFSsparse delta of the folder.
 pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let deltas = inventory.contents.iter().filter(|(_, content)| **content == Content::VmfsSparse);
     for (name, _) in deltas {
@@ -66,7 +66,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft
             continue;
         }
         match find(inventory, name).await {
-            // What else is wrong with it a check says.
+            // The check reports its other faults.
             Ok(Outcome::Whole) | Err(_) => _ = draft.whole.insert(name.clone()),
             Ok(Outcome::Cut(found)) if terms.cut_deltas => add(name, found, draft),
             Ok(Outcome::Unrepairable(reason)) => draft.refuse_file(inventory.path(name), reason),
@@ -107,7 +107,7 @@ fn add(name: &str, found: CutDelta, draft: &mut PlanDraft) {
     });
 }
 
-/// `3 ranges of the disk are lost, 196608 bytes at most`.
+/// Returns a text such as `3 ranges of the disk are lost, 196608 bytes at most`.
 fn summary(found: &CutDelta) -> String {
     let bytes: u64 = found.lost.iter().map(|range| range.end - range.start).sum();
     let plural = if found.lost.len() == 1 { "range of the disk is" } else { "ranges of the disk are" };
@@ -131,8 +131,10 @@ async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
     result.map(|()| buf)
 }
 
+/// Examines a delta.
+///
 /// # Errors
-/// `Damaged`: something else is wrong with it, and nothing in it can be relied on.
+/// `Damaged` if it has another fault, so that nothing in it is reliable.
 async fn find(inventory: &Inventory<'_>, name: &str) -> Result<Outcome> {
     let file = inventory.dir.open(name, OpenMode::Read).await?;
     let file_bytes = file.size().await?;
@@ -143,7 +145,7 @@ async fn find(inventory: &Inventory<'_>, name: &str) -> Result<Outcome> {
         let cause = "it was cut inside of its directory, so that nothing in it can be found any more; take it from a backup";
         return Ok(Outcome::Unrepairable(cause.into()));
     }
-    // Where the header was closed it says how much there should be.
+    // A header that was closed shows how much there should be.
     if !header.is_unclean() && u64::from(header.free_sector()) * SECTOR <= file_bytes {
         return Ok(Outcome::Whole);
     }
@@ -186,7 +188,7 @@ impl<'a> Search<'a> {
         (u64::from(sector) + u64::from(sectors)) * SECTOR <= self.file_bytes
     }
 
-    /// Clears the entries of the directory whose tables are cut. What is left must be sound.
+    /// Clears the entries of the directory whose tables are cut off. The rest must be sound.
     fn drop_lost_tables(&mut self) -> Result<()> {
         let mut entries = decode_entries(&self.directory_bytes);
         let before = self.directory_bytes.clone();
@@ -231,7 +233,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Clears the entries of a table whose grains are cut; true where there is none.
+    /// Clears the entries of a table whose grains are cut off. Returns true if there were none.
     fn drop_lost_grains(&mut self, region: u32, entries: &mut [u32]) -> bool {
         let grain = self.header.grain_sectors();
         let grains = self.header.grains_in(region);
@@ -254,7 +256,7 @@ impl<'a> Search<'a> {
         self.lost.push(start..end);
     }
 
-    /// Notes the sectors in which two contents of one place differ; no more than one above the limit.
+    /// Records the sectors in which two contents of one place differ, up to one above the limit.
     fn change(&mut self, offset: u64, before: &[u8], after: &[u8]) {
         let sectors = before.chunks(SECTOR_BYTES).zip(after.chunks(SECTOR_BYTES)).enumerate();
         for (at, (before, after)) in sectors.filter(|(_, (before, after))| before != after) {

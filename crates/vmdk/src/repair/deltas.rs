@@ -1,6 +1,6 @@
-//! Descriptors of deltas that are missing or cannot be read, written anew after the delta's own header, the links that were made
-//! on it, what is left of the old text, and the list of snapshots. Which link a delta was made on its header does not say:
-//! where nothing else tells it, the user is asked.
+//! Writes missing or unreadable descriptors of deltas, derived from the delta's own header, the links that were made on
+//! it, the rest of the old text, and the list of snapshots. The header does not contain the parent: if no other source
+//! does, the user must name it.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ const FIELD: &str = "its descriptor";
 
 /// A delta whose descriptor is to be written.
 struct LostDescriptor<'a> {
-    /// The descriptor.
+    /// Name of the descriptor.
     name: String,
     extent: &'a str,
     kind: ExtentKind,
@@ -26,7 +26,7 @@ struct LostDescriptor<'a> {
     old: OldText,
 }
 
-/// What can still be read in a descriptor that is damaged.
+/// Values that can still be read in a damaged descriptor.
 #[derive(Default)]
 struct OldText {
     is_there: bool,
@@ -35,7 +35,7 @@ struct OldText {
     hint: Option<String>,
 }
 
-/// The link that a delta was made on, and by what that is known.
+/// The link on which a delta was made, and the evidence for it.
 struct Parent {
     name: String,
     reason: String,
@@ -92,8 +92,10 @@ async fn lost<'a>(
 }
 
 impl OldText {
+    /// Reads a delta without a descriptor.
+    ///
     /// # Errors
-    /// The file is too large for a descriptor, or an extent.
+    /// The file is too large for a descriptor, or is an extent.
     async fn read(inventory: &Inventory<'_>, name: &str) -> Result<Self, String> {
         let odd = || format!("{} is here and is no text; move it away first", shown(name));
         match inventory.contents.get(name) {
@@ -108,7 +110,7 @@ impl OldText {
         Ok(Self::of(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Lines that are whole; a value that is given twice counts for nothing.
+    /// Parses complete lines. A value that is given twice is ignored.
     fn of(text: &str) -> Self {
         let value = |key: &str| {
             let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -128,7 +130,7 @@ impl OldText {
     }
 }
 
-/// The mend and the text; or why there is none.
+/// Returns the repair and the text, or why there is none.
 fn rebuilt(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
@@ -178,7 +180,7 @@ fn rebuilt(
     Ok((mend, text))
 }
 
-/// The CID that the links made on the delta expect.
+/// Returns the CID that the links made on the delta expect.
 fn expected_cid(inventory: &Inventory<'_>, lost: &LostDescriptor<'_>) -> Result<Option<u32>, String> {
     let children = inventory.links.values().filter(|link| {
         let hint = link.parent_hint().and_then(|hint| hint.rsplit(['/', '\\']).next());
@@ -202,7 +204,7 @@ fn expected_cid(inventory: &Inventory<'_>, lost: &LostDescriptor<'_>) -> Result<
     }
 }
 
-/// The link that the delta was made on.
+/// Returns the link on which the delta was made.
 fn parent(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
@@ -242,14 +244,14 @@ fn parent(
     })
 }
 
-/// Returns whether the lost link is an ancestor of `name`.
+/// Returns whether `name` is a descendant of the lost link.
 fn leads_to(inventory: &Inventory<'_>, name: &str, lost: &str) -> bool {
     let bottom = ancestry(inventory, name).last().copied().unwrap_or(name);
     let hint = inventory.links[bottom].parent_hint().and_then(|hint| hint.rsplit(['/', '\\']).next());
     hint == Some(lost)
 }
 
-/// The hint and the CID in what is left of the old descriptor agree.
+/// Returns the parent if the hint and the CID in the rest of the old descriptor agree.
 fn by_old_text(inventory: &Inventory<'_>, candidates: &[&str], lost: &LostDescriptor<'_>) -> Option<Parent> {
     let hint = lost.old.hint.as_deref()?.rsplit(['/', '\\']).next()?;
     let parent_cid = lost.old.parent_cid?;
@@ -260,7 +262,8 @@ fn by_old_text(inventory: &Inventory<'_>, candidates: &[&str], lost: &LostDescri
     })
 }
 
-/// The state that the snapshot before it names: what runs was made on the current snapshot, a snapshot on its parent.
+/// Returns the parent by the list of snapshots: the running link was made on the current snapshot, and a snapshot on
+/// its parent.
 fn by_list(
     inventory: &Inventory<'_>,
     vm: Option<&Vm<'_>>,
@@ -288,7 +291,7 @@ fn by_list(
     })
 }
 
-/// One link of this disk's name and size is here, and nothing else is lost or elsewhere.
+/// Returns the only link with this disk's name and size, if nothing else is lost or elsewhere.
 fn by_exclusion(
     inventory: &Inventory<'_>,
     candidates: &[&str],
@@ -312,7 +315,7 @@ fn by_exclusion(
     })
 }
 
-/// `web` of `web.vmdk` and of `web-000002.vmdk`.
+/// Returns the disk's name: `web` for `web.vmdk` and `web-000002.vmdk`.
 fn disk_of(name: &str) -> &str {
     let stem = name.strip_suffix(".vmdk").unwrap_or(name);
     match stem.rsplit_once('-') {

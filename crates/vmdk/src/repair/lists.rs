@@ -1,5 +1,5 @@
-//! The list of snapshots, made to agree with itself and with the links: counts and leftovers, numbers and parents that are no
-//! tree, snapshots whose links are gone, and which snapshot the running disks were made on.
+//! Repairs the list of snapshots so that it agrees with itself and with the links: counts and leftovers, numbers and
+//! parents that are no tree, snapshots without links, and the current snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::vmsd::{Snapshot, SnapshotList, Vmsd};
 
 const CAUTION: &str = "names and times of what is left out are in the copy of the old list alone";
 
-/// A list in the making, with what was changed in it.
+/// The repaired list, and its changes.
 struct Changed {
     vmsd: Vmsd,
     list: SnapshotList,
@@ -63,7 +63,7 @@ async fn read(inventory: &Inventory<'_>, name: &str) -> Result<Vmsd> {
     parse(inventory.dir.env(), inventory.path(name), bytes, Vmsd::parse_loose).await
 }
 
-/// The link with the state of a disk, where it is in this folder.
+/// Returns the link with the state of each disk, if it is in this folder.
 fn links_of<'a>(inventory: &'a Inventory<'_>, snapshot: &Snapshot) -> Vec<(String, &'a str)> {
     let found = snapshot.disks.iter().filter_map(|disk| {
         let Place::Here(name) = inventory.locate(&disk.file_name) else { return None };
@@ -74,7 +74,7 @@ fn links_of<'a>(inventory: &'a Inventory<'_>, snapshot: &Snapshot) -> Vec<(Strin
 }
 
 impl Changed {
-    /// What the reader passes over is not written again.
+    /// Records oddities, which are omitted from the new list.
     fn note_oddities(&mut self, path: &str) {
         let said = self.vmsd.oddities().iter();
         let said =
@@ -82,10 +82,11 @@ impl Changed {
         self.lines.extend(said.map(|odd| format!("put right: {odd}")));
     }
 
-    /// Gives each snapshot a number of its own, and those without a sound parent the nearest one that their links were made on.
+    /// Gives each snapshot a unique number, and snapshots without a sound parent the nearest one on which their links
+    /// were made.
     ///
     /// # Errors
-    /// Two snapshots could be meant, or the links that would tell are not here.
+    /// Two snapshots are possible, or the links that would decide are not here.
     fn plant(&mut self, inventory: &Inventory<'_>) -> Result<(), String> {
         let doubles = self.number_anew()?;
         let astray = self.astray(&doubles);
@@ -111,7 +112,7 @@ impl Changed {
         }
     }
 
-    /// Returns the numbers that were given twice.
+    /// Renumbers snapshots. Returns the numbers that were given twice.
     fn number_anew(&mut self) -> Result<BTreeSet<u32>, String> {
         let (mut seen, mut doubles) = (BTreeSet::new(), BTreeSet::new());
         for snapshot in &mut self.list.snapshots {
@@ -128,12 +129,12 @@ impl Changed {
             snapshot.uid = self.list.last_uid;
             self.lines.push(line);
         }
-        // Which of the two was meant the links tell, once the list is a tree.
+        // The links show which of the two was meant, once the list is a tree.
         self.list.current = self.list.current.filter(|uid| !doubles.contains(uid));
         Ok(doubles)
     }
 
-    /// Places of the snapshots whose parent is ambiguous, missing, or leads back to them.
+    /// Returns the indices of snapshots whose parent is ambiguous or missing, or leads back to them.
     fn astray(&self, doubles: &BTreeSet<u32>) -> Vec<usize> {
         let parents: BTreeMap<u32, Option<u32>> =
             self.list.snapshots.iter().map(|own| (own.uid, own.parent)).collect();
@@ -145,7 +146,7 @@ impl Changed {
             }
             while let Some(uid) = at {
                 let known = parents.get(&uid);
-                // A circle further down is that of others.
+                // A cycle further down belongs to other snapshots.
                 if known.is_none() || !seen.insert(uid) {
                     return known.is_none() && own.parent == Some(uid) || uid == own.uid;
                 }
@@ -157,7 +158,7 @@ impl Changed {
         all.filter(|(_, own)| is_astray(own)).map(|(at, _)| at).collect()
     }
 
-    /// The snapshot whose links are the nearest under those of the one at `at`, on every disk that both have.
+    /// Returns the snapshot whose links are the nearest below those of the one at `at`, on every disk that both have.
     fn parent_by_links(&self, inventory: &Inventory<'_>, at: usize) -> Result<Option<u32>, String> {
         let own = &self.list.snapshots[at];
         let unknown =
@@ -179,7 +180,7 @@ impl Changed {
         }
     }
 
-    /// The snapshots but the one at `at` whose state of a disk is `link`.
+    /// Returns the snapshots, except the one at `at`, whose state of a disk is `link`.
     fn named(&self, inventory: &Inventory<'_>, node: &str, link: &str, at: usize) -> Option<BTreeSet<u32>> {
         let others = self.list.snapshots.iter().enumerate().filter(|(other, _)| *other != at);
         let is_named = |own: &Snapshot| links_of(inventory, own).iter().any(|(n, l)| n == node && *l == link);
@@ -187,7 +188,7 @@ impl Changed {
         (!uids.is_empty()).then_some(uids)
     }
 
-    /// Leaves out snapshots none of whose links is here, and which no file here could be a part of.
+    /// Removes snapshots none of whose links is here, and to which no file here could belong.
     fn drop_gone(&mut self, inventory: &Inventory<'_>, vmsd: &str, draft: &mut PlanDraft) {
         for snapshot in self.list.snapshots.clone() {
             let missing = |path: &str| inventory.locate(path) == Place::Missing;
@@ -224,14 +225,14 @@ impl Changed {
         }
     }
 
-    /// The snapshot whose links are the nearest under what runs, where all disks say the same.
+    /// Finds the snapshot whose links are the nearest below the running ones, if all disks agree.
     fn find_current(&mut self, inventory: &Inventory<'_>, vm: &Vm<'_>) {
         let mut found = BTreeSet::new();
         for (disk, chain) in vm.chains() {
             let node = disk.slot.to_string();
             let nearest =
                 chain.iter().skip(1).find_map(|link| self.named(inventory, &node, link, usize::MAX));
-            // A disk that came after the snapshots says nothing.
+            // A disk that was added after the snapshots is no evidence.
             found.extend(nearest);
         }
         let [uids] = &found.into_iter().collect::<Vec<_>>()[..] else { return };
@@ -243,7 +244,7 @@ impl Changed {
     }
 }
 
-/// Why a link that is not here may be found again: an extent of its name, or a link that was made on it.
+/// Returns why a missing link may be found again: an extent of its name, or a link that was made on it.
 fn may_come_back(inventory: &Inventory<'_>, path: &str) -> Option<String> {
     let name = path.rsplit(['/', '\\']).next()?;
     let extent = inventory.contents.keys().find(|extent| descriptor_of(extent).as_deref() == Some(name));

@@ -1,4 +1,4 @@
-//! Lock files and folders of VMware's that an ended program left: moved aside where the user vouches that none is running.
+//! Moves lock files and folders of VMware aside, if the user confirms that no program runs that holds them.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft
     }
 }
 
-/// The files of a lock that is a folder.
+/// Returns the files of a lock that is a folder.
 async fn inside(inventory: &Inventory<'_>, name: &str) -> Result<Vec<String>, String> {
     let Some(plain) = name.strip_suffix('/') else { return Ok(Vec::new()) };
     let listed = async { inventory.dir.open_dir(plain, false).await?.list().await };

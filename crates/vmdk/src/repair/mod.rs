@@ -1,8 +1,8 @@
-//! Mends of what a check finds in a folder of VMware's files: planned, carried out, and taken back.
+//! Repairs of the findings of a check in a folder of VMware's files: their plan, its execution, and its undo.
 //!
-//! Rows of reference/vmware-formats 8. Each mend says by what it is held to be right, and what no file can prove. Where two files
-//! could be meant, none is chosen and both are named. Texts are replaced whole and files are moved aside under a second name; of
-//! extents, the tables of a delta that was cut are written, and no data.
+//! Rows of reference/vmware-formats 8. Each repair states its evidence, and what no file can prove. If two files are
+//! possible, neither is chosen and both are named. Texts are replaced as a whole, and files are moved aside under a
+//! second name. Of extents, only the tables of a truncated delta are written, and no data.
 
 mod apply;
 mod bases;
@@ -26,17 +26,17 @@ pub use undo::{Undone, undo};
 use crate::check::{self, Faults, Finding, Inventory, Planned, Report, Target};
 use crate::home::{Home, is_foreign_lock};
 
-/// Inventories of the folder that one plan reads at most: a mend can make another one possible.
+/// Maximum number of inventories that one plan reads: a repair can make another one possible.
 const ROUNDS_MAX: usize = 16;
 
-/// What the caller vouches for.
+/// Facts that the caller confirms.
 #[derive(Debug, Clone, Default)]
 pub struct RepairOptions {
     /// The data of a parent whose CID is not the expected one is unchanged.
     pub ignore_content_ids: bool,
-    /// Name of a link whose descriptor is lost -> name of the link that it was made on.
+    /// Parents by name of the link whose descriptor is lost.
     pub parents: BTreeMap<String, String>,
-    /// What a truncated delta has lost is given up: its ranges show what the parent shows.
+    /// The lost data of a truncated delta is given up: its ranges show the parent's data.
     pub cut_deltas: bool,
     /// No VMware product has a file of the folder open.
     pub stale_locks: bool,
@@ -44,16 +44,16 @@ pub struct RepairOptions {
     pub move_orphans: bool,
 }
 
-/// What a mend does to a file.
+/// Kind of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Lines of a text are replaced.
     Edit,
-    /// A file is written that is not there.
+    /// A missing file is written.
     Create,
-    /// Files go out of the folder, into the one with the undo copies.
+    /// Files are moved out of the folder, into the one with the copies.
     MoveAside,
-    /// Entries of a delta's tables that lead past its end are cleared.
+    /// Entries of a delta's tables that point past its end are cleared.
     Cut,
 }
 
@@ -62,35 +62,35 @@ pub enum Action {
 pub struct Mend {
     /// Name in the folder.
     pub file: String,
-    /// What happens to the file.
+    /// Kind of the change.
     pub action: Action,
-    /// The lines that are written or, of a list, left out; the files that are moved; the ranges of the disk that are lost.
+    /// Lines that are written or, for a list, omitted; moved files; or lost ranges of the disk.
     pub lines: Vec<String>,
-    /// By what the mend is held to be right.
+    /// Evidence that the repair is correct.
     pub reason: String,
-    /// What no file proves, where there is such.
+    /// What no file proves, if anything.
     pub caution: Option<String>,
 }
 
 /// A finding that stays, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmended {
-    /// What a check reports before and after the repair.
+    /// The finding, before and after the repair.
     pub finding: Finding,
-    /// Why no mend follows from the files alone.
+    /// Why the files alone do not determine a repair.
     pub reason: String,
 }
 
-/// The changes of a folder, and what a check finds before and after them.
+/// Changes of a folder, and the findings of a check before and after them.
 #[derive(Debug)]
 pub struct Plan {
-    /// In the order in which they are carried out.
+    /// Repairs in order of their execution.
     pub mends: Vec<Mend>,
     /// Findings that the repair leaves.
     pub unmended: Vec<Unmended>,
-    /// Findings of the folder as it is.
+    /// Findings in the present folder.
     pub before: Report,
-    /// Findings of the folder as it will be, by a check of the planned files.
+    /// Findings after the repair, from a check of the planned files.
     pub after: Report,
     changes: Planned,
 }
@@ -101,32 +101,32 @@ impl Plan {
         self.mends.is_empty()
     }
 
-    /// Refuses a folder that another program's VM may be running from, by the locks that the plan leaves.
+    /// Refuses a folder from which another program's VM may be running, by the locks that the plan leaves.
     ///
     /// # Errors
-    /// `Locked`: there is one.
+    /// `Locked` if there is one.
     pub async fn refuse_foreign_use(&self, dir: &Dir) -> Result<()> {
         Home::refuse_foreign_use_but(dir, &self.changes.gone).await
     }
 
-    /// Names of the locks that the plan moves aside, folders with a slash.
+    /// Returns the names of the locks that the plan moves aside; those of folders end with a slash.
     pub fn stale_locks(&self) -> impl Iterator<Item = &str> {
         self.changes.gone.iter().map(String::as_str).filter(|name| is_foreign_lock(name))
     }
 }
 
-/// A plan in the making.
+/// State of the planning.
 #[derive(Default)]
 struct PlanDraft {
     changes: Planned,
     mends: Vec<Mend>,
-    /// Path and field of a finding -> why it is not mended.
+    /// Why a finding is not repaired, by path and field.
     obstacles: BTreeMap<(String, String), String>,
-    /// Files with a mend of this round: their texts are older than their mends.
+    /// Files with a repair in this round: their texts are older than their repairs.
     touched: BTreeSet<String>,
-    /// Deltas that were found not to be cut.
+    /// Deltas that are not truncated.
     whole: BTreeSet<String>,
-    /// Path of a file -> why none of its findings is mended that has no reason of its own.
+    /// Why findings of a file without a reason of their own are not repaired, by path.
     file_obstacles: BTreeMap<String, String>,
 }
 
@@ -151,7 +151,7 @@ impl PlanDraft {
         self.obstacles.insert((path, field.into()), reason);
     }
 
-    /// What earlier rounds could not mend may be possible now.
+    /// Starts a round, which may repair what earlier rounds could not.
     fn begin_round(&mut self) {
         self.obstacles.clear();
         self.file_obstacles.clear();
@@ -166,7 +166,7 @@ impl PlanDraft {
     }
 }
 
-/// Plans the mends of `dir`; writes nothing.
+/// Plans the repairs of `dir`; writes nothing.
 ///
 /// # Errors
 /// Those of [`check::check`]: the folder cannot be listed.
@@ -187,12 +187,12 @@ pub async fn plan(dir: &Dir, terms: &RepairOptions) -> Result<Plan> {
     Ok(Plan { mends: draft.mends, unmended, before, after, changes: draft.changes })
 }
 
-/// One step after the other: what a mend of the one makes possible is a matter of the next round.
+/// Plans one kind of repair after the other. A repair that another one makes possible is planned in the next round.
 async fn plan_round(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     cuts::mend(inventory, terms, draft).await;
     locks::mend(inventory, terms, draft).await;
     bases::mend(inventory, draft).await;
-    // A hint that leads nowhere yet may lead to a base that is described in this round.
+    // A hint that leads nowhere yet may lead to a base that gets its descriptor in this round.
     if draft.touched.is_empty() {
         deltas::mend(inventory, terms, draft).await;
     }

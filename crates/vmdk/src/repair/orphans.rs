@@ -1,5 +1,5 @@
-//! Links that neither a disk, a snapshot nor another link leads to: moved aside with their extents, where the user vouches
-//! that no VM of another folder was made on them.
+//! Moves links aside, with their extents, to which no disk, snapshot or link refers, if the user confirms that no VM of
+//! another folder depends on them.
 
 use super::{Action, Mend, PlanDraft, RepairOptions};
 use crate::check::{Faults, Inventory, Place, Vm, keyword_of, quoted};
@@ -34,7 +34,7 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft
     }
 }
 
-/// Why a link that nothing refers to may be needed all the same, whichever it is.
+/// Returns why any link without references may be needed nevertheless.
 fn doubt(inventory: &Inventory<'_>, vm: &Vm<'_>) -> Option<String> {
     if !inventory.names.contains(&vm.vmsd) {
         let cause =
@@ -66,7 +66,7 @@ fn doubt(inventory: &Inventory<'_>, vm: &Vm<'_>) -> Option<String> {
     ))
 }
 
-/// A link that does not rest on a link with the CID that it expects, in this folder or another.
+/// Returns whether a link's parent, in this folder or another, does not have the expected CID.
 fn is_astray(inventory: &Inventory<'_>, link: &Descriptor) -> bool {
     match inventory.locate_parent(link) {
         None | Some(Place::Outside) => false,
@@ -77,7 +77,7 @@ fn is_astray(inventory: &Inventory<'_>, link: &Descriptor) -> bool {
     }
 }
 
-/// The files that go with a link.
+/// Returns the files that belong to a link.
 fn files_of(inventory: &Inventory<'_>, name: &str, link: &Descriptor) -> Result<Vec<String>, String> {
     if link.owner().is_some() {
         return Err("another VM of unstun made it, which may need it; remove that VM with unstun".into());

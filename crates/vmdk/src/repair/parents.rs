@@ -1,4 +1,5 @@
-//! Parents of links: a wrong hint is found by the parent's content ID, a wrong content ID is taken from the parent.
+//! Repairs parents of links. A wrong hint is corrected by the parent's content ID, and a wrong content ID by the
+//! parent.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,10 @@ use crate::text::shown;
 const HINT: &str = "parentFileNameHint";
 const PARENT_CID: &str = "parentCID";
 
-/// CIDs that products write into many disks: of one never written, and of one made by vmware-vdiskmanager.
+/// CIDs that products write into many disks: of a disk that was never written, and of one made by vmware-vdiskmanager.
 const COMMON_CIDS: [u32; 2] = [0xffff_fffe, 0];
 
-/// Plans what can be mended about the parents of the links in the folder.
+/// Plans repairs of the parents of the folder's links.
 pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft: &mut PlanDraft) {
     let by_cid = Candidates::new(inventory);
     for (name, link) in &inventory.links {
@@ -23,10 +24,10 @@ pub(super) async fn mend(inventory: &Inventory<'_>, terms: &RepairOptions, draft
     }
 }
 
-/// The links of a folder by their CIDs.
+/// Links of a folder by CID.
 struct Candidates<'a>(BTreeMap<u32, Vec<&'a str>>);
 
-/// Links of one CID that are looked at. More of them are candidates, all of them.
+/// Maximum number of links with one CID that are examined. If there are more, all of them are candidates.
 const CANDIDATES_MAX: usize = 8;
 
 impl<'a> Candidates<'a> {
@@ -38,7 +39,7 @@ impl<'a> Candidates<'a> {
         Self(by_cid)
     }
 
-    /// Returns the links that `link` may have been made on, by CID and size.
+    /// Returns the links on which `link` may have been made, by CID and size.
     fn of(&self, inventory: &Inventory<'_>, name: &str, link: &Descriptor) -> Vec<&'a str> {
         let cid = link.parent_cid().filter(|cid| !COMMON_CIDS.contains(cid));
         let same = cid.and_then(|cid| self.0.get(&cid)).map_or(&[][..], Vec::as_slice);
@@ -56,7 +57,7 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// Why `parent` does not count as found by its CID alone.
+/// Returns why `parent` is not identified by its CID alone.
 fn doubt(inventory: &Inventory<'_>, parent: &str) -> Option<String> {
     let link = &inventory.links[parent];
     if link.parent_cid() == Some(link.cid()) {
@@ -119,7 +120,7 @@ fn by_hand(name: &str, candidates: &[&str], reason: &str) -> String {
     )
 }
 
-/// The hint is wrong, and the content ID says which link is meant.
+/// Corrects a hint: the content ID identifies the link.
 fn point_to(name: &str, link: &Descriptor, parent: &str, draft: &mut PlanDraft) {
     let hint = link.parent_hint().unwrap_or_default();
     let cid = link.parent_cid().unwrap_or_default();
@@ -138,7 +139,7 @@ fn point_to(name: &str, link: &Descriptor, parent: &str, draft: &mut PlanDraft) 
     });
 }
 
-/// The hint leads to a link with another content ID, and no other link has the expected one.
+/// Corrects a content ID: the hint leads to a link with another one, and no other link has the expected one.
 fn mend_cid(
     inventory: &Inventory<'_>,
     (name, link): (&str, &Descriptor),

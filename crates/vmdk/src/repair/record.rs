@@ -1,4 +1,4 @@
-//! The record of a repair: the files that it changes and how, so that it can be taken back; and the names of the copies.
+//! The record of a repair, for its undo: the changed files, the kind of each change, and the names of the copies.
 
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, ErrorKind, Result};
@@ -8,33 +8,33 @@ use crate::home::RECORD as INTENT;
 use crate::keyvalue::KeyValues;
 use crate::text::{TEXT_BYTES_MAX, decimal, shown, wrong};
 
-/// In the repaired folder; the runs lie below, numbered from 0001.
+/// Folder in the repaired folder, with one folder for each run, numbered from 0001.
 pub(super) const FOLDER: &str = "unstun-repair";
 pub(super) const LOCK: &str = "lock";
-/// Names the files of a run.
+/// Name of the file that lists the files of a run.
 pub(super) const RECORD: &str = "record";
-/// Marks a run that was taken back.
+/// Name of the file that marks a run as undone.
 pub(super) const UNDONE: &str = "undone";
-/// Files of one run.
+/// Maximum number of files of one run.
 const CHANGES_MAX: usize = 1 << 16;
 
-/// Version of the record. Version 1 has texts only.
+/// Version of the record; version 1 had texts only.
 const VERSION: &str = "2";
 
 const SECTOR_BYTES: usize = blk::SECTOR as usize;
-/// One sector of a cut in its file: the offset, what was there, and what is written.
+/// Length of the record of one changed sector: the offset, the old content, and the new one.
 const PIECE_BYTES: usize = 8 + 2 * SECTOR_BYTES;
-/// The most that the file of a cut can be: see `cuts::SECTORS_MAX`.
+/// Maximum length of the file for a truncated delta: see `cuts::SECTORS_MAX`.
 pub(super) const PIECES_BYTES_MAX: u64 = 64 << 20;
 
 /// How a file is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A text is replaced, or written where it was not there.
+    /// A text is replaced, or written if it did not exist.
     Text { existed: bool },
-    /// A file gets a second name beside the copies and loses its own.
+    /// A file gets a second name beside the copies, and loses its own.
     Aside,
-    /// The same for a folder with all files in it.
+    /// The same for a folder with all its files.
     FolderAside,
     /// Sectors of a delta are written.
     Cut,
@@ -43,12 +43,12 @@ pub(super) enum Kind {
 /// A file of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Without a slash for a folder too.
+    /// Name without a slash, also for a folder.
     pub file: String,
     pub kind: Kind,
 }
 
-/// No `.vmdk` at its end: a folder of copies is no folder of links.
+/// Returns the name of a copy. It does not end in `.vmdk`, so that a folder of copies is no folder of links.
 pub(super) fn before_name(file: &str) -> String {
     format!("{file}.before")
 }
@@ -69,7 +69,7 @@ pub(super) fn folder_name(number: u32) -> String {
     format!("{number:04}")
 }
 
-/// The numbers of the runs, in order.
+/// Returns the numbers of the runs, in order.
 pub(super) async fn numbers(runs: &Dir) -> Result<Vec<u32>> {
     let names = runs.list().await?;
     let mut numbers: Vec<u32> =
@@ -86,7 +86,7 @@ pub(super) async fn read_if_there(dir: &Dir, file: &str) -> Result<Option<Vec<u8
     }
 }
 
-/// Recovery of an interrupted change of ours would write over the repair.
+/// Refuses a folder with a pending change of unstun's own, whose recovery would overwrite the repair.
 pub(super) async fn refuse_pending(dir: &Dir) -> Result<()> {
     let names = match dir.open_dir(OWN_FOLDER, false).await {
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(()),

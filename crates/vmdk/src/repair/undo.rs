@@ -1,4 +1,4 @@
-//! Takes the last repair back: nothing is written before it is known that no file was changed since.
+//! Undoes the last repair. Nothing is written unless all its files are unchanged since.
 
 use blk::reactor::OpenMode;
 use blk::{Dir, Error, ErrorKind, Result};
@@ -12,18 +12,18 @@ use super::record::{
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown};
 
-/// A run that was taken back.
+/// A run that was undone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undone {
     /// Path of the folder with the copies.
     pub copies: String,
-    /// Names of the files that are as they were before.
+    /// Names of the files that are in their state from before the repair.
     pub files: Vec<String>,
 }
 
-/// What is left to do for one file.
+/// Remaining step for one file.
 enum Step {
-    /// It is as it was before the repair.
+    /// The file is as it was before the repair.
     Nothing,
     Text(Option<Vec<u8>>),
     Name,
@@ -31,10 +31,10 @@ enum Step {
     Sectors(Vec<(u64, Piece)>),
 }
 
-/// Takes the last run back that was not taken back yet.
+/// Undoes the last run that was not undone yet.
 ///
 /// # Errors
-/// `NotFound`: there is none. `Refused`: a file was changed since; nothing is written then.
+/// `NotFound` if there is none. `Refused` if a file was changed since; nothing is written then.
 pub async fn undo(dir: &Dir) -> Result<Undone> {
     refuse_pending(dir).await?;
     let none =
@@ -62,7 +62,8 @@ pub async fn undo(dir: &Dir) -> Result<Undone> {
     Err(none())
 }
 
-/// A file that is back keeps no second name, which would hold its space. What cannot be removed is a copy more.
+/// Removes the second names of restored files, which would keep their space in use. One that cannot be removed is only
+/// an additional copy.
 async fn drop_second_names(run: &Dir, changes: &[Change]) {
     for change in changes {
         let _ = match change.kind {
@@ -91,7 +92,8 @@ async fn take_back(dir: &Dir, run: &Dir, changes: &[Change]) -> Result<()> {
     dir.sync().await
 }
 
-/// None where the file is neither as it was before the repair nor as the repair left it.
+/// Returns the remaining step of a file. None if the file is in neither the state from before the repair nor that after
+/// it.
 async fn step(dir: &Dir, run: &Dir, change: &Change) -> Result<Option<Step>> {
     let file = &change.file;
     match change.kind {
@@ -126,7 +128,7 @@ async fn inode(dir: &Dir, name: &str) -> Result<Option<u64>> {
     }
 }
 
-/// Files of another program in a folder of that name are a lock that is held.
+/// Returns the remaining step of a folder. Files of another program in a folder of that name are a lock that is held.
 async fn folder_step(dir: &Dir, run: &Dir, file: &str) -> Result<Option<Step>> {
     let now = match dir.open_dir(file, false).await {
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(Some(Step::Folder)),

@@ -1,7 +1,7 @@
-//! Every cross-reference of a delta at once: what no single table can show, and what only ESXi needs.
+//! Cross-reference check of a delta: what single tables cannot show, and what only ESXi needs.
 //!
-//! Facts: reference/vmware-formats 4.5 and 4.9. Two things are not settled there, so either form is sound here: the order of
-//! bits inside a byte of the bitmap, and whether the back map counts tables by slot or by directory entry.
+//! Facts: reference/vmware-formats 4.5 and 4.9. Two facts are not settled there, so either form is sound here: the
+//! order of bits inside a byte of the bitmap, and whether the back map counts tables by slot or by directory entry.
 
 use blk::{Buf, Result, SECTOR};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::check::{Finding, Findings, Severity};
 
-/// Grains looked at in one pass over the tables: two maps of 2^27 bits are 32 MiB, for 512 GiB of file.
+/// Grains checked in one pass over the tables: two maps of 2^27 bits are 32 MiB, for 512 GiB of file.
 const WINDOW_GRAINS: u64 = 1 << 27;
 
 /// The bitmap is read in pieces of 64 KiB.
@@ -21,13 +21,13 @@ const PIECE_GRAINS: u64 = 8 * (64 << 10);
 /// The back map is read in pieces of this many entries, 32 KiB.
 const BACK_PIECE: u64 = 4096;
 
-/// Upper bits of an entry of the back map in use.
+/// Upper bits of a used entry of the back map.
 const BACK_IN_USE: u64 = 1 << 60;
 
 const REMEDY_COPY: &str = "copy the disk as its guest sees it into a new one; ESXi may overwrite data here";
 const REMEDY_LEAK: &str = "nothing is lost, and the space is freed when the snapshot is committed";
 
-/// One bit a grain, from grain `start` on.
+/// One bit for each grain, from grain `start` on.
 struct Bits {
     start: u64,
     words: Vec<u64>,
@@ -38,7 +38,7 @@ impl Bits {
         Self { start: window.start, words: vec![0; (window.end - window.start).div_ceil(64) as usize] }
     }
 
-    /// Answers whether it was set before; grains outside the window are left alone.
+    /// Sets a bit, and returns whether it was set before. Ignores grains outside the window.
     fn set(&mut self, grain: u64) -> bool {
         let Some(at) = grain.checked_sub(self.start) else { return false };
         let Some(word) = self.words.get_mut((at / 64) as usize) else { return false };
@@ -48,7 +48,7 @@ impl Bits {
         before
     }
 
-    /// Eight grains, the first in the lowest bit. `grain` is a multiple of 8 past `start`.
+    /// Returns the bits of eight grains, the first in the lowest bit. `grain` is a multiple of 8 past `start`.
     fn byte(&self, grain: u64) -> u8 {
         let at = grain - self.start;
         let word = self.words.get((at / 64) as usize).copied().unwrap_or(0);
@@ -57,7 +57,7 @@ impl Bits {
 }
 
 impl SeSparse {
-    /// Verifies each table by itself and with the back map, then all of them against one another and the free bitmap.
+    /// Verifies each table on its own and with the back map, then all tables against one another and the free bitmap.
     pub(crate) async fn cross_check(&self) -> Result<Vec<Finding>> {
         let mut findings = Findings::default();
         let back_map = self.usable_area("the back map", ENTRY_BYTES as u64 * 8, &mut findings);
@@ -94,13 +94,13 @@ impl SeSparse {
         read(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await
     }
 
-    /// Whole grains the file has; a tail that ESXi left counts too.
+    /// Returns the number of whole grains in the file, including a tail that ESXi left.
     fn grains_in_file(&self) -> u64 {
         let room = self.file_bytes.saturating_sub(self.header.grains.start_bytes()) / GRAIN_BYTES;
         room.min(self.header.grain_slots())
     }
 
-    /// Whether an area that the guest's data does not need is there, with its bits for every grain of the file.
+    /// Returns whether an area that the guest's data does not need exists, with bits for every grain of the file.
     fn usable_area(&self, name: &str, bits: u64, findings: &mut Findings) -> bool {
         let area = if bits == 1 { self.header.bitmap } else { self.header.back_map };
         let needed = (self.grains_in_file() * bits).div_ceil(8 * SECTOR);
@@ -117,7 +117,7 @@ impl SeSparse {
         false
     }
 
-    /// What readers pass over.
+    /// Checks values that readers ignore.
     fn check_ignored(&self, region: u32, bytes: &[u8], findings: &mut Findings) {
         let grains = self.header.grains_in(region);
         for (entry, value) in decode_words(bytes).enumerate().filter(|(_, value)| *value != 0) {
@@ -133,7 +133,7 @@ impl SeSparse {
         }
     }
 
-    /// Every grain held here must lead back to its entry.
+    /// Checks that every grain's entry in the back map points to the grain's entry in the table.
     async fn check_back_map(&self, region: u32, table: &Table, findings: &mut Findings) -> Result<()> {
         let slot = self.directory.slot(region).expect("a region with a table");
         let grains = table.data_runs().flat_map(|(grain, run)| {
@@ -175,7 +175,7 @@ impl SeSparse {
         let mut owned = Bits::new(&window);
         let mut reclaimable = Bits::new(&window);
         if tables.len() < self.directory.regions().count() {
-            // What a damaged table named is not known, so no grain can be called unused.
+            // The grains of a damaged table are unknown, so no grain can be called unused.
             reclaimable.words.fill(u64::MAX);
         }
         for region in tables {
@@ -200,7 +200,8 @@ impl SeSparse {
         Ok(())
     }
 
-    /// A bit for every grain held, and none for a grain that no table names. What is to be reclaimed may have either.
+    /// Checks that the bitmap has a bit for every grain in use, and none for a grain that no table names. Grains to be
+    /// reclaimed may have either.
     async fn check_bitmap(
         &self,
         window: std::ops::Range<u64>,
@@ -214,7 +215,7 @@ impl SeSparse {
             let bytes = read(self.file(), offset, grains.div_ceil(8) as usize).await?;
             for (index, byte) in bytes.iter().enumerate() {
                 let grain = start + index as u64 * 8;
-                // The last byte may tell of grains the file does not have.
+                // The last byte may include grains that the file does not have.
                 let counted = if window.end - grain < 8 { (1 << (window.end - grain)) - 1 } else { u8::MAX };
                 let (must, may) = (owned.byte(grain), owned.byte(grain) | reclaimable.byte(grain));
                 if let Some((severity, found, expected)) = bitmap_fault(*byte, must, may | !counted) {
@@ -227,7 +228,7 @@ impl SeSparse {
     }
 }
 
-/// `must` are the grains that are held, `may` those that may be marked, both lowest bit first.
+/// Compares a byte. `must` are the grains in use, `may` those that may be marked, both with the lowest bit first.
 fn bitmap_fault(byte: u8, must: u8, may: u8) -> Option<(Severity, String, String)> {
     let read = [byte, byte.reverse_bits()];
     if read.iter().any(|bits| must & !bits == 0 && bits & !may == 0) {

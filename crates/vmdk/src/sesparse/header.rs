@@ -1,4 +1,4 @@
-//! The two headers: one that never changes, and one that says how many tables are in use and whether a journal waits.
+//! The two headers: a constant one, and a volatile one with the number of tables in use and the state of the journal.
 //!
 //! Facts: reference/vmware-formats 4.1 and 4.2. All fields are 64 bits, offsets and sizes in sectors.
 
@@ -10,11 +10,11 @@ use super::{
 use crate::text::wrong;
 
 const MAGIC: u64 = 0xCAFE_BABE;
-/// "2.1": the minor number in the low half.
+/// "2.1", with the minor number in the low half.
 const VERSION: u64 = 0x0000_0002_0000_0001;
 const VOLATILE_MAGIC: u64 = 0xCAFE_CAFE;
 
-/// Ends of areas stay below: their bytes fit in 63 bits.
+/// Ends of areas must be below this, so that their bytes fit in 63 bits.
 const AREA_END_MAX: u64 = i64::MAX as u64 / SECTOR;
 
 /// Byte offsets in the constant header.
@@ -37,7 +37,7 @@ mod volatile {
     pub(super) const PAD: usize = 32;
 }
 
-/// A stretch of the file, in sectors.
+/// A range of the file in sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
     pub start: u64,
@@ -76,7 +76,8 @@ fn area(bytes: &[u8], at: usize) -> Area {
     Area { start: word(bytes, at), sectors: word(bytes, at + ENTRY_BYTES) }
 }
 
-/// Fails with `Unsupported`: the format has one value here, and another one may change what everything else means.
+/// Compares a field that has one value in the format. Fails with `Unsupported`, because another value may change the
+/// meaning of everything else.
 fn only(file: &str, field: &str, found: u64, expected: u64) -> Result<()> {
     if found == expected {
         return Ok(());
@@ -93,8 +94,8 @@ fn check_pad(file: &str, field: &str, bytes: &[u8], from: usize) -> Result<()> {
 }
 
 impl Header {
-    /// `bytes` are the first of the file; `file_bytes` is its whole length, with which every end of an area that is
-    /// needed for reading is compared.
+    /// Decodes the constant header. `bytes` are the first bytes of the file; `file_bytes` is its length, with which the
+    /// end of every area that reading needs is compared.
     pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             let found = format!("{file_bytes} bytes");
@@ -138,7 +139,7 @@ impl Header {
         }
     }
 
-    /// Those that are read for the guest. The bitmap and the back map are looked at by `check` alone.
+    /// Returns the areas that are read for the guest. Only `check` reads the bitmap and the back map.
     fn areas(&self) -> [(&'static str, Area); 4] {
         [
             ("the volatile header", self.volatile),
@@ -188,28 +189,30 @@ impl Header {
         Ok(())
     }
 
-    /// Stretches of 4096 grains, 16 MiB, each with one entry in the grain directory. At most 2^22.
+    /// Returns the number of regions: ranges of 4096 grains, 16 MiB, each with one entry in the grain directory. At
+    /// most 2^22.
     pub fn regions(&self) -> u64 {
         self.capacity_grains().div_ceil(GRAINS_PER_TABLE as u64)
     }
 
-    /// The last one may be cut by the end of the disk.
+    /// Returns the number of the disk's grains. The end of the disk may cut the last one.
     pub fn capacity_grains(&self) -> u64 {
         self.capacity_sectors.div_ceil(GRAIN_SECTORS)
     }
 
-    /// Grains of the disk that lie in `region`.
+    /// Returns the number of the disk's grains in `region`.
     pub fn grains_in(&self, region: u32) -> usize {
         let before = u64::from(region) * GRAINS_PER_TABLE as u64;
         self.capacity_grains().saturating_sub(before).min(GRAINS_PER_TABLE as u64) as usize
     }
 
-    /// Room for tables.
+    /// Returns the number of slots for tables.
     pub fn table_slots(&self) -> u64 {
         self.tables.sectors / TABLE_SECTORS
     }
 
-    /// Room for grains. Of an odd capacity the area may be written as long as the disk, so the last one counts.
+    /// Returns the number of slots for grains. For an odd capacity the area may be as long as the disk, so the last one
+    /// counts.
     pub fn grain_slots(&self) -> u64 {
         self.grains.sectors.div_ceil(GRAIN_SECTORS)
     }
@@ -223,15 +226,16 @@ impl Header {
     }
 }
 
-/// What the volatile header says, when it says that the tables may be believed.
+/// Content of the volatile header of a file whose tables are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Volatile {
-    /// Next free slot for a table: all in use are below.
+    /// Next free slot for a table: all slots in use are below.
     pub free_table: u64,
 }
 
 impl Volatile {
-    /// `bytes` are the first sector of its area. Refuses a file whose journal was not replayed: its tables are old.
+    /// Decodes the first sector of the area. Refuses a file whose journal was not replayed, because its tables are
+    /// outdated.
     pub(crate) fn decode(file: &str, bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
         if word(bytes, 0) != VOLATILE_MAGIC {
             let found = format!("\"{}\"", bytes[..ENTRY_BYTES].escape_ascii());

@@ -1,8 +1,9 @@
 //! SEsparse, the delta of ESXi on VMFS6, as a layer that is read and never written.
 //!
-//! Facts: reference/vmware-formats section 4; docs/formats/sesparse.md has the boxes. Headers, directory and lengths are
-//! compared at open, a table when it is loaded, cross-references in `check`: a file that was cut must never read as "not
-//! here, ask the parent". Absent on purpose: any write, since the hash of ESXi's journal is not published.
+//! Facts: reference/vmware-formats section 4; docs/formats/sesparse.md has diagrams. Headers, directory and lengths are
+//! compared at the opening, a table when it is loaded, and cross-references in `check`: a truncated file must never
+//! appear as "not here, read the parent". Absent on purpose: writes, because the hash of ESXi's journal is not
+//! published.
 
 mod check;
 mod header;
@@ -33,19 +34,20 @@ pub(crate) const GRAINS_PER_TABLE: usize = 4096;
 pub(crate) const TABLE_BYTES: usize = GRAINS_PER_TABLE * ENTRY_BYTES;
 pub(crate) const TABLE_SECTORS: u64 = TABLE_BYTES as u64 / SECTOR;
 
-/// What a table covers: 4096 * 4 KiB = 16 MiB.
+/// Range of the disk that a table covers: 4096 * 4 KiB = 16 MiB.
 pub(crate) const REGION_BYTES: u64 = GRAINS_PER_TABLE as u64 * GRAIN_BYTES;
 
-/// Largest disk we read: 64 TiB, above the 62 TB of VMware. Its directory has 2^22 entries, which take 16 MiB here.
+/// Largest disk that is read: 64 TiB, above VMware's 62 TB. Its directory has 2^22 entries, which take 16 MiB here.
 pub(crate) const CAPACITY_SECTORS_MAX: u64 = (64 << 40) / SECTOR;
 
-/// Tables kept in memory: 32 * 32 KiB = 1 MiB a layer, so that 32 of them stay below 32 MiB; they cover 512 MiB of disk.
+/// Tables kept in memory: 32 * 32 KiB = 1 MiB for each layer, so that 32 layers stay below 32 MiB; they cover 512 MiB
+/// of disk.
 const TABLES_CACHED_MAX: usize = 32;
 
 /// The directory is read in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Parameters of a delta, from its descriptor.
+/// Facts about a delta from its descriptor.
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaParams<'a> {
     /// File name of the descriptor.
@@ -53,7 +55,7 @@ pub(crate) struct DeltaParams<'a> {
     pub capacity_sectors: u64,
 }
 
-/// One open delta.
+/// An open delta.
 pub(crate) struct SeSparse {
     name: String,
     files: [File; 1],
@@ -119,7 +121,8 @@ impl SeSparse {
         TableBounds { file: self.file().name(), header: &self.header, file_bytes: self.file_bytes }
     }
 
-    /// The region's table, if it has one. Two tasks that ask at once may both read it: it does not change.
+    /// Returns the region's table, if it has one. Two tasks at the same time may both read it, because it does not
+    /// change.
     async fn table(&self, region: u32) -> Result<Option<Rc<Table>>> {
         if let Some(table) = self.tables.borrow_mut().get(region) {
             return Ok(Some(table));
@@ -150,7 +153,7 @@ impl SeSparse {
         Ok(runs.0)
     }
 
-    /// `base` is where the table's region begins on the disk.
+    /// Adds the runs of a table. `base` is the start of the table's region on the disk.
     fn runs_of(&self, table: &Table, base: u64, part: Range<u64>, out: &mut Runs) {
         let entries =
             ((part.start - base) / GRAIN_BYTES) as usize..(part.end - base).div_ceil(GRAIN_BYTES) as usize;
@@ -243,12 +246,12 @@ impl Layer for SeSparse {
 
     fn settle(&self, _ticket: u64) {}
 
-    /// Nothing was written.
+    /// Does nothing, because nothing was written.
     fn seal(&self) -> Local<'_, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// An upper bound: tables in use hold at most 16 MiB each, and the file no more than it has room for.
+    /// Returns an upper bound: each table in use holds at most 16 MiB, and the file no more than its slots for grains.
     fn usage(&self) -> Usage {
         let room = self.file_bytes.saturating_sub(self.header.grains.start_bytes());
         let tables = self.directory.table_count() as u64;

@@ -1,4 +1,4 @@
-//! The grain directory and the grain tables: entries, and what is checked before one is believed.
+//! Grain directory and grain tables: their entries, and the verification of both.
 //!
 //! Facts: reference/vmware-formats 4.3, 4.4 and 4.9.
 
@@ -7,37 +7,37 @@ use blk::{Result, SECTOR};
 use super::{ENTRY_BYTES, GRAIN_BYTES, GRAINS_PER_TABLE, Header, TABLE_SECTORS, Volatile};
 use crate::text::wrong;
 
-/// Upper half of a directory entry in use; the lower half is the table's slot.
+/// Upper half of a used directory entry; the lower half is the table's slot.
 const IN_USE: u64 = 0x1000_0000;
-/// No slot: a tables area has at most 2^54 / 64, of which 2^22 are ever used.
+/// Stands for no slot. The area of tables has at most 2^54 / 64 slots, of which 2^22 are ever used.
 const NONE: u32 = u32::MAX;
 
-/// Reads little-endian entries; a rest that is no whole one is left out.
+/// Decodes little-endian entries. An incomplete one at the end is ignored.
 pub(crate) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.as_chunks::<ENTRY_BYTES>().0.iter().map(|word| u64::from_le_bytes(*word))
 }
 
-/// The lower 60 bits of an entry: the lowest 12 of the number on top, the others below.
+/// Decodes the lower 60 bits of an entry: the lowest 12 bits of the number are on top, the others below.
 pub(super) fn unrotate(entry: u64) -> u64 {
     ((entry >> 48) & 0xFFF) | ((entry & 0xFFFF_FFFF_FFFF) << 12)
 }
 
-/// The reverse of `unrotate`, for numbers below 2^60.
+/// Encodes a number below 2^60, the reverse of `unrotate`.
 pub(crate) fn rotate(number: u64) -> u64 {
     ((number & 0xFFF) << 48) | (number >> 12)
 }
 
-/// An entry of a grain table, as it is written.
+/// An entry of a grain table, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Not here: the parent's.
+    /// Not here; the parent may have it.
     Absent,
-    /// Reads as zeros; may still own the grain of that number, to be reclaimed.
+    /// Reads as zeros. It may still own the grain of that number, which is to be reclaimed.
     Unmapped(u64),
     /// Reads as zeros. The rest should be 0.
     Zero(u64),
     Data(u64),
-    /// An unknown type, or an absent one with a number.
+    /// An unknown type, or an absent entry with a number.
     Corrupt,
 }
 
@@ -53,14 +53,15 @@ impl Entry {
     }
 }
 
-/// A verified grain directory: the slot of each region's table. 4 bytes a region, 16 MiB for the largest disk.
+/// A verified grain directory: the slot of each region's table. It takes 4 bytes for each region, 16 MiB for the
+/// largest disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Directory {
     slots: Vec<u32>,
     tables: usize,
 }
 
-/// Collects the entries of a directory, piece by piece.
+/// Decodes a directory, piece by piece.
 pub(crate) struct DirectoryReader<'a> {
     pub file: &'a str,
     pub header: &'a Header,
@@ -70,7 +71,7 @@ pub(crate) struct DirectoryReader<'a> {
 }
 
 impl DirectoryReader<'_> {
-    /// `bytes` follow those of the call before. Entries past the disk's last region are not read.
+    /// Adds the next bytes. Entries past the disk's last region are ignored.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<()> {
         let missing = (self.header.regions() as usize).saturating_sub(self.slots.len());
         for entry in decode_words(bytes).take(missing) {
@@ -131,13 +132,13 @@ impl Directory {
         self.tables
     }
 
-    /// Regions with a table, in order.
+    /// Returns the regions with a table, in order.
     pub(crate) fn regions(&self) -> impl Iterator<Item = u32> + '_ {
         self.slots.iter().enumerate().filter(|(_, slot)| **slot != NONE).map(|(region, _)| region as u32)
     }
 }
 
-/// Place of the grains of a region.
+/// Location of a region's grains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Parent,
@@ -146,7 +147,7 @@ pub enum Place {
     Data(u64),
 }
 
-/// A maximal stretch of a table with one answer; `Data` grains follow each other in the file.
+/// A maximal range of a table with one location. `Data` grains are contiguous in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableRun {
     pub entry: usize,
@@ -157,7 +158,7 @@ pub struct TableRun {
 /// A verified table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// One word a grain; `PARENT`, `ZERO`, or the number of a grain in the file, which is below both.
+    /// One word for each grain: `PARENT`, `ZERO`, or the number of a grain in the file, which is below both.
     places: Box<[u64]>,
 }
 
@@ -194,7 +195,7 @@ impl Table {
     }
 }
 
-/// What the entries of a table are compared with.
+/// The limits against which the entries of a table are verified.
 #[derive(Clone, Copy)]
 pub(crate) struct TableBounds<'a> {
     pub file: &'a str,
@@ -203,7 +204,7 @@ pub(crate) struct TableBounds<'a> {
 }
 
 impl TableBounds<'_> {
-    /// Verifies the table of `region`, whose bytes these are. Entries past the end of the disk are left out.
+    /// Verifies and decodes the table of `region`. Entries past the end of the disk are ignored.
     pub(crate) fn decode(&self, region: u32, bytes: &[u8]) -> Result<Table> {
         let entries = decode_words(bytes).take(self.header.grains_in(region));
         let places = entries.enumerate().map(|(entry, value)| self.place(region, entry, value));
@@ -239,7 +240,7 @@ impl TableBounds<'_> {
         Ok(())
     }
 
-    /// Two entries of one table that name one grain.
+    /// Refuses two entries of one table that name the same grain.
     fn check_double(&self, region: u32, table: &Table) -> Result<()> {
         let mut runs: Vec<(u64, TableRun)> = table.data_runs().collect();
         runs.sort_unstable_by_key(|(grain, _)| *grain);
@@ -257,7 +258,7 @@ impl TableBounds<'_> {
 }
 
 impl Table {
-    /// The runs that are held here, with their first grain.
+    /// Returns the runs in the file, with their first grain.
     pub fn data_runs(&self) -> impl Iterator<Item = (u64, TableRun)> + '_ {
         self.runs(0..self.len()).filter_map(|run| match run.place {
             Place::Data(grain) => Some((grain, run)),

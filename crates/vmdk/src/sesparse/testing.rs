@@ -1,4 +1,4 @@
-//! Writes SEsparse files, for tests: after reference/vmware-formats 4.8 alone, sharing nothing with the reader.
+//! Writer of SEsparse files for tests. It follows reference/vmware-formats 4.8 and shares no code with the reader.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ pub(crate) const GRAIN: u64 = 4096;
 pub(crate) const TABLE: u64 = 32768;
 const GRAINS_PER_TABLE: u64 = 4096;
 
-/// What the file says of one grain of the disk.
+/// State of one grain of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GrainContent {
     Data {
@@ -15,23 +15,23 @@ enum GrainContent {
         fill: u8,
     },
     Zero,
-    /// With the number of the grain it owned.
+    /// With the number of the grain that it owned.
     Unmapped(u64),
 }
 
-/// A delta to be written. Areas begin on multiples of `align` bytes; ESXi has 1 MiB, and QEMU takes less.
+/// A delta to be written. Areas begin on multiples of `align` bytes. ESXi uses 1 MiB; QEMU accepts less.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     capacity_sectors: u64,
     align: u64,
-    /// Region -> slot of its table.
+    /// Slot of each region's table.
     slots: BTreeMap<u64, u64>,
     in_order_of_use: bool,
     holds: BTreeMap<u64, GrainContent>,
     next_grain: u64,
 }
 
-/// Where the areas begin, in bytes.
+/// Start of each area in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     pub directory: u64,
@@ -53,7 +53,7 @@ impl Image {
         }
     }
 
-    /// Tables get their slots as they are first used, as ESXi does it; else entry i has slot i.
+    /// Assigns slots to tables in order of use, as ESXi does; otherwise entry i has slot i.
     pub(crate) fn in_order_of_use(mut self) -> Self {
         self.in_order_of_use = true;
         self
@@ -75,7 +75,7 @@ impl Image {
         self.holds.insert(at, holds);
     }
 
-    /// Grain `at` of the disk holds bytes of `fill`.
+    /// Fills grain `at` of the disk with bytes `fill`.
     pub(crate) fn data(&mut self, at: u64, fill: u8) -> &mut Self {
         let grain = self.next_grain;
         self.next_grain += 1;
@@ -88,7 +88,7 @@ impl Image {
         self
     }
 
-    /// What was written to it before is still somewhere, and waits to be reclaimed.
+    /// Unmaps a grain. Its earlier data still exists, and waits to be reclaimed.
     pub(crate) fn unmap(&mut self, at: u64) -> &mut Self {
         let owned = match self.holds.get(&at) {
             Some(GrainContent::Data { grain, .. }) => *grain,
@@ -131,7 +131,7 @@ impl Image {
         sectors(words.as_flattened(), 1)
     }
 
-    /// The pieces of the file that are not zeros, with their offsets.
+    /// Returns the pieces of the file that are not zeros, with their offsets.
     pub(crate) fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
         let at = self.layout();
         let free_table = self.slots.values().max().map_or(0, |slot| slot + 1);
@@ -176,7 +176,7 @@ impl Image {
         self.layout().grains + self.next_grain * GRAIN
     }
 
-    /// The whole file; for small disks.
+    /// Returns the whole file, for small disks.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut file = vec![0; self.length() as usize];
         for (at, piece) in self.pieces() {
@@ -186,7 +186,7 @@ impl Image {
     }
 }
 
-/// The lowest 12 bits of a number come on top of the other 48.
+/// Encodes a number: its lowest 12 bits are above the other 48.
 pub(crate) fn turned(number: u64) -> u64 {
     ((number & 0xFFF) << 48) | (number >> 12)
 }

@@ -12,7 +12,7 @@ const FILE: &str = "web-000001-sesparse.vmdk";
 const CAPACITY: u64 = 2 * 32768 + 1024 + 3;
 /// Smaller than ESXi's 1 MiB, so that files stay small.
 const ALIGN: u64 = 4096;
-/// An entry of a table that names a grain.
+/// An entry of a table with the number of a grain.
 const DATA: u64 = 3 << 60;
 
 async fn open(env: &Env, capacity_sectors: u64) -> Result<SeSparse> {
@@ -20,7 +20,7 @@ async fn open(env: &Env, capacity_sectors: u64) -> Result<SeSparse> {
     SeSparse::open(file, DeltaParams { name: "web-000001.vmdk", capacity_sectors }).await
 }
 
-/// Reads every grain of the file, and checks it.
+/// Reads and checks every grain of the file.
 fn evidence(file: &[u8]) -> Result<(Vec<u8>, Vec<String>)> {
     let world = SimWorld::new(1, Options::default());
     world.write_file(FILE, file);
@@ -109,7 +109,7 @@ fn few_tables_are_kept() {
 
 #[test]
 fn a_disk_above_two_terabytes() {
-    // 3 TiB and five sectors; tables area of 6 GiB, none of it allocated but one table.
+    // 3 TiB and five sectors. The area of tables has 6 GiB, of which one table is allocated.
     let capacity = (3 << 31) + 5;
     let mut image = Image::new(capacity, 1 << 20);
     let last = capacity.div_ceil(8) - 1;
@@ -138,7 +138,7 @@ fn cut_files_are_refused_at_open_or_when_read() {
     }
 }
 
-/// Little-endian words put over the file's own, each with its offset.
+/// Returns the file with little-endian words written at the given offsets.
 fn patched(words: &[(u64, u64)]) -> Vec<u8> {
     let mut file = sample().bytes();
     for (at, word) in words {
@@ -248,7 +248,7 @@ fn cross_references_are_checked() {
         }
         assert!(findings.iter().all(|line| line.contains(FILE)), "{text}");
     }
-    // Bits may be counted from the other end of a byte, and tables of the back map by their entry in the directory.
+    // The order of bits in a byte may be reversed, and tables of the back map may be counted by directory entry.
     let by_region =
         [(at.bitmap, 0xFA), (at.back_map + 8, 1 << 60), (at.back_map, (1 << 60) | turned(2 * 4096 + 128))];
     assert_eq!(evidence(&patched(&by_region)).unwrap().1, Vec::<String>::new());
@@ -272,7 +272,7 @@ proptest! {
     ) {
         let mut file = sample().bytes();
         for (at, value, kind) in patches {
-            // Mostly whole fields, often with values that mean something.
+            // Mostly whole fields, often with meaningful values.
             let value = match kind { 0 => value, 1 => value % 256, 2 => DATA | turned(value % 16), _ => (1 << 60) | (value % 4) };
             let at = (at / 8 * 8) as usize;
             if let Some(word) = file.get_mut(at..at + 8) {

@@ -1,5 +1,5 @@
-//! How many grain tables a core keeps in memory. A core is a thread, and the layers of all its VMs share its memory, so
-//! the count is the thread's.
+//! Count of the grain tables in a core's memory. A core is a thread, and the layers of all its VMs share its memory, so
+//! the count belongs to the thread.
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ thread_local! {
     static LOADED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// One table in memory; counted until it is dropped.
+/// One table in memory, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Counted(());
 
@@ -24,7 +24,7 @@ impl Drop for Counted {
     }
 }
 
-/// Tables in memory on this core.
+/// Returns the number of tables in memory on this core.
 pub(super) fn loaded() -> usize {
     LOADED.get()
 }

@@ -1,4 +1,4 @@
-//! Every cross-reference of a delta at once: what no single table can show.
+//! Cross-reference check of a delta: what single tables cannot show.
 
 use blk::{Buf, Result, SECTOR};
 
@@ -6,16 +6,16 @@ use super::Core;
 use crate::check::{Finding, Findings, Severity};
 use crate::cowd::{TABLE_BYTES, TableBounds, TableRun, decode_entries, table_runs};
 
-/// File sectors looked at in one pass over the tables: a bitmap of 2^28 bits is 32 MiB, for 128 GiB of file.
+/// Sectors checked in one pass over the tables: a bitmap of 2^28 bits is 32 MiB, for 128 GiB of file.
 const WINDOW_SECTORS: u64 = 1 << 28;
 
-/// The tables of a delta have no second copy.
+/// There is no second copy of a delta's tables.
 const REMEDY: &str =
     "take the delta from a backup; or copy what can still be read of the disk into a new one";
 
 impl Core {
-    /// Verifies each table by itself, then that no two entries share a sector. A table that is not sound is left out of
-    /// the second part.
+    /// Verifies each table on its own, then checks that no two entries share a sector. Tables with faults are omitted
+    /// from the second part.
     pub(super) async fn check(&self) -> Result<Vec<Finding>> {
         let mut findings = Findings::default();
         let mut sound = Vec::new();
@@ -36,7 +36,7 @@ impl Core {
         Ok(findings.into_vec())
     }
 
-    /// Only a clean header's free pointer promises anything, and only a writer keeps its own.
+    /// Returns the free pointer if it can be checked: that of a clean header, or a writer's own.
     fn free_to_check(&self, state: &super::State) -> Option<u32> {
         match (self.shape.writable, state.header.is_unclean()) {
             (true, _) => Some(state.space.free_sector()),
@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// The table as it is now, in memory or else in the file; `None` when it was released meanwhile.
+    /// Returns the present table, from memory or from the file; None if it was released meanwhile.
     async fn table_for_check(&self, region: u32, sector: u32) -> Result<Option<Vec<u32>>> {
         if let Some(table) = self.state.borrow_mut().tables.get(region) {
             return Ok(Some(table.entries.to_vec()));
@@ -84,7 +84,7 @@ impl Core {
     }
 }
 
-/// Marks the run's sectors between `start` and `end`, and answers the first that was marked before.
+/// Marks the run's sectors between `start` and `end`. Returns the first that was marked before.
 fn mark(seen: &mut [u64], start: u64, end: u64, run: &TableRun, grain: u32) -> Option<u64> {
     let first = u64::from(run.sector);
     let past = first + run.entries as u64 * u64::from(grain);

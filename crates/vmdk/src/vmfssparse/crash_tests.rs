@@ -1,4 +1,5 @@
-//! Power cuts under one delta: every sector shows its last flushed stamp or a later one, and the tables are sound.
+//! Power cuts during writes to one delta: every sector shows its last flushed stamp or a later one, and the tables are
+//! sound.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,12 +20,12 @@ fn facts() -> DeltaParams<'static> {
     DeltaParams { name: "x-000001.vmdk", capacity_sectors: CAPACITY, writable: true, growth }
 }
 
-/// Per sector: the stamp that is durable, and the newest that was issued. 0 is "never written".
+/// For each sector: the durable stamp, and the newest one that was issued. 0 means never written.
 #[derive(Default)]
 struct Model {
     durable: Vec<u64>,
     issued: Vec<u64>,
-    /// Completed, and so covered by the next flush.
+    /// Completed stamps, which the next flush covers.
     completed: Vec<u64>,
     stamp: u64,
 }
@@ -35,13 +36,13 @@ impl Model {
         Rc::new(RefCell::new(Model { durable: empty(), issued: empty(), completed: empty(), stamp: 0 }))
     }
 
-    /// A flush that nothing ran beside.
+    /// Notes a flush without concurrent writes.
     fn settle(&mut self) {
         self.durable = self.completed.clone();
     }
 }
 
-/// The stamps of a range, or what is wrong with it.
+/// Returns the stamps of a range, or what is wrong with it.
 fn stamps(content: &[u8]) -> Vec<u64> {
     let sectors = content.chunks(SECTOR as usize).map(|sector| {
         if sector.iter().all(|byte| *byte == PARENT) {
@@ -68,7 +69,8 @@ async fn write_stamped(delta: &VmfsSparse, model: &Rc<RefCell<Model>>, at: u64, 
     model.completed[at as usize..(at + count) as usize].fill(stamp);
 }
 
-/// Writers own a third of the disk each, so that no two write one sector at a time; a flusher runs beside them.
+/// Runs writers, each on a third of the disk so that no two write one sector at the same time, and a concurrent
+/// flusher.
 async fn load(env: Env, seed: u64, model: Rc<RefCell<Model>>) {
     let file = root(&env).open(FILE, OpenMode::Write).await.unwrap();
     let delta = Rc::new(VmfsSparse::open(env.clone(), file, facts()).await.unwrap());
@@ -115,7 +117,7 @@ async fn verify(env: Env, model: Rc<RefCell<Model>>) -> Result<(), String> {
             return Err(format!("sector {sector} shows {found}, flushed {durable}, issued {issued}"));
         }
     }
-    // What survived is what the next boot begins with.
+    // The surviving content is the start of the next boot.
     let survived = stamps(&content);
     model.durable = survived.clone();
     model.completed = survived.clone();

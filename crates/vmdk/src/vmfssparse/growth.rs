@@ -1,4 +1,4 @@
-//! Making space ready ahead of the guest, and the two marks of the header.
+//! Growth of a delta's file ahead of the guest's writes, and the header's unclean mark and free pointer.
 
 use std::rc::Rc;
 
@@ -8,10 +8,10 @@ use super::Core;
 use super::space::PAGE_SECTORS;
 
 impl Core {
-    /// Waits until space up to sector `end` is ready. `NoSpace` leaves everything as it was.
+    /// Waits until space up to sector `end` is ready. `NoSpace` changes nothing.
     ///
-    /// The work is done by a task of its own: a caller that is cancelled must not leave a zero write under way without
-    /// a waiter, because its sectors would be allocated.
+    /// A separate task does the work: a caller that is dropped must not leave an unattended write of zeros under way,
+    /// because its sectors would be allocated.
     pub(super) async fn make_ready(self: &Rc<Self>, end: u64) -> Result<()> {
         while self.state.borrow().space.ready_end() < end {
             let core = self.clone();
@@ -20,7 +20,7 @@ impl Core {
         Ok(())
     }
 
-    /// Keeps at least half a step ready, in the background.
+    /// Keeps at least half a step of space ready, in the background.
     pub(super) fn grow_ahead(self: &Rc<Self>) {
         let low = self.growth.step_sectors() / 2;
         if self.state.borrow().space.ready_sectors() >= low || self.growing_ahead.replace(true) {
@@ -33,7 +33,7 @@ impl Core {
         }));
     }
 
-    /// Fails silently: a first write that needs the space finds out by itself, and reports it.
+    /// Prepares a step. An error is ignored here: a first write that needs the space will get and report it.
     async fn grow_step(&self) {
         let step = self.growth.step_sectors();
         while self.growing_ahead.get() {
@@ -50,8 +50,8 @@ impl Core {
         }
     }
 
-    /// Makes the next chunk ready, unless another caller has made space ready up to `end` meanwhile. Work `ahead` is not done
-    /// any more once a seal has called it off.
+    /// Prepares the next chunk, unless another caller has prepared space up to `end` meanwhile. Work `ahead` of need
+    /// stops when a seal has cancelled it.
     async fn grow_chunk(&self, end: u64, ahead: bool) -> Result<()> {
         let _turn = self.growth_turn.lock().await;
         let ready_end = self.state.borrow().space.ready_end();
@@ -67,8 +67,8 @@ impl Core {
         Ok(())
     }
 
-    /// Reserves a step on the datastore when nothing reserved is left; less when the datastore is nearly full, but not
-    /// `ahead` of need: the last space is for the writes that need it.
+    /// Reserves a step on the datastore when no reserved space is left. On a nearly full datastore it reserves less,
+    /// and nothing `ahead` of need: the last space is for guests' writes.
     async fn reserve(&self, from: u64, end: u64, ahead: bool) -> Result<()> {
         if self.state.borrow().space.allocated_end() > from {
             return Ok(());
@@ -80,7 +80,7 @@ impl Core {
                 ErrorKind::NoSpace if sectors > least && !ahead => {
                     sectors = (sectors / 2).next_multiple_of(PAGE_SECTORS).max(least);
                 }
-                // A file system without reservation: the zero write will reserve, or fail.
+                // A file system without reservation: the write of zeros will allocate, or fail.
                 ErrorKind::Unsupported => break,
                 _ => return Err(e),
             }
@@ -91,7 +91,7 @@ impl Core {
         Ok(())
     }
 
-    /// The header says "unclean" before the first table of this session is written.
+    /// Marks the header as unclean before the first table of this session is written.
     pub(super) async fn mark_unclean(&self) -> Result<()> {
         if self.marked_unclean.get() {
             return Ok(());
@@ -116,13 +116,14 @@ impl Core {
         if !unclean {
             self.log.end();
         }
-        // The free pointer may have changed meanwhile; these fields change here alone.
+        // The free pointer may have changed meanwhile; only this code changes the other fields.
         self.state.borrow_mut().header.take_mark(&header);
         Ok(())
     }
 
-    /// The free pointer is durable before the unclean mark goes, or a crash between could leave a clean header with
-    /// an old pointer, and the space past it would be handed out twice. What was grown ahead goes back.
+    /// Seals the delta. The free pointer is durable before the unclean mark is removed. Otherwise a crash in between
+    /// could leave a clean header with an old pointer, and the space beyond it would be allocated twice. Space that was
+    /// prepared ahead is returned.
     pub(super) async fn seal(&self) -> Result<()> {
         if !self.shape.writable {
             return Ok(());
@@ -133,7 +134,7 @@ impl Core {
         if !self.state.borrow().header.is_unclean() {
             return Ok(());
         }
-        // From here a first write marks the header again before it goes on.
+        // From here on, a first write marks the header again before it continues.
         self.marked_unclean.set(false);
         self.state.borrow_mut().tables.drop_idle();
         self.cut().await?;
@@ -141,7 +142,8 @@ impl Core {
         self.write_unclean_mark(false).await
     }
 
-    /// Some file systems keep what a failed allocation did get, so the file is cut even when nothing was grown ahead.
+    /// Returns unused space. The file is cut even if nothing was prepared ahead, because some file systems keep what a
+    /// failed allocation got.
     pub(super) async fn give_back(&self) -> Result<()> {
         if !self.shape.writable {
             return Ok(());
@@ -151,7 +153,7 @@ impl Core {
         self.cut().await
     }
 
-    /// Ends the file behind what was handed out. Nothing grows meanwhile: the caller has the turn.
+    /// Cuts the file after the allocated space. The caller has the turn, so nothing grows meanwhile.
     async fn cut(&self) -> Result<()> {
         let length = {
             let mut state = self.state.borrow_mut();

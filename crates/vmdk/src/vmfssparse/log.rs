@@ -1,8 +1,8 @@
-//! What the tables have and the file does not, in the host's memory: a crash of the process loses nothing that was
-//! answered.
+//! Log, in the host's memory, of table entries that are not in the file yet, so that a crash of the process loses no
+//! acknowledged write.
 //!
-//! A log is kept while the header says "unclean", under a number that the header names. Its parts have a head of 24 bytes
-//! (its number among the parts, the file's inode, when it was begun), then entries of 24.
+//! A log is kept while the header is marked "unclean", under a number in the header. Its parts have a head of 24 bytes
+//! (number of the part, inode of the file, time of the start), then entries of 24 bytes.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,15 +18,15 @@ const ENTRY_BYTES: usize = 24;
 const PUBLISHED: u32 = 1;
 const RELEASED: u32 = 2;
 
-/// How long before its record a write may have been stamped on the file: its own time, and that by which a file system's
-/// clock lags behind. A file that was last written earlier is an old copy of the one that the log is about.
+/// Maximum time between a write's time stamp in the file and its record: the duration of the write, and the lag of a
+/// file system's clock. A file that was last written earlier is an old copy of the log's file.
 const STAMP_SLACK_US: i64 = 60_000_000;
 
 /// One change of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Grains `first..first + count` of the region are contiguous from `sector` on. Its table is at
-    /// `table_sector`, or will.
+    /// Grains `first..first + count` of the region are contiguous in the file from `sector` on. The region's table is,
+    /// or will be, at `table_sector`.
     Published {
         region: u32,
         table_sector: u32,
@@ -60,7 +60,7 @@ impl Entry {
         bytes
     }
 
-    /// None for what no entry about a delta with this directory can be.
+    /// Decodes an entry. None if it cannot belong to a delta with this directory.
     fn decode(bytes: &[u8], directory: &Directory) -> Option<Entry> {
         let word = |n: usize| u32::from_le_bytes(bytes[n * 4..n * 4 + 4].try_into().expect("four bytes"));
         let region = Some(word(1)).filter(|region| *region < directory.regions())?;
@@ -75,13 +75,13 @@ impl Entry {
     }
 }
 
-/// The log of one open delta.
+/// Log of one open delta.
 pub(super) struct Log {
     env: Env,
     memory: Option<Rc<dyn Memory>>,
     inode: u64,
     log: RefCell<Option<MemoryLog>>,
-    /// Parts begun so far.
+    /// Number of parts begun so far.
     parts: Cell<u64>,
 }
 
@@ -90,7 +90,7 @@ fn name(id: u64) -> String {
 }
 
 impl Log {
-    /// Not kept before `begin`.
+    /// Creates a log, which records nothing before `begin`.
     pub(super) fn new(env: &Env, limits: Limits) -> Log {
         Log {
             env: env.clone(),
@@ -101,8 +101,8 @@ impl Log {
         }
     }
 
-    /// What the process before left of an unclean delta, in order. None where something may be missing, or where the file
-    /// is not the one that it is about, but a copy of an earlier state.
+    /// Returns the entries that an earlier process left for an unclean delta, in order. None if entries may be missing,
+    /// or if the file is not the log's file but a copy of an earlier state.
     pub(super) fn read(
         env: &Env,
         header: &Header,
@@ -121,7 +121,7 @@ impl Log {
             if word(part, 1) != limits.inode || limits.modified_us < begun_us.saturating_sub(STAMP_SLACK_US) {
                 return None;
             }
-            // A killed process may have written its last entry in part; it had not answered the request then.
+            // A killed process may have written its last entry in part; it had not acknowledged that request.
             for bytes in part.get(HEAD_BYTES..)?.chunks_exact(ENTRY_BYTES) {
                 entries.push(Entry::decode(bytes, directory)?);
             }
@@ -129,7 +129,7 @@ impl Log {
         Some(entries)
     }
 
-    /// Begins an empty log, and answers what the header has to say of it: its number, and the host's boot.
+    /// Begins an empty log. Returns its number and the host's boot, which the header must contain.
     pub(super) fn begin(&self) -> (u64, u64) {
         let Some(memory) = &self.memory else { return (0, 0) };
         let id = self.env.random() | 1;
@@ -154,28 +154,28 @@ impl Log {
         log.append(&**memory, &[&head.concat()[..], &entry.encode()].concat());
     }
 
-    /// A flush has captured the tables.
+    /// Notes that a flush has captured the tables.
     pub(super) fn switch(&self) {
         if let Some(log) = &*self.log.borrow() {
             log.switch();
         }
     }
 
-    /// The flush that captured them last is done.
+    /// Notes the end of the flush that captured them last.
     pub(super) fn settle(&self) {
         if let (Some(memory), Some(log)) = (&self.memory, &*self.log.borrow()) {
             log.settle(&**memory);
         }
     }
 
-    /// Removes the log, and keeps none any more.
+    /// Removes the log, and stops recording.
     pub(super) fn end(&self) {
         if let (Some(memory), Some(log)) = (&self.memory, self.log.take()) {
             log.end(&**memory);
         }
     }
 
-    /// Lets go of the log of an opening before.
+    /// Forgets the log of an earlier opening.
     pub(super) fn forget(&self, id: u64) {
         if let Some(memory) = &self.memory {
             MemoryLog::new(&name(id)).end(&**memory);

@@ -1,4 +1,5 @@
-//! Whose log it is: one is taken for the file that it was kept of alone, in no earlier state.
+//! The owner of a log: it is accepted only for the file for which it was kept, and not for an earlier state of that
+//! file.
 
 use blk::layer::Layer;
 use blk::reactor::{Limits, OpenMode};
@@ -23,7 +24,7 @@ fn in_world(test: impl AsyncFnOnce(Env) + 'static) {
     assert!(world.run(async move |env| test(env).await).is_some());
 }
 
-/// Sector 0 is written and flushed, sector 8 is written alone; then the process is gone.
+/// Writes and flushes sector 0, writes sector 8 alone, and ends the process.
 async fn leave(env: &Env) {
     let file = root(env).create_new(FILE).await.unwrap();
     root(env).sync().await.unwrap();

@@ -1,10 +1,12 @@
-//! A VMFSsparse delta as a layer: lookup, first writes, release, and the order in which its tables become durable.
+//! An open VMFSsparse delta as a layer: lookup, first writes, release, and the order in which its tables become
+//! durable.
 //!
-//! `table` keeps the tables and their states, `space` says which sectors are free, `growth` makes more of them ready, `open`
-//! creates and recovers, `check` verifies everything at once. The bytes themselves are `cowd`'s.
+//! `table` has the tables and their states: the values of new entries are set there. `space` has the free sectors,
+//! `growth` prepares more of them, `open` creates and recovers, and `check` verifies everything. The encoding is in
+//! `cowd`.
 //!
-//! The header says "unclean" from creation, or the first write after a seal, until the next seal. While it does, its free
-//! pointer means nothing and is computed from the tables at the next open.
+//! The header is marked "unclean" from creation, or from the first write after a seal, until the next seal. Meanwhile
+//! its free pointer has no meaning, and the next opening computes it from the tables.
 
 mod budget;
 mod check;
@@ -34,7 +36,7 @@ use log::{Entry, Log};
 use space::{Space, SpaceNeed};
 use table::Tables;
 
-/// One open delta.
+/// An open delta.
 pub struct VmfsSparse(Rc<Core>);
 
 struct Core {
@@ -45,17 +47,17 @@ struct Core {
     shape: Shape,
     growth: Growth,
     log: Log,
-    /// The process before was killed, and what it had answered may be lost.
+    /// The previous process was killed, and acknowledged writes may be lost.
     lost: Cell<bool>,
     state: RefCell<State>,
-    /// The header on disk says "unclean", so tables may be written.
+    /// The header on disk is marked "unclean", so tables may be written.
     marked_unclean: Cell<bool>,
     /// Serialises changes of the header.
     header_turn: TaskMutex,
     /// Serialises growth, chunk by chunk.
     growth_turn: TaskMutex,
     growing_ahead: Cell<bool>,
-    /// One reader per table, by region.
+    /// Ensures one reader for each table, by region.
     loading: RangeLock,
 }
 
@@ -69,13 +71,13 @@ struct State {
     held: GrainCounts,
 }
 
-/// Grains held, per region. A table's count is known once it was read, so that opening needs no scan.
+/// Numbers of grains by region. A table's count is known once the table was read, so that opening needs no scan.
 struct GrainCounts {
     /// `UNKNOWN` for a table that was not read yet.
     by_region: Vec<u16>,
     known: u64,
     unknown_regions: usize,
-    /// What all unknown regions hold together, at most.
+    /// Upper bound for all unknown regions together.
     unknown_estimate: u64,
 }
 
@@ -128,7 +130,7 @@ impl GrainCounts {
     }
 }
 
-/// Holds tables for a placement that is not made yet.
+/// Keeps tables in memory for a placement that is not complete yet.
 struct Pins<'a> {
     core: &'a Core,
     regions: Range<u32>,
@@ -146,7 +148,7 @@ impl Core {
         &self.files[0]
     }
 
-    /// For the header, the directory and the tables.
+    /// Returns the handle for the header, the directory and the tables.
     fn tables(&self) -> File {
         self.files[0].tables()
     }
@@ -157,7 +159,7 @@ impl Core {
         (range.start / region) as u32..range.end.div_ceil(region) as u32
     }
 
-    /// The part of `range` in `region`, in bytes of the disk.
+    /// Returns the part of `range` in `region`, in bytes of the disk.
     fn part(&self, region: u32, range: &Range<u64>) -> Range<u64> {
         let start = u64::from(region) * self.shape.region_bytes;
         range.start.max(start)..range.end.min(start + self.shape.region_bytes)
@@ -171,7 +173,7 @@ impl Core {
         assert!(sound, "{}: range {range:?} of a disk of {} bytes", self.name, self.shape.size_bytes);
     }
 
-    /// Makes sure that the region's table, if it has one, is in memory; there it stays until the caller next waits.
+    /// Loads the region's table, if it has one. The table stays in memory until the caller next waits.
     async fn load(&self, region: u32) -> Result<bool> {
         loop {
             let sector = {
@@ -189,7 +191,7 @@ impl Core {
             let (buf, result) = self.tables().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
             result?;
             let mut state = self.state.borrow_mut();
-            // The region may have been released, or written anew, while the read was under way.
+            // The region may have been released, or written again, while the read was under way.
             if state.directory.get(region) != Some(sector) || state.tables.contains(region) {
                 continue;
             }
@@ -260,7 +262,7 @@ impl Core {
             self.state.borrow().space.check_limit(self.file().name(), end)?;
             self.make_ready(end).await?;
             self.mark_unclean().await?;
-            // Others may have taken the space, or a seal have cleared the mark, while this one waited.
+            // While this write waited, others may have taken the space, or a seal may have removed the mark.
             let needed = self.space_needed(&whole);
             if self.marked_unclean.get() && self.state.borrow().space.ready_end() >= needed {
                 break;
@@ -272,7 +274,7 @@ impl Core {
         Ok(placement)
     }
 
-    /// Loads or creates the tables of a range, and holds them.
+    /// Loads or creates the tables of a range, and keeps them in memory.
     async fn pin(&self, whole: &Range<u64>) -> Result<Pins<'_>> {
         let regions = self.regions(whole);
         let mut pins = Pins { core: self, regions: regions.start..regions.start };
@@ -299,7 +301,7 @@ impl Core {
         state.space.end_for(SpaceNeed { tables, data_sectors: (whole.end - whole.start) / SECTOR })
     }
 
-    /// Never waits, so that what was checked still holds.
+    /// Allocates the space. Never waits, so that the earlier checks are still valid.
     fn take_space(&self, range: &Range<u64>, whole: Range<u64>) -> Placement {
         let mut state = self.state.borrow_mut();
         let State { tables, space, .. } = &mut *state;
@@ -317,7 +319,7 @@ impl Core {
             );
         }
         let sector = space.take_data((whole.end - whole.start) / SECTOR);
-        // The last grain of the disk may be cut by its end.
+        // The end of the disk may cut its last grain.
         let end = whole.end.min(self.shape.size_bytes);
         let place = Where::Data { file: 0, offset: u64::from(sector) * SECTOR };
         let run = Run { start: whole.start, len: end - whole.start, place };
@@ -382,12 +384,12 @@ impl Core {
 }
 
 impl VmfsSparse {
-    /// What `Layer::check` says, one by one.
+    /// Returns the findings of `Layer::check` one by one.
     pub async fn cross_check(&self) -> Result<Vec<Finding>> {
         self.0.check().await
     }
 
-    /// The header says that the file was not closed.
+    /// Returns whether the header shows that the file was not closed.
     pub fn is_unclean(&self) -> bool {
         self.0.state.borrow().header.is_unclean()
     }

@@ -1,4 +1,4 @@
-//! Creating a delta, opening one, and finding the free space of one that was not closed.
+//! Creation and opening of a delta, and the search for the free space of one that was not closed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,18 +18,18 @@ use crate::cowd::{
 };
 use crate::text::wrong;
 
-/// What an empty delta's length is rounded up to.
+/// An empty delta's length is rounded up to a multiple of this.
 const EMPTY_ALIGN: u64 = 4096;
 
-/// Tables read at once by a scan: 32 * 16 KiB.
+/// Tables that a scan reads at once: 32 * 16 KiB.
 const SCAN_DEPTH: usize = 32;
 
-/// Parameters of a delta, from its descriptor.
+/// Facts about a delta from its descriptor.
 #[derive(Debug, Clone)]
 pub struct DeltaParams<'a> {
     /// File name of the descriptor.
     pub name: &'a str,
-    /// Size of the disk; the header must say the same.
+    /// Size of the disk, which must equal that in the header.
     pub capacity_sectors: u64,
     /// Whether the files are opened for writing.
     pub writable: bool,
@@ -37,7 +37,7 @@ pub struct DeltaParams<'a> {
     pub growth: Growth,
 }
 
-/// What an unclean delta turned out to hold.
+/// Result of the scan of an unclean delta.
 struct Scan {
     free_sector: u32,
     held: Vec<(u32, usize)>,
@@ -70,11 +70,12 @@ impl VmfsSparse {
         Ok(Self(core))
     }
 
-    /// Verifies header and directory, and compares lengths before anything else. An unclean delta opened for writing
-    /// is read through once, to find where its free space begins; what its process left in the host's memory is restored.
+    /// Opens a delta. Verifies header and directory, and compares lengths before anything else. An unclean delta that
+    /// is opened for writing is scanned once for the end of its used space, and the log of its process in the host's
+    /// memory is restored.
     pub async fn open(env: Env, file: File, facts: DeltaParams<'_>) -> Result<Self> {
         match Self::open_with_log(env.clone(), file.clone(), facts.clone(), true).await {
-            // What the log continues is not what the file has.
+            // The log continues another state than that of the file.
             Err(e) if e.kind == ErrorKind::Damaged && facts.writable => {
                 Self::open_with_log(env, file, facts, false).await
             }
@@ -108,7 +109,7 @@ impl VmfsSparse {
         };
         let lost = scan.is_some() && left.is_none();
         let left_end = left.as_deref().map_or(0, |entries| end_of(entries, header.grain_sectors()));
-        // What reaches past the end of the file is refused below.
+        // Space past the end of the file is refused below.
         let free_sector = free_sector.max(left_end).min(unclean_end.max(free_sector));
         let mut held = GrainCounts::new(&directory, in_use_grains(&header, &directory, free_sector));
         scan.iter().flat_map(|scan| &scan.held).for_each(|(region, grains)| held.set(*region, *grains));
@@ -121,12 +122,12 @@ impl VmfsSparse {
             file_bytes,
             held,
         };
-        // A delta does not name its machine: only the boot shows that a folder went from host to host.
+        // A delta does not identify its machine: only the boot shows that a folder was moved to another host.
         let then = HostId { boot: state.header.log_boot(), machine: 0 };
         let clients_live = clients_may_live(then, HostId::of(env.memory().as_deref()));
         let log = Log::new(&env, file.limits());
         let core = Core::new(env, file, &facts, log, state);
-        // A log that was lost is named by the header until the first write, when clients have been notified.
+        // The header refers to a lost log until the first write, by which time clients have been notified.
         core.marked_unclean.set(marked && !lost);
         core.lost.set(lost && clients_live);
         if let Some(entries) = left {
@@ -169,14 +170,14 @@ async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
     result.map(|()| buf)
 }
 
-/// Upper bound of the grains in use below `free_sector`: all that is neither metadata nor table.
+/// Returns an upper bound of the grains in use below `free_sector`: everything except metadata and tables.
 fn in_use_grains(header: &Header, directory: &Directory, free_sector: u32) -> u64 {
     let tables = directory.table_count() as u64 * u64::from(TABLE_SECTORS);
     let data = u64::from(free_sector).saturating_sub(u64::from(header.first_data_sector()) + tables);
     data / u64::from(header.grain_sectors())
 }
 
-/// Reads and verifies every table: 16 KiB for each 2 MiB the delta covers.
+/// Reads and verifies every table: 16 KiB for each 2 MiB that the delta covers.
 async fn scan(file: &File, header: &Header, directory: &Directory, file_bytes: u64) -> Result<Scan> {
     let bounds = TableBounds { file: file.name(), header, directory, file_bytes, free_sector: None };
     let free_sector = header.first_data_sector().max(directory.end_of_tables());
@@ -196,7 +197,7 @@ impl Scan {
         self.held.push((region, bounds.check(region, entries)?));
         let grain = bounds.header.grain_sectors();
         for run in table_runs(entries, 0..TABLE_ENTRIES, grain).filter(|run| run.sector != 0) {
-            // Inside the file, which `check` has seen to.
+            // Inside the file, which `check` has verified.
             let end = run.sector.saturating_add(run.entries as u32 * grain);
             self.free_sector = self.free_sector.max(end);
         }

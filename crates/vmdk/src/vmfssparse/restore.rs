@@ -1,4 +1,4 @@
-//! Opening a delta whose process has ended: what its log in the host's memory has is put into the tables, and made durable.
+//! Restores the log of an ended process: writes its entries from the host's memory into the tables, durably.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use super::Core;
 use super::log::Entry;
 use crate::cowd::TABLE_SECTORS;
 
-/// What the log says of one region.
+/// Entries of the log for one region.
 #[derive(Default)]
 struct Region {
-    /// What the file has of it counts no more.
+    /// The region was released: its table in the file is no longer valid.
     released: bool,
-    /// Entries since.
+    /// Entries after the release.
     published: Vec<Entry>,
 }
 
-/// The first sector behind everything that the entries name.
+/// Returns the first sector after everything that the entries name.
 pub(super) fn end_of(entries: &[Entry], grain_sectors: u32) -> u32 {
     let ends = entries.iter().map(|entry| match *entry {
         Entry::Published { table_sector, count, sector, .. } => {
@@ -31,8 +31,8 @@ pub(super) fn end_of(entries: &[Entry], grain_sectors: u32) -> u32 {
 }
 
 impl Core {
-    /// Puts `entries` into the tables, durably, and begins a new log. `Damaged` where they contradict the file: nothing was
-    /// written then.
+    /// Applies `entries` to the tables, durably, and begins a new log. `Damaged` if they contradict the file; nothing
+    /// was written then.
     pub(super) async fn restore(&self, entries: &[Entry]) -> Result<()> {
         let before = self.state.borrow().header.log_id();
         let mut regions: BTreeMap<u32, Region> = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Core {
         Ok(())
     }
 
-    /// Flushes as the engine does (`blk::layer`), which does not have the layer yet.
+    /// Flushes as the engine does (`blk::layer`), because the engine does not have the layer yet.
     async fn make_durable(&self) -> Result<()> {
         let stages = {
             let mut state = self.state.borrow_mut();

@@ -1,30 +1,30 @@
-//! Which sectors of a delta are free. No I/O.
+//! Free sectors of a delta. No I/O.
 //!
-//! Space is handed out from the end only and never taken back while the file is open: an I/O whose caller gave up may still
-//! reach the device. Only what is `ready` (allocated, and zero-written) may be handed out, because writing into holes or
-//! unwritten extents costs up to half of a device's IOPS, and because a guest's write must not find the datastore full.
+//! Space is allocated at the end only, and never freed while the file is open: an I/O whose caller was dropped may
+//! still reach the device. Only `ready` space (allocated, and zero-written) may be used, because writes into holes or
+//! unwritten extents cost up to half of a device's IOPS, and because a guest's write must not find the datastore full.
 
 use blk::{Error, Result, SECTOR};
 
 use crate::cowd::TABLE_SECTORS;
 
-/// 4 KiB: runs of whole pages and grain tables begin on one, so that the device need not read before it writes.
+/// 4 KiB: runs of whole pages and grain tables are aligned to this, so that the device need not read before it writes.
 pub(super) const PAGE_SECTORS: u64 = 4096 / SECTOR;
 
-/// Parts of pages remembered for small runs, per length.
+/// Maximum number of page fragments that are remembered for small runs, for each length.
 const FRAGMENTS_MAX: usize = 1024;
 
 /// How a delta's file grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Growth {
-    /// Space reserved at once, and kept zero-written ahead of the guest. A multiple of 4 KiB.
+    /// Space that is reserved at once, and kept zero-written ahead of the guest. A multiple of 4 KiB.
     pub step_bytes: u64,
-    /// Zero-written by one I/O: what a guest's I/O may have to queue behind. A multiple of 4 KiB.
+    /// Length of one write of zeros, behind which a guest's I/O may have to queue. A multiple of 4 KiB.
     pub chunk_bytes: u64,
 }
 
 impl Default for Growth {
-    /// VMware's step; and 0.25 ms of a device that writes 1 GB/s.
+    /// VMware's step, and 0.25 ms of a device that writes 1 GB/s.
     fn default() -> Self {
         Self { step_bytes: 16 << 20, chunk_bytes: 256 << 10 }
     }
@@ -41,7 +41,7 @@ impl Growth {
     }
 }
 
-/// What a first write needs.
+/// Space that a first write needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SpaceNeed {
     pub tables: u64,
@@ -50,25 +50,25 @@ pub(super) struct SpaceNeed {
 
 #[derive(Debug)]
 pub(super) struct Space {
-    /// Next sector that was never handed out.
+    /// Next sector that was never allocated.
     free: u64,
-    /// Handed out up to here at most.
+    /// End of the space that may be allocated.
     ready_end: u64,
-    /// Reserved on the datastore up to here; the part past `ready_end` is not zero-written yet.
+    /// End of the space that is reserved on the datastore. The part past `ready_end` is not zero-written yet.
     allocated_end: u64,
-    /// Free remainders of pages, by length: index 1 to 7.
+    /// Free fragments of pages, by length: index 1 to 7.
     fragments: [Vec<u32>; PAGE_SECTORS as usize],
 }
 
 impl Space {
-    /// `free` is the first sector past everything in use. The file may have holes behind it, so that
-    /// space is not ready.
+    /// Starts with `free`, the first sector past everything in use. The file may have holes beyond it, so that space is
+    /// not ready.
     pub(super) fn new(free: u32) -> Self {
         let end = page_up(u64::from(free));
         Self { free: u64::from(free), ready_end: end, allocated_end: end, fragments: Default::default() }
     }
 
-    /// First sector past everything handed out; fits the header's 32 bits.
+    /// Returns the first sector past the allocated space; it fits the header's 32 bits.
     pub(super) fn free_sector(&self) -> u32 {
         u32::try_from(self.free).expect("nothing is handed out at or past 2^32")
     }
@@ -94,21 +94,21 @@ impl Space {
         self.allocated_end = end;
     }
 
-    /// The file was cut to the last page in use, which is answered in bytes.
+    /// Notes that the file was cut to the last page in use, and returns that length in bytes.
     pub(super) fn forget_ahead(&mut self) -> u64 {
         self.ready_end = page_up(self.free);
         self.allocated_end = self.ready_end;
         self.ready_end * SECTOR
     }
 
-    /// Where `ready_end` must be at least before `need` can be taken.
+    /// Returns the minimum of `ready_end` before `need` can be allocated.
     pub(super) fn end_for(&self, need: SpaceNeed) -> u64 {
         let data =
             if self.fragment_for(need.data_sectors).is_some() { 0 } else { page_up(need.data_sectors) };
         page_up(self.free) + need.tables * u64::from(TABLE_SECTORS) + data
     }
 
-    /// Sector pointers have 32 bits.
+    /// Checks that sector pointers, which have 32 bits, reach `end`.
     pub(super) fn check_limit(&self, file: &str, end: u64) -> Result<()> {
         if end < 1 << 32 {
             return Ok(());
@@ -117,7 +117,7 @@ impl Space {
         Err(Error::refused(file, format!("{cause}; commit the snapshot to go on")))
     }
 
-    /// Callers have made sure of `end_for`.
+    /// Allocates a table. The caller has ensured `end_for`.
     pub(super) fn take_table(&mut self) -> u32 {
         self.take_pages(u64::from(TABLE_SECTORS))
     }
@@ -143,7 +143,7 @@ impl Space {
     }
 
     fn keep_fragment(&mut self, start: u64, sectors: u64) {
-        // One that finds no room is leaked until the file is opened again.
+        // A fragment without a place in the list is lost until the file is opened again.
         if let Some(list) = self.fragments.get_mut(sectors as usize).filter(|list| list.len() < FRAGMENTS_MAX)
             && sectors > 0
         {
@@ -151,7 +151,7 @@ impl Space {
         }
     }
 
-    /// The shortest rest of a page that holds `sectors`, which must be less than a page.
+    /// Returns the shortest fragment of at least `sectors`, which must be less than a page.
     fn fragment_for(&self, sectors: u64) -> Option<usize> {
         (sectors..PAGE_SECTORS)
             .map(|length| length as usize)

@@ -1,9 +1,10 @@
-//! Grain tables in memory: what is loaded, what is dirty, and what a flush has captured.
+//! Grain tables in memory: which are loaded, which entries are set, which parts are dirty, and which a flush has
+//! captured. `publish` sets the entries of a first write.
 //!
-//! The life of a table: `Unpublished` (space taken, no entry yet) - `New` (entries, but nothing on disk points to it, so it may be
-//! written before its data is durable) - `Linking` (captured with the pointer to it) - `Linked`. When a flush fails after
-//! it captured a `Linking` table it is unknown whether the pointer is on disk: from then on the table counts as `Doubtful`, is
-//! written only after its data, and the pointer only after the table.
+//! States of a table: `Unpublished` (space allocated, no entry yet); `New` (entries, but nothing on disk points to it,
+//! so it may be written before its data is durable); `Linking` (captured with the pointer to it); `Linked`. If a flush
+//! fails after it captured a `Linking` table, it is unknown whether the pointer is on disk. The table is then
+//! `Doubtful`: it is written only after its data, and the pointer only after the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,11 +17,11 @@ use crate::cowd::{
     encode_entries,
 };
 
-/// Tables that all layers of a core keep beyond those in use: 3072 * 16 KiB = 48 MiB; they cover 6 GiB of disk. Only
-/// layers that are written keep so many: their first writes need them.
+/// Maximum number of unused tables that all layers of a core keep: 3072 * 16 KiB = 48 MiB; they cover 6 GiB of disk.
+/// Only layers that are written keep so many, because their first writes need them.
 pub(super) const TABLES_CACHED_MAX: usize = 3072;
-/// Tables a layer keeps that is only read, or any layer when the core's share is used up: 64 * 16 KiB = 1 MiB. What reads
-/// need stays in the resolved map.
+/// Maximum number of tables of a layer that is only read, or of any layer when the core's share is used up: 64 * 16 KiB
+/// = 1 MiB. Reads use the resolved map.
 pub(super) const TABLES_READ_MAX: usize = 64;
 
 /// A table is written in pieces of 4 KiB.
@@ -41,12 +42,12 @@ enum Link {
 #[derive(Debug)]
 pub(super) struct Table {
     pub entries: Box<[u32]>,
-    /// Its sector in the file; 0 while `Unpublished` and without space.
+    /// Position in the file; 0 for an `Unpublished` table without space.
     pub sector: u32,
-    /// Placements under way that will publish here: it must stay in memory.
+    /// Number of placements under way that will set entries here. The table must stay in memory.
     pub pins: usize,
     link: Link,
-    /// Pieces, as bits: changed since they were last captured; captured and not settled.
+    /// Pieces as bits: changed since they were last captured; captured and not settled.
     dirty: u8,
     captured: u8,
     used: u64,
@@ -59,12 +60,12 @@ pub(super) struct Tables {
     loaded: BTreeMap<u32, Table>,
     dirty: BTreeSet<u32>,
     captured: Vec<u32>,
-    /// Sectors of the directory, counted from its first.
+    /// Changed sectors of the directory, counted from its first.
     directory_dirty: BTreeSet<usize>,
     directory_captured: BTreeSet<usize>,
     ticket: u64,
     clock: u64,
-    /// Has had first writes since it was opened or sealed.
+    /// There were first writes since the layer was opened or sealed.
     written: bool,
 }
 
@@ -80,13 +81,13 @@ impl Tables {
         self.loaded.contains_key(&region)
     }
 
-    /// A verified table from the file.
+    /// Adds a verified table from the file.
     pub(super) fn insert_loaded(&mut self, region: u32, sector: u32, entries: Vec<u32>) {
         self.make_room();
         self.insert(region, sector, entries, Link::Linked);
     }
 
-    /// An empty one for a region that has none, still without space.
+    /// Adds an empty table for a region without one, still without space.
     pub(super) fn insert_unpublished(&mut self, region: u32) {
         self.written = true;
         self.make_room();
@@ -109,7 +110,7 @@ impl Tables {
         self.loaded.insert(region, table);
     }
 
-    /// Drops an eighth of the cache, oldest first, when it is full; what is in use or not durable stays.
+    /// Drops an eighth of a full cache, oldest first. Tables that are in use or not durable stay.
     fn make_room(&mut self) {
         let own = self.loaded.len();
         let full = own >= TABLES_READ_MAX && (!self.written || budget::loaded() >= TABLES_CACHED_MAX);
@@ -124,13 +125,13 @@ impl Tables {
         }
     }
 
-    /// Drops all that is neither in use nor waiting to be durable: they are read again when asked for.
+    /// Drops all tables that are neither in use nor waiting to be written. They are read again when needed.
     pub(super) fn drop_idle(&mut self) {
         self.loaded.retain(|_, table| !table.is_idle());
         self.written = !self.loaded.is_empty();
     }
 
-    /// Lets go of a placement's hold. A table that got no entry meanwhile is forgotten, and its space leaked.
+    /// Ends a placement's use of a table. A table without entries is dropped, and its space is lost.
     pub(super) fn unpin(&mut self, region: u32) {
         let Some(table) = self.loaded.get_mut(&region) else { return };
         assert!(table.pins > 0, "region {region} is not pinned");
@@ -140,7 +141,7 @@ impl Tables {
         }
     }
 
-    /// Entries `first..first + count` of the region become grains from `sector` on, `step` sectors apart.
+    /// Sets entries `first..first + count` of the region to grains from `sector` on, `step` sectors apart.
     pub(super) fn publish(
         &mut self,
         directory: &mut Directory,
@@ -167,8 +168,8 @@ impl Tables {
         }
     }
 
-    /// The region is held elsewhere now. A placement that was given up without a word may still pin the table; one that
-    /// is still to be published is a fault of the caller, and `publish` says so.
+    /// Drops a region whose content is elsewhere now. A placement that was dropped may still pin the table. A placement
+    /// that is still to be published is a fault of the caller, which `publish` detects.
     pub(super) fn release(&mut self, directory: &mut Directory, region: u32) {
         self.loaded.remove(&region);
         self.dirty.remove(&region);
@@ -178,7 +179,7 @@ impl Tables {
         }
     }
 
-    /// Returns how many tables wait to be written, and how many a flush has captured.
+    /// Returns how many tables wait to be written, and how many of them a flush has captured.
     pub(super) fn unwritten(&self) -> usize {
         self.dirty.len() + self.captured.len()
     }
@@ -228,7 +229,7 @@ impl Tables {
         stages
     }
 
-    /// The last flush did not settle what it captured: some of it may be on disk, some not.
+    /// Marks pieces as dirty again that an earlier flush captured and did not settle: they may or may not be on disk.
     fn take_back_unsettled(&mut self) {
         for region in std::mem::take(&mut self.captured) {
             let Some(table) = self.loaded.get_mut(&region).filter(|table| table.captured != 0) else {
@@ -244,7 +245,7 @@ impl Tables {
         self.directory_dirty.append(&mut self.directory_captured);
     }
 
-    /// False for a flush that was not the last to capture.
+    /// Settles a flush. Returns false if it was not the last to capture.
     pub(super) fn settle(&mut self, ticket: u64) -> bool {
         if ticket != self.ticket {
             return false;
@@ -291,7 +292,7 @@ impl Table {
     }
 }
 
-/// Whole sectors of the directory, neighbours together.
+/// Returns writes of whole sectors of the directory; neighbouring ones are merged.
 fn directory_writes(header: &Header, directory: &Directory, sectors: &BTreeSet<usize>) -> Vec<TableWrite> {
     let mut writes = Vec::new();
     let mut rest = sectors.iter().copied().peekable();

@@ -116,7 +116,7 @@ fn a_release_clears_the_pointer_and_drops_what_was_dirty() {
     let stages = bench.stages();
     assert_eq!(shape(&stages), (vec![], vec![vec![(2048 + 512, 512)]]));
     assert!(decode_entries(&stages.late[0][0].data).iter().all(|pointer| *pointer == 0));
-    // The same region again, while the release is not durable: a new table in a new place.
+    // The same region again, while the release is not durable: it gets a new table in a new place.
     bench.place(130, 128);
     bench.publish(130, 7, 1, 700);
     bench.tables.settle(stages.ticket);

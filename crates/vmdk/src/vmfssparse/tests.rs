@@ -97,7 +97,7 @@ fn a_flush_costs_two_for_first_writes_and_one_for_overwrites() {
     });
 }
 
-/// (reads, writes) of tables that something cost.
+/// Returns the reads and writes of tables during `work`.
 async fn table_cost(delta: &VmfsSparse, work: impl Future<Output = ()>) -> (u64, u64) {
     let before = delta.files()[0].counters();
     work.await;
@@ -122,7 +122,7 @@ fn reads_and_writes_of_tables_are_counted_apart_from_data() {
         let read_one = async || drop(read(&again, sectors(9)..sectors(10)).await.unwrap());
         assert_eq!(table_cost(&again, read_one()).await, (1, 0), "the table");
         assert_eq!(table_cost(&again, read_one()).await, (0, 0), "it is in memory");
-        // The header says "unclean" before anything else.
+        // The header is marked "unclean" first.
         assert_eq!(table_cost(&again, write_one(&again, 17)).await, (0, 2), "a mark and a piece");
         let counters = again.files()[0].counters();
         assert_eq!((counters.reads, counters.writes > counters.table_writes), (2 + 1 + 2, true));
@@ -277,7 +277,7 @@ fn damage_is_reported_and_never_read() {
         let error = outcome.unwrap().unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
-    // Two tables that name one sector: each is sound by itself.
+    // Two tables that name one sector; each is sound on its own.
     world.write_file(FILE, &whole);
     world.write_at(FILE, second_table as u64, &entry_of(&whole, first_table).to_le_bytes());
     let findings = world.run(async |env| reopen(&env, false).await.unwrap().check().await.unwrap()).unwrap();
@@ -345,7 +345,7 @@ fn overlapping_first_writes_of_one_region_share_its_table() {
     });
 }
 
-/// A sound delta with two tables, to be spoiled.
+/// Returns a sound delta with two tables, which tests damage.
 fn sound_file() -> Vec<u8> {
     let world = in_world(async |env| {
         let delta = create(&env).await;
@@ -356,7 +356,7 @@ fn sound_file() -> Vec<u8> {
     world.read_file(FILE, View::Durable).unwrap()
 }
 
-/// Whatever the bytes: an error or an answer, never a panic, and never a place outside the file.
+/// Uses any bytes as a delta. The result is an error or a location inside the file, never a panic.
 async fn use_hostile(env: Env, file_bytes: u64, writable: bool) {
     let Ok(delta) = reopen(&env, writable).await else { return };
     let _ = delta.check().await;
@@ -385,7 +385,7 @@ proptest! {
     ) {
         let mut file = sound_file();
         for (at, value, small) in patches {
-            // Mostly whole fields, often with values that mean something.
+            // Mostly whole fields, often with meaningful values.
             let (at, value) = (at / 4 * 4, if small { value % 128 } else { value });
             file[at..at + 4].copy_from_slice(&value.to_le_bytes());
         }

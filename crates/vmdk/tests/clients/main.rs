@@ -1,4 +1,4 @@
-//! Chains of VMware's formats, read and written by QEMU and by us.
+//! Chains of VMware's formats, read and written by QEMU and by unstun.
 
 mod chains;
 #[path = "../../src/sesparse/testing.rs"]

@@ -1,6 +1,6 @@
-//! SEsparse files as QEMU reads them and as we do, and disks that VMware's own programs wrote, where they are at hand.
+//! SEsparse files as QEMU and as unstun read them, and disks that VMware's own programs wrote, if they are available.
 //!
-//! The samples are public files that are not ours to hand on: a folder beside the project's, `../shared/samples`.
+//! The samples are public files that may not be redistributed: a folder beside the project's, `../shared/samples`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -21,7 +21,7 @@ fn home(env: &Env, folder: &Path) -> Home {
     Home::new(env.open_root(folder.to_str().unwrap()).unwrap(), vmdk::home::Folders::default(), GROWTH)
 }
 
-/// A descriptor with one extent; a child when it has a parent.
+/// Writes a descriptor with one extent; that of a child if it has a parent.
 fn describe(folder: &Path, name: &str, kind: (&str, &str), extent: &str, sectors: u64, parent: Option<&str>) {
     let (create_type, keyword) = kind;
     let parent = parent.map_or("parentCID=ffffffff\n".into(), |parent| {
@@ -43,7 +43,7 @@ fn write_image(path: &Path, image: &Image) {
     }
 }
 
-/// A delta with every type of entry, tables in any order, on a disk of that many sectors.
+/// Returns a delta with every type of entry, and tables in any order, for a disk of that many sectors.
 fn random_image(seed: u64, capacity: u64, align: u64) -> Image {
     let mut rng = Rng::new(seed);
     let mut image = Image::new(capacity, align);
@@ -68,7 +68,7 @@ fn random_image(seed: u64, capacity: u64, align: u64) -> Image {
 
 #[test]
 fn qemu_and_we_read_the_same() {
-    // Also sizes that are no multiple of a table or a grain; and areas on 1 MiB, as ESXi has them, or less.
+    // Includes sizes that are not multiples of a table or a grain, and areas aligned to 1 MiB, as in ESXi, or less.
     for (seed, capacity, align) in
         [(1, 1 << 15, 1 << 20), (2, 3 * 32768 + 8 * 77, 32 << 10), (3, 32768 + 5, 32 << 10), (4, 8, 1 << 20)]
     {
@@ -96,7 +96,7 @@ fn qemu_and_we_read_the_same() {
     }
 }
 
-/// The samples, unpacked into a folder of the test's own; `None` where they are not at hand.
+/// Unpacks the samples into a folder of the test; None if they are not available.
 fn samples() -> Option<(tempfile::TempDir, PathBuf)> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("two folders down");
     let folder = project.join("../shared/samples");
@@ -174,7 +174,7 @@ fn a_missing_extent_is_named() {
     });
 }
 
-/// The folder of samples as a folder of disks on a real file system. The check changes nothing in it.
+/// Checks the folder of samples as a folder of disks on a real file system; nothing in it changes.
 #[test]
 fn a_check_of_the_samples_names_what_is_wrong() {
     let Some((_guard, path)) = samples() else { return };
@@ -202,7 +202,7 @@ fn a_check_of_the_samples_names_what_is_wrong() {
     assert_eq!(listing(&path), before, "a check changes nothing");
 }
 
-/// Names, lengths and times of change.
+/// Returns names, lengths and times of change.
 fn listing(folder: &Path) -> BTreeMap<String, (u64, std::time::SystemTime)> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| {
         let entry = entry.unwrap();

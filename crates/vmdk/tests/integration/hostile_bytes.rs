@@ -1,6 +1,7 @@
-//! Descriptors, deltas and configurations with hostile content: each is refused with an error, or satisfies every promise.
+//! Invalid descriptors, deltas and configurations: each is refused with an error, or all guarantees hold for it.
 //!
-//! The corpus (`fuzz-corpus/`, one file each) was written by this crate, then altered; the same entry points serve fuzzing.
+//! The corpus (`fuzz-corpus/`, one file each) was written by this crate and then damaged. Fuzzing uses the same entry
+//! points.
 
 use std::path::PathBuf;
 
@@ -25,7 +26,7 @@ fn corpus(folder: &str) -> Corpus {
 
 type Entry = fn(&[u8]) -> blk::Result<()>;
 
-/// Folder of the corpus, and who reads its files.
+/// Folders of the corpus, and the parser of each.
 const ENTRIES: [(&str, Entry); 5] = [
     ("descriptor", |bytes| replay::descriptor(bytes).map(drop)),
     ("vmfssparse", |bytes| replay::vmfssparse(bytes).map(drop)),
@@ -34,7 +35,7 @@ const ENTRIES: [(&str, Entry); 5] = [
     ("vmx", |bytes| replay::vmx(bytes).map(drop)),
 ];
 
-/// A seed that is refused for another reason than its own fault proves nothing: the names of the sound ones say so.
+/// A seed that is refused for another reason than its own fault proves nothing; the names show which ones are sound.
 #[test]
 fn the_corpus_replays() {
     for (folder, accepts) in ENTRIES {
@@ -53,7 +54,7 @@ fn the_corpus_replays() {
     }
 }
 
-/// What fuzzers do to a file, in one step.
+/// One step of damage, as a fuzzer does it.
 #[derive(Debug, Clone)]
 enum Alteration {
     /// One byte replaced.
@@ -61,7 +62,7 @@ enum Alteration {
     /// A 32-bit field replaced; numbers near the limits find more than random ones.
     Word(Index, u32),
     Cut(Index),
-    /// A stretch written again elsewhere.
+    /// A range copied to another position.
     Copy {
         from: Index,
         to: Index,
@@ -70,7 +71,7 @@ enum Alteration {
     Insert(Index, Vec<u8>),
 }
 
-/// Fields of a delta lie on multiples of 4; the first two sectors, and the directory behind the header, hold most.
+/// Fields of a delta are aligned to 4 bytes; most are in the first two sectors and in the directory after the header.
 const WORD_BYTES: usize = 4;
 
 fn apply(bytes: &mut Vec<u8>, alteration: &Alteration) {
@@ -121,7 +122,8 @@ fn alteration(text: &'static [&'static str]) -> impl Strategy<Value = Alteration
     ]
 }
 
-/// A seed and what is done to it. `head` bounds where, so that metadata is altered more often than the guest's data.
+/// Generates a seed with damage. `head` limits its position, so that metadata is damaged more often than the guest's
+/// data.
 fn altered(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> + use<> {
     let seeds: Vec<Vec<u8>> = corpus(folder).into_iter().map(|(_, bytes)| bytes).collect();
     let head = prop_oneof![Just(2048usize), Just(4096), Just(usize::MAX)];
@@ -133,7 +135,7 @@ fn altered(folder: &str, text: &'static [&'static str]) -> impl Strategy<Value =
     })
 }
 
-/// Lines of configurations, and parts of lines, that mean something.
+/// Meaningful lines and parts of lines of configurations.
 const VALUES: [&str; 16] = [
     "\n",
     "\r\n",
@@ -153,7 +155,7 @@ const VALUES: [&str; 16] = [
     "scsi0:0.mode = \"independent-nonpersistent\"\n",
 ];
 
-/// Lines and parts of lines that mean something.
+/// Meaningful lines and parts of lines.
 const TEXT: [&str; 14] = [
     "\n",
     "\r\n",
@@ -172,7 +174,7 @@ const TEXT: [&str; 14] = [
 ];
 
 proptest! {
-    // A failure is written beside this file and replayed first from then on; PROPTEST_CASES sets the number of cases.
+    // A failure is written beside this file and replayed first from then on. PROPTEST_CASES sets the number of cases.
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()

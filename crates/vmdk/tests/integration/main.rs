@@ -1,4 +1,4 @@
-//! VMware's formats against QEMU's tools, and against bytes that are no format at all.
+//! VMware's formats against QEMU's tools, and against bytes that do not follow a format.
 
 mod hostile_bytes;
 mod qemu;

@@ -1,5 +1,5 @@
-//! QEMU reads what we write, byte for byte, and we read what QEMU writes. On real files through io_uring; needs qemu-img,
-//! which scripts/setup.sh installs.
+//! QEMU reads what unstun writes, byte for byte, and unstun reads what QEMU writes. On real files through io_uring;
+//! needs qemu-img, which scripts/setup.sh installs.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use vmdk::home::{Folders, Home, NewVm};
 use crate::support::layers::{self, WRITES_MAX};
 use crate::support::{GROWTH, convert, qemu_img, run, scratch};
 
-/// A chain of layers as the guest sees it, and what it should show.
+/// A chain of layers, and the content that the guest should see.
 struct Disk {
     chain: Vec<Rc<dyn Layer>>,
     model: Vec<u8>,

@@ -1,5 +1,5 @@
-//! QEMU reads a chain after a repair as it read it before the damage. On real files through io_uring; needs qemu-img,
-//! which scripts/setup.sh installs.
+//! QEMU reads a repaired chain as it read it before the damage. On real files through io_uring; needs qemu-img, which
+//! scripts/setup.sh installs.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use vmdk::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 
 const CAPACITY: u64 = 8192;
 
-/// A base of fives with two VMFSsparse deltas on it; each delta holds one sector of its own number.
+/// Writes a base of fives with two VMFSsparse deltas on it; each delta has one sector with its own number.
 fn chain(path: &Path) {
     fs::write(path.join("web-flat.vmdk"), vec![5; (CAPACITY * SECTOR) as usize]).unwrap();
     let base = format!("RW {CAPACITY} VMFS \"web-flat.vmdk\"");
@@ -105,7 +105,7 @@ fn qemu_reads_a_repaired_chain_as_before_the_damage() {
     }
 }
 
-/// Bytes of the disk that a plan says are lost.
+/// Returns the bytes of the disk that a plan reports as lost.
 fn lost(path: &Path, terms: &RepairOptions) -> Vec<std::ops::Range<usize>> {
     let (folder, terms) = (path.to_str().unwrap().to_owned(), terms.clone());
     run(async move |env| {
@@ -162,7 +162,7 @@ fn an_orphan_and_stale_locks_are_moved_aside_and_restored() {
     fs::write(path.join("web.vmsd"), "snapshot.numSnapshots = \"0\"\n").unwrap();
     fs::create_dir(path.join("web.vmdk.lck")).unwrap();
     fs::write(path.join("web.vmdk.lck/M1.lck"), "a process").unwrap();
-    // It runs on web-000001 now; what was made on that goes first.
+    // The VM runs on web-000001 now; its child is removed first.
     fs::remove_file(path.join("web-000002.vmdk")).unwrap();
     fs::remove_file(path.join("web-000002-delta.vmdk")).unwrap();
     let text = fs::read_to_string(path.join("web-000001.vmdk")).unwrap();

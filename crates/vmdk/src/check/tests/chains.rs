@@ -1,4 +1,4 @@
-//! Rows of 1.8 that need a second descriptor, and those of 8 that are about chains.
+//! Faults between two descriptors (rows of 1.8), and of chains (rows of 8).
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Files that descriptors name: rows of 1.8, 3.4, 4.9 and 11.
+//! Faults of the files that descriptors name: rows of 1.8, 3.4, 4.9 and 11.
 
 use super::*;
 use crate::sesparse::testing::turned;
@@ -165,7 +165,7 @@ fn a_change_tracking_file_that_is_there_is_no_fault() {
     expect("nothing", &files, &[]);
 }
 
-/// Byte of an entry of one of the two tables of the VMFSsparse delta, by its directory.
+/// Returns the offset of an entry in one of the two tables of the VMFSsparse delta, by its directory.
 fn entry_at(files: &Files, table: usize, entry: usize) -> usize {
     let sector = word_at(files, 2048 + 4 * table);
     sector as usize * 512 + 4 * entry
@@ -184,7 +184,7 @@ fn word(value: u32) -> [u8; 4] {
     value.to_le_bytes()
 }
 
-/// What is planted in a delta, and the one thing that is then found.
+/// A planted fault of a delta, and the only finding that must result.
 type One = (&'static str, fn(&mut Files), Row);
 
 const COWD_FAULTS: &[One] = &[
@@ -278,7 +278,7 @@ fn vmfssparse_deltas() {
     }
 }
 
-/// Byte of the file, the word put there, and the one thing that is then found.
+/// Offset in the file, the word that is planted there, and the only finding that must result.
 type Word = (usize, u64, Row);
 
 fn expect_words(cases: &[Word]) {
@@ -375,7 +375,8 @@ fn sesparse_tables() {
     ]);
 }
 
-/// Wherever a delta is cut: something is said of it, and it never counts as sound when a grain it names is gone.
+/// Wherever a delta is cut: there is a finding, and the delta never counts as sound if a grain that it names is
+/// missing.
 #[test]
 fn cut_deltas_are_damage() {
     for (name, step) in [(DELTA, 512), (SE, 4096)] {

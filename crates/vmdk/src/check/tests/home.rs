@@ -1,4 +1,4 @@
-//! Folders that we wrote ourselves, or went on with.
+//! Folders that unstun has created, or in which it has continued a VM.
 
 use blk::layer::Where;
 use blk::manifest::{Change, Manifest, SnapshotState, VmState};
@@ -35,7 +35,7 @@ async fn take(home: &dyn Manifest, state: &VmState) -> VmState {
     home.load().await.unwrap()
 }
 
-/// The one thing to be said of a snapshot of ours.
+/// The only expected finding for a snapshot that unstun has taken.
 fn assert_only_vmware_may_not_revert(report: &Report, snapshots: usize) {
     assert_eq!(report.findings.len(), snapshots, "{report:?}");
     for finding in &report.findings {
@@ -61,7 +61,7 @@ fn our_own_files_are_sound() {
     });
 }
 
-/// A VM whose running link is SEsparse goes on in a VMFSsparse child.
+/// A VM whose running link is SEsparse continues in a VMFSsparse child.
 #[test]
 fn a_child_on_sesparse() {
     let world = world_of(&sound());

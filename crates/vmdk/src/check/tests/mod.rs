@@ -1,4 +1,4 @@
-//! One planted fault a row: what a folder must then be said to have, and nothing else.
+//! One planted fault in each row, and the exact findings that must result.
 
 mod chains;
 mod extents;
@@ -31,20 +31,20 @@ pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 /// Severity, file, field, found, and parts of expected and remedy.
 type Row = (Severity, &'static str, &'static str, &'static str, &'static str, &'static str);
 
-/// What is planted, and all that is then found.
+/// A planted fault, and all findings that must result.
 type Case = (&'static str, fn(&mut Files), &'static [Row]);
 
-/// A link that nothing leads to any more.
+/// A link to which nothing refers.
 const fn unreferred(link: &'static str) -> Row {
     (Warning, link, "the link", "not referred to by the .vmx or the .vmsd", "leads to it", "keep it")
 }
 
-/// A file of data without its descriptor; `line` is the end of the text that would replace it.
+/// A file of data without its descriptor; `line` is the last line of the descriptor in the remedy.
 const fn nameless(extent: &'static str, descriptor: &'static str, line: &'static str) -> Row {
     (Damage, extent, "its descriptor", "missing", descriptor, line)
 }
 
-/// A disk whose running link is not made on what the current snapshot, "two", holds; `field` names the disk.
+/// A disk whose running link was not made on the layer of the current snapshot, "two"; `field` names the disk.
 const fn beside_current(field: &'static str, found: &'static str, expected: &'static str) -> Row {
     (Warning, "web.vmsd", field, found, expected, "do not commit or revert")
 }
@@ -75,7 +75,7 @@ fn sesparse() -> Vec<u8> {
     Image::new(CAPACITY, 4096).data(0, 1).data(5, 2).bytes()
 }
 
-/// A descriptor; `parent` is its name and CID.
+/// Returns a descriptor; `parent` is its name and CID.
 fn link(cid: u32, parent: Option<(&str, u32)>, kind: (&str, &str), extent: &str) -> Vec<u8> {
     let (hint, parent_cid) = match parent {
         Some((hint, cid)) => (format!("parentFileNameHint=\"{hint}\"\n"), cid),
@@ -93,7 +93,7 @@ const COWD: (&str, &str) = ("vmfsSparse", "VMFSSPARSE");
 const SESPARSE: (&str, &str) = ("seSparse", "SESPARSE");
 const FLAT: (&str, &str) = ("vmfs", "VMFS");
 
-/// Two disks of two snapshots each: one on VMFSsparse deltas, one on SEsparse ones.
+/// Returns a folder with two disks and two snapshots: one disk on VMFSsparse deltas, one on SEsparse deltas.
 pub(crate) fn sound() -> Files {
     let mut files = Files::new();
     let mut put = |name: &str, bytes: Vec<u8>| _ = files.insert(name.into(), bytes);
@@ -153,7 +153,7 @@ fn examine(files: &Files, what: Option<&str>) -> Result<Report> {
     report.expect("nothing waits for ever")
 }
 
-/// Replaces text in a file; both must be there.
+/// Replaces text in a file. Both must exist.
 pub(crate) fn edit(files: &mut Files, name: &str, from: &str, to: &str) {
     let text = String::from_utf8(files[name].clone()).unwrap();
     assert!(text.contains(from), "{from:?} is not in {text}");
@@ -174,7 +174,7 @@ fn expect(planted: &str, files: &Files, rows: &[Row]) {
     let text = text.join("\n");
     for (severity, file, field, found, expected, remedy) in rows {
         let path = format!("/web/{file}");
-        // No name stands for the folder.
+        // An empty name means the folder.
         let path = path.trim_end_matches('/');
         let row = report.findings.iter().find(|finding| {
             finding.severity == *severity
@@ -208,7 +208,7 @@ fn expect_each(cases: &[Case]) {
     }
 }
 
-/// A file cut, gone, or with eight bytes of something else.
+/// Damage to a file: cut, removed, or with eight other bytes.
 #[derive(Debug, Clone)]
 enum Harm {
     Gone,
@@ -239,7 +239,7 @@ proptest! {
                 Harm::Gone => _ = files.remove(&name),
                 Harm::Cut(at) => bytes.truncate(at.index(bytes.len() + 1)),
                 Harm::Bytes(at, word) => {
-                    // Most metadata is in the first pages.
+                    // Most of the metadata is in the first pages.
                     let at = at.index(bytes.len().clamp(1, 50 << 10));
                     bytes.iter_mut().skip(at).zip(word.to_le_bytes()).for_each(|(byte, new)| *byte = new);
                 }

@@ -1,10 +1,10 @@
-//! The work of a check is proportional to the folder, whatever its content; counted in steps, not in time.
+//! The work of a check grows linearly with the folder, whatever its shape. The tests count steps and measure no time.
 
 use super::*;
 use crate::steps;
 use crate::text::{FOLDER_TEXT_LINES_MAX, TEXT_LINES_MAX};
 
-/// A folder of about `n` of something.
+/// Creates a folder of about `n` objects of some kind.
 type Shape = fn(n: usize) -> Files;
 
 fn links(count: usize, parent: impl Fn(usize) -> Option<String>, extent: impl Fn(usize) -> String) -> Files {
@@ -22,7 +22,7 @@ fn sharing_one_delta(n: usize) -> Files {
     files
 }
 
-/// Half of them one on the other, and on each of those one more.
+/// Half of the links form a chain, and each of these has one more child.
 fn comb(n: usize) -> Files {
     let below = |at: usize| format!("x-{at:06}.vmdk");
     let half = n / 2;
@@ -44,7 +44,8 @@ fn lines_of_one_extent(n: usize) -> Files {
     Files::from([("x.vmdk".into(), text), ("x-flat.vmdk".into(), vec![0; 4096])])
 }
 
-/// A VM of ours, whose paths are exact, with a snapshot for each link and every line a question of the configuration.
+/// A VM of unstun, whose paths are exact, with a snapshot for each link; every line of its configuration needs a
+/// lookup.
 fn configured(n: usize) -> Files {
     let mut files = links(n, |_| Some("x-000000.vmdk".into()), |_| "shared-delta.vmdk".into());
     let mut vmx =
@@ -65,7 +66,7 @@ fn configured(n: usize) -> Files {
     files
 }
 
-/// Plain data without descriptors, and links that hint at other names.
+/// Plain data without descriptors, and links whose hints name other files.
 fn orphans(n: usize) -> Files {
     let mut files = links(n, |at| Some(format!("gone-{at:06}.vmdk")), |at| format!("x-{at:06}-delta.vmdk"));
     files.extend((0..n).map(|at| (format!("gone-{at:06}-flat.vmdk"), vec![0; 512])));

@@ -1,4 +1,4 @@
-//! What the .vmsd says: rows of 8.
+//! Faults of the .vmsd: rows of 8.
 
 use super::*;
 

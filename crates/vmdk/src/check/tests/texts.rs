@@ -1,11 +1,11 @@
-//! Faults inside one descriptor: rows of 1.8 that need no second file.
+//! Faults inside one descriptor: rows of 1.8 without a second file.
 
 use super::*;
 
 const TEXT: &str = "correct the line";
 const CHILD: &str = "web-000002.vmdk";
 
-/// Text of the descriptor, what is put there instead, what that is, and the fault it makes.
+/// Text of the descriptor, its replacement, the name of the fault, and the finding.
 const FAULTS: &[(&str, &str, &str, Row)] = &[
     (
         "CID=00000003",
@@ -66,7 +66,7 @@ const FAULTS: &[(&str, &str, &str, Row)] = &[
 
 #[test]
 fn descriptors() {
-    // The delta of a descriptor that cannot be read seems to have none.
+    // The delta of an unreadable descriptor appears to have none.
     let lost = nameless(
         "web-000002-delta.vmdk",
         "\"web-000002.vmdk\"",

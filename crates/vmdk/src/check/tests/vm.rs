@@ -1,4 +1,4 @@
-//! Findings of the .vmx, and files that belong to no VM: rows of 8.
+//! Faults of the .vmx, and leftover files: rows of 8.
 
 use super::*;
 
@@ -210,7 +210,7 @@ fn findings_of_lost_descriptors_name_the_repair() {
     expect_each(LOST_DESCRIPTORS);
 }
 
-/// One fault hides no other.
+/// No fault hides another.
 #[test]
 fn one_fault_hides_no_other() {
     let mut files = sound();
@@ -257,7 +257,7 @@ fn one_file_and_its_chain() {
     assert_eq!(found("broken.vmdk"), ["broken.vmdk"]);
     assert_eq!(found("web.vmx").len(), 3);
     assert_eq!(examine(&files, Some("gone.vmdk")).unwrap_err().kind, blk::ErrorKind::NotFound);
-    // An extent that no descriptor names is checked by itself.
+    // An extent that no descriptor names is examined on its own.
     let mut alone =
         Files::from([("x-sesparse.vmdk".to_owned(), sesparse()), ("x.bin".to_owned(), vec![1; 512])]);
     let report = examine(&alone, Some("x-sesparse.vmdk")).unwrap();

@@ -1,9 +1,9 @@
-//! What is kept of descriptors, and what is read each time.
+//! Which descriptors are cached, and which are read each time.
 
 use super::super::paths::join;
 use super::*;
 
-/// Files opened so far.
+/// Returns the number of files opened so far.
 fn opened(world: &SimWorld) -> u64 {
     world.count(OpKind::Open).submitted
 }
@@ -24,13 +24,13 @@ fn a_second_read_opens_only_the_two_texts_and_detects_changes() {
         assert_eq!(opened(&counted) - before, 2);
         home.chain_names(&state.disks[0].top).await.unwrap();
         assert_eq!(opened(&counted) - before, 2);
-        // Both ends of a change: the link that is written, and the child that follows it.
+        // Both ends of a change: the link that is written, and its child.
         home.touch("web.vmdk").await.unwrap();
         let link = async |name: &str| links::read(&home.folders, name).await.unwrap();
         let written = probe::read_descriptor(home.dir(), "web.vmdk").await.unwrap();
         assert_eq!(*link("web.vmdk").await, written);
         assert_eq!(link("web-000001.vmdk").await.parent_cid(), Some(written.cid()));
-        // A removed link's name is free for another.
+        // The name of a removed link is free for another.
         let child = home.create_child("web_1.vmdk").await.unwrap().name().to_owned();
         link(&child).await;
         home.discard_child(&child).await.unwrap();
@@ -53,7 +53,7 @@ fn links_of_others_in_a_shared_folder_are_read_each_time() {
         fast.replace_file("theirs.vmdk", theirs.as_bytes()).await.unwrap();
         let layers = ["web.vmdk".to_owned()];
         assert_eq!(home.dependants(&layers).await.unwrap(), []);
-        // The same file, of the other VM, on a layer of this one now.
+        // The same file, of the other VM, now on a layer of this one.
         let base = join(&home.folders.home().path, "web.vmdk");
         let theirs = theirs.replace("/elsewhere/base.vmdk", &base);
         fast.replace_file("theirs.vmdk", theirs.as_bytes()).await.unwrap();

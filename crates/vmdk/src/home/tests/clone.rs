@@ -1,10 +1,10 @@
-//! Linked clones: what they read, where they are recorded, and a power cut at any point while one is made.
+//! Linked clones: their content, their records, and a power cut at every event of their creation.
 
 use super::*;
 
 const CLONE: &str = "/test1";
 
-/// The parent's home as the daemon opens it: it looks through the whole datastore.
+/// Opens the parent's home as the daemon does, with the whole datastore as a folder to search.
 async fn parent(env: &Env) -> Home {
     let folders = Folders { search: vec![root(env)], ..Folders::default() };
     Home::new(folder(env).await, folders, GROWTH)
@@ -22,7 +22,7 @@ async fn make_clone(env: &Env, home: &Home) -> Result<Home> {
     home.clone_to(1, env.open_root(CLONE).unwrap(), clone_folders(env), "test1").await
 }
 
-/// With a snapshot 1, and what the guest wrote before it.
+/// Takes a snapshot 1 of what the guest has written.
 async fn with_snapshot(env: &Env) -> VmState {
     let home = parent(env).await;
     let state = home.load().await.unwrap();
@@ -70,7 +70,7 @@ fn a_clone_runs_on_the_snapshots_layers_and_its_parent_records_it() {
         ] {
             assert!(vmsd.contains(line), "{line} is not in {vmsd}");
         }
-        // Its own snapshots are its own.
+        // Its snapshots are separate from the parent's.
         let cloned = take_all(&clone, &cloned, 1).await.unwrap();
         assert_eq!(cloned.disks[0].top, "test1-000002.vmdk");
         assert_eq!(clone.links().await.unwrap().len(), 6);

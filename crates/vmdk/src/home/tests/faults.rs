@@ -1,4 +1,4 @@
-//! Operations that fail half way: what is then there.
+//! Operations that fail in the middle, and the state that they leave.
 
 use super::*;
 

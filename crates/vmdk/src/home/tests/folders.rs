@@ -1,4 +1,4 @@
-//! Layers in several folders: which are let in, where children go, and one change over all of them.
+//! Layers in several folders: permitted folders, places of new children, and one change over all of them.
 
 use super::super::paths::resolve;
 use super::*;
@@ -6,7 +6,7 @@ use crate::descriptor::ContentId;
 
 const FAST: &[&str] = &["/fast"];
 
-/// All deltas go to /fast from here on.
+/// Sets /fast as the folder for all further deltas.
 async fn put_deltas_on_fast(home: &Home) -> VmState {
     let names = home.dir().read_file("web.vmx", 1 << 20).await.unwrap();
     let text = String::from_utf8(names).unwrap();
@@ -64,7 +64,7 @@ fn deltas_go_to_the_snapshot_folder_and_come_back() {
         assert!(hint.contains("parentFileNameHint=\"web-000001.vmdk\""), "{hint}");
         assert_eq!(home.chain(&second.disks[0].top).await.unwrap().len(), 3);
         assert_eq!(home.load().await.unwrap(), second);
-        // The second's parent becomes the base: its hint leads back home.
+        // The second one's parent becomes the base, so its hint leads back to the home.
         let mut next = second.clone();
         next.snapshots.remove(0);
         next.snapshots[0].parent = None;
@@ -161,7 +161,7 @@ fn a_foreign_layer_is_read_and_nothing_else() {
         assert!(home.publish(&change).await.unwrap_err().to_string().contains("only reads from"));
         assert_eq!(home.grow("/san/web.vmdk", 4 << 20).await.unwrap_err().kind, ErrorKind::Refused);
         home.dir().unlink("web.vmdk").await.unwrap();
-        // Without the folder the VM is refused by name, with what to do.
+        // Without the folder, the VM is refused by name, with the remedy.
         let error = self::home(&env).await.chain("web-000001.vmdk").await.unwrap_err();
         let message = error.to_string();
         assert!(message.contains("/san/web.vmdk") && message.contains("--allow-root"), "{message}");
@@ -185,7 +185,7 @@ fn a_moved_parent_is_found_beside_its_child_and_in_a_sibling_by_its_content() {
         fast.replace_file("moved.vmdk", flat.as_bytes()).await.unwrap();
         let names = |chain: Vec<LayerInfo>| chain.into_iter().map(|info| info.name).collect::<Vec<_>>();
         assert_eq!(names(home.chain("sibling.vmdk").await.unwrap())[0], "/fast/moved.vmdk");
-        // Beside the child as well, with another content: the one it was made on counts.
+        // Also beside the child, with other content: the file on which the child was made counts.
         let mut other = crate::descriptor::Descriptor::parse("other", base.as_bytes()).unwrap();
         other.set_content_id(ContentId::from_random(77));
         home.dir().replace_file("moved.vmdk", &other.to_bytes()).await.unwrap();
@@ -217,7 +217,7 @@ fn homes_that_share_a_folder_leave_each_others_files_alone() {
             (child.as_str(), state.disks[0].top.as_str()),
             ("/fast/web-000001.vmdk", "/fast/web-000002.vmdk")
         );
-        // What the other has in preparation, and its temporary files, are not debris of this one.
+        // The other VM's prepared links and temporary files are not debris of this one.
         let fast = env.open_root("/fast").unwrap();
         fast.create_new("x.vmdk.deadbeef.unstun-tmp").await.unwrap();
         first.load().await.unwrap();
@@ -229,7 +229,7 @@ fn homes_that_share_a_folder_leave_each_others_files_alone() {
         let names = |links: Vec<LayerLink>| links.into_iter().map(|link| link.name).collect::<Vec<_>>();
         assert!(!names(first.links().await.unwrap()).contains(&child));
         assert!(names(other.links().await.unwrap()).contains(&child));
-        // One of no known maker, on a layer of this home, is of this home.
+        // A link of unknown origin on a layer of this home belongs to this home.
         let text = text_of(&first, "/fast/web-000002.vmdk").await;
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# unstun")).collect();
         fast.replace_file("nameless.vmdk", (lines.join("\n") + "\n").as_bytes()).await.unwrap();
@@ -281,7 +281,7 @@ fn change_tracking_ends_with_the_first_write() {
         let notices = home.take_notices();
         assert!(notices[0].contains("the next backup must be a full one"), "{notices:?}");
         assert!(home.take_notices().is_empty());
-        // Nothing but a tracking file is moved away.
+        // Only a tracking file is moved aside.
         let second = tracked(text_of(&home, "web_1.vmdk").await, "web-flat.vmdk");
         by_hand(&home, "web_1.vmdk", second.as_bytes()).await;
         home.touch("web_1.vmdk").await.unwrap();
@@ -308,7 +308,7 @@ fn a_file_of_the_parents_name_elsewhere_is_not_taken_for_a_parent_that_was_writt
             error.contains("the parent is \"/elsewhere/web.vmdk\"") && !error.contains("set parentCID"),
             "{error}"
         );
-        // VMware's paths mean the file beside it, wherever they lead.
+        // VMware's paths mean the file beside it, whatever their directory is.
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# unstun")).collect();
         by_hand(&home, top, (lines.join("\n") + "\n").as_bytes()).await;
         let error = home.chain(top).await.unwrap_err().to_string();

@@ -1,10 +1,10 @@
-//! A VM of VMware's taken over: its folder stays as it is, byte for byte, also after a power cut.
+//! An imported VMware VM: its folder stays unchanged, byte for byte, also after a power cut.
 
 use super::*;
 
 const OURS: &str = "/ours";
 
-/// A folder as ESXi leaves one: absolute paths of a host that is not here, no identities of ours, a delta, a snapshot.
+/// Returns a folder as ESXi leaves one: absolute paths of another host, no identities of unstun, a delta, a snapshot.
 fn vmware_folder(seed: u64) -> SimWorld {
     let world = new_world(seed);
     world.run(async |env| {
@@ -48,7 +48,7 @@ fn vmware_folder(seed: u64) -> SimWorld {
     world
 }
 
-/// Every file of the folder with its content.
+/// Returns every file of the folder with its content.
 fn content(world: &SimWorld) -> Vec<(String, Vec<u8>)> {
     let names = world.list("web", View::Current).unwrap();
     names
@@ -101,17 +101,17 @@ fn an_import_writes_beside_the_only_copy() {
             vmsd.contains("filename = \"/web/web-Snapshot1.vmsn\"") && !vmsd.contains("clone0"),
             "{vmsd}"
         );
-        // The whole chain, and the guest's data at its bottom.
+        // The whole chain, and the guest's data at its base.
         let chain = home.chain("web-000002.vmdk").await.unwrap();
         assert_eq!(chain.iter().map(|info| info.foreign).collect::<Vec<_>>(), [true, true, false]);
         let base = home.open(&chain[0].name, true).await.unwrap();
         assert_eq!(read(&*base, 512..1024).await.unwrap(), [5; 512]);
-        // Back to what was imported: its disks are known.
+        // A revert to the imported state: its disks are known.
         let kept = home.disks_at(new.id).await.unwrap().unwrap();
         let kept: Vec<_> = kept.iter().map(|d| (d.number, d.top.as_str())).collect();
         assert_eq!(kept, [(0, "/web/web-000001.vmdk"), (1, "/web/web_1-000001.vmdk")]);
         assert!(home.disks_at(old.id).await.unwrap().is_none(), "a snapshot of VMware's");
-        // The name goes; what VMware kept with its own snapshot stays where it is.
+        // The name is removed; VMware's files of its own snapshot stay.
         let mut next = state.clone();
         next.snapshots.clear();
         next.current = None;

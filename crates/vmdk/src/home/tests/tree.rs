@@ -1,4 +1,5 @@
-//! A tree of branches: content of the snapshots, restored lists of disks, and disks that are added, grown and reset.
+//! A tree of branches: files kept with each snapshot, restored lists of disks, and disks that are added, grown and
+//! reset.
 
 use blk::manifest::DiskMode;
 
@@ -8,7 +9,7 @@ fn new_disk(mode: DiskMode) -> NewDisk {
     NewDisk { size_bytes: 1 << 20, mode, folder: None }
 }
 
-/// The change of a revert to the snapshot with `id`: `disks` are what was kept, each on a new child of its layer.
+/// Applies a revert to the snapshot with `id`: `disks` are those that were kept, each on a new child of its layer.
 async fn revert(home: &Home, state: &VmState, id: u128, remove: Vec<LayerName>) -> Result<VmState> {
     let mut next = state.clone();
     next.current = Some(id);
@@ -21,7 +22,7 @@ async fn revert(home: &Home, state: &VmState, id: u128, remove: Vec<LayerName>) 
     Ok(next)
 }
 
-/// A snapshot of both disks; then the second disk goes and a new one comes.
+/// Takes a snapshot of both disks, then replaces the second disk by a new one.
 async fn changed_disks(home: &Home) -> VmState {
     let state = home.load().await.unwrap();
     let state = take_all(home, &state, 1).await.unwrap();
@@ -220,7 +221,7 @@ fn links_include_all_branches_and_unowned_files() {
         let state = home.load().await.unwrap();
         let state = take_all(&home, &state, 1).await.unwrap();
         let state = take_all(&home, &state, 2).await.unwrap();
-        // A side branch: the running state goes back to the first snapshot, the second keeps its layers.
+        // A side branch: the running state returns to the first snapshot, and the second keeps its layers.
         let state = revert(&home, &state, 1, Vec::new()).await.unwrap();
         let prepared = home.create_child("web.vmdk").await.unwrap().name().to_owned();
         let links = home.links().await.unwrap();

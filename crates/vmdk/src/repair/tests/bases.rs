@@ -1,4 +1,4 @@
-//! Descriptors of bases, written anew.
+//! Repairs of missing descriptors of bases.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Power cuts in a repair: each file is as it was or as it was planned, a delta each of its sectors, and an undo brings all back.
+//! Power cuts during a repair: each file, and each sector of a delta, is in its old or its planned state, and an undo
+//! restores everything.
 
 use sim::Cut;
 
@@ -28,7 +29,7 @@ fn with_odd_list(files: &mut Files) {
     edit(files, "web.vmsd", "snapshot1.parent = \"1\"", "snapshot1.parent = \"8\"");
 }
 
-/// By sectors: those of a text are all of one kind, as it is replaced by a rename.
+/// Compares by sectors. All sectors of a text are of one state, because a rename replaces it.
 fn is_between(now: &[u8], before: &[u8], after: &[u8]) -> bool {
     let is_delta = before.starts_with(b"COWD");
     let mut sectors = now.chunks(512).zip(before.chunks(512).zip(after.chunks(512)));
@@ -37,7 +38,7 @@ fn is_between(now: &[u8], before: &[u8], after: &[u8]) -> bool {
         || is_delta && now.len() == before.len() && sectors.all(|(now, (a, b))| now == a || now == b)
 }
 
-/// Repairs a folder that loses power at `event`; true when the repair was done by then.
+/// Repairs a folder that loses power at `event`. Returns true if the repair was complete by then.
 fn cut(files: &Files, mended: &Files, event: u64) -> bool {
     let world = world_of(files);
     world.cut_at(Cut::Event(event));
@@ -83,7 +84,7 @@ fn a_repair_can_be_undone_after_a_power_cut() {
     ];
     for (plant, cuts) in cases {
         let mut files = sound();
-        // Their content is no matter here, and every cut would read it.
+        // Their content does not matter here, and every cut would read it.
         files
             .iter_mut()
             .filter(|(name, _)| name.ends_with("-flat.vmdk"))

@@ -1,12 +1,12 @@
-//! Deltas that were cut.
+//! Repairs of truncated deltas.
 
 use super::*;
 use crate::check::tests::patch;
 
 const DELTA: &str = "web-000002-delta.vmdk";
 
-/// Header and directory take 5 sectors. The first table is at 8, its eight grains at 40; the second table, at 48, has one grain,
-/// at 80, of sector 4096 of the disk. 88 sectors are in use.
+/// Truncates a delta. Header and directory take 5 sectors. The first table is at 8 and its eight grains at 40; the
+/// second table, at 48, has one grain, at 80, of sector 4096 of the disk. 88 sectors are in use.
 fn cut_at(bytes: usize) -> Files {
     let mut files = sound();
     files.get_mut(DELTA).unwrap().truncate(bytes);

@@ -1,4 +1,4 @@
-//! Descriptors of deltas, written anew.
+//! Repairs of missing descriptors of deltas.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn without(names: &[&str]) -> Files {
     files
 }
 
-/// Repairs without vouching for anything, and checks that the folder is sound afterwards.
+/// Repairs without any confirmed facts, and checks that the folder is sound afterwards.
 fn mended(files: &Files, lines: &[(&str, &[&str])]) {
     let plan = planned(files, RepairOptions::default());
     assert!(plan.after.is_sound() && plan.unmended.is_empty(), "{plan:?}");

@@ -1,4 +1,4 @@
-//! Lists of snapshots.
+//! Repairs of lists of snapshots.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn numbers_and_parents_that_are_no_tree_follow_the_links() {
 fn a_snapshot_whose_links_may_come_back_stays() {
     type Plant = fn(&mut Files);
     let cases: [(Plant, &str); 3] = [
-        // Its child waits for it.
+        // The repair of its child depends on it.
         (
             |files| {
                 files.retain(|name, _| !["db.vmdk", "db-flat.vmdk"].contains(&name.as_str()));
@@ -90,14 +90,14 @@ fn a_snapshot_whose_links_may_come_back_stays() {
             },
             "\"db-000001.vmdk\" was made on it: it is lost, and not stale",
         ),
-        // A disk of two.
+        // One disk of two.
         (
             |files| {
                 edit(files, LIST, "disk0.fileName = \"web.vmdk\"", "disk0.fileName = \"web-000007.vmdk\"");
             },
             "its other disks are here",
         ),
-        // Its extent is here, and no file names its parent.
+        // Its extent is here, and its parent is unknown.
         (
             |files| {
                 files.remove("web.vmdk");

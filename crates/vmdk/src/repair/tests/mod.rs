@@ -1,4 +1,4 @@
-//! Planted damage, mended: what a check then finds, and what an undo brings back.
+//! Repairs of planted damage: the findings of a check afterwards, and the result of an undo.
 
 mod bases;
 mod crash;
@@ -13,7 +13,7 @@ use sim::{SimWorld, View};
 use super::*;
 use crate::check::tests::{Files, edit, world_of};
 
-/// Everything that a user can vouch for.
+/// Returns terms in which the user confirms everything.
 fn vouched() -> RepairOptions {
     RepairOptions {
         ignore_content_ids: true,
@@ -24,7 +24,7 @@ fn vouched() -> RepairOptions {
     }
 }
 
-/// A folder without a fault, whose two disks have no content ID in common.
+/// Returns a sound folder whose two disks have no content ID in common.
 fn sound() -> Files {
     let mut files = crate::check::tests::sound();
     for (name, text) in files.iter_mut().filter(|(name, _)| name.starts_with("db")) {
@@ -43,7 +43,7 @@ fn planned(files: &Files, terms: RepairOptions) -> Plan {
     plan.expect("nothing waits for ever").unwrap()
 }
 
-/// The files of the folder, and those of its locks; the copies of repairs are left out.
+/// Returns the files of the folder and those of its locks, without the copies of repairs.
 fn contents(world: &SimWorld) -> Files {
     let names = world.list("web", View::Current).unwrap();
     let mut files = Files::new();
@@ -62,7 +62,7 @@ fn contents(world: &SimWorld) -> Files {
     files
 }
 
-/// Repairs, checks that the folder is what the plan says, takes it back, and returns the repaired files.
+/// Repairs, checks that the folder equals the plan, undoes the repair, and returns the repaired files.
 fn repaired(files: &Files, terms: RepairOptions) -> Files {
     let world = world_of(files);
     let applied = world.run(async move |env| {

@@ -1,8 +1,8 @@
-//! Locks and links that are moved aside.
+//! Locks and links that a repair moves aside.
 
 use super::*;
 
-/// A link that nothing refers to, beside web-000002 on web-000001.
+/// Adds a link without references, beside web-000002 on web-000001.
 pub(super) fn with_orphan(files: &mut Files) {
     let text = String::from_utf8(files["web-000002.vmdk"].clone()).unwrap();
     files.insert("web-000003.vmdk".into(), text.replace("web-000002", "web-000003").into());
@@ -30,7 +30,7 @@ fn locks_are_moved_aside_only_on_request() {
     assert_eq!(plan.after, Report::default());
     assert_eq!(plan.stale_locks().collect::<Vec<_>>(), [".lck-0123", "web.vmdk.lck/"]);
     assert_eq!(repaired(&files, terms), sound());
-    // The locks that the plan leaves.
+    // Locks that the plan leaves.
     files.insert("web.vmx.lck/deep/file".into(), Vec::new());
     let world = world_of(&files);
     let refused = world.run(async move |env| {
@@ -60,7 +60,7 @@ fn an_orphan_is_moved_aside_with_its_extents_and_only_on_request() {
 fn a_file_that_may_be_needed_is_no_orphan() {
     type Plant = fn(&mut Files);
     let cases: [(Plant, &str); 5] = [
-        // Which of two was meant is not decided by moving one away.
+        // Moving one aside does not decide which of two was meant.
         (
             |files| {
                 edit(files, "web-000003.vmdk", "CID=00000003", "CID=00000002");

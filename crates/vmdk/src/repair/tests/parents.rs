@@ -1,4 +1,4 @@
-//! Hints and content IDs.
+//! Repairs of hints and content IDs.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Bases of many shapes.
+//! Bases of many forms.
 //!
-//! QEMU passes over extent lines that are not RW or have no file, and the disk is shorter for it (reference/vmware-formats 11).
-//! Such lines come last here, and only what is read through a child is compared: QEMU shows zeros past the end of a parent, and
-//! so do those lines.
+//! QEMU skips extent lines that are not RW or have no file, so that the disk is shorter (reference/vmware-formats 11).
+//! Such lines are last here, and only what is read through a child is compared: QEMU shows zeros past the end of a
+//! parent, and so do those lines.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,14 +14,14 @@ use sim::Rng;
 use super::write_at;
 use crate::support::qemu_img;
 
-/// Who made the base, and of what extents.
+/// How a base is made: by which program, and with which extents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Base {
     Vmfs,
     FlatAtOffset,
     /// Several files.
     Split,
-    /// Stretches of one file in any order; then, perhaps, a line that reads as zeros.
+    /// Ranges of one file in any order, optionally followed by a line that reads as zeros.
     Shuffled,
     /// By `qemu-img create`, with that subformat.
     Created(&'static str),
@@ -41,19 +41,19 @@ pub(super) const BASES: [Base; 8] = [
 ];
 
 const PIECES_MAX: u64 = 6;
-/// Sectors of nothing between two stretches of a file.
+/// Maximum gap between two ranges of a file, in sectors.
 const GAP_SECTORS_MAX: u64 = 200;
 
-/// A base that is there: `web.vmdk`.
+/// A finished base: `web.vmdk`.
 pub(super) struct Made {
     pub content: Vec<u8>,
     /// Its first file.
     pub extent: String,
-    /// Sectors at its end that QEMU does not see.
+    /// Sectors at its end that QEMU does not show.
     pub unseen: u64,
 }
 
-/// What an extent line says.
+/// Content of an extent line.
 struct Extent {
     file: String,
     at_sector: u64,
@@ -129,7 +129,7 @@ fn line(base: Base, extent: &Extent) -> String {
     }
 }
 
-/// `sectors` of a disk in random pieces, by their position on it.
+/// Returns `sectors` of a disk in random pieces, by their position on it.
 fn pieces(rng: &mut Rng, sectors: u64, count: u64) -> Vec<Range<u64>> {
     let mut edges: BTreeSet<u64> = (1..count).map(|_| rng.below(sectors)).collect();
     edges.extend([0, sectors]);

@@ -1,5 +1,5 @@
-//! Random trees of links, read by QEMU and by us: bases that QEMU or we made in many shapes, deltas of ours and SEsparse links on
-//! them, in several folders.
+//! Random trees of links, read by QEMU and by unstun: bases of many forms made by either, and on them deltas of unstun
+//! and SEsparse links, in several folders.
 //!
 //! `UNSTUN_SEED=n cargo test -p vmdk --release --test clients chains` begins with the tree of seed n.
 
@@ -33,7 +33,7 @@ fn cut(path: &Path, bytes: u64) {
     std::fs::File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
 }
 
-/// Given, or always the same; a failure shows the last one printed.
+/// Returns the given seeds, or always the same ones. A failure is that of the last one printed.
 fn seeds() -> impl Iterator<Item = u64> {
     let given = std::env::var("UNSTUN_SEED").ok().map(|text| text.parse().expect("UNSTUN_SEED is a number"));
     let first: u64 = given.unwrap_or(1);
@@ -58,7 +58,7 @@ fn qemu_and_we_read_every_leaf_of_a_tree_alike() {
     }
 }
 
-/// QEMU reads on where a file ends, and shows zeros or what the parent holds. We name the file and its length.
+/// QEMU reads on at the end of a file, and shows zeros or the parent's data. unstun names the file and its length.
 #[test]
 fn files_that_were_cut_are_refused_where_qemu_shows_something_else() {
     for seed in seeds() {
@@ -86,19 +86,19 @@ fn files_that_were_cut_are_refused_where_qemu_shows_something_else() {
             // VMFSsparse counts sectors.
             let found = [length, length / blk::SECTOR].map(|length| length.to_string());
             assert!(text.contains("was cut") && found.iter().any(|found| text.contains(found)), "{text}");
-            // The end of a table may be zeros, which is what QEMU takes it for.
+            // The end of a table may be zeros, as which QEMU reads it.
             let guessed = lost.iter().all(|byte| *byte == 0);
             assert!((tree.convert(top) == whole) == guessed, "QEMU cannot know {} bytes", lost.len());
         });
     }
 }
 
-/// Across the edge of two files that QEMU made: only a disk of more than 2 GiB has it.
+/// A child across the boundary of two files that QEMU made, which only a disk of more than 2 GiB has.
 #[test]
 fn a_child_over_two_files_of_two_gib() {
     const MIB: u64 = 1 << 20;
     const EDGE: u64 = 2048 * MIB;
-    // What is compared: two MiB on either side.
+    // The compared range: two MiB on either side.
     const WINDOW: std::ops::Range<u64> = EDGE - 2 * MIB..EDGE + 2 * MIB;
     let (_guard, path) = scratch();
     let size = (EDGE + 3 * MIB + 512).to_string();

@@ -1,4 +1,4 @@
-//! Links of one disk, as many branches as there are leaves, and what the disk shows through each.
+//! Links of one disk in a tree, and the expected content of the disk through each.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -33,10 +33,10 @@ const TABLES: usize = 144;
 pub(super) struct Node {
     folder: usize,
     name: String,
-    /// Its file of data, in the same folder; of a base of several, the first.
+    /// Its file of data, in the same folder; for a base with several, the first.
     pub extent: String,
     parent: Option<usize>,
-    /// Links below it.
+    /// Number of links below it.
     depth: usize,
     content: Vec<u8>,
 }
@@ -46,9 +46,9 @@ pub(super) struct Tree {
     pub rng: Rng,
     root: PathBuf,
     sectors: u64,
-    /// Sectors at the end of the base that QEMU does not see.
+    /// Sectors at the end of the base that QEMU does not show.
     unseen: u64,
-    /// The base first.
+    /// All links, the base first.
     pub nodes: Vec<Node>,
     _guard: tempfile::TempDir,
 }
@@ -85,14 +85,14 @@ impl Tree {
         self.folder(self.nodes[node].folder).join(&self.nodes[node].extent)
     }
 
-    /// Writes in one folder and reads in the others, as a linked clone does.
+    /// Opens a home that writes in one folder and reads in the others, as a linked clone does.
     fn home(&self, folder: usize) -> Home {
         let dir = |at: usize| self.env.open_root(self.folder(at).to_str().unwrap()).unwrap();
         let foreign = (0..FOLDERS.len()).filter(|at| *at != folder).map(dir).collect();
         Home::new(dir(folder), Folders { foreign, ..Folders::default() }, GROWTH)
     }
 
-    /// A session of ours on a link without children.
+    /// Runs a session of writes on a link without children.
     pub(super) async fn write_again(&mut self, node: usize) {
         let home = self.home(self.nodes[node].folder);
         let home: &dyn Manifest = &home;
@@ -104,7 +104,7 @@ impl Tree {
         seal(&*layer).await;
     }
 
-    /// One more link, most often on the one made last and beside it.
+    /// Adds a link, most often on the last one and beside it.
     pub(super) async fn grow(&mut self) {
         let parents: Vec<usize> =
             (0..self.nodes.len()).filter(|at| self.nodes[*at].depth < DEPTH_MAX).collect();
@@ -152,11 +152,11 @@ impl Tree {
         node
     }
 
-    /// An SEsparse link; nothing but our test writes these.
+    /// Adds an SEsparse link, which only tests write.
     pub(super) fn add_sesparse(&mut self, parent: usize, folder: usize) -> usize {
         let mut content = self.nodes[parent].content.clone();
         let image = random_image(&mut self.rng, &mut content);
-        // Behind all numbers that deltas of ours get here.
+        // Above all numbers that deltas of unstun get here.
         let stem = format!("web-{:06}", self.nodes.len() + 100);
         let (name, extent) = (format!("{stem}.vmdk"), format!("{stem}-sesparse.vmdk"));
         let descriptor = format!(
@@ -173,7 +173,7 @@ impl Tree {
         self.push(parent, folder, (name, extent), content)
     }
 
-    /// One of the ways to name a parent that QEMU understands too.
+    /// Returns one of the forms of a hint that QEMU understands too.
     fn hint(&mut self, folder: usize, parent: usize) -> String {
         let below = &self.nodes[parent];
         match self.rng.below(3) {
@@ -191,7 +191,7 @@ impl Tree {
         std::fs::write(&path, descriptor.replace(&old, &format!("\"{hint}\""))).unwrap();
     }
 
-    /// As after a crash: uncleanShutdown is set, and freeSector is what it was in the empty delta.
+    /// Leaves a delta as after a crash: uncleanShutdown is set, and freeSector is that of the empty delta.
     fn leave_unclean(&self, node: usize) {
         let path = self.extent_path(node);
         let first = self.first_data_sector(node) as u32;
@@ -199,14 +199,14 @@ impl Tree {
         write_at(&path, UNCLEAN as u64, &1u32.to_le_bytes());
     }
 
-    /// Behind header and grain directory of a VMFSsparse delta.
+    /// Returns the first sector after header and grain directory of a VMFSsparse delta.
     fn first_data_sector(&self, node: usize) -> u64 {
         let header = std::fs::read(self.extent_path(node)).unwrap();
         word(&header, DIRECTORY_SECTOR) + (word(&header, DIRECTORY_ENTRIES) * 4).div_ceil(SECTOR)
     }
 
-    /// Where the file of a `Base::Vmfs` or a child of it holds the metadata that every reader needs, in bytes: a file that ends in there has
-    /// lost data.
+    /// Returns the bytes of a file of `Base::Vmfs` or of a child of it that are indispensable: a file that ends among
+    /// them has lost data.
     pub(super) fn bytes_in_use(&self, node: usize) -> Range<u64> {
         let file = std::fs::read(self.extent_path(node)).unwrap();
         match self.nodes[node].extent.rsplit('-').next() {
@@ -221,7 +221,7 @@ impl Tree {
         }
     }
 
-    /// What we show, by the files alone.
+    /// Returns the content that unstun shows, from the files alone.
     pub(super) async fn read(&self, node: usize) -> Result<Vec<u8>> {
         let home = self.home(self.nodes[node].folder);
         let home: &dyn Manifest = &home;
@@ -241,12 +241,12 @@ impl Tree {
         home.open(&self.nodes[node].name, false).await.unwrap().check().await.unwrap()
     }
 
-    /// What QEMU shows.
+    /// Returns the content that QEMU shows.
     pub(super) fn convert(&self, node: usize) -> Vec<u8> {
         convert(&self.root, &text(&self.path(node)))
     }
 
-    /// QEMU finds the same links, and each as long as we do.
+    /// Checks that QEMU finds the same links with the same sizes.
     fn compare_sizes(&self, node: usize) {
         let text = qemu_img(&self.root, &["info", "--backing-chain", &text(&self.path(node))]);
         let lines = text.lines().filter_map(|line| line.strip_prefix("virtual size: "));
@@ -258,7 +258,7 @@ impl Tree {
         assert_eq!(theirs, ours, "{text}");
     }
 
-    /// Every link as we show it, every leaf as QEMU does.
+    /// Compares every link as unstun shows it, and every leaf as QEMU does.
     pub(super) async fn compare(&self) {
         let parents: BTreeSet<usize> = self.nodes.iter().filter_map(|node| node.parent).collect();
         for (at, node) in self.nodes.iter().enumerate() {
@@ -286,14 +286,14 @@ fn word(header: &[u8], at: usize) -> u64 {
     u32::from_le_bytes(header[at..at + 4].try_into().unwrap()).into()
 }
 
-/// The value of a header line of a descriptor.
+/// Returns the value of a header line of a descriptor.
 fn value(descriptor: &Path, key: &str) -> String {
     let text = std::fs::read_to_string(descriptor).unwrap();
     let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     found.unwrap_or_else(|| panic!("{key} is not in {text}")).trim_matches('"').into()
 }
 
-/// A delta with every type of entry; `content` becomes what the disk shows through it.
+/// Returns a delta with every type of entry; `content` becomes the disk's content through it.
 fn random_image(rng: &mut Rng, content: &mut [u8]) -> Image {
     let mut image = Image::new(content.len() as u64 / SECTOR, if rng.coin() { 1 << 20 } else { 32 << 10 });
     if rng.coin() {
@@ -301,7 +301,7 @@ fn random_image(rng: &mut Rng, content: &mut [u8]) -> Image {
     }
     let mut grains: Vec<&mut [u8]> = content.chunks_mut(GRAIN as usize).collect();
     let last = grains.len() as u64 - 1;
-    // There is room for each grain of the disk once; what a grain without data shows is zeros.
+    // There is space for each grain of the disk once; a grain without data shows zeros.
     let mut chosen: BTreeSet<u64> = (0..rng.below(200)).map(|_| rng.below(last + 1)).collect();
     chosen.remove(&last);
     for at in chosen {
@@ -315,7 +315,7 @@ fn random_image(rng: &mut Rng, content: &mut [u8]) -> Image {
         };
         grains[at as usize].fill(if kind > 2 { fill } else { 0 });
     }
-    // In the file's last grain, so that a cut of it is missed.
+    // In the file's last grain, so that a truncation of it is detected.
     image.data(last, 0xEE);
     grains[last as usize].fill(0xEE);
     image

@@ -1,5 +1,5 @@
-//! What the engine does with a layer, in its simplest form. Offsets are those of the disk; `content` is what the disk shows from
-//! `start` on.
+//! The engine's use of a layer in its simplest form. Offsets are those of the disk; `content` is the disk's content
+//! from `start` on.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use blk::layer::{Layer, Where};
 use blk::{Buf, Result, SECTOR};
 use sim::Rng;
 
-/// A session's writes.
+/// Maximum number of writes of a session.
 pub(crate) const WRITES_MAX: u64 = 20;
 
 /// Random runs of sectors: single ones, pages, in their places or not, some across the edges of tables.
