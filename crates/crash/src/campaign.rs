@@ -1,4 +1,4 @@
-//! What campaigns of many runs have in common: their settings, the cores they run on, and what they hold all runs to.
+//! Common parts of campaigns: their settings, their threads, and the checks that apply to all runs.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use std::sync::{Mutex, Once};
 use engine::{Defect, Defects};
 use sim::SimWorld;
 
-/// Every so many seeds a run is repeated and its event hash compared.
+/// Interval, in seeds, at which a run is repeated and its event hash compared.
 const REPEAT_EVERY: u64 = 20;
-/// A campaign stops after this many broken promises.
+/// Number of broken promises after which a campaign stops.
 const FAILURES_MAX: usize = 5;
 
-/// What one run did.
+/// Result of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub cuts: u64,
     pub event_hash: u64,
     pub events: u64,
-    /// Labels of things that must happen at least once in a campaign, with their counts.
+    /// Labels of cases that must occur at least once in a campaign, with their counts.
     pub marks: BTreeMap<&'static str, u64>,
 }
 
@@ -33,7 +33,7 @@ impl Outcome {
 /// A run, a function of its seed. An error is a broken promise.
 pub type Run = fn(seed: u64, defects: Defects) -> Result<Outcome, String>;
 
-/// Where a campaign or the search for a planted defect ends.
+/// When a campaign, or the search for a planted defect, ends.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
     Runs(u64),
@@ -57,7 +57,7 @@ pub fn setting(name: &str) -> Option<u64> {
         .map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v}")))
 }
 
-/// Returns what `work` does; a panic in it is an error like others.
+/// Returns the result of `work`, and a panic as an error.
 pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -71,7 +71,8 @@ thread_local! {
     static PLANTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Keeps panics of this thread from being printed, and of no other: campaigns share a process with other tests.
+/// Suppresses the output of panics of this thread. Other threads are not affected, because campaigns share a process
+/// with other tests.
 fn expect_panics() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

@@ -1,4 +1,4 @@
-//! Whole contents of disks: how they are read from a volume, and what differs between two of them.
+//! Contents of whole disks: reads them from volumes, and compares them.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use sim::oracle::sequence_of;
 
 use crate::watch::print;
 
-/// Whole content of a disk. Shared, because copies took a third of a campaign's time.
+/// Content of a whole disk. It is shared, because copies took a third of a campaign's time.
 pub type Image = Rc<Vec<u8>>;
 
 /// Longest single read of a whole disk, in bytes.
@@ -47,7 +47,7 @@ pub async fn contents_of<V: Volume>(disks: &[Rc<V>]) -> Result<Vec<Image>, Strin
     Ok(contents)
 }
 
-/// Reads a disk whole. Returns the image `known` itself if the disk shows it.
+/// Reads a whole disk. Returns the image `known` itself if the disk has that content.
 async fn read_like<V: Volume + ?Sized>(volume: &Rc<V>, known: Option<&Image>) -> Result<Image, String> {
     let size_bytes = volume.info().size_bytes;
     let mut same = known.filter(|known| known.len() as u64 == size_bytes);

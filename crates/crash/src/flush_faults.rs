@@ -8,10 +8,10 @@ use sim::{Action, Fault, OpKind, Rng, SimWorld};
 /// Task number of the draws that decide what fails; they change nothing else in a plan.
 pub(crate) const FAULT_TASK: u64 = 1 << 34;
 
-/// The failing flush of a boot is among its next flushes, at most this many.
+/// Maximum number of flushes at the start of a boot among which the failing one is.
 const FLUSHES_MAX: u64 = 60;
 
-/// One of this many boots that are cut short ends only with its process, and the machine stays up.
+/// One interrupted boot in this many ends only its process, while the machine continues.
 const KILLED_EVERY: u64 = 3;
 
 /// The failing flushes of one boot.

@@ -26,7 +26,7 @@ pub async fn create_in(env: &Env, folder: &str, disk_bytes: &[u64]) -> Result<()
     Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
 }
 
-/// Makes a home that has opened no file yet. It searches the whole datastore for clones.
+/// Opens a home without reading a file. It searches the whole datastore for clones.
 pub fn open(env: &Env, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
     let folders = Folders { search: vec![env.open_root("/")?], ..source_folders(env, imported)? };
     Ok(Rc::new(Home::new(env.open_root(&path(FOLDER))?, folders, growth(growth_bytes))))
@@ -94,7 +94,7 @@ pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
     }
 }
 
-/// Checks the folder by itself, without the engine: hints, content ids, sizes, tables, .vmsd and .vmx agree.
+/// Checks the folder without the engine: hints, content IDs, sizes, tables, .vmsd and .vmx must agree.
 pub async fn is_sound(env: &Env) -> Result<(), String> {
     let dir = env.open_root(&path(FOLDER)).map_err(|e| e.to_string())?;
     let report = vmdk::check::check(&dir, Target::Folder).await.map_err(|e| format!("check: {e}"))?;

@@ -1,11 +1,11 @@
-//! Several machines over one device, in virtual time: a run is a function of its seed.
+//! Several machines over one device, in virtual time. A run is a function of its seed.
 //!
-//! One run: a store is made, and machines open it by its lease, one after the other. The guests of the machine that
-//! holds the lease write stamped sectors, read and flush. Then that machine is paused (for less than the lease's
-//! bounds, about them or far beyond them), dies or closes the store. One or two other machines want the store
+//! One run: a store is created, and machines open it by its lease, one after the other. The guests of the machine that
+//! owns the lease write stamped sectors, read and flush. Then that machine is paused (for less than the lease's bounds,
+//! about them or far beyond them), is killed, or closes the store. One or two other machines try to open the store
 //! meanwhile, and may be paused too. The machine that gets the store compares the whole disk with the oracle. A paused
-//! machine goes on afterwards, and must not change a store that another machine owns. At the end the power may be cut
-//! under all of them.
+//! machine continues afterwards, and must not change a store that another machine owns. At the end the power may be cut
+//! for all of them.
 //!
 //! Not covered: operations that the device holds back for longer than the lease allows, which no lease survives.
 
@@ -194,7 +194,7 @@ impl Campaign {
     async fn after_death(&mut self, shift: Rc<Shift>) -> Result<Rc<Shift>, String> {
         shift.host.kill();
         self.model.mark("taken over from the dead");
-        // The dead machine's last heartbeat may still be under way, which makes it look alive once.
+        // The killed machine's last heartbeat may still be under way, so that it appears alive once more.
         self.open_at_last().await
     }
 
@@ -259,7 +259,7 @@ impl Campaign {
         self.env.sleep_us(before * 1000).await;
         let (other, opening) = self.opening(TakeOver::FromAnyOwner);
         let opening = other.env.spawn(opening);
-        // The taker may be paused itself, for example between its last look and its claim.
+        // The taker may be paused too, for example between its last read and its claim.
         let hindered = self.rng.below(3) == 0;
         if hindered {
             other.pause(if self.rng.coin() {
@@ -310,7 +310,7 @@ impl Campaign {
     }
 }
 
-/// Returns whether an opening may fail with this error when others want the store too.
+/// Returns whether an opening may fail with this error while other machines try to open the store.
 fn is_no_fault(e: &blk::Error) -> bool {
     matches!(e.kind, ErrorKind::Locked | ErrorKind::Refused | ErrorKind::LeaseLost)
 }

@@ -71,7 +71,7 @@ fn run_plan(plan: Plan) -> Result<Outcome, String> {
     })
 }
 
-/// Makes the store and its first machine, without cuts or faults.
+/// Creates the store and its first machine, without cuts or faults.
 fn create(run: &NativeRun) -> Result<(), String> {
     let made = run.prepare(async |env, run| {
         harness::format(&env, &run.plan).await?;

@@ -1,13 +1,14 @@
-//! Power cuts over the real engine and formats, in virtual time: a run is a function of its seed.
+//! Power cuts over the real engine and formats, in virtual time. A run is a function of its seed.
 //!
-//! One run: a VM is made, then booted several times. In each boot guests write, read and flush while snapshots are
-//! taken, looked at, committed, cancelled, reverted to and discarded, until the power is cut. The cut falls into this
-//! work or into the recovery from the cut before. Every boot begins by comparing everything with the oracle. The last
-//! boot has no cut: every request must complete, every commit must end, and the home must be clean.
+//! One run: a VM is created, then booted several times. In each boot guests write, read and flush, while snapshots are
+//! taken, read, committed, cancelled, reverted to and discarded, until the power is cut. The cut falls into this work
+//! or into the recovery from the previous cut. Every boot begins by comparing everything with the oracle. The last boot
+//! has no cut: every request must complete, every commit must end, and the home must be clean.
 //!
-//! In some runs one flush fails, and the guests go on flushing until the machine or the process ends.
+//! In some runs one flush fails, and the guests continue to flush until the machine or the process ends.
 //!
-//! Not covered: devices that lie about flushes, damage to what was flushed, more than one VM on a core.
+//! Not covered: devices that acknowledge flushes without performing them, damage to flushed data, more than one VM on a
+//! core.
 
 mod binned;
 mod boot;

@@ -1,4 +1,4 @@
-//! Requests of guests: the shares of their kinds, and one request whose answer the model checks.
+//! Requests of guests: the shares of their kinds, and the execution of one request whose answer the model checks.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -47,7 +47,7 @@ impl<P: 'static, M: 'static> Run<P, M> {
         ended
     }
 
-    /// Does the same where nothing may be cut.
+    /// Boots like `boot`, for work that must not be cut.
     pub fn prepare<T: 'static>(&self, work: impl AsyncFnOnce(Env, Run<P, M>) -> T + 'static) -> T {
         self.boot(work).expect("no power cut is scheduled")
     }

@@ -1,4 +1,5 @@
-//! One boot: recovers, compares everything, works until the power is cut (in the last boot, until all is done).
+//! One boot: recovers, compares everything, and works until the power is cut (in the last boot, until all work is
+//! done).
 
 use std::rc::Rc;
 
@@ -22,7 +23,7 @@ use crate::watch::print;
 /// One boot of this many checks that nothing is mapped where nothing was written.
 const MAPPED_EVERY: u64 = 3;
 
-/// One boot of this many reads the journal by itself, to learn what the recovery has to do.
+/// One boot of this many reads the journal separately, to find out what the recovery has to do.
 const JOURNAL_EVERY: u64 = 5;
 /// One boot of this many checks the last checkpoint, and another one checks everything.
 const CHECKED_EVERY: u64 = 4;
@@ -51,7 +52,7 @@ pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
         if number + 1 == plan.boots {
             return harness.finish().await;
         }
-        // The cut was never reached: the boot ends like a clean stop.
+        // The boot ended before the cut: it ends like a clean stop.
         match harness.store.close().await {
             Ok(()) => harness.closed_cleanly(),
             Err(e) if e.is_no_space() => harness.mark("a stop found no space"),

@@ -45,7 +45,7 @@ pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result
     let NativeRun { world, plan, model } = run;
     let loses_superblocks = plan.loses_superblock(boot) && make_superblock_unreadable(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
-    // An earlier boot may have spoiled it and been cut before it wrote another superblock.
+    // An earlier boot may have made it unreadable, and may have been cut before it wrote another superblock.
     let superblock_lost = superblocks > 0 && (loses_superblocks || model.borrow().superblock_lost);
     model.borrow_mut().superblock_lost = superblock_lost;
     let opened = Harness::open(env, run, boot).await;

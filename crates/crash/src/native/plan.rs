@@ -15,14 +15,14 @@ const JOURNAL_PAGES: u64 = engine::native::journal::JOURNAL_PAGES_MIN;
 /// Fewest blocks behind the journal on a device, which cannot grow.
 const FIXED_BLOCKS: u64 = 1200;
 
-/// One seed of this many takes checkpoints all the time, and another one takes snapshots all the time.
+/// One seed in this many takes checkpoints all the time, and another one takes snapshots all the time.
 const EAGER_EVERY: u64 = 5;
-/// An aimed cut falls within at most two to this power of events: 1, 2, 4 ... 256. A checkpoint has some hundred
-/// events, its guests' included.
+/// Exponent of the longest delay of an aimed cut: it falls within at most 1, 2, 4 ... 256 events. A checkpoint has some
+/// hundred events, including those of its guests.
 const AIMED_BITS_MAX: u64 = 8;
 /// Task number of the draws for media; they change nothing else in a plan.
 const MEDIA_TASK: u64 = 1 << 33;
-/// Seed for what the scripted plan leaves to chance.
+/// Seed of the random values in the scripted plan.
 const SCRIPTED_SEED: u64 = 4;
 
 /// Shares of a user's steps, in parts of their sum.
@@ -121,7 +121,7 @@ impl Plan {
         Plan { world, loses_superblocks, failing_flushes, ..self }
     }
 
-    /// Begins what goes wrong in a boot besides its cut.
+    /// Schedules the faults of a boot other than its cut.
     pub fn begin(&self, faults: &FlushFaults, boot: u64) {
         faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && self.may_cut(boot));
     }

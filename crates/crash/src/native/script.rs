@@ -1,4 +1,4 @@
-//! Operations one by one, from a common start: all short sequences of them, and each with every I/O failing once.
+//! Single operations from a common start: all short sequences of them, and each with every I/O failing once.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Looks at sealed snapshots: compares the first look with the model, later ones with the first look.
+//! Checks of sealed snapshots: compares the first read with the model, and later reads with the first.
 
 use super::harness::Harness;
 use super::model::{Contents, Existence};
@@ -30,7 +30,7 @@ impl Harness {
         Ok(seen)
     }
 
-    /// Looks at the machine's snapshots before its models begin anew, which could not judge a first look any more.
+    /// Reads the machine's snapshots before its models are reset: a first read could not be checked afterwards.
     pub async fn look_at_all_of(&self, machine: u64) -> Result<(), String> {
         let unseen: Vec<u64> = {
             let model = self.model.borrow();

@@ -296,7 +296,7 @@ impl User {
         self.harness.look(number).await.map(drop)
     }
 
-    /// Holds back the space of dropped nodes for a while.
+    /// Delays the release of dropped nodes' space for a while.
     async fn hold(&mut self) -> Result<(), String> {
         let dropped = self.harness.store.dropped_nodes();
         self.harness.store.hold_back(&dropped, true);

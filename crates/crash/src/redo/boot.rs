@@ -1,4 +1,5 @@
-//! One boot: recovers, compares everything, works until the power is cut (in the last boot, until all is done).
+//! One boot: recovers, compares everything, and works until the power is cut (in the last boot, until all work is
+//! done).
 
 use std::ops::Deref;
 use std::rc::Rc;
@@ -58,7 +59,7 @@ pub(super) fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
         if number + 1 == run.plan.boots {
             return finish(&env, harness).await;
         }
-        // The cut was never reached: the boot ends like a clean stop.
+        // The boot ended before the cut: it ends like a clean stop.
         let closed = harness.vm.close().await.map_err(|e| format!("closing: {e}"));
         harness.faults.survive(&env, closed).await?;
         run.model.borrow().models.iter().for_each(|model| model.closed());

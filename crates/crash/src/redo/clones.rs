@@ -1,5 +1,5 @@
-//! Linked clones: VMs of their own on a snapshot's layers. Whatever happens to the parent, a clone shows the snapshot
-//! that it was made from and what was written to it. Whatever happens to a clone, the parent shows the same as before.
+//! Linked clones: VMs on a snapshot's layers. Whatever happens to the parent, a clone shows the snapshot from which it
+//! was made and its own writes. Whatever happens to a clone, the parent's content does not change.
 
 use std::rc::Rc;
 
@@ -27,7 +27,7 @@ pub(super) struct LinkedClone {
 }
 
 impl Control {
-    /// Makes a clone of any sealed snapshot, or lets an old one work for a while.
+    /// Creates a clone of any sealed snapshot, or runs an existing one for a while.
     pub(super) async fn clone_something(&mut self) -> Result<(), String> {
         let clones = self.model.borrow().clones.len();
         if clones > 0 && self.rng.coin() {

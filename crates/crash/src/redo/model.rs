@@ -85,8 +85,8 @@ pub(super) struct Model {
     pub generation: Option<ContentGeneration>,
     /// The user is opening plain names.
     pub opening: bool,
-    /// Boots that have ended since a flush failed, without a comparison since. Each opening among them may have
-    /// reported to clients that writes are lost.
+    /// Boots that have ended since a flush failed, without a comparison since. Each of their openings may have notified
+    /// clients of lost writes.
     raises_possible: u64,
     pub clones: Vec<LinkedClone>,
     /// What is under way, as the marks of a cut in it.

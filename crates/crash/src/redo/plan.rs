@@ -1,5 +1,5 @@
-//! Plan of a run, drawn from its seed: sizes, shares and cuts. Each seed draws its own mix and leaves whole features
-//! out.
+//! Plan of a run, drawn from its seed: sizes, shares and cuts. Each seed draws its own mix, and omits some features
+//! completely.
 
 use engine::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
@@ -146,7 +146,7 @@ impl Plan {
         rng_of(self.seed, boot, task)
     }
 
-    /// Begins what goes wrong in a boot besides its cut.
+    /// Schedules the faults of a boot other than its cut.
     pub(super) fn begin(&self, faults: &FlushFaults, boot: u64) {
         faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && boot + 1 < self.boots);
     }

@@ -1,4 +1,4 @@
-//! A second user, who only looks at the tree: a look succeeds whatever else is under way.
+//! A second user, who only reads the tree: this succeeds whatever operation is under way.
 
 use std::rc::Rc;
 

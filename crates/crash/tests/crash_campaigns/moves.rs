@@ -1,7 +1,7 @@
-//! Power cuts and failing I/Os while a VM moves between files and the store: at every event of the step and of what
-//! leads to it, and at drawn events of the copy. On the next start the VM is on the side that its mark says, with every
-//! snapshot and every flushed write, and can be moved again. The store by itself marks as moving every VM that is not,
-//! or may not be, on its side. Intent, mark and clean-up are as the daemon's.
+//! Power cuts and failing I/Os while a VM moves between files and the store: at every event of the step and of its
+//! preparation, and at drawn events of the copy. At the next start the VM is on the side that its mark names, with
+//! every snapshot and every flushed write, and can be moved again. The store's own marks show as moving every VM that
+//! is not, or may not be, on its side. Intent, mark and clean-up are the daemon's.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ const GROWTH: Growth = Growth { step_bytes: 64 << 10, chunk_bytes: 16 << 10 };
 const WRITES: u64 = 6;
 const GUEST_WRITES: u64 = 30;
 const SECTORS_MAX: u64 = 16;
-/// Files in the VM's own folder, as the daemon has them: the target of a move, and the side that the VM is on.
+/// Files in the VM's own folder, as in the daemon: the target of a move, and the present side of the VM.
 const INTENT: &str = "moving";
 const MARK: &str = "native";
 const WORD_BYTES_MAX: u64 = 64;

@@ -1,4 +1,4 @@
-//! A process that is killed: what it answered is there for the next one, and what the next one saw outlives a power cut.
+//! A killed process: the next one finds every acknowledged write, and what the next one has read outlives a power cut.
 
 use std::rc::Rc;
 
@@ -13,10 +13,10 @@ use super::support::{self, Growth};
 
 const DISK_BYTES: u64 = 4 << 20;
 const GROWTH: Growth = support::growth(1 << 20);
-/// Removals of files at which a commit is killed, and events after the next opening at which the power goes.
+/// Removals of files at which a commit is killed, and events after the next opening at which the power is cut.
 const UNLINKS: std::ops::RangeInclusive<u64> = 6..=14;
 const EVENTS: std::ops::RangeInclusive<u64> = 100..=260;
-/// A preview begins at each of so many moments of a revert, one every `STEP_US`.
+/// A preview begins at each of this many moments of a revert, one every `STEP_US`.
 const MOMENTS: u64 = 800;
 const STEP_US: u64 = 5;
 
@@ -40,8 +40,8 @@ async fn first_byte(vm: &Rc<Vm>) -> u8 {
     buf[0]
 }
 
-/// Returns whether a write that was answered after a take is there after the process was killed. A preview begins `delay_us`
-/// after a revert, whose removed delta has the name that the take's new delta gets.
+/// Returns whether a write that was acknowledged after a take is present after the process was killed. A preview begins
+/// `delay_us` after a revert whose removed delta has the name of the take's new delta.
 fn survives_a_preview(delay_us: u64, defects: Defects) -> bool {
     let world = SimWorld::new(delay_us, sim::Options::default());
     let worked = world.run(|env| async move {
@@ -76,8 +76,8 @@ fn a_preview_opens_no_layer_that_a_take_is_creating() {
     );
 }
 
-/// A commit is killed at its `unlink`-th removal of a file, and the power goes `event` events after the next opening. Returns
-/// whether both happened; panics where the home contradicts itself afterwards.
+/// Kills a commit at its `unlink`-th removal of a file, and cuts the power `event` events after the next opening.
+/// Returns whether both happened; panics if the home contradicts itself afterwards.
 fn killed_and_cut(unlink: u64, event: u64) -> bool {
     let world = SimWorld::new(unlink << 16 | event, sim::Options::default());
     let prepared = world.run(|env| async move {
@@ -113,8 +113,8 @@ fn killed_and_cut(unlink: u64, event: u64) -> bool {
     killed.is_none() && cut.is_none()
 }
 
-/// The killed process may have left changes of names in the cache alone, the removal of a record of a change among them. The
-/// next process builds on what it finds, so that has to be durable first.
+/// The killed process may have left changes of names in the cache only, including the removal of a change's record. The
+/// next process relies on the names that it finds, so these have to be durable first.
 #[test]
 fn a_power_cut_after_a_kill_replays_no_change_that_was_complete() {
     let runs = UNLINKS.flat_map(|unlink| EVENTS.map(move |event| (unlink, event)));

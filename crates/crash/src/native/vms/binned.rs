@@ -1,4 +1,4 @@
-//! Verbs of the user that put something into the bin and restore it: every disk and every name is then as it was.
+//! Verbs of the user that put something into the bin and restore it. Every disk and every name must then be unchanged.
 
 use std::rc::Rc;
 

@@ -61,7 +61,7 @@ pub(super) struct Model {
     /// Snapshots by name, which is unique across VMs.
     pub sealed: BTreeMap<String, Sealed>,
     ordinal: u64,
-    /// I/O has failed and the process was killed: clients may have received a report that acknowledged writes are lost.
+    /// I/O has failed and the process was killed: clients may have been notified that acknowledged writes are lost.
     pub may_report_loss: bool,
     /// The verb under way, for the marks of a cut.
     pub doing: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! Shape of a VM: everything except the content of its disks, and what each verb makes of it.
+//! Shape of a VM: everything except the content of its disks, and the effect of each verb on it.
 
 use std::collections::BTreeMap;
 

@@ -17,7 +17,7 @@ use sim::{Action, Fault, OpKind, SimWorld};
 use observed::ObservedState;
 use script::{Harness, OPERATIONS, Operation};
 
-/// More I/Os than any operation of the script has: a bound against an endless loop.
+/// More I/Os than any operation of the script has. It bounds the loop.
 const IO_MAX: u64 = 6000;
 const SEED: u64 = 77;
 /// One I/O of this many fails, and each operation begins with another one; `FAULT_STRIDE=1` fails every I/O.
@@ -206,7 +206,7 @@ fn every_failing_io_of_every_operation_loses_nothing() {
     );
 }
 
-/// A checker that cannot fail proves nothing.
+/// Proves that the checker can fail.
 #[test]
 fn a_lost_snapshot_and_a_changed_sector_are_detected() {
     let world = world();
