@@ -47,8 +47,8 @@ pub(crate) struct Answer {
 
 /// The ways in which a commit may be carried out.
 pub(crate) const STACKS: [(&str, Stack, Version); 4] = [
-    ("ESX 5.5, helper", Stack::Esx(Hypothesis::FPrime), Version::Esx55),
-    ("ESX 6.0, mirror", Stack::Esx(Hypothesis::S), Version::Esx60),
+    ("ESX 5.5, helper", Stack::Esx(Hypothesis::IoLockBlind), Version::Esx55),
+    ("ESX 6.0, mirror", Stack::Esx(Hypothesis::ConcurrentCached), Version::Esx60),
     ("unstun redo", Stack::Engine(Engine::Redo), Version::Esx60),
     ("unstun native", Stack::Engine(Engine::Native), Version::Esx60),
 ];

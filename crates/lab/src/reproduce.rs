@@ -27,7 +27,7 @@ pub(crate) use jobs::in_parallel;
 pub(crate) struct Progress {
     pub done: usize,
     pub of: usize,
-    /// The fit or run that has just ended: "zandboer-saturated F'".
+    /// The fit or run that has just ended: "zandboer-saturated io-lock".
     pub name: String,
 }
 

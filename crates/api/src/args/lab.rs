@@ -41,7 +41,8 @@ pub struct RunArgs {
     pub minutes: MinutesArg,
     #[command(flatten)]
     pub hooks: HookArgs,
-    /// What VMware's deltas do one at a time: C, M, F, F', D, K or S; else that of the experiment's ESX version
+    /// What VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock,
+    /// table-lock-cached or concurrent-cached; else that of the experiment's ESX version
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
     /// A storage model, by name or file; else the experiment's, fitted to its baseline

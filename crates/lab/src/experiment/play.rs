@@ -66,7 +66,7 @@ impl Esx {
     /// Returns the frozen default of the release.
     pub fn hypothesis(&self) -> Hypothesis {
         match self.format {
-            Format::SeSparse => Hypothesis::S,
+            Format::SeSparse => Hypothesis::ConcurrentCached,
             _ => self.release.hypothesis(),
         }
     }

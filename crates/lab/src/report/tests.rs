@@ -20,7 +20,7 @@ fn row(phase: Phase, quantity: Quantity, published: f64, predicted: f64, r#use: 
         published: Some(published),
         predicted: Some(predicted),
         r#use,
-        hypothesis: Some("F'".into()),
+        hypothesis: Some("io-lock-blind".into()),
         default: true,
         band: None,
         note: String::new(),
@@ -94,7 +94,7 @@ pub(super) fn example() -> Record {
         title: "A saturated guest on a 10K mirror".into(),
         source: "vmdamentals.com, E. Zandboer, 2009".into(),
         subject: "esx".into(),
-        hypothesis: Some("F'".into()),
+        hypothesis: Some("io-lock-blind".into()),
         storage: "sas-10k-pair".into(),
         clock: Clock::Virtual,
         seed: 7,
@@ -273,7 +273,7 @@ fn a_record_comes_back_from_its_json() {
 #[test]
 fn errors_are_relative_and_counted_for_predictions_alone() {
     let mut second = example();
-    second.hypothesis = Some("C".into());
+    second.hypothesis = Some("concurrent".into());
     second.rows[1].predicted = Some(263.0);
     second.rows.remove(4);
     let records = [example(), second];

@@ -62,7 +62,7 @@ pub(super) fn layer(height: u32) -> String {
     if height == 0 { "base".into() } else { format!("delta {height}") }
 }
 
-/// Returns what distinguishes this record from the others of its experiment: "esx F'", "native".
+/// Returns what distinguishes this record from the others of its experiment: "esx io-lock", "native".
 pub(super) fn label(record: &Record) -> String {
     match &record.hypothesis {
         Some(hypothesis) => format!("{} {hypothesis}", record.subject),

@@ -69,57 +69,60 @@ pub struct Rules {
     pub pieces_at_once: u32,
 }
 
-/// Names of the guesses about what the published articles leave open; results show all of them.
+/// Assumptions about what the published articles leave open; results show all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hypothesis {
-    C,
-    M,
-    F,
-    FPrime,
-    D,
-    K,
-    S,
+    Concurrent,
+    TableLock,
+    IoLock,
+    /// A write is blind: it looks no table up.
+    IoLockBlind,
+    DeltaLock,
+    TableLockCached,
+    ConcurrentCached,
 }
 
 impl Hypothesis {
     /// All hypotheses, in the order of the columns.
     pub const ALL: [Hypothesis; 7] = [
-        Hypothesis::C,
-        Hypothesis::M,
-        Hypothesis::F,
-        Hypothesis::FPrime,
-        Hypothesis::D,
-        Hypothesis::K,
-        Hypothesis::S,
+        Hypothesis::Concurrent,
+        Hypothesis::TableLock,
+        Hypothesis::IoLock,
+        Hypothesis::IoLockBlind,
+        Hypothesis::DeltaLock,
+        Hypothesis::TableLockCached,
+        Hypothesis::ConcurrentCached,
     ];
 
     pub fn name(self) -> &'static str {
         match self {
-            Hypothesis::C => "C",
-            Hypothesis::M => "M",
-            Hypothesis::F => "F",
-            Hypothesis::FPrime => "F'",
-            Hypothesis::D => "D",
-            Hypothesis::K => "K",
-            Hypothesis::S => "S",
+            Hypothesis::Concurrent => "concurrent",
+            Hypothesis::TableLock => "table-lock",
+            Hypothesis::IoLock => "io-lock",
+            Hypothesis::IoLockBlind => "io-lock-blind",
+            Hypothesis::DeltaLock => "delta-lock",
+            Hypothesis::TableLockCached => "table-lock-cached",
+            Hypothesis::ConcurrentCached => "concurrent-cached",
         }
     }
 
     /// Returns one sentence for a table's legend.
     pub fn meaning(self) -> &'static str {
         match self {
-            Hypothesis::C => "everything concurrent, tables not cached",
-            Hypothesis::M => {
+            Hypothesis::Concurrent => "everything concurrent, tables not cached",
+            Hypothesis::TableLock => {
                 "look-up and allocation one at a time per disk, tables not cached, data beside them"
             }
-            Hypothesis::F => "one guest I/O at a time per disk with a delta, each looks its table up",
-            Hypothesis::FPrime => "as F, but a write needs no look-up: the 2009 article's own count",
-            Hypothesis::D => {
+            Hypothesis::IoLock => "one guest I/O at a time per disk with a delta, each looks its table up",
+            Hypothesis::IoLockBlind => {
+                "as io-lock, but a write needs no look-up: the 2009 article's own count"
+            }
+            Hypothesis::DeltaLock => {
                 "a lock per delta, held by reads through their data and by the committer for each piece; written data \
                  outside of it, no look-up for a write"
             }
-            Hypothesis::K => "as M with all tables in memory",
-            Hypothesis::S => "everything concurrent, 256 MiB of tables in memory per delta",
+            Hypothesis::TableLockCached => "as table-lock with all tables in memory",
+            Hypothesis::ConcurrentCached => "everything concurrent, 256 MiB of tables in memory per delta",
         }
     }
 
@@ -128,13 +131,15 @@ impl Hypothesis {
             |serial, look_up_on_write, table_cache| Rules { serial, look_up_on_write, table_cache, ..BASE };
         let none = TableCache::Nothing;
         match self {
-            Hypothesis::C => rules(Serial::Nothing, true, none),
-            Hypothesis::M => rules(Serial::Tables, true, none),
-            Hypothesis::F => rules(Serial::Everything, true, none),
-            Hypothesis::FPrime => rules(Serial::Everything, false, none),
-            Hypothesis::D => rules(Serial::Delta, false, none),
-            Hypothesis::K => rules(Serial::Tables, true, TableCache::Everything),
-            Hypothesis::S => rules(Serial::Nothing, true, TableCache::Pages(LATER_CACHE_PAGES)),
+            Hypothesis::Concurrent => rules(Serial::Nothing, true, none),
+            Hypothesis::TableLock => rules(Serial::Tables, true, none),
+            Hypothesis::IoLock => rules(Serial::Everything, true, none),
+            Hypothesis::IoLockBlind => rules(Serial::Everything, false, none),
+            Hypothesis::DeltaLock => rules(Serial::Delta, false, none),
+            Hypothesis::TableLockCached => rules(Serial::Tables, true, TableCache::Everything),
+            Hypothesis::ConcurrentCached => {
+                rules(Serial::Nothing, true, TableCache::Pages(LATER_CACHE_PAGES))
+            }
         }
     }
 }
@@ -189,6 +194,6 @@ mod tests {
         for hypothesis in Hypothesis::ALL {
             assert_eq!(hypothesis.name().to_lowercase().parse(), Ok(hypothesis));
         }
-        assert!("G".parse::<Hypothesis>().unwrap_err().contains("F'"));
+        assert!("lock".parse::<Hypothesis>().unwrap_err().contains("io-lock-blind"));
     }
 }

@@ -209,8 +209,8 @@ impl Version {
     /// 20,000 IOPS on a sub-millisecond array are out of reach of one I/O at a time and of uncached tables.
     pub fn hypothesis(self) -> Hypothesis {
         match self {
-            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::FPrime,
-            Version::Esx60 | Version::Esx70 => Hypothesis::S,
+            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::IoLockBlind,
+            Version::Esx60 | Version::Esx70 => Hypothesis::ConcurrentCached,
         }
     }
 

@@ -57,8 +57,8 @@ fn no_more_is_fitted_than_a_baseline_says() {
 fn the_frozen_defaults_stay_what_they_are() {
     for experiment in shipped().unwrap() {
         let frozen = match experiment.esx.release {
-            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::FPrime,
-            Version::Esx60 | Version::Esx70 => Hypothesis::S,
+            Version::Esx35 | Version::Esx40 | Version::Esx50 | Version::Esx55 => Hypothesis::IoLockBlind,
+            Version::Esx60 | Version::Esx70 => Hypothesis::ConcurrentCached,
         };
         assert_eq!(experiment.esx.hypothesis(), frozen, "{}", experiment.name);
         assert!(Stack::Esx(frozen).column(&experiment).default);

@@ -59,13 +59,16 @@ fn every_way() -> Vec<Spec> {
         for commit in [eager(), CommitWay::Mirror] {
             all.extend(Hypothesis::ALL.map(|hypothesis| of(format, hypothesis.rules(), commit)));
             all.push(of(format, Rules::redo(), commit));
-            for hypothesis in [Hypothesis::D, Hypothesis::S] {
+            for hypothesis in [Hypothesis::DeltaLock, Hypothesis::ConcurrentCached] {
                 let many = Rules { pieces_at_once: 32, ..hypothesis.rules() };
                 all.push(of(format, many, commit));
             }
         }
     }
-    all.push(Spec { linked_clone: true, ..of(Format::SeSparse, Hypothesis::S.rules(), CommitWay::Mirror) });
+    all.push(Spec {
+        linked_clone: true,
+        ..of(Format::SeSparse, Hypothesis::ConcurrentCached.rules(), CommitWay::Mirror)
+    });
     all
 }
 
@@ -102,7 +105,7 @@ fn a_vmfssparse_delta_opens_elsewhere() {
     let world = world(Device::scrambled());
     world.run(|env| async move {
         let dir = env.open_root("/").unwrap();
-        let spec = of(Format::VmfsSparse, Hypothesis::C.rules(), eager());
+        let spec = of(Format::VmfsSparse, Hypothesis::Concurrent.rules(), eager());
         let esx = Rc::new(Esx::create(env.clone(), dir.clone(), dir.clone(), spec).await.unwrap());
         esx.take(SNAPSHOT).await.unwrap();
         let load = Load::new(disk(&esx), 40);

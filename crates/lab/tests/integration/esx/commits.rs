@@ -74,7 +74,7 @@ fn helper(last: LastRound, rounds_max: Option<u32>, at_limit: AtLimit) -> Commit
 /// Returns a setup whose rounds end below 64 KiB; a helper of 4 KiB random writes is moved at 2 ms a block.
 fn small(rounds_max: Option<u32>, at_limit: AtLimit) -> Spec {
     let commit = helper(LastRound::Bytes(64 << 10), rounds_max, at_limit);
-    Spec { commit, rules: Hypothesis::C.rules(), ..spec(Version::Esx35, DISK) }
+    Spec { commit, rules: Hypothesis::Concurrent.rules(), ..spec(Version::Esx35, DISK) }
 }
 
 #[test]

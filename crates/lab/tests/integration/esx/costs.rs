@@ -53,12 +53,12 @@ async fn costs(env: Env, hypothesis: Hypothesis) -> [(u64, u64); 4] {
 fn host_ios_per_guest_io_are_the_articles() {
     let of = |hypothesis| steady(move |env| costs(env, hypothesis)).0;
     // In order: a read, an overwrite, a first write, and a read in a region without a table.
-    assert_eq!(of(Hypothesis::FPrime), [(2, 0), (0, 1), (0, 2), (1, 0)]);
-    assert_eq!(of(Hypothesis::D), [(2, 0), (0, 1), (0, 2), (1, 0)]);
-    assert_eq!(of(Hypothesis::F), [(2, 0), (1, 1), (1, 2), (1, 0)]);
-    assert_eq!(of(Hypothesis::C), of(Hypothesis::F));
-    assert_eq!(of(Hypothesis::M), of(Hypothesis::F));
-    assert_eq!(of(Hypothesis::K), [(1, 0), (0, 1), (0, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::IoLockBlind), [(2, 0), (0, 1), (0, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::DeltaLock), [(2, 0), (0, 1), (0, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::IoLock), [(2, 0), (1, 1), (1, 2), (1, 0)]);
+    assert_eq!(of(Hypothesis::Concurrent), of(Hypothesis::IoLock));
+    assert_eq!(of(Hypothesis::TableLock), of(Hypothesis::IoLock));
+    assert_eq!(of(Hypothesis::TableLockCached), [(1, 0), (0, 1), (0, 2), (1, 0)]);
 }
 
 /// Returns the milliseconds until four I/Os that start together have all ended.
@@ -87,19 +87,19 @@ async fn four(env: Env, hypothesis: Hypothesis, is_read: bool) -> u64 {
 fn what_is_serial_takes_its_time() {
     let ms = |hypothesis, is_read| steady(move |env| four(env, hypothesis, is_read)).0;
     let both = |hypothesis| (ms(hypothesis, true), ms(hypothesis, false));
-    assert_eq!(both(Hypothesis::C), (2, 2));
+    assert_eq!(both(Hypothesis::Concurrent), (2, 2));
     // Four look-ups run in turn; the last one's data follows it.
-    assert_eq!(both(Hypothesis::M), (5, 5));
-    assert_eq!(both(Hypothesis::F), (8, 8));
-    assert_eq!(both(Hypothesis::FPrime), (8, 4));
-    assert_eq!(both(Hypothesis::D), (8, 1));
-    assert_eq!(both(Hypothesis::K), (1, 1));
+    assert_eq!(both(Hypothesis::TableLock), (5, 5));
+    assert_eq!(both(Hypothesis::IoLock), (8, 8));
+    assert_eq!(both(Hypothesis::IoLockBlind), (8, 4));
+    assert_eq!(both(Hypothesis::DeltaLock), (8, 1));
+    assert_eq!(both(Hypothesis::TableLockCached), (1, 1));
 }
 
 #[test]
 fn counters_are_what_the_guest_did() {
     let (counters, _) = steady(|env| async move {
-        let esx = prepared(&env, under(Hypothesis::FPrime)).await;
+        let esx = prepared(&env, under(Hypothesis::IoLockBlind)).await;
         let before = esx.counters().unwrap();
         for _ in 0..1024 {
             drop(read(&disk(&esx), 0, BLOCK).await);
@@ -121,7 +121,7 @@ fn counters_are_what_the_guest_did() {
 #[test]
 fn a_request_that_is_given_up_leaves_the_queue() {
     let (took_ms, _) = steady(|env| async move {
-        let esx = prepared(&env, under(Hypothesis::F)).await;
+        let esx = prepared(&env, under(Hypothesis::IoLock)).await;
         let disk = disk(&esx);
         let begin = env.now_ns();
         let first = {
@@ -142,7 +142,7 @@ fn a_request_that_is_given_up_leaves_the_queue() {
 /// Returns (milliseconds, host writes) of a first write, of another one in the same block, and of a first write with a
 /// snapshot.
 async fn first_writes(env: Env, zeroing: Zeroing) -> [(u64, u64); 3] {
-    let spec = Spec { zeroing, ..under(Hypothesis::FPrime) };
+    let spec = Spec { zeroing, ..under(Hypothesis::IoLockBlind) };
     let esx = create(&env, spec).await;
     let disk = disk(&esx);
     let mut costs = [(0, 0); 3];
@@ -174,7 +174,7 @@ fn a_block_is_zeroed_before_it_is_first_written() {
 #[test]
 fn a_file_grows_in_steps_of_16_mib() {
     let ((counters, sizes), _) = steady(|env| async move {
-        let esx = create(&env, under(Hypothesis::FPrime)).await;
+        let esx = create(&env, under(Hypothesis::IoLockBlind)).await;
         esx.take(SNAPSHOT).await.unwrap();
         let before = esx.counters().unwrap();
         for n in 0..512 {
