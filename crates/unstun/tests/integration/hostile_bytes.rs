@@ -9,7 +9,7 @@ use api::error::ErrorKind;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use unstun::rest::body::{ROUTES, accept, replay};
+use unstun::rest::body::{ROUTES, replay};
 
 fn corpus() -> Vec<(String, Vec<u8>)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz-corpus/rest_body");
@@ -37,18 +37,11 @@ fn the_corpus_has_a_good_body_for_every_route_and_the_hostile_ones_are_refused()
 }
 
 #[test]
-fn every_named_route_is_one() {
-    for route in ROUTES {
-        assert_ne!(accept(route, b"7").unwrap_err().kind, ErrorKind::NotFound, "{route}");
-    }
-    assert_eq!(accept("GET /status", b"{}").unwrap_err().kind, ErrorKind::NotFound);
-}
-
-#[test]
 fn a_refusal_is_short_whatever_was_sent() {
+    let (_, accept) = ROUTES.into_iter().find(|(route, _)| *route == "PUT /vms/{vm}/snapshot-dir").unwrap();
     let long = "x".repeat(200 << 10);
     for body in [format!(r#"{{"dir":"{long}"}}"#), format!(r#"{{"dir":"/{long}"}}"#), long] {
-        let error = accept("PUT /vms/{vm}/snapshot-dir", body.as_bytes()).unwrap_err();
+        let error = accept(body.as_bytes()).unwrap_err();
         assert!(error.message.len() < 400, "{} bytes", error.message.len());
     }
 }

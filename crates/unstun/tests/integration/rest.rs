@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
-use crate::support::{DELTA_BYTES, Own};
 use api::client::Client;
 use api::client::runtime;
 use api::error::{ErrorBody, ErrorKind};
@@ -12,6 +11,9 @@ use api::listen::NbdListen;
 use api::location::Datastore;
 use api::name::VmName;
 use api::*;
+use unstun::rest::body::ROUTES;
+
+use crate::support::{DELTA_BYTES, Own};
 
 fn web() -> VmName {
     "web".parse().unwrap()
@@ -223,6 +225,18 @@ fn every_failure_is_json_with_a_kind() {
         let parsed: ErrorBody = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {e}: {text}"));
         assert_eq!((parsed.error.kind, parsed.error.exit_code), (kind, kind.exit_code()), "{line} {body}");
     }
+}
+
+#[test]
+fn every_named_route_is_one_and_parses_its_body() {
+    let daemon = Own::start();
+    for (route, _) in ROUTES {
+        let path = route.replace("{vm}", "web").replace("{number}", "0").replace("{id}", "1");
+        let (status, text) = raw(&daemon, &path.replacen(' ', " /api/v1", 1), "7");
+        assert!(status == 400 && text.contains("the request's body"), "{route}: {status} {text}");
+    }
+    let (status, _) = raw(&daemon, "POST /api/v1/vms/web/snapshot", "7");
+    assert_eq!(status, 404, "a route that is none");
 }
 
 #[test]
