@@ -120,91 +120,15 @@ impl Client {
         &self.datastore
     }
 
-    pub async fn status(&self) -> Result<Status> {
-        self.get("/status").await
-    }
-
-    pub async fn vm_create(&self, request: &VmCreate) -> Result<Vm> {
-        self.call(Method::POST, "/vms", Some(request)).await
-    }
-
-    pub async fn vm_list(&self) -> Result<Vec<VmSummary>> {
-        self.get("/vms").await
-    }
-
-    pub async fn vm_show(&self, vm: &VmName) -> Result<Vm> {
-        self.get(&format!("/vms/{vm}")).await
-    }
-
-    pub async fn vm_space(&self, vm: &VmName) -> Result<VmSpace> {
-        self.get(&format!("/vms/{vm}/space")).await
-    }
-
     pub async fn vm_remove(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemoved> {
         let VmRemove { delete_disks, purge, keep } = request;
         let path = format!("/vms/{vm}?delete_disks={delete_disks}&purge={purge}&keep={keep}");
         self.call(Method::DELETE, &path, NO_BODY).await
     }
 
-    pub async fn vm_remove_preview(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemovePreview> {
-        self.call(Method::POST, &format!("/vms/{vm}/remove/preview"), Some(request)).await
-    }
-
     pub async fn bin_list(&self, datastore: Option<&DatastoreName>) -> Result<Vec<BinEntry>> {
         let query = datastore.map_or(String::new(), |name| format!("?datastore={name}"));
-        self.get(&format!("/bin{query}")).await
-    }
-
-    pub async fn bin_restore(&self, request: &BinRestore) -> Result<BinRestored> {
-        self.call(Method::POST, "/bin/restore", Some(request)).await
-    }
-
-    pub async fn bin_empty_preview(&self, request: &BinEmpty) -> Result<BinEmptied> {
-        self.call(Method::POST, "/bin/empty/preview", Some(request)).await
-    }
-
-    pub async fn bin_empty(&self, request: &BinEmpty) -> Result<BinEmptied> {
-        self.call(Method::POST, "/bin/empty", Some(request)).await
-    }
-
-    pub async fn vm_import(&self, request: &VmImport) -> Result<Vm> {
-        self.call(Method::POST, "/import", Some(request)).await
-    }
-
-    pub async fn vm_clone(&self, vm: &VmName, request: &VmClone) -> Result<Vm> {
-        self.call(Method::POST, &format!("/vms/{vm}/clone"), Some(request)).await
-    }
-
-    pub async fn vm_move(&self, vm: &VmName, request: &VmMove) -> Result<Job> {
-        self.call(Method::POST, &format!("/vms/{vm}/move"), Some(request)).await
-    }
-
-    pub async fn vm_close(&self, vm: &VmName, disconnect: bool) -> Result<VmClosed> {
-        self.call(Method::POST, &format!("/vms/{vm}/close"), Some(&Disconnect { disconnect })).await
-    }
-
-    pub async fn vm_open(&self, vm: &VmName, request: &VmOpen) -> Result<Vm> {
-        self.call(Method::POST, &format!("/vms/{vm}/open"), Some(request)).await
-    }
-
-    pub async fn vm_set_shared_writers(&self, vm: &VmName, shared: bool) -> Result<Vm> {
-        self.call(Method::PUT, &format!("/vms/{vm}/shared-writers"), Some(&SharedWriters { shared })).await
-    }
-
-    pub async fn vm_set_snapshot_dir(&self, vm: &VmName, request: &SnapshotDir) -> Result<Vm> {
-        self.call(Method::PUT, &format!("/vms/{vm}/snapshot-dir"), Some(request)).await
-    }
-
-    pub async fn reset_preview(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/reset/preview"), Some(request)).await
-    }
-
-    pub async fn vm_reset(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/reset"), Some(request)).await
-    }
-
-    pub async fn disk_add(&self, vm: &VmName, disk: &DiskCreate) -> Result<Disk> {
-        self.call(Method::POST, &format!("/vms/{vm}/disks"), Some(disk)).await
+        self.call(Method::GET, &format!("/bin{query}"), NO_BODY).await
     }
 
     pub async fn disk_remove(&self, disk: &DiskRef, delete_files: bool) -> Result<DiskRemoved> {
@@ -219,110 +143,6 @@ impl Client {
 
     pub async fn disk_set_mode(&self, disk: &DiskRef, request: &DiskSetMode) -> Result<Disk> {
         self.call(Method::PUT, &format!("{}/mode", disk_path(disk)), Some(request)).await
-    }
-
-    pub async fn snapshot_take(&self, vm: &VmName, request: &SnapshotTake) -> Result<SnapshotTaken> {
-        self.call(Method::POST, &format!("/vms/{vm}/snapshots"), Some(request)).await
-    }
-
-    pub async fn snapshot_tree(&self, vm: &VmName) -> Result<SnapshotTree> {
-        self.get(&format!("/vms/{vm}/snapshots")).await
-    }
-
-    pub async fn snapshot_diff(&self, vm: &VmName, request: &Diff) -> Result<Differences> {
-        self.call(Method::POST, &format!("/vms/{vm}/diff"), Some(request)).await
-    }
-
-    pub async fn commit_preview(&self, vm: &VmName, target: &CommitTarget) -> Result<CommitPreview> {
-        self.call(Method::POST, &format!("/vms/{vm}/commit/preview"), Some(target)).await
-    }
-
-    pub async fn snapshot_commit(&self, vm: &VmName, target: &CommitTarget) -> Result<Job> {
-        self.call(Method::POST, &format!("/vms/{vm}/commit"), Some(target)).await
-    }
-
-    pub async fn revert_preview(&self, vm: &VmName, request: &Revert) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/revert/preview"), Some(request)).await
-    }
-
-    pub async fn snapshot_revert(&self, vm: &VmName, request: &Revert) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/revert"), Some(request)).await
-    }
-
-    pub async fn discard_preview(&self, vm: &VmName, request: &Discard) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/discard/preview"), Some(request)).await
-    }
-
-    pub async fn snapshot_discard(&self, vm: &VmName, request: &Discard) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/discard"), Some(request)).await
-    }
-
-    pub async fn undo_preview(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/undo/preview"), Some(request)).await
-    }
-
-    pub async fn snapshot_undo(&self, vm: &VmName, request: &Reset) -> Result<Loss> {
-        self.call(Method::POST, &format!("/vms/{vm}/undo"), Some(request)).await
-    }
-
-    pub async fn events(&self, vm: &VmName, after: u64) -> Result<Vec<Event>> {
-        self.get(&format!("/vms/{vm}/events?after={after}")).await
-    }
-
-    pub async fn store_check(&self, datastore: &DatastoreName) -> Result<Checked> {
-        self.call(Method::POST, &format!("/check?datastore={datastore}"), NO_BODY).await
-    }
-
-    pub async fn store_scrub(&self, datastore: &DatastoreName) -> Result<Job> {
-        self.call(Method::POST, &format!("/scrub?datastore={datastore}"), NO_BODY).await
-    }
-
-    pub async fn store_scrubbed(&self, datastore: &DatastoreName) -> Result<Checked> {
-        self.get(&format!("/scrub?datastore={datastore}")).await
-    }
-
-    pub async fn datastore_list(&self) -> Result<Vec<Listed>> {
-        self.get("/datastores").await
-    }
-
-    pub async fn datastore_add(&self, request: &DatastoreAdd) -> Result<Listed> {
-        self.call(Method::POST, "/datastores", Some(request)).await
-    }
-
-    pub async fn datastore_remove(&self, name: &DatastoreName) -> Result<DatastoreRemoved> {
-        self.call(Method::DELETE, &format!("/datastores/{name}"), NO_BODY).await
-    }
-
-    pub async fn datastore_remove_preview(&self, name: &DatastoreName) -> Result<DatastoreRemovePreview> {
-        self.call(Method::POST, &format!("/datastores/{name}/remove/preview"), NO_BODY).await
-    }
-
-    pub async fn job_list(&self) -> Result<Vec<Job>> {
-        self.get("/jobs").await
-    }
-
-    pub async fn job_show(&self, id: u64) -> Result<Job> {
-        self.get(&format!("/jobs/{id}")).await
-    }
-
-    pub async fn job_pause(&self, id: u64) -> Result<Job> {
-        self.call(Method::POST, &format!("/jobs/{id}/pause"), NO_BODY).await
-    }
-
-    pub async fn job_resume(&self, id: u64) -> Result<Job> {
-        self.call(Method::POST, &format!("/jobs/{id}/resume"), NO_BODY).await
-    }
-
-    pub async fn job_cancel(&self, id: u64) -> Result<Job> {
-        self.call(Method::POST, &format!("/jobs/{id}/cancel"), NO_BODY).await
-    }
-
-    pub async fn job_limit(&self, id: u64, limit_bytes_s: Option<u64>) -> Result<Job> {
-        self.call(Method::PUT, &format!("/jobs/{id}/limit"), Some(&JobLimit { limit_bytes_s })).await
-    }
-
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        self.call(Method::GET, path, NO_BODY).await
     }
 
     async fn call<T: DeserializeOwned>(
@@ -389,4 +209,82 @@ impl Client {
         let datastore = self.datastore.display();
         Error::new(ErrorKind::Unavailable, format!("daemon of datastore {datastore}: {cause}"))
     }
+}
+
+/// Returns the last argument of `Client::call`.
+macro_rules! body {
+    () => {
+        NO_BODY
+    };
+    ($body:expr) => {
+        Some($body)
+    };
+}
+
+/// Defines a method of the client for each route: `METHOD "PATH" => name(arguments) -> Answer, body;`. The path contains
+/// the names of arguments.
+macro_rules! routes {
+    ($($method:ident $path:literal =>
+        $name:ident($($argument:ident: $type:ty),*) -> $answer:ty $(, $body:expr)?;)*) => {
+        impl Client {$(
+            pub async fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+                self.call(Method::$method, &format!($path), body!($($body)?)).await
+            }
+        )*}
+    };
+}
+
+routes! {
+    GET "/status" => status() -> Status;
+    GET "/datastores" => datastore_list() -> Vec<Listed>;
+    POST "/datastores" => datastore_add(request: &DatastoreAdd) -> Listed, request;
+    DELETE "/datastores/{name}" => datastore_remove(name: &DatastoreName) -> DatastoreRemoved;
+    POST "/datastores/{name}/remove/preview" =>
+        datastore_remove_preview(name: &DatastoreName) -> DatastoreRemovePreview;
+    POST "/check?datastore={datastore}" => store_check(datastore: &DatastoreName) -> Checked;
+    POST "/scrub?datastore={datastore}" => store_scrub(datastore: &DatastoreName) -> Job;
+    GET "/scrub?datastore={datastore}" => store_scrubbed(datastore: &DatastoreName) -> Checked;
+    POST "/bin/restore" => bin_restore(request: &BinRestore) -> BinRestored, request;
+    POST "/bin/empty" => bin_empty(request: &BinEmpty) -> BinEmptied, request;
+    POST "/bin/empty/preview" => bin_empty_preview(request: &BinEmpty) -> BinEmptied, request;
+
+    POST "/import" => vm_import(request: &VmImport) -> Vm, request;
+    GET "/vms" => vm_list() -> Vec<VmSummary>;
+    POST "/vms" => vm_create(request: &VmCreate) -> Vm, request;
+    GET "/vms/{vm}" => vm_show(vm: &VmName) -> Vm;
+    GET "/vms/{vm}/space" => vm_space(vm: &VmName) -> VmSpace;
+    POST "/vms/{vm}/remove/preview" =>
+        vm_remove_preview(vm: &VmName, request: &VmRemove) -> VmRemovePreview, request;
+    POST "/vms/{vm}/clone" => vm_clone(vm: &VmName, request: &VmClone) -> Vm, request;
+    POST "/vms/{vm}/move" => vm_move(vm: &VmName, request: &VmMove) -> Job, request;
+    POST "/vms/{vm}/close" => vm_close(vm: &VmName, disconnect: bool) -> VmClosed, &Disconnect { disconnect };
+    POST "/vms/{vm}/open" => vm_open(vm: &VmName, request: &VmOpen) -> Vm, request;
+    PUT "/vms/{vm}/shared-writers" =>
+        vm_set_shared_writers(vm: &VmName, shared: bool) -> Vm, &SharedWriters { shared };
+    PUT "/vms/{vm}/snapshot-dir" =>
+        vm_set_snapshot_dir(vm: &VmName, request: &SnapshotDir) -> Vm, request;
+    POST "/vms/{vm}/reset" => vm_reset(vm: &VmName, request: &Reset) -> Loss, request;
+    POST "/vms/{vm}/reset/preview" => reset_preview(vm: &VmName, request: &Reset) -> Loss, request;
+    GET "/vms/{vm}/events?after={after}" => events(vm: &VmName, after: u64) -> Vec<Event>;
+    POST "/vms/{vm}/disks" => disk_add(vm: &VmName, disk: &DiskCreate) -> Disk, disk;
+
+    GET "/vms/{vm}/snapshots" => snapshot_tree(vm: &VmName) -> SnapshotTree;
+    POST "/vms/{vm}/snapshots" => snapshot_take(vm: &VmName, request: &SnapshotTake) -> SnapshotTaken, request;
+    POST "/vms/{vm}/diff" => snapshot_diff(vm: &VmName, request: &Diff) -> Differences, request;
+    POST "/vms/{vm}/commit" => snapshot_commit(vm: &VmName, target: &CommitTarget) -> Job, target;
+    POST "/vms/{vm}/commit/preview" =>
+        commit_preview(vm: &VmName, target: &CommitTarget) -> CommitPreview, target;
+    POST "/vms/{vm}/revert" => snapshot_revert(vm: &VmName, request: &Revert) -> Loss, request;
+    POST "/vms/{vm}/revert/preview" => revert_preview(vm: &VmName, request: &Revert) -> Loss, request;
+    POST "/vms/{vm}/discard" => snapshot_discard(vm: &VmName, request: &Discard) -> Loss, request;
+    POST "/vms/{vm}/discard/preview" => discard_preview(vm: &VmName, request: &Discard) -> Loss, request;
+    POST "/vms/{vm}/undo" => snapshot_undo(vm: &VmName, request: &Reset) -> Loss, request;
+    POST "/vms/{vm}/undo/preview" => undo_preview(vm: &VmName, request: &Reset) -> Loss, request;
+
+    GET "/jobs" => job_list() -> Vec<Job>;
+    GET "/jobs/{id}" => job_show(id: u64) -> Job;
+    POST "/jobs/{id}/pause" => job_pause(id: u64) -> Job;
+    POST "/jobs/{id}/resume" => job_resume(id: u64) -> Job;
+    POST "/jobs/{id}/cancel" => job_cancel(id: u64) -> Job;
+    PUT "/jobs/{id}/limit" => job_limit(id: u64, limit_bytes_s: Option<u64>) -> Job, &JobLimit { limit_bytes_s };
 }
