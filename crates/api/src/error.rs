@@ -91,6 +91,14 @@ impl Error {
         Self::new(ErrorKind::NotFound, message)
     }
 
+    /// Returns the error of a path that could not be looked at: `NotFound` with the text `missing`, else `Failed`.
+    pub fn at_path(shown: impl fmt::Display, missing: &str, cause: &std::io::Error) -> Self {
+        match cause.kind() {
+            std::io::ErrorKind::NotFound => Self::not_found(format!("{shown}: {missing}")),
+            _ => Self::failed(format!("{shown}: {cause}")),
+        }
+    }
+
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
     }

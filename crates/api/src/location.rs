@@ -82,15 +82,10 @@ impl Datastore {
     }
 
     fn open(path: &Path, how: &str) -> Result<Self> {
-        let shown = path.display();
-        let root = path.canonicalize().map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::not_found(format!("datastore {shown} ({how}): no such folder"))
-            }
-            _ => Error::failed(format!("datastore {shown} ({how}): {e}")),
-        })?;
+        let shown = format!("datastore {} ({how})", path.display());
+        let root = path.canonicalize().map_err(|e| Error::at_path(&shown, "no such folder", &e))?;
         if !root.is_dir() {
-            return Err(Error::invalid(format!("datastore {shown} ({how}): expected a folder")));
+            return Err(Error::invalid(format!("{shown}: expected a folder")));
         }
         Ok(Self { root })
     }

@@ -1,7 +1,6 @@
 //! `unstun check` and `scrub`: one line for each finding. This program reads files itself; the daemon that serves a
 //! store checks the store.
 
-use std::io::ErrorKind as IoKind;
 use std::path::Path;
 
 use api::client::Client;
@@ -17,10 +16,7 @@ use crate::daemon;
 /// Checks files. This function and the next two return the exit code.
 pub(super) fn files(path: &Path, output: Output) -> Result<u8> {
     let shown = path.display();
-    let path = path.canonicalize().map_err(|e| match e.kind() {
-        IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
-        _ => Error::failed(format!("{shown}: {e}")),
-    })?;
+    let path = path.canonicalize().map_err(|e| Error::at_path(shown, "no such file or folder", &e))?;
     tell(&daemon::check(&path)?, output)
 }
 

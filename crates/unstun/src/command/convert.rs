@@ -1,7 +1,5 @@
 //! `unstun convert`: offline, without a daemon.
 
-use std::io::ErrorKind as IoKind;
-
 use api::Converted;
 use api::error::{Error, ErrorKind, Result};
 use api::output::Output;
@@ -13,10 +11,7 @@ use crate::daemon;
 
 pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<()> {
     let (chain, raw) = (&args.chain, &args.output);
-    std::fs::metadata(chain).map_err(|e| match e.kind() {
-        IoKind::NotFound => Error::not_found(format!("{}: no such file", chain.display())),
-        _ => Error::failed(format!("{}: {e}", chain.display())),
-    })?;
+    chain.metadata().map_err(|e| Error::at_path(chain.display(), "no such file", &e))?;
     if raw.symlink_metadata().is_ok() {
         let message = format!("{}: exists; expected a name that is free", raw.display());
         return Err(Error::new(ErrorKind::Exists, message));

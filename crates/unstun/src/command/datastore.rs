@@ -47,13 +47,8 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
 
 /// Creates a datastore without a daemon.
 pub(super) fn create(path: &Path, force: bool, output: Output) -> Result<()> {
-    let path = path.canonicalize().map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::not_found(format!(
-            "{}: no such device or file; a folder needs no more than `unstun datastore add`",
-            path.display()
-        )),
-        _ => Error::failed(format!("{}: {e}", path.display())),
-    })?;
+    let missing = "no such device or file; a folder needs no more than `unstun datastore add`";
+    let path = path.canonicalize().map_err(|e| Error::at_path(path.display(), missing, &e))?;
     if path.is_dir() {
         let cause = "is a folder, which is a datastore as it is";
         return Err(Error::invalid(format!("{}: {cause}: `unstun datastore add` serves it", path.display())));

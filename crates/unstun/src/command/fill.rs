@@ -53,10 +53,7 @@ impl Source {
     /// alone: a guest can write the header of another format into its raw disk, and name a file of the host in it.
     pub(super) fn look(path: &Path, format: Option<&str>) -> Result<Source> {
         let shown = path.display();
-        std::fs::metadata(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("--from {shown}: no such file")),
-            _ => Error::failed(format!("--from {shown}: {e}")),
-        })?;
+        path.metadata().map_err(|e| Error::at_path(format!("--from {shown}"), "no such file", &e))?;
         // The path is absolute, so that qemu-img does not take a colon in it for the end of a protocol's name.
         let path = std::path::absolute(path).map_err(|e| Error::failed(format!("--from {shown}: {e}")))?;
         let format = match format.or_else(|| format_by_name(&path)) {

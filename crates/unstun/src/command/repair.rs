@@ -1,7 +1,6 @@
 //! `unstun repair`: the plan of a repair, its execution, and its undo, without a daemon.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 
 use api::error::{Error, ErrorKind, Result};
@@ -47,10 +46,7 @@ fn parents(named: &[(String, String)]) -> Result<BTreeMap<String, String>> {
 /// Returns the folder of a VM, which the path names itself or by its .vmx or .vmsd.
 fn folder_of(path: &Path) -> Result<PathBuf> {
     let shown = path.display();
-    let found = path.canonicalize().map_err(|e| match e.kind() {
-        IoKind::NotFound => Error::not_found(format!("{shown}: no such file or folder")),
-        _ => Error::failed(format!("{shown}: {e}")),
-    })?;
+    let found = path.canonicalize().map_err(|e| Error::at_path(&shown, "no such file or folder", &e))?;
     if found.is_dir() {
         return Ok(found);
     }

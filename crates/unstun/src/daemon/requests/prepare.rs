@@ -60,10 +60,8 @@ pub(crate) fn import(request: VmImport) -> Result<(VmImport, Source)> {
 /// this path.
 fn existing(dir: &Path) -> Result<String> {
     let shown = dir.display();
-    let path = dir.canonicalize().map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::not_found(format!("{shown}: no such folder; create it first")),
-        _ => Error::failed(format!("{shown}: {e}")),
-    })?;
+    let missing = "no such folder; create it first";
+    let path = dir.canonicalize().map_err(|e| Error::at_path(&shown, missing, &e))?;
     if !path.is_dir() {
         return Err(Error::invalid(format!("{shown}: expected a folder")));
     }
