@@ -23,14 +23,14 @@ pub struct DatastoreAdd {
     pub take_over: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DatastoreCondition {
-    Open,
-    /// The datastore could not be opened.
-    Broken,
-    /// The datastore is served but does not answer.
-    Hung,
+words! {
+    pub enum DatastoreCondition {
+        Open = "open",
+        /// The datastore could not be opened.
+        Broken = "broken",
+        /// The datastore is served but does not answer.
+        Hung = "hung",
+    }
 }
 
 /// Operation that a hung datastore does not answer.
@@ -39,16 +39,6 @@ pub struct Hung {
     pub for_s: u64,
     /// Operation as a verb phrase, such as "renaming a file".
     pub doing: String,
-}
-
-impl DatastoreCondition {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Broken => "broken",
-            Self::Hung => "hung",
-        }
-    }
 }
 
 /// A row of `datastore list`. Fields that need an open datastore are null for the others.

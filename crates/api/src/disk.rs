@@ -2,18 +2,21 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::{Store, VmClient};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The command line shows the variants' comments as its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskMode {
+    /// Part of every snapshot
     #[default]
     Persistent,
-    /// The disk is never part of a snapshot.
+    /// Never part of a snapshot
     IndependentPersistent,
-    /// `vm reset` drops the disk's writes.
+    /// Writes are kept until `vm reset` drops them
     IndependentNonpersistent,
 }
 

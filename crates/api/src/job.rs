@@ -7,34 +7,22 @@ use super::Operation;
 use crate::error::ErrorFields;
 use crate::name::{DatastoreName, VmName};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JobState {
-    Queued,
-    Running,
-    Paused,
-    /// The datastore is full; the job continues when space returns.
-    WaitingForSpace,
-    Done,
-    Failed,
-    Cancelled,
+words! {
+    pub enum JobState {
+        Queued = "queued",
+        Running = "running",
+        Paused = "paused",
+        /// The datastore is full; the job continues when space returns.
+        WaitingForSpace = "waiting_for_space",
+        Done = "done",
+        Failed = "failed",
+        Cancelled = "cancelled",
+    }
 }
 
 impl JobState {
     pub fn is_open(self) -> bool {
         matches!(self, Self::Queued | Self::Running | Self::Paused | Self::WaitingForSpace)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Paused => "paused",
-            Self::WaitingForSpace => "waiting_for_space",
-            Self::Done => "done",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
     }
 }
 

@@ -4,6 +4,21 @@
 //! Times are RFC 3339 in UTC, sizes in bytes, units in the field's name. Identities are 128 bits as 32 hexadecimal
 //! digits. A field that does not apply is null, never absent. Fields are added, not renamed.
 
+/// Defines an enum with a word for each variant, the same in JSON and in texts.
+macro_rules! words {
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$attribute:meta])* $variant:ident = $word:literal,)* }) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        $(#[$meta])*
+        pub enum $name { $($(#[$attribute])* #[serde(rename = $word)] $variant,)* }
+
+        impl $name {
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+    };
+}
+
 pub mod args;
 mod bin;
 pub mod client;
@@ -25,6 +40,7 @@ mod vm;
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -91,31 +107,27 @@ impl Space {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Store {
-    /// One file for all disks of the datastore; snapshots are metadata in it.
-    #[default]
-    Native,
-    /// VMware-style delta chains.
-    Redo,
-}
-
-impl Store {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Redo => "redo",
-        }
+words! {
+    /// Kind of store of a VM's disks: a native store is one file for all disks of the datastore, whose snapshots are metadata
+    /// in it. The command line shows the variants' comments as its help.
+    #[derive(Default, ValueEnum)]
+    pub enum Store {
+        /// The native store: taking, reverting, cloning and dropping cost nothing
+        #[default]
+        Native = "native",
+        /// VMware-style delta chains
+        Redo = "redo",
     }
 }
 
-/// Behaviour of a guest's write while the datastore has no space left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// Behaviour of a guest's write while the datastore has no space left. The command line shows the variants' comments as
+/// its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenFull {
+    /// Wait until space returns
     #[default]
     Wait,
-    /// The write fails with ENOSPC.
+    /// Fail with ENOSPC
     Error,
 }

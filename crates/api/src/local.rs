@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VmName;
@@ -17,11 +18,15 @@ pub struct Converted {
     pub layers: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The command line shows the variants' comments as its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum AttachTo {
+    /// Arguments for qemu-system-*
     Qemu,
+    /// `<disk>` elements for a domain
     Libvirt,
+    /// A `qm set` command
     Proxmox,
 }
 
@@ -57,24 +62,14 @@ pub struct AttachSocket {
     pub mode: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Data is lost, or wrong, or cannot be read.
-    Damage,
-    /// The object works now, but will fail soon or elsewhere.
-    Warning,
-    /// Information only.
-    Note,
-}
-
-impl Severity {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Damage => "damage",
-            Self::Warning => "warning",
-            Self::Note => "note",
-        }
+words! {
+    pub enum Severity {
+        /// Data is lost, or wrong, or cannot be read.
+        Damage = "damage",
+        /// The object works now, but will fail soon or elsewhere.
+        Warning = "warning",
+        /// Information only.
+        Note = "note",
     }
 }
 

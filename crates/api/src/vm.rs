@@ -106,23 +106,13 @@ pub struct Disconnect {
     pub disconnect: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VmCondition {
-    Open,
-    /// `vm close` closed the VM: the daemon does not use its files until `vm open`.
-    Closed,
-    /// The VM could not be opened.
-    Broken,
-}
-
-impl VmCondition {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Closed => "closed",
-            Self::Broken => "broken",
-        }
+words! {
+    pub enum VmCondition {
+        Open = "open",
+        /// `vm close` closed the VM: the daemon does not use its files until `vm open`.
+        Closed = "closed",
+        /// The VM could not be opened.
+        Broken = "broken",
     }
 }
 

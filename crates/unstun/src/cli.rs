@@ -18,6 +18,7 @@ use tracing::error;
 use crate::command;
 use crate::log::{self, Filter};
 use crate::memory::Memory;
+use api::AttachTo;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::NbdListen;
@@ -26,14 +27,14 @@ use api::output::{Output, exit, exit_with};
 use api::units;
 
 pub use bin::{BinCommand, ConsentArgs};
-pub use disk::{DiskSpec, DiskSpecs, ModeArg};
+pub use disk::{DiskSpec, DiskSpecs};
 pub use snapshot::{
-    CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, UndoArgs,
-    VmAndName,
+    CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
+    VmLossArgs,
 };
 pub use vm::{
-    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, RemoveArgs, ResetArgs, SetArgs,
-    VmCommand, VmCreateArgs,
+    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, MoveArgs, OnOff, RemoveArgs, SetArgs, VmCommand,
+    VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -251,26 +252,6 @@ pub struct AttachArgs {
     /// The hypervisor that attaches them
     #[arg(long = "as", value_enum, default_value_t = AttachTo::Qemu)]
     pub to: AttachTo,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum AttachTo {
-    /// Arguments for qemu-system-*
-    Qemu,
-    /// `<disk>` elements for a domain
-    Libvirt,
-    /// A `qm set` command
-    Proxmox,
-}
-
-impl From<AttachTo> for api::AttachTo {
-    fn from(arg: AttachTo) -> Self {
-        match arg {
-            AttachTo::Qemu => Self::Qemu,
-            AttachTo::Libvirt => Self::Libvirt,
-            AttachTo::Proxmox => Self::Proxmox,
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,5 @@
 //! Disks in the notation of the command line: `SIZE[,mode=MODE][,dir=DIR]`.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use api::units;
@@ -9,44 +8,13 @@ use clap::ValueEnum;
 
 const EXPECTED: &str = "expected SIZE[,mode=MODE][,dir=DIR], such as 20G or 20G,mode=independent-persistent";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ModeArg {
-    /// Part of every snapshot
-    Persistent,
-    /// Never part of a snapshot
-    IndependentPersistent,
-    /// Writes are kept until `vm reset` drops them
-    IndependentNonpersistent,
-}
-
-impl From<ModeArg> for DiskMode {
-    fn from(arg: ModeArg) -> Self {
-        match arg {
-            ModeArg::Persistent => Self::Persistent,
-            ModeArg::IndependentPersistent => Self::IndependentPersistent,
-            ModeArg::IndependentNonpersistent => Self::IndependentNonpersistent,
-        }
-    }
-}
-
-/// One disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskSpec {
-    pub size_bytes: u64,
-    pub mode: DiskMode,
-    /// Absolute.
-    pub dir: Option<PathBuf>,
-}
-
 /// The value of one `--disk`: several where sizes follow one another, as in `20G,200G`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskSpecs(pub Vec<DiskSpec>);
+pub struct DiskSpecs(pub Vec<DiskCreate>);
 
-impl From<DiskSpec> for DiskCreate {
-    fn from(spec: DiskSpec) -> Self {
-        Self { size_bytes: spec.size_bytes, mode: spec.mode, dir: spec.dir }
-    }
-}
+/// The value that adds one disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskSpec(pub DiskCreate);
 
 impl FromStr for DiskSpec {
     type Err = String;
@@ -54,7 +22,7 @@ impl FromStr for DiskSpec {
     fn from_str(text: &str) -> Result<Self, String> {
         let DiskSpecs(mut specs) = text.parse()?;
         match (specs.pop(), specs.is_empty()) {
-            (Some(spec), true) => Ok(spec),
+            (Some(disk), true) => Ok(Self(disk)),
             _ => Err(format!("{text:?}: several disks; {EXPECTED}")),
         }
     }
@@ -64,44 +32,42 @@ impl FromStr for DiskSpecs {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut specs: Vec<DiskSpec> = Vec::new();
+        let mut specs: Vec<DiskCreate> = Vec::new();
         for part in text.split(',') {
             let Some((key, value)) = part.split_once('=') else {
-                let size_bytes = units::parse_disk_size(part)?;
-                specs.push(DiskSpec { size_bytes, mode: DiskMode::default(), dir: None });
+                specs.push(DiskCreate::new(units::parse_disk_size(part)?));
                 continue;
             };
             let spec =
                 specs.last_mut().ok_or_else(|| format!("{text:?}: no size before {key}=; {EXPECTED}"))?;
-            spec.set(key, value)?;
+            set(spec, key, value)?;
         }
         Ok(Self(specs))
     }
 }
 
-impl DiskSpec {
-    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        match key {
-            "mode" => self.mode = parse_mode(value)?,
-            "dir" if !value.is_empty() => {
-                let dir = std::path::absolute(value).map_err(|e| format!("dir={value}: {e}"))?;
-                self.dir = Some(dir);
-            }
-            _ => return Err(format!("{key}={value}: {EXPECTED}")),
+fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
+    match key {
+        "mode" => disk.mode = parse_mode(value)?,
+        "dir" if !value.is_empty() => {
+            disk.dir = Some(std::path::absolute(value).map_err(|e| format!("dir={value}: {e}"))?);
         }
-        Ok(())
+        _ => return Err(format!("{key}={value}: {EXPECTED}")),
     }
+    Ok(())
 }
 
 fn parse_mode(text: &str) -> Result<DiskMode, String> {
-    ModeArg::from_str(text, false).map(DiskMode::from).map_err(|_| {
-        let words = ModeArg::value_variants().iter().map(|&mode| DiskMode::from(mode).word());
-        format!("mode={text}: expected {}", words.collect::<Vec<_>>().join(", "))
+    DiskMode::from_str(text, false).map_err(|_| {
+        let words: Vec<_> = DiskMode::value_variants().iter().map(|mode| mode.word()).collect();
+        format!("mode={text}: expected {}", words.join(", "))
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Vec<(u64, DiskMode, Option<PathBuf>)>, String> {

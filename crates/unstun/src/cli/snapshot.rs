@@ -6,6 +6,8 @@ use api::error::{Error, Result};
 use api::name::{self, SnapshotName, SnapshotRef, VmName};
 use clap::{Args, Subcommand};
 
+use super::bin::ConsentArgs;
+
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
     /// Take a snapshot of all disks of a VM, at one instant
@@ -36,7 +38,7 @@ pub enum SnapshotCommand {
     /// Remove a snapshot and throw away what was written since it was taken
     Discard(DiscardArgs),
     /// Restore what the last revert, discard or reset threw away
-    Undo(UndoArgs),
+    Undo(VmLossArgs),
     /// Merge the deltas that no snapshot owns into their parents
     Consolidate(ConsolidateArgs),
     /// Explain commit and discard, without doing either
@@ -65,14 +67,10 @@ pub struct ConsolidateArgs {
 /// What may be asked of a command that starts a job.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// Do not ask for confirmation
-    #[arg(short, long)]
-    pub yes: bool,
-    /// Print what would be done, and do nothing
-    #[arg(long, conflicts_with_all = ["yes", "detach"])]
-    pub dry_run: bool,
+    #[command(flatten)]
+    pub consent: ConsentArgs,
     /// Start the job and return, without following its progress
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     pub detach: bool,
 }
 
@@ -104,16 +102,13 @@ pub struct LossArgs {
     /// Throw it away for good instead of keeping it in the bin
     #[arg(long)]
     pub purge: bool,
-    /// Do not ask for confirmation
-    #[arg(short, long)]
-    pub yes: bool,
-    /// Print what would be done, and do nothing
-    #[arg(long, conflicts_with = "yes")]
-    pub dry_run: bool,
+    #[command(flatten)]
+    pub consent: ConsentArgs,
 }
 
+/// Arguments of `snapshot undo` and `vm reset`.
 #[derive(Debug, Args)]
-pub struct UndoArgs {
+pub struct VmLossArgs {
     pub vm: VmName,
     #[command(flatten)]
     pub loss: LossArgs,
@@ -129,25 +124,15 @@ pub struct VmAndName {
 }
 
 impl VmAndName {
-    /// `SnapshotName` for one to be made, `SnapshotRef` for one that is there.
-    fn parse_as<T: FromStr<Err = String>>(&self) -> Result<(VmName, Option<T>)> {
+    /// Returns the VM, and the snapshot if one is named: a `SnapshotName` of one to be made, or a `SnapshotRef` of one
+    /// that exists.
+    pub fn parse<T: FromStr<Err = String>>(&self) -> Result<(VmName, Option<T>)> {
         name::vm_and_snapshot(&self.vm, self.name.as_deref()).map_err(Error::invalid)
     }
 
-    pub fn parse(&self) -> Result<(VmName, Option<SnapshotRef>)> {
-        self.parse_as()
-    }
-
-    pub fn parse_new(&self) -> Result<(VmName, SnapshotName)> {
-        self.both()
-    }
-
-    pub fn parse_both(&self) -> Result<(VmName, SnapshotRef)> {
-        self.both()
-    }
-
-    fn both<T: FromStr<Err = String>>(&self) -> Result<(VmName, T)> {
-        let (vm, snapshot) = self.parse_as()?;
+    /// Returns both. Fails with `Invalid` if no snapshot is named.
+    pub fn parse_both<T: FromStr<Err = String>>(&self) -> Result<(VmName, T)> {
+        let (vm, snapshot) = self.parse()?;
         let missing = || Error::invalid(format!("which snapshot of {vm}? expected {vm} NAME or {vm}@NAME"));
         let snapshot = snapshot.ok_or_else(missing)?;
         Ok((vm, snapshot))

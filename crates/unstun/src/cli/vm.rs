@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use api::name::{DiskRef, VmName};
+use api::{DiskMode, Store, WhenFull};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::bin::ConsentArgs;
-use super::disk::{DiskSpec, DiskSpecs, ModeArg};
-use super::snapshot::LossArgs;
+use super::disk::{DiskSpec, DiskSpecs};
+use super::snapshot::VmLossArgs;
 
 #[derive(Debug, Subcommand)]
 pub enum VmCommand {
@@ -46,7 +47,7 @@ pub enum VmCommand {
         take_over: bool,
     },
     /// Throw away what was written to the independent-nonpersistent disks
-    Reset(ResetArgs),
+    Reset(VmLossArgs),
     /// Remove a VM from the datastore; its files stay without --delete-disks
     #[command(visible_alias = "rm")]
     Remove(RemoveArgs),
@@ -79,11 +80,11 @@ pub struct VmCreateArgs {
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
     /// The kind of store for its disks
-    #[arg(long, value_enum, default_value_t = StoreArg::Native)]
-    pub store: StoreArg,
+    #[arg(long, value_enum, default_value_t = Store::Native)]
+    pub store: Store,
     /// Choose what guest writes do while the datastore is full
-    #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
-    pub when_full: WhenFullArg,
+    #[arg(long, value_enum, default_value_t = WhenFull::Wait)]
+    pub when_full: WhenFull,
 }
 
 #[derive(Debug, Args)]
@@ -105,8 +106,8 @@ pub struct ImportArgs {
     #[arg(long)]
     pub ignore_content_ids: bool,
     /// Choose what guest writes do while the datastore is full
-    #[arg(long, value_enum, default_value_t = WhenFullArg::Wait)]
-    pub when_full: WhenFullArg,
+    #[arg(long, value_enum, default_value_t = WhenFull::Wait)]
+    pub when_full: WhenFull,
 }
 
 #[derive(Debug, Args)]
@@ -128,7 +129,7 @@ pub struct MoveArgs {
     pub to: Option<PathBuf>,
     /// The kind of store to move to [default: the present one]
     #[arg(long, value_enum)]
-    pub store: Option<StoreArg>,
+    pub store: Option<Store>,
     /// Start the job and return, without following its progress
     #[arg(long)]
     pub detach: bool,
@@ -153,13 +154,6 @@ pub struct SetArgs {
     pub vm: VmName,
     #[command(flatten)]
     pub change: SetChange,
-}
-
-#[derive(Debug, Args)]
-pub struct ResetArgs {
-    pub vm: VmName,
-    #[command(flatten)]
-    pub loss: LossArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -187,7 +181,7 @@ pub enum DiskCommand {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
         #[arg(long, value_enum)]
-        mode: ModeArg,
+        mode: DiskMode,
     },
 }
 
@@ -209,38 +203,4 @@ pub struct DiskAddArgs {
 pub enum OnOff {
     On,
     Off,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum StoreArg {
-    /// The native store: taking, reverting, cloning and dropping cost nothing
-    Native,
-    /// VMware-style delta chains
-    Redo,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum WhenFullArg {
-    /// Wait until space returns
-    Wait,
-    /// Fail with ENOSPC
-    Error,
-}
-
-impl From<StoreArg> for api::Store {
-    fn from(arg: StoreArg) -> Self {
-        match arg {
-            StoreArg::Native => Self::Native,
-            StoreArg::Redo => Self::Redo,
-        }
-    }
-}
-
-impl From<WhenFullArg> for api::WhenFull {
-    fn from(arg: WhenFullArg) -> Self {
-        match arg {
-            WhenFullArg::Wait => Self::Wait,
-            WhenFullArg::Error => Self::Error,
-        }
-    }
 }

@@ -14,7 +14,7 @@ use crate::cli::AttachArgs;
 
 pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
     let vm = client.vm_show(&args.vm).await?;
-    let to = args.to.into();
+    let to = args.to;
     let mut disks = Vec::new();
     for disk in &vm.disks {
         let (listen, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;

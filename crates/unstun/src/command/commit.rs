@@ -39,11 +39,11 @@ async fn carry_out(
     output: Output,
 ) -> Result<()> {
     let preview = client.commit_preview(vm, target).await?;
-    if args.dry_run {
+    if args.consent.dry_run {
         return output.result(&preview, describe);
     }
     output.note(&describe(&preview));
-    if !args.yes {
+    if !args.consent.yes {
         match target {
             CommitTarget::Unowned => consent("Consolidate?", "consolidates")?,
             _ => consent("Commit?", "commits")?,

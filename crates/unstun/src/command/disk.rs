@@ -22,14 +22,14 @@ pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) 
             output.result(&grown, |grown| describe_grown(disk, grown))
         }
         DiskCommand::Set { disk, mode } => {
-            let changed = client.disk_set_mode(disk, &DiskSetMode { mode: (*mode).into() }).await?;
+            let changed = client.disk_set_mode(disk, &DiskSetMode { mode: *mode }).await?;
             output.result(&changed, |changed| titled("changed", changed))
         }
     }
 }
 
 async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> {
-    let mut disks: Vec<DiskCreate> = args.disk.iter().cloned().map(DiskCreate::from).collect();
+    let mut disks: Vec<DiskCreate> = args.disk.iter().map(|spec| spec.0.clone()).collect();
     let source = args.from.as_deref();
     let source = source.map(|path| fill::Source::look(path, args.from_format.as_deref())).transpose()?;
     let mode = match &source {

@@ -11,58 +11,58 @@ use api::{
     RemovedDisk, Reset, Revert, VmClient, VmRemove, VmRemovePreview, VmRemoved,
 };
 
-use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, ResetArgs, RevertArgs, UndoArgs};
+use crate::cli::{ConsentArgs, DiscardArgs, LossArgs, RemoveArgs, RevertArgs, VmLossArgs};
 use crate::command::consent;
 
 pub(super) async fn revert(args: &RevertArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse()?;
     let LossArgs { disconnect, purge, .. } = args.loss;
-    let mut request =
-        Revert { snapshot, take_first: args.take_first.clone(), disconnect, purge, keep: false };
+    let take_first = args.take_first.clone();
+    let request = Revert { snapshot, take_first, disconnect, purge, keep: false };
     let preview = client.revert_preview(&vm, &request).await?;
-    if !agreed(&preview, &args.loss, output)? {
-        return Ok(());
-    }
-    // If the preview said that the bin keeps the state, the daemon must not remove it for good. The other commands do
-    // the same.
-    request.keep = preview.kept_until.is_some();
-    output.result(&client.snapshot_revert(&vm, &request).await?, done)
+    let operation = async |keep| client.snapshot_revert(&vm, &Revert { keep, ..request }).await;
+    carry_out(&preview, &args.loss, output, operation).await
 }
 
 pub(super) async fn discard(args: &DiscardArgs, client: &Client, output: Output) -> Result<()> {
     let (vm, snapshot) = args.which.parse_both()?;
     let LossArgs { disconnect, purge, .. } = args.loss;
-    let mut request = Discard { snapshot, disconnect, purge, keep: false };
+    let request = Discard { snapshot, disconnect, purge, keep: false };
     let preview = client.discard_preview(&vm, &request).await?;
-    if !agreed(&preview, &args.loss, output)? {
-        return Ok(());
-    }
-    request.keep = preview.kept_until.is_some();
-    output.result(&client.snapshot_discard(&vm, &request).await?, done)
+    let operation = async |keep| client.snapshot_discard(&vm, &Discard { keep, ..request }).await;
+    carry_out(&preview, &args.loss, output, operation).await
 }
 
-pub(super) async fn reset(args: &ResetArgs, client: &Client, output: Output) -> Result<()> {
-    let mut request = reset_request(&args.loss);
+pub(super) async fn reset(args: &VmLossArgs, client: &Client, output: Output) -> Result<()> {
+    let request = reset_request(&args.loss);
     let preview = client.reset_preview(&args.vm, &request).await?;
-    if !agreed(&preview, &args.loss, output)? {
-        return Ok(());
-    }
-    request.keep = preview.kept_until.is_some();
-    output.result(&client.vm_reset(&args.vm, &request).await?, done)
+    let operation = async |keep| client.vm_reset(&args.vm, &Reset { keep, ..request }).await;
+    carry_out(&preview, &args.loss, output, operation).await
 }
 
-pub(super) async fn undo(args: &UndoArgs, client: &Client, output: Output) -> Result<()> {
-    let mut request = reset_request(&args.loss);
+pub(super) async fn undo(args: &VmLossArgs, client: &Client, output: Output) -> Result<()> {
+    let request = reset_request(&args.loss);
     let preview = client.undo_preview(&args.vm, &request).await?;
-    if !agreed(&preview, &args.loss, output)? {
-        return Ok(());
-    }
-    request.keep = preview.kept_until.is_some();
-    output.result(&client.snapshot_undo(&args.vm, &request).await?, done)
+    let operation = async |keep| client.snapshot_undo(&args.vm, &Reset { keep, ..request }).await;
+    carry_out(&preview, &args.loss, output, operation).await
 }
 
 fn reset_request(args: &LossArgs) -> Reset {
     Reset { disconnect: args.disconnect, purge: args.purge, keep: false }
+}
+
+/// Asks for consent to what `preview` says, and carries the operation out. `operation` gets whether the bin must keep the
+/// state: if the preview said that it does, the daemon must not remove the state for good.
+async fn carry_out(
+    preview: &Loss,
+    args: &LossArgs,
+    output: Output,
+    operation: impl AsyncFnOnce(bool) -> Result<Loss>,
+) -> Result<()> {
+    match agreed(preview, args, output)? {
+        true => output.result(&operation(preview.kept_until.is_some()).await?, done),
+        false => Ok(()),
+    }
 }
 
 /// Removes a VM. Only a removal with its disks is a loss and asks for consent.
@@ -194,7 +194,7 @@ fn datastore_removed(removed: &DatastoreRemoved) -> String {
 /// Returns whether the operation may go on; false after a dry run. Clients that prevent the operation are refused
 /// before the user is asked; the daemon checks for them again.
 fn agreed(preview: &Loss, args: &LossArgs, output: Output) -> Result<bool> {
-    if args.dry_run {
+    if args.consent.dry_run {
         output.result(preview, describe)?;
         return Ok(false);
     }
@@ -207,7 +207,7 @@ fn agreed(preview: &Loss, args: &LossArgs, output: Output) -> Result<bool> {
             connected(&preview.clients)
         )));
     }
-    if !args.yes {
+    if !args.consent.yes {
         let verb = preview.operation.as_str();
         consent(&format!("{}{}?", verb[..1].to_uppercase(), &verb[1..]), &format!("{verb}s"))?;
     }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn args(disconnect: bool) -> LossArgs {
-        LossArgs { disconnect, purge: false, yes: true, dry_run: false }
+        LossArgs { disconnect, purge: false, consent: ConsentArgs { yes: true, dry_run: false } }
     }
 
     #[test]

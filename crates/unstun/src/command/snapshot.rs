@@ -2,7 +2,7 @@
 
 use api::client::Client;
 use api::error::{Error, Result};
-use api::name;
+use api::name::{self, SnapshotRef};
 use api::output::{Output, fields};
 use api::units::{format_bytes, format_us};
 use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
@@ -14,7 +14,7 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
     match command {
         SnapshotCommand::Take { which, message } => {
             name::check_message(message).map_err(Error::invalid)?;
-            let (vm, name) = which.parse_new()?;
+            let (vm, name) = which.parse_both()?;
             let request = SnapshotTake { name, message: message.clone() };
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
@@ -45,7 +45,7 @@ fn taken(taken: &SnapshotTaken) -> String {
 /// available.
 async fn explain_delete(vm: Option<&str>, name: Option<&str>, client: &Client) -> Error {
     let which = vm.map(|vm| VmAndName { vm: vm.to_owned(), name: name.map(str::to_owned) });
-    let parsed = which.and_then(|which| which.parse_both().ok());
+    let parsed = which.and_then(|which| which.parse_both::<SnapshotRef>().ok());
     let (mut moved, mut lost) = (String::new(), String::new());
     let mut place = "VM NAME".to_owned();
     if let Some((vm, snapshot)) = parsed {

@@ -50,8 +50,7 @@ async fn open(vm: &VmName, request: VmOpen, client: &Client, output: Output) -> 
 }
 
 async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<()> {
-    let mut disks: Vec<DiskCreate> =
-        args.disks.iter().flat_map(|list| list.0.iter().cloned().map(DiskCreate::from)).collect();
+    let mut disks: Vec<DiskCreate> = args.disks.iter().flat_map(|list| list.0.clone()).collect();
     let source = args.from.as_deref();
     let source = source.map(|path| fill::Source::look(path, args.from_format.as_deref())).transpose()?;
     let mode = match &source {
@@ -61,8 +60,8 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
     let request = VmCreate {
         name: args.vm.clone(),
         disks,
-        store: args.store.into(),
-        when_full: args.when_full.into(),
+        store: args.store,
+        when_full: args.when_full,
         datastore: client.within().await?,
     };
     let mut vm = client.vm_create(&request).await?;
@@ -84,10 +83,7 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
 
 fn import(args: &ImportArgs) -> Result<VmImport> {
     let absolute = |path: &std::path::PathBuf| {
-        path.canonicalize().map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("{}: {e}", path.display())),
-            _ => Error::failed(format!("{}: {e}", path.display())),
-        })
+        path.canonicalize().map_err(|e| Error::at_path(path.display(), &e.to_string(), &e))
     };
     Ok(VmImport {
         path: absolute(&args.path)?,
@@ -95,7 +91,7 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
         in_place: args.in_place,
         allow_roots: args.allow_roots.iter().map(absolute).collect::<Result<_>>()?,
         ignore_content_ids: args.ignore_content_ids,
-        when_full: args.when_full.into(),
+        when_full: args.when_full,
         datastore: None,
     })
 }
@@ -129,7 +125,7 @@ async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()
         Some(to) => Some(client.named(&named(to)?).await?),
         None => None,
     };
-    let job = client.vm_move(&vm, &VmMove { disk, store: args.store.map(Into::into), datastore }).await?;
+    let job = client.vm_move(&vm, &VmMove { disk, store: args.store, datastore }).await?;
     match args.detach {
         true => output.result(&job, commit::started),
         false => commit::finish(watch(client, job).await?, output),
