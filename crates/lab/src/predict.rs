@@ -9,7 +9,7 @@ use crate::modelled::Engine;
 use crate::run::{End, Phase, Quantity, Record};
 use crate::runner::{Action, Audience, Step};
 use crate::storage::StorageModel;
-use crate::storage::measured::{Ask, Figure};
+use crate::storage::measured::{Figure, Load};
 use crate::vmware::rules::Hypothesis;
 use crate::vmware::spec::Version;
 use crate::workload::{Pacing, Worker};
@@ -86,7 +86,7 @@ fn experiment(question: Question, storage: &str, version: Version) -> Experiment
 
 /// Returns the rate that a model gives for the load of a measured figure: that of a flat file, for a short time.
 pub(crate) fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option<f64> {
-    let Ask { block_bytes, read_percent, outstanding } = figure.ask;
+    let Load { block_bytes, read_percent, outstanding } = figure.load;
     let workers = vec![Worker::aligned("load", block_bytes, read_percent, outstanding)];
     let run = Action::run(RATE_REQUESTS / figure.iops.max(1.0));
     let steps = vec![Step::new(Phase::Prepare, Action::FILL), Step::new(Phase::Baseline, run)];

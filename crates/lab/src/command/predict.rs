@@ -8,7 +8,7 @@ use api::output::{self, Output};
 use api::units::{format_bytes, format_seconds, format_us};
 
 use crate::predict::{self, Answer, Question, STACKS};
-use crate::real::Onlooker;
+use crate::real::SurveyObserver;
 use crate::reproduce::in_parallel;
 use crate::run::{Constant, ConstantSource};
 use crate::runner::Audience;
@@ -48,14 +48,14 @@ fn survey(dir: &Path, seconds: u32) -> Result<Measured> {
     let (bar, folder) = (bar()?, Scratch::make(dir, "unstun-survey")?);
     let interrupted = super::interruption()?;
     let shown = bar.clone();
-    let onlooker: Onlooker = Rc::new(move |what| {
+    let observer: SurveyObserver = Rc::new(move |what| {
         shown.set_message(format!("measuring: {what}"));
         match interrupted.load(Ordering::Relaxed) {
             true => Err(blk::Error::new(blk::ErrorKind::Cancelled, what, "interrupted")),
             false => Ok(()),
         }
     });
-    let measured = crate::real::survey(folder.path(), f64::from(seconds), onlooker);
+    let measured = crate::real::survey(folder.path(), f64::from(seconds), observer);
     bar.finish_and_clear();
     Ok(measured?)
 }
@@ -66,7 +66,7 @@ fn figures(measured: &Measured, model: &StorageModel, seed: u64) -> String {
     for figure in &measured.figures {
         let modelled = predict::rate(figure, model, seed);
         table.add_row([
-            figure.ask.text(),
+            figure.load.text(),
             format!("{:.0}", figure.iops),
             format_us(figure.latency_us as u64),
             modelled.map_or("-".into(), |iops| format!("{iops:.0}")),

@@ -7,7 +7,7 @@ use api::args::lab::HookArgs;
 use api::error::{Error, Result};
 
 use crate::experiment::{Experiment, Means, Room, Scaled};
-use crate::real::{Hooks, Site, Stack};
+use crate::real::{Hooks, Setup, Stack};
 use crate::run::Record;
 use crate::runner::{Audience, Plan};
 
@@ -60,8 +60,8 @@ pub(super) fn run(
     audience: Audience,
 ) -> Result<Record> {
     let program = api::program::find("unstun")?;
-    let site = Site { folder: &folder.0, program: &program, disk_bytes };
-    Ok(crate::real::run(stack, &site, plan, audience))
+    let setup = Setup { folder: &folder.0, program: &program, disk_bytes };
+    Ok(crate::real::run(stack, &setup, plan, audience))
 }
 
 /// Folder of one run. Dropping it removes the folder with everything in it.

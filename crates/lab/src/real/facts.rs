@@ -28,7 +28,8 @@ pub fn facts(folder: &Path) -> Vec<Fact> {
 /// Returns the bytes that this user may still write under `folder`, which exists.
 pub fn free_bytes(folder: &Path) -> Result<u64> {
     let found = rustix::fs::statvfs(folder);
-    let found = found.map_err(|e| Errno::from(e).at(folder.display().to_string(), "asking for its space"))?;
+    let found =
+        found.map_err(|e| Errno::from(e).at(folder.display().to_string(), "querying its free space"))?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_linux_machine_can_be_told() {
+    fn the_facts_of_a_linux_machine_are_found() {
         let facts = facts(Path::new("/"));
         let names: Vec<_> = facts.iter().map(|fact| fact.name.as_str()).collect();
         assert!(

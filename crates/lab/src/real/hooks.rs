@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blk::{Error, Result};
 
-use super::verbs::{Frozen, Verbs, Watch};
+use super::operations::{OperationState, Operations, SnapshotDisk};
 use super::{nbd, program};
 use crate::subject::CommitEnd;
 
@@ -26,25 +26,25 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    fn run(&self, script: &str, name: &str, watch: &Watch) -> Result<String> {
+    fn run(&self, script: &str, name: &str, state: &OperationState) -> Result<String> {
         let mut command = Command::new("sh");
         command.args(["-c", script]).env(NAME, name);
-        program::run_while(&mut command, self.limit, || watch.go_on("sh"))
+        program::run_while(&mut command, self.limit, || state.check_cancelled("sh"))
     }
 }
 
 /// The I/O below a user's own stack cannot be observed, and the lab made nothing for it.
-impl Verbs for Hooks {
-    fn take(&mut self, name: &str, watch: &Watch) -> Result<()> {
-        self.run(&self.take, name, watch).map(drop)
+impl Operations for Hooks {
+    fn take(&mut self, name: &str, state: &OperationState) -> Result<()> {
+        self.run(&self.take, name, state).map(drop)
     }
 
-    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
-        self.run(&self.commit, name, watch)?;
+    fn commit(&mut self, name: &str, state: &OperationState) -> Result<CommitEnd> {
+        self.run(&self.commit, name, state)?;
         Ok(CommitEnd::Done)
     }
 
-    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+    fn frozen(&mut self, name: &str) -> Result<Vec<SnapshotDisk>> {
         if self.frozen.is_empty() {
             let cause = "the place of its frozen disk is unknown; a backup needs --frozen URI|PATH";
             return Err(Error::unsupported(name, cause));
@@ -52,8 +52,8 @@ impl Verbs for Hooks {
         let place = |place: &String| {
             let place = place.replace(&format!("${NAME}"), name);
             Ok(match nbd::is_uri(&place) {
-                true => Frozen::Export(nbd::dial(&place)?),
-                false => Frozen::File(PathBuf::from(place)),
+                true => SnapshotDisk::Export(nbd::connect(&place)?),
+                false => SnapshotDisk::File(PathBuf::from(place)),
             })
         };
         self.frozen.iter().map(place).collect()

@@ -5,17 +5,17 @@ use api::client::Client;
 use blk::Result;
 
 use super::facts::facts;
-use super::stack::{Site, Stack, open_served};
+use super::stack::{Setup, Stack, open_served};
 use super::uring_executor::UringExecutor;
 use crate::run::{End, Record};
 use crate::runner::{self, Audience, Plan};
 use crate::subject::Subject;
 
 /// Runs a plan on a stack, on this thread and in real time. A stack that cannot be set up gives a failed run.
-pub fn run(stack: &Stack, site: &Site<'_>, mut plan: Plan, audience: Audience) -> Record {
+pub fn run(stack: &Stack, setup: &Setup<'_>, mut plan: Plan, audience: Audience) -> Record {
     plan.head.subject = stack.name().to_string();
-    plan.head.machine = facts(site.folder);
-    run_on(plan, audience, |executor| stack.open(executor, site))
+    plan.head.machine = facts(setup.folder);
+    run_on(plan, audience, |executor| stack.open(executor, setup))
 }
 
 /// Runs a plan on a VM of a daemon that runs already.

@@ -28,14 +28,14 @@ pub(super) fn is_uri(target: &str) -> bool {
 }
 
 /// A negotiated connection that is not attached to a core yet, and so may still move to another thread.
-pub(super) struct Dialled {
+pub(super) struct Negotiated {
     fd: OwnedFd,
     export: Export,
     place: String,
 }
 
 /// Connects and negotiates; this blocks.
-pub(super) fn dial(uri: &str) -> Result<Dialled> {
+pub(super) fn connect(uri: &str) -> Result<Negotiated> {
     let address = Address::parse(uri)?;
     let place = address.to_string();
     let failed = |e: std::io::Error| Error::new(ErrorKind::Io, &place, format!("connecting: {e}"));
@@ -48,10 +48,10 @@ pub(super) fn dial(uri: &str) -> Result<Dialled> {
     let mut stream = File::from(fd.try_clone().map_err(failed)?);
     let export = handshake::negotiate(&mut stream, &address.export, &place)?;
     limit(None)?;
-    Ok(Dialled { fd, export, place })
+    Ok(Negotiated { fd, export, place })
 }
 
-impl Dialled {
+impl Negotiated {
     /// Turns the connection into a volume that the core of `env` serves.
     pub(super) fn serve(self, reactor: &UringReactor, env: &Env) -> Rc<NbdVolume> {
         let socket = reactor.adopt_stream(self.fd, env.clone(), &self.place);

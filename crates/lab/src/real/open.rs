@@ -14,7 +14,7 @@ use crate::plain::Plain;
 /// Opens an NBD URI, a file or a block device.
 pub fn open_disk(executor: &UringExecutor, target: &str) -> Result<Rc<dyn Volume>> {
     if nbd::is_uri(target) {
-        return Ok(nbd::dial(target)?.serve(&executor.reactor, &executor.env()));
+        return Ok(nbd::connect(target)?.serve(&executor.reactor, &executor.env()));
     }
     let (env, path) = (executor.env(), PathBuf::from(target));
     Ok(Rc::new(executor.run(async move { open_file(&env, &path, OpenMode::Write).await })?))

@@ -21,24 +21,24 @@ pub(super) fn run(command: &mut Command, limit: Duration) -> Result<String> {
     run_while(command, limit, || Ok(()))
 }
 
-/// Runs a program like `run`, and ends it early with the error of `goes_on` once that returns one.
+/// Runs a program like `run`, and ends it early with the error of `check` once that returns one.
 pub(super) fn run_while(
     command: &mut Command,
     limit: Duration,
-    goes_on: impl Fn() -> Result<()>,
+    check: impl Fn() -> Result<()>,
 ) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|e| not_started(&name, &e))?;
-    let stdout = gather(child.stdout.take().expect("piped"));
-    let stderr = gather(child.stderr.take().expect("piped"));
-    let in_time = wait(&child, limit, goes_on);
+    let stdout = collect(child.stdout.take().expect("piped"));
+    let stderr = collect(child.stderr.take().expect("piped"));
+    let in_time = wait(&child, limit, check);
     if !matches!(in_time, Ok(true)) {
         kill_all(&child);
     }
     let status = child.wait().map_err(|e| Errno::from(e).at(&name, "waiting for it"))?;
-    let (said, complained) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
-    let words = last_lines(if complained.trim().is_empty() { &said } else { &complained });
+    let (output, errors) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+    let words = last_lines(if errors.trim().is_empty() { &output } else { &errors });
     if !in_time? {
         let cause = format!("stopped after {} s, its time limit; it said: {words}", limit.as_secs());
         return Err(Error::new(ErrorKind::Cancelled, name, cause));
@@ -46,14 +46,14 @@ pub(super) fn run_while(
     if !status.success() {
         return Err(Error::new(ErrorKind::Io, name, format!("{status}: {words}")));
     }
-    Ok(said)
+    Ok(output)
 }
 
-/// Returns whether the child ends within `limit`. Ends the wait with the error of `goes_on`.
-fn wait(child: &Child, limit: Duration, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
+/// Returns whether the child ends within `limit`. Ends the wait with the error of `check`.
+fn wait(child: &Child, limit: Duration, check: impl Fn() -> Result<()>) -> Result<bool> {
     let mut left = limit;
     while !left.is_zero() {
-        goes_on()?;
+        check()?;
         let look = LOOK.min(left);
         if ends_within(child, look)? {
             return Ok(true);
@@ -85,7 +85,7 @@ fn kill_all(child: &Child) {
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
 }
 
-fn gather(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+fn collect(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut kept = Vec::new();
         let mut piece = [0; 4096];
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_waits_for_is_ended() {
+    fn a_cancelled_program_is_ended() {
         let over = || Err(Error::new(ErrorKind::Cancelled, "it", "the run is over"));
         let mut command = Command::new("sleep");
         let error = run_while(command.arg("1000"), Duration::from_secs(60), over).unwrap_err();

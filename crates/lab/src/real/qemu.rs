@@ -7,10 +7,10 @@ use std::time::Duration;
 use blk::{Error, Result};
 use serde_json::json;
 
+use super::operations::{OperationState, Operations, SnapshotDisk};
 use super::program;
 use super::qmp::Qmp;
 use super::server::Server;
-use super::verbs::{Frozen, Verbs, Watch};
 use crate::subject::CommitEnd;
 
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
@@ -87,8 +87,8 @@ fn socket(folder: &Path) -> PathBuf {
 }
 
 /// QEMU counts the I/O of the exported node, not of the files under it.
-impl Verbs for Qemu {
-    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
+impl Operations for Qemu {
+    fn take(&mut self, name: &str, _: &OperationState) -> Result<()> {
         let overlay = self.overlay(name);
         let base = self.folder.join("disk.raw");
         let mut create = Command::new("qemu-img");
@@ -106,7 +106,7 @@ impl Verbs for Qemu {
     }
 
     /// Commits the topmost overlay actively. The job is `ready` when the rest could be merged in a pause.
-    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
+    fn commit(&mut self, name: &str, state: &OperationState) -> Result<CommitEnd> {
         let node = format!("{name}-node");
         if node != self.top {
             return Err(self.not_the_latest(name));
@@ -114,8 +114,8 @@ impl Verbs for Qemu {
         self.qmp.call("block-commit", json!({ "job-id": "commit", "device": node }))?;
         let mut completes = false;
         while let Some((done, total, ready)) = self.commit_state()? {
-            watch.go_on("block-commit")?;
-            let mut progress = watch.progress.lock().expect("no panic inside");
+            state.check_cancelled("block-commit")?;
+            let mut progress = state.progress.lock().expect("no panic inside");
             (progress.done_bytes, progress.total_bytes) = (done, Some(total));
             drop(progress);
             if ready && !completes {
@@ -133,9 +133,9 @@ impl Verbs for Qemu {
     }
 
     /// Returns the backing file, which is not written until the commit.
-    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+    fn frozen(&mut self, name: &str) -> Result<Vec<SnapshotDisk>> {
         match self.top == format!("{name}-node") {
-            true => Ok(vec![Frozen::File(self.folder.join("disk.raw"))]),
+            true => Ok(vec![SnapshotDisk::File(self.folder.join("disk.raw"))]),
             false => Err(self.not_the_latest(name)),
         }
     }

@@ -39,8 +39,8 @@ impl Qmp {
         loop {
             let mut answer = self.line()?;
             if let Some(error) = answer.get("error") {
-                let said = error["desc"].as_str().unwrap_or("no reason given").to_string();
-                return Err(Error::new(ErrorKind::Io, &self.place, format!("{command}: {said}")));
+                let reason = error["desc"].as_str().unwrap_or("no reason given").to_string();
+                return Err(Error::new(ErrorKind::Io, &self.place, format!("{command}: {reason}")));
             }
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use blk::{Errno, Error, ErrorKind, Result};
 
+use super::operations::{OperationState, Operations, SnapshotDisk};
 use super::program;
-use super::verbs::{Frozen, Verbs, Watch};
 use crate::subject::CommitEnd;
 
 /// The file system copies its list of extents, which grows with fragmentation.
@@ -45,20 +45,20 @@ fn reflink(original: &Path, copy: &Path) -> Result<()> {
     program::run(Command::new("cp").arg("--reflink=always").args([original, copy]), COPY_LIMIT).map(drop)
 }
 
-impl Verbs for Reflinks {
-    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
+impl Operations for Reflinks {
+    fn take(&mut self, name: &str, _: &OperationState) -> Result<()> {
         reflink(&self.disk, &self.copy(name))
     }
 
-    fn commit(&mut self, name: &str, _: &Watch) -> Result<CommitEnd> {
+    fn commit(&mut self, name: &str, _: &OperationState) -> Result<CommitEnd> {
         let copy = self.copy(name);
         std::fs::remove_file(&copy)
             .map_err(|e| Errno::from(e).at(copy.display().to_string(), "removing the copy"))?;
         Ok(CommitEnd::Done)
     }
 
-    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
-        Ok(vec![Frozen::File(self.copy(name))])
+    fn frozen(&mut self, name: &str) -> Result<Vec<SnapshotDisk>> {
+        Ok(vec![SnapshotDisk::File(self.copy(name))])
     }
 
     fn close(&mut self) -> Result<()> {

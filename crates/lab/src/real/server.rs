@@ -16,7 +16,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// A shell script that waits on its standard input, which receives no data: it continues when the holder of the other
 /// end exits. `$1` is a process group.
-const WARDEN: &str = "read -r nothing; kill -s KILL -- \"-$1\"";
+const WATCHDOG: &str = "read -r nothing; kill -s KILL -- \"-$1\"";
 /// Interval of the checks of a server that is starting.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(super) struct Server {
     child: Child,
     /// Present until the server has ended.
-    warden: Option<Child>,
+    watchdog: Option<Child>,
     name: String,
     log: PathBuf,
 }
@@ -45,32 +45,32 @@ impl Server {
         // has stopped.
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0).spawn();
         let child = child.map_err(|e| not_started(&name, &e))?;
-        let mut server = Server { child, warden: None, name, log };
-        server.warden = Some(warden(&server.child)?);
+        let mut server = Server { child, watchdog: None, name, log };
+        server.watchdog = Some(watchdog(&server.child)?);
         let began = now();
         while !is_ready() {
             if ends_within(&server.child, LOOK)? {
-                return Err(server.complaint("it ended while starting"));
+                return Err(server.start_error("it ended while starting"));
             }
             if began.elapsed() > START_LIMIT {
                 return Err(
-                    server.complaint(&format!("it does not answer after {} s", START_LIMIT.as_secs()))
+                    server.start_error(&format!("it does not answer after {} s", START_LIMIT.as_secs()))
                 );
             }
         }
         Ok(server)
     }
 
-    fn complaint(&self, what: &str) -> Error {
-        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last_lines(&said)))
+    fn start_error(&self, what: &str) -> Error {
+        let output = std::fs::read_to_string(&self.log).unwrap_or_default();
+        Error::new(ErrorKind::Io, &self.name, format!("{what}: {}", last_lines(&output)))
     }
 
-    /// Ends the server and its warden. A second call does nothing.
+    /// Ends the server and its watchdog. A second call does nothing.
     pub(super) fn stop(&mut self) -> Result<()> {
-        let Some(warden) = self.warden.take() else { return Ok(()) };
+        let Some(watchdog) = self.watchdog.take() else { return Ok(()) };
         let ended = self.end();
-        dismiss(warden);
+        end_watchdog(watchdog);
         // Once the child has been waited for, another process may get its number.
         self.child.wait().map_err(|e| Errno::from(e).at(&self.name, "waiting for its end"))?;
         ended
@@ -96,19 +96,19 @@ impl Drop for Server {
 
 /// Starts a process that kills the server and its children if this process exits without having ended them. After
 /// SIGKILL this process cannot do that itself.
-fn warden(server: &Child) -> Result<Child> {
+fn watchdog(server: &Child) -> Result<Child> {
     let mut command = Command::new("sh");
-    command.args(["-c", WARDEN, "sh", &server.id().to_string()]);
+    command.args(["-c", WATCHDOG, "sh", &server.id().to_string()]);
     // This process holds the only other end of the pipe, because it is closed on exec.
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     command.spawn().map_err(|e| not_started("sh", &e))
 }
 
-/// Ends the warden. The caller has not yet waited for the server, so the warden cannot kill another process of that
+/// Ends the watchdog. The caller has not yet waited for the server, so the watchdog cannot kill another process of that
 /// number.
-fn dismiss(mut warden: Child) {
+fn end_watchdog(mut watchdog: Child) {
     // The wait rules out a kill that comes too late. Neither call fails for a running child.
-    let _ = warden.kill().and_then(|()| warden.wait());
+    let _ = watchdog.kill().and_then(|()| watchdog.wait());
 }
 
 /// Returns the real time. Only this function of the lab uses it, because a child process starts in real time.

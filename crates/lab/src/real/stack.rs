@@ -11,11 +11,11 @@ use blk::{Errno, Error, Result};
 
 use super::hooks::Hooks;
 use super::open::open_disk;
+use super::operations::{ExternalStack, Operations};
 use super::qemu::Qemu;
 use super::reflink::Reflinks;
 use super::unstun::Served;
 use super::uring_executor::UringExecutor;
-use super::verbs::{Outside, Verbs};
 use crate::subject::Subject;
 use crate::vmware::Esx;
 use crate::vmware::spec::Spec;
@@ -43,7 +43,7 @@ pub enum Stack {
 }
 
 /// Where a stack is set up. The run has the folder to itself.
-pub struct Site<'a> {
+pub struct Setup<'a> {
     pub folder: &'a Path,
     /// The binary of our daemon.
     pub program: &'a Path,
@@ -95,29 +95,29 @@ impl Stack {
     }
 
     /// Starts the server of the disks and attaches to them. Server and connections end with the subject.
-    pub fn open(&self, executor: &UringExecutor, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
-        let (disks, verbs) = match self {
+    pub fn open(&self, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Rc<dyn Subject>> {
+        let (disks, operations) = match self {
             Stack::Unstun(store) => {
-                attached(executor, Served::start(site.program, site.folder, *store, site.disk_bytes)?)?
+                attached(executor, Served::start(setup.program, setup.folder, *store, setup.disk_bytes)?)?
             }
-            Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, executor, site)?,
-            Stack::Reflink => open_reflink(executor, site)?,
-            Stack::Vmware { mirror } => return open_vmware(*mirror, executor, site),
+            Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, executor, setup)?,
+            Stack::Reflink => open_reflink(executor, setup)?,
+            Stack::Vmware { mirror } => return open_vmware(*mirror, executor, setup),
             Stack::Hooks { disks, hooks } => {
                 let volumes = disks.iter().map(|disk| open_disk(executor, disk)).collect::<Result<_>>()?;
-                (volumes, Box::new(hooks.clone()) as Box<dyn Verbs>)
+                (volumes, Box::new(hooks.clone()) as Box<dyn Operations>)
             }
         };
-        Ok(Outside::new(self.name(), executor, disks, verbs))
+        Ok(ExternalStack::new(self.name(), executor, disks, operations))
     }
 }
 
-type Opened = (Vec<Rc<dyn Volume>>, Box<dyn Verbs>);
+type Opened = (Vec<Rc<dyn Volume>>, Box<dyn Operations>);
 
 /// Attaches to the disks of a VM of a daemon that runs already.
 pub(super) fn open_served(executor: &UringExecutor, client: Client, vm: &Vm) -> Result<Rc<dyn Subject>> {
-    let (disks, verbs) = attached(executor, Served::connect(client, vm.name.clone())?)?;
-    Ok(Outside::new(vm.store.as_str(), executor, disks, verbs))
+    let (disks, operations) = attached(executor, Served::connect(client, vm.name.clone())?)?;
+    Ok(ExternalStack::new(vm.store.as_str(), executor, disks, operations))
 }
 
 fn attached(executor: &UringExecutor, (served, uris): (Served, Vec<String>)) -> Result<Opened> {
@@ -125,22 +125,22 @@ fn attached(executor: &UringExecutor, (served, uris): (Served, Vec<String>)) -> 
     Ok((disks, Box::new(served)))
 }
 
-fn open_qemu(extended_l2: bool, executor: &UringExecutor, site: &Site<'_>) -> Result<Opened> {
-    make_raw(site, "qemu")?;
-    let qemu = Qemu::start(site.folder, extended_l2)?;
-    Ok((vec![open_disk(executor, &Qemu::uri(site.folder))?], Box::new(qemu)))
+fn open_qemu(extended_l2: bool, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Opened> {
+    make_raw(setup, "qemu")?;
+    let qemu = Qemu::start(setup.folder, extended_l2)?;
+    Ok((vec![open_disk(executor, &Qemu::uri(setup.folder))?], Box::new(qemu)))
 }
 
-fn open_reflink(executor: &UringExecutor, site: &Site<'_>) -> Result<Opened> {
-    Reflinks::probe(site.folder)?;
-    let disk = make_raw(site, "reflink")?;
+fn open_reflink(executor: &UringExecutor, setup: &Setup<'_>) -> Result<Opened> {
+    Reflinks::probe(setup.folder)?;
+    let disk = make_raw(setup, "reflink")?;
     let volume = open_disk(executor, &disk.to_string_lossy())?;
     Ok((vec![volume], Box::new(Reflinks { disk })))
 }
 
-fn open_vmware(mirror: bool, executor: &UringExecutor, site: &Site<'_>) -> Result<Rc<dyn Subject>> {
-    let spec = Spec::redo(mirror, site.disk_bytes.to_vec());
-    let (env, folder) = (executor.env(), site.folder.to_string_lossy().into_owned());
+fn open_vmware(mirror: bool, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Rc<dyn Subject>> {
+    let spec = Spec::redo(mirror, setup.disk_bytes.to_vec());
+    let (env, folder) = (executor.env(), setup.folder.to_string_lossy().into_owned());
     executor.run(async move {
         let dir = env.open_root(&folder)?;
         Ok(Rc::new(Esx::create(env.clone(), dir.clone(), dir, spec).await?) as Rc<dyn Subject>)
@@ -148,12 +148,12 @@ fn open_vmware(mirror: bool, executor: &UringExecutor, site: &Site<'_>) -> Resul
 }
 
 /// Creates the one disk of a stack that has no VMs.
-fn make_raw(site: &Site<'_>, stack: &str) -> Result<PathBuf> {
-    let [bytes] = site.disk_bytes else {
-        let cause = format!("{} disks; this stack is measured with one", site.disk_bytes.len());
+fn make_raw(setup: &Setup<'_>, stack: &str) -> Result<PathBuf> {
+    let [bytes] = setup.disk_bytes else {
+        let cause = format!("{} disks; this stack is measured with one", setup.disk_bytes.len());
         return Err(Error::unsupported(stack, cause));
     };
-    let path = site.folder.join("disk.raw");
+    let path = setup.folder.join("disk.raw");
     let made = File::create_new(&path).and_then(|file| file.set_len(*bytes));
     made.map_err(|e| Errno::from(e).at(path.display().to_string(), "making the disk"))?;
     Ok(path)

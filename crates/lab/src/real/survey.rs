@@ -10,7 +10,7 @@ use super::facts::free_bytes;
 use super::uring_executor::UringExecutor;
 use crate::plain::Plain;
 use crate::probe::{Meter, Totals};
-use crate::storage::measured::{ASKS, Ask, Figure, Measured};
+use crate::storage::measured::{Figure, LOADS, Load, Measured};
 use crate::workload::{Driver, Worker, Workload};
 
 /// Larger than the caches of most drives, and written within seconds.
@@ -31,12 +31,12 @@ const FLUSHES_MAX: u32 = 1000;
 const FILE: &str = "survey";
 
 /// Called repeatedly with the name of the current measurement; an error ends the survey.
-pub type Onlooker = Rc<dyn Fn(&str) -> Result<()>>;
+pub type SurveyObserver = Rc<dyn Fn(&str) -> Result<()>>;
 
 /// Measures for about `seconds` in `folder`, which exists and which the caller removes afterwards.
 ///
-/// Errors: `Refused` where less than 256 MiB are free, the onlooker's errors, and those of the storage.
-pub fn survey(folder: &Path, seconds: f64, onlooker: Onlooker) -> Result<Measured> {
+/// Errors: `Refused` where less than 256 MiB are free, the observer's errors, and those of the storage.
+pub fn survey(folder: &Path, seconds: f64, observer: SurveyObserver) -> Result<Measured> {
     let place = folder.display().to_string();
     let file_bytes = FILE_BYTES_MAX.min(free_bytes(folder)? / FREE_DIVISOR) / FILE_BYTES_MIN * FILE_BYTES_MIN;
     if file_bytes == 0 {
@@ -52,7 +52,7 @@ pub fn survey(folder: &Path, seconds: f64, onlooker: Onlooker) -> Result<Measure
         let file = env.open_root(&place)?.create_new(FILE).await?;
         file.set_len(file_bytes).await?;
         let disk: Rc<dyn Volume> = Rc::new(Plain::new(file, file_bytes));
-        Survey { env, place, disk, file_bytes, onlooker }.run(seconds).await
+        Survey { env, place, disk, file_bytes, observer }.run(seconds).await
     })
 }
 
@@ -61,18 +61,18 @@ struct Survey {
     place: String,
     disk: Rc<dyn Volume>,
     file_bytes: u64,
-    onlooker: Onlooker,
+    observer: SurveyObserver,
 }
 
 impl Survey {
     async fn run(mut self, seconds: f64) -> Result<Measured> {
         self.file_bytes = self.fill(seconds * FILL_SHARE).await?;
-        let share = (1.0 - FILL_SHARE - FLUSH_SHARE) / ASKS.len() as f64;
+        let share = (1.0 - FILL_SHARE - FLUSH_SHARE) / LOADS.len() as f64;
         let mut figures = Vec::new();
-        for ask in ASKS {
-            figures.push(self.measure(ask, seconds * share).await?);
+        for load in LOADS {
+            figures.push(self.measure(load, seconds * share).await?);
         }
-        (self.onlooker)("flushes")?;
+        (self.observer)("flushes")?;
         let flush_us = self.flushes(seconds * FLUSH_SHARE).await?;
         Ok(Measured { figures, flush_us, file_bytes: self.file_bytes })
     }
@@ -101,7 +101,7 @@ impl Survey {
         let written = || meter.totals().writes * u64::from(FILL_BLOCK);
         let in_time = || self.env.now_ns() < end_ns && written() < self.file_bytes;
         while driver.is_running() && (in_time() || written() < FILE_BYTES_MIN) {
-            (self.onlooker)("a file is filled")?;
+            (self.observer)("a file is filled")?;
             self.env.sleep_us(LOOK_US).await;
         }
         driver.stop().await;
@@ -109,20 +109,20 @@ impl Survey {
         Ok(written().min(self.file_bytes) / FILE_BYTES_MIN * FILE_BYTES_MIN)
     }
 
-    async fn measure(&self, ask: Ask, seconds: f64) -> Result<Figure> {
+    async fn measure(&self, load: Load, seconds: f64) -> Result<Figure> {
         let meter = Rc::new(Meter::new(self.env.now_ns()));
-        let Ask { block_bytes, read_percent, outstanding } = ask;
+        let Load { block_bytes, read_percent, outstanding } = load;
         let worker = Worker {
             working_set_bytes: self.file_bytes,
             ..Worker::aligned("load", block_bytes, read_percent, outstanding)
         };
         let driver = self.driver(worker, &meter)?;
-        (self.onlooker)(&ask.text())?;
+        (self.observer)(&load.text())?;
         driver.start();
         self.env.sleep_us((seconds * 1e6) as u64).await;
         // On very slow storage the time is extended until one request has completed.
         while driver.is_running() && meter.totals() == Totals::default() {
-            (self.onlooker)(&ask.text())?;
+            (self.observer)(&load.text())?;
             self.env.sleep_us(LOOK_US).await;
         }
         let sample = meter.cut(self.env.now_ns());
@@ -131,7 +131,7 @@ impl Survey {
         let count = (sample.reads + sample.writes) as f64;
         let took_us = sample.read_latency.mean_us * sample.reads as f64
             + sample.write_latency.mean_us * sample.writes as f64;
-        Ok(Figure { ask, iops: count * 1e6 / sample.interval_us as f64, latency_us: took_us / count })
+        Ok(Figure { load, iops: count * 1e6 / sample.interval_us as f64, latency_us: took_us / count })
     }
 
     /// Returns the mean time of a flush after a small write, us.
@@ -167,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_on_may_end_it() {
+    fn the_observer_may_end_it() {
         let folder = tempfile::tempdir().unwrap();
-        let over: Onlooker = Rc::new(|_| Err(Error::invalid("it", "interrupted")));
+        let over: SurveyObserver = Rc::new(|_| Err(Error::invalid("it", "interrupted")));
         assert_eq!(survey(folder.path(), 1.5, over).unwrap_err().cause, "interrupted");
     }
 }

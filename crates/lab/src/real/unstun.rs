@@ -15,8 +15,8 @@ use blk::{Errno, Error, ErrorKind, Result};
 use tokio::runtime::Runtime;
 
 use super::nbd;
+use super::operations::{LoggedStun, OperationState, Operations, SnapshotDisk};
 use super::server::Server;
-use super::verbs::{DatedStun, Frozen, Verbs, Watch};
 use crate::run::Counters;
 use crate::subject::{CommitEnd, LayerSeen};
 
@@ -80,9 +80,9 @@ impl Served {
 
     /// Waits until the snapshot has no readers: the daemon notices a dropped connection a moment later. If a reader
     /// stays longer, the daemon's refusal names it.
-    fn wait_for_readers(&self, name: &str, watch: &Watch) -> Result<()> {
+    fn wait_for_readers(&self, name: &str, state: &OperationState) -> Result<()> {
         for _ in 0..READERS_LOOKS {
-            watch.go_on("commit")?;
+            state.check_cancelled("commit")?;
             if !self.show()?.clients.iter().any(|client| client.snapshot.as_deref() == Some(name)) {
                 break;
             }
@@ -91,13 +91,13 @@ impl Served {
         Ok(())
     }
 
-    fn wait_for(&self, mut job: Job, watch: &Watch) -> Result<CommitEnd> {
+    fn wait_for(&self, mut job: Job, state: &OperationState) -> Result<CommitEnd> {
         for looks in 0u64.. {
-            watch.go_on("commit")?;
+            state.check_cancelled("commit")?;
             if looks.is_multiple_of(HOST_LOOKS) {
-                self.look_at_host(watch);
+                self.read_file_counters(state);
             }
-            let mut progress = watch.progress.lock().expect("no panic inside");
+            let mut progress = state.progress.lock().expect("no panic inside");
             (progress.done_bytes, progress.total_bytes) = (job.bytes_done, Some(job.bytes_total));
             drop(progress);
             if !job.state.is_open() {
@@ -116,22 +116,22 @@ impl Served {
     }
 
     /// Reads the files' counters. A failed read leaves the previous values.
-    fn look_at_host(&self, watch: &Watch) {
+    fn read_file_counters(&self, state: &OperationState) {
         if let Ok(vm) = self.show() {
-            *watch.host.lock().expect("no panic inside") = (Some(counters(&vm)), layers(&vm));
+            *state.host.lock().expect("no panic inside") = (Some(counters(&vm)), layers(&vm));
         }
     }
 
     /// Reads the events since the last look. After a failure the next look reads them again.
-    fn look_at_stuns(&mut self, watch: &Watch) {
+    fn read_stuns(&mut self, state: &OperationState) {
         let events = self.runtime.block_on(self.client.events(&self.vm, self.last_event));
         for event in events.unwrap_or_default() {
             self.last_event = event.id;
             let end_unix_us = event.time.as_microsecond();
             let (stun_us, cause) = (event.stun_us, event.operation.as_str().to_owned());
             if stun_us > 0 {
-                let stun = DatedStun { end_unix_us, stun_us, cause };
-                watch.stuns.lock().expect("no panic inside").push(stun);
+                let stun = LoggedStun { end_unix_us, stun_us, cause };
+                state.stuns.lock().expect("no panic inside").push(stun);
             }
         }
     }
@@ -198,31 +198,31 @@ fn of_layer(io: &LayerIo) -> Counters {
     }
 }
 
-impl Verbs for Served {
-    fn take(&mut self, name: &str, _: &Watch) -> Result<()> {
+impl Operations for Served {
+    fn take(&mut self, name: &str, _: &OperationState) -> Result<()> {
         let name = name.parse().map_err(|e: String| Error::invalid(name, e))?;
         let request = SnapshotTake { name, message: String::new() };
         self.runtime.block_on(self.client.snapshot_take(&self.vm, &request)).map(drop).map_err(of_api)
     }
 
-    fn commit(&mut self, name: &str, watch: &Watch) -> Result<CommitEnd> {
-        self.wait_for_readers(name, watch)?;
+    fn commit(&mut self, name: &str, state: &OperationState) -> Result<CommitEnd> {
+        self.wait_for_readers(name, state)?;
         let target = CommitTarget::Snapshot(name.parse().map_err(|e: String| Error::invalid(name, e))?);
         let job = self.runtime.block_on(self.client.snapshot_commit(&self.vm, &target)).map_err(of_api)?;
-        let ended = self.wait_for(job, watch);
-        self.look(watch);
+        let ended = self.wait_for(job, state);
+        self.update_counters(state);
         ended
     }
 
-    fn frozen(&mut self, name: &str) -> Result<Vec<Frozen>> {
+    fn frozen(&mut self, name: &str) -> Result<Vec<SnapshotDisk>> {
         let disks = self.show()?.disks;
         let uri = |disk: &api::Disk| sealed_uri(&disk.nbd_uri, disk.number, name);
-        disks.iter().map(|disk| Ok(Frozen::Export(nbd::dial(&uri(disk))?))).collect()
+        disks.iter().map(|disk| Ok(SnapshotDisk::Export(nbd::connect(&uri(disk))?))).collect()
     }
 
-    fn look(&mut self, watch: &Watch) {
-        self.look_at_host(watch);
-        self.look_at_stuns(watch);
+    fn update_counters(&mut self, state: &OperationState) {
+        self.read_file_counters(state);
+        self.read_stuns(state);
     }
 
     fn close(&mut self) -> Result<()> {

@@ -12,14 +12,14 @@ use super::StorageModel;
 /// A load, and the rate and latency that the storage delivered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    pub ask: Ask,
+    pub load: Load,
     pub iops: f64,
     pub latency_us: f64,
 }
 
 /// Random requests on a file, with a constant number under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ask {
+pub struct Load {
     pub block_bytes: u32,
     pub read_percent: u8,
     pub outstanding: u32,
@@ -31,27 +31,27 @@ const DEEP: u32 = 32;
 /// Smallest time per request of a model: a thousand million requests a second.
 const GAP_US_MIN: f64 = 1e-3;
 
-const fn ask(block_bytes: u32, read_percent: u8, outstanding: u32) -> Ask {
-    Ask { block_bytes, read_percent, outstanding }
+const fn load(block_bytes: u32, read_percent: u8, outstanding: u32) -> Load {
+    Load { block_bytes, read_percent, outstanding }
 }
 
-const READ_ALONE: Ask = ask(SMALL, 100, 1);
-const READ_DEEP: Ask = ask(SMALL, 100, DEEP);
-const WRITE_ALONE: Ask = ask(SMALL, 0, 1);
-const WRITE_DEEP: Ask = ask(SMALL, 0, DEEP);
-const MIXED_DEEP: Ask = ask(SMALL, 70, DEEP);
-const LARGE_READ_ALONE: Ask = ask(LARGE, 100, 1);
-const LARGE_READ_DEEP: Ask = ask(LARGE, 100, 8);
-const LARGE_WRITE_ALONE: Ask = ask(LARGE, 0, 1);
-const LARGE_WRITE_DEEP: Ask = ask(LARGE, 0, 8);
+const READ_ALONE: Load = load(SMALL, 100, 1);
+const READ_DEEP: Load = load(SMALL, 100, DEEP);
+const WRITE_ALONE: Load = load(SMALL, 0, 1);
+const WRITE_DEEP: Load = load(SMALL, 0, DEEP);
+const MIXED_DEEP: Load = load(SMALL, 70, DEEP);
+const LARGE_READ_ALONE: Load = load(LARGE, 100, 1);
+const LARGE_READ_DEEP: Load = load(LARGE, 100, 8);
+const LARGE_WRITE_ALONE: Load = load(LARGE, 0, 1);
+const LARGE_WRITE_DEEP: Load = load(LARGE, 0, 8);
 
 /// The loads to measure. Those at depth 8 and the mix check the model and do not enter it.
-pub const ASKS: [Ask; 11] = [
+pub const LOADS: [Load; 11] = [
     READ_ALONE,
-    ask(SMALL, 100, 8),
+    load(SMALL, 100, 8),
     READ_DEEP,
     WRITE_ALONE,
-    ask(SMALL, 0, 8),
+    load(SMALL, 0, 8),
     WRITE_DEEP,
     MIXED_DEEP,
     LARGE_READ_ALONE,
@@ -60,7 +60,7 @@ pub const ASKS: [Ask; 11] = [
     LARGE_WRITE_DEEP,
 ];
 
-impl Ask {
+impl Load {
     /// Returns the load in words: `4 KiB, 70 % reads, 32 under way`.
     pub fn text(self) -> String {
         let mix = match self.read_percent {
@@ -79,7 +79,7 @@ impl Ask {
 /// All measured figures of some storage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// One figure for each of [`ASKS`].
+    /// One figure for each of [`LOADS`].
     pub figures: Vec<Figure>,
     /// Time of a flush after one small write.
     pub flush_us: f64,
@@ -88,13 +88,13 @@ pub struct Measured {
 }
 
 impl Measured {
-    fn of(&self, ask: Ask) -> &Figure {
-        self.figures.iter().find(|figure| figure.ask == ask).expect("all of them were measured")
+    fn of(&self, load: Load) -> &Figure {
+        self.figures.iter().find(|figure| figure.load == load).expect("all of them were measured")
     }
 
     /// Returns how long one request occupies a lane, microseconds. It is the larger of two values: the latency of a
     /// lone request without the bottleneck before the lanes, and the time per busy lane that the rate at depth implies.
-    fn service_us(&self, lanes: f64, alone: Ask, deep: Ask) -> f64 {
+    fn service_us(&self, lanes: f64, alone: Load, deep: Load) -> f64 {
         let bytes = f64::from(alone.block_bytes);
         let narrow_us = self.gap_us() + bytes / self.bytes_per_us_max();
         let busy = lanes.min(f64::from(deep.outstanding));
@@ -103,19 +103,20 @@ impl Measured {
 
     /// Returns the time of the bottleneck that each request takes in addition to its transfer.
     fn gap_us(&self) -> f64 {
-        let small = self.figures.iter().filter(|figure| figure.ask.block_bytes == SMALL);
+        let small = self.figures.iter().filter(|figure| figure.load.block_bytes == SMALL);
         let iops_max = small.map(|figure| figure.iops).fold(1.0, f64::max);
         (1e6 / iops_max - f64::from(SMALL) / self.bytes_per_us_max()).max(GAP_US_MIN)
     }
 
     /// Returns the highest rate, bytes per microsecond, which equals MB/s.
     fn bytes_per_us_max(&self) -> f64 {
-        let large = [LARGE_READ_DEEP, LARGE_WRITE_DEEP].map(|ask| self.of(ask).iops * f64::from(LARGE) / 1e6);
+        let large =
+            [LARGE_READ_DEEP, LARGE_WRITE_DEEP].map(|load| self.of(load).iops * f64::from(LARGE) / 1e6);
         large[0].max(large[1]).max(1e-3)
     }
 
     /// Returns the requests that are served at the same time, by Little's law.
-    fn lanes(&self, alone: Ask, deep: Ask) -> f64 {
+    fn lanes(&self, alone: Load, deep: Load) -> f64 {
         let busy = self.of(deep).iops * self.of(alone).latency_us / 1e6;
         busy.round().clamp(1.0, f64::from(deep.outstanding))
     }
@@ -204,19 +205,19 @@ mod tests {
     /// Returns the figures of a device with separate lane counts: one for reads alone and mixed loads, one for writes
     /// alone.
     fn measured_apart([lanes, write_lanes]: [f64; 2], read_us: f64, write_us: f64) -> Measured {
-        let figure = |ask: Ask| {
-            let lanes = if ask.read_percent == 0 { write_lanes } else { lanes };
-            let reads = f64::from(ask.read_percent) / 100.0;
-            let transfer_us = f64::from(ask.block_bytes) / 1024.0;
+        let figure = |load: Load| {
+            let lanes = if load.read_percent == 0 { write_lanes } else { lanes };
+            let reads = f64::from(load.read_percent) / 100.0;
+            let transfer_us = f64::from(load.block_bytes) / 1024.0;
             let service_us = read_us * reads + write_us * (1.0 - reads) + transfer_us;
-            let busy = f64::from(ask.outstanding).min(lanes);
+            let busy = f64::from(load.outstanding).min(lanes);
             Figure {
-                ask,
+                load,
                 iops: busy * 1e6 / service_us,
-                latency_us: service_us * f64::from(ask.outstanding) / busy,
+                latency_us: service_us * f64::from(load.outstanding) / busy,
             }
         };
-        Measured { figures: ASKS.map(figure).to_vec(), flush_us: 500.0, file_bytes: 1 << 30 }
+        Measured { figures: LOADS.map(figure).to_vec(), flush_us: 500.0, file_bytes: 1 << 30 }
     }
 
     #[test]
@@ -245,10 +246,10 @@ mod tests {
         let measured = measured_apart([4.0, 24.0], 96.0, 46.0);
         let model = measured.model("here").unwrap();
         assert_eq!((model.value("lanes").unwrap(), model.value("write_lanes").unwrap()), (4.0, 24.0));
-        for ask in [READ_ALONE, READ_DEEP, WRITE_ALONE, ask(SMALL, 0, 8), WRITE_DEEP] {
-            let figure = measured.of(ask);
+        for load in [READ_ALONE, READ_DEEP, WRITE_ALONE, load(SMALL, 0, 8), WRITE_DEEP] {
+            let figure = measured.of(load);
             let found = crate::predict::rate(figure, &model, 1).unwrap();
-            assert!((found / figure.iops - 1.0).abs() < 0.1, "{}: {found}, {}", ask.text(), figure.iops);
+            assert!((found / figure.iops - 1.0).abs() < 0.1, "{}: {found}, {}", load.text(), figure.iops);
         }
     }
 

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use blk::Buf;
 use blk::volume::Volume;
-use lab::real::{Hooks, Site, Stack, UringExecutor};
+use lab::real::{Hooks, Setup, Stack, UringExecutor};
 use lab::subject::{CommitEnd, Subject};
 
 const SIZE: u64 = 64 << 20;
 const PIECE: u64 = 64 << 10;
 
 fn open(stack: &Stack, executor: &UringExecutor, folder: &Path) -> Rc<dyn Subject> {
-    let site = Site { folder, program: Path::new("unstun"), disk_bytes: &[SIZE] };
-    stack.open(executor, &site).unwrap_or_else(|e| panic!("{}: {e}", stack.name()))
+    let setup = Setup { folder, program: Path::new("unstun"), disk_bytes: &[SIZE] };
+    stack.open(executor, &setup).unwrap_or_else(|e| panic!("{}: {e}", stack.name()))
 }
 
 async fn write(disk: &Rc<dyn Volume>, offset: u64, byte: u8) {
@@ -66,8 +66,8 @@ fn qemu_takes_and_commits_by_its_own_means() {
 fn reflinks_work_or_say_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let executor = UringExecutor::new().unwrap();
-    let site = Site { folder: folder.path(), program: Path::new("unstun"), disk_bytes: &[SIZE] };
-    match Stack::Reflink.open(&executor, &site) {
+    let setup = Setup { folder: folder.path(), program: Path::new("unstun"), disk_bytes: &[SIZE] };
+    match Stack::Reflink.open(&executor, &setup) {
         Ok(subject) => executor.run(round_trip(subject)),
         Err(error) => assert!(error.cause.contains("XFS"), "{error}"),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blk::Buf;
 use lab::compare::Work;
-use lab::real::{Hooks, Site, Stack, UringExecutor, open_disk};
+use lab::real::{Hooks, Setup, Stack, UringExecutor, open_disk};
 use lab::run::{Clock, End, Record};
 use lab::runner::{Audience, Plan};
 use lab::workload::Workload;
@@ -24,12 +24,12 @@ fn run(server: &NbdServer) -> Record {
         limit: Duration::from_secs(60),
     };
     let stack = Stack::Hooks { disks: vec![server.uri()], hooks };
-    let site = Site { folder: Path::new("/"), program: Path::new("unstun"), disk_bytes: &[] };
+    let setup = Setup { folder: Path::new("/"), program: Path::new("unstun"), disk_bytes: &[] };
     let mut workload = Workload { verify: true, ..work.workload() };
     workload.workers.iter_mut().for_each(|worker| worker.flush_interval_us = 50_000);
     let head = Record::head("test", "hooks", "memory", Clock::Real, 1);
     let plan = Plan { head, workload, protocol: work.protocol(), path: None };
-    lab::real::run(&stack, &site, plan, Audience::none())
+    lab::real::run(&stack, &setup, plan, Audience::none())
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub(crate) struct Export {
     pub flags: u16,
 }
 
-struct Talk<'a, S> {
+struct Handshake<'a, S> {
     stream: &'a mut S,
     place: &'a str,
 }
@@ -27,17 +27,17 @@ struct Talk<'a, S> {
 /// Negotiates and leaves the stream at the start of the transmission phase. Errors: `NotFound` where the server has no
 /// such export.
 pub(super) fn negotiate<S: Read + Write>(stream: &mut S, name: &str, place: &str) -> Result<Export> {
-    let mut talk = Talk { stream, place };
-    talk.greet()?;
+    let mut handshake = Handshake { stream, place };
+    handshake.greet()?;
     let mut payload = Vec::with_capacity(name.len() + 6);
     payload.extend_from_slice(&(name.len() as u32).to_be_bytes());
     payload.extend_from_slice(name.as_bytes());
     payload.extend_from_slice(&0u16.to_be_bytes());
-    talk.option(OPT_GO, &payload)?;
-    talk.answer_to_go(name)
+    handshake.option(OPT_GO, &payload)?;
+    handshake.reply_to_go(name)
 }
 
-impl<S: Read + Write> Talk<'_, S> {
+impl<S: Read + Write> Handshake<'_, S> {
     fn wrong(&self, cause: String) -> Error {
         Error::new(ErrorKind::Io, self.place, format!("NBD negotiation: {cause}"))
     }
@@ -78,7 +78,7 @@ impl<S: Read + Write> Talk<'_, S> {
         self.send(&message)
     }
 
-    fn answer_to_go(&mut self, name: &str) -> Result<Export> {
+    fn reply_to_go(&mut self, name: &str) -> Result<Export> {
         let mut export = None;
         for _ in 0..REPLIES_MAX {
             let (kind, payload) = self.reply()?;
@@ -91,8 +91,8 @@ impl<S: Read + Write> Talk<'_, S> {
                 }
                 REP_INFO => {}
                 REP_ERR_UNKNOWN => {
-                    let said = format!("the server has no export {name:?}: {}", text(&payload));
-                    return Err(Error::not_found(self.place, said));
+                    let cause = format!("the server has no export {name:?}: {}", text(&payload));
+                    return Err(Error::not_found(self.place, cause));
                 }
                 other => return Err(self.wrong(format!("GO was answered by {other:#x}: {}", text(&payload)))),
             }

@@ -66,7 +66,7 @@ impl NbdVolume {
     }
 
     async fn plain(&self, kind: u16, flags: u16, range: Range<u64>) -> Result<()> {
-        self.connection.request(Ask { kind, flags, range, payload: None, into: None }).await.1
+        self.connection.request(Request { kind, flags, range, payload: None, into: None }).await.1
     }
 }
 
@@ -77,7 +77,7 @@ impl Drop for NbdVolume {
     }
 }
 
-struct Ask {
+struct Request {
     kind: u16,
     flags: u16,
     range: Range<u64>,
@@ -85,7 +85,7 @@ struct Ask {
     into: Option<Buf>,
 }
 
-impl Ask {
+impl Request {
     fn header(&self, cookie: usize) -> Slice {
         let mut header = Buf::alloc(REQUEST_BYTES);
         header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -99,12 +99,12 @@ impl Ask {
 }
 
 impl Connection {
-    async fn request(&self, mut ask: Ask) -> (Option<Buf>, Result<()>) {
+    async fn request(&self, mut request: Request) -> (Option<Buf>, Result<()>) {
         if let Some(error) = self.broken.borrow().clone() {
-            return (ask.into, Err(error));
+            return (request.into, Err(error));
         }
-        let cookie = self.take_slot(ask.into.take());
-        self.outbox.borrow_mut().push_back((ask.header(cookie), ask.payload));
+        let cookie = self.take_slot(request.into.take());
+        self.outbox.borrow_mut().push_back((request.header(cookie), request.payload));
         self.outbox_grew.notify();
         poll_fn(|cx| {
             let mut slots = self.slots.borrow_mut();
@@ -183,9 +183,9 @@ async fn send_all(connection: Rc<Connection>, socket: Rc<Socket>) {
         }
     }
     if connection.broken.borrow().is_none() {
-        let ask = Ask { kind: CMD_DISC, flags: 0, range: 0..0, payload: None, into: None };
+        let request = Request { kind: CMD_DISC, flags: 0, range: 0..0, payload: None, into: None };
         // The disconnect request is the last one; its loss has no consequence.
-        let _ = socket.send(vec![ask.header(0)]).await;
+        let _ = socket.send(vec![request.header(0)]).await;
     }
 }
 
@@ -224,7 +224,7 @@ async fn one_reply(connection: &Connection, socket: &Socket, arrived: &mut Arriv
     };
     let slot = slot
         .filter(known)
-        .ok_or_else(|| connection.wrong(format!("a reply to request {cookie}, which was not asked")))?;
+        .ok_or_else(|| connection.wrong(format!("a reply to request {cookie}, which is not under way")))?;
     if errno != 0 {
         connection.finish(slot, Err(connection.wrong(format!("the server answered with error {errno}"))));
         return Ok(());
@@ -290,8 +290,8 @@ impl Volume for NbdVolume {
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
         Box::pin(async move {
             let range = offset..offset + buf.len() as u64;
-            let ask = Ask { kind: CMD_READ, flags: 0, range, payload: None, into: Some(buf) };
-            let (buf, result) = self.connection.request(ask).await;
+            let request = Request { kind: CMD_READ, flags: 0, range, payload: None, into: Some(buf) };
+            let (buf, result) = self.connection.request(request).await;
             (buf.expect("a read gives its buffer back"), result)
         })
     }
@@ -299,8 +299,8 @@ impl Volume for NbdVolume {
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
         Box::pin(async move {
             let range = offset..offset + data.len() as u64;
-            let ask = Ask { kind: CMD_WRITE, flags: 0, range, payload: Some(data), into: None };
-            self.connection.request(ask).await.1
+            let request = Request { kind: CMD_WRITE, flags: 0, range, payload: Some(data), into: None };
+            self.connection.request(request).await.1
         })
     }
 
