@@ -8,22 +8,18 @@ mod tests;
 mod vm;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
-use tracing::error;
 
-use crate::command;
-use crate::log::{self, Filter};
+use crate::log::Filter;
 use crate::memory::Memory;
 use api::AttachTo;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::NbdListen;
 use api::name::{DatastoreName, VmName};
-use api::output::{Output, exit, exit_with};
 use api::units;
 
 pub use bin::{BinCommand, ConsentArgs};
@@ -299,20 +295,4 @@ pub struct GenerateArgs {
 pub enum Generated {
     Man,
     Completions,
-}
-
-pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let output = Output::new(cli.global.json);
-    match &cli.command {
-        Command::Up(args) => {
-            log::start(args.log.clone());
-            // What ends the daemon is a line of its log.
-            exit_with(output, command::run(&cli, output), |error| error!("{error}"))
-        }
-        _ => {
-            log::start(Filter::default());
-            exit("unstun", output, command::run(&cli, output))
-        }
-    }
 }

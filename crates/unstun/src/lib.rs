@@ -1,7 +1,7 @@
 //! The program `unstun`: the daemon, its REST API, and the commands that talk to it.
 //!
 //! It is a library so that tests can examine the command line and the bodies of requests; `main.rs` only calls
-//! `cli::main`. On purpose, it contains no block of a guest's data, no format, no policy of the engine, no simulator and
+//! `main`. On purpose, it contains no block of a guest's data, no format, no policy of the engine, no simulator and
 //! no lab (`unstun lab` and `unstun demo` run the program `unstun-lab`).
 
 pub mod cli;
@@ -12,3 +12,29 @@ mod log;
 mod memory;
 mod notify;
 pub mod rest;
+
+use std::process::ExitCode;
+
+use api::output::{Output, exit, exit_with};
+use clap::Parser;
+use tracing::error;
+
+use crate::cli::{Cli, Command};
+use crate::log::Filter;
+
+/// Runs the command line of this process, and returns its exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let output = Output::new(cli.global.json);
+    match &cli.command {
+        Command::Up(args) => {
+            log::start(args.log.clone());
+            // What ends the daemon is a line of its log.
+            exit_with(output, command::run(&cli, output), |error| error!("{error}"))
+        }
+        _ => {
+            log::start(Filter::default());
+            exit("unstun", output, command::run(&cli, output))
+        }
+    }
+}

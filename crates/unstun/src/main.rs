@@ -1,5 +1,5 @@
-//! See `unstun::cli`.
+//! See `unstun::main`.
 
 fn main() -> std::process::ExitCode {
-    unstun::cli::main()
+    unstun::main()
 }

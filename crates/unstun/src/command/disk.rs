@@ -3,12 +3,12 @@
 use api::client::Client;
 use api::error::{Error, Result};
 use api::name::DiskRef;
-use api::output::Output;
+use api::output::{Output, align_right, table};
 use api::units::format_bytes;
 use api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
 
 use crate::cli::{DiskAddArgs, DiskCommand};
-use crate::command::{fill, loss, vm};
+use crate::command::{fill, loss};
 
 pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -53,7 +53,7 @@ async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> 
 }
 
 fn titled(title: &str, disk: &Disk) -> String {
-    format!("{title}{}", vm::describe_disk(disk))
+    format!("{title}{}", describe_disk(disk))
 }
 
 fn describe_grown(disk: &DiskRef, grown: &DiskGrown) -> String {
@@ -74,4 +74,23 @@ fn describe_removed(disk: &DiskRef, removed: &DiskRemoved) -> String {
             format!("{disk} removed; its files stay:{files}")
         }
     }
+}
+
+pub(super) fn describe_disk(disk: &Disk) -> String {
+    let mut layers = table(&["layer", "format", "allocated", "state of"]);
+    for layer in disk.layers.iter().rev() {
+        let state = match (&layer.snapshot, layer.writable) {
+            (Some(snapshot), _) => snapshot.as_str(),
+            (None, true) => "running",
+            (None, false) if layer.foreign => "another VM's",
+            (None, false) => "-",
+        };
+        let file = layer.descriptor.file_name().unwrap_or(layer.descriptor.as_os_str());
+        let allocated = format_bytes(layer.allocated_bytes);
+        layers.add_row([&*file.to_string_lossy(), &layer.format, &allocated, state]);
+    }
+    align_right(&mut layers, &[2]);
+    let (number, slot, size) = (disk.number, &disk.slot, format_bytes(disk.size_bytes));
+    let mode = disk.mode.word();
+    format!("\ndisk{number}  {slot}  {size}  {mode}\n{}\n{layers}\n", disk.nbd_uri)
 }

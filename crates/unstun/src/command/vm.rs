@@ -7,8 +7,8 @@ use api::output::{Output, align_right, fields, table};
 use api::progress::watch;
 use api::units::format_bytes;
 use api::{
-    Disk, DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove,
-    VmOpen, VmRemove, VmSummary,
+    DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove, VmOpen,
+    VmRemove, VmSummary,
 };
 
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
@@ -223,7 +223,7 @@ fn describe(vm: &Vm) -> String {
             format!("deltas remain that no snapshot owns: `unstun snapshot consolidate {}`", vm.name),
         ));
     }
-    let disks: String = vm.disks.iter().map(describe_disk).collect();
+    let disks: String = vm.disks.iter().map(disk::describe_disk).collect();
     format!("{}{disks}", fields(&lines))
 }
 
@@ -236,25 +236,6 @@ fn snapshots(vm: &Vm) -> String {
 
 fn clients(vm: &Vm) -> String {
     if vm.clients.is_empty() { "none".to_owned() } else { loss::connected(&vm.clients) }
-}
-
-pub(super) fn describe_disk(disk: &Disk) -> String {
-    let mut layers = table(&["layer", "format", "allocated", "state of"]);
-    for layer in disk.layers.iter().rev() {
-        let state = match (&layer.snapshot, layer.writable) {
-            (Some(snapshot), _) => snapshot.as_str(),
-            (None, true) => "running",
-            (None, false) if layer.foreign => "another VM's",
-            (None, false) => "-",
-        };
-        let file = layer.descriptor.file_name().unwrap_or(layer.descriptor.as_os_str());
-        let allocated = format_bytes(layer.allocated_bytes);
-        layers.add_row([&*file.to_string_lossy(), &layer.format, &allocated, state]);
-    }
-    align_right(&mut layers, &[2]);
-    let (number, slot, size) = (disk.number, &disk.slot, format_bytes(disk.size_bytes));
-    let mode = disk.mode.word();
-    format!("\ndisk{number}  {slot}  {size}  {mode}\n{}\n{layers}\n", disk.nbd_uri)
 }
 
 /// Returns a text with the bytes in the bin, and the bytes that are freed but not in use again yet.
