@@ -1,6 +1,7 @@
 //! Tests of the repository: what a crate must not contain, since its own code cannot show that.
 //! `docs/ARCHITECTURE.md` says the same in words. Not checked: what macros expand to, and code in documentation.
 
+mod imports;
 mod planted;
 mod rules;
 mod source;
@@ -110,6 +111,21 @@ fn the_map_is_true() {
     };
     let pages: Vec<_> = tree().into_iter().filter(|s| s.path.ends_with(".md")).collect();
     report(pages.iter().flat_map(|page| rules::map_is_true(page, text_of)).collect());
+}
+
+#[test]
+fn files_import_each_other_in_one_direction() {
+    let found = imports::circles(&tree());
+    let kept: Vec<Vec<String>> =
+        imports::KEPT.iter().map(|files| files.iter().map(ToString::to_string).collect()).collect();
+    let new = found.iter().filter(|circle| !kept.contains(circle));
+    let new = new.map(|circle| {
+        format!("{} import each other: move what they share into a file below both", circle.join(", "))
+    });
+    let gone = kept.iter().filter(|circle| !found.contains(circle));
+    let gone = gone
+        .map(|circle| format!("{} import each other no more: take the line out of KEPT", circle.join(", ")));
+    report(new.chain(gone).collect());
 }
 
 /// A file that no `mod` names is compiled by nobody and rots.

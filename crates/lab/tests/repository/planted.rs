@@ -1,5 +1,6 @@
 //! Each rule can fail: a violation is planted, and its legal neighbour is not mistaken for one.
 
+use crate::imports;
 use crate::rules;
 use crate::source::Source;
 
@@ -64,6 +65,7 @@ fn a_word_that_a_crate_must_not_contain() {
     finds(rules::absences, "crates/vmdk/src/cowd.rs", "let f = std::fs::File::open(name);");
     finds(rules::absences, "crates/export/src/nbd/work.rs", "tracing::warn!(\"slow\");");
     finds(rules::absences, "crates/blk/src/buf.rs", "fn f() { debug_assert!(g()); }");
+    finds(rules::absences, "crates/unstun/src/daemon/running/vm.rs", "use crate::daemon::state::Daemon;");
     accepts(rules::absences, "crates/engine/src/redo/take.rs", "fn snapshot() {} // as VMFSsparse does\n");
     accepts(
         rules::absences,
@@ -134,4 +136,24 @@ fn a_map_that_lies() {
     assert_eq!(complaints("see `crates/blk/src/file.rs` and `crates/blk/src/file.rs:File` and `make`"), 0);
     assert_eq!(complaints("see `crates/blk/src/gone.rs`"), 1);
     assert_eq!(complaints("see `crates/blk/src/file.rs:Dir`"), 1);
+}
+
+#[test]
+fn files_that_import_each_other() {
+    let circles = |upper: &str, lower: &str| {
+        let tree = [
+            Source::new("crates/engine/src/lib.rs", "pub mod upper;\npub use upper::Upper;\n"),
+            Source::new("crates/engine/src/upper.rs", upper),
+            Source::new("crates/engine/src/upper/lower.rs", lower),
+        ];
+        imports::circles(&tree)
+    };
+    let found = vec![vec!["engine/upper".to_owned(), "engine/upper/lower".to_owned()]];
+    let upper = "mod lower;\nuse lower::Lower;\n";
+    assert_eq!(circles(upper, "use std::{cell::Cell, rc::Rc};\nuse crate::{a, upper::{b, Upper}};\n"), found);
+    assert_eq!(circles(upper, "use super::super::upper::Upper;\n"), found);
+    let none: Vec<Vec<String>> = Vec::new();
+    assert_eq!(circles(upper, "use std::rc::Rc;\nuse super::super::Upper;\n"), none, "the root re-exports");
+    assert_eq!(circles("mod lower;\npub use lower::Lower;\n", "use super::Upper;\n"), none, "a re-export");
+    assert_eq!(circles(upper, "#[cfg(test)]\nmod tests {\n    use crate::upper::Upper;\n}\n"), none);
 }
