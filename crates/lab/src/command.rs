@@ -27,7 +27,7 @@ use api::progress;
 
 use crate::experiment::{self, Experiment, Stack, fitted};
 use crate::modelled::Engine;
-use crate::reproduce::{Onlooker, Progress};
+use crate::reproduce::{JobObserver, Progress};
 use crate::storage::StorageModel;
 use crate::vmware::rules::Hypothesis;
 use clap::ValueEnum;
@@ -95,14 +95,14 @@ fn storage(name: &str) -> Result<StorageModel> {
 }
 
 /// Does `work` with a progress bar that the user may interrupt.
-fn with_bar<T>(work: impl FnOnce(Onlooker<'_>) -> T) -> Result<T> {
+fn with_bar<T>(work: impl FnOnce(JobObserver<'_>) -> T) -> Result<T> {
     let (bar, interrupted) = (progress::bar(0)?, interruption()?);
     let show = |Progress { done, of, name }| {
         bar.set_length(of as u64);
         bar.set_position(done as u64);
         bar.set_message(name);
     };
-    let result = work(Onlooker { progress: &show, interrupted: &interrupted });
+    let result = work(JobObserver { progress: &show, interrupted: &interrupted });
     bar.finish_and_clear();
     Ok(result)
 }

@@ -72,17 +72,17 @@ impl Work {
 }
 
 /// Runs every subject in every round. `run` receives a subject's name and the round, from 0. Returns all records in the
-/// order of their runs; stops early when `goes_on` returns false.
+/// order of their runs; stops early when `continues` returns false.
 pub fn alternate(
     subjects: &[String],
     rounds: u32,
     mut run: impl FnMut(&str, u32) -> Record,
-    mut goes_on: impl FnMut() -> bool,
+    mut continues: impl FnMut() -> bool,
 ) -> Vec<Record> {
     let mut records = Vec::new();
     for round in 0..rounds {
         for turn in 0..subjects.len() {
-            if !goes_on() {
+            if !continues() {
                 return records;
             }
             let subject = &subjects[(turn + round as usize) % subjects.len()];
@@ -116,12 +116,12 @@ mod tests {
     #[test]
     fn an_interruption_keeps_what_was_run() {
         let mut left = 2;
-        let goes_on = || {
+        let continues = || {
             left -= 1;
             left >= 0
         };
         let subjects = ["a".to_string(), "b".into()];
-        assert_eq!(alternate(&subjects, 9, |subject, _| empty(subject), goes_on).len(), 2);
+        assert_eq!(alternate(&subjects, 9, |subject, _| empty(subject), continues).len(), 2);
     }
 
     #[test]

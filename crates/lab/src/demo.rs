@@ -25,7 +25,7 @@ use crate::command::{bar, describe, save};
 use crate::compare::Work;
 use crate::demo::report::{Report, StoreRun};
 use crate::run::{Clock, End, Record};
-use crate::runner::{Action, Audience, Plan, Protocol};
+use crate::runner::{Action, Plan, Protocol, RunObserver};
 use crate::workload::Workload;
 
 /// Interval of flushes, like that of a guest's journal. A flush also makes the tables of a fresh delta durable.
@@ -117,7 +117,7 @@ fn one(
     let path = dir.map(|dir| dir.join(format!("{}.jsonl", vm.store.as_str())));
     let plan = Plan { head, workload: workload(work), protocol: protocol(work), path };
     let bar = bar()?;
-    let record = crate::real::run_served(client.clone(), vm, plan, audience(&bar, vm.store, interrupted));
+    let record = crate::real::run_served(client.clone(), vm, plan, observer(&bar, vm.store, interrupted));
     bar.finish_and_clear();
     Ok(record)
 }
@@ -139,9 +139,9 @@ fn protocol(work: &Work) -> Protocol {
     protocol
 }
 
-fn audience(bar: &ProgressBar, store: Store, interrupted: &Arc<AtomicBool>) -> Audience {
+fn observer(bar: &ProgressBar, store: Store, interrupted: &Arc<AtomicBool>) -> RunObserver {
     let bar = bar.clone();
-    Audience {
+    RunObserver {
         progress: std::rc::Rc::new(move |progress| {
             bar.set_message(format!("{}, {}", store.as_str(), describe(progress)));
         }),

@@ -9,16 +9,16 @@ mod cells;
 mod check;
 pub mod fitted;
 mod inputs;
+mod modelled_run;
 mod parse;
-mod play;
 mod real;
 mod scale;
 
 pub use catalogue::{find, names, shipped};
 pub use cells::Column;
+pub use modelled_run::{ModelledRun, Stack};
 pub use parse::parse;
-pub use play::{Play, Stack};
-pub use real::{Means, Room, Scaled};
+pub use real::{Limits, Scaled, Space};
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
@@ -109,7 +109,7 @@ pub struct Esx {
     /// Pieces that a commit keeps under way at a time.
     #[serde(default = "one")]
     pub committer_outstanding: u32,
-    /// Most first writes that share a record of SEsparse's journal. The maximum is the number that a record has room
+    /// Most first writes that share a record of SEsparse's journal. The maximum is the number that a record has space
     /// for.
     #[serde(default = "whole_record")]
     pub journal_writes: u32,

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sim::{ContentMode, Options, SimWorld};
 
 use crate::run::{Counters, End, Record};
-use crate::runner::{self, Audience, Plan};
+use crate::runner::{self, Plan, RunObserver};
 use crate::subject::Subject;
 
 /// The software that serves the disks.
@@ -69,7 +69,7 @@ pub fn world_options(below: Options) -> Options {
 pub fn run<F>(
     options: Options,
     plan: Plan,
-    audience: Audience,
+    observer: RunObserver,
     make: impl FnOnce(Env, SimWorld) -> F + 'static,
 ) -> Outcome
 where
@@ -79,11 +79,11 @@ where
     let inside = world.clone();
     let record = world.run(move |env| async move {
         match make(env.clone(), inside).await {
-            Ok(subject) => runner::run(&env, subject, plan, audience).await,
+            Ok(subject) => runner::run(&env, subject, plan, observer).await,
             Err(e) => Record { end: End::Failed(format!("making the VM: {e}")), ..plan.head },
         }
     });
-    let record = record.expect("nobody cuts the power of a modelled run");
+    let record = record.expect("a modelled run has no power cut");
     Outcome { record, event_hash: world.event_hash() }
 }
 
@@ -93,12 +93,12 @@ pub fn run_engine(
     disk_bytes: Vec<u64>,
     options: Options,
     plan: Plan,
-    audience: Audience,
+    observer: RunObserver,
 ) -> Outcome {
     run(
         options,
         plan,
-        audience,
+        observer,
         move |env, world| async move { engine.make(&env, &world, &disk_bytes).await },
     )
 }

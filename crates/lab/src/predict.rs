@@ -3,11 +3,11 @@
 
 use serde::Serialize;
 
-use crate::experiment::{Experiment, Play, Stack};
+use crate::experiment::{Experiment, ModelledRun, Stack};
 use crate::figures::phases;
 use crate::modelled::Engine;
 use crate::run::{End, Phase, Quantity, Record};
-use crate::runner::{Action, Audience, Step};
+use crate::runner::{Action, RunObserver, Step};
 use crate::storage::StorageModel;
 use crate::storage::measured::{Figure, Load};
 use crate::vmware::rules::Hypothesis;
@@ -91,15 +91,15 @@ pub(crate) fn rate(figure: &Figure, storage: &StorageModel, seed: u64) -> Option
     let run = Action::run(RATE_REQUESTS / figure.iops.max(1.0));
     let steps = vec![Step::new(Phase::Prepare, Action::FILL), Step::new(Phase::Baseline, run)];
     let experiment = Experiment::bare("rate", &storage.name, Version::Esx60, RATE_DISK_BYTES, workers, steps);
-    let play = Play::new(experiment, Stack::Engine(Engine::Plain), storage.clone(), seed);
-    play.run(Audience::none()).figure(Phase::Baseline, Quantity::Iops)
+    let play = ModelledRun::new(experiment, Stack::Engine(Engine::Plain), storage.clone(), seed);
+    play.run(RunObserver::none()).figure(Phase::Baseline, Quantity::Iops)
 }
 
 /// Runs the prediction for one of [`STACKS`].
-pub(crate) fn ask(question: Question, which: usize, storage: &StorageModel, audience: Audience) -> Answer {
+pub(crate) fn ask(question: Question, which: usize, storage: &StorageModel, observer: RunObserver) -> Answer {
     let (name, stack, version) = STACKS[which];
     let experiment = experiment(question, &storage.name, version);
-    answer(name, &Play::new(experiment, stack, storage.clone(), question.seed).run(audience))
+    answer(name, &ModelledRun::new(experiment, stack, storage.clone(), question.seed).run(observer))
 }
 
 fn answer(stack: &'static str, record: &Record) -> Answer {

@@ -4,13 +4,13 @@
 
 #[cfg(test)]
 mod agreement_tests;
-mod beside;
 mod chart;
 pub mod csv;
 pub mod html;
 pub mod json;
 mod scale;
 mod series;
+mod side_by_side;
 pub mod svg;
 mod table;
 #[cfg(test)]

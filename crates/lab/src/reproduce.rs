@@ -14,10 +14,10 @@ use blk::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::experiment::fitted::{self, Fitted};
-use crate::experiment::{Experiment, Format, Input, Play, Stack};
+use crate::experiment::{Experiment, Format, Input, ModelledRun, Stack};
 use crate::modelled::Engine;
 use crate::run::{ConstantSource, Record, Row};
-use crate::runner::Audience;
+use crate::runner::RunObserver;
 use crate::vmware::rules::Hypothesis;
 use band::Variant;
 pub(crate) use jobs::in_parallel;
@@ -33,7 +33,7 @@ pub(crate) struct Progress {
 
 /// Receiver of the progress, called from any thread, which may also end the runs.
 #[derive(Clone, Copy)]
-pub(crate) struct Onlooker<'a> {
+pub(crate) struct JobObserver<'a> {
     pub progress: &'a (dyn Fn(Progress) + Sync),
     pub interrupted: &'a Arc<AtomicBool>,
 }
@@ -82,10 +82,10 @@ pub(crate) fn stacks(experiment: &Experiment) -> Vec<Stack> {
 pub(crate) fn reproduce(
     experiments: &[Experiment],
     seed: u64,
-    onlooker: Onlooker<'_>,
+    observer: JobObserver<'_>,
 ) -> Result<Vec<Record>> {
     let variants = band::variants(experiments);
-    let fits = fit_all(experiments, &variants, seed, onlooker)?;
+    let fits = fit_all(experiments, &variants, seed, observer)?;
     let plays: Vec<(usize, Stack, &Variant)> = variants
         .iter()
         .flat_map(|variant| {
@@ -98,9 +98,9 @@ pub(crate) fn reproduce(
         })
         .collect();
     let names = |n: usize| format!("{} {}", experiments[plays[n].0].name, label(plays[n].1));
-    let records = in_parallel(plays.len(), names, onlooker, |n| {
+    let records = in_parallel(plays.len(), names, observer, |n| {
         let (experiment, stack, variant) = plays[n];
-        play(&experiments[experiment], stack, variant, &fits, seed, onlooker.interrupted)
+        play(&experiments[experiment], stack, variant, &fits, seed, observer.interrupted)
     });
     let mut columns: BTreeMap<(usize, Stack), Vec<Record>> = BTreeMap::new();
     for ((experiment, stack, _), record) in plays.iter().zip(records) {
@@ -141,7 +141,7 @@ fn fit_all(
     experiments: &[Experiment],
     variants: &[Variant],
     seed: u64,
-    onlooker: Onlooker<'_>,
+    observer: JobObserver<'_>,
 ) -> Result<Fits> {
     let mut wanted: BTreeMap<String, &Variant> = BTreeMap::new();
     for variant in variants {
@@ -149,7 +149,7 @@ fn fit_all(
     }
     let wanted: Vec<(String, &Variant)> = wanted.into_iter().collect();
     let names = |n: usize| format!("fit of {}", wanted[n].0);
-    let fits = in_parallel(wanted.len(), names, onlooker, |n| {
+    let fits = in_parallel(wanted.len(), names, observer, |n| {
         let variant = wanted[n].1;
         let baseline = fitted::fitted_on(&experiments[variant.experiment])?;
         fitted::fitted_itself(&baseline, &variant.known, seed)
@@ -175,9 +175,9 @@ fn play(
     let storage = fitted::with_known(fitted.model, &variant.known)?;
     let delta_storage = fitted::delta_model(&known, &storage)?;
     let command = format!("unstun lab run {} --subject {} --seed {seed}", known.name, subject(stack));
-    let play = Play { delta_storage, command, ..Play::new(known, stack, storage, seed) };
+    let play = ModelledRun { delta_storage, command, ..ModelledRun::new(known, stack, storage, seed) };
     let cells = play.experiment.published.len();
-    let mut record = play.run(Audience::until(interrupted));
+    let mut record = play.run(RunObserver::until(interrupted));
     record.rows.truncate(cells);
     Ok(record)
 }
@@ -216,6 +216,6 @@ pub(crate) fn count_fitted(record: &Record) -> usize {
     record.constants.iter().filter(|c| c.source == ConstantSource::FittedToBaseline).count()
 }
 
-fn is_interrupted(onlooker: Onlooker<'_>) -> bool {
-    onlooker.interrupted.load(Ordering::Relaxed)
+fn is_interrupted(observer: JobObserver<'_>) -> bool {
+    observer.interrupted.load(Ordering::Relaxed)
 }

@@ -6,11 +6,11 @@
 mod backup;
 mod layers;
 mod measure;
+mod monitor;
 mod pings;
 mod protocol;
 mod recorder;
 mod steps;
-mod watch;
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -18,11 +18,11 @@ use std::rc::Rc;
 
 use blk::Env;
 use futures_util::future::{Either, select};
+use monitor::Monitor;
+pub use monitor::{FIRST_ROUND, Progress, RunObserver};
 pub use protocol::{Action, Protocol, Step};
 pub use recorder::{Recorder, read};
 use steps::Steps;
-use watch::Watch;
-pub use watch::{Audience, FIRST_ROUND, Progress};
 
 use crate::probe::Meter;
 use crate::run::{Clock, End, Record};
@@ -44,7 +44,7 @@ pub struct Plan {
 }
 
 /// Runs the plan and closes the subject. The workload's seed is the record's.
-pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audience) -> Record {
+pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, observer: RunObserver) -> Record {
     let Plan { head, workload, protocol, path } = plan;
     let (seed, clock) = (head.seed, head.clock);
     let recorder = match Recorder::new(head.clone(), protocol.heartbeat, path.as_deref()) {
@@ -63,12 +63,12 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
     if let Err(e) = protocol.check() {
         return recorder.end(0, End::Failed(e));
     }
-    let mut watch = Watch::new(env, subject, driver, meter, recorder, audience, protocol.interval_us);
+    let mut monitor = Monitor::new(env, subject, driver, meter, recorder, observer, protocol.interval_us);
     if clock == Clock::Real {
-        watch.ping();
+        monitor.ping();
     }
     let mut ended = Ok(());
-    let mut steps = Steps::new(&mut watch);
+    let mut steps = Steps::new(&mut monitor);
     for step in &protocol.steps {
         ended = steps.carry_out(step).await;
         if ended.is_err() {
@@ -78,25 +78,25 @@ pub async fn run(env: &Env, subject: Rc<dyn Subject>, plan: Plan, audience: Audi
     if ended.is_ok() {
         ended = steps.set_load(false).await;
     }
-    wind_up(watch, ended.err().unwrap_or(End::Complete)).await
+    wind_up(monitor, ended.err().unwrap_or(End::Complete)).await
 }
 
 /// Stops what still runs, closes the subject, and ends the record. An interruption has no effect here.
-async fn wind_up(mut watch: Watch, end: End) -> Record {
-    watch.finish();
-    watch.stop_pings();
-    let at_us = watch.now_us();
-    watch.driver.halt();
-    let subject = watch.subject.clone();
-    let closed = watch.env.spawn(async move { subject.close().await });
-    let name = watch.subject.name().to_string();
-    let nap = watch.env.sleep_us(CLOSE_US);
+async fn wind_up(mut monitor: Monitor, end: End) -> Record {
+    monitor.finish();
+    monitor.stop_pings();
+    let at_us = monitor.now_us();
+    monitor.driver.halt();
+    let subject = monitor.subject.clone();
+    let closed = monitor.env.spawn(async move { subject.close().await });
+    let name = monitor.subject.name().to_string();
+    let nap = monitor.env.sleep_us(CLOSE_US);
     match select(pin!(closed.join()), pin!(nap)).await {
         Either::Left((Ok(()), _)) => {}
-        Either::Left((Err(e), _)) => watch.recorder.note(format!("closing {name}: {e}")),
-        Either::Right(_) => watch.recorder.note(format!("closing {name}: it does not end")),
+        Either::Left((Err(e), _)) => monitor.recorder.note(format!("closing {name}: {e}")),
+        Either::Right(_) => monitor.recorder.note(format!("closing {name}: it does not end")),
     }
-    watch.recorder.end(at_us, end)
+    monitor.recorder.end(at_us, end)
 }
 
 #[cfg(test)]

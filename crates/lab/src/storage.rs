@@ -28,7 +28,7 @@
 //! assert!((measure(&fitted) / 5_000.0 - 1.0).abs() < 0.01);
 //! ```
 //!
-//! For deltas on a LUN of their own use [`StorageModel::beside`].
+//! For deltas on a LUN of their own use [`StorageModel::with_delta_lun`].
 
 mod build;
 pub mod fit;
@@ -125,7 +125,7 @@ impl StorageModel {
     }
 
     /// Returns storage that has a second LUN for files and folders whose name contains `part`.
-    pub fn beside(&self, other: &StorageModel, part: &str) -> Storage {
+    pub fn with_delta_lun(&self, other: &StorageModel, part: &str) -> Storage {
         let place = Place { part: part.to_string(), unit: 1, from_bytes: 0 };
         Storage { units: vec![self.unit(), other.unit()], places: vec![place], ..self.storage() }
     }

@@ -3,9 +3,9 @@
 
 use serde::Serialize;
 
-use crate::experiment::{Experiment, Play, Stack};
+use crate::experiment::{Experiment, ModelledRun, Stack};
 use crate::run::{Phase, Quantity, Record};
-use crate::runner::{Action, Audience, Step};
+use crate::runner::{Action, RunObserver, Step};
 use crate::storage::StorageModel;
 use crate::vmware::spec::Version;
 use crate::workload::Worker;
@@ -63,10 +63,10 @@ pub(crate) fn measure(
     stack: Stack,
     storage: &StorageModel,
     seed: u64,
-    audience: Audience,
+    observer: RunObserver,
 ) -> Found {
-    let play = Play::new(experiment(point, &storage.name), stack, storage.clone(), seed);
-    found(point, &play.run(audience))
+    let play = ModelledRun::new(experiment(point, &storage.name), stack, storage.clone(), seed);
+    found(point, &play.run(observer))
 }
 
 fn experiment(point: Point, storage: &str) -> Experiment {

@@ -11,9 +11,9 @@ use api::error::{Error, ErrorKind, Result};
 use api::output::Output;
 
 use crate::compare::{self, Summary, Work};
-use crate::experiment::{self, Experiment, Play, Scaled};
+use crate::experiment::{self, Experiment, ModelledRun, Scaled};
 use crate::run::{Clock, End, Record};
-use crate::runner::{Audience, Plan};
+use crate::runner::{Plan, RunObserver};
 use crate::vmware::spec::Version;
 use indicatif::ProgressBar;
 
@@ -27,10 +27,10 @@ const STORAGE: &str = "nvme";
 /// Returns the exit code.
 pub(super) fn run(args: &CompareArgs, output: Output) -> Result<u8> {
     let lab = Lab::new(args)?;
-    if let Ground::Real(_, scaled) = &lab.ground {
+    if let Environment::Real(_, scaled) = &lab.environment {
         scaled.notes.iter().for_each(|note| output.note(note));
     }
-    let goes_on = || !lab.interrupted.load(Ordering::Relaxed);
+    let continues = || !lab.interrupted.load(Ordering::Relaxed);
     let mut refused = None;
     let records = compare::alternate(
         &lab.names,
@@ -43,10 +43,10 @@ pub(super) fn run(args: &CompareArgs, output: Output) -> Result<u8> {
                 Record { end, ..lab.head(name) }
             })
         },
-        goes_on,
+        continues,
     );
     lab.bar.finish_and_clear();
-    finish(args, &records, refused, goes_on(), output)
+    finish(args, &records, refused, continues(), output)
 }
 
 fn finish(
@@ -82,16 +82,16 @@ fn work(args: &CompareArgs) -> Work {
 }
 
 /// Storage and work, which are the same for every subject.
-enum Ground<'a> {
+enum Environment<'a> {
     Real(&'a Path, Scaled),
-    Modelled(Box<Play>),
+    Modelled(Box<ModelledRun>),
 }
 
 struct Lab<'a> {
     args: &'a CompareArgs,
     names: Vec<String>,
     experiment: Option<Experiment>,
-    ground: Ground<'a>,
+    environment: Environment<'a>,
     interrupted: Arc<AtomicBool>,
     bar: ProgressBar,
 }
@@ -101,38 +101,40 @@ impl<'a> Lab<'a> {
     fn new(args: &'a CompareArgs) -> Result<Lab<'a>> {
         let names = names(args)?;
         let experiment = args.experiment.as_deref().map(experiment::find).transpose()?;
-        let ground = match (&args.real, &experiment) {
-            (Some(dir), Some(experiment)) => Ground::Real(dir, scale_all(args, &names, experiment, dir)?),
-            (Some(dir), None) => Ground::Real(dir, standard(args)?),
-            (None, experiment) => Ground::Modelled(Box::new(modelled(args, experiment.clone())?)),
+        let environment = match (&args.real, &experiment) {
+            (Some(dir), Some(experiment)) => {
+                Environment::Real(dir, scale_all(args, &names, experiment, dir)?)
+            }
+            (Some(dir), None) => Environment::Real(dir, standard(args)?),
+            (None, experiment) => Environment::Modelled(Box::new(modelled(args, experiment.clone())?)),
         };
-        Ok(Lab { args, names, experiment, ground, interrupted: super::interruption()?, bar: bar()? })
+        Ok(Lab { args, names, experiment, environment, interrupted: super::interruption()?, bar: bar()? })
     }
 
     fn one(&self, name: &str, round: u32) -> Result<Record> {
-        let record = match &self.ground {
-            Ground::Real(dir, scaled) => self.real(name, dir, scaled, round)?,
-            Ground::Modelled(play) => {
+        let record = match &self.environment {
+            Environment::Real(dir, scaled) => self.real(name, dir, scaled, round)?,
+            Environment::Modelled(play) => {
                 let own = play.experiment.esx.hypothesis();
                 let stack = super::stack(super::modelled(name)?, None, own)?;
-                Play { stack, ..(**play).clone() }.run(self.audience(name))
+                ModelledRun { stack, ..(**play).clone() }.run(self.observer(name))
             }
         };
         Ok(Record { subject: name.to_string(), ..record })
     }
 
-    fn audience(&self, name: &str) -> Audience {
+    fn observer(&self, name: &str) -> RunObserver {
         let (bar, name) = (self.bar.clone(), name.to_string());
-        Audience {
+        RunObserver {
             progress: Rc::new(move |progress| bar.set_message(format!("{name}, {}", describe(progress)))),
             interrupted: self.interrupted.clone(),
         }
     }
 
     fn head(&self, name: &str) -> Record {
-        let (storage, clock) = match &self.ground {
-            Ground::Modelled(play) => (play.storage.name.clone(), Clock::Virtual),
-            Ground::Real(dir, _) => (dir.display().to_string(), Clock::Real),
+        let (storage, clock) = match &self.environment {
+            Environment::Modelled(play) => (play.storage.name.clone(), Clock::Virtual),
+            Environment::Real(dir, _) => (dir.display().to_string(), Clock::Real),
         };
         let seed = self.args.seed;
         let title = "The same work, in turns".into();
@@ -148,7 +150,7 @@ impl<'a> Lab<'a> {
         let Scaled { disk_bytes, workload, protocol, notes } = scaled.clone();
         let head = Record { notes, ..self.head(name) };
         let plan = Plan { head, workload, protocol, path: None };
-        real::run(&stack, &folder, &disk_bytes, plan, self.audience(name))
+        real::run(&stack, &folder, &disk_bytes, plan, self.observer(name))
     }
 }
 
@@ -193,7 +195,7 @@ fn scale_all(args: &CompareArgs, names: &[String], experiment: &Experiment, dir:
 }
 
 /// Returns the experiment, or else the standard work. `--storage` replaces the experiment's own storage.
-fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<Play> {
+fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<ModelledRun> {
     let storage = args.storage.as_deref();
     let (experiment, storage) = match experiment {
         Some(experiment) => (experiment, storage),
@@ -206,5 +208,5 @@ fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<Play> 
             (bare, Some(storage))
         }
     };
-    Ok(Play { command: command(), ..set_up(experiment, storage, args.seed)? })
+    Ok(ModelledRun { command: command(), ..set_up(experiment, storage, args.seed)? })
 }

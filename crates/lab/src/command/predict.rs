@@ -11,7 +11,7 @@ use crate::predict::{self, Answer, Question, STACKS};
 use crate::real::SurveyObserver;
 use crate::reproduce::in_parallel;
 use crate::run::{Constant, ConstantSource};
-use crate::runner::Audience;
+use crate::runner::RunObserver;
 use crate::storage::StorageModel;
 use crate::storage::measured::Measured;
 
@@ -21,10 +21,10 @@ use super::run::bar;
 pub(super) fn run(args: &PredictArgs, output: Output) -> Result<()> {
     let storage = storage(args, output)?;
     let question = Question { iops: args.iops, read_percent: args.read, keep_s: args.keep, seed: args.seed };
-    let answers = super::with_bar(|onlooker| {
+    let answers = super::with_bar(|observer| {
         let name = |n: usize| STACKS[n].0.to_string();
-        in_parallel(STACKS.len(), name, onlooker, |n| {
-            predict::ask(question, n, &storage, Audience::until(onlooker.interrupted))
+        in_parallel(STACKS.len(), name, observer, |n| {
+            predict::ask(question, n, &storage, RunObserver::until(observer.interrupted))
         })
     })?;
     let answers: Option<Vec<Answer>> = answers.into_iter().collect();

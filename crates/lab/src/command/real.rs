@@ -6,10 +6,10 @@ use std::time::Duration;
 use api::args::lab::HookArgs;
 use api::error::{Error, Result};
 
-use crate::experiment::{Experiment, Means, Room, Scaled};
+use crate::experiment::{Experiment, Limits, Scaled, Space};
 use crate::real::{Hooks, Setup, Stack};
 use crate::run::Record;
-use crate::runner::{Audience, Plan};
+use crate::runner::{Plan, RunObserver};
 
 use super::save;
 
@@ -44,11 +44,11 @@ pub(super) fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
 /// Returns the experiment scaled to the time, and to the space in `dir` or the size of the user's disks.
 pub(super) fn scale(experiment: &Experiment, stack: &Stack, dir: &Path, seconds: f64) -> Result<Scaled> {
     save::folder(dir)?;
-    let room = match stack.disk_bytes()? {
-        Some(disks) => Room::Disks(disks),
-        None => Room::Free(crate::real::free_bytes(dir)?),
+    let space = match stack.disk_bytes()? {
+        Some(disks) => Space::Disks(disks),
+        None => Space::Free(crate::real::free_bytes(dir)?),
     };
-    Ok(experiment.scaled_to(&Means { seconds, room }))
+    Ok(experiment.scaled_to(&Limits { seconds, space }))
 }
 
 /// Runs the plan on disks of `disk_bytes` each. Failures of the stack are in the record.
@@ -57,11 +57,11 @@ pub(super) fn run(
     folder: &Scratch,
     disk_bytes: &[u64],
     plan: Plan,
-    audience: Audience,
+    observer: RunObserver,
 ) -> Result<Record> {
     let program = api::program::find("unstun")?;
     let setup = Setup { folder: &folder.0, program: &program, disk_bytes };
-    Ok(crate::real::run(stack, &setup, plan, audience))
+    Ok(crate::real::run(stack, &setup, plan, observer))
 }
 
 /// Folder of one run. Dropping it removes the folder with everything in it.

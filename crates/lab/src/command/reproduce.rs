@@ -11,7 +11,7 @@ use super::save;
 
 pub(super) fn run(args: &ReproduceArgs, output: Output) -> Result<()> {
     let experiments = wanted(&args.experiments)?;
-    let records = super::with_bar(|onlooker| reproduce::reproduce(&experiments, args.seed, onlooker))??;
+    let records = super::with_bar(|observer| reproduce::reproduce(&experiments, args.seed, observer))??;
     save::keep(args.output.as_deref(), output, &records)?;
     if output.is_json() {
         return output.json(&reproduce::document(&records));

@@ -7,10 +7,10 @@ use api::error::{Error, ErrorKind, Result};
 use api::output::Output;
 use api::units::format_seconds;
 
-use crate::experiment::{self, Experiment, Play, Scaled, fitted};
+use crate::experiment::{self, Experiment, ModelledRun, Scaled, fitted};
 use crate::report::text;
 use crate::run::{Clock, End, Record};
-use crate::runner::{Audience, Plan, Progress};
+use crate::runner::{Plan, Progress, RunObserver};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::real::{self, HOOKS, Scratch};
@@ -21,23 +21,23 @@ pub(super) fn run(args: &RunArgs, output: Output) -> Result<u8> {
     let experiment = experiment::find(&args.experiment)?;
     let bar = bar()?;
     let shown = bar.clone();
-    let audience = Audience {
+    let observer = RunObserver {
         progress: Rc::new(move |progress| shown.set_message(describe(progress))),
         interrupted: super::interruption()?,
     };
     let record = match &args.real {
-        Some(dir) => on_real(&experiment, args, dir, audience, output)?,
-        None => modelled(experiment, args, audience)?,
+        Some(dir) => on_real(&experiment, args, dir, observer, output)?,
+        None => modelled(experiment, args, observer)?,
     };
     bar.finish_and_clear();
     finish(&record, args, output)
 }
 
-fn modelled(experiment: Experiment, args: &RunArgs, audience: Audience) -> Result<Record> {
+fn modelled(experiment: Experiment, args: &RunArgs, observer: RunObserver) -> Result<Record> {
     let subject = super::modelled(args.subject.as_deref().unwrap_or("esx"))?;
     let stack = super::stack(subject, args.hypothesis.as_deref(), experiment.esx.hypothesis())?;
     let set_up = set_up(experiment, args.storage.as_deref(), args.seed)?;
-    let record = Play { stack, command: command(args), path: lines(args)?, ..set_up }.run(audience);
+    let record = ModelledRun { stack, command: command(args), path: lines(args)?, ..set_up }.run(observer);
     Ok(Record { began_unix_us: now_unix_us(), ..record })
 }
 
@@ -46,7 +46,7 @@ fn on_real(
     experiment: &Experiment,
     args: &RunArgs,
     dir: &Path,
-    audience: Audience,
+    observer: RunObserver,
     output: Output,
 ) -> Result<Record> {
     let own = if args.hooks.target.is_empty() { "native" } else { HOOKS };
@@ -59,7 +59,7 @@ fn on_real(
     let head = experiment.head(name, &dir.display().to_string(), Clock::Real, args.seed);
     let head = Record { command: command(args), notes, ..head };
     let plan = Plan { head, workload, protocol, path: lines(args)? };
-    let record = real::run(&stack, &folder, &disk_bytes, plan, audience)?;
+    let record = real::run(&stack, &folder, &disk_bytes, plan, observer)?;
     Ok(Record { subject: name.to_string(), ..record })
 }
 
@@ -71,7 +71,7 @@ fn lines(args: &RunArgs) -> Result<Option<PathBuf>> {
 }
 
 /// Sets up the experiment on the given storage, or on its own storage, fitted. The stack is a flat file.
-pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u64) -> Result<Play> {
+pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u64) -> Result<ModelledRun> {
     let storage = match storage {
         Some(name) => fitted::scaled(&experiment, super::storage(name)?)?,
         None => {
@@ -82,7 +82,7 @@ pub(super) fn set_up(mut experiment: Experiment, storage: Option<&str>, seed: u6
     };
     let delta_storage = fitted::delta_model(&experiment, &storage)?;
     let stack = super::stack(SubjectArg::Plain, None, experiment.esx.hypothesis())?;
-    Ok(Play { delta_storage, ..Play::new(experiment, stack, storage, seed) })
+    Ok(ModelledRun { delta_storage, ..ModelledRun::new(experiment, stack, storage, seed) })
 }
 
 fn command(args: &RunArgs) -> String {

@@ -4,7 +4,7 @@ use api::output::{self, Output};
 use api::units::format_us;
 
 use crate::reproduce::in_parallel;
-use crate::runner::Audience;
+use crate::runner::RunObserver;
 use crate::sweep::{self, Found, Point};
 use crate::vmware::spec::Version;
 
@@ -13,10 +13,10 @@ pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
     let storage = super::storage(&args.storage)?;
     let ends = |range: &std::ops::RangeInclusive<u32>| (*range.start(), *range.end());
     let points = sweep::grid(ends(&args.read), ends(&args.depth), &args.layers);
-    let found = super::with_bar(|onlooker| {
+    let found = super::with_bar(|observer| {
         let name = |n: usize| describe(&points[n]);
-        in_parallel(points.len(), name, onlooker, |n| {
-            sweep::measure(points[n], stack, &storage, args.seed, Audience::until(onlooker.interrupted))
+        in_parallel(points.len(), name, observer, |n| {
+            sweep::measure(points[n], stack, &storage, args.seed, RunObserver::until(observer.interrupted))
         })
     })?;
     let is_whole = found.iter().all(Option::is_some);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_failed_is_told_and_not_counted() {
+    fn a_run_that_failed_is_reported_and_not_counted() {
         let failed = Record { end: End::Failed("no qemu".into()), ..ran("b", &[(Phase::Baseline, 1)]) };
         let summaries = summarize(&[ran("b", &[(Phase::Baseline, 7)]), failed]);
         assert_eq!((summaries[0].rounds, summaries[0].cells[0].value.median), (1, 7.0));

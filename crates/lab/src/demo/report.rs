@@ -126,12 +126,12 @@ impl Report {
         format!(
             "{}\n{}\nPublished figures are of other machines and loads; compare shares, not seconds.\n\n{closing}",
             tables.join("\n"),
-            self.beside()
+            self.published_table()
         )
     }
 
     /// Returns the published figures beside those of each store.
-    fn beside(&self) -> String {
+    fn published_table(&self) -> String {
         type Cell = fn(&StoreRun) -> String;
         let lines: [(&str, &str, Cell); 5] = [
             ("IOPS with a snapshot", "VMFS 22 %, 12 %, 3.65 %; qcow2 44-97 %", |run| {

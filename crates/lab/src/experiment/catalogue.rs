@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_does_not_ship_is_told_with_those_that_do() {
+    fn an_unknown_name_is_refused_with_those_that_ship() {
         let error = find("zandbor").unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound);
         assert!(error.cause.contains("zandboer-paced"), "{error}");

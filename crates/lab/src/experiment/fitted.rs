@@ -5,11 +5,11 @@
 
 use blk::{Error, Result};
 
-use super::play::{Play, Stack};
+use super::modelled_run::{ModelledRun, Stack};
 use super::{Experiment, Fit, Input, find};
 use crate::modelled::Engine;
 use crate::run::{Constant, ConstantSource, Phase, Use};
-use crate::runner::{Action, Audience};
+use crate::runner::{Action, RunObserver};
 use crate::storage::{StorageModel, fit};
 
 /// Number of rounds, because two constants affect two figures each.
@@ -155,8 +155,8 @@ fn fit_one(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) ->
 
 /// Returns the figure of one trial; NaN where the run failed, so that no comparison holds.
 fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> f64 {
-    let play = Play::new(trial.clone(), Stack::Engine(Engine::Plain), model.clone(), seed);
-    play.run(Audience::none()).figure(wanted.phase, wanted.quantity).unwrap_or(f64::NAN)
+    let play = ModelledRun::new(trial.clone(), Stack::Engine(Engine::Plain), model.clone(), seed);
+    play.run(RunObserver::none()).figure(wanted.phase, wanted.quantity).unwrap_or(f64::NAN)
 }
 
 /// Copies the other experiment's fitted constants to the model, where it has a counterpart: the same disks in another

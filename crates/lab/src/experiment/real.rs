@@ -11,7 +11,7 @@ use crate::workload::{Worker, Workload};
 
 /// Part of the free space that the data may take: it is held three times (fill, snapshot, helper), and as much stays
 /// free.
-const ROOM_DIVISOR: u64 = 4;
+const SPACE_DIVISOR: u64 = 4;
 /// Rate of one sequential writer that the fills are planned with, bytes a second; relevant storage reaches it.
 const FILL_BYTES_PER_S: f64 = 64.0 * 1024.0 * 1024.0;
 /// Share of the time that preparations may take in addition: a quarter.
@@ -23,14 +23,14 @@ const INTERVAL_US_MIN: f64 = 1e5;
 
 /// Time and space that are available for a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Means {
+pub struct Limits {
     /// Seconds for all steps with a duration of their own.
     pub seconds: f64,
-    pub room: Room,
+    pub space: Space,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Room {
+pub enum Space {
     /// Bytes free where the disks will be made.
     Free(u64),
     /// Existing disks of the user, bytes of each.
@@ -48,17 +48,17 @@ pub struct Scaled {
 }
 
 impl Experiment {
-    /// Returns the article's sizes and durations, divided where `means` do not suffice.
-    pub fn scaled_to(&self, means: &Means) -> Scaled {
-        let longer = (self.planned_seconds() / means.seconds).max(1.0);
-        let larger = self.size_excess(means);
+    /// Returns the article's sizes and durations, divided where `limits` do not suffice.
+    pub fn scaled_to(&self, limits: &Limits) -> Scaled {
+        let longer = (self.planned_seconds() / limits.seconds).max(1.0);
+        let larger = self.size_excess(limits);
         let disk_bytes: Vec<u64> =
             self.disk_bytes().into_iter().map(|bytes| scaled_bytes(bytes, larger)).collect();
         let workers = self.workers.iter().map(|worker| smaller(worker, larger, &disk_bytes)).collect();
-        let interval_us = (means.seconds * 1e6 / SAMPLES).clamp(INTERVAL_US_MIN, INTERVAL_US_MAX) as u64;
-        let steps = self.steps.iter().map(|step| bounded(shorter(step, longer), means.seconds)).collect();
+        let interval_us = (limits.seconds * 1e6 / SAMPLES).clamp(INTERVAL_US_MIN, INTERVAL_US_MAX) as u64;
+        let steps = self.steps.iter().map(|step| bounded(shorter(step, longer), limits.seconds)).collect();
         Scaled {
-            notes: self.told(longer, larger, means),
+            notes: self.scaling_notes(longer, larger, limits),
             disk_bytes,
             workload: Workload { workers, ..Workload::default() },
             protocol: Protocol { interval_us, heartbeat: None, steps },
@@ -73,18 +73,18 @@ impl Experiment {
     }
 
     /// Returns the divisor of all sizes.
-    fn size_excess(&self, means: &Means) -> u64 {
+    fn size_excess(&self, limits: &Limits) -> u64 {
         let worked: u64 = self.worked_bytes().iter().map(|range| range.end - range.start).sum();
         let fills = self.steps.iter().filter(|step| matches!(step.action, Action::Prepare { .. })).count();
-        let in_time = means.seconds * FILL_SHARE * FILL_BYTES_PER_S / fills.max(1) as f64;
-        let in_room = match &means.room {
-            Room::Free(bytes) => divisor(worked, bytes / ROOM_DIVISOR),
-            Room::Disks(disks) => {
+        let in_time = limits.seconds * FILL_SHARE * FILL_BYTES_PER_S / fills.max(1) as f64;
+        let in_space = match &limits.space {
+            Space::Free(bytes) => divisor(worked, bytes / SPACE_DIVISOR),
+            Space::Disks(disks) => {
                 let pairs = self.disk_bytes().into_iter().zip(disks);
                 pairs.map(|(wanted, there)| divisor(wanted, *there)).max().unwrap_or(1)
             }
         };
-        in_room.max(divisor(worked, in_time as u64))
+        in_space.max(divisor(worked, in_time as u64))
     }
 
     /// Returns, for each disk with workers, the range from the first to the last byte that they access.
@@ -98,24 +98,24 @@ impl Experiment {
         (0..sizes.len()).filter_map(of_disk).collect()
     }
 
-    fn told(&self, longer: f64, larger: u64, means: &Means) -> Vec<String> {
+    fn scaling_notes(&self, longer: f64, larger: u64, limits: &Limits) -> Vec<String> {
         let mut notes = Vec::new();
         if longer > 1.0 {
             notes.push(format!(
                 "Scaled: the protocol's {:.0} s to {:.0} s, each duration and limit divided by {longer:.2}.",
                 self.planned_seconds(),
-                means.seconds
+                limits.seconds
             ));
         }
         if larger > 1 {
-            let room = match &means.room {
-                Room::Free(bytes) => format!("{} MiB free", bytes >> 20),
-                Room::Disks(disks) => format!("disks of {} MiB", disks.iter().sum::<u64>() >> 20),
+            let space = match &limits.space {
+                Space::Free(bytes) => format!("{} MiB free", bytes >> 20),
+                Space::Disks(disks) => format!("disks of {} MiB", disks.iter().sum::<u64>() >> 20),
             };
             notes.push(format!(
-                "Scaled: disks, and what is worked on of them, divided by {larger}, for {room} and for fills that \
+                "Scaled: disks, and what is worked on of them, divided by {larger}, for {space} and for fills that \
                  are to take {:.1} s.",
-                means.seconds * FILL_SHARE
+                limits.seconds * FILL_SHARE
             ));
         }
         if self.esx.linked_clone {
@@ -180,14 +180,14 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn means(seconds: f64, free: u64) -> Means {
-        Means { seconds, room: Room::Free(free) }
+    fn limits(seconds: f64, free: u64) -> Limits {
+        Limits { seconds, space: Space::Free(free) }
     }
 
     #[test]
     fn every_experiment_that_ships_fits_a_little_time_and_room() {
         for experiment in shipped().unwrap() {
-            let scaled = experiment.scaled_to(&means(6.0, GIB));
+            let scaled = experiment.scaled_to(&limits(6.0, GIB));
             scaled.workload.check(&scaled.disk_bytes).unwrap_or_else(|e| panic!("{}: {e}", experiment.name));
             scaled.protocol.check().unwrap_or_else(|e| panic!("{}: {e}", experiment.name));
             let timed = |step: &&Step| !matches!(step.action, Action::Drain { .. });
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn what_fits_stays_as_it_was_published() {
         let experiment = find("zandboer-saturated").unwrap();
-        let scaled = experiment.scaled_to(&means(3600.0, 100 * GIB));
+        let scaled = experiment.scaled_to(&limits(3600.0, 100 * GIB));
         assert_eq!(scaled.notes, Vec::<String>::new());
         assert_eq!(
             (scaled.disk_bytes.as_slice(), &scaled.protocol.steps),
@@ -211,9 +211,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_divided_is_told() {
+    fn what_was_divided_is_noted() {
         // The steps have 1,480 s of runs and limits; 976.6 MiB are filled twice.
-        let scaled = find("zandboer-saturated").unwrap().scaled_to(&means(148.0, GIB));
+        let scaled = find("zandboer-saturated").unwrap().scaled_to(&limits(148.0, GIB));
         assert!(scaled.notes[0].contains("divided by 10.00"), "{:?}", scaled.notes);
         assert!(scaled.notes[1].contains("divided by 4"), "{:?}", scaled.notes);
         assert_eq!(scaled.disk_bytes, [GIB]);
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn somebodys_disks_are_not_overrun_nor_worked_on_beyond_the_experiment() {
+    fn the_disks_of_a_user_are_not_overrun_nor_worked_on_beyond_the_experiment() {
         let experiment = find("backup-window").unwrap();
         for (there, worked) in [(GIB, GIB), (3 * GIB / 2, GIB), (64 * GIB, 2 * GIB)] {
-            let means = Means { seconds: 3600.0, room: Room::Disks(vec![there]) };
-            let scaled = experiment.scaled_to(&means);
+            let limits = Limits { seconds: 3600.0, space: Space::Disks(vec![there]) };
+            let scaled = experiment.scaled_to(&limits);
             assert_eq!(scaled.workload.workers[0].working_set_bytes, worked);
             scaled.workload.check(&[there]).unwrap();
         }

@@ -50,13 +50,13 @@ fn meets(one: &Record, other: &Record) -> bool {
 fn add_events(record: &mut Record, event: &Record) {
     let apart = event.began_unix_us.saturating_sub(record.began_unix_us);
     let shifted = |us: u64| us.checked_add_signed(apart);
-    let room = |len: usize| EVENTS_MAX.saturating_sub(len);
+    let space = |len: usize| EVENTS_MAX.saturating_sub(len);
     let stuns = event.stuns.iter().filter_map(|s| Some(Stun { at_us: shifted(s.at_us)?, ..s.clone() }));
-    record.stuns.extend(stuns.take(room(record.stuns.len())));
+    record.stuns.extend(stuns.take(space(record.stuns.len())));
     let beats = event.beats.iter().filter_map(|b| Some(Beat { at_us: shifted(b.at_us)?, ..*b }));
-    record.beats.extend(beats.take(room(record.beats.len())));
+    record.beats.extend(beats.take(space(record.beats.len())));
     let marks = event.marks.iter().filter_map(|m| Some(Mark { at_us: shifted(m.at_us)?, ..m.clone() }));
-    record.marks.extend(marks.take(room(record.marks.len())));
+    record.marks.extend(marks.take(space(record.marks.len())));
     record.stuns.sort_by_key(|stun| stun.at_us);
     record.beats.sort_by_key(|beat| beat.at_us);
     record.marks.sort_by_key(|mark| mark.at_us);
@@ -92,10 +92,10 @@ fn join_samples(record: &mut Record, other: Record) {
     let samples = std::mem::take(&mut record.samples);
     let mut by_time: BTreeMap<u64, Sample> = samples.into_iter().map(|s| (s.at_us, s)).collect();
     for sample in other.samples {
-        let has_room = by_time.len() < super::SAMPLES_MAX;
+        let has_space = by_time.len() < super::SAMPLES_MAX;
         match by_time.get_mut(&sample.at_us) {
             Some(there) => join(there, &sample),
-            None if has_room => _ = by_time.insert(sample.at_us, sample),
+            None if has_space => _ = by_time.insert(sample.at_us, sample),
             None => {}
         }
     }

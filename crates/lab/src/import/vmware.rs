@@ -103,7 +103,7 @@ pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) 
         skips.file(format!("only the first {EVENTS_MAX} stuns and marks are kept"));
     }
     if log.stuns.is_empty() {
-        skips.file("no line tells of a stun: neither Checkpoint_Unstun nor CPT is there");
+        skips.file("no line reports a stun: neither Checkpoint_Unstun nor CPT is there");
         return Vec::new();
     }
     vec![record(name, &log)]

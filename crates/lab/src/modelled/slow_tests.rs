@@ -38,7 +38,7 @@ fn play(storage: &str, worker: Worker, disk_bytes: u64, steps: Vec<Step>) -> Rec
         protocol: Protocol { interval_us: 1_000_000, heartbeat: None, steps },
         path: None,
     };
-    let record = run_engine(Engine::Redo, vec![disk_bytes], options, plan, Audience::none()).record;
+    let record = run_engine(Engine::Redo, vec![disk_bytes], options, plan, RunObserver::none()).record;
     assert_eq!(record.end, End::Complete, "{:?}", record.notes);
     record
 }

@@ -73,7 +73,7 @@ fn plan(engine: Engine, seed: u64) -> Plan {
 }
 
 pub(super) fn outcome(engine: Engine, seed: u64) -> Outcome {
-    run_engine(engine, vec![64 * MIB, 16 * MIB], world(), plan(engine, seed), Audience::none())
+    run_engine(engine, vec![64 * MIB, 16 * MIB], world(), plan(engine, seed), RunObserver::none())
 }
 
 pub(super) fn phases_of<'a>(record: &'a Record, phases: &[Phase]) -> Vec<&'a PhaseSpan> {
@@ -134,15 +134,16 @@ fn disks_of_hundreds_of_gib_are_made_at_once() {
                 *seconds = 0.2;
             }
         }
-        let Outcome { record, .. } = run_engine(engine, vec![400 << 30; 12], world(), plan, Audience::none());
+        let Outcome { record, .. } =
+            run_engine(engine, vec![400 << 30; 12], world(), plan, RunObserver::none());
         assert_eq!(record.end, End::Complete, "{}: {:?}", engine.name(), record.notes);
     }
 }
 
 #[test]
 fn an_interruption_keeps_what_was_sampled() {
-    let audience = Audience::none();
-    let (flag, seen) = (audience.interrupted.clone(), Rc::new(Cell::new(0)));
+    let observer = RunObserver::none();
+    let (flag, seen) = (observer.interrupted.clone(), Rc::new(Cell::new(0)));
     let calls = seen.clone();
     let progress = Rc::new(move |progress: &runner::Progress| {
         calls.set(calls.get() + 1);
@@ -150,9 +151,9 @@ fn an_interruption_keeps_what_was_sampled() {
             flag.store(true, std::sync::atomic::Ordering::Relaxed);
         }
     });
-    let audience = Audience { progress, ..audience };
+    let observer = RunObserver { progress, ..observer };
     let outcome =
-        run_engine(Engine::Redo, vec![64 * MIB, 16 * MIB], world(), plan(Engine::Redo, 1), audience);
+        run_engine(Engine::Redo, vec![64 * MIB, 16 * MIB], world(), plan(Engine::Redo, 1), observer);
     let record = outcome.record;
     assert_eq!(record.end, End::Interrupted);
     assert!(seen.get() > 10);

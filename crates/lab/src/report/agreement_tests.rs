@@ -103,7 +103,7 @@ fn a_phase_has_one_figure_wherever_it_is_shown() {
 }
 
 #[test]
-fn a_phase_of_several_steps_is_all_of_them_and_each_is_told() {
+fn a_phase_of_several_steps_is_all_of_them_and_each_is_shown() {
     let mut run = Run::new("native");
     run.step(Phase::Baseline, "before", Some(0), &[1000]);
     run.step(Phase::Snapshot, "1 layer", Some(0), &[900, 900, 900]);

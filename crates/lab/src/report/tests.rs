@@ -6,7 +6,7 @@ use std::io::Cursor;
 use calamine::{Data, Reader, Xlsx};
 use serde_json::Value;
 
-use super::beside::beside;
+use super::side_by_side::figure_lines;
 use super::{comparisons, csv, html, json, svg, text, xlsx};
 use crate::run::*;
 
@@ -312,7 +312,7 @@ fn runs_are_shown_side_by_side() {
         (sample.reads, sample.writes) = (510, 250);
     }
     let records = [example(), ours];
-    let lines = beside(&records.iter().collect::<Vec<_>>());
+    let lines = figure_lines(&records.iter().collect::<Vec<_>>());
     let of_baseline = lines.iter().find(|l| l.phase == "snapshot" && l.figure == "of its baseline");
     assert_eq!(of_baseline.unwrap().values, ["28 %", "100 %"], "{lines:?}");
     let page = html::page(&records);

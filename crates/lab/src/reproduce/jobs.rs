@@ -4,14 +4,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::{Onlooker, Progress, is_interrupted};
+use super::{JobObserver, Progress, is_interrupted};
 
 /// Calls `work` for each number below `count`, in any order. Returns the results in the order of the numbers; None for
 /// work that had not begun when the user interrupted. A panic of a worker thread is propagated.
 pub(crate) fn in_parallel<T: Send>(
     count: usize,
     name: impl Fn(usize) -> String + Sync,
-    onlooker: Onlooker<'_>,
+    observer: JobObserver<'_>,
     work: impl Fn(usize) -> T + Sync,
 ) -> Vec<Option<T>> {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -19,13 +19,13 @@ pub(crate) fn in_parallel<T: Send>(
     let one_thread = || {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= count || is_interrupted(onlooker) {
+            if number >= count || is_interrupted(observer) {
                 return;
             }
             let answer = work(number);
             answers.lock().expect("no holder panics")[number] = Some(answer);
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            (onlooker.progress)(Progress { done, of: count, name: name(number) });
+            (observer.progress)(Progress { done, of: count, name: name(number) });
         }
     };
     let threads = thread::available_parallelism().map_or(1, |n| n.get()).min(count.max(1));
@@ -45,13 +45,13 @@ mod tests {
     #[test]
     fn answers_come_in_order_and_an_interruption_leaves_holes() {
         let interrupted = Arc::default();
-        let onlooker = Onlooker { progress: &|_| {}, interrupted: &interrupted };
-        let all = in_parallel(100, |n| n.to_string(), onlooker, |n| n * n);
+        let observer = JobObserver { progress: &|_| {}, interrupted: &interrupted };
+        let all = in_parallel(100, |n| n.to_string(), observer, |n| n * n);
         assert!(all.iter().enumerate().all(|(n, answer)| *answer == Some(n * n)));
         let some = in_parallel(
             100,
             |n| n.to_string(),
-            onlooker,
+            observer,
             |n| {
                 interrupted.store(n >= 10, Ordering::Relaxed);
                 n

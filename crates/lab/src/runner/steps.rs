@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::Result as Answer;
 
 use super::backup::Copier;
+use super::monitor::{Ended, Monitor};
 use super::protocol::{Action, Step};
-use super::watch::{Ended, Watch};
 use crate::run::{End, Quantity};
 use crate::subject::CommitEnd;
 
@@ -21,30 +21,30 @@ type Commit = Pin<Box<dyn Future<Output = Answer<CommitEnd>>>>;
 
 /// Carries out a protocol's steps. An error ends the run.
 pub(super) struct Steps<'a> {
-    pub watch: &'a mut Watch,
+    pub monitor: &'a mut Monitor,
     /// A commit that outlived its step, and its begin in microseconds of the run.
     commit: Option<(Commit, u64)>,
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(watch: &'a mut Watch) -> Steps<'a> {
-        Steps { watch, commit: None }
+    pub(super) fn new(monitor: &'a mut Monitor) -> Steps<'a> {
+        Steps { monitor, commit: None }
     }
 
     pub(super) async fn carry_out(&mut self, step: &Step) -> Result<(), End> {
-        self.watch.go_on()?;
+        self.monitor.check_running()?;
         match &step.action {
             Action::Prepare { block_bytes, outstanding } => {
                 self.prepare(step, *block_bytes, *outstanding).await
             }
             Action::Run { seconds, warm_up_seconds } => {
                 self.set_load(true).await?;
-                self.watch.begin(step.phase, step.title(), Some(us(*warm_up_seconds)), true);
+                self.monitor.begin(step.phase, step.title(), Some(us(*warm_up_seconds)), true);
                 self.pass(*seconds).await
             }
             Action::Idle { seconds } => {
                 self.set_load(false).await?;
-                self.watch.begin(step.phase, step.title(), Some(0), false);
+                self.monitor.begin(step.phase, step.title(), Some(0), false);
                 self.pass(*seconds).await
             }
             Action::Take { name, count, load } => {
@@ -66,11 +66,11 @@ impl<'a> Steps<'a> {
 
     pub(super) async fn set_load(&mut self, on: bool) -> Result<(), End> {
         if on {
-            self.watch.driver.start();
+            self.monitor.driver.start();
             return Ok(());
         }
-        let driver = self.watch.driver.clone();
-        match self.watch.wait(pin!(driver.stop()), Some(STOP_US)).await? {
+        let driver = self.monitor.driver.clone();
+        match self.monitor.wait(pin!(driver.stop()), Some(STOP_US)).await? {
             Ended::Done(()) => Ok(()),
             Ended::Limit => Err(End::Failed(format!(
                 "the load was stopped, and after {} s I/Os are still under way: the disks hang",
@@ -80,33 +80,33 @@ impl<'a> Steps<'a> {
     }
 
     async fn pass(&mut self, seconds: f64) -> Result<(), End> {
-        self.watch.wait(pin!(pending::<()>()), Some(us(seconds))).await?;
-        self.watch.finish();
+        self.monitor.wait(pin!(pending::<()>()), Some(us(seconds))).await?;
+        self.monitor.finish();
         Ok(())
     }
 
     async fn prepare(&mut self, step: &Step, block_bytes: u32, outstanding: u32) -> Result<(), End> {
         self.set_load(false).await?;
-        self.watch.begin(step.phase, step.title(), Some(0), true);
-        let (driver, began_us) = (self.watch.driver.clone(), self.watch.now_us());
-        let waited = self.watch.wait(pin!(driver.prepare(block_bytes, outstanding)), None).await;
+        self.monitor.begin(step.phase, step.title(), Some(0), true);
+        let (driver, began_us) = (self.monitor.driver.clone(), self.monitor.now_us());
+        let waited = self.monitor.wait(pin!(driver.prepare(block_bytes, outstanding)), None).await;
         // After an interruption the writers end with their I/O under way.
         driver.halt();
         waited?;
-        self.watch.go_on()?;
+        self.monitor.check_running()?;
         self.seconds_since(began_us);
-        self.watch.finish();
+        self.monitor.finish();
         Ok(())
     }
 
     async fn take(&mut self, step: &Step, names: &[String]) -> Result<(), End> {
-        self.watch.begin(step.phase, step.title(), None, false);
-        let began_us = self.watch.now_us();
+        self.monitor.begin(step.phase, step.title(), None, false);
+        let began_us = self.monitor.now_us();
         for name in names {
             self.mark(format!("take of {name}"));
-            let (subject, wanted) = (self.watch.subject.clone(), name.clone());
-            let taken = self.watch.env.spawn(async move { subject.take(&wanted).await });
-            match self.watch.wait(pin!(taken.join()), Some(TAKE_US)).await? {
+            let (subject, wanted) = (self.monitor.subject.clone(), name.clone());
+            let taken = self.monitor.env.spawn(async move { subject.take(&wanted).await });
+            match self.monitor.wait(pin!(taken.join()), Some(TAKE_US)).await? {
                 Ended::Done(Ok(())) => {}
                 Ended::Done(Err(e)) => return Err(End::Failed(format!("take of {name}: {e}"))),
                 Ended::Limit => {
@@ -116,7 +116,7 @@ impl<'a> Steps<'a> {
             }
         }
         self.seconds_since(began_us);
-        self.watch.finish();
+        self.monitor.finish();
         Ok(())
     }
 
@@ -133,24 +133,24 @@ impl<'a> Steps<'a> {
                 names[0]
             )));
         }
-        self.watch.begin(step.phase, step.title(), Some(0), loaded);
-        let began_us = self.watch.now_us();
+        self.monitor.begin(step.phase, step.title(), Some(0), loaded);
+        let began_us = self.monitor.now_us();
         for name in names {
             self.mark(format!("commit of {name}"));
-            let (subject, wanted) = (self.watch.subject.clone(), name.clone());
-            let commit = self.watch.env.spawn(async move { subject.commit(&wanted).await });
-            self.watch.commit_begins();
-            self.commit = Some((Box::pin(commit.join()), self.watch.now_us()));
+            let (subject, wanted) = (self.monitor.subject.clone(), name.clone());
+            let commit = self.monitor.env.spawn(async move { subject.commit(&wanted).await });
+            self.monitor.commit_begins();
+            self.commit = Some((Box::pin(commit.join()), self.monitor.now_us()));
             let limit_us =
-                limit_seconds.map(|seconds| us(seconds).saturating_sub(self.watch.now_us() - began_us));
+                limit_seconds.map(|seconds| us(seconds).saturating_sub(self.monitor.now_us() - began_us));
             if !self.wait_for_commit(limit_us).await? {
-                self.watch.finish();
+                self.monitor.finish();
                 return Ok(());
             }
         }
         self.seconds_since(began_us);
-        self.watch.recorder.figure(Quantity::Converged, 1.0, step.title());
-        self.watch.finish();
+        self.monitor.recorder.figure(Quantity::Converged, 1.0, step.title());
+        self.monitor.finish();
         Ok(())
     }
 
@@ -158,27 +158,27 @@ impl<'a> Steps<'a> {
     async fn wait_for_commit(&mut self, limit_us: Option<u64>) -> Result<bool, End> {
         let (commit, since_us) = self.commit.as_mut().expect("a commit is under way");
         let since_us = *since_us;
-        let text = match self.watch.wait(commit.as_mut(), limit_us).await? {
+        let text = match self.monitor.wait(commit.as_mut(), limit_us).await? {
             Ended::Limit => {
-                let seconds = (self.watch.now_us() - since_us) / 1_000_000;
+                let seconds = (self.monitor.now_us() - since_us) / 1_000_000;
                 format!("not converged after {seconds} s")
             }
             Ended::Done(ended) => {
                 self.commit = None;
-                self.watch.commit_ended();
+                self.monitor.commit_ended();
                 self.mark("commit ended".into());
                 match ended {
                     Ok(CommitEnd::Done) => return Ok(true),
                     Ok(CommitEnd::GaveUp(why)) => format!("gave up: {why}"),
                     Err(e) => {
-                        self.watch.recorder.figure(Quantity::Converged, 0.0, &format!("failed: {e}"));
+                        self.monitor.recorder.figure(Quantity::Converged, 0.0, &format!("failed: {e}"));
                         return Err(End::Failed(format!("commit: {e}")));
                     }
                 }
             }
         };
         self.mark(format!("commit {text}"));
-        self.watch.recorder.figure(Quantity::Converged, 0.0, &text);
+        self.monitor.recorder.figure(Quantity::Converged, 0.0, &text);
         Ok(false)
     }
 
@@ -187,13 +187,13 @@ impl<'a> Steps<'a> {
         if self.commit.is_none() {
             return Ok(());
         }
-        self.watch.begin(step.phase, step.title(), Some(0), false);
-        let began_us = self.watch.now_us();
+        self.monitor.begin(step.phase, step.title(), Some(0), false);
+        let began_us = self.monitor.now_us();
         if self.wait_for_commit(limit_seconds.map(us)).await? {
             self.seconds_since(began_us);
-            self.watch.recorder.figure(Quantity::Converged, 1.0, step.title());
+            self.monitor.recorder.figure(Quantity::Converged, 1.0, step.title());
         }
-        self.watch.finish();
+        self.monitor.finish();
         Ok(())
     }
 
@@ -204,40 +204,43 @@ impl<'a> Steps<'a> {
         copier: Copier,
         limit_seconds: Option<f64>,
     ) -> Result<(), End> {
-        self.watch.begin(step.phase, step.title(), Some(0), self.watch.driver.is_running());
-        let began_us = self.watch.now_us();
-        let (subject, env, wanted) = (self.watch.subject.clone(), self.watch.env.clone(), name.to_string());
+        self.monitor.begin(step.phase, step.title(), Some(0), self.monitor.driver.is_running());
+        let began_us = self.monitor.now_us();
+        let (subject, env, wanted) =
+            (self.monitor.subject.clone(), self.monitor.env.clone(), name.to_string());
         let over = Rc::new(Cell::new(false));
-        let told = over.clone();
-        let copied =
-            self.watch.env.spawn(async move { copier.run(env, subject.frozen(&wanted).await?, told).await });
+        let stop = over.clone();
+        let copied = self
+            .monitor
+            .env
+            .spawn(async move { copier.run(env, subject.frozen(&wanted).await?, stop).await });
         let mut copied = pin!(copied.join());
-        match self.watch.wait(copied.as_mut(), limit_seconds.map(us)).await? {
+        match self.monitor.wait(copied.as_mut(), limit_seconds.map(us)).await? {
             Ended::Done(Ok(bytes)) => {
                 self.mark(format!("{bytes} bytes of {name} copied out"));
                 self.seconds_since(began_us);
             }
             Ended::Done(Err(e)) => return Err(End::Failed(format!("backup of {name}: {e}"))),
             Ended::Limit => {
-                let seconds = (self.watch.now_us() - began_us) / 1_000_000;
+                let seconds = (self.monitor.now_us() - began_us) / 1_000_000;
                 self.mark(format!("backup of {name}: not ended after {seconds} s"));
                 over.set(true);
                 // The next commit must not begin while a reader is active.
-                self.watch.wait(copied, Some(STOP_US)).await?;
+                self.monitor.wait(copied, Some(STOP_US)).await?;
             }
         }
-        self.watch.finish();
+        self.monitor.finish();
         Ok(())
     }
 
     fn mark(&mut self, text: String) {
-        let now_us = self.watch.now_us();
-        self.watch.recorder.mark(now_us, text);
+        let now_us = self.monitor.now_us();
+        self.monitor.recorder.mark(now_us, text);
     }
 
     fn seconds_since(&mut self, began_us: u64) {
-        let seconds = (self.watch.now_us() - began_us) as f64 / 1e6;
-        self.watch.recorder.figure(Quantity::Seconds, seconds, "");
+        let seconds = (self.monitor.now_us() - began_us) as f64 / 1e6;
+        self.monitor.recorder.figure(Quantity::Seconds, seconds, "");
     }
 }
 

@@ -142,7 +142,7 @@ fn run_on(manners: Manners, plan: Plan, spoil: impl FnOnce(&SimWorld)) -> Record
         let disk = Rc::new(Plain::new(file, DISK_BYTES));
         let (helpers, stuns) = (RefCell::default(), RefCell::default());
         let fake = Fake { env: env.clone(), disk, manners, helpers, stuns, closed };
-        run(&env, Rc::new(fake), plan, Audience::none()).await
+        run(&env, Rc::new(fake), plan, RunObserver::none()).await
     });
     assert!(seen.get() || !wanted, "a subject is closed whatever happened");
     record.expect("no power cut")

@@ -115,7 +115,7 @@ impl StorageModel {
                 per_kib_ns: per_kib_ns("wire"),
                 back: inner(0),
             }),
-            other => unreachable!("the parser knows no kind {other}"),
+            other => unreachable!("the parser accepts no kind {other}"),
         }
     }
 

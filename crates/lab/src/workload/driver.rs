@@ -183,14 +183,14 @@ impl Inner {
 
     /// Issues I/Os of a worker one after the other, in one of its slots.
     async fn work(&self, worker: &Running) {
-        let mut room = Room::new(worker.worker.block_bytes);
+        let mut buffers = ReadBuffers::new(worker.worker.block_bytes);
         while !self.stopping.get() {
             let due_ns = worker.pace.next(&self.env, &self.stopping).await;
             if self.stopping.get() {
                 return;
             }
             let io = worker.generator.borrow_mut().next_io();
-            self.perform(&worker.target, io, due_ns, &mut room).await;
+            self.perform(&worker.target, io, due_ns, &mut buffers).await;
         }
     }
 
@@ -218,21 +218,22 @@ impl Inner {
     }
 
     async fn sweep_part(&self, target: &Target, cursor: &Cell<u64>, end: u64, len: u32, read: bool) {
-        let mut room = Room::new(len);
+        let mut buffers = ReadBuffers::new(len);
         while !self.stopping.get() && cursor.get() < end {
             let offset = cursor.get();
             let len = u64::from(len).min(end - offset) as u32;
             cursor.set(offset + u64::from(len));
-            self.perform(target, Io { offset, len, read }, self.env.now_ns(), &mut room).await;
+            self.perform(target, Io { offset, len, read }, self.env.now_ns(), &mut buffers).await;
         }
     }
 
-    async fn perform(&self, target: &Target, io: Io, due_ns: u64, room: &mut Room) {
+    async fn perform(&self, target: &Target, io: Io, due_ns: u64, buffers: &mut ReadBuffers) {
         self.meter.issued(self.env.now_ns());
         let result = match io.read {
             true => {
-                let (buf, result) = target.read(io.offset, room.take(io.len), &mut room.floors).await;
-                room.buf = buf;
+                let (buf, result) =
+                    target.read(io.offset, buffers.take(io.len), &mut buffers.lower_bounds).await;
+                buffers.buf = buf;
                 result
             }
             false => target.write(io.offset, io.len).await,
@@ -252,14 +253,14 @@ impl Inner {
 }
 
 /// Buffers for the reads of one slot.
-struct Room {
+struct ReadBuffers {
     buf: Buf,
-    floors: Vec<u32>,
+    lower_bounds: Vec<u32>,
 }
 
-impl Room {
-    fn new(len: u32) -> Room {
-        Room { buf: Buf::alloc(len as usize), floors: Vec::new() }
+impl ReadBuffers {
+    fn new(len: u32) -> ReadBuffers {
+        ReadBuffers { buf: Buf::alloc(len as usize), lower_bounds: Vec::new() }
     }
 
     fn take(&mut self, len: u32) -> Buf {
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_nobody_wrote_stops_the_load_and_is_told() {
+    fn unknown_content_stops_the_load_and_is_reported() {
         let failure =
             with_driver(vec![worker(r#"{"outstanding": 4}"#)], true, |env, driver, _, world| async move {
                 driver.prepare(65536, 16).await;

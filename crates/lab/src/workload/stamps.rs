@@ -4,13 +4,13 @@ use blk::SECTOR;
 
 use sim::oracle::{NEVER, sequence_of, stamp};
 
-/// Sectors whose floors are kept together: 1 KiB of floors for 128 KiB of disk. A disk of 200 GiB therefore begins with
+/// Sectors whose lower_bounds are kept together: 1 KiB of lower_bounds for 128 KiB of disk. A disk of 200 GiB therefore begins with
 /// 13 MiB of absent pages, and takes 1.6 GiB when all of it is written.
 const PAGE_SECTORS: u64 = 256;
 
 /// Content that the sectors of a disk may show; fast enough for millions of I/Os a second.
 ///
-/// Writes are numbered as they begin. A sector's *floor* is the lowest number that it may still show. When a write
+/// Writes are numbered as they begin. A sector's *lower_bound* is the lowest number that it may still show. When a write
 /// ends, it supersedes all writes that had ended before it began: those numbered below the oldest write under way at
 /// its begin. Of writes that overlap in time either is therefore accepted. Of the last `outstanding` writes before a
 /// write some may be accepted wrongly. The oracle of the crash simulation is exact and costs a hundred times as much.
@@ -20,7 +20,7 @@ pub(super) struct Stamps {
     front: u32,
     /// Whether each write from `front` on has ended.
     open: VecDeque<bool>,
-    floors: Vec<Option<Box<[u32; PAGE_SECTORS as usize]>>>,
+    lower_bounds: Vec<Option<Box<[u32; PAGE_SECTORS as usize]>>>,
 }
 
 /// A write under way.
@@ -35,9 +35,9 @@ impl Stamps {
     /// Returns the stamps of a disk of zeros.
     pub(super) fn new(disk: u32, disk_bytes: u64) -> Stamps {
         let pages = disk_bytes.div_ceil(PAGE_SECTORS * SECTOR) as usize;
-        let mut floors = Vec::new();
-        floors.resize_with(pages, || None);
-        Stamps { disk, front: NEVER as u32 + 1, open: VecDeque::new(), floors }
+        let mut lower_bounds = Vec::new();
+        lower_bounds.resize_with(pages, || None);
+        Stamps { disk, front: NEVER as u32 + 1, open: VecDeque::new(), lower_bounds }
     }
 
     /// Begins a write and fills in its data.
@@ -59,31 +59,31 @@ impl Stamps {
             self.front += 1;
         }
         for sector in offset / SECTOR..(offset + len) / SECTOR {
-            let page = self.floors[(sector / PAGE_SECTORS) as usize]
+            let page = self.lower_bounds[(sector / PAGE_SECTORS) as usize]
                 .get_or_insert_with(|| Box::new([NEVER as u32; PAGE_SECTORS as usize]));
-            let floor = &mut page[(sector % PAGE_SECTORS) as usize];
-            *floor = write.oldest.max(*floor);
+            let lower_bound = &mut page[(sector % PAGE_SECTORS) as usize];
+            *lower_bound = write.oldest.max(*lower_bound);
         }
     }
 
-    /// Fills `floors` with the floors of a range. The caller does this when it submits a read, and passes them to
+    /// Fills `lower_bounds` with the lower_bounds of a range. The caller does this when it submits a read, and passes them to
     /// `check` when the read has ended.
-    pub(super) fn note(&self, offset: u64, len: u64, floors: &mut Vec<u32>) {
-        floors.clear();
-        floors.extend((offset / SECTOR..(offset + len) / SECTOR).map(|sector| {
-            let page = &self.floors[(sector / PAGE_SECTORS) as usize];
+    pub(super) fn note(&self, offset: u64, len: u64, lower_bounds: &mut Vec<u32>) {
+        lower_bounds.clear();
+        lower_bounds.extend((offset / SECTOR..(offset + len) / SECTOR).map(|sector| {
+            let page = &self.lower_bounds[(sector / PAGE_SECTORS) as usize];
             page.as_ref().map_or(NEVER as u32, |page| page[(sector % PAGE_SECTORS) as usize])
         }));
     }
 
-    pub(super) fn check(&self, offset: u64, bytes: &[u8], floors: &[u32]) -> Result<(), String> {
+    pub(super) fn check(&self, offset: u64, bytes: &[u8], lower_bounds: &[u32]) -> Result<(), String> {
         let sectors = (offset / SECTOR..).zip(bytes.chunks_exact(SECTOR as usize));
-        for ((sector, found), floor) in sectors.zip(floors) {
+        for ((sector, found), lower_bound) in sectors.zip(lower_bounds) {
             let place = || format!("disk {} sector {sector} shows", self.disk);
             let number = sequence_of(found, self.disk, sector).map_err(|e| format!("{} {e}", place()))?;
             let newest = u64::from(self.front) + self.open.len() as u64;
-            if number < u64::from(*floor) || number >= newest {
-                return Err(format!("{} write {number}, expected one of {floor}..{newest}", place()));
+            if number < u64::from(*lower_bound) || number >= newest {
+                return Err(format!("{} write {number}, expected one of {lower_bound}..{newest}", place()));
             }
         }
         Ok(())
@@ -102,9 +102,9 @@ mod tests {
     }
 
     fn read(stamps: &Stamps, offset: u64, bytes: &[u8]) -> Result<(), String> {
-        let mut floors = Vec::new();
-        stamps.note(offset, bytes.len() as u64, &mut floors);
-        stamps.check(offset, bytes, &floors)
+        let mut lower_bounds = Vec::new();
+        stamps.note(offset, bytes.len() as u64, &mut lower_bounds);
+        stamps.check(offset, bytes, &lower_bounds)
     }
 
     #[test]
@@ -138,10 +138,10 @@ mod tests {
     fn a_read_may_show_what_was_there_when_it_was_submitted() {
         let mut stamps = Stamps::new(0, 1 << 20);
         let old = write(&mut stamps, 0);
-        let mut floors = Vec::new();
-        stamps.note(0, 1024, &mut floors);
+        let mut lower_bounds = Vec::new();
+        stamps.note(0, 1024, &mut lower_bounds);
         let new = write(&mut stamps, 0);
-        assert!(stamps.check(0, &old, &floors).is_ok());
-        assert!(stamps.check(0, &new, &floors).is_ok());
+        assert!(stamps.check(0, &old, &lower_bounds).is_ok());
+        assert!(stamps.check(0, &new, &lower_bounds).is_ok());
     }
 }

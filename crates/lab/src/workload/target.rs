@@ -38,20 +38,20 @@ impl Target {
         self.volume.info().size_bytes
     }
 
-    /// Reads and checks. `floors` is a buffer that the caller may reuse for its next reads.
+    /// Reads and checks. `lower_bounds` is a buffer that the caller may reuse for its next reads.
     pub(super) async fn read(
         &self,
         offset: u64,
         buf: Buf,
-        floors: &mut Vec<u32>,
+        lower_bounds: &mut Vec<u32>,
     ) -> (Buf, Result<(), String>) {
         if let Some(stamps) = &self.stamps {
-            stamps.borrow().note(offset, buf.len() as u64, floors);
+            stamps.borrow().note(offset, buf.len() as u64, lower_bounds);
         }
         let (buf, result) = self.volume.clone().read(offset, buf).await;
         let result = match (result, &self.stamps) {
             (Err(e), _) => Err(format!("disk {}: reading {} bytes at {offset}: {e}", self.number, buf.len())),
-            (Ok(()), Some(stamps)) => stamps.borrow().check(offset, &buf, floors),
+            (Ok(()), Some(stamps)) => stamps.borrow().check(offset, &buf, lower_bounds),
             (Ok(()), None) => Ok(()),
         };
         (buf, result)

@@ -7,7 +7,7 @@ use blk::Buf;
 use lab::compare::Work;
 use lab::real::{Hooks, Setup, Stack, UringExecutor, open_disk};
 use lab::run::{Clock, End, Record};
-use lab::runner::{Audience, Plan};
+use lab::runner::{Plan, RunObserver};
 use lab::workload::Workload;
 
 use crate::nbd_server::{Flavour, NbdServer};
@@ -29,7 +29,7 @@ fn run(server: &NbdServer) -> Record {
     workload.workers.iter_mut().for_each(|worker| worker.flush_interval_us = 50_000);
     let head = Record::head("test", "hooks", "memory", Clock::Real, 1);
     let plan = Plan { head, workload, protocol: work.protocol(), path: None };
-    lab::real::run(&stack, &setup, plan, Audience::none())
+    lab::real::run(&stack, &setup, plan, RunObserver::none())
 }
 
 #[test]

@@ -23,15 +23,15 @@ fn phase(frame: &Frame<'_>, span: &PhaseSpan) -> Markup {
     let (x, end) = (frame.x(span.begin_us as f64), frame.x(span.end_us as f64));
     let (width, name) = (end - x, words::phase(span.phase));
     let label = if span.label.is_empty() { name } else { &span.label };
-    let room = ((width - MARGIN) / CHAR).max(0.0) as usize;
-    let fitting = [label, name].into_iter().find(|text| text.chars().count() <= room);
-    let shown = fitting.map_or_else(|| shortened(name, room), str::to_owned);
+    let chars_max = ((width - MARGIN) / CHAR).max(0.0) as usize;
+    let fitting = [label, name].into_iter().find(|text| text.chars().count() <= chars_max);
+    let shown = fitting.map_or_else(|| shortened(name, chars_max), str::to_owned);
     html! {
         g class={ "phase " (name) } {
             rect x=(px(x)) y=(px(super::TOP)) width=(px(width.max(0.0))) height=(px(frame.height)) {
                 title { (name) ": " (Text(label)) }
             }
-            @if room > 2 {
+            @if chars_max > 2 {
                 text x=(px(x + MARGIN / 2.0)) y=(px(super::TOP + 14.0)) { (Text(&shown)) }
             }
         }

@@ -8,30 +8,33 @@ use crate::report::words;
 use crate::run::{Constant, ConstantSource, Record};
 
 /// A statement, with the runs that contain it.
-struct Said<'a, T> {
+struct Statement<'a, T> {
     what: &'a T,
     by: Vec<&'a Record>,
 }
 
-fn once<'a, T: PartialEq>(records: &[&'a Record], of: impl Fn(&'a Record) -> &'a [T]) -> Vec<Said<'a, T>> {
-    let mut said: Vec<Said<'a, T>> = Vec::new();
+fn once<'a, T: PartialEq>(
+    records: &[&'a Record],
+    of: impl Fn(&'a Record) -> &'a [T],
+) -> Vec<Statement<'a, T>> {
+    let mut statement: Vec<Statement<'a, T>> = Vec::new();
     for record in records {
         for what in of(record) {
-            match said.iter_mut().find(|s| s.what == what) {
+            match statement.iter_mut().find(|s| s.what == what) {
                 Some(there) => there.by.push(record),
-                None => said.push(Said { what, by: vec![record] }),
+                None => statement.push(Statement { what, by: vec![record] }),
             }
         }
     }
-    said
+    statement
 }
 
 /// Returns the labels of the runs that contain the statement; empty where all of them do.
-fn by<T>(said: &Said<'_, T>, all: usize) -> String {
-    if said.by.len() == all {
+fn by<T>(statement: &Statement<'_, T>, all: usize) -> String {
+    if statement.by.len() == all {
         return String::new();
     }
-    said.by.iter().map(|record| words::label(record)).collect::<Vec<_>>().join(", ")
+    statement.by.iter().map(|record| words::label(record)).collect::<Vec<_>>().join(", ")
 }
 
 pub(super) fn of_group(group: &Comparison<'_>) -> Markup {
@@ -45,12 +48,12 @@ pub(super) fn of_group(group: &Comparison<'_>) -> Markup {
     }
 }
 
-fn constants(constants: &[Said<'_, Constant>], all: usize) -> Markup {
+fn constants(constants: &[Statement<'_, Constant>], all: usize) -> Markup {
     if constants.is_empty() {
         return html! {};
     }
     let fitted = constants.iter().filter(|c| c.what.source == ConstantSource::FittedToBaseline).count();
-    let shared = constants.iter().any(|said| said.by.len() < all);
+    let shared = constants.iter().any(|statement| statement.by.len() < all);
     html! {
         h3 { "Constants and their sources" }
         p {
@@ -59,25 +62,25 @@ fn constants(constants: &[Said<'_, Constant>], all: usize) -> Markup {
         }
         div.scroll { table {
             thead { tr { th { "constant" } th.n { "value" } th { "source" } th { "where from" } @if shared { th { "of" } } } }
-            tbody { @for said in constants {
-                @let constant = said.what;
+            tbody { @for statement in constants {
+                @let constant = statement.what;
                 tr class={ @if constant.source == ConstantSource::FittedToBaseline { "fitted" } } {
                     th scope="row" { (constant.name) }
                     td.n { (words::exact(constant.value)) " " (constant.unit) }
                     td { (words::source(constant.source)) }
                     td { (constant.note) }
-                    @if shared { td { (by(said, all)) } }
+                    @if shared { td { (by(statement, all)) } }
                 }
             } }
         } }
     }
 }
 
-fn sentences(heading: &str, said: &[Said<'_, String>], all: usize) -> Markup {
+fn sentences(heading: &str, statement: &[Statement<'_, String>], all: usize) -> Markup {
     html! {
-        @if !said.is_empty() {
+        @if !statement.is_empty() {
             h3 { (heading) }
-            ul { @for sentence in said {
+            ul { @for sentence in statement {
                 @let by = by(sentence, all);
                 li { (sentence.what) @if !by.is_empty() { " (" (by) ")" } }
             } }
@@ -90,8 +93,8 @@ fn machine(group: &Comparison<'_>) -> Markup {
     html! {
         @if !facts.is_empty() {
             h3 { "Machine" }
-            div.scroll { table.facts { tbody { @for said in &facts {
-                tr { th scope="row" { (said.what.name) } td { (said.what.value) } td { (by(said, group.records.len())) } }
+            div.scroll { table.facts { tbody { @for statement in &facts {
+                tr { th scope="row" { (statement.what.name) } td { (statement.what.value) } td { (by(statement, group.records.len())) } }
             } } } }
         }
     }

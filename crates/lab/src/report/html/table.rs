@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::percent_within;
-use crate::report::beside::beside;
+use crate::report::side_by_side::figure_lines;
 use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
 use crate::run::{Quantity, Use};
@@ -33,7 +33,7 @@ pub(super) fn figures(group: &Comparison<'_>) -> Markup {
 
 /// Renders the figures of each phase in each run; nothing for a single run.
 pub(super) fn side_by_side(group: &Comparison<'_>) -> Markup {
-    let lines = beside(&group.records);
+    let lines = figure_lines(&group.records);
     if group.records.len() < 2 || lines.is_empty() {
         return html! {};
     }

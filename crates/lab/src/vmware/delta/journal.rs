@@ -61,7 +61,7 @@ impl Journal {
         }
     }
 
-    /// Resolves when journal records carry all of `sectors`: one record, or several where one has no room. Writes that
+    /// Resolves when journal records carry all of `sectors`: one record, or several where one has no space. Writes that
     /// wait meanwhile share the next record.
     pub(super) async fn log(&self, sectors: BTreeSet<Sector>) -> Result<()> {
         self.waiting.borrow_mut().push_back(sectors);
@@ -119,19 +119,19 @@ impl Journal {
 /// Returns what the next record carries, of at most `limit` first writes, and how many of these it carries whole.
 /// That is none where the first write has more sectors than a record holds.
 fn next_record(waiting: &Waiting, limit: usize) -> (BTreeSet<Sector>, usize) {
-    let room = JOURNAL_RECORD_SECTORS as usize;
+    let sectors_max = JOURNAL_RECORD_SECTORS as usize;
     let mut carried = BTreeSet::new();
     let mut whole = 0;
     for sectors in waiting.iter().take(limit) {
         let together: BTreeSet<Sector> = carried.union(sectors).copied().collect();
-        if together.len() > room {
+        if together.len() > sectors_max {
             break;
         }
         carried = together;
         whole += 1;
     }
     if whole == 0 {
-        carried = waiting.iter().flatten().copied().take(room).collect();
+        carried = waiting.iter().flatten().copied().take(sectors_max).collect();
     }
     (carried, whole)
 }

@@ -9,7 +9,7 @@ use sim::{ContentMode, Options, SimWorld, Storage};
 use super::{Column, Esx, Experiment, Format};
 use crate::modelled::{self, Engine};
 use crate::run::{Clock, Constant, Record};
-use crate::runner::{Audience, Plan};
+use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
 use crate::vmware;
@@ -27,7 +27,7 @@ pub enum Stack {
 
 /// One run.
 #[derive(Clone)]
-pub struct Play {
+pub struct ModelledRun {
     pub experiment: Experiment,
     pub stack: Stack,
     pub storage: StorageModel,
@@ -72,15 +72,23 @@ impl Esx {
     }
 }
 
-impl Play {
+impl ModelledRun {
     /// Returns a run with the deltas beside the disks, and without a file of its own.
-    pub fn new(experiment: Experiment, stack: Stack, storage: StorageModel, seed: u64) -> Play {
-        Play { experiment, stack, storage, delta_storage: None, seed, command: String::new(), path: None }
+    pub fn new(experiment: Experiment, stack: Stack, storage: StorageModel, seed: u64) -> ModelledRun {
+        ModelledRun {
+            experiment,
+            stack,
+            storage,
+            delta_storage: None,
+            seed,
+            command: String::new(),
+            path: None,
+        }
     }
 
-    /// Runs the experiment to its end, or until the audience interrupts it. The record's rows are first one for each
+    /// Runs the experiment to its end, or until the observer interrupts it. The record's rows are first one for each
     /// published cell, then the other measured figures.
-    pub fn run(&self, audience: Audience) -> Record {
+    pub fn run(&self, observer: RunObserver) -> Record {
         let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
         let plan = Plan {
             head: self.head(),
@@ -93,13 +101,13 @@ impl Play {
             Stack::Esx(hypothesis) => {
                 // The model finds grains in memory, so the content of its files is never read.
                 let options = Options { content: ContentMode::Absent, ..options };
-                modelled::run(options, plan, audience, esx(self.spec(hypothesis))).record
+                modelled::run(options, plan, observer, esx(self.spec(hypothesis))).record
             }
             Stack::Engine(Engine::Plain) => {
                 let options = Options { content: ContentMode::Absent, ..options };
-                modelled::run_engine(Engine::Plain, disks, options, plan, audience).record
+                modelled::run_engine(Engine::Plain, disks, options, plan, observer).record
             }
-            Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, audience).record,
+            Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, observer).record,
         };
         let column = self.stack.column(&self.experiment);
         let published = self.experiment.rows(&record, column);
@@ -147,7 +155,7 @@ impl Play {
 
     fn placed(&self) -> Storage {
         match &self.delta_storage {
-            Some(other) => self.storage.beside(other, DELTA_NAMES),
+            Some(other) => self.storage.with_delta_lun(other, DELTA_NAMES),
             None => self.storage.storage(),
         }
     }

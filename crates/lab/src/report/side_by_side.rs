@@ -6,7 +6,7 @@ use crate::run::{Phase, Record};
 
 /// One figure of one phase, as text; "-" where a run does not have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Beside {
+pub(super) struct FigureLine {
     pub phase: &'static str,
     pub figure: &'static str,
     /// One value per record, in the order of the records.
@@ -39,7 +39,7 @@ fn of_baseline(f: &Figures, all: &[Figures]) -> Option<String> {
 }
 
 /// Returns the lines. Phases are in the order of the first run that has them; lines without any value are left out.
-pub(super) fn beside(records: &[&Record]) -> Vec<Beside> {
+pub(super) fn figure_lines(records: &[&Record]) -> Vec<FigureLine> {
     let all: Vec<Vec<Figures>> = records.iter().map(|record| phases(record)).collect();
     let mut names: Vec<&'static str> = Vec::new();
     all.iter().flatten().for_each(|f| {
@@ -54,7 +54,7 @@ pub(super) fn beside(records: &[&Record]) -> Vec<Beside> {
             let values: Vec<Option<String>> = all.iter().map(of).collect();
             if values.iter().any(Option::is_some) {
                 let values = values.into_iter().map(|v| v.unwrap_or_else(|| "-".into())).collect();
-                lines.push(Beside { phase, figure, values });
+                lines.push(FigureLine { phase, figure, values });
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::subject::{CommitProgress, Subject};
 use crate::workload::Driver;
 
 /// Interval at which the run is checked. It limits the delay with which interruptions, stuns and rounds are seen.
-const LOOK_NS: u64 = 200_000_000;
+const POLL_NS: u64 = 200_000_000;
 /// Note of a row of a commit's seconds: the time until the delta's content at the commit's request was copied.
 pub const FIRST_ROUND: &str = "first round";
 
@@ -36,21 +36,21 @@ pub struct Progress {
 
 /// Receiver of the progress, which may also end the run.
 #[derive(Clone)]
-pub struct Audience {
+pub struct RunObserver {
     pub progress: Rc<dyn Fn(&Progress)>,
     /// May be set from any thread: the run ends with what was sampled.
     pub interrupted: Arc<AtomicBool>,
 }
 
-impl Audience {
-    /// Returns an audience that ignores the progress, and ends the run when the flag is set.
-    pub fn until(interrupted: &Arc<AtomicBool>) -> Audience {
-        Audience { interrupted: interrupted.clone(), ..Audience::none() }
+impl RunObserver {
+    /// Returns an observer that ignores the progress, and ends the run when the flag is set.
+    pub fn until(interrupted: &Arc<AtomicBool>) -> RunObserver {
+        RunObserver { interrupted: interrupted.clone(), ..RunObserver::none() }
     }
 
-    /// Returns an audience that ignores the progress and never interrupts.
-    pub fn none() -> Audience {
-        Audience { progress: Rc::new(|_| {}), interrupted: Arc::default() }
+    /// Returns an observer that ignores the progress and never interrupts.
+    pub fn none() -> RunObserver {
+        RunObserver { progress: Rc::new(|_| {}), interrupted: Arc::default() }
     }
 }
 
@@ -62,13 +62,13 @@ pub(super) enum Ended<T> {
 }
 
 /// A run under observation.
-pub(super) struct Watch {
+pub(super) struct Monitor {
     pub env: Env,
     pub subject: Rc<dyn Subject>,
     pub driver: Driver,
     pub meter: Rc<Meter>,
     pub recorder: Recorder,
-    audience: Audience,
+    observer: RunObserver,
     /// Present in a run in real time.
     pings: Option<Pings>,
     began_ns: u64,
@@ -85,22 +85,22 @@ pub(super) struct Watch {
     commit: Option<(u64, usize)>,
 }
 
-impl Watch {
+impl Monitor {
     pub(super) fn new(
         env: &Env,
         subject: Rc<dyn Subject>,
         driver: Driver,
         meter: Rc<Meter>,
         recorder: Recorder,
-        audience: Audience,
+        observer: RunObserver,
         interval_us: u64,
-    ) -> Watch {
+    ) -> Monitor {
         let now_ns = env.now_ns();
         // Stuns from before the run do not belong to it.
         drop(subject.take_stuns());
         let mut layers = Layers::default();
         layers.add(subject.layers());
-        Watch {
+        Monitor {
             env: env.clone(),
             host: subject.counters(),
             layers,
@@ -109,7 +109,7 @@ impl Watch {
             looked: (now_ns, meter.totals()),
             meter,
             recorder,
-            audience,
+            observer,
             pings: None,
             began_ns: now_ns,
             interval_ns: interval_us * 1000,
@@ -150,7 +150,7 @@ impl Watch {
     }
 
     pub(super) fn finish(&mut self) {
-        self.look();
+        self.poll();
         self.sample();
         self.recorder.layers(self.layers.take());
         let now_us = self.now_us();
@@ -174,8 +174,8 @@ impl Watch {
     ) -> Result<Ended<T>, End> {
         let limit_ns = limit_us.map(|us| self.env.now_ns().saturating_add(us.saturating_mul(1000)));
         loop {
-            let next_look_ns = self.env.now_ns() + LOOK_NS;
-            let wake_ns = next_look_ns.min(self.sample_ns).min(limit_ns.unwrap_or(u64::MAX));
+            let next_poll_ns = self.env.now_ns() + POLL_NS;
+            let wake_ns = next_poll_ns.min(self.sample_ns).min(limit_ns.unwrap_or(u64::MAX));
             let done = {
                 let nap = pin!(self.env.sleep_until(wake_ns));
                 match select(work.as_mut(), nap).await {
@@ -183,31 +183,31 @@ impl Watch {
                     Either::Right(_) => None,
                 }
             };
-            self.look();
+            self.poll();
             if let Some(value) = done {
                 return Ok(Ended::Done(value));
             }
-            self.go_on()?;
+            self.check_running()?;
             if limit_ns.is_some_and(|limit| self.env.now_ns() >= limit) {
                 return Ok(Ended::Limit);
             }
-            self.tell(limit_ns);
+            self.report_progress(limit_ns);
         }
     }
 
     /// Returns an error if the load failed or the user interrupted the run.
-    pub(super) fn go_on(&self) -> Result<(), End> {
+    pub(super) fn check_running(&self) -> Result<(), End> {
         if let Some(failure) = self.driver.failure() {
             return Err(End::Failed(failure));
         }
-        match self.audience.interrupted.load(Ordering::Relaxed) {
+        match self.observer.interrupted.load(Ordering::Relaxed) {
             true => Err(End::Interrupted),
             false => Ok(()),
         }
     }
 
     /// Records stuns, beats and rounds since the last check, and takes a sample when one is due.
-    fn look(&mut self) {
+    fn poll(&mut self) {
         for stun in self.subject.take_stuns() {
             let at_us = stun.at_us.saturating_sub(self.began_ns / 1000);
             self.recorder.stun(Stun { at_us, ..stun });
@@ -255,11 +255,11 @@ impl Watch {
         self.commit = Some((began_ns, rounds.len().max(seen)));
     }
 
-    fn tell(&mut self, limit_ns: Option<u64>) {
+    fn report_progress(&mut self, limit_ns: Option<u64>) {
         let (now_ns, totals) = (self.env.now_ns(), self.meter.totals());
         let (before_ns, before) = std::mem::replace(&mut self.looked, (now_ns, totals));
         let rate = |now: u64, then: u64| (now - then) as f64 * 1e9 / (now_ns - before_ns).max(1) as f64;
-        (self.audience.progress)(&Progress {
+        (self.observer.progress)(&Progress {
             phase: self.step.0,
             label: self.step.1.clone(),
             at_us: self.now_us(),
