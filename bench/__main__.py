@@ -25,7 +25,7 @@ ROWS = {
 }
 GIB = 1 << 30
 # The test disk with its overlays and deltas, the deep chain, the busy disk, and the peer's copy; or 31 layers' tables.
-ROOM_NEEDED = 30 * GIB
+SPACE_NEEDED = 30 * GIB
 
 
 class Bench:
@@ -66,8 +66,8 @@ def main():
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     free = shutil.disk_usage(folder).free
-    if free < ROOM_NEEDED:
-        sys.exit(f"bench: {folder} has {free / GIB:.0f} GiB free, {ROOM_NEEDED / GIB:.0f} GiB are needed")
+    if free < SPACE_NEEDED:
+        sys.exit(f"bench: {folder} has {free / GIB:.0f} GiB free, {SPACE_NEEDED / GIB:.0f} GiB are needed")
     print("\n".join(facts(folder)), flush=True)
     bench = Bench(folder, options.quick)
     began = time.monotonic()

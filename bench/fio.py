@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Beyond what a run was asked to last, for connecting and ending.
+# Seconds beyond the length of a run, for connecting and ending.
 PATIENCE_S = 60
 
 
@@ -26,7 +26,7 @@ class Target:
 
 @dataclass
 class Load:
-    """4 KiB random I/O unless told otherwise."""
+    """One fio job; by default 4 KiB random I/O."""
 
     size: int
     seconds: float = 4

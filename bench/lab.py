@@ -17,7 +17,7 @@ def lab(bench, *arguments):
 
 
 def compare(bench, folder, subjects, *options):
-    """The same work on each subject in turns, by the lab's own load; answers each one's figures by its name."""
+    """Runs the same work on each subject in turns, by the lab's own load. Returns the figures by subject."""
     summaries = lab(bench, "compare", *subjects, "--real", folder, *options)
     return {summary["subject"]: Compared(summary) for summary in summaries}
 

@@ -1,4 +1,4 @@
-"""The daemon's REST door: what a program calls, timed without the start of a process."""
+"""Client of the daemon's REST API. It times calls without the start of a process."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ class Connection(http.client.HTTPConnection):
 
 
 class Rest:
-    """Each call answers what the daemon said, and how long the whole call took in milliseconds."""
+    """Each call returns the daemon's answer, and the milliseconds of the whole call."""
 
     def __init__(self, datastore):
         self.path = datastore / ".unstun" / "api.sock"
@@ -49,5 +49,5 @@ class Rest:
         return self.call("POST", f"/vms/{vm}/clone", {"snapshot": snapshot, "name": name})
 
     def drop(self, vm, name):
-        """Answers the job: when it is done the space has come back."""
+        """Returns the job. When it is done, the space is free."""
         return self.call("POST", f"/vms/{vm}/commit", {"snapshot": name})

@@ -68,7 +68,7 @@ def extent_of(descriptor):
 
 
 class Unstun(Server):
-    """The daemon and its command line; `--json` is the only way anything is learned from it."""
+    """The daemon and its command line; the output of `--json` is its only source."""
 
     def __init__(self, binary, datastore, waits_for=None):
         """`waits_for`: an export that a client can attach to from then on; else until the daemon answers."""
@@ -78,8 +78,8 @@ class Unstun(Server):
         self.socket = self.datastore / "bench.sock"
         self.port = free_port()
         self.rest = Rest(self.datastore)
-        doors = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
-        super().__init__("unstun", [*self.command(), "up", *doors], self.datastore / "daemon.log")
+        listeners = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
+        super().__init__("unstun", [*self.command(), "up", *listeners], self.datastore / "daemon.log")
         if waits_for:
             self.wait_until(lambda: serves(self.export(waits_for)), look_s=0.002)
         else:

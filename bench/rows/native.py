@@ -1,4 +1,4 @@
-"""The native store: what its disks cost at rest, under snapshots, and while space comes back."""
+"""The native store: the cost of its disks without snapshots, under snapshots, and while space is reclaimed."""
 
 import time
 from functools import partial
@@ -57,7 +57,7 @@ def steady(bench, how="fully allocated"):
 
 def first_writes(bench):
     """No block is visited twice: every write after the take is a first write, until three checkpoints are durable.
-    Answers the bytes written."""
+    Returns the bytes written."""
     unstun, target = bench.unstun, bench.unstun.target("native")
     before = fio.run(target, Load(bench.native_size, 10, rw="randwrite"), bench.folder).iops
     unstun.take("native", "first")

@@ -67,7 +67,7 @@ def start_probes(bench):
 
 
 class Probes:
-    """Told to end with SIGINT, fio writes its logs; the report itself is not looked at."""
+    """fio on all disks. After SIGINT it writes its logs; its report is not read."""
 
     def __init__(self, job_file, folder):
         command = ["fio", str(job_file), f"--output={folder}/probes.txt"]

@@ -15,6 +15,7 @@ mod constants;
 mod delta;
 mod disk;
 mod extent;
+mod fifo_lock;
 mod fills;
 mod format;
 mod frozen;
@@ -27,7 +28,6 @@ mod records;
 pub mod rules;
 pub mod spec;
 mod stun;
-mod turns;
 mod vm;
 
 pub use extent::Zeroing;

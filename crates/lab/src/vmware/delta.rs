@@ -17,11 +17,11 @@ use journal::Journal;
 
 use super::cache::Cache;
 use super::extent::{Datastore, Extent};
+use super::fifo_lock::FifoLock;
 use super::format::{Format, Layout};
 use super::host::{Host, Purpose};
 use super::map::{Map, REGION_GRAINS};
 use super::rules::Rules;
-use super::turns::Turns;
 
 /// What all deltas of a VM have in common.
 pub(super) struct Kind {
@@ -37,13 +37,13 @@ pub(super) struct Delta {
     kind: Rc<Kind>,
     host: Rc<Host>,
     state: RefCell<State>,
-    growing: Turns,
+    growing: FifoLock,
     /// Serialises writes of each table page, so that the last write carries the newest entries.
     pages_written: RangeLock,
     /// Set for SEsparse only.
     journal: Option<Journal>,
     /// Queue for delta-wide locks, where the rules have one.
-    pub turns: Turns,
+    pub lock: FifoLock,
 }
 
 struct State {
@@ -99,10 +99,10 @@ impl Delta {
             kind,
             host,
             state: RefCell::new(state),
-            growing: Turns::default(),
+            growing: FifoLock::default(),
             pages_written: RangeLock::default(),
             journal,
-            turns: Turns::default(),
+            lock: FifoLock::default(),
         })
     }
 

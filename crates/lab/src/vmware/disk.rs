@@ -9,11 +9,11 @@ use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Local, Result, Slice};
 
 use super::chain::Chain;
+use super::fifo_lock::FifoLock;
 use super::fills::Fills;
 use super::gate::Gate;
 use super::host::{Host, Purpose};
 use super::rules::Rules;
-use super::turns::Turns;
 
 /// Bytes of zeros that one write carries.
 const ZERO_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub(super) struct Disk {
     /// Replaced only while the gate is closed.
     chain: RefCell<Rc<Chain>>,
     /// Queue for what the rules do one at a time per disk.
-    pub turns: Turns,
+    pub lock: FifoLock,
     /// Guest writes under way, and the piece that a mirroring committer copies. Overlapping ranges proceed in order of
     /// arrival.
     pub writes: RangeLock,
@@ -56,7 +56,7 @@ impl Disk {
             host,
             gate,
             chain: RefCell::new(Rc::new(chain)),
-            turns: Turns::default(),
+            lock: FifoLock::default(),
             writes: RangeLock::default(),
             fills: Fills::default(),
             mirrored_to: Cell::new(None),

@@ -70,8 +70,8 @@ impl Vm {
         piece: Range<u64>,
     ) -> Result<()> {
         let source = &chain.deltas[level];
-        let turn = match self.spec.rules.serial {
-            Serial::Delta => Some(source.turns.take().await),
+        let guard = match self.spec.rules.serial {
+            Serial::Delta => Some(source.lock.lock().await),
             _ => None,
         };
         let region = source.layout.format.region_bytes();
@@ -83,7 +83,7 @@ impl Vm {
         let data = source.read_held(piece.clone()).await?;
         disk.write_below(chain, level, piece.start, data.freeze()).await?;
         self.state.borrow_mut().progress.done_bytes += len;
-        drop(turn);
+        drop(guard);
         Ok(())
     }
 

@@ -12,9 +12,9 @@ use futures_util::future::join;
 use super::chain::Chain;
 use super::delta::Delta;
 use super::disk::Disk;
+use super::fifo_lock::FifoGuard;
 use super::host::Purpose;
 use super::rules::Serial;
-use super::turns::Turn;
 
 /// On whose behalf a delta is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,19 +39,19 @@ impl Disk {
         answer
     }
 
-    /// Reads tables, newest delta first, until all of the range is found. The caller holds the returned turn until its
+    /// Reads tables, newest delta first, until all of the range is found. The caller holds the returned lock until its
     /// data is read.
-    async fn look_up(&self, chain: &Chain, range: Range<u64>) -> Result<Option<Turn>> {
+    async fn look_up(&self, chain: &Chain, range: Range<u64>) -> Result<Option<FifoGuard>> {
         let serial = self.rules.serial;
         let mut held = match serial {
-            Serial::Everything | Serial::Tables => Some(self.turns.take().await),
+            Serial::Everything | Serial::Tables => Some(self.lock.lock().await),
             Serial::Nothing | Serial::Delta => None,
         };
         let mut left = range;
         for (level, delta) in chain.deltas.iter().enumerate().rev() {
             if serial == Serial::Delta {
                 drop(held.take());
-                held = Some(delta.turns.take().await);
+                held = Some(delta.lock.lock().await);
             }
             delta.look_up_read(&left).await?;
             if level > 0 {
@@ -111,43 +111,43 @@ impl Disk {
         let delta = &*chain.deltas[level];
         let range = offset..offset + data.len() as u64;
         let purpose = if writer == Writer::Guest { Purpose::Guest } else { Purpose::Commit };
-        let mut turn = self.turn_of_write(delta, writer).await;
+        let mut guard = self.lock_for_write(delta, writer).await;
         if writer == Writer::Guest && self.rules.look_up_on_write {
             delta.look_up(&range).await?;
         }
         let grains = delta.layout.format.round_out(&range);
         let Some(new) = delta.reserve(&grains).await? else {
-            self.release_for_data(&mut turn);
+            self.release_for_data(&mut guard);
             return delta.write_held(&self.host, offset, data, purpose).await;
         };
         // The fill begins at the instant of the reservation: from now on readers find grains that hold no data yet.
         // Data that a commit writes is still in the delta above, which readers search first.
         let fill = (writer == Writer::Guest).then(|| self.fills.begin(new.clone()));
-        self.release_for_data(&mut turn);
+        self.release_for_data(&mut guard);
         let (offset, data) = self.whole_grains(chain, level, &new, offset, data).await?;
         delta.write_held(&self.host, offset, data, purpose).await?;
         drop(fill);
-        if turn.is_none() {
-            turn = self.turn_of_write(delta, writer).await;
+        if guard.is_none() {
+            guard = self.lock_for_write(delta, writer).await;
         }
         let written = delta.write_tables(&new).await;
-        drop(turn);
+        drop(guard);
         written
     }
 
-    async fn turn_of_write(&self, delta: &Delta, writer: Writer) -> Option<Turn> {
+    async fn lock_for_write(&self, delta: &Delta, writer: Writer) -> Option<FifoGuard> {
         match (writer, self.rules.serial) {
             (Writer::Commit, _) | (_, Serial::Nothing) => None,
-            (_, Serial::Everything | Serial::Tables) => Some(self.turns.take().await),
-            (_, Serial::Delta) => Some(delta.turns.take().await),
+            (_, Serial::Everything | Serial::Tables) => Some(self.lock.lock().await),
+            (_, Serial::Delta) => Some(delta.lock.lock().await),
         }
     }
 
-    /// Releases the turn before data is written. `Serial::Everything` keeps it, because there whole I/Os exclude one
+    /// Releases the lock before data is written. `Serial::Everything` keeps it, because there whole I/Os exclude one
     /// another.
-    fn release_for_data(&self, turn: &mut Option<Turn>) {
+    fn release_for_data(&self, guard: &mut Option<FifoGuard>) {
         if self.rules.serial != Serial::Everything {
-            drop(turn.take());
+            drop(guard.take());
         }
     }
 

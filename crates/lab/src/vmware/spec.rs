@@ -168,7 +168,7 @@ impl HelperRule {
         HelperRule { last, waits: Waits::Nothing, rounds_max: None, at_limit: AtLimit::GiveUp }
     }
 
-    /// The rule of 5.x. `snapshot.asyncConsolidate.forceSync` is on unless an administrator turns it off.
+    /// The rule of 5.x. `snapshot.asyncConsolidate.forceSync` is on unless an administrator lock it off.
     pub fn by_time() -> HelperRule {
         let last = LastRound::EstimatedUs(LAST_ROUND_US);
         HelperRule {

@@ -10,7 +10,7 @@ pub(in crate::vmware) const STEP_BYTES: u64 = 16 << 20;
 impl Delta {
     /// Extends the file by whole steps until it is at least `end` bytes long. Writes that need the room wait.
     pub(super) async fn grow(&self, end: u64) -> Result<()> {
-        let _turn = self.growing.take().await;
+        let _guard = self.growing.lock().await;
         let from = self.state.borrow().size;
         if from >= end {
             return Ok(());

@@ -17,9 +17,9 @@ use blk::{Buf, Result, SECTOR};
 use futures_util::future::{join, join_all};
 
 use crate::vmware::extent::Extent;
+use crate::vmware::fifo_lock::FifoLock;
 use crate::vmware::host::{Host, Purpose};
 use crate::vmware::rules::{JOURNAL_RECORD_SECTORS, JOURNAL_SLOTS};
-use crate::vmware::turns::Turns;
 
 /// Number of a sector of the file, from 0.
 pub(super) type Sector = u64;
@@ -39,7 +39,7 @@ pub(super) struct Journal {
     came: Cell<u64>,
     logged: Cell<u64>,
     /// One record is written at a time: records behind a hole in the sequence are void.
-    turns: Turns,
+    lock: FifoLock,
     records: Cell<u64>,
     /// Sectors that the last record carried and that are not in their places yet.
     behind: RefCell<BTreeSet<Sector>>,
@@ -55,7 +55,7 @@ impl Journal {
             waiting: RefCell::default(),
             came: Cell::new(0),
             logged: Cell::new(0),
-            turns: Turns::default(),
+            lock: FifoLock::default(),
             records: Cell::new(0),
             behind: RefCell::default(),
         }
@@ -67,7 +67,7 @@ impl Journal {
         self.waiting.borrow_mut().push_back(sectors);
         let own = self.came.get();
         self.came.set(own + 1);
-        let _turn = self.turns.take().await;
+        let _guard = self.lock.lock().await;
         while self.logged.get() <= own {
             self.write_record().await?;
         }

@@ -105,7 +105,7 @@ impl Delta {
     }
 
     async fn write_table_part(&self, first: u64, count: u64) -> Result<()> {
-        let _turn = self.pages_written.lock(first..first + count).await;
+        let _guard = self.pages_written.lock(first..first + count).await;
         let at = self.page_at(first).expect("a table that is written has a place");
         let data = self.encode_pages(first, count).freeze();
         self.extent.write(&self.host, at, data, Purpose::Table).await?;
@@ -136,7 +136,7 @@ impl Delta {
         let first = region / per_sector * per_sector;
         // Directory sectors share the lock of table pages; their numbers follow those of the pages.
         let page = self.layout.regions * format.pages_per_table() + region / per_sector;
-        let _turn = self.pages_written.lock(page..page + 1).await;
+        let _guard = self.pages_written.lock(page..page + 1).await;
         let mut out = Buf::zeroed(SECTOR as usize);
         for (index, region) in (first..self.layout.regions.min(first + per_sector)).enumerate() {
             if let Some(at) = self.state.borrow().map.table_at(region) {
