@@ -12,7 +12,7 @@ run: ## Build, serve ./unstun-data, run the demo; the daemon stays up until Ctrl
 install: ## Binary, man pages, completions, systemd unit (PREFIX, DESTDIR)
 	@scripts/install.sh
 
-test: ## Install what is missing, then every stage: setup, lint, build, unit, crash, clients, guest
+test: ## Install what is missing, then lint, build and unit; then clients, guest and crash side by side
 	@scripts/test.sh
 
 test-all: ## The same with longer campaigns: HOSTILE_FOLDERS (5000), CRASH_CUTS (100000), UNSTUN_KILL_CYCLES (30)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the stages named, or all of them in order; prints each one's time, the tests that cannot run here with the reasons,
-# and `N passed, N failed` as the last line.
+# Runs the stages named, or all of them; prints each one's time, the tests that cannot run here with the reasons, and
+# `N passed, N failed` as the last line. The last three stages run beside one another.
 # usage: test.sh [STAGE...]
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,11 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
 # Stage and the seconds after which it is stopped, so that a hang ends: several times what it takes cold on two cores.
 # What they take is printed at the end.
-STAGES=(setup:600 lint:900 build:1500 unit:400 crash:1500 clients:1200 guest:420)
+STAGES=(setup:600 lint:900 build:1500 unit:600 clients:1800 guest:1200 crash:2400)
+
+# The stages that run beside one another after all others, with their niceness. The clients wait most of their time and
+# have limits of time; the guest and the crash campaigns take what is left of the processors.
+declare -A BESIDE=([clients]=0 [guest]=10 [crash]=19)
 
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 passed=0
@@ -85,11 +89,25 @@ stage_crash() { only crash; }
 # Those that wait for leases and watchdogs most of their time, one after the other beside all others.
 WAITING=(of_two_daemons_on_one_device a_core_that_panics_or_hangs)
 
+# Prints its input, then the ten tests before whose results most time passed. For tests that run one at a time.
+with_slowest() {
+    local line now before=${EPOCHREALTIME/[.,]/} times=()
+    while IFS= read -r line; do
+        printf '%s\n' "$line"
+        [[ $line =~ ^test\ ([^\ ]+)\ \.\.\.\  ]] || continue
+        now=${EPOCHREALTIME/[.,]/}
+        times+=("$(((now - before) / 1000)) ms ${BASH_REMATCH[1]}")
+        before=$now
+    done
+    printf '\nthe slowest tests:\n'
+    printf '%s\n' "${times[@]}" | sort -rn | head -n 10
+}
+
 # One client at a time: two loads on two cores would starve each other into time-outs.
 stage_clients() {
     local bad=0
     cargo_test --test=clients -- --test-threads=1 "${WAITING[@]}" >"$logs/clients-waiting.log" 2>&1 &
-    only clients --test-threads=1 "${WAITING[@]/#/--skip=}" || bad=1
+    only clients --test-threads=1 "${WAITING[@]/#/--skip=}" | with_slowest || bad=1
     wait $! || bad=1
     cat "$logs/clients-waiting.log"
     return $bad
@@ -98,6 +116,8 @@ stage_clients() {
 stage_guest() { only guest; }
 
 if [[ ${1:-} == --stage ]]; then
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "echo \$SECONDS >'$logs/$2.seconds'" EXIT
     "stage_$2"
     exit
 fi
@@ -120,27 +140,47 @@ limit_of() {
     return 2
 }
 
-# A stage that dies without naming a failed test (compiler error, signal, time limit) counts as one failure.
-run_stage() {
-    local name=$1 log=$logs/$1.log began=$SECONDS limit status p f missing
-    limit=${UNSTUN_STAGE_LIMIT_S:-$(limit_of "$name")}
+declare -A process limits
+
+# Starts a stage, whose output goes to its log.
+start_stage() {
+    local name=$1
+    limits[$name]=${UNSTUN_STAGE_LIMIT_S:-$(limit_of "$name")}
+    rm -f "$logs/$name.seconds"
+    : >"$logs/$name.log"
+    nice -n "${BESIDE[$name]:-0}" timeout --kill-after=10 "${limits[$name]}" \
+        scripts/test.sh --stage "$name" </dev/null >>"$logs/$name.log" 2>&1 &
+    process[$name]=$!
+}
+
+# timeout leaves the terminal's process group: Ctrl-C has to be passed on to it.
+stop_stages() {
+    ((${#process[@]})) && kill -TERM "${process[@]}" 2>/dev/null
+    wait
+    exit "$1"
+}
+
+# Shows a stage that was started until its end, and counts its tests. A stage that dies without naming a failed test
+# (compiler error, signal, time limit) counts as one failure.
+finish_stage() {
+    local name=$1 log=$logs/$1.log status p f missing seconds line
     printf '\n=== %s\n' "$name"
-    {
-        # timeout leaves the terminal's process group: Ctrl-C has to be passed on to it.
-        timeout --kill-after=10 "$limit" scripts/test.sh --stage "$name" </dev/null 2>&1 &
-        trap 'kill -TERM $!' INT TERM
-        wait $! || { status=$?; wait $! 2>/dev/null; exit $status; }
-    } | tee -i "$log"
-    status=${PIPESTATUS[0]}
+    # In the background, because a trap runs only after the foreground command ends.
+    tail --lines=+1 --follow --sleep-interval=0.2 --pid="${process[$name]}" "$log" &
+    wait $!
+    wait "${process[$name]}"
+    status=$?
+    unset "process[$name]"
+    seconds=$(cat "$logs/$name.seconds" 2>/dev/null || echo "${limits[$name]}")
     read -r p f < <(awk '/^test result: / { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")
     mapfile -t missing < <(skipped_in "$log")
     # libtest counts them as passed.
     p=$((p - ${#missing[@]}))
     skipped+=("${missing[@]}")
-    ((status == 124 || status == 137)) && echo "stage $name was stopped after $limit s"
+    ((status == 124 || status == 137)) && echo "stage $name was stopped after ${limits[$name]} s"
     ((status != 0 && f == 0)) && f=1
-    printf '=== %s: %d passed, %d failed, %d s\n' "$name" "$p" "$f" $((SECONDS - began))
-    printf -v line '%-8s %5d passed %5d failed %5d s\n' "$name" "$p" "$f" $((SECONDS - began))
+    printf -v line '%-8s %5d passed %5d failed %5d s\n' "$name" "$p" "$f" "$seconds"
+    printf '=== %s' "$line"
     summary+=$line
     passed=$((passed + p))
     failed=$((failed + f))
@@ -154,14 +194,18 @@ for name in "${wanted[@]}"; do limit_of "$name" >/dev/null || exit 2; done
 
 mkdir -p "$logs"
 summary=""
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'stop_stages 130' INT
+trap 'stop_stages 143' TERM
+beside=()
 for name in "${wanted[@]}"; do
-    run_stage "$name"
-    status=$?
+    [[ -v BESIDE[$name] ]] && { beside+=("$name"); continue; }
+    start_stage "$name"
+    finish_stage "$name" && continue
     # Nothing after these can say anything useful.
-    [[ $status != 0 && ($name == setup || $name == build) ]] && break
+    [[ $name == setup || $name == build ]] && { beside=(); break; }
 done
+for name in "${beside[@]}"; do start_stage "$name"; done
+for name in "${beside[@]}"; do finish_stage "$name"; done
 printf -v total '%-8s %5d passed %5d failed %5d s\n' total "$passed" "$failed" "$SECONDS"
 ((${#skipped[@]})) && printf '\nskipped, because they cannot run here:\n' && printf '  %s\n' "${skipped[@]}"
 printf '\n%s%s%d passed, %d failed\n' "$summary" "$total" "$passed" "$failed"
