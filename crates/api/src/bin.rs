@@ -56,10 +56,8 @@ pub struct BinRestore {
     /// Entry's ID, or the name of a VM that has one entry.
     pub entry: String,
     /// Name of the restored VM; null keeps the previous name.
-    #[serde(default)]
     pub name: Option<VmName>,
     /// Datastore of the entry; null for all datastores.
-    #[serde(default)]
     pub datastore: Option<DatastoreName>,
     /// For a state: end the sessions of the VM's running disks first.
     #[serde(default)]
@@ -80,20 +78,18 @@ pub struct BinRestored {
 
 /// Body of `POST /bin/empty` and of its preview.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct BinEmpty {
     /// IDs of entries, or names of VMs that have one entry; an empty list means all entries.
-    #[serde(default)]
     pub entries: Vec<String>,
     /// Datastore of the entries; null for all datastores.
-    #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
 
 /// Output of `bin empty`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BinEmptied {
-    /// Entries that were removed for good, or that a preview would remove.
+    /// Entries that were removed permanently, or that a preview would remove.
     pub entries: Vec<BinEntry>,
     /// Sum of the entries' bytes, as far as they are known.
     pub bytes: u64,

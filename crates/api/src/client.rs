@@ -111,8 +111,11 @@ impl Client {
                 Within::Name(name) => name.to_string(),
                 Within::Folder(path) => path.display().to_string(),
             };
-            let remedy = "`unstun datastore add` serves another";
-            Error::not_found(format!("no datastore {wanted}; there is {}; {remedy}", known.join(", ")))
+            let remedy = "`unstun datastore add` adds another";
+            Error::not_found(format!(
+                "no datastore {wanted}; the daemon serves {}; {remedy}",
+                known.join(", ")
+            ))
         })
     }
 
@@ -197,8 +200,8 @@ impl Client {
         let (datastore, socket) = (self.datastore.display(), self.socket.display());
         let message = match cause.kind() {
             std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => format!(
-                "no daemon serves datastore {datastore} (no one answers on {socket}): start it with \
-                 `unstun up --datastore {datastore}`"
+                "no daemon serves datastore {datastore} (no answer on {socket}): start it with `unstun up \
+                 --datastore {datastore}`"
             ),
             _ => format!("daemon of datastore {datastore}: {socket}: {cause}"),
         };

@@ -15,7 +15,6 @@ pub struct DatastoreAdd {
     /// Absolute path of a folder, a block device, or a file of fixed size.
     pub path: PathBuf,
     /// Name of the datastore; null takes the folder's name.
-    #[serde(default)]
     pub name: Option<DatastoreName>,
     /// Whether to take a device's lease from an owner that does not respond. The owner's host must be dead, or cut off
     /// from the device.
@@ -149,6 +148,6 @@ impl Freeable {
     /// Returns the command to type, and the bytes that it frees.
     pub fn remedy(&self) -> String {
         let bytes = format_bytes(self.bytes_max);
-        format!("`unstun snapshot commit {} {}` gives back at most {bytes}", self.vm, self.snapshot)
+        format!("`unstun snapshot commit {} {}` frees at most {bytes}", self.vm, self.snapshot)
     }
 }

@@ -39,7 +39,6 @@ pub struct DiskCreate {
     #[serde(default)]
     pub mode: DiskMode,
     /// Absolute path of the disk's folder; null for the VM's home.
-    #[serde(default)]
     pub dir: Option<PathBuf>,
 }
 

@@ -24,7 +24,7 @@ words! {
         Reset = "reset",
         /// The bin returned to the VM what it had kept.
         Restore = "restore",
-        /// The bin removed for good what it had kept.
+        /// The bin removed permanently what it had kept.
         BinEmptied = "bin_emptied",
         /// Entry of the bin only: its VM was removed.
         Remove = "remove",

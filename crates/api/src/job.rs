@@ -44,7 +44,7 @@ impl JobBytes {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Moved => "moved",
-            Self::GivenBack => "given back",
+            Self::GivenBack => "freed",
             Self::Copied => "copied",
             Self::Read => "read",
         }

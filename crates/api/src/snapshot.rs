@@ -97,29 +97,24 @@ impl CommitPreview {
     pub fn warning_for(snapshots: &[String]) -> String {
         let names = snapshots.join(", ");
         if snapshots.is_empty() {
-            return "no snapshot goes: only deltas that none owns are folded away".to_owned();
+            return "no snapshot is removed: only deltas that no snapshot owns are merged".to_owned();
         }
-        format!("once it starts you cannot go back to {names}, even if you cancel")
+        format!("once the commit starts you cannot revert to {names}, even if you cancel it")
     }
 }
 
 /// Body of `POST /vms/VM/revert` and its preview.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Revert {
     /// Target of the revert; null for the snapshot from which the running state descends.
-    #[serde(default)]
     pub snapshot: Option<SnapshotRef>,
     /// Name of a snapshot to take of the running state first.
-    #[serde(default)]
     pub take_first: Option<SnapshotName>,
-    #[serde(default)]
     pub disconnect: bool,
-    /// Whether to remove the discarded state for good, rather than into the bin.
-    #[serde(default)]
+    /// Whether to remove the discarded state permanently, rather than into the bin.
     pub purge: bool,
     /// Whether to change nothing unless the bin keeps the discarded state.
-    #[serde(default)]
     pub keep: bool,
 }
 
@@ -130,7 +125,7 @@ pub struct Discard {
     pub snapshot: SnapshotRef,
     #[serde(default)]
     pub disconnect: bool,
-    /// Whether to remove the discarded state for good, rather than into the bin.
+    /// Whether to remove the discarded state permanently, rather than into the bin.
     #[serde(default)]
     pub purge: bool,
     /// Whether to change nothing unless the bin keeps the discarded state.
@@ -140,16 +135,13 @@ pub struct Discard {
 
 /// Body of `POST /vms/VM/reset` and `POST /vms/VM/undo`, and of their previews.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Reset {
     /// Whether to end the sessions of the VM's running disks first.
-    #[serde(default)]
     pub disconnect: bool,
-    /// Whether to remove the discarded state for good, rather than into the bin.
-    #[serde(default)]
+    /// Whether to remove the discarded state permanently, rather than into the bin.
     pub purge: bool,
     /// Whether to change nothing unless the bin keeps the discarded state.
-    #[serde(default)]
     pub keep: bool,
 }
 
@@ -173,7 +165,7 @@ pub struct Loss {
     pub reverts: bool,
     /// Writable clients. In a preview they prevent the operation; in an answer they were disconnected.
     pub clients: Vec<VmClient>,
-    /// Time until which the bin keeps all of it, unless space is short before; null where it is removed for good.
+    /// Time until which the bin keeps all of it, unless space is short before; null where it is removed permanently.
     pub kept_until: Option<Timestamp>,
     /// Reason why the bin does not keep it.
     pub not_kept: Option<String>,
@@ -185,22 +177,22 @@ impl Loss {
     /// Returns the sentence that a user must have read before the operation.
     pub fn sentence(&self) -> String {
         let fate = match (self.operation, &self.target, &self.taken) {
-            (_, _, Some(taken)) => return format!("nothing is lost: the present is kept as {taken}"),
+            (_, _, Some(taken)) => return format!("nothing is lost: the current state is saved as {taken}"),
             _ if self.kept_until.is_some() => return self.kept_sentence(),
             (Operation::Reset, ..) => {
                 "everything written to the nonpersistent disks since their last reset is lost".to_owned()
             }
             (Operation::Restore, ..) if self.reverts => {
-                "everything the guest wrote since that was thrown away is lost".to_owned()
+                "everything the guest wrote since the state was thrown away is lost".to_owned()
             }
             (_, Some(target), None) if self.reverts => {
                 format!("everything the guest wrote since {target} that no other snapshot keeps is lost")
             }
-            _ => "the running state stays as it is".to_owned(),
+            _ => "the running state does not change".to_owned(),
         };
         match self.snapshots.as_slice() {
-            [] => format!("{fate}, for good"),
-            names => format!("{fate}; there is no way back to {}", names.join(", ")),
+            [] => format!("{fate}; this cannot be undone"),
+            names => format!("{fate}; you cannot revert to {} afterwards", names.join(", ")),
         }
     }
 }
@@ -210,8 +202,8 @@ impl Loss {
         let until = self.kept_until.map_or(String::new(), |until| format!("{until:.0}"));
         let vm = &self.vm;
         format!(
-            "the bin keeps it until {until}, unless space is short before or a commit needs the layers under it: `unstun \
-             snapshot undo {vm}` brings it back"
+            "the bin keeps the state until {until}, or until its space or the layers below it are needed; `unstun \
+             snapshot undo {vm}` restores the state"
         )
     }
 }
@@ -224,7 +216,6 @@ pub struct Diff {
     pub disk: u32,
     pub from: SnapshotRef,
     /// Later state; null for the running state.
-    #[serde(default)]
     pub to: Option<SnapshotRef>,
     /// Offset at which the answer begins.
     #[serde(default)]

@@ -69,7 +69,7 @@ pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
     let bytes = parse_bytes(text.strip_suffix("/s").unwrap_or(text))
         .map_err(|e| format!("{e}; 200M means 200 MiB per second, none lifts the limit"))?;
     if bytes == 0 {
-        return Err("a rate of 0 would never end: expected more, or `job pause`".to_owned());
+        return Err("a job with a rate of 0 would never end: expected more, or use `job pause`".to_owned());
     }
     Ok(Some(bytes))
 }

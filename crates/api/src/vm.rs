@@ -20,7 +20,6 @@ pub struct VmCreate {
     #[serde(default)]
     pub when_full: WhenFull,
     /// Datastore of the VM; null for the main one.
-    #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
 
@@ -31,7 +30,6 @@ pub struct VmImport {
     /// Absolute path of a VM's folder or of its .vmx.
     pub path: PathBuf,
     /// Name of the VM; null takes the .vmx file's name.
-    #[serde(default)]
     pub name: Option<VmName>,
     /// Whether to write the folder's own files, instead of deltas in the datastore.
     #[serde(default)]
@@ -45,7 +43,6 @@ pub struct VmImport {
     #[serde(default)]
     pub when_full: WhenFull,
     /// Datastore of the VM; null for the one that contains the folder, else the main one.
-    #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
 
@@ -63,13 +60,10 @@ pub struct VmClone {
 #[serde(deny_unknown_fields)]
 pub struct VmMove {
     /// N where `diskN` is the VM's only disk; null moves all disks.
-    #[serde(default)]
     pub disk: Option<u32>,
     /// Target store type; null keeps the present one.
-    #[serde(default)]
     pub store: Option<Store>,
     /// Target datastore; null keeps the present one.
-    #[serde(default)]
     pub datastore: Option<DatastoreName>,
 }
 
@@ -90,19 +84,17 @@ pub struct SharedWriters {
 
 /// Body of `POST /vms/VM/open`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct VmOpen {
-    /// Whether the user states that the other side of an interrupted move is lost for good, and this side is the VM.
-    #[serde(default)]
+    /// Whether the user states that the other side of an interrupted move is lost permanently, and this side is the VM.
     pub take_over: bool,
 }
 
 /// Body of `POST /vms/VM/close`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Disconnect {
     /// Whether to end the sessions of the VM's running disks first.
-    #[serde(default)]
     pub disconnect: bool,
 }
 
@@ -215,15 +207,12 @@ impl fmt::Display for VmClient {
 
 /// Body of `POST /vms/VM/remove/preview`, and parameters of `DELETE /vms/VM`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct VmRemove {
-    #[serde(default)]
     pub delete_disks: bool,
-    /// Whether to remove the disks for good, rather than into the bin.
-    #[serde(default)]
+    /// Whether to remove the disks permanently, rather than into the bin.
     pub purge: bool,
     /// Whether to remove nothing unless the bin keeps it.
-    #[serde(default)]
     pub keep: bool,
 }
 
@@ -260,7 +249,7 @@ pub struct RemovedDisk {
 pub struct VmRemoved {
     pub name: VmName,
     pub home: PathBuf,
-    /// Whether the disks were deleted for good.
+    /// Whether the disks were deleted permanently.
     pub disks_deleted: bool,
     /// Entry of the bin that keeps the VM for a while; null if none does.
     pub bin: Option<BinEntry>,

@@ -147,16 +147,21 @@ pub trait Layer {
     fn place(&self, range: Range<u64>) -> Local<'_, Result<Placement>>;
 
     /// Makes the entries of a placement visible and dirty; its data is complete, but not yet durable. Never waits:
-    /// `place` has loaded the tables concerned and keeps them in memory.
-    fn publish(&self, placement: &Placement);
+    /// `place` has loaded the tables concerned and keeps them in memory. Without an implementation the layer places nothing.
+    fn publish(&self, _placement: &Placement) {
+        unreachable!("{} places nothing", self.name());
+    }
 
     /// Ends a placement whose data was not written. Its space is lost until the file is closed, and its tables may
     /// leave memory.
-    fn abandon(&self, placement: &Placement);
+    fn abandon(&self, _placement: &Placement) {}
 
     /// Forgets the region's table, and clears the pointer to it at the next flush; the content is durable elsewhere.
-    /// Dirty entries of the region are dropped and never written.
-    fn release(&self, region: u64);
+    /// Dirty entries of the region are dropped and never written. Without an implementation
+    /// the layer releases nothing.
+    fn release(&self, region: u64) {
+        unreachable!("region {region} of {} cannot be released", self.name());
+    }
 
     /// Returns the memory of tables that a flush must write before they can leave memory, and of copies that a flush
     /// under way has made of them, in bytes.
@@ -180,10 +185,12 @@ pub trait Layer {
     }
 
     /// Captures the dirty tables. The module documentation has the order of a flush.
-    fn stages(&self) -> Stages;
+    fn stages(&self) -> Stages {
+        Stages::default()
+    }
 
     /// Marks the captured tables as durable. After a failed flush this is not called, and they stay dirty.
-    fn settle(&self, ticket: u64);
+    fn settle(&self, _ticket: u64) {}
 
     /// Writes what a cleanly closed file contains (header, free pointer, no mark of an unclean end), and flushes. All
     /// tables must be clean. The layer may still be read, and written; a write first marks the file as unclean again.

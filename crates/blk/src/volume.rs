@@ -64,16 +64,22 @@ pub trait Volume {
     /// Makes durable every write that completed before this call, including those of other clients.
     fn flush(self: Rc<Self>) -> Local<'static, Result<()>>;
 
-    /// Tells the volume that the guest does not need the range's content any more. This is a hint.
-    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>>;
+    /// Tells the volume that the guest does not need the range's content any more. This is a hint; without an
+    /// implementation it has no effect.
+    fn discard(self: Rc<Self>, _range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Makes the range read as zeros. `Unsupported` only if `mode` requires speed.
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>>;
 
     /// Returns pieces that cover `range` from its start: at least one, possibly not up to its end. The volume limits
     /// its work and the answer to [`STATUS_PIECES_MAX`] pieces and those that one further step finds, and to
-    /// [`STATUS_BYTES_MAX`] of memory.
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>>;
+    /// [`STATUS_BYTES_MAX`] of memory. Without an implementation the whole range counts as data.
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        let all = BlockStatus { len: range.end - range.start, hole: false, zero: false };
+        Box::pin(async move { Ok(vec![all]) })
+    }
 
     /// Ends the requests that wait for space. Their client has disconnected, so the answers are not read.
     fn abandon(&self) {}

@@ -77,7 +77,11 @@ impl FlushFaults {
             true => self.world.kill(),
             false => self.world.power_cut(),
         }
-        killed && !self.has_struck()
+        let all_there = killed && !self.has_struck();
+        if all_there {
+            self.world.mark("only the process ended");
+        }
+        all_there
     }
 }
 

@@ -9,37 +9,47 @@ use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
 const FOLDER: &str = "web";
+/// Folder of the VM.
+pub const HOME: &str = "/web";
+/// Folder from which a run imports its VM.
+pub const SOURCE: &str = "/src";
 
 fn growth(step_bytes: u64) -> Growth {
     Growth { step_bytes, chunk_bytes: (step_bytes / 4).max(4096) }
 }
 
-/// Folder from which a run imports its VM.
-pub const SOURCE: &str = "/src";
-
-pub async fn create(env: &Env, disk_bytes: &[u64]) -> Result<()> {
-    create_in(env, &path(FOLDER), disk_bytes).await
+pub async fn create(env: &Env, path: &str, disk_bytes: &[u64]) -> Result<()> {
+    let (dir, new) = (env.open_root(path)?, NewVm::new("web", disk_bytes));
+    Home::create(dir, Folders::default(), growth(1 << 20), new).await.map(drop)
 }
 
-pub async fn create_in(env: &Env, folder: &str, disk_bytes: &[u64]) -> Result<()> {
-    let dir = env.open_root(folder)?;
-    Home::create(dir, Folders::default(), growth(1 << 20), NewVm::new("web", disk_bytes)).await.map(drop)
+/// Opens a home without reading a file.
+fn home(env: &Env, path: &str, folders: Folders, growth_bytes: u64) -> Result<Rc<Home>> {
+    Ok(Rc::new(Home::new(env.open_root(path)?, folders, growth(growth_bytes))))
 }
 
-/// Opens a home without reading a file. It searches the whole datastore for clones.
+/// Opens the home of the VM. It searches the whole datastore for clones.
 pub fn open(env: &Env, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
     let folders = Folders { search: vec![env.open_root("/")?], ..source_folders(env, imported)? };
-    Ok(Rc::new(Home::new(env.open_root(&path(FOLDER))?, folders, growth(growth_bytes))))
+    home(env, HOME, folders, growth_bytes)
 }
 
 pub fn open_source(env: &Env, growth_bytes: u64) -> Result<Rc<Home>> {
-    Ok(Rc::new(Home::new(env.open_root(SOURCE)?, Folders::default(), growth(growth_bytes))))
+    home(env, SOURCE, Folders::default(), growth_bytes)
+}
+
+pub fn open_clone(env: &Env, name: &str, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
+    home(env, &path(name), clone_folders(env, imported)?, growth_bytes)
 }
 
 pub async fn import(env: &Env, growth_bytes: u64) -> Result<()> {
-    let source = open_source(env, growth_bytes)?;
-    let dir = env.open_root(&path(FOLDER))?;
+    let (source, dir) = (open_source(env, growth_bytes)?, env.open_root(HOME)?);
     Home::import(&source, dir, source_folders(env, true)?, growth(growth_bytes), FOLDER).await.map(drop)
+}
+
+pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str, imported: bool) -> Result<()> {
+    let dir = env.open_root(&path(name))?;
+    parent.clone_to(snapshot, dir, clone_folders(env, imported)?, name).await.map(drop)
 }
 
 fn path(name: &str) -> String {
@@ -53,18 +63,8 @@ fn source_folders(env: &Env, imported: bool) -> Result<Folders> {
 
 fn clone_folders(env: &Env, imported: bool) -> Result<Folders> {
     let mut folders = source_folders(env, imported)?;
-    folders.foreign.push(env.open_root(&path(FOLDER))?);
+    folders.foreign.push(env.open_root(HOME)?);
     Ok(folders)
-}
-
-pub async fn clone(env: &Env, parent: &Home, snapshot: u128, name: &str, imported: bool) -> Result<()> {
-    let dir = env.open_root(&path(name))?;
-    parent.clone_to(snapshot, dir, clone_folders(env, imported)?, name).await.map(drop)
-}
-
-pub async fn open_clone(env: &Env, name: &str, growth_bytes: u64, imported: bool) -> Result<Rc<Home>> {
-    let folders = clone_folders(env, imported)?;
-    Ok(Rc::new(Home::new(env.open_root(&path(name))?, folders, growth(growth_bytes))))
 }
 
 /// Returns whether the folder has a .vmx file. A folder without one is not a VM.
@@ -96,7 +96,7 @@ pub async fn nothing_leaked(vm: &Rc<Vm>) -> Result<(), String> {
 
 /// Checks the folder without the engine: hints, content IDs, sizes, tables, .vmsd and .vmx must agree.
 pub async fn is_sound(env: &Env) -> Result<(), String> {
-    let dir = env.open_root(&path(FOLDER)).map_err(|e| e.to_string())?;
+    let dir = env.open_root(HOME).map_err(|e| e.to_string())?;
     let report = vmdk::check::check(&dir, Target::Folder).await.map_err(|e| format!("check: {e}"))?;
     match report.findings.iter().find(|finding| finding.severity == Severity::Damage) {
         Some(finding) => Err(format!("check finds: {finding}")),
@@ -115,9 +115,8 @@ pub async fn check_clean(env: &Env, disks: usize) -> Result<(), String> {
         expected.extend([format!("{stem}.vmdk"), format!("{stem}-flat.vmdk")]);
     }
     let unexpected: Vec<_> = names.iter().filter(|n| !expected.contains(n)).cloned().collect();
-    if unexpected.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("left behind in the home: {}", unexpected.join(", ")))
+    match unexpected.as_slice() {
+        [] => Ok(()),
+        names => Err(format!("left behind in the home: {}", names.join(", "))),
     }
 }

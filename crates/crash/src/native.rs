@@ -63,7 +63,7 @@ fn run_plan(plan: Plan) -> Result<Outcome, String> {
         let mut model = run.model.borrow_mut();
         if ended.is_none() {
             model.mark_cut(&run.world);
-            model.ended(faults.end(run.plan.rng(number, FAULT_TASK)), &run.world);
+            model.ended(faults.end(run.plan.rng(number, FAULT_TASK)));
         }
         // The model has the store only while a boot lasts.
         model.store = None;

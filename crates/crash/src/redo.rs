@@ -15,6 +15,7 @@ mod boot;
 mod clones;
 mod control;
 mod guest;
+mod harness;
 mod model;
 mod moves;
 mod origin;
@@ -51,9 +52,9 @@ fn run_plan(plan: Plan) -> Result<Outcome, String> {
         run.plan.arm(&run.world, number, BootPhase::Recovery);
         let ended = boot::boot(&run, number);
         if ended.is_none() {
-            run.model.borrow_mut().mark_cut(&run.world);
-            let all_there = faults.end(run.plan.rng(number, FAULT_TASK));
-            run.model.borrow_mut().ended(all_there, faults.has_struck(), &run.world);
+            let mut model = run.model.borrow_mut();
+            model.mark_cut(&run.world);
+            model.ended(faults.end(run.plan.rng(number, FAULT_TASK)), faults.has_struck());
         }
         ended
     })?;

@@ -39,6 +39,9 @@ impl<P: 'static, M: 'static> Run<P, M> {
 
     /// Boots the machine once and runs `work`. Returns None if the power was cut.
     pub fn boot<T: 'static>(&self, work: impl AsyncFnOnce(Env, Run<P, M>) -> T + 'static) -> Option<T> {
+        // Removes what the boot before did not reach.
+        self.world.set_capacity(None);
+        self.world.clear_faults();
         let run = self.clone();
         let ended = self.world.run(|env| async move { work(env, run).await });
         if ended.is_none() {

@@ -173,10 +173,10 @@ impl Activity {
     pub(crate) fn note_space(&self, disk: &str, full: bool) {
         match full {
             true => {
-                let message = "the datastore is full: guest writes wait; reads go on";
+                let message = "the datastore is full: guest writes wait; reads continue";
                 self.note(EventKind::SpaceExhausted, disk, message);
             }
-            false => self.note(EventKind::SpaceReturned, disk, "guest writes go on"),
+            false => self.note(EventKind::SpaceReturned, disk, "guest writes continue"),
         }
     }
 }

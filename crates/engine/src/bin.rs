@@ -50,7 +50,10 @@ pub(crate) fn moves_disks(binned: &BinnedState) -> bool {
 /// Finds a binned state by its id.
 pub fn find_binned(state: &VmState, id: u64) -> Result<&BinnedState> {
     state.bin.iter().find(|binned| binned.id == id).ok_or_else(|| {
-        Error::not_found(&state.name, format!("its bin has no entry {id:016x}: it was emptied or restored"))
+        Error::not_found(
+            &state.name,
+            format!("the bin has no entry {id:016x}: the entry was removed or restored"),
+        )
     })
 }
 

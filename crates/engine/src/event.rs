@@ -56,8 +56,8 @@ pub enum EventKind {
 }
 
 /// The message of `WritesLost`.
-pub const WRITES_LOST: &str = "the daemon or its host ended before writes that it had answered were flushed, and \
-                                      they may be missing";
+pub const WRITES_LOST: &str = "acknowledged writes may be missing: the daemon or its host ended before they were \
+                               flushed";
 
 /// One event of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -157,7 +157,7 @@ impl Job {
 
     fn refuse_when_over(&self) -> Result<()> {
         if self.state().is_over() {
-            let cause = format!("it is {} already", self.state().name());
+            let cause = format!("the job is already {}", self.state().name());
             return Err(Error::refused(format!("job {}", self.id), cause));
         }
         Ok(())

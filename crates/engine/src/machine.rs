@@ -146,7 +146,7 @@ pub trait Machine {
     /// that the entry keeps; with `keep` their present content goes to the bin.
     fn restore(self: Rc<Self>, id: u64, keep: bool) -> Local<'static, Result<Loss>>;
 
-    /// Removes entries of the bin for good and skips unknown ones. Returns the bytes freed.
+    /// Removes entries of the bin permanently and skips unknown ones. Returns the bytes freed.
     fn empty_bin(self: Rc<Self>, ids: Vec<u64>) -> Local<'static, Result<u64>>;
 
     /// Returns the bytes that only this entry of the bin holds.

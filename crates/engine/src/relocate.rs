@@ -67,7 +67,7 @@ impl Relocation {
         if (then.current, &then.snapshots, &then.disks) == (now.current, &now.snapshots, &now.disks) {
             return Ok(());
         }
-        let cause = "its snapshots or disks were changed while it was being moved; move it again";
+        let cause = "its snapshots or disks were changed during the move; start the move again";
         Err(Error::refused(&now.name, cause))
     }
 
@@ -82,7 +82,7 @@ impl Relocation {
             true => Ok(()),
             false => Err(Error::refused(
                 &self.began.name,
-                "its disks were changed when the move began; move it again",
+                "its disks were changed when the move began; start the move again",
             )),
         }
     }

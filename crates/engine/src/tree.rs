@@ -18,9 +18,9 @@ pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
         [] => state.snapshots.iter().find(|s| format!("{:032x}", s.id) == wanted).ok_or_else(|| {
             let known: Vec<_> = state.snapshots.iter().map(|s| s.name.as_str()).collect();
             let known = if known.is_empty() {
-                "it has none".to_string()
+                "the VM has no snapshots".to_string()
             } else {
-                format!("it has {}", known.join(", "))
+                format!("the VM has {}", known.join(", "))
             };
             Error::not_found(&state.name, format!("no snapshot {wanted:?}; {known}"))
         }),
@@ -54,7 +54,7 @@ pub fn revert_target<'a>(state: &'a VmState, wanted: Option<&str>) -> Result<&'a
     }
     let latest = state.snapshots.iter().find(|s| Some(s.id) == state.current);
     latest.ok_or_else(|| {
-        Error::refused(&state.name, "it runs on from no snapshot, so there is none to revert to")
+        Error::refused(&state.name, "the VM has no current snapshot; name the snapshot to revert to")
     })
 }
 
@@ -63,8 +63,8 @@ pub fn find_committable<'a>(state: &'a VmState, wanted: &str) -> Result<&'a Snap
     let found = find(state, wanted)?;
     let leaf = !state.snapshots.iter().any(|s| s.parent == Some(found.id));
     if leaf && !is_running(state, found.id) {
-        let cause = format!("{} is the end of a side branch: nothing was written since", found.name);
-        let why = "without its name its state would be lost; if that is meant, discard it";
+        let cause = format!("{} is the end of a side branch, after which nothing was written", found.name);
+        let why = "a commit would lose its state; to remove the state, discard the snapshot";
         return Err(Error::refused(&state.name, format!("{cause}, and {why}")));
     }
     Ok(found)

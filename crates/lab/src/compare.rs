@@ -15,6 +15,8 @@ pub use summary::{Summary, summarize, text};
 pub const SNAPSHOT: &str = "compared";
 /// Time limit of a commit under load, in phases. After it the load stops and the commit drains.
 const COMMIT_PHASES: f64 = 6.0;
+/// Least time limit of a commit, seconds: a busy machine delays the commit of a short phase's writes as well.
+const SHORTEST_COMMIT_LIMIT_SECONDS: f64 = 30.0;
 /// Share of a phase in which connections and caches warm up: a tenth. The load goes on through a take, so that the phase
 /// after it has none, and counts the first writes.
 const WARM_UP: f64 = 0.1;
@@ -55,6 +57,7 @@ impl Work {
     pub fn protocol(&self) -> Protocol {
         let step = |phase, label: &str, action| Step { label: label.into(), ..Step::new(phase, action) };
         let seconds = self.phase_seconds;
+        let commit_limit = (seconds * COMMIT_PHASES).max(SHORTEST_COMMIT_LIMIT_SECONDS);
         let run = |phase, label, warm_up| {
             step(phase, label, Action::Run { seconds, warm_up_seconds: seconds * warm_up })
         };
@@ -64,7 +67,7 @@ impl Work {
             run(Phase::Baseline, "without a snapshot", WARM_UP),
             step(Phase::Snapshot, "take", Action::take(SNAPSHOT)),
             run(Phase::Snapshot, "with a snapshot", 0.0),
-            step(Phase::Commit, "commit", Action::commit(SNAPSHOT, seconds * COMMIT_PHASES)),
+            step(Phase::Commit, "commit", Action::commit(SNAPSHOT, commit_limit)),
             step(Phase::Drain, "drain", Action::Drain { limit_seconds: Some(600.0) }),
             run(Phase::After, "after", WARM_UP),
         ])

@@ -42,7 +42,6 @@ pub struct Experiment {
     pub storage: String,
     /// The experiment whose baseline the model's free constants are fitted to; None: this experiment's own baseline, if
     /// it has one.
-    #[serde(default)]
     pub fitted_on: Option<String>,
     /// Length of a sample: the interval that the authors' tools averaged over.
     #[serde(default = "one")]
@@ -51,10 +50,8 @@ pub struct Experiment {
     #[serde(default)]
     pub notes: Vec<String>,
     pub esx: Esx,
-    #[serde(default)]
     pub scale: Option<Scale>,
     /// None: the VM was not pinged.
-    #[serde(default)]
     pub heartbeat: Option<Heartbeat>,
     #[serde(rename = "disk")]
     pub disks: Vec<Disk>,
@@ -95,7 +92,6 @@ pub struct Esx {
     #[serde(default)]
     pub linked_clone: bool,
     /// Storage model of a separate device for deltas; None: they are beside the disks.
-    #[serde(default)]
     pub delta_storage: Option<String>,
     /// A filter spares reads the tables of deltas that hold nothing of the range: 7.0 U2 and later, SEsparse.
     #[serde(default)]
@@ -154,16 +150,12 @@ pub struct Published {
     pub phase: Phase,
     pub quantity: Quantity,
     /// Label of the step within that phase; None: all of its steps.
-    #[serde(default)]
     pub span: Option<String>,
     /// Part of a commit's seconds.
-    #[serde(default)]
     pub part: Option<Part>,
     /// Number of the stun within the phase, from 1; None: the sum of all its stuns.
-    #[serde(default)]
     pub stun: Option<u32>,
     /// None: the article describes the result without a figure.
-    #[serde(default)]
     pub value: Option<f64>,
     pub r#use: Use,
     #[serde(default)]

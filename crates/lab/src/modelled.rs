@@ -4,7 +4,6 @@
 //! function of its seed, which `Outcome::event_hash` proves.
 
 mod flat;
-mod held;
 mod machine;
 
 use std::rc::Rc;

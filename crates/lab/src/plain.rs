@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, File, Local, Result, Slice};
 
 /// Request size that clients are advised to use, bytes.
@@ -43,10 +43,6 @@ impl Volume for Plain {
         Box::pin(async move { self.file.flush().await })
     }
 
-    fn discard(self: Rc<Self>, _range: Range<u64>) -> Local<'static, Result<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
         Box::pin(async move {
             if mode.fast_only {
@@ -54,10 +50,5 @@ impl Volume for Plain {
             }
             self.file.zero(range.start, range.end - range.start, false).await
         })
-    }
-
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        let all = BlockStatus { len: range.end - range.start, hole: false, zero: false };
-        Box::pin(async move { Ok(vec![all]) })
     }
 }

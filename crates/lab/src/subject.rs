@@ -1,5 +1,6 @@
 //! The subject of a measurement: the disks of one VM, and the operations on its snapshots.
 
+use std::any::Any;
 use std::rc::Rc;
 
 use blk::volume::Volume;
@@ -36,6 +37,9 @@ pub struct CommitProgress {
     pub helper_bytes: Vec<u64>,
 }
 
+/// The disks of a snapshot, and what keeps them in use.
+pub type FrozenDisks = (Vec<Rc<dyn Volume>>, Box<dyn Any>);
+
 /// One stack under test, on real or modelled storage. Everything runs on one core, in the time of one `Env`.
 ///
 /// An error of an operation is a result of the run, not its end: the runner records it and stops the load.
@@ -67,8 +71,8 @@ pub trait Subject {
 
     fn progress(&self) -> CommitProgress;
 
-    /// Opens the disks of a snapshot, for a backup. They are read-only, and in use until they are dropped.
-    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+    /// Opens the disks of a snapshot, for a backup. They are read-only, and in use until both parts are dropped.
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<FrozenDisks>> {
         Box::pin(async move {
             Err(Error::unsupported(name, format!("{}: its snapshots cannot be read", self.name())))
         })

@@ -17,18 +17,15 @@ use serde::{Deserialize, Serialize};
 
 /// The workers that run on the disks of one VM at the same time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Workload {
     /// None: an idle VM.
-    #[serde(default)]
     pub workers: Vec<Worker>,
     /// Every sector written carries a stamp, and every sector read is checked against the stamps it may show. The disks
     /// must begin as zeros.
-    #[serde(default)]
     pub verify: bool,
     /// Written sectors repeat 32 bytes, which a simulated world keeps in a sixteenth of the memory. Otherwise their
     /// bytes are random, for storage that compresses. Verified sectors always repeat.
-    #[serde(default)]
     pub repeating: bool,
 }
 

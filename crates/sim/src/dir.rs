@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rng::Rng;
-use crate::survival::Survival;
+use crate::survival::{Survival, View};
 
 /// A file or directory of the file system.
 pub(crate) type NodeId = u32;
@@ -63,16 +63,15 @@ impl DirNode {
         self.names.get(name).copied()
     }
 
-    pub(crate) fn get_durable(&self, name: &str) -> Option<NodeId> {
-        self.durable.get(name).copied()
-    }
-
     pub(crate) fn names(&self) -> &BTreeMap<String, NodeId> {
         &self.names
     }
 
-    pub(crate) fn durable_names(&self) -> &BTreeMap<String, NodeId> {
-        &self.durable
+    pub(crate) fn names_in(&self, view: View) -> &BTreeMap<String, NodeId> {
+        match view {
+            View::Current => &self.names,
+            View::Durable => &self.durable,
+        }
     }
 
     pub(crate) fn change(&mut self, change: Change, stamp: u64) -> Option<NodeId> {

@@ -5,26 +5,13 @@ use std::ops::Range;
 use blk::Errno;
 use blk::reactor::Handle;
 
+use crate::content::PAGE;
 use crate::dir::NodeId;
+use crate::file::FileNode;
 use crate::fs::{FileSystem, ROOT};
 use crate::machine::Machine;
-
-/// Which content of the medium is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View {
-    /// The content that the running system sees.
-    Current,
-    /// The content after a cut that loses everything unflushed.
-    Durable,
-}
-
-/// A bit that was flipped on purpose, so that a checker can distinguish injected damage from real damage.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
-    pub path: String,
-    pub offset: u64,
-    pub bit: u8,
-}
+use crate::survival::View;
+use crate::world::SimWorld;
 
 /// Longest content that is returned in one piece: 1 GiB.
 const READ_BYTES_MAX: u64 = 1 << 30;
@@ -35,13 +22,7 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the node of a path in one of the two views.
 fn walk(fs: &FileSystem, path: &str, view: View) -> Option<NodeId> {
-    components(path).try_fold(ROOT, |dir, name| {
-        let dir = fs.dir(dir).ok()?;
-        match view {
-            View::Current => dir.get(name),
-            View::Durable => dir.get_durable(name),
-        }
-    })
+    components(path).try_fold(ROOT, |dir, name| fs.dir(dir).ok()?.names_in(view).get(name).copied())
 }
 
 impl Machine {
@@ -57,6 +38,35 @@ impl Machine {
     fn find_dirs(&self, path: &str) -> Result<NodeId, Errno> {
         let dir = components(path).try_fold(ROOT, |dir, name| self.fs.lookup(dir, name))?;
         self.fs.dir(dir).map(|_| dir)
+    }
+
+    /// Stores bytes in a file, durably, and creates it and its directories if they do not exist. `sets_end`: the bytes
+    /// are the last ones of the file.
+    fn put(&mut self, path: &str, offset: u64, bytes: &[u8], sets_end: bool) -> Result<(), Errno> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.make_dirs(folder)?;
+        let node = match self.fs.lookup(dir, name) {
+            Err(Errno::ENOENT) => self.fs.create(dir, name, false, self.events)?,
+            found => found?,
+        };
+        self.fs.sync_dir(dir, u64::MAX)?;
+        let (file, space) = self.fs.file_mut(node)?;
+        file.put(offset, bytes, space);
+        if sets_end {
+            file.set_len(offset + bytes.len() as u64, self.events, space)?;
+            file.persist(u64::MAX);
+        }
+        Ok(())
+    }
+
+    /// Returns a file, None if there is none at the path.
+    fn file(&self, path: &str, view: View) -> Option<&FileNode> {
+        self.fs.file(walk(&self.fs, path, view)?).ok()
+    }
+
+    fn file_mut(&mut self, path: &str, view: View) -> Option<&mut FileNode> {
+        let node = walk(&self.fs, path, view)?;
+        self.fs.file_mut(node).ok().map(|(file, _)| file)
     }
 
     fn make_dirs(&mut self, path: &str) -> Result<NodeId, Errno> {
@@ -76,10 +86,20 @@ impl Machine {
         }
         self.fs.dir(dir).map(|_| dir)
     }
+}
 
-    pub(crate) fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
+/// Fixtures and evidence. Paths start at the root. The result is None for a missing file.
+impl SimWorld {
+    /// Returns the whole content, of at most 1 GiB.
+    pub fn read_file(&self, path: &str, view: View) -> Option<Vec<u8>> {
+        self.read_at(path, 0, self.file_size(path, view)?, view)
+    }
+
+    /// Returns at most `len` bytes; fewer at the end of the file.
+    pub fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
         assert!(len <= READ_BYTES_MAX, "{path}: {len} bytes asked for at once, at most {READ_BYTES_MAX}");
-        let file = self.fs.file(walk(&self.fs, path, view)?).ok()?;
+        let machine = self.machine.borrow();
+        let file = machine.file(path, view)?;
         let mut bytes = vec![0; len as usize];
         let filled = match view {
             View::Current => file.read(offset, &mut bytes),
@@ -89,70 +109,66 @@ impl Machine {
         Some(bytes)
     }
 
-    pub(crate) fn file_size(&self, path: &str, view: View) -> Option<u64> {
-        let file = self.fs.file(walk(&self.fs, path, view)?).ok()?;
-        Some(match view {
+    /// Returns the size in bytes.
+    pub fn file_size(&self, path: &str, view: View) -> Option<u64> {
+        self.machine.borrow().file(path, view).map(|file| match view {
             View::Current => file.size(),
             View::Durable => file.durable_size(),
         })
     }
 
-    pub(crate) fn allocated_bytes(&self, path: &str) -> Option<u64> {
-        let file = self.fs.file(walk(&self.fs, path, View::Current)?).ok()?;
-        Some(file.allocated_pages() * crate::content::PAGE)
+    /// Returns the allocated space in bytes.
+    pub fn allocated_bytes(&self, path: &str) -> Option<u64> {
+        self.machine.borrow().file(path, View::Current).map(|file| file.allocated_pages() * PAGE)
     }
 
-    pub(crate) fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
-        let dir = self.fs.dir(walk(&self.fs, path, view)?).ok()?;
-        let names = match view {
-            View::Current => dir.names(),
-            View::Durable => dir.durable_names(),
-        };
-        let slash = |node| if self.fs.is_dir(node) { "/" } else { "" };
+    /// Returns the names in a directory, sorted. Names of subdirectories end with a slash.
+    pub fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
+        let fs = &self.machine.borrow().fs;
+        let names = fs.dir(walk(fs, path, view)?).ok()?.names_in(view);
+        let slash = |node| if fs.is_dir(node) { "/" } else { "" };
         Some(names.iter().map(|(name, &node)| format!("{name}{}", slash(node))).collect())
     }
 
-    /// Writes bytes into a file, durably, and creates it and its directories if they do not exist.
-    pub(crate) fn write_at(&mut self, path: &str, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let dir = self.make_dirs(folder)?;
-        let node = match self.fs.lookup(dir, name) {
-            Err(Errno::ENOENT) => self.fs.create(dir, name, false, self.events)?,
-            found => found?,
-        };
-        self.fs.sync_dir(dir, u64::MAX)?;
-        let (file, space) = self.fs.file_mut(node)?;
-        file.put(offset, bytes, space);
-        Ok(())
+    /// Replaces a file's content durably, and creates the file and its directories if they do not exist. Panics for an
+    /// invalid path, because fixtures belong to the test.
+    pub fn write_file(&self, path: &str, bytes: &[u8]) {
+        let result = self.machine.borrow_mut().put(path, 0, bytes, true);
+        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
     }
 
-    /// Replaces the whole content, like `write_at`.
-    pub(crate) fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Errno> {
-        self.write_at(path, 0, bytes)?;
-        let node = walk(&self.fs, path, View::Current).ok_or(Errno::ENOENT)?;
-        let (file, space) = self.fs.file_mut(node)?;
-        file.set_len(bytes.len() as u64, self.events, space)?;
-        file.persist(u64::MAX);
-        Ok(())
+    /// Overwrites or extends a part of a file, durably. Panics like `write_file`.
+    pub fn write_at(&self, path: &str, offset: u64, bytes: &[u8]) {
+        let result = self.machine.borrow_mut().put(path, offset, bytes, false);
+        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
     }
 
-    pub(crate) fn flip_bit(&mut self, path: &str, offset: u64, bit: u8) -> bool {
-        let Some(node) = walk(&self.fs, path, View::Durable) else { return false };
-        self.fs.file_mut(node).is_ok_and(|(file, _)| file.flip_bit(offset, bit))
+    /// Returns the space in use in bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.machine.borrow().fs.space.used_pages * PAGE
     }
 
-    pub(crate) fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
-        let file = walk(&self.fs, path, View::Current).and_then(|node| self.fs.file(node).ok());
-        file.map_or(Vec::new(), |file| file.unreadable.ranges())
+    /// Flips one durable bit below pending writes. Returns false if there is no durable byte.
+    pub fn flip_bit(&self, path: &str, offset: u64, bit: u8) -> bool {
+        let mut machine = self.machine.borrow_mut();
+        machine.file_mut(path, View::Durable).is_some_and(|file| file.flip_bit(offset, bit))
     }
 
-    pub(crate) fn make_unreadable(&mut self, path: &str, range: Range<u64>) -> bool {
-        let Some(node) = walk(&self.fs, path, View::Current) else { return false };
-        self.fs.file_mut(node).map(|(file, _)| file.unreadable.put(&range)).is_ok()
+    /// Returns the byte ranges of a file that the medium cannot read, in order. A write makes them readable.
+    pub fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
+        let machine = self.machine.borrow();
+        machine.file(path, View::Current).map_or(Vec::new(), |file| file.unreadable.ranges())
     }
 
-    pub(crate) fn heal(&mut self, path: &str) -> bool {
-        let Some(node) = walk(&self.fs, path, View::Current) else { return false };
-        self.fs.file_mut(node).map(|(file, _)| file.unreadable.written(&(0..u64::MAX))).is_ok()
+    /// Makes the sectors of a byte range unreadable. Returns false if there is no such file.
+    pub fn make_unreadable(&self, path: &str, range: Range<u64>) -> bool {
+        let mut machine = self.machine.borrow_mut();
+        machine.file_mut(path, View::Current).map(|file| file.unreadable.put(&range)).is_some()
+    }
+
+    /// Makes the whole file readable again, as when a drive's retry succeeds. Returns false if there is no such file.
+    pub fn heal(&self, path: &str) -> bool {
+        let mut machine = self.machine.borrow_mut();
+        machine.file_mut(path, View::Current).map(|file| file.unreadable.written(&(0..u64::MAX))).is_some()
     }
 }

@@ -34,32 +34,8 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    pub const ALL: [OpKind; 24] = [
-        OpKind::Read,
-        OpKind::Write,
-        OpKind::Flush,
-        OpKind::Allocate,
-        OpKind::Zero,
-        OpKind::Punch,
-        OpKind::SetLen,
-        OpKind::Extents,
-        OpKind::Size,
-        OpKind::Create,
-        OpKind::Open,
-        OpKind::OpenDir,
-        OpKind::Rename,
-        OpKind::Unlink,
-        OpKind::RemoveDir,
-        OpKind::SyncDir,
-        OpKind::List,
-        OpKind::Lock,
-        OpKind::Space,
-        OpKind::Timer,
-        OpKind::Socket,
-        OpKind::Link,
-        OpKind::Attributes,
-        OpKind::GiveBack,
-    ];
+    /// Number of kinds.
+    pub(crate) const COUNT: usize = OpKind::GiveBack as usize + 1;
 }
 
 /// The facts of one operation that the trace records.

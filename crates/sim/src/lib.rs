@@ -51,10 +51,10 @@ pub use device::{
 };
 pub use fault::{Action, Cut, Fault, Phase};
 pub use hosts::{Host, Pause};
-pub use inspect::{Damage, View};
 pub use kind::OpKind;
 pub use options::{ContentMode, Options};
 pub use reactor::SimReactor;
 pub use rng::{Ratio, Rng};
+pub use survival::View;
 pub use trace::{KindCount, TraceEvent};
 pub use world::SimWorld;

@@ -183,14 +183,13 @@ impl DiskModel {
         self.check(first, bytes, began, UNENDED, "a read")
     }
 
-    /// Checks the content of a sealed snapshot whose take was submitted at `began` and acknowledged at `ended`.
-    pub fn check_snapshot(&self, bytes: &[u8], began: u64, ended: u64) -> Result<(), String> {
-        self.check(0, bytes, began, ended, "a sealed snapshot")
-    }
-
-    /// Checks a snapshot whose take was interrupted by a power cut after its commit point.
-    pub fn check_interrupted_snapshot(&self, bytes: &[u8], began: u64) -> Result<(), String> {
-        self.check(0, bytes, began.min(self.certain()), UNENDED, "a snapshot whose take was cut")
+    /// Checks the content of a snapshot whose take was submitted at `began` and acknowledged at `ended`; None: a power
+    /// cut interrupted the take after its commit point.
+    pub fn check_snapshot(&self, bytes: &[u8], began: u64, ended: Option<u64>) -> Result<(), String> {
+        match ended {
+            Some(ended) => self.check(0, bytes, began, ended, "a sealed snapshot"),
+            None => self.check(0, bytes, began.min(self.certain()), UNENDED, "a snapshot whose take was cut"),
+        }
     }
 
     /// Checks sectors. Writes that ended before tick `certain` have taken effect; writes that began after `latest` have

@@ -16,6 +16,7 @@ use crate::machine::{Machine, Step};
 const EPOCH_UNIX_US: i64 = 1_767_225_600_000_000;
 
 /// Reactor of one boot. It is dead as soon as its world boots again: it then accepts all operations and completes none.
+#[derive(Clone)]
 pub struct SimReactor {
     machine: Rc<RefCell<Machine>>,
     boot: u32,
@@ -32,9 +33,7 @@ impl SimReactor {
         let mut machine = self.machine.borrow_mut();
         (machine.boot == self.boot).then(|| act(&mut machine))
     }
-}
 
-impl SimReactor {
     /// Returns whether an operation on the file would pass its fence now.
     pub(crate) fn is_admitted(&self, file: Handle) -> bool {
         self.alive(|machine| machine.is_admitted(file)).unwrap_or(false)
@@ -84,7 +83,7 @@ impl Reactor for SimReactor {
     }
 
     fn memory(&self) -> Option<Rc<dyn Memory>> {
-        Some(Rc::new(SimMemory { machine: self.machine.clone(), boot: self.boot }))
+        Some(Rc::new(self.clone()))
     }
 
     fn turn(&self) {
@@ -111,21 +110,8 @@ impl Reactor for SimReactor {
     }
 }
 
-/// Memory of a host whose clients run on it.
-struct SimMemory {
-    machine: Rc<RefCell<Machine>>,
-    /// Boot of the process. Its appends after its end are dropped.
-    boot: u32,
-}
-
-impl SimMemory {
-    fn alive<T>(&self, act: impl FnOnce(&mut Machine) -> T) -> Option<T> {
-        let mut machine = self.machine.borrow_mut();
-        (machine.boot == self.boot).then(|| act(&mut machine))
-    }
-}
-
-impl Memory for SimMemory {
+/// Memory of the host, which outlives the process. What a process does to it after its end is dropped.
+impl Memory for SimReactor {
     fn boot(&self) -> u64 {
         (self.machine.borrow().cuts + 1) << 1
     }

@@ -3,6 +3,15 @@
 use crate::options::Options;
 use crate::rng::{Ratio, Rng};
 
+/// Which content of the medium is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// The content that the running system sees.
+    Current,
+    /// The content after a cut that loses everything unflushed.
+    Durable,
+}
+
 /// Parameters of one power cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Survival {

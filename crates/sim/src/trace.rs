@@ -21,22 +21,19 @@ pub struct KindCount {
 }
 
 /// One submission or completion.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct TraceEvent {
     /// Number of the event in its world, from 1. A timer has the number of the previous event.
-    pub event: u64,
-    pub time_ns: u64,
-    pub kind: OpKind,
-    pub completed: bool,
-    pub name: Rc<str>,
-    pub offset: u64,
-    pub len: u64,
-    pub error: Option<Errno>,
+    event: u64,
+    time_ns: u64,
+    facts: Facts,
+    completed: bool,
+    error: Option<Errno>,
 }
 
 impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TraceEvent { event, time_ns, kind, name, offset, len, .. } = self;
+        let TraceEvent { event, time_ns, facts: Facts { kind, name, offset, len, .. }, .. } = self;
         let phase = if self.completed { "done" } else { "sent" };
         write!(f, "{event:>8} {time_ns:>14} ns {phase} {kind:?} {name} {offset}+{len}")?;
         match self.error {
@@ -47,7 +44,7 @@ impl fmt::Display for TraceEvent {
 }
 
 /// Facts of an operation that both its events have.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub kind: OpKind,
     pub name: Rc<str>,
@@ -59,9 +56,9 @@ pub(crate) struct Facts {
 #[derive(Default)]
 pub(crate) struct Trace {
     hash: u64,
-    counts: [KindCount; OpKind::ALL.len()],
-    marks: BTreeMap<&'static str, u64>,
-    recent: VecDeque<TraceEvent>,
+    counts: [KindCount; OpKind::COUNT],
+    pub marks: BTreeMap<&'static str, u64>,
+    pub recent: VecDeque<TraceEvent>,
     recent_max: usize,
 }
 
@@ -108,9 +105,7 @@ impl Trace {
         if self.recent.len() == self.recent_max {
             self.recent.pop_front();
         }
-        let Facts { kind, offset, len, .. } = *facts;
-        let name = facts.name.clone();
-        self.recent.push_back(TraceEvent { event, time_ns, kind, completed, name, offset, len, error });
+        self.recent.push_back(TraceEvent { event, time_ns, facts: facts.clone(), completed, error });
     }
 
     pub(crate) fn hash(&self) -> u64 {
@@ -121,15 +116,8 @@ impl Trace {
         self.counts[kind as usize]
     }
 
-    pub(crate) fn mark(&mut self, label: &'static str) {
-        *self.marks.entry(label).or_default() += 1;
-    }
-
-    pub(crate) fn marks(&self) -> &BTreeMap<&'static str, u64> {
-        &self.marks
-    }
-
-    pub(crate) fn recent(&self) -> impl Iterator<Item = &TraceEvent> {
-        self.recent.iter()
+    pub(crate) fn ios(&self) -> u64 {
+        let all: u64 = self.counts.iter().map(|count| count.submitted).sum();
+        all - self.count(OpKind::Timer).submitted
     }
 }

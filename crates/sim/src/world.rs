@@ -3,14 +3,12 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::ops::Range;
 use std::rc::Rc;
 
 use blk::{Env, Executor};
 
 use crate::fault::{Cut, Fault};
 use crate::hosts::{Host, Hosts};
-use crate::inspect::{Damage, View};
 use crate::kind::OpKind;
 use crate::machine::{Machine, Power};
 use crate::options::{ContentMode, Options};
@@ -33,17 +31,12 @@ use crate::trace::{KindCount, TraceEvent};
 /// ```
 #[derive(Clone)]
 pub struct SimWorld {
-    machine: Rc<RefCell<Machine>>,
-    damage: Rc<RefCell<Vec<Damage>>>,
+    pub(crate) machine: Rc<RefCell<Machine>>,
 }
 
 impl SimWorld {
     pub fn new(seed: u64, options: Options) -> SimWorld {
-        SimWorld { machine: Rc::new(RefCell::new(Machine::new(seed, options))), damage: Rc::default() }
-    }
-
-    pub fn seed(&self) -> u64 {
-        self.machine.borrow().seed
+        SimWorld { machine: Rc::new(RefCell::new(Machine::new(seed, options))) }
     }
 
     // Runs.
@@ -57,12 +50,8 @@ impl SimWorld {
         F: Future<Output = T> + 'static,
     {
         let executor = Executor::new(Rc::new(self.boot()));
-        let outcome = executor.run(main(executor.env()));
-        let cut = self.is_off();
-        drop(executor);
-        let where_and_when = self.place_and_time();
-        assert!(cut || outcome.is_some(), "{where_and_when}: nothing is under way and the run is not done");
-        outcome.filter(|_| !cut)
+        let main = main(executor.env());
+        self.run_on(executor, main)
     }
 
     /// Runs several machines like `run`. They share the world's files as hosts share a LUN: one clock, one medium, and
@@ -76,7 +65,11 @@ impl SimWorld {
         let executor = Executor::new(hosts.clone());
         let env = executor.env();
         let machines = hosts.machines().map(|machine| Host::new(&env, machine)).collect();
-        let outcome = executor.run(main(env, machines));
+        self.run_on(executor, main(env, machines))
+    }
+
+    fn run_on<T: 'static>(&self, executor: Executor, main: impl Future<Output = T> + 'static) -> Option<T> {
+        let outcome = executor.run(main);
         let cut = self.is_off();
         drop(executor);
         let where_and_when = self.place_and_time();
@@ -163,81 +156,6 @@ impl SimWorld {
         self.machine.borrow_mut().ignores_memory_writes = ignore;
     }
 
-    /// Flips one durable bit below pending writes, and records it. Returns false if there is no durable byte.
-    pub fn flip_bit(&self, path: &str, offset: u64, bit: u8) -> bool {
-        let flipped = self.machine.borrow_mut().flip_bit(path, offset, bit);
-        if flipped {
-            self.damage.borrow_mut().push(Damage { path: path.to_string(), offset, bit });
-        }
-        flipped
-    }
-
-    /// Returns the byte ranges of a file that the medium cannot read, in order. A write makes them readable.
-    pub fn unreadable(&self, path: &str) -> Vec<Range<u64>> {
-        self.machine.borrow().unreadable(path)
-    }
-
-    /// Makes the sectors of a byte range unreadable. Returns false if there is no such file.
-    pub fn make_unreadable(&self, path: &str, range: Range<u64>) -> bool {
-        self.machine.borrow_mut().make_unreadable(path, range)
-    }
-
-    /// Makes the whole file readable again, as when a drive's retry succeeds. Returns false if there is no such file.
-    pub fn heal(&self, path: &str) -> bool {
-        self.machine.borrow_mut().heal(path)
-    }
-
-    /// Returns every bit that was flipped, in order.
-    pub fn damage(&self) -> Vec<Damage> {
-        self.damage.borrow().clone()
-    }
-
-    // Fixtures and evidence. Paths start at the root. The result is None for a missing file.
-
-    /// Returns the whole content, of at most 1 GiB.
-    pub fn read_file(&self, path: &str, view: View) -> Option<Vec<u8>> {
-        let machine = self.machine.borrow();
-        machine.read_at(path, 0, machine.file_size(path, view)?, view)
-    }
-
-    /// Returns at most `len` bytes; fewer at the end of the file.
-    pub fn read_at(&self, path: &str, offset: u64, len: u64, view: View) -> Option<Vec<u8>> {
-        self.machine.borrow().read_at(path, offset, len, view)
-    }
-
-    /// Returns the size in bytes.
-    pub fn file_size(&self, path: &str, view: View) -> Option<u64> {
-        self.machine.borrow().file_size(path, view)
-    }
-
-    /// Returns the allocated space in bytes.
-    pub fn allocated_bytes(&self, path: &str) -> Option<u64> {
-        self.machine.borrow().allocated_bytes(path)
-    }
-
-    /// Returns the names in a directory, sorted. Names of subdirectories end with a slash.
-    pub fn list(&self, path: &str, view: View) -> Option<Vec<String>> {
-        self.machine.borrow().list(path, view)
-    }
-
-    /// Replaces a file's content durably, and creates the file and its directories if they do not exist. Panics for an
-    /// invalid path, because fixtures belong to the test.
-    pub fn write_file(&self, path: &str, bytes: &[u8]) {
-        let result = self.machine.borrow_mut().write_file(path, bytes);
-        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
-    }
-
-    /// Overwrites or extends a part of a file, durably. Panics like `write_file`.
-    pub fn write_at(&self, path: &str, offset: u64, bytes: &[u8]) {
-        let result = self.machine.borrow_mut().write_at(path, offset, bytes);
-        result.unwrap_or_else(|errno| panic!("{path}: {errno}"));
-    }
-
-    /// Returns the space in use in bytes.
-    pub fn used_bytes(&self) -> u64 {
-        self.machine.borrow().fs.space.used_pages * crate::content::PAGE
-    }
-
     // Observations.
 
     /// Returns a hash of all submissions and completions. The same seed and program give the same hash.
@@ -250,22 +168,27 @@ impl SimWorld {
         self.machine.borrow().events
     }
 
+    /// Returns the operations submitted so far, without timers, as a fault rule of any kind counts them.
+    pub fn ios(&self) -> u64 {
+        self.machine.borrow().trace.ios()
+    }
+
     pub fn count(&self, kind: OpKind) -> KindCount {
         self.machine.borrow().trace.count(kind)
     }
 
     /// Counts an occurrence under a label, for checks at the end of a campaign that it happened at least once.
     pub fn mark(&self, label: &'static str) {
-        self.machine.borrow_mut().trace.mark(label);
+        *self.machine.borrow_mut().trace.marks.entry(label).or_default() += 1;
     }
 
     pub fn marks(&self) -> BTreeMap<&'static str, u64> {
-        self.machine.borrow().trace.marks().clone()
+        self.machine.borrow().trace.marks.clone()
     }
 
     /// Returns the last events, oldest first; as many as the options keep.
     pub fn recent_events(&self) -> Vec<TraceEvent> {
-        self.machine.borrow().trace.recent().cloned().collect()
+        self.machine.borrow().trace.recent.iter().cloned().collect()
     }
 
     pub fn now_ns(&self) -> u64 {

@@ -38,12 +38,12 @@ const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or no
 
 /// `0.1.0 (commit 1a2b3c4, native store format 1.0)`. `make install` names the commit; other builds do not.
 pub static VERSION: LazyLock<String> = LazyLock::new(|| {
-    let (major, minor) = FORMAT_VERSION;
+    let [major, minor] = FORMAT_VERSION;
     let commit = option_env!("UNSTUN_COMMIT").map_or(String::new(), |commit| format!("commit {commit}, "));
     format!("{} ({commit}native store format {major}.{minor})", env!("CARGO_PKG_VERSION"))
 });
 
-/// Virtual disks whose snapshots never stun the VM.
+/// Serve virtual disks whose snapshots do not stun the VM
 #[derive(Debug, Parser)]
 #[command(name = "unstun", version = VERSION.as_str(), after_help = AFTER_HELP)]
 pub struct Cli {
@@ -55,9 +55,9 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Start the daemon on a datastore (creates ./unstun-data if none is named)
+    /// Start the daemon on a datastore (without --datastore: creates and serves ./unstun-data)
     Up(UpArgs),
-    /// Show what the daemon serves, and its free space
+    /// Show the state of the daemon and its free space
     Status,
     /// Add, create, list and remove datastores
     #[command(subcommand)]
@@ -70,7 +70,7 @@ pub enum Command {
     Snapshot(SnapshotCommand),
     /// Show the space that a VM and its snapshots use
     Space { vm: VmName },
-    /// List, restore or remove for good what was removed and is kept for a while
+    /// List, restore and empty the bin of removed VMs and discarded states
     #[command(subcommand)]
     Bin(BinCommand),
     /// List, pause, resume, cancel and limit background jobs
@@ -80,11 +80,11 @@ pub enum Command {
     Events(EventsArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
-    /// Check the stores of datastores while they are in use, or VMware files at PATH (read-only, without a daemon)
+    /// Check the stores of datastores in use, or VMware files at PATH (read-only, without a daemon)
     Check(CheckArgs),
-    /// Repair what `check PATH` finds in a VM's VMware files (without --yes: print what would be written)
+    /// Repair what `check PATH` finds in VMware files (without --yes: print what would be written)
     Repair(RepairArgs),
-    /// Check the stores of datastores, and read every block of data in them
+    /// Check the stores of datastores and read every block of data
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
@@ -103,25 +103,23 @@ pub struct UpArgs {
     /// Create the folder that --datastore names if it does not exist
     #[arg(long)]
     pub create: bool,
-    /// Serve NBD on unix:PATH or HOST:PORT instead of DATASTORE/.unstun/nbd.sock; may be repeated
+    /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
-    /// Limit the memory for maps of native disks, per datastore; more memory saves reads of maps under random I/O on large
-    /// disks
+    /// Limit the memory for maps of native disks, per datastore, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_map_cache)]
     pub map_cache: usize,
-    /// Limit the memory of the daemon, without --map-cache of each datastore after the first; half of it is for clients
-    /// and their requests
+    /// Limit the memory of the daemon, without --map-cache of added datastores, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
-    /// Keep what is removed or thrown away in the bin for this time, in hours (0: keep nothing)
+    /// Keep removed VMs and discarded states in the bin for this time, in hours (0: keep nothing)
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     pub bin_hours: u32,
-    /// Keep nothing in the bin unless more than this part of the datastore is free, in percent
+    /// Keep nothing in the bin while less than this part of the datastore is free, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub bin_free_percent: u32,
-    /// Log at LEVEL (error, warn, info, debug or trace) to standard error; PART=LEVEL sets the level of one part (bin,
-    /// client, daemon, datastore, relocation, rest or vm); several are separated by commas
+    /// Log to standard error at LEVEL: error, warn, info, debug or trace; PART=LEVEL sets it for one part (bin, client,
+    /// daemon, datastore, relocation, rest or vm); separate several by commas
     #[arg(
         long,
         value_name = "LEVEL|PART=LEVEL",
@@ -165,30 +163,30 @@ fn parse_parent(text: &str) -> Result<(String, String), String> {
 pub enum DatastoreCommand {
     /// Serve another datastore, now and after every restart
     Add {
-        /// Its folder, or the device that `create` prepared; optionally with a name [default: the name of the folder or device]
+        /// Name the folder, or the device that `create` prepared [default NAME: that of the folder or device]
         #[arg(value_name = "[NAME=]PATH")]
         what: String,
     },
     /// Create a datastore on a whole block device, or in a file of fixed size (without a daemon)
     Create {
-        /// The device, such as /dev/disk/by-id/...
+        /// Name the device, such as /dev/disk/by-id/..., or the file
         #[arg(value_name = "DEVICE")]
         path: PathBuf,
-        /// Overwrite what is on the device; this cannot be undone
+        /// Overwrite the content of the device; this cannot be undone
         #[arg(long)]
         force: bool,
     },
     /// List the datastores and their free space
     List,
-    /// Stop serving a datastore; its content stays
+    /// Stop serving a datastore without changing its content
     Remove {
         name: DatastoreName,
         #[command(flatten)]
         consent: ConsentArgs,
     },
-    /// Serve a device whose lease another host holds and does not renew; that host must be dead or cut off
+    /// Take over a device whose lease another host does not renew; that host must be dead or cut off
     TakeOver {
-        /// The datastore that is not served for that reason, or the device, optionally with a name
+        /// Name the datastore that is not served, or the device
         #[arg(value_name = "NAME|[NAME=]DEVICE")]
         what: String,
         /// Claim the lease without asking
@@ -201,16 +199,16 @@ pub enum DatastoreCommand {
 pub enum JobCommand {
     /// List the jobs since the start of the daemon
     List,
-    /// Pause a job; it keeps its progress
+    /// Pause a job, which keeps its progress
     Pause { id: u64 },
     /// Resume a paused job
     Resume { id: u64 },
-    /// Cancel a job; a commit leaves the rest of its delta as an unowned delta
+    /// Cancel a job; a cancelled commit leaves a delta that no snapshot owns
     Cancel { id: u64 },
     /// Limit the rate of a job
     Limit {
         id: u64,
-        /// Bytes per second, such as 200M; `none` removes the limit
+        /// Set the limit in bytes per second, such as 200M; `none` removes it
         #[arg(value_parser = parse_rate)]
         rate: Rate,
     },
@@ -227,17 +225,17 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 #[derive(Debug, Args)]
 pub struct EventsArgs {
     pub vm: VmName,
-    /// Keep printing events as they happen (with --json one line each)
+    /// Print new events until Ctrl-C (with --json: one line each)
     #[arg(short, long)]
     pub follow: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// The descriptor of the chain's last link
+    /// Name the descriptor of the chain's last link
     #[arg(value_name = "CHAIN.vmdk")]
     pub chain: PathBuf,
-    /// The file to write, which must not exist
+    /// Name the raw file to write, which must not exist
     #[arg(value_name = "OUT.raw")]
     pub output: PathBuf,
 }
@@ -245,37 +243,37 @@ pub struct ConvertArgs {
 #[derive(Debug, Args)]
 pub struct AttachArgs {
     pub vm: VmName,
-    /// The hypervisor that attaches them
+    /// Print the lines for this hypervisor
     #[arg(long = "as", value_enum, default_value_t = AttachTo::Qemu)]
     pub to: AttachTo,
 }
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// A VM's folder, its .vmx, or the descriptor of a chain's last link
+    /// Name a VM's folder, its .vmx, or the descriptor of a chain's last link
     pub path: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct RepairArgs {
-    /// A VM's folder, or its .vmx
+    /// Name a VM's folder, or its .vmx
     pub path: PathBuf,
-    /// Write the repairs, after copying each file that they change
+    /// Write the repairs, after copying each file that changes
     #[arg(short, long)]
     pub yes: bool,
-    /// Accept a parent whose content ID is not the expected one; its data must be unchanged
+    /// Accept a parent with another content ID than expected; its data must be unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
-    /// Name the parent of a link whose descriptor is lost and whose parent is not recorded; may be repeated
+    /// Name the parent of a link whose descriptor is lost; may be repeated
     #[arg(long, value_name = "LINK=PARENT", value_parser = parse_parent)]
     pub parent: Vec<(String, String)>,
-    /// Accept the loss of what a truncated delta no longer has; those ranges show the older data of its parent
+    /// Accept the data loss of a truncated delta: the lost ranges show the parent's older data
     #[arg(long)]
     pub cut_deltas: bool,
-    /// Move VMware's lock files aside; no VMware product may have the VM open, on any host
+    /// Move VMware's lock files aside; no VMware product on any host may have the VM open
     #[arg(long)]
     pub stale_locks: bool,
-    /// Move links aside that nothing in the folder refers to; no VM of another folder may depend on them
+    /// Move links without references aside; no VM of another folder may depend on them
     #[arg(long)]
     pub move_orphans: bool,
     /// Restore the files that the last repair changed
@@ -287,7 +285,7 @@ pub struct RepairArgs {
 pub struct GenerateArgs {
     #[arg(value_enum)]
     pub what: Generated,
-    /// The folder to write to; it is created if it is missing
+    /// Name the folder to write to; it is created if it is missing
     pub dir: PathBuf,
 }
 

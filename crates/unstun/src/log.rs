@@ -160,7 +160,7 @@ impl Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => Ok(()),
-            count => write!(f, " ({count} more before it)"),
+            count => write!(f, " ({count} lines left out before it)"),
         }
     }
 }

@@ -20,11 +20,11 @@ const WATCHDOG_VARIABLE: &str = "WATCHDOG_USEC";
 const WATCHDOG_PID_VARIABLE: &str = "WATCHDOG_PID";
 
 pub(crate) fn ready() {
-    tell("READY=1");
+    notify("READY=1");
 }
 
 pub(crate) fn stopping() {
-    tell("STOPPING=1");
+    notify("STOPPING=1");
 }
 
 /// Starts the thread that answers systemd's watchdog, if there is one. The thread answers only while every core has
@@ -55,7 +55,7 @@ fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
         let age = cores.iter().map(|core| core.age()).max().unwrap_or_default();
         let is_alive = age < limit / 2;
         if is_alive {
-            tell("WATCHDOG=1");
+            notify("WATCHDOG=1");
         } else if was_alive {
             error!(
                 "the core has not run for {age:?}: the watchdog is not answered, and systemd will end this"
@@ -68,7 +68,7 @@ fn answer_watchdog(limit: Duration, cores: &[Arc<Heartbeat>]) -> ! {
 }
 
 /// Sends a state to systemd. A failure is logged and does not stop the daemon.
-fn tell(state: &str) {
+fn notify(state: &str) {
     let Some(name) = std::env::var_os(VARIABLE) else { return };
     if let Err(e) = send(Path::new(&name), state) {
         warn!("${VARIABLE} {}: {e}", name.to_string_lossy());
@@ -115,6 +115,6 @@ mod tests {
             let length = socket.recv(&mut bytes).unwrap();
             assert_eq!(&bytes[..length], b"READY=1");
         }
-        assert!(send(&folder.path().join("nobody"), "READY=1").is_err());
+        assert!(send(&folder.path().join("absent"), "READY=1").is_err());
     }
 }

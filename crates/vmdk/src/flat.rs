@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use blk::layer::{Layer, Placement, Run, Shape, Stages, Usage, Where};
+use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
 use blk::{Error, File, Local, Result, SECTOR};
 
 use crate::descriptor::{Access, Descriptor, ExtentKind};
@@ -163,22 +163,6 @@ impl Layer for Flat {
         let error = Error::refused(&self.name, cause);
         Box::pin(async move { Err(error) })
     }
-
-    fn publish(&self, _placement: &Placement) {
-        unreachable!("a flat disk places nothing");
-    }
-
-    fn abandon(&self, _placement: &Placement) {}
-
-    fn release(&self, region: u64) {
-        unreachable!("region {region} of a flat disk cannot be released");
-    }
-
-    fn stages(&self) -> Stages {
-        Stages::default()
-    }
-
-    fn settle(&self, _ticket: u64) {}
 
     fn seal(&self) -> Local<'_, Result<()>> {
         Box::pin(async {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// List the experiments that are included, with their sources
+    /// List the included experiments with their sources
     List,
     /// Run one experiment on modelled storage, in virtual time, or on real storage
     Run(RunArgs),
@@ -27,38 +27,39 @@ pub enum LabCommand {
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// One of `lab list`, or a file of your own
+    /// Name an experiment of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// What keeps the disks and their snapshots. Modelled: esx (the default), redo, native, plain; on real storage: native
-    /// (the default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
+    /// Measure this subject. Modelled: esx (default), redo, native, plain; on real storage: native (default), redo
+    /// (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
-    /// Run in this directory, in real time, no longer than --minutes and no larger than what is free there
+    /// Run in this directory in real time, for at most --minutes and within its free space
     #[arg(long, value_name = "DIR", conflicts_with_all = ["hypothesis", "storage"])]
     pub real: Option<PathBuf>,
     #[command(flatten)]
     pub minutes: MinutesArg,
     #[command(flatten)]
     pub hooks: HookArgs,
-    /// What VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock,
-    /// table-lock-cached or concurrent-cached; else that of the experiment's ESX version
+    /// Choose what VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock,
+    /// table-lock-cached or concurrent-cached [default: that of the experiment's ESX version]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
-    /// A storage model, by name or file; else the experiment's, fitted to its baseline
+    /// Use this storage model [default: the experiment's, fitted to its baseline]
     #[arg(long, value_name = "MODEL|FILE.toml")]
     pub storage: Option<String>,
+    /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep the run here: run.jsonl while it goes, then run.json and report.html
+    /// Keep the run in this folder: run.jsonl during the run, then run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
 
-/// Of one run on real storage.
+/// Limit of one run on real storage.
 #[derive(Debug, Args)]
 pub struct MinutesArg {
-    /// For the experiment's steps that have a time or a limit; longer ones are shortened alike. Real storage only
+    /// Limit the experiment's timed steps in minutes; longer ones are shortened alike (real storage only)
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = parse_minutes, requires = "real")]
     pub minutes: f64,
 }
@@ -72,20 +73,19 @@ impl MinutesArg {
 /// Options of the subject `hooks`.
 #[derive(Debug, Args)]
 pub struct HookArgs {
-    /// Of the subject `hooks`, any stack of yours: an NBD URI, a file or a block device to load; it is overwritten
+    /// Load this target of the subject `hooks`: an NBD URI, a file or a block device, which is overwritten
     #[arg(long, value_name = "URI|PATH", requires = "real")]
     pub target: Vec<String>,
-    /// Its shell command that takes the snapshot $UNSTUN_SNAPSHOT
+    /// Take the snapshot $UNSTUN_SNAPSHOT by this shell command
     #[arg(long, value_name = "COMMAND", requires = "real")]
     pub take: Option<String>,
-    /// Its shell command that commits it, and returns when that has ended
+    /// Commit the snapshot by this shell command, which returns when the commit has ended
     #[arg(long, value_name = "COMMAND", requires = "real")]
     pub commit: Option<String>,
-    /// Where a backup reads each --target as the snapshot has it, $UNSTUN_SNAPSHOT replaced: an NBD URI, a file or a block
-    /// device
+    /// Read the snapshot of each --target here, with $UNSTUN_SNAPSHOT replaced: an NBD URI, a file or a block device
     #[arg(long, value_name = "URI|PATH", requires = "target")]
     pub frozen: Vec<String>,
-    /// Longest time for one of these commands
+    /// Limit the time of each of these commands, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub hook_limit: u32,
 }
@@ -104,75 +104,77 @@ pub enum SubjectArg {
 
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// Only these; else all that ship
+    /// Run only these experiments [default: all included ones]
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiments: Vec<String>,
+    /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep all runs here: runs.json and report.html
+    /// Keep all runs in this folder: runs.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks; modelled:
-    /// native, redo, plain, esx
+    /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
+    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
-    /// Measure in this directory, in real time; else on modelled storage, in virtual time
+    /// Measure in this directory in real time [default: on modelled storage in virtual time]
     #[arg(long, value_name = "DIR")]
     pub real: Option<PathBuf>,
-    /// A storage model, by name or file; else `nvme`, or the experiment's
+    /// Use this storage model [default: the experiment's, else nvme]
     #[arg(long, value_name = "MODEL|FILE.toml", conflicts_with = "real")]
     pub storage: Option<String>,
-    /// The protocol and the load of an experiment, one of `lab list` or a file; else a standard one
+    /// Use the protocol and the load of this experiment [default: a standard load]
     #[arg(long, value_name = "NAME|FILE.toml", conflicts_with_all = ["seconds", "size", "block", "read", "depth"])]
     pub experiment: Option<String>,
     #[command(flatten)]
     pub minutes: MinutesArg,
-    /// Runs of each subject
+    /// Set the number of runs of each subject
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Of each measured phase: before, with the snapshot, after
+    /// Set the length of each measured phase, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: u32,
-    /// Of the disk, all of which is worked on
+    /// Set the size of the disk, in bytes or with K, M, G, T
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = crate::units::parse_disk_size)]
     pub size: u64,
-    /// Of an I/O, bytes
+    /// Set the size of an I/O, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 4096)]
     pub block: u32,
-    /// Reads in percent
+    /// Set the share of reads, in percent
     #[arg(long, value_name = "P", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub read: u8,
-    /// I/Os outstanding
+    /// Set the number of outstanding I/Os
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
     #[command(flatten)]
     pub hooks: HookArgs,
+    /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Keep all runs here: run.json and report.html
+    /// Keep all runs in this folder: run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// A run's folder, or its file; several are compared
+    /// Name the folder or the file of a run; several are compared
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<PathBuf>,
-    /// One page with everything in it
+    /// Write one page with all charts and tables
     #[arg(short, long, value_name = "REPORT.html")]
     pub output: Option<PathBuf>,
-    /// A workbook with charts
+    /// Write a workbook with charts
     #[arg(long, value_name = "FILE")]
     pub xlsx: Option<PathBuf>,
-    /// A folder for samples.csv, layers.csv and rows.csv
+    /// Write samples.csv, layers.csv and rows.csv into this folder
     #[arg(long, value_name = "DIR")]
     pub csv: Option<PathBuf>,
-    /// A folder for the drawings
+    /// Write the drawings into this folder
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
 }
@@ -181,60 +183,61 @@ pub struct ReportArgs {
 pub struct ImportArgs {
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// Of many VMs in a file, those whose name contains this
+    /// Select the VMs of a file whose name contains this
     #[arg(long, value_name = "PART")]
     pub vm: Option<String>,
-    /// Of many disks
+    /// Select the disks whose name contains this
     #[arg(long, value_name = "PART")]
     pub disk: Option<String>,
-    /// Of many counters
+    /// Select the counters whose name contains this
     #[arg(long, value_name = "PART")]
     pub counter: Option<String>,
-    /// Keep what was read here: run.json and report.html
+    /// Keep the measurements in this folder: run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub struct SweepArgs {
-    /// Reads in percent, in steps of 25
+    /// Vary the share of reads in percent, in steps of 25
     #[arg(long, value_name = "FROM..TO", default_value = "0..100", value_parser = parse_percent)]
     pub read: RangeInclusive<u32>,
-    /// I/Os outstanding, doubling
+    /// Vary the number of outstanding I/Os, doubling each step
     #[arg(long, value_name = "FROM..TO", default_value = "1..64", value_parser = parse_depth)]
     pub depth: RangeInclusive<u32>,
-    /// Snapshots on top of one another
+    /// Set the numbers of snapshots in a chain
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub layers: Vec<u32>,
     #[arg(long, value_enum, default_value_t = SubjectArg::Redo)]
     pub subject: SubjectArg,
-    /// As with `lab run`, on ESX 5.5
+    /// Choose what VMware's deltas lock and cache, as with `lab run` [default: that of ESX 5.5]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
     #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme")]
     pub storage: String,
+    /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
 #[derive(Debug, Args)]
 pub struct PredictArgs {
-    /// What the guest asks for, reads and writes together, 4 KiB each
+    /// Set the guest's load in I/Os of 4 KiB per second, reads and writes together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iops: u32,
-    /// Of them reads, percent
+    /// Set the share of reads, in percent
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub read: u8,
-    /// A storage model, by name or file; or a directory, which is benchmarked first with a
-    /// temporary file
+    /// Use this storage model, or benchmark this directory with a temporary file
     #[arg(long, value_name = "MODEL|FILE.toml|DIR")]
     pub storage: String,
-    /// For measuring a folder
+    /// Limit the benchmark of a directory, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=60))]
     pub seconds: u32,
-    /// How long the snapshot is there before its commit
+    /// Set the age of the snapshot at its commit, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub keep: u32,
+    /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

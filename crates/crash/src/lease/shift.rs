@@ -11,9 +11,8 @@ use engine::native::{
     Claimant, DiskOptions, Lease, LeaseTimes, NativeDisk, Owner, Store, StoreOptions, TakeOver,
 };
 use engine::options::SpacePolicy;
-use sim::{Host, Rng, SimWorld};
-
 use sim::oracle::DiskModel;
+use sim::{Host, Rng, SimWorld};
 
 pub(super) const FILE: &str = "lun";
 pub(super) const DISK_BLOCKS: u64 = 64;
@@ -25,7 +24,7 @@ const WORKERS: u64 = 4;
 pub(super) struct Model {
     world: SimWorld,
     node: u64,
-    model: RefCell<DiskModel>,
+    model: DiskModel,
     /// Number of the present owner. A late acknowledgement to an owner is checked against what its successor found.
     owner: Cell<u64>,
     /// The owner that last read the whole disk, the model as its predecessor left it, and the content that was found.
@@ -41,7 +40,7 @@ impl Model {
         Model {
             world,
             node,
-            model: RefCell::new(DiskModel::new(0)),
+            model: DiskModel::new(0),
             owner: Cell::new(0),
             handed_over: RefCell::default(),
             former: RefCell::default(),
@@ -88,13 +87,12 @@ impl Model {
 
     /// Notes what the new owner has read of the whole disk, and checks it.
     fn found(&self, bytes: Vec<u8>) {
-        let model = self.model.borrow_mut();
-        if let Err(e) = model.check_cut(&bytes) {
+        if let Err(e) = self.model.check_cut(&bytes) {
             self.break_promise(e);
         }
-        let before = model.clone();
-        model.replace(&bytes);
-        *self.handed_over.borrow_mut() = Some((self.owner.get(), before, bytes));
+        let before = self.model.clone();
+        self.model.replace(&bytes);
+        self.handed_over.replace(Some((self.owner.get(), before, bytes)));
     }
 
     /// Notes a flush that began at `tick` of an earlier owner and was acknowledged when another machine had the store.
@@ -108,7 +106,7 @@ impl Model {
                 }
             }
             // The new owner has not read the disk yet.
-            _ => self.model.borrow_mut().flushed(tick),
+            _ => self.model.flushed(tick),
         }
     }
 }
@@ -215,25 +213,22 @@ impl Shift {
             let zeros = Buf::zeroed((count * SECTOR) as usize).freeze();
             return self.disk.clone().write(first * SECTOR, zeros).await;
         }
-        let (write, data) = {
-            let model = self.model.model.borrow_mut();
-            let write = model.begin(first, count);
-            let data = Buf::copy_of(&model.data(&write)).freeze();
-            (write, data)
-        };
+        let model = &self.model.model;
+        let write = model.begin(first, count);
+        let data = Buf::copy_of(&model.data(&write)).freeze();
         self.disk.clone().write(first * SECTOR, data).await?;
         if self.owns() {
-            self.model.model.borrow_mut().end(&write);
+            model.end(&write);
         }
         Ok(())
     }
 
     async fn flush(&self) -> Result<()> {
         let owned = self.owns();
-        let tick = self.model.model.borrow_mut().flush_begins();
+        let tick = self.model.model.flush_begins();
         self.disk.clone().flush().await?;
         match (owned, self.owns()) {
-            (true, true) => self.model.model.borrow_mut().flushed(tick),
+            (true, true) => self.model.model.flushed(tick),
             (true, false) if self.model.owner.get() == self.owner + 1 => self.model.flushed_late(tick),
             _ => {}
         }
@@ -241,12 +236,12 @@ impl Shift {
     }
 
     async fn read(&self, first: u64, count: u64) -> Result<()> {
-        let tick = self.model.model.borrow_mut().now();
+        let tick = self.model.model.now();
         let buf = Buf::alloc((count * SECTOR) as usize);
         let (bytes, read) = self.disk.clone().read(first * SECTOR, buf).await;
         read?;
         if self.owns()
-            && let Err(e) = self.model.model.borrow().check_read(first, &bytes, tick)
+            && let Err(e) = self.model.model.check_read(first, &bytes, tick)
         {
             self.model.break_promise(e);
         }

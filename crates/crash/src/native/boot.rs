@@ -1,6 +1,7 @@
 //! One boot: recovers, compares everything, and works until the power is cut (in the last boot, until all work is
 //! done).
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::Env;
@@ -12,11 +13,10 @@ use sim::SimWorld;
 use super::guest::Guest;
 use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
-use super::model::Existence;
-use super::model::NativeRun;
+use super::model::{Existence, NativeRun};
 use super::plan::{Medium, Plan};
 use super::user::User;
-use crate::flush_faults::fill_up;
+use crate::flush_faults::{FAULT_TASK, fill_up};
 use crate::run::{BootPhase, all_joined};
 use crate::watch::print;
 
@@ -32,9 +32,6 @@ const RECOVERING: &str = "cut in recovery";
 
 /// Plays one boot. Returns None if the power was cut.
 pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
-    run.world.set_capacity(None);
-    // Removes the faults that the boot before did not reach.
-    run.world.clear_faults();
     run.boot(async move |env, run| {
         let (world, plan) = (&run.world, &run.plan);
         run.model.borrow_mut().doing.insert(RECOVERING);
@@ -46,7 +43,7 @@ pub(super) fn boot(run: &NativeRun, number: u64) -> Option<Result<(), String>> {
         if plan.medium == Medium::CrowdedFile {
             fill_up(&env, world, plan.rng(number, 2), 4000, (2000, 30_000));
         }
-        plan.begin(&harness.faults, number);
+        harness.faults.begin(plan.rng(number, FAULT_TASK), plan.failing_flushes && plan.may_cut(number));
         harness.clone().work().await?;
         harness.faults.end_boot(&env).await;
         if number + 1 == plan.boots {
@@ -127,9 +124,9 @@ impl Harness {
     /// that one whose take was cut is there whole or not at all.
     async fn check_snapshots(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(SNAPSHOT);
-        let known: Vec<(u64, Existence)> =
+        let known: BTreeMap<u64, Existence> =
             self.model.borrow().snapshots.iter().map(|(number, s)| (*number, s.existence)).collect();
-        if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
+        if let Some(number) = items.keys().find(|number| !known.contains_key(number)) {
             return Err(format!("snapshot {number} was never taken, or has been removed"));
         }
         for (number, existence) in known {
@@ -155,9 +152,9 @@ impl Harness {
 
     async fn check_machines(self: &Rc<Harness>) -> Result<(), String> {
         let items = self.items(MACHINE);
-        let known: Vec<(u64, Existence)> =
+        let known: BTreeMap<u64, Existence> =
             self.model.borrow().machines.iter().map(|(number, m)| (*number, m.existence)).collect();
-        if let Some(number) = items.keys().find(|n| !known.iter().any(|(known, _)| known == *n)) {
+        if let Some(number) = items.keys().find(|number| !known.contains_key(number)) {
             return Err(format!("machine {number} was never made, or has been removed"));
         }
         for (number, existence) in known {

@@ -3,11 +3,11 @@
 
 use std::rc::Rc;
 
+use engine::Defects;
 use engine::native::layout::BLOCK;
 use sim::{Rng, View};
 
 use super::harness::{FILE, Harness};
-use super::model::Model;
 use super::script::{Actor, Operation, Script};
 use crate::campaign::caught;
 
@@ -54,7 +54,7 @@ pub fn run_corruption(corruption: Corruption) -> Result<(u64, u64), String> {
 
 /// Makes the same closed store at every call, after two clean stops. Returns its content after the first, too.
 fn closed_script() -> Result<(Script, Vec<u8>), String> {
-    let script = Script::begin()?;
+    let script = Script::begin(Defects::default())?;
     script.boot(&[Operation::Reopen])?;
     let older = content(&script);
     script.boot(&[Operation::Write, Operation::Take, Operation::Overwrite, Operation::Reopen])?;
@@ -118,9 +118,8 @@ fn look(script: &Script) -> Result<bool, String> {
 
 async fn compare(harness: &Rc<Harness>) -> Result<bool, String> {
     let mut noticed = compare_snapshots(harness).await?;
-    let running = |model: &Model| model.machines.values().flat_map(|m| m.disks.clone()).collect::<Vec<_>>();
-    let running = running(&harness.model.borrow());
-    for disk in running {
+    let machines = harness.model.borrow().machines.values().flat_map(|m| m.disks.clone()).collect::<Vec<_>>();
+    for disk in machines {
         match harness.read_nodes(&[disk.node], &[disk.windows]).await {
             Ok(contents) => disk.model.check_cut(&contents[0])?,
             Err(_) => noticed = true,

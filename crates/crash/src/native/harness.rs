@@ -14,8 +14,7 @@ use engine::native::stored::USER_KINDS;
 use engine::native::superblock::Superblock;
 use engine::native::{NativeDisk, Store};
 
-use super::model::NativeRun;
-use super::model::{Contents, ExpectedDisk};
+use super::model::{Contents, ExpectedDisk, NativeRun};
 use super::plan::{Medium, Plan};
 use super::windows::Windows;
 use crate::content::{Image, read_pieces};

@@ -10,8 +10,7 @@ use engine::native::superblock::{SLOT_BLOCKS, Superblock};
 use sim::{SimWorld, View};
 
 use super::harness::{FILE, Harness};
-use super::model::NativeRun;
-use super::model::{Existence, ExpectedDisk};
+use super::model::{Existence, ExpectedDisk, NativeRun};
 use super::plan::Plan;
 use crate::watch::print;
 

@@ -5,12 +5,12 @@ use std::rc::Rc;
 
 use engine::native::Store;
 use sim::SimWorld;
+use sim::oracle::DiskModel;
 
 use super::plan::Plan;
 use super::windows::Windows;
 use crate::content::Image;
 use crate::run::Run;
-use sim::oracle::DiskModel;
 
 pub(super) type NativeRun = Run<Plan, Model>;
 
@@ -115,27 +115,21 @@ impl Model {
     }
 
     /// Notes that a boot was cut short. `all_there`: only the process ended.
-    pub fn ended(&mut self, all_there: bool, world: &SimWorld) {
-        if all_there {
-            world.mark("only the process ended");
-        }
+    pub fn ended(&mut self, all_there: bool) {
         let disks = self.machines.values_mut().flat_map(|machine| &mut machine.disks);
         disks.for_each(|disk| disk.model.ended(all_there));
     }
 
     pub fn mark_cut(&mut self, world: &SimWorld) {
         let doing = std::mem::take(&mut self.doing);
-        let reclaiming = self.store.as_ref().is_some_and(|store| store.has_to_reclaim());
+        let reclaiming = self.store.take().is_some_and(|store| store.has_to_reclaim());
         world.mark("cut");
         doing.iter().for_each(|label| world.mark(label));
-        for (happened, label) in [
-            (doing.contains(CHECKPOINTING) && doing.contains(TAKING), "cut in a take during a checkpoint"),
-            (reclaiming, "cut while space is given back"),
-        ] {
-            if happened {
-                world.mark(label);
-            }
+        if doing.contains(CHECKPOINTING) && doing.contains(TAKING) {
+            world.mark("cut in a take during a checkpoint");
         }
-        self.store = None;
+        if reclaiming {
+            world.mark("cut while space is given back");
+        }
     }
 }

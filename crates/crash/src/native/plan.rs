@@ -6,7 +6,6 @@ use engine::{Defects, SpacePolicy};
 use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use super::windows::Windows;
-use crate::flush_faults::{FAULT_TASK, FlushFaults};
 use crate::requests::Mix;
 use crate::run::{BootPhase, Run, rng_of};
 
@@ -119,11 +118,6 @@ impl Plan {
             (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
         let world = sim::Options { unreadable_sectors, page_cache, ..self.world };
         Plan { world, loses_superblocks, failing_flushes, ..self }
-    }
-
-    /// Schedules the faults of a boot other than its cut.
-    pub fn begin(&self, faults: &FlushFaults, boot: u64) {
-        faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && self.may_cut(boot));
     }
 
     pub fn loses_superblock(&self, boot: u64) -> bool {

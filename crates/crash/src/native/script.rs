@@ -91,7 +91,7 @@ pub struct Script {
 /// Runs the operations, and compares content and space after every start and at the end.
 pub fn run_sequence(operations: &[Operation]) -> Result<(), String> {
     caught(|| {
-        let script = Script::begin()?;
+        let script = Script::begin(Defects::default())?;
         for part in operations.split_inclusive(|operation| operation.ends_boot()) {
             script.boot(part)?;
         }
@@ -100,8 +100,8 @@ pub fn run_sequence(operations: &[Operation]) -> Result<(), String> {
     .map_err(|e| format!("{operations:?}: {e}"))
 }
 
-/// Runs `before`, then one operation with its n-th I/O failing, starts again, and compares. Returns false if the
-/// operation has fewer I/Os.
+/// Runs `before`, then one operation with its n-th I/O failing, starts again, and compares. Errors that the fault
+/// explains do not count. Returns false if the operation has fewer I/Os.
 pub fn run_failing(
     before: Operation,
     operation: Operation,
@@ -109,10 +109,21 @@ pub fn run_failing(
     io_fault: IoFault,
 ) -> Result<bool, String> {
     caught(|| {
-        let script = Script::begin()?;
-        let struck = script.disturbed(before, operation, io_fault, nth)?;
+        let script = Script::begin(Defects::default())?;
+        let struck = script.start(async move |actor| {
+            let world = actor.harness.world.clone();
+            actor.act(before).await?;
+            let done = world.ios();
+            world.add_fault(io_fault.fault(nth));
+            let said = actor.act(operation).await;
+            let struck = world.ios() - done >= nth;
+            match said {
+                Err(e) if !struck || e.contains(" shows ") || e.contains("check ") => Err(e),
+                _ => Ok(struck),
+            }
+        })?;
         end_disturbed(&script.run.world, nth);
-        script.end().map(|()| struck)
+        script.end().map(|()| struck == Some(true))
     })
     .map_err(|e| format!("{before:?}, {operation:?}, I/O {nth} fails {io_fault:?}: {e}"))
 }
@@ -126,7 +137,7 @@ pub fn run_full_once(
     nth: u64,
 ) -> Result<bool, String> {
     caught(|| {
-        let script = Script::begin_with(defects)?;
+        let script = Script::begin(defects)?;
         let struck = script.start(async move |actor| {
             let world = actor.harness.world.clone();
             actor.act(before).await?;
@@ -149,11 +160,7 @@ pub fn run_full_once(
 
 impl Script {
     /// Begins with two snapshots and a branch of the older one, some of it merged and some not.
-    pub fn begin() -> Result<Script, String> {
-        Script::begin_with(Defects::default())
-    }
-
-    fn begin_with(defects: Defects) -> Result<Script, String> {
+    pub fn begin(defects: Defects) -> Result<Script, String> {
         let mut plan = Plan::scripted();
         plan.options.defects = defects;
         let script = Script { run: plan.run() };
@@ -187,39 +194,9 @@ impl Script {
         ended.map(drop)
     }
 
-    /// Returns whether the fault struck. Errors that the fault explains do not count: the next start compares
-    /// everything.
-    fn disturbed(
-        &self,
-        before: Operation,
-        operation: Operation,
-        io_fault: IoFault,
-        nth: u64,
-    ) -> Result<bool, String> {
-        let struck = self.start(async move |actor| {
-            let world = actor.harness.world.clone();
-            actor.act(before).await?;
-            let done = ios(&world);
-            world.add_fault(io_fault.fault(nth));
-            let said = actor.act(operation).await;
-            let struck = ios(&world) - done >= nth;
-            match said {
-                Err(e) if !struck || e.contains(" shows ") || e.contains("check ") => Err(e),
-                _ => Ok(struck),
-            }
-        })?;
-        self.run.world.clear_faults();
-        Ok(struck == Some(true))
-    }
-
     pub fn end(&self) -> Result<(), String> {
         self.start(async |actor| actor.harness.finish().await).map(drop)
     }
-}
-
-/// Returns the I/Os submitted so far, without timers, as a fault rule counts them.
-pub fn ios(world: &SimWorld) -> u64 {
-    OpKind::ALL.iter().filter(|kind| **kind != OpKind::Timer).map(|kind| world.count(*kind).submitted).sum()
 }
 
 /// Guest and user of one boot.

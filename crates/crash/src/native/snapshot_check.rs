@@ -20,10 +20,8 @@ impl Harness {
         }
         let machine = &model.machines[&snapshot.machine];
         for (n, (disk, bytes)) in machine.disks.iter().zip(seen.iter()).enumerate() {
-            let checked = match snapshot.existence {
-                Existence::Making => disk.model.check_interrupted_snapshot(bytes, snapshot.began[n]),
-                _ => disk.model.check_snapshot(bytes, snapshot.began[n], snapshot.ended[n]),
-            };
+            let ended = (snapshot.existence != Existence::Making).then(|| snapshot.ended[n]);
+            let checked = disk.model.check_snapshot(bytes, snapshot.began[n], ended);
             checked.map_err(|e| format!("snapshot {number} of machine {}: {e}", snapshot.machine))?;
         }
         model.snapshots.get_mut(&number).expect("looked at").contents = Some(seen.clone());

@@ -32,7 +32,7 @@ use self::user::User;
 pub use self::user::{VERBS, Verb};
 use super::harness::format;
 use super::plan::Plan;
-use super::script::{IoFault, end_disturbed, ios};
+use super::script::{IoFault, end_disturbed};
 use crate::campaign::{Outcome, caught};
 use crate::run::{BootPhase, all_joined, replayed};
 
@@ -158,20 +158,19 @@ fn disturbed(run: &VmRun, verb: Verb, disturbance: Disturbance, nth: u64) -> Res
         let harness = VmHarness::open(&env, &run, 0).await?;
         let mut user = prepare(&harness).await?;
         user.rng = run.plan.rng(run.plan.seed, 7);
-        let done = ios(&run.world);
+        let done = run.world.ios();
         match disturbance {
             Disturbance::Cut => run.world.cut_at(Cut::Event(nth)),
             Disturbance::Io(io_fault) => run.world.add_fault(io_fault.fault(nth)),
         }
         let said = user.act(verb).await;
-        let struck = disturbance != Disturbance::Cut && ios(&run.world) - done >= nth;
+        let struck = disturbance != Disturbance::Cut && run.world.ios() - done >= nth;
         match said {
             Err(e) if !struck => Err(e),
             _ => Ok(struck),
         }
     });
     run.world.cancel_cut();
-    run.world.clear_faults();
     ended.unwrap_or(Ok(true))
 }
 

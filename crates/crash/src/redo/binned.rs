@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::boot::Harness;
 use super::control::Control;
+use super::harness::Harness;
 use super::model::{ExpectedBinned, ExpectedSnapshot, Model, Moving, SnapshotStatus};
 use crate::content::{Image, contents_of, difference, read_all};
 use crate::watch::{chains, print};

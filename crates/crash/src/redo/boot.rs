@@ -1,51 +1,27 @@
-//! One boot: recovers, compares everything, and works until the power is cut (in the last boot, until all work is
-//! done).
+//! What runs in one boot: recovers, compares everything, and works until the power is cut (in the last boot, until all
+//! work is done).
 
-use std::ops::Deref;
 use std::rc::Rc;
 
 use blk::Env;
 use blk::manifest::Manifest;
-use engine::{CommitWhat, Vm};
+use engine::CommitWhat;
 use vmdk::home::Home;
 
 use super::control::{Control, settle};
 use super::guest::Guest;
-use super::model::RedoRun;
-use super::model::{FOLDING, SnapshotStatus};
+use super::harness::Harness;
+use super::model::{FOLDING, RedoRun, SnapshotStatus};
 use super::moves::discard_side_branches;
 use super::tree_reader::TreeReader;
-use crate::content::{contents_of, difference, look, read_all};
-use crate::flush_faults::{FlushFaults, fill_up};
+use crate::content::{contents_of, read_all};
+use crate::flush_faults::{FAULT_TASK, fill_up};
 use crate::home;
-use crate::request_gate::RequestGate;
 use crate::run::{BootPhase, all_joined};
 use crate::watch::{chains, print};
 
-/// One boot of the VM, and what its guests and its user share.
-pub(super) struct Harness {
-    pub run: RedoRun,
-    pub boot: u64,
-    pub vm: Rc<Vm>,
-    pub home: Rc<Home>,
-    pub gate: RequestGate,
-    /// Failing flushes during the work of this boot.
-    pub faults: FlushFaults,
-}
-
-impl Deref for Harness {
-    type Target = RedoRun;
-
-    fn deref(&self) -> &RedoRun {
-        &self.run
-    }
-}
-
 /// Plays one boot. Returns None if the power was cut.
 pub(super) fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
-    run.world.set_capacity(None);
-    // Removes the faults that the boot before did not reach.
-    run.world.clear_faults();
     run.boot(async move |env, run| {
         let harness = Harness::recover(&env, &run, number).await?;
         run.plan.arm(&run.world, number, BootPhase::Work);
@@ -53,10 +29,11 @@ pub(super) fn boot(run: &RedoRun, number: u64) -> Option<Result<(), String>> {
             // Commits must still succeed in the end.
             fill_up(&env, &run.world, run.plan.rng(number, 2), 2000, (5000, 40_000));
         }
-        run.plan.begin(&harness.faults, number);
+        let last = number + 1 == run.plan.boots;
+        harness.faults.begin(run.plan.rng(number, FAULT_TASK), run.plan.failing_flushes && !last);
         harness.work().await?;
         harness.faults.end_boot(&env).await;
-        if number + 1 == run.plan.boots {
+        if last {
             return finish(&env, harness).await;
         }
         // The boot ended before the cut: it ends like a clean stop.
@@ -86,12 +63,6 @@ fn open_home(env: &Env, run: &RedoRun) -> blk::Result<Rc<Home>> {
 }
 
 impl Harness {
-    async fn open(env: &Env, run: &RedoRun, boot: u64, home: Rc<Home>) -> blk::Result<Rc<Harness>> {
-        let vm = Vm::open(env.clone(), home.clone(), run.plan.engine).await?;
-        let (run, faults) = (run.clone(), FlushFaults::none(&run.world));
-        Ok(Rc::new(Harness { run, boot, vm, home, gate: RequestGate::default(), faults }))
-    }
-
     /// Opens the home after any end of the boot before, and compares disks, snapshots and files with the model.
     async fn recover(env: &Env, run: &RedoRun, boot: u64) -> Result<Rc<Harness>, String> {
         run.model.borrow_mut().doing.insert("cut in recovery");
@@ -156,42 +127,6 @@ impl Harness {
             Some(unexpected) => Err(format!("snapshot {unexpected} was never taken")),
             None => Ok(()),
         }
-    }
-
-    /// Reads every disk of a snapshot. The first look at a sealed snapshot is compared with the model and remembered;
-    /// later ones are compared with the first. After a boot, a snapshot whose take was cut is sealed, and one whose
-    /// commit was cut before its start was durable has not changed. Returns false if the snapshot cannot be opened,
-    /// because another task has committed it meanwhile.
-    pub(super) async fn look(&self, name: &str) -> Result<bool, String> {
-        let first = self.model.borrow_mut().known(name).and_then(|known| known.status.contents());
-        let persistent = self.model.borrow().persistent;
-        let numbers: Vec<u32> = self.vm.disks()[..persistent].iter().map(|disk| disk.number).collect();
-        let Some(seen) = look(&*self.vm, name, &numbers, first.as_deref()).await? else { return Ok(false) };
-        let mut model = self.model.borrow_mut();
-        let Some(status) = model.known(name).map(|k| k.status.clone()) else { return Ok(true) };
-        if let Some(first) = status.contents().filter(|first| *first != seen) {
-            return Err(format!("sealed snapshot {name} changed: {}", difference(&first, &seen)));
-        }
-        for (n, (disk, bytes)) in model.models.iter().zip(&seen).enumerate() {
-            let checked = match &status {
-                SnapshotStatus::Taking(began) => disk.check_interrupted_snapshot(bytes, began[n]),
-                SnapshotStatus::Sealed { began, ended, contents: None } => {
-                    disk.check_snapshot(bytes, began[n], ended[n])
-                }
-                _ => Ok(()),
-            };
-            checked.map_err(|e| format!("{name}: {e}"))?;
-        }
-        match status {
-            SnapshotStatus::Taking(began) => model.seal(name, began, Some(seen)),
-            SnapshotStatus::Committing(_) => model.seal(name, vec![0; numbers.len()], Some(seen)),
-            SnapshotStatus::Sealed { began, ended, .. } => {
-                model.known(name).expect("known").status =
-                    SnapshotStatus::Sealed { began, ended, contents: Some(seen) };
-            }
-            SnapshotStatus::Gone => {}
-        }
-        Ok(true)
     }
 
     /// Runs guests and user at the same time, to their end.

@@ -7,9 +7,9 @@ use blk::{Env, ErrorKind, SECTOR};
 use engine::Vm;
 use sim::oracle::DiskModel;
 
-use super::boot::Harness;
 use super::control::Control;
-use super::model::RedoRun;
+use super::harness::Harness;
+use super::model::{LinkedClone, RedoRun};
 use crate::content::{Image, contents_of};
 use crate::home;
 use crate::requests::Target;
@@ -17,14 +17,6 @@ use crate::watch::print;
 
 /// Start of a clone's sequence numbers, which distinguishes its writes from the parent's.
 const CLONE_SEQUENCE: u64 = 1 << 40;
-
-/// Expected state of a linked clone.
-pub(super) struct LinkedClone {
-    pub name: String,
-    /// False until `clone_to` has returned: the clone may or may not be there.
-    made: bool,
-    models: Vec<Rc<DiskModel>>,
-}
 
 impl Control {
     /// Creates a clone of any sealed snapshot, or runs an existing one for a while.
@@ -109,7 +101,7 @@ fn no_space_is_fine(e: blk::Error) -> blk::Result<()> {
 }
 
 async fn open(env: &Env, run: &RedoRun, name: &str, grain_sectors: u32) -> blk::Result<Rc<Vm>> {
-    let manifest = home::open_clone(env, name, run.plan.growth_bytes, run.plan.imported).await?;
+    let manifest = home::open_clone(env, name, run.plan.growth_bytes, run.plan.imported)?;
     manifest.set_grain(grain_sectors);
     Vm::open(env.clone(), manifest, run.plan.engine).await
 }

@@ -8,7 +8,7 @@ use engine::job::COMMIT;
 use engine::{CommitWhat, Job, JobState, Vm};
 use sim::Rng;
 
-use super::boot::Harness;
+use super::harness::Harness;
 use super::model::{ExpectedSnapshot, FOLDING, Model, SnapshotStatus, TAKING};
 use crate::watch::{chains, print};
 
@@ -201,13 +201,10 @@ impl Model {
     }
 
     pub(super) fn staying(&mut self, names: &[String]) {
-        let now = self.ticks();
-        for known in self.snapshots.iter_mut().filter(|k| names.contains(&k.name)) {
-            if let SnapshotStatus::Committing(contents) = &known.status {
+        for name in names {
+            if let Some(SnapshotStatus::Committing(contents)) = self.known(name).map(|k| k.status.clone()) {
                 // Without a first look only the seal is certain: the first look may then show any content up to now.
-                let began = vec![0; now.len()];
-                known.status =
-                    SnapshotStatus::Sealed { began, ended: now.clone(), contents: contents.clone() };
+                self.seal(name, vec![0; self.models.len()], contents);
             }
         }
     }

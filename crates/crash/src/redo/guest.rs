@@ -6,7 +6,7 @@ use blk::SECTOR;
 use engine::Disk;
 use sim::Rng;
 
-use super::boot::Harness;
+use super::harness::Harness;
 use crate::requests::{Request, Target};
 
 pub(super) struct Guest {

@@ -5,13 +5,11 @@ use std::rc::Rc;
 
 use blk::manifest::ContentGeneration;
 use sim::SimWorld;
+use sim::oracle::DiskModel;
 
-use super::clones::LinkedClone;
-use super::origin::Source;
 use super::plan::Plan;
 use crate::content::Image;
 use crate::run::Run;
-use sim::oracle::DiskModel;
 
 pub(super) type RedoRun = Run<Plan, Model>;
 
@@ -67,6 +65,17 @@ pub(super) struct ExpectedSnapshot {
     pub name: String,
     pub status: SnapshotStatus,
 }
+
+/// A linked clone: a VM on a snapshot's layers.
+pub(super) struct LinkedClone {
+    pub name: String,
+    /// False until `clone_to` has returned: the clone may or may not be there.
+    pub made: bool,
+    pub models: Vec<Rc<DiskModel>>,
+}
+
+/// Path and content of each file of the imported folder.
+pub(super) type Source = Vec<(String, Vec<u8>)>;
 
 #[derive(Default)]
 pub(super) struct Model {
@@ -135,12 +144,9 @@ impl Model {
     }
 
     /// Notes that a boot was cut short. `all_there`: only the process ended, and no flush had failed before.
-    pub(super) fn ended(&mut self, all_there: bool, flush_failed: bool, world: &SimWorld) {
+    pub(super) fn ended(&mut self, all_there: bool, flush_failed: bool) {
         if flush_failed || self.raises_possible > 0 {
             self.raises_possible += 1;
-        }
-        if all_there {
-            world.mark("only the process ended");
         }
         self.models.iter().for_each(|model| model.ended(all_there));
     }

@@ -7,21 +7,17 @@ use blk::{Env, SECTOR};
 use engine::Vm;
 use sim::{Rng, SimWorld, View};
 
-use super::model::RedoRun;
-use super::model::{ExpectedSnapshot, SnapshotStatus};
+use super::model::{ExpectedSnapshot, RedoRun, SnapshotStatus, Source};
 use super::plan::Plan;
 use crate::content::contents_of;
 use crate::home;
 use crate::requests::Target;
 
-/// Path and content of each file of the imported folder.
-pub(super) type Source = Vec<(String, Vec<u8>)>;
-
 /// Makes the VM, or the folder to import, without cuts or faults.
 pub(super) fn create(run: &RedoRun) -> Result<(), String> {
     run.prepare(async |env, run| match run.plan.imported {
         true => make_source(&env, &run).await,
-        false => home::create(&env, &run.plan.disks).await.map_err(|e| e.to_string()),
+        false => home::create(&env, home::HOME, &run.plan.disks).await.map_err(|e| e.to_string()),
     })?;
     run.model.borrow_mut().source = files_of(&run.world, home::SOURCE);
     Ok(())
@@ -51,7 +47,7 @@ async fn open(env: &Env, plan: &Plan) -> Result<Rc<Vm>, String> {
 /// Makes a VM with a snapshot and a delta, as another product would leave it.
 async fn make_source(env: &Env, run: &RedoRun) -> Result<(), String> {
     let (plan, fail) = (&run.plan, |e: blk::Error| format!("making the folder to import: {e}"));
-    home::create_in(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
+    home::create(env, home::SOURCE, &plan.disks).await.map_err(fail)?;
     let manifest = home::open_source(env, plan.growth_bytes).map_err(fail)?;
     let mut rng = plan.rng(0, 3);
     manifest.set_grain(plan.grain(&mut rng));
@@ -103,9 +99,9 @@ fn files_of(world: &SimWorld, folder: &str) -> Source {
 /// Checks that the imported folder has not changed, as the import promises.
 pub(super) fn check_source(run: &RedoRun) -> Result<(), String> {
     let (now, source) = (files_of(&run.world, home::SOURCE), &run.model.borrow().source);
-    match now.iter().zip(source).find(|(a, b)| a != b) {
-        Some(((path, _), _)) => Err(format!("{path} of the imported folder has changed")),
-        None if now.len() != source.len() => Err("the imported folder has other files".into()),
-        None => Ok(()),
+    let changed: Vec<_> = now.iter().filter(|file| !source.contains(file)).map(|(path, _)| path).collect();
+    match now == *source {
+        true => Ok(()),
+        false => Err(format!("the imported folder has changed: {changed:?}")),
     }
 }

@@ -6,7 +6,7 @@ use sim::{Cut, Device, OpKind, Phase, Ratio, Rng, SimWorld};
 
 use blk::SECTOR;
 
-use crate::flush_faults::{FAULT_TASK, FlushFaults};
+use crate::flush_faults::FAULT_TASK;
 use crate::requests::Mix;
 use crate::run::{BootPhase, rng_of};
 
@@ -144,11 +144,6 @@ impl Plan {
 
     pub(super) fn rng(&self, boot: u64, task: u64) -> Rng {
         rng_of(self.seed, boot, task)
-    }
-
-    /// Schedules the faults of a boot other than its cut.
-    pub(super) fn begin(&self, faults: &FlushFaults, boot: u64) {
-        faults.begin(self.rng(boot, FAULT_TASK), self.failing_flushes && boot + 1 < self.boots);
     }
 
     /// Schedules the boot's cut if it falls `during` this phase. It falls at any event, or at a step that matters.

@@ -95,7 +95,7 @@ const DEFECTS_OF_TREES: [Defect; 5] = [
 
 /// Seeds at which the rarest defects showed.
 const FIRST_SEEDS: [(Defect, u64); 2] =
-    [(Defect::ReleaseBeforeShadowFlush, 1560), (Defect::SkipAcrossBranches, 520)];
+    [(Defect::ReleaseBeforeShadowFlush, 2794), (Defect::SkipAcrossBranches, 520)];
 
 #[test]
 fn power_cuts_break_no_promise() {

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
-use crash::native::script::ios;
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
@@ -148,9 +147,9 @@ async fn costs(
     most: u64,
     act: impl AsyncFnOnce(&mut Harness) -> Answer<()>,
 ) {
-    let before = ios(&harness.world);
+    let before = harness.world.ios();
     act(harness).await.unwrap_or_else(|e| panic!("{what}: {e}"));
-    let each = (ios(&harness.world) - before).div_ceil(DISKS as u64);
+    let each = (harness.world.ios() - before).div_ceil(DISKS as u64);
     println!("{what}: {each} I/Os for each disk");
     assert!(each <= most, "{what}: {each} I/Os for each disk, expected at most {most}");
     harness.check(what).await.unwrap_or_else(|e| panic!("after {what}: {e}"));

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Buf, Env, Errno, ErrorKind, SECTOR};
-use crash::native::script::ios;
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
 use sim::{Action, Fault, OpKind, SimWorld};
 use vmdk::home::{Folders, Home};
@@ -90,11 +89,11 @@ fn a_guest_continues_during_a_commit_that_fails() {
             fill(&vm, 0, 10..30, 2).await;
             let (disk, _client) = vm.attach(0, "guest").await.unwrap();
             armed.add_fault(Fault::nth(nth, Action::Fail(Errno::EIO)));
-            let before = ios(&armed);
+            let before = armed.ios();
             if let Ok(job) = vm.commit(&CommitWhat::One("a".into())).await {
                 job.wait().await;
             }
-            let struck = ios(&armed) - before >= nth;
+            let struck = armed.ios() - before >= nth;
             armed.clear_faults();
             let done = async {
                 for sector in 15..40 {

@@ -12,7 +12,8 @@ use blk::{Buf, Error, File, Result};
 use super::bytes::{Reader, Writer};
 use super::change::Key;
 use super::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, STORE_ID_AT, checksum, get_u64, page_checksum, put_u64,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, HEAD_BYTES, STORE_ID_AT, checksum, get_u64, page_checksum,
+    put_head, seal_page,
 };
 use super::space::Space;
 use super::stored::USER_KINDS;
@@ -20,8 +21,7 @@ use super::superblock::CatalogueHead;
 
 /// "unstCATA".
 const MAGIC: u64 = u64::from_le_bytes(*b"unstCATA");
-const HEADER: usize = 32;
-const PAYLOAD: usize = BLOCK as usize - HEADER;
+const PAYLOAD: usize = BLOCK as usize - HEAD_BYTES;
 /// Size of a chunk: small enough to be written for one changed item, large enough that 100,000 items have few chunks.
 const CHUNK_BYTES: usize = 8 * PAYLOAD;
 /// Longest blob: a directory of 100,000 chunks. It bounds what a damaged length can make us allocate.
@@ -304,12 +304,9 @@ async fn write_blob(file: &File, store_id: u64, blob: &Blob, bytes: &[u8]) -> Re
         let mut buf = Buf::zeroed((extent.len * BLOCK) as usize);
         for (n, page) in buf.chunks_exact_mut(BLOCK as usize).enumerate() {
             let payload = payloads.next().unwrap_or_default();
-            page[HEADER..HEADER + payload.len()].copy_from_slice(payload);
-            put_u64(page, 0, MAGIC);
-            put_u64(page, STORE_ID_AT, store_id);
-            put_u64(page, ADDRESS_AT, extent.addr + n as u64);
-            let sum = page_checksum(page);
-            put_u64(page, CHECKSUM_AT, sum);
+            page[HEAD_BYTES..HEAD_BYTES + payload.len()].copy_from_slice(payload);
+            put_head(page, MAGIC, store_id, extent.addr + n as u64);
+            seal_page(page);
         }
         file.tables().write(extent.addr * BLOCK, buf).await?;
     }
@@ -347,7 +344,7 @@ async fn read_blob(file: &File, store_id: u64, blob: &Blob, place: &str) -> Resu
                 return Err(damaged(&format!("block {addr}: {what}"), found, expected));
             }
             let left = (blob.bytes as usize - bytes.len()).min(PAYLOAD);
-            bytes.extend_from_slice(&page[HEADER..HEADER + left]);
+            bytes.extend_from_slice(&page[HEAD_BYTES..HEAD_BYTES + left]);
         }
     }
     let found = checksum(&bytes);

@@ -200,7 +200,7 @@ impl Store {
         superblock.groups = self.space.groups();
         superblock.ready_to = self.space.ready_to();
         superblock.flushed_lsn = frozen.journal.lsn - 1;
-        superblock.clean = self.closed.get();
+        superblock.clean = self.closed.get().into();
         superblock.boot = self.boot.get();
         Ok(superblock)
     }

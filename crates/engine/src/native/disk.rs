@@ -107,11 +107,7 @@ impl NativeDisk {
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
         // The node's blocks may belong to another node by now.
         if self.node.dropped.get() {
-            return Err(Error::new(
-                ErrorKind::Refused,
-                &self.name,
-                "it was discarded: nothing of it is left",
-            ));
+            return Err(Error::new(ErrorKind::Refused, &self.name, "the snapshot was discarded"));
         }
         if offset.checked_add(len).is_none_or(|end| end > self.size_bytes()) {
             let cause = format!("{len} bytes at {offset} reach past the disk's {} bytes", self.size_bytes());

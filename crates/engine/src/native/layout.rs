@@ -2,6 +2,10 @@
 //! `docs/formats/native.md` has the diagrams.
 
 use crc_fast::CrcAlgorithm;
+use zerocopy::FromBytes;
+
+// Numbers in the store's pages are little-endian, and parts of pages are structs in memory.
+const _: () = assert!(cfg!(target_endian = "little"));
 
 /// The unit of addresses, of the map and of every page of metadata.
 pub const BLOCK: u64 = 4096;
@@ -19,6 +23,8 @@ pub(crate) const STORE_ID_AT: usize = 8;
 pub(crate) const ADDRESS_AT: usize = 16;
 /// Offset of the checksum in every page of metadata.
 pub const CHECKSUM_AT: usize = 24;
+/// Length of these first fields.
+pub(crate) const HEAD_BYTES: usize = 32;
 
 /// Blocks `addr..addr + len` of the store's file. Address 0 is that of the superblock, and so means "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +80,25 @@ pub fn page_checksum(page: &[u8]) -> u64 {
     digest.update(&[0; 8]);
     digest.update(&page[CHECKSUM_AT + 8..]);
     digest.finalize()
+}
+
+/// Writes the first fields of a page, without its checksum.
+pub(crate) fn put_head(page: &mut [u8], magic: u64, store_id: u64, address: u64) {
+    put_u64(page, 0, magic);
+    put_u64(page, STORE_ID_AT, store_id);
+    put_u64(page, ADDRESS_AT, address);
+}
+
+/// Writes the checksum of a page that is otherwise complete, and returns it.
+pub(crate) fn seal_page(page: &mut [u8]) -> u64 {
+    let checksum = page_checksum(page);
+    put_u64(page, CHECKSUM_AT, checksum);
+    checksum
+}
+
+/// Returns the struct at the start of `bytes`, which are long enough.
+pub(crate) fn get_struct<T: FromBytes>(bytes: &[u8]) -> T {
+    T::read_from_prefix(bytes).expect("the bytes of the struct").0
 }
 
 pub(crate) fn get_u64(bytes: &[u8], at: usize) -> u64 {

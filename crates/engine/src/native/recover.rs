@@ -248,7 +248,8 @@ impl Store {
         let needed = records.iter().map(pages_max).sum::<u64>() + OPENING_PAGES;
         if self.journal.free_pages() < needed {
             let cause = format!(
-                "the journal has {} pages left, and {needed} are needed to say that {} records never happened: their data \
+                "the journal has {} pages left, and {needed} are needed to say that {} records never happened: \
+                 their data \
                  was lost in a crash",
                 self.journal.free_pages(),
                 changes.missing.len()
@@ -288,7 +289,7 @@ async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
     let groups = groups_within(&superblock.geometry(), file.size().await?);
     if groups < superblock.groups {
         let cause = format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
-        return Err(Error::damaged(file.name(), format!("{cause}; bring the missing end back")));
+        return Err(Error::damaged(file.name(), format!("{cause}; restore the missing end of the file")));
     }
     Ok(groups)
 }
@@ -307,9 +308,9 @@ impl RetainedTail {
     /// Reads the tail. `end` is the journal's end; a store that is `read_only` has no records behind it.
     fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> RetainedTail {
         let found = match (superblock.clean, read_only) {
-            (true, _) => Some(Vec::new()),
-            (false, true) => None,
-            (false, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
+            (1, _) => Some(Vec::new()),
+            (_, true) => None,
+            (_, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
         };
         let then = HostId { boot: superblock.boot, machine: superblock.machine };
         let clients_may_live = found.is_none() && clients_may_live(then, HostId::of(env.memory().as_deref()));
@@ -413,7 +414,8 @@ async fn compare_data(file: &File, lsn: u64, record: &Record) -> (u64, Result<Re
 fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
     let Some(page) = found.unreadable.first() else { return Ok(()) };
     let cause = format!(
-        "{}; and block {}, a page of the journal, cannot be read: it may say that a newer superblock was there, and that \
+        "{}; and block {}, a page of the journal, cannot be read: it may say that a newer superblock was there, \
+         and that \
          space of the older one has been used again; read the device again, or copy it with a program that tries again. \
          Only if the power went while both were written is nothing lost when zeros are written over that block",
         other.cause,
@@ -473,7 +475,7 @@ async fn begin_epoch(
     let leased = if file.fence().is_some() { LEASED } else { 0 };
     let features_ro_compat = old.features_ro_compat | leased;
     let mut superblock =
-        Superblock { epoch, flushed_lsn, clean: false, boot, machine, features_ro_compat, ..old };
+        Superblock { epoch, flushed_lsn, clean: 0, boot, machine, features_ro_compat, ..old };
     // Both slots are written: records vouched for here may be overwritten in place from now on, and a replay from an
     // older superblock would compare them with their first data again.
     for _ in SLOT_BLOCKS {

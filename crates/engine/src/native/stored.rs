@@ -174,6 +174,8 @@ pub(crate) fn encode_group(summary: &GroupSummary) -> Vec<u8> {
 
 pub(crate) fn decode_group(bytes: &[u8], place: &str) -> Result<GroupSummary> {
     let mut input = Reader::new(bytes, place);
+    // The format page refuses no slot. Only its lowest bit counts, so that a slot is always 0 or 1. A page in the other
+    // slot has another version or checksum, and its reading fails.
     Ok(GroupSummary {
         free: input.u32("free blocks of a group")?,
         version: input.u64("version of a group")?,

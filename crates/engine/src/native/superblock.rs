@@ -2,9 +2,13 @@
 //! is whole whenever the power is lost. `docs/formats/native.md` has the diagrams.
 
 use blk::{Buf, Error, ErrorKind, File, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::journal::{Begin, JOURNAL_PAGES_MIN, Position};
-use super::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64};
+use super::layout::{
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, HEAD_BYTES, STORE_ID_AT, get_struct, get_u64, page_checksum,
+    put_head, seal_page,
+};
 use super::media::read_hard;
 use super::space::GROUP_BLOCKS_MIN;
 
@@ -15,7 +19,7 @@ pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 
 /// Version of the format. A greater major version has another layout; a greater minor one is compatible with this
 /// program.
-pub const VERSION: (u16, u16) = (1, 0);
+pub const VERSION: [u16; 2] = [1, 0];
 
 /// Features that this program supports: `INCOMPAT_KNOWN` to read a store, `RO_COMPAT_KNOWN` to write one.
 const INCOMPAT_KNOWN: u64 = 0;
@@ -36,15 +40,13 @@ const JOURNAL_PAGES_MAX: u64 = 1 << 24;
 /// Number of bits of a group's bitmap page: 4096 bytes less a header of 64.
 const GROUP_BLOCKS_MAX: u64 = (4096 - 64) * 8;
 
-const MAJOR_AT: usize = 32;
-const MINOR_AT: usize = 34;
-/// Offset of the words, in the order of `Superblock::words`.
-const WORDS_AT: usize = 40;
-const WORDS: usize = 22;
-const CLEAN: usize = 17;
+/// Length of `Superblock::store_id`, which is in the page's head. The other fields follow the head.
+const ID_BYTES: usize = size_of::<u64>();
+const FIELD_BYTES: usize = size_of::<Superblock>() - ID_BYTES;
 
 /// Address of the catalogue's first page, and the checksum and length of its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct CatalogueHead {
     /// 0: the catalogue is empty.
     pub addr: u64,
@@ -54,13 +56,16 @@ pub struct CatalogueHead {
     pub checksum: u64,
 }
 
-/// The content of a superblock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The content of a superblock, as the page has it behind its head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Superblock {
-    /// Random number of the store; every page has it.
+    /// Random number of the store; every page has it in its head.
     pub store_id: u64,
     /// Major and minor.
-    pub version: (u16, u16),
+    pub version: [u16; 2],
+    /// Always 0.
+    pub reserved: u32,
     /// Feature bits: unknown ones have no effect.
     pub features_compat: u64,
     /// Feature bits: a store with unknown ones may be read but not written.
@@ -89,8 +94,8 @@ pub struct Superblock {
     pub catalogue: CatalogueHead,
     /// Data of every record up to this one is durable.
     pub flushed_lsn: u64,
-    /// The journal was empty when the store was closed, so that nothing is missing beside it.
-    pub clean: bool,
+    /// 1: the journal was empty when the store was closed, so that nothing is missing beside it. Otherwise 0.
+    pub clean: u64,
     /// Time at which the store was made, in microseconds since 1970 UTC.
     pub created_unix_us: i64,
     /// Epoch of the opening whose batch is at `journal`: a replay ignores batches of older ones.
@@ -119,25 +124,15 @@ impl Superblock {
         Superblock {
             store_id: geometry.store_id,
             version: VERSION,
-            features_compat: 0,
-            features_ro_compat: 0,
-            features_incompat: 0,
-            epoch: 0,
-            checkpoint: 0,
             generation: 1,
             next_node: 1,
             journal_pages: geometry.journal_pages,
             group_blocks: geometry.group_blocks,
-            groups: 0,
             ready_to: geometry.groups_start(),
             journal: Position { seq: 0, lsn: 1 },
-            catalogue: CatalogueHead::default(),
-            flushed_lsn: 0,
-            clean: true,
+            clean: 1,
             created_unix_us,
-            journal_epoch: 0,
-            boot: 0,
-            machine: 0,
+            ..Superblock::default()
         }
     }
 
@@ -161,46 +156,12 @@ impl Superblock {
         Begin { at, epoch, checkpoint, flushed_lsn: self.flushed_lsn }
     }
 
-    fn words(&self) -> [u64; WORDS] {
-        [
-            self.features_compat,
-            self.features_ro_compat,
-            self.features_incompat,
-            self.epoch,
-            self.checkpoint,
-            self.generation,
-            self.next_node,
-            self.journal_pages,
-            self.group_blocks,
-            self.groups,
-            self.ready_to,
-            self.journal.seq,
-            self.journal.lsn,
-            self.catalogue.addr,
-            self.catalogue.bytes,
-            self.catalogue.checksum,
-            self.flushed_lsn,
-            u64::from(self.clean),
-            self.created_unix_us as u64,
-            self.journal_epoch,
-            self.boot,
-            self.machine,
-        ]
-    }
-
     /// Encodes the page for `slot`, 0 or 1.
     pub fn encode(&self, slot: usize) -> Buf {
         let mut page = Buf::zeroed(BLOCK as usize);
-        put_u64(&mut page, 0, MAGIC);
-        put_u64(&mut page, STORE_ID_AT, self.store_id);
-        put_u64(&mut page, ADDRESS_AT, SLOT_BLOCKS[slot]);
-        page[MAJOR_AT..MAJOR_AT + 2].copy_from_slice(&self.version.0.to_le_bytes());
-        page[MINOR_AT..MINOR_AT + 2].copy_from_slice(&self.version.1.to_le_bytes());
-        for (n, word) in self.words().into_iter().enumerate() {
-            put_u64(&mut page, WORDS_AT + n * 8, word);
-        }
-        let checksum = page_checksum(&page);
-        put_u64(&mut page, CHECKSUM_AT, checksum);
+        put_head(&mut page, MAGIC, self.store_id, SLOT_BLOCKS[slot]);
+        page[HEAD_BYTES..HEAD_BYTES + FIELD_BYTES].copy_from_slice(&self.as_bytes()[ID_BYTES..]);
+        seal_page(&mut page);
         page
     }
 
@@ -212,46 +173,22 @@ impl Superblock {
     pub fn decode(page: &[u8], slot: usize, name: &str) -> Result<Superblock> {
         let place = format!("{name}: superblock {} (block {})", ["A", "B"][slot], SLOT_BLOCKS[slot]);
         check_page(page, slot).map_err(|cause| Error::damaged(&*place, cause))?;
-        let superblock = Superblock::fields(page);
+        let superblock = Superblock::get(page);
         superblock.check_readable().map_err(|cause| Error::unsupported(&*place, cause))?;
-        superblock.check_fields(page).map_err(|cause| Error::damaged(&*place, cause))?;
+        superblock.check_fields().map_err(|cause| Error::damaged(&*place, cause))?;
         Ok(superblock)
     }
 
-    fn fields(page: &[u8]) -> Superblock {
-        let word = |n: usize| get_u64(page, WORDS_AT + n * 8);
-        let half = |at: usize| u16::from_le_bytes([page[at], page[at + 1]]);
-        Superblock {
-            store_id: get_u64(page, STORE_ID_AT),
-            version: (half(MAJOR_AT), half(MINOR_AT)),
-            features_compat: word(0),
-            features_ro_compat: word(1),
-            features_incompat: word(2),
-            epoch: word(3),
-            checkpoint: word(4),
-            generation: word(5),
-            next_node: word(6),
-            journal_pages: word(7),
-            group_blocks: word(8),
-            groups: word(9),
-            ready_to: word(10),
-            journal: Position { seq: word(11), lsn: word(12) },
-            catalogue: CatalogueHead { addr: word(13), bytes: word(14), checksum: word(15) },
-            flushed_lsn: word(16),
-            clean: word(CLEAN) == 1,
-            created_unix_us: word(18) as i64,
-            journal_epoch: word(19),
-            boot: word(20),
-            machine: word(21),
-        }
+    fn get(page: &[u8]) -> Superblock {
+        Superblock { store_id: get_u64(page, STORE_ID_AT), ..get_struct(&page[HEAD_BYTES - ID_BYTES..]) }
     }
 
     fn check_readable(&self) -> Result<(), String> {
-        let (major, minor) = self.version;
-        if major != VERSION.0 {
+        let [major, minor] = self.version;
+        if major != VERSION[0] {
             return Err(format!(
                 "the store has version {major}.{minor}, this program reads {}.x: use the one it was made with",
-                VERSION.0
+                VERSION[0]
             ));
         }
         match self.features_incompat & !INCOMPAT_KNOWN {
@@ -279,7 +216,7 @@ impl Superblock {
     }
 
     /// Checks every field that is used in arithmetic, so that none of it can overflow.
-    fn check_fields(&self, page: &[u8]) -> Result<(), String> {
+    fn check_fields(&self) -> Result<(), String> {
         let counters = 0..=COUNTER_END;
         check("journal_pages", self.journal_pages, JOURNAL_PAGES_MIN..=JOURNAL_PAGES_MAX)?;
         check("group_blocks", self.group_blocks, GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX)?;
@@ -296,7 +233,7 @@ impl Superblock {
         check("journal record number", self.journal.lsn, 1..=COUNTER_END)?;
         check("flushed_lsn", self.flushed_lsn, counters)?;
         self.check_catalogue(end)?;
-        check("clean flag", get_u64(page, WORDS_AT + CLEAN * 8), 0..=1)
+        check("clean flag", self.clean, 0..=1)
     }
 
     fn check_catalogue(&self, end: u64) -> Result<(), String> {

@@ -18,7 +18,7 @@ pub struct View {
     /// Generation of the nodes that a merge of its table makes: not later than that of any sealed state that shows
     /// them.
     pub stamp: u64,
-    /// The parent of the node while the table was filled: blocks born after that one was sealed are replaced for good.
+    /// The parent of the node while the table was filled: blocks born after that one was sealed are replaced permanently.
     pub parent: u64,
     /// Pages that a merge of its table may write.
     pub pages: u64,

@@ -77,14 +77,15 @@ impl Vm {
     fn refuse_taken_slot(&self, next: &VmState, number: u32, slot: &str) -> Result<()> {
         match next.disks.iter().find(|disk| disk.slot == slot && disk.number != number) {
             Some(other) => {
-                let cause = format!("disk{number} would return at {slot}, where disk{} is now", other.number);
-                Err(Error::refused(&self.name, format!("{cause}; remove that one first")))
+                let cause =
+                    format!("disk{number} would be restored at {slot}, where disk{} is now", other.number);
+                Err(Error::refused(&self.name, format!("{cause}; remove that disk first")))
             }
             None => Ok(()),
         }
     }
 
-    /// Removes binned states for good, with the layers that nothing else needs. Returns the bytes of the removed files.
+    /// Removes binned states permanently, with the layers that nothing else needs. Returns the bytes of the removed files.
     pub async fn empty_bin(self: &Rc<Self>, ids: &[u64]) -> Result<u64> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;

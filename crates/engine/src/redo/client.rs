@@ -36,8 +36,8 @@ impl Vm {
         if !self.frozen_tops.borrow().contains(&disk.top_name()) {
             return Ok(());
         }
-        let cause = format!("it runs in {}, which a snapshot needs as it is", disk.top_name());
-        let remedy = "take a snapshot, and it runs on a child of that layer";
+        let cause = format!("the disk runs in {}, which a snapshot needs unchanged", disk.top_name());
+        let remedy = "take a snapshot: the disk then runs in a new layer";
         Err(Error::refused(&disk.name, format!("{cause}; {remedy}")))
     }
 
@@ -91,8 +91,10 @@ impl Vm {
         for view in self.activity.views().iter().filter(|view| view.still) {
             let held = state.snapshots.iter().find(|s| s.id == view.snapshot);
             if let Some(held) = held.filter(|s| s.disks.iter().any(|(_, layer)| changing.contains(layer))) {
-                let cause =
-                    format!("{} is in use by {}; try again when that has ended", held.name, view.client);
+                let cause = format!(
+                    "{} is in use by {}; try again when that operation has ended",
+                    held.name, view.client
+                );
                 return Err(Error::refused(&self.name, cause));
             }
         }

@@ -53,7 +53,7 @@ impl Vm {
         ids.dedup();
         for id in ids {
             let folds: Vec<_> = state.folds.iter().filter(|f| f.job == id && !f.held).cloned().collect();
-            let message = format!("a commit goes on: {} deltas are left", folds.len());
+            let message = format!("the commit continues: {} deltas are left", folds.len());
             self.activity.note(EventKind::Recovered, "", &message);
             // The home does not record the names of the committed snapshots.
             self.start_job(Job::new(self.env.clone(), id, COMMIT, String::new()), folds);
@@ -70,7 +70,7 @@ impl Vm {
         };
         let message = match &result {
             Err(_) if job.is_stopped_for_close() => {
-                "the daemon stops; the commit goes on at its next start".into()
+                "the daemon stops; the commit continues at its next start".into()
             }
             Err(e) => e.to_string(),
             Ok(()) => String::new(),

@@ -150,8 +150,8 @@ impl Vm {
             let chain = self.open_chain(&fold.layer, Opening::Free).await?;
             let concerned = &chain[chain.len().saturating_sub(2)..];
             if let Some(layer) = concerned.iter().find(|layer| !layer.shape().writable) {
-                let cause = format!("{} is in a format that can be read and not written", layer.name());
-                let remedy = "revert, discard and clone work; to get rid of the delta convert the disk";
+                let cause = format!("{} is in a format that unstun reads but does not write", layer.name());
+                let remedy = "revert, discard and clone work; to remove the delta, convert the disk";
                 return Err(Error::unsupported(
                     &self.name,
                     format!("{cause}, so nothing is folded; {remedy}"),
@@ -171,8 +171,8 @@ impl Obstacle {
                     "{layer} depends on a layer in a folder that is not this VM's, and that is never written"
                 )
             }
-            Obstacle::Named(name) => format!("{layer} stays: {name} goes back to the layer under it"),
-            Obstacle::Shared => format!("{layer} stays: another branch reads the layer under it"),
+            Obstacle::Named(name) => format!("{layer} stays: {name} depends on the layer below"),
+            Obstacle::Shared => format!("{layer} stays: another branch depends on the layer below"),
         }
     }
 }

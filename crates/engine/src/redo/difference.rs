@@ -36,7 +36,7 @@ impl Vm {
         let newer = self.open_chain(&to, Opening::Serve).await?;
         let size_bytes = newer.last().map_or(0, |top| top.shape().size_bytes);
         if between.start > size_bytes || !between.start.is_multiple_of(SECTOR) {
-            let cause = format!("asked from byte {} on, of {size_bytes}", between.start);
+            let cause = format!("requested from byte {} on, of {size_bytes}", between.start);
             let expected = format!("expected a multiple of {SECTOR} within the disk");
             return Err(Error::invalid(&self.name, format!("{cause}; {expected}")));
         }

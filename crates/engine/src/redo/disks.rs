@@ -101,18 +101,19 @@ impl Vm {
     fn check_growth(&self, disk: &Disk, size_bytes: u64) -> Result<()> {
         let (now, deltas) = (disk.size_bytes(), disk.chain().links.len() - 1);
         if size_bytes <= now {
-            let cause = format!("it has {now} bytes and was asked to grow to {size_bytes}");
-            return Err(Error::invalid(&disk.name, format!("{cause}; a disk never becomes smaller")));
+            let cause = format!("cannot resize the disk from {now} to {size_bytes} bytes");
+            return Err(Error::invalid(&disk.name, format!("{cause}: a disk can only grow")));
         }
         if deltas > 0 {
             let cause = format!("it has {deltas} deltas, and every link of a chain has the same size");
-            let remedy = "commit or discard its snapshots (snapshot commit --all), grow it, then take anew";
+            let remedy = "commit or discard its snapshots (snapshot commit --all), grow the disk, then take new \
+                          snapshots";
             return Err(Error::refused(&disk.name, format!("{cause} (VMware's error 67); {remedy}")));
         }
         if disk.chain().top().layer.shape().flat {
             return Ok(());
         }
-        Err(Error::refused(&disk.name, "only a flat base disk grows"))
+        Err(Error::refused(&disk.name, "only a flat base disk can grow"))
     }
 
     /// Changes whether snapshots include a disk, or whether a reset drops its writes.

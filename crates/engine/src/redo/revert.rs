@@ -30,8 +30,8 @@ struct ReplacementDisk {
 }
 
 fn unkept(e: Error) -> Error {
-    let cause = format!("what is thrown away cannot be kept in the bin: {}", e.cause);
-    Error { cause: format!("{cause}; with --purge it goes for good"), ..e }
+    let cause = format!("the bin cannot keep the state that is thrown away: {}", e.cause);
+    Error { cause: format!("{cause}; --purge removes it permanently"), ..e }
 }
 
 /// Returns the snapshots of the tree, then those of the bin.
@@ -307,7 +307,7 @@ impl Vm {
         }
         match self.manifest.dependants(layers).await?.first() {
             Some(d) => {
-                let cause = format!("{} is read by {}; remove or convert that one first", d.layer, d.who);
+                let cause = format!("{} is read by {}; remove or convert that VM first", d.layer, d.who);
                 Err(Error::refused(&self.name, cause))
             }
             None => Ok(()),
@@ -319,11 +319,11 @@ impl Vm {
             Some(target) => target.clone(),
             None => loss.snapshots.join(", "),
         };
-        let fate = if loss.kept.is_some() { "are in the bin" } else { "are gone" };
+        let fate = if loss.kept.is_some() { "are in the bin" } else { "were removed" };
         let mut message = format!("{} layers of {} bytes {fate}", loss.layers.len(), loss.bytes);
         for disk in gone {
             let number = disk.number;
-            message.push_str(&format!("; disk{number} is no disk of the VM any more, its base stays"));
+            message.push_str(&format!("; disk{number} is no longer a disk of the VM, and its base stays"));
         }
         let event = self.activity.event(kind, &subject, &message);
         let disks = self.disks();

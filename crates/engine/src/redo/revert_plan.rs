@@ -71,7 +71,7 @@ impl Vm {
                 continue;
             }
             if frozen.contains(&disk.top) || !graph.children(&disk.top).is_empty() {
-                let cause = format!("disk{} would return on {}", disk.number, disk.top);
+                let cause = format!("disk{} would be restored on {}", disk.number, disk.top);
                 let why = "which other states need; commit or discard those first";
                 return Err(Error::refused(&self.name, format!("{cause}, {why}")));
             }
@@ -242,7 +242,7 @@ fn refuse_missing(vm: &str, graph: &LayerGraph, disk: &DiskState, target: &Snaps
     }
     let cause =
         format!("disk{} of {} needs the layer {}, which is not here", disk.number, target.name, disk.top);
-    Err(Error::refused(vm, format!("{cause}; bring its files back first")))
+    Err(Error::refused(vm, format!("{cause}; restore its files first")))
 }
 
 fn names_of(state: &VmState, ids: &[u128]) -> Vec<String> {

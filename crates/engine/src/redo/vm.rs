@@ -212,7 +212,7 @@ impl Vm {
         match self.jobs().iter().find(|job| !job.state().is_over()) {
             Some(job) => {
                 let cause =
-                    format!("a {} is under way (job {}); wait for it or cancel it", job.operation, job.id);
+                    format!("a {} is in progress (job {}); wait for it or cancel it", job.operation, job.id);
                 Err(Error::refused(&self.name, cause))
             }
             None => Ok(()),

@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -8,7 +9,7 @@ use sim::SimWorld;
 use super::storage_counters;
 use crate::plain::Plain;
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, Subject};
+use crate::subject::{CommitEnd, CommitProgress, FrozenDisks, Subject};
 
 /// Flat files as disks. A take and a commit cost nothing, because the array does them in its own metadata. A backup
 /// reads the running disks in place of a snapshot's, at the same cost; its data is not frozen.
@@ -68,8 +69,8 @@ impl Subject for Flat {
         CommitProgress::default()
     }
 
-    fn frozen<'a>(&'a self, _name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
-        Box::pin(async { Ok(self.disks.clone()) })
+    fn frozen<'a>(&'a self, _name: &'a str) -> Local<'a, Result<FrozenDisks>> {
+        Box::pin(async { Ok((self.disks.clone(), Box::new(()) as Box<dyn Any>)) })
     }
 
     fn close(&self) -> Local<'_, Result<()>> {

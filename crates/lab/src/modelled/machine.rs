@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -12,10 +13,9 @@ use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
-use super::held::Held;
 use super::storage_counters;
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
+use crate::subject::{CommitEnd, CommitProgress, FrozenDisks, LayerSeen, Subject};
 
 /// Name of the VM, its folder, and its users.
 const VM: &str = "vm";
@@ -178,14 +178,15 @@ impl Subject for MachineSubject {
         }
     }
 
-    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<FrozenDisks>> {
         Box::pin(async move {
-            let mut frozen: Vec<Rc<dyn Volume>> = Vec::new();
+            let (mut disks, mut views) = (Vec::new(), Vec::new());
             for disk in self.machine.state().disks {
-                let (volume, hold) = self.machine.open_view(name, disk.number, BACKUP).await?;
-                frozen.push(Rc::new(Held { volume, _hold: hold }));
+                let (volume, view) = self.machine.open_view(name, disk.number, BACKUP).await?;
+                disks.push(volume);
+                views.push(view);
             }
-            Ok(frozen)
+            Ok((disks, Box::new(views) as Box<dyn Any>))
         })
     }
 

@@ -2,6 +2,7 @@
 //!
 //! The core sends a closure to that thread and awaits the result; the load never waits for an operation.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use super::nbd::Negotiated;
 use super::open::open_file;
 use super::uring_executor::UringExecutor;
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
+use crate::subject::{CommitEnd, CommitProgress, FrozenDisks, LayerSeen, Subject};
 
 /// State of the operation under way, shared by both threads.
 #[derive(Debug, Default)]
@@ -228,7 +229,7 @@ impl Subject for ExternalStack {
         Box::pin(self.call(move |operations, state| operations.commit(&name, state)))
     }
 
-    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<FrozenDisks>> {
         Box::pin(async move {
             let wanted = name.to_string();
             let mut disks: Vec<Rc<dyn Volume>> = Vec::new();
@@ -238,7 +239,7 @@ impl Subject for ExternalStack {
                     SnapshotDisk::File(path) => Rc::new(open_file(&self.env, &path, OpenMode::Read).await?),
                 });
             }
-            Ok(disks)
+            Ok((disks, Box::new(()) as Box<dyn Any>))
         })
     }
 

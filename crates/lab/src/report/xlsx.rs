@@ -58,17 +58,13 @@ fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
     for (n, record) in records.iter().enumerate() {
         let has_sheet = n < SAMPLE_SHEETS_MAX && !record.samples.is_empty();
         sheet.text(&if has_sheet { sheet_of(n) } else { String::new() })?;
-        for text in [&record.experiment, &record.title, &record.subject] {
-            sheet.text(text)?;
-        }
-        sheet.text(record.hypothesis.as_deref().unwrap_or_default())?;
-        sheet.text(&record.storage)?;
+        let hypothesis = record.hypothesis.as_deref().unwrap_or_default();
+        sheet.texts([&*record.experiment, &record.title, &record.subject, hypothesis, &record.storage])?;
         sheet.text(&words::json_name(record.clock))?;
         sheet.text(&record.seed.to_string())?;
         sheet.text(&words::began(record.began_unix_us))?;
         sheet.text(&words::end(&record.end))?;
-        sheet.text(&record.source)?;
-        sheet.text(&record.command)?;
+        sheet.texts([&*record.source, &record.command])?;
         sheet.next();
     }
     sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0])
@@ -88,18 +84,14 @@ fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(),
 
 fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Result<(), XlsxError> {
     for (record, cell) in group.records.iter().zip(&line.cells) {
-        sheet.text(line.experiment)?;
-        sheet.text(words::phase(line.phase))?;
-        sheet.text(words::quantity(line.quantity))?;
+        sheet.texts([line.experiment, words::phase(line.phase), words::quantity(line.quantity)])?;
         sheet.text(&words::json_name(line.r#use))?;
         sheet.text(&words::label(record))?;
-        sheet.number(line.published)?;
-        sheet.number(cell.predicted)?;
+        sheet.numbers([line.published, cell.predicted])?;
         sheet.percent(cell.error)?;
         let counted = cell.within.filter(|_| line.r#use == Use::Predict);
         sheet.text(counted.map_or("", |within| if within { "yes" } else { "no" }))?;
-        sheet.number(cell.band.map(|(low, _)| low))?;
-        sheet.number(cell.band.map(|(_, high)| high))?;
+        sheet.numbers([cell.band.map(|(low, _)| low), cell.band.map(|(_, high)| high)])?;
         sheet.text(&line.notes.join("; "))?;
         sheet.next();
     }
@@ -112,24 +104,13 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
     let mut sheet = Sheet::new(worksheet, "Phases", heads)?;
     for record in records {
         for f in phases_and_steps(record) {
-            sheet.text(&words::label(record))?;
-            sheet.text(f.name())?;
-            sheet.text(f.step.as_deref().unwrap_or_default())?;
-            sheet.number(Some(f.begin_us as f64 / 1e6))?;
-            sheet.number(Some(f.lasts_us as f64 / 1e6))?;
-            for value in [f.reads_per_s, f.writes_per_s, f.mb_per_s] {
-                sheet.number(value)?;
-            }
-            let host = [f.host_reads_per_s, f.host_writes_per_s, f.table_reads_per_s, f.table_writes_per_s];
-            for value in host {
-                sheet.number(value)?;
-            }
-            for us in [f.mean_us, f.p99_us, f.max_us] {
-                sheet.number(us.map(|us| us / 1e3))?;
-            }
-            sheet.number(Some(f.stuns as f64))?;
-            sheet.number(Some(f.stun_total_us as f64 / 1e3))?;
-            sheet.number(Some(f.beats_lost as f64))?;
+            sheet.texts([&*words::label(record), f.name(), f.step.as_deref().unwrap_or_default()])?;
+            sheet.numbers([f.begin_us, f.lasts_us].map(|us| Some(us as f64 / 1e6)))?;
+            sheet.numbers([f.reads_per_s, f.writes_per_s, f.mb_per_s])?;
+            sheet.numbers([f.host_reads_per_s, f.host_writes_per_s])?;
+            sheet.numbers([f.table_reads_per_s, f.table_writes_per_s])?;
+            sheet.numbers([f.mean_us, f.p99_us, f.max_us].map(|us| us.map(|us| us / 1e3)))?;
+            sheet.numbers([f.stuns as f64, f.stun_total_us as f64 / 1e3, f.beats_lost as f64].map(Some))?;
             sheet.next();
         }
     }
@@ -149,9 +130,8 @@ fn by_layer(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
                 sheet.text(text)?;
             }
             let tables = [f.table_reads_per_s, f.table_writes_per_s];
-            for value in [f.reads_per_s, f.writes_per_s].into_iter().chain(tables).chain([f.mb_per_s]) {
-                sheet.number(Some(value))?;
-            }
+            let values = [f.reads_per_s, f.writes_per_s].into_iter().chain(tables).chain([f.mb_per_s]);
+            sheet.numbers(values.map(Some))?;
             sheet.next();
         }
     }
@@ -179,8 +159,7 @@ fn stuns(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError>
                 break;
             }
             sheet.text(&words::label(record))?;
-            sheet.number(Some(stun.at_us as f64 / 1e6))?;
-            sheet.number(Some(stun.stun_us as f64 / 1e3))?;
+            sheet.numbers([stun.at_us as f64 / 1e6, stun.stun_us as f64 / 1e3].map(Some))?;
             sheet.text(&stun.disk.map_or("all".into(), |disk| disk.to_string()))?;
             sheet.text(&stun.cause)?;
             sheet.next();
@@ -200,22 +179,16 @@ fn constants(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxEr
     for record in records {
         let label = words::label(record);
         for c in &record.constants {
-            for text in [label.as_str(), "constant", &c.name] {
-                sheet.text(text)?;
-            }
+            sheet.texts([label.as_str(), "constant", &c.name])?;
             sheet.number(Some(c.value))?;
-            for text in [c.unit.as_str(), words::source(c.source), &c.note] {
-                sheet.text(text)?;
-            }
+            sheet.texts([c.unit.as_str(), words::source(c.source), &c.note])?;
             sheet.next();
         }
         let facts = record.machine.iter().map(|f| ("machine", f.name.as_str(), f.value.as_str()));
         let left_out = record.left_out.iter().map(|text| ("left out", "", text.as_str()));
         let notes = record.notes.iter().map(|text| ("note", "", text.as_str()));
         for (kind, name, text) in facts.chain(left_out).chain(notes) {
-            for text in [label.as_str(), kind, name, "", "", "", text] {
-                sheet.text(text)?;
-            }
+            sheet.texts([label.as_str(), kind, name, "", "", "", text])?;
             sheet.next();
         }
     }

@@ -20,7 +20,6 @@ pub struct Protocol {
     #[serde(default = "one_second")]
     pub interval_us: u64,
     /// None: the VM is not pinged.
-    #[serde(default)]
     pub heartbeat: Option<Heartbeat>,
     pub steps: Vec<Step>,
 }
@@ -65,7 +64,6 @@ pub enum Action {
     /// Takes a snapshot, or `count` of them (`name-1`, `name-2`...), one after the other.
     Take {
         name: String,
-        #[serde(default)]
         count: Option<u32>,
         /// Whether the load runs during the step.
         #[serde(default = "yes")]
@@ -75,19 +73,14 @@ pub enum Action {
     Commit {
         name: String,
         /// As in `take`: `name-1` first.
-        #[serde(default)]
         count: Option<u32>,
-        #[serde(default)]
         limit_seconds: Option<f64>,
         /// Whether the load runs during the step.
         #[serde(default = "yes")]
         load: bool,
     },
     /// Stops the load and waits for the end of the commit under way. Without one the step is left out.
-    Drain {
-        #[serde(default)]
-        limit_seconds: Option<f64>,
-    },
+    Drain { limit_seconds: Option<f64> },
     /// Copies the snapshot's disks out with sequential reads.
     Backup {
         name: String,
@@ -96,9 +89,7 @@ pub enum Action {
         #[serde(default = "backup_outstanding")]
         outstanding: u32,
         /// Bytes of each disk; None: all of it.
-        #[serde(default)]
         bytes: Option<u64>,
-        #[serde(default)]
         limit_seconds: Option<f64>,
         /// Whether the load runs during the step.
         #[serde(default = "yes")]

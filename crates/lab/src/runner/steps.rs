@@ -210,10 +210,10 @@ impl<'a> Steps<'a> {
             (self.monitor.subject.clone(), self.monitor.env.clone(), name.to_string());
         let over = Rc::new(Cell::new(false));
         let stop = over.clone();
-        let copied = self
-            .monitor
-            .env
-            .spawn(async move { copier.run(env, subject.frozen(&wanted).await?, stop).await });
+        let copied = self.monitor.env.spawn(async move {
+            let (disks, _in_use) = subject.frozen(&wanted).await?;
+            copier.run(env, disks, stop).await
+        });
         let mut copied = pin!(copied.join());
         match self.monitor.wait(copied.as_mut(), limit_seconds.map(us)).await? {
             Ended::Done(Ok(bytes)) => {

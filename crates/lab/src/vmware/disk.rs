@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::sync::RangeLock;
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Local, Result, Slice};
 
 use super::chain::Chain;
@@ -115,6 +115,7 @@ impl Disk {
     }
 }
 
+/// A discard has no effect: deltas of that time could not free a grain.
 impl Volume for Disk {
     fn info(&self) -> VolumeInfo {
         let preferred_bytes = super::format::DISK_ALIGN as u32;
@@ -133,11 +134,6 @@ impl Volume for Disk {
         Box::pin(async move { self.flush_guest().await })
     }
 
-    /// Does nothing: deltas of that time could not free a grain.
-    fn discard(self: Rc<Self>, _: Range<u64>) -> Local<'static, Result<()>> {
-        Box::pin(async { Ok(()) })
-    }
-
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
         Box::pin(async move {
             if mode.fast_only {
@@ -146,11 +142,5 @@ impl Volume for Disk {
             }
             self.write_zeros(range).await
         })
-    }
-
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        Box::pin(
-            async move { Ok(vec![BlockStatus { len: range.end - range.start, hole: false, zero: false }]) },
-        )
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, Local, Result, Slice};
 
 use super::chain::Chain;
@@ -59,9 +59,5 @@ impl Volume for Frozen {
 
     fn write_zeroes(self: Rc<Self>, _: Range<u64>, _: ZeroMode) -> Local<'static, Result<()>> {
         self.refusal()
-    }
-
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        self.disk.clone().status(range)
     }
 }

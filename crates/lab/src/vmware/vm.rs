@@ -1,5 +1,6 @@
 //! The VM as a subject: its disks, its snapshots, its stuns.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
@@ -18,7 +19,7 @@ use super::host::Host;
 use super::records::{RECORDS_FILE_BYTES, Records};
 use super::spec::{Snapshots, Spec};
 use crate::run::{Counters, Stun};
-use crate::subject::{CommitEnd, CommitProgress, LayerSeen, Subject};
+use crate::subject::{CommitEnd, CommitProgress, FrozenDisks, LayerSeen, Subject};
 
 /// The file that stands for the file system's own records.
 const RECORDS_FILE: &str = "vmfs-records";
@@ -297,11 +298,11 @@ impl Subject for Esx {
         self.0.state.borrow().progress.clone()
     }
 
-    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<Vec<Rc<dyn Volume>>>> {
+    fn frozen<'a>(&'a self, name: &'a str) -> Local<'a, Result<FrozenDisks>> {
         Box::pin(async move {
             self.0.refuse_while_committing(name)?;
             let levels = self.0.first_level() + self.0.position(name)?;
-            Ok(self.0.frozen_disks(levels))
+            Ok((self.0.frozen_disks(levels), Box::new(()) as Box<dyn Any>))
         })
     }
 

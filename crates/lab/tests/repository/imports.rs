@@ -5,17 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::source::Source;
 
 /// Circles that stay, each because its files are one idea: files of `crates/`, without `src/` and `.rs`.
-pub(crate) const KEPT: [&[&str]; 5] = [
-    // The tasks of one boot are methods of its harness.
-    &[
-        "crash/redo/boot",
-        "crash/redo/clones",
-        "crash/redo/control",
-        "crash/redo/guest",
-        "crash/redo/model",
-        "crash/redo/moves",
-        "crash/redo/origin",
-    ],
+pub(crate) const KEPT: [&[&str]; 4] = [
     // A link counts its unwritten tables, and their limit flushes links.
     &["engine/redo/link", "engine/redo/unwritten"],
     // A reply holds its place on the connection that sends it.

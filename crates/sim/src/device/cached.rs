@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::lru::Lru;
 use super::model::Model;
-use super::server::{Access, LowerDevice, Request, Server, Timers};
+use super::server::{Access, LowerDevice, Request, Server, Slab, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a controller. Times in ns.
@@ -56,8 +56,7 @@ pub(crate) struct Controller {
     /// Page at which writing out continues.
     cursor: u64,
     waiting: VecDeque<Request>,
-    behind: Vec<BackingRequest>,
-    free: Vec<u32>,
+    behind: Slab<BackingRequest>,
     acknowledged: Timers,
     narrow_free_ns: u64,
     arrived: Vec<u32>,
@@ -78,8 +77,7 @@ impl Controller {
             destages: 0,
             cursor: 0,
             waiting: VecDeque::new(),
-            behind: Vec::new(),
-            free: Vec::new(),
+            behind: Slab::default(),
             acknowledged: Timers::default(),
             narrow_free_ns: 0,
             arrived: Vec::new(),
@@ -96,17 +94,8 @@ impl Controller {
     }
 
     fn pass(&mut self, now_ns: u64, request: Request) {
-        let id = self.remember(BackingRequest::Passed(request));
-        self.back.submit(now_ns, Request { tag: id, ..request });
-    }
-
-    fn remember(&mut self, behind: BackingRequest) -> u32 {
-        if let Some(id) = self.free.pop() {
-            self.behind[id as usize] = behind;
-            return id;
-        }
-        self.behind.push(behind);
-        self.behind.len() as u32 - 1
+        let tag = self.behind.add(BackingRequest::Passed(request));
+        self.back.submit(now_ns, Request { tag, ..request });
     }
 
     fn read(&mut self, now_ns: u64, request: Request, answer_ns: u64) -> Option<u64> {
@@ -147,7 +136,7 @@ impl Controller {
             self.leaving_bytes += bytes.end - bytes.start;
             self.cursor = pages.end;
             self.destages += 1;
-            let tag = self.remember(BackingRequest::Destage(bytes.clone()));
+            let tag = self.behind.add(BackingRequest::Destage(bytes.clone()));
             let len = bytes.end - bytes.start;
             self.back.submit(now_ns, Request { tag, access: Access::Write, at: bytes.start, len });
         }
@@ -178,8 +167,7 @@ impl Controller {
     }
 
     fn arrive(&mut self, now_ns: u64, id: u32) {
-        self.free.push(id);
-        match std::mem::replace(&mut self.behind[id as usize], BackingRequest::Destage(0..0)) {
+        match self.behind.remove(id) {
             BackingRequest::Passed(request) => {
                 self.pages(&request).for_each(|page| self.held.touch(page));
                 self.acknowledged.push(now_ns + self.cached.hit_ns, request.tag);
@@ -257,8 +245,7 @@ impl Server for Controller {
         self.leaving.clear();
         (self.dirty_bytes, self.leaving_bytes, self.destages, self.cursor) = (0, 0, 0, 0);
         self.waiting.clear();
-        self.behind.clear();
-        self.free.clear();
+        self.behind = Slab::default();
         self.acknowledged.clear();
         self.narrow_free_ns = 0;
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::server::{Access, NEVER_NS, Request, Server};
+use super::server::{Access, NEVER_NS, Request, Server, earliest};
 
 /// Parameters of flash. Times in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,20 +57,6 @@ impl Lanes {
             Access::Flush => self.flash.flush_ns,
         }
     }
-}
-
-/// Returns the first free lane, or else the one that becomes free first.
-fn earliest(free_at_ns: &[u64], now_ns: u64) -> usize {
-    let mut best = 0;
-    for (lane, &at_ns) in free_at_ns.iter().enumerate() {
-        if at_ns <= now_ns {
-            return lane;
-        }
-        if at_ns < free_at_ns[best] {
-            best = lane;
-        }
-    }
-    best
 }
 
 impl Server for Lanes {

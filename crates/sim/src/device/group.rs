@@ -4,7 +4,7 @@
 //! small write over parity has two steps: it reads the old content, then writes data and parity.
 
 use super::model::Model;
-use super::server::{Access, LowerDevice, NEVER_NS, Request, Server};
+use super::server::{Access, LowerDevice, NEVER_NS, Request, Server, Slab};
 use crate::rng::Rng;
 
 /// Members of one kind, and their arrangement.
@@ -56,8 +56,7 @@ pub(crate) struct Members {
     members: Vec<LowerDevice>,
     /// Number of requests at each member.
     under_way: Vec<u32>,
-    parents: Vec<Parent>,
-    free: Vec<u32>,
+    parents: Slab<Parent>,
     arrived: Vec<u32>,
 }
 
@@ -72,8 +71,7 @@ impl Members {
             group,
             under_way: vec![0; members.len()],
             members,
-            parents: Vec::new(),
-            free: Vec::new(),
+            parents: Slab::default(),
             arrived: Vec::new(),
         }
     }
@@ -168,25 +166,15 @@ impl Members {
         }
     }
 
-    fn add(&mut self, parent: Parent) -> u32 {
-        if let Some(id) = self.free.pop() {
-            self.parents[id as usize] = parent;
-            return id;
-        }
-        self.parents.push(parent);
-        self.parents.len() as u32 - 1
-    }
-
     fn arrive(&mut self, now_ns: u64, id: u32, done: &mut Vec<u32>) {
-        let parent = &mut self.parents[id as usize];
+        let parent = self.parents.get(id);
         parent.left -= 1;
         if parent.left > 0 {
             return;
         }
         let then = std::mem::take(&mut parent.then);
         if then.is_empty() {
-            done.push(parent.tag);
-            self.free.push(id);
+            done.push(self.parents.remove(id).tag);
             return;
         }
         parent.left = then.len() as u32;
@@ -208,7 +196,7 @@ impl Server for Members {
         if first.is_empty() {
             return Some(now_ns);
         }
-        let id = self.add(Parent { tag: request.tag, left: first.len() as u32, then });
+        let id = self.parents.add(Parent { tag: request.tag, left: first.len() as u32, then });
         self.begin(now_ns, id, &first);
         None
     }
@@ -237,8 +225,7 @@ impl Server for Members {
     fn reset(&mut self) {
         self.members.iter_mut().for_each(LowerDevice::reset);
         self.under_way.fill(0);
-        self.parents.clear();
-        self.free.clear();
+        self.parents = Slab::default();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A device without memory: the duration of an operation, and the number that it serves concurrently.
 
+use super::server::earliest;
 use crate::kind::OpKind;
 use crate::rng::Rng;
 
@@ -75,23 +76,10 @@ impl Lanes {
         let cost = self.device.cost(kind);
         let kib = if matches!(kind, OpKind::Read | OpKind::Write) { len.div_ceil(1024) } else { 0 };
         let service_ns = cost.base_ns + cost.per_kib_ns * kib + rng.between(0, cost.jitter_ns);
-        let lane = self.earliest_lane(now_ns);
+        let lane = earliest(&self.busy_until_ns, now_ns);
         let done = self.busy_until_ns[lane].max(now_ns) + service_ns;
         self.busy_until_ns[lane] = done;
         done
-    }
-
-    fn earliest_lane(&self, now_ns: u64) -> usize {
-        let mut best = 0;
-        for (lane, &until) in self.busy_until_ns.iter().enumerate() {
-            if until <= now_ns {
-                return lane;
-            }
-            if until < self.busy_until_ns[best] {
-                best = lane;
-            }
-        }
-        best
     }
 
     /// Forgets all operations after a loss of power.

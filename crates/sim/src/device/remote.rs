@@ -2,7 +2,7 @@
 //! transfers its bytes over one link.
 
 use super::model::Model;
-use super::server::{Access, LowerDevice, Request, Server, Timers};
+use super::server::{Access, LowerDevice, Request, Server, Slab, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a file server. Times in ns.
@@ -39,8 +39,7 @@ pub(crate) struct FileServer {
     back: LowerDevice,
     threads_free_ns: Vec<u64>,
     wire_free_ns: u64,
-    calls: Vec<Call>,
-    free: Vec<u32>,
+    calls: Slab<Call>,
     timers: Timers,
     arrived: Vec<u32>,
 }
@@ -56,8 +55,7 @@ impl FileServer {
             back: LowerDevice::new(remote.back.server(rng)),
             threads_free_ns: vec![0; threads as usize],
             wire_free_ns: 0,
-            calls: Vec::new(),
-            free: Vec::new(),
+            calls: Slab::default(),
             timers: Timers::default(),
             arrived: Vec::new(),
             remote,
@@ -82,26 +80,16 @@ impl FileServer {
     }
 
     fn answer(&mut self, now_ns: u64, id: u32) {
-        let request = self.calls[id as usize].request;
+        let request = self.calls.get(id).request;
         let sent_ns = self.over_the_wire_ns(now_ns, &request, Access::Read);
-        self.calls[id as usize].stage = Stage::Answered;
+        self.calls.get(id).stage = Stage::Answered;
         self.timers.push(sent_ns + self.remote.round_trip_ns / 2, id);
     }
 }
 
 impl Server for FileServer {
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
-        let call = Call { request, stage: Stage::Coming };
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.calls[id as usize] = call;
-                id
-            }
-            None => {
-                self.calls.push(call);
-                self.calls.len() as u32 - 1
-            }
-        };
+        let id = self.calls.add(Call { request, stage: Stage::Coming });
         let sent_ns = self.over_the_wire_ns(now_ns, &request, Access::Write);
         let seen_ns = self.seen_ns(sent_ns + self.remote.round_trip_ns / 2);
         self.timers.push(seen_ns, id);
@@ -114,13 +102,12 @@ impl Server for FileServer {
 
     fn advance(&mut self, now_ns: u64, done: &mut Vec<u32>) {
         while let Some(id) = self.timers.pop_due(now_ns) {
-            let call = &mut self.calls[id as usize];
+            let call = self.calls.get(id);
             if let Stage::Coming = call.stage {
                 call.stage = Stage::Served;
                 self.back.submit(now_ns, Request { tag: id, ..call.request });
             } else {
-                done.push(call.request.tag);
-                self.free.push(id);
+                done.push(self.calls.remove(id).request.tag);
             }
         }
         let mut arrived = std::mem::take(&mut self.arrived);
@@ -133,8 +120,7 @@ impl Server for FileServer {
         self.back.reset();
         self.threads_free_ns.fill(0);
         self.wire_free_ns = 0;
-        self.calls.clear();
-        self.free.clear();
+        self.calls = Slab::default();
         self.timers.clear();
     }
 }

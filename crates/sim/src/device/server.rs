@@ -77,6 +77,52 @@ impl Timers {
     }
 }
 
+/// Values by tag. A removed value's tag is used again, the last one first.
+pub(super) struct Slab<T> {
+    values: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Slab<T> {
+        Slab { values: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    pub(super) fn add(&mut self, value: T) -> u32 {
+        let tag = self.free.pop().unwrap_or_else(|| {
+            self.values.push(None);
+            self.values.len() as u32 - 1
+        });
+        self.values[tag as usize] = Some(value);
+        tag
+    }
+
+    pub(super) fn get(&mut self, tag: u32) -> &mut T {
+        self.values[tag as usize].as_mut().expect("a tag of a value")
+    }
+
+    pub(super) fn remove(&mut self, tag: u32) -> T {
+        self.free.push(tag);
+        self.values[tag as usize].take().expect("a tag of a value")
+    }
+}
+
+/// Returns the first lane that is free, or else the one that becomes free first.
+pub(super) fn earliest(free_at_ns: &[u64], now_ns: u64) -> usize {
+    let mut best = 0;
+    for (lane, &at_ns) in free_at_ns.iter().enumerate() {
+        if at_ns <= now_ns {
+            return lane;
+        }
+        if at_ns < free_at_ns[best] {
+            best = lane;
+        }
+    }
+    best
+}
+
 /// A server below another one. It reports everything through `advance`, also requests whose end was known at
 /// submission.
 pub(crate) struct LowerDevice {

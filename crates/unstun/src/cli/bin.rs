@@ -5,22 +5,22 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub enum BinCommand {
-    /// List the entries, oldest first (with --datastore: of that datastore)
+    /// List the entries of the bin, oldest first (with --datastore: of that datastore)
     List,
     /// Restore a removed VM with its snapshots, or a state that was thrown away
     Restore {
-        /// The entry's ID, or the VM's name if it has one entry
+        /// Name the entry by its ID, or by the VM's name if the VM has one entry
         entry: String,
-        /// The name of the restored VM [default: its former name]
+        /// Set the name of the restored VM [default: its former name]
         #[arg(long, value_name = "NEW")]
         name: Option<VmName>,
-        /// End the sessions of the VM's clients first (for a state)
+        /// End the sessions of the VM's clients first (when restoring a state)
         #[arg(long)]
         disconnect: bool,
     },
-    /// Remove entries for good, or all (with --datastore: of that datastore)
+    /// Remove entries of the bin permanently (with --datastore: of that datastore)
     Empty {
-        /// IDs of entries, or names of VMs that have one entry [default: all entries]
+        /// Name entries by ID, or by VM if the VM has one entry [default: all entries]
         #[arg(value_name = "ENTRY")]
         entries: Vec<String>,
         #[command(flatten)]
@@ -28,13 +28,13 @@ pub enum BinCommand {
     },
 }
 
-/// What may be asked of a command that asks back.
+/// Options of a command that asks for confirmation.
 #[derive(Debug, Args)]
 pub struct ConsentArgs {
-    /// Do not ask for confirmation
+    /// Skip the confirmation
     #[arg(short, long)]
     pub yes: bool,
-    /// Print what would be done, and do nothing
+    /// Print what would be done without doing it
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }

@@ -10,24 +10,24 @@ use super::bin::ConsentArgs;
 
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
-    /// Take a snapshot of all disks of a VM, at one instant
+    /// Take a snapshot of all disks of a VM at one instant
     Take {
         #[command(flatten)]
         which: VmAndName,
-        /// Describe the snapshot in a line of text
+        /// Describe the snapshot in one line of text
         #[arg(short, long, default_value = "", hide_default_value = true)]
         message: String,
     },
-    /// Show the tree of a VM's snapshots and its current state
+    /// Show a VM's snapshots and its running state as a tree
     #[command(visible_alias = "list")]
     Tree { vm: VmName },
     /// Print the ranges of the disks that differ between two states (for an incremental backup)
     Diff {
         vm: VmName,
-        /// The earlier state, by its snapshot
+        /// Name the snapshot with the earlier state
         #[arg(value_name = "A")]
         from: SnapshotRef,
-        /// The later state [default: the running state]
+        /// Name the snapshot with the later state [default: the running state]
         #[arg(value_name = "B")]
         to: Option<SnapshotRef>,
     },
@@ -35,9 +35,9 @@ pub enum SnapshotCommand {
     Commit(CommitArgs),
     /// Return to a snapshot and keep it (without NAME: to the current one)
     Revert(RevertArgs),
-    /// Remove a snapshot and throw away what was written since it was taken
+    /// Remove a snapshot and discard everything written since it was taken
     Discard(DiscardArgs),
-    /// Restore what the last revert, discard or reset threw away
+    /// Undo the last revert, discard or reset of a VM
     Undo(VmLossArgs),
     /// Merge the deltas that no snapshot owns into their parents
     Consolidate(ConsolidateArgs),
@@ -64,7 +64,7 @@ pub struct ConsolidateArgs {
     pub job: JobArgs,
 }
 
-/// What may be asked of a command that starts a job.
+/// Options of a command that starts a job.
 #[derive(Debug, Args)]
 pub struct JobArgs {
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub struct JobArgs {
 pub struct RevertArgs {
     #[command(flatten)]
     pub which: VmAndName,
-    /// Take a snapshot of the running state first, under this name
+    /// Save the running state as a snapshot of this name first
     #[arg(long, value_name = "NAME")]
     pub take_first: Option<SnapshotName>,
     #[command(flatten)]
@@ -93,13 +93,13 @@ pub struct DiscardArgs {
     pub loss: LossArgs,
 }
 
-/// What may be asked of a command that throws data away.
+/// Options of a command that throws data away.
 #[derive(Debug, Args)]
 pub struct LossArgs {
     /// End the sessions of clients that write; power the guest off first
     #[arg(long)]
     pub disconnect: bool,
-    /// Throw it away for good instead of keeping it in the bin
+    /// Remove the state permanently instead of moving it to the bin
     #[arg(long)]
     pub purge: bool,
     #[command(flatten)]
@@ -117,9 +117,9 @@ pub struct VmLossArgs {
 /// `VM NAME` or `VM@NAME`.
 #[derive(Debug, Args)]
 pub struct VmAndName {
-    /// The VM, or VM@NAME
+    /// Name the VM, or the VM and the snapshot as VM@NAME
     pub vm: String,
-    /// The snapshot
+    /// Name the snapshot
     pub name: Option<String>,
 }
 

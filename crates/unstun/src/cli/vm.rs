@@ -36,19 +36,19 @@ pub enum VmCommand {
         #[arg(long)]
         disconnect: bool,
     },
-    /// Open a closed VM, serve its plain export names (VM/diskN) again after a revert, or take over an interrupted move
+    /// Open a closed VM, or serve its plain export names (VM/diskN) again after a revert
     ///
-    /// Be certain that no client of before still runs: one that does has the old content in its caches, connects again by
-    /// itself, and ruins the guest's file systems. The names that `unstun attach` prints need no `vm open`.
+    /// Make sure that no earlier client is running: such a client has the old content in its caches, reconnects
+    /// automatically, and corrupts the guest's file systems. The names that `unstun attach` prints need no `vm open`.
     Open {
         vm: VmName,
-        /// Make this side of an interrupted move the VM, because the other side is lost for good
+        /// Make this side of an interrupted move the VM; the other side must be lost permanently
         #[arg(long)]
         take_over: bool,
     },
-    /// Throw away what was written to the independent-nonpersistent disks
+    /// Discard what was written to the independent-nonpersistent disks
     Reset(VmLossArgs),
-    /// Remove a VM from the datastore; its files stay without --delete-disks
+    /// Remove a VM from the datastore (without --delete-disks its files stay)
     #[command(visible_alias = "rm")]
     Remove(RemoveArgs),
 }
@@ -56,10 +56,10 @@ pub enum VmCommand {
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
     pub vm: VmName,
-    /// Delete the VM's disks and snapshots too; for a day `unstun bin restore` can undo this
+    /// Delete the VM's disks and snapshots too; `unstun bin restore` can undo this (default: for 24 hours)
     #[arg(long)]
     pub delete_disks: bool,
-    /// Delete them for good instead of keeping them in the bin
+    /// Delete the disks permanently instead of moving them to the bin
     #[arg(long, requires = "delete_disks")]
     pub purge: bool,
     #[command(flatten)]
@@ -69,17 +69,16 @@ pub struct RemoveArgs {
 #[derive(Debug, Args)]
 pub struct VmCreateArgs {
     pub vm: VmName,
-    /// A disk: its size, and how and where it is kept; may be repeated, sizes alone may be separated by
-    /// commas
+    /// Add a disk of SIZE bytes (K, M, G, T), such as 20G; may be repeated, and sizes may be separated by commas
     #[arg(long = "disk", value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
     pub disks: Vec<DiskSpecs>,
-    /// Fill the last disk from an image that qemu-img can read; without --disk it gets the image's size
+    /// Fill the last disk from an image that qemu-img can read [default size: that of the image]
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// The format of the image (raw, qcow2, vmdk...) [default: by its file name]
+    /// Set the format of the image: raw, qcow2, vmdk, ... [default: by its file name]
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
-    /// The kind of store for its disks
+    /// Choose the kind of store for the disks
     #[arg(long, value_enum, default_value_t = Store::Native)]
     pub store: Store,
     /// Choose what guest writes do while the datastore is full
@@ -89,20 +88,18 @@ pub struct VmCreateArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The VM's folder, or its .vmx
+    /// Name the VM's folder, or its .vmx
     pub path: PathBuf,
-    /// The name of the VM [default: the name of its .vmx]
+    /// Set the name of the VM [default: the name of its .vmx]
     #[arg(long)]
     pub name: Option<VmName>,
-    /// Write the folder's own files; else writes go to deltas in the datastore, on top of a snapshot
-    /// `as-imported`
+    /// Write to the folder's own files [default: to deltas in the datastore, on a snapshot `as-imported`]
     #[arg(long)]
     pub in_place: bool,
-    /// Allow its files to refer to this folder outside of PATH; may be repeated
+    /// Allow the VM's files to refer to this folder outside of PATH; may be repeated
     #[arg(long = "allow-root", value_name = "DIR")]
     pub allow_roots: Vec<PathBuf>,
-    /// Accept links whose parentCID is not their parent's CID: only where the parent's data is known to be
-    /// unchanged
+    /// Accept links whose parentCID is not their parent's CID; the parent's data must be unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
     /// Choose what guest writes do while the datastore is full
@@ -112,22 +109,22 @@ pub struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub struct CloneArgs {
-    /// VM@SNAPSHOT: the state it starts from
+    /// Name the snapshot from which the clone starts
     #[arg(value_name = "VM@NAME")]
     pub state: String,
-    /// The name of the new VM
+    /// Name the new VM
     pub new: VmName,
 }
 
 #[derive(Debug, Args)]
 pub struct MoveArgs {
-    /// The VM; VM/diskN where that is its only disk
+    /// Name the VM, or its only disk
     #[arg(value_name = "VM[/diskN]")]
     pub what: String,
-    /// The datastore to move to, by its name or its folder
+    /// Move to this datastore, by its name or its folder [default: the current one]
     #[arg(long, value_name = "DIR|NAME", required_unless_present = "store")]
     pub to: Option<PathBuf>,
-    /// The kind of store to move to [default: the present one]
+    /// Move to this kind of store [default: the current one]
     #[arg(long, value_enum)]
     pub store: Option<Store>,
     /// Start the job and return, without following its progress
@@ -141,10 +138,10 @@ pub struct SetChange {
     /// Create the deltas of later snapshots in this folder (workingDir, snapshot.redoNotWithParent)
     #[arg(long, value_name = "DIR")]
     pub snapshot_dir: Option<PathBuf>,
-    /// Create the deltas of later snapshots beside the disks again
+    /// Create the deltas of later snapshots beside the disks again (the default)
     #[arg(long)]
     pub no_snapshot_dir: bool,
-    /// Allow several clients to write one disk, for a live migration or a cluster file system
+    /// Allow several clients to write one disk: for a live migration or a cluster file system [default: off]
     #[arg(long, value_enum, value_name = "on|off")]
     pub shared_writers: Option<OnOff>,
 }
@@ -158,13 +155,13 @@ pub struct SetArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Add a disk
+    /// Add a disk to a VM
     Add(DiskAddArgs),
-    /// Remove a disk from a VM; its files stay without --delete-files
+    /// Remove a disk from a VM (without --delete-files its files stay)
     Remove {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
-        /// Delete its files too; this cannot be undone
+        /// Delete the disk's files too; this cannot be undone
         #[arg(long)]
         delete_files: bool,
     },
@@ -172,11 +169,11 @@ pub enum DiskCommand {
     Grow {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
-        /// The new size
+        /// Set the new size in bytes, or with K, M, G or T, such as 40G
         #[arg(value_parser = api::units::parse_disk_size)]
         size: u64,
     },
-    /// Change the mode of a disk: what snapshots and resets do to it
+    /// Change the mode of a disk
     Set {
         #[arg(value_name = "VM/diskN")]
         disk: DiskRef,
@@ -188,13 +185,13 @@ pub enum DiskCommand {
 #[derive(Debug, Args)]
 pub struct DiskAddArgs {
     pub vm: VmName,
-    /// Its size, and how and where it is kept
+    /// Set the size in bytes, or with K, M, G or T, such as 20G; and optionally mode and folder
     #[arg(value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
     pub disk: Option<DiskSpec>,
-    /// Fill it from an image that qemu-img can read; without SIZE it gets the image's size
+    /// Fill the disk from an image that qemu-img can read [default size: that of the image]
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
-    /// The format of the image (raw, qcow2, vmdk...) [default: by its file name]
+    /// Set the format of the image: raw, qcow2, vmdk, ... [default: by its file name]
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
 }

@@ -34,7 +34,7 @@ async fn empty(entries: &[String], args: &ConsentArgs, client: &Client, output: 
     }
     if !preview.entries.is_empty() && !args.yes {
         output.note(&goes(&preview));
-        consent("Remove for good?", "removes")?;
+        consent("Remove permanently?", "removes")?;
     }
     // Only the entries that were shown are removed, not those added since.
     let ids = preview.entries.iter().map(|entry| entry.id.clone()).collect();
@@ -57,7 +57,7 @@ fn bytes(bytes: Option<u64>) -> String {
 }
 
 fn rows(entries: &[BinEntry]) -> String {
-    let mut table = table(&["entry", "kept is", "of", "removed", "goes in", "allocated", "datastore"]);
+    let mut table = table(&["entry", "kind", "origin", "removed", "expires in", "allocated", "datastore"]);
     let now = Timestamp::now();
     for entry in entries {
         let left = entry.kept_until.duration_since(now).as_secs().max(0).unsigned_abs();
@@ -105,7 +105,7 @@ fn goes(preview: &BinEmptied) -> String {
     match preview.entries.as_slice() {
         [] => "the bin is empty".to_owned(),
         entries => format!(
-            "{}\n{} in {} removed for good; this cannot be undone",
+            "{}\nto remove permanently: {} in {}; this cannot be undone",
             rows(entries),
             format_bytes(preview.bytes),
             counted(entries.len())
@@ -115,15 +115,15 @@ fn goes(preview: &BinEmptied) -> String {
 
 fn counted(entries: usize) -> String {
     match entries {
-        1 => "1 entry is".to_owned(),
-        entries => format!("{entries} entries are"),
+        1 => "1 entry".to_owned(),
+        entries => format!("{entries} entries"),
     }
 }
 
 fn emptied(done: &BinEmptied) -> String {
     match done.entries.len() {
         0 => "nothing was removed".to_owned(),
-        entries => format!("{} removed for good, {}", counted(entries), format_bytes(done.bytes)),
+        entries => format!("{} removed permanently: {}", counted(entries), format_bytes(done.bytes)),
     }
 }
 
@@ -131,24 +131,24 @@ fn restored(restored: &BinRestored) -> String {
     let vm = &restored.vm;
     if restored.entry.kind == BinKind::State {
         return format!(
-            "{} is back; where disks run on, `unstun attach {vm}` prints their names of now",
+            "restored the state of {}; `unstun attach {vm}` prints the current export names",
             of(&restored.entry)
         );
     }
     let named = match restored.entry.vm == *vm {
-        true => vm.to_string(),
-        false => format!("{} is {vm} now, and", restored.entry.vm),
+        true => format!("{vm} restored"),
+        false => format!("{} restored as {vm}", restored.entry.vm),
     };
     match restored.condition {
         VmCondition::Open => format!(
-            "{named} is served again\nthe export names of before are refused; `unstun attach {vm}` prints those of now\n(for \
-             plain names, {vm}/diskN: `unstun vm open {vm}`, when no client of before runs any more)"
+            "{named}\nthe earlier export names are refused; `unstun attach {vm}` prints the current ones\n(for \
+             the plain names, {vm}/diskN: `unstun vm open {vm}`, when no earlier client is running)"
         ),
         VmCondition::Closed => {
-            format!("{named} is back, closed as it was; `unstun vm open {vm}` serves it")
+            format!("{named}, closed as before; `unstun vm open {vm}` opens the VM")
         }
         VmCondition::Broken => {
-            format!("{named} is back, and cannot be served; `unstun vm list` says why")
+            format!("{named}, but it cannot be served; `unstun vm list` shows the cause")
         }
     }
 }

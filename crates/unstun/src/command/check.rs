@@ -17,7 +17,7 @@ use crate::daemon;
 pub(super) fn files(path: &Path, output: Output) -> Result<u8> {
     let shown = path.display();
     let path = path.canonicalize().map_err(|e| Error::at_path(shown, "no such file or folder", &e))?;
-    tell(&daemon::check(&path)?, output)
+    print(&daemon::check(&path)?, output)
 }
 
 pub(super) async fn stores(client: &Client, output: Output) -> Result<u8> {
@@ -30,7 +30,7 @@ pub(super) async fn stores(client: &Client, output: Output) -> Result<u8> {
         };
         answers.add(&datastore, checked)?;
     }
-    answers.tell(client, output)
+    answers.print(client, output)
 }
 
 /// Follows a job for each store, and prints the findings when all jobs have ended.
@@ -44,7 +44,7 @@ pub(super) async fn scrub(client: &Client, output: Output) -> Result<u8> {
         };
         answers.add(&datastore, checked)?;
     }
-    answers.tell(client, output)
+    answers.print(client, output)
 }
 
 async fn scrubbed(client: &Client, datastore: &DatastoreName) -> Result<Checked> {
@@ -84,9 +84,9 @@ impl Answers {
 
     /// Prints the findings and returns the exit code. Damage comes first; a datastore that was not checked is not sound
     /// either.
-    fn tell(self, client: &Client, output: Output) -> Result<u8> {
+    fn print(self, client: &Client, output: Output) -> Result<u8> {
         let unchecked = self.unchecked;
-        match tell(&together(client, self.checked), output)? {
+        match print(&together(client, self.checked), output)? {
             0 if unchecked => Ok(ErrorKind::Unavailable.exit_code()),
             code => Ok(code),
         }
@@ -131,7 +131,7 @@ fn together(client: &Client, mut all: Vec<Checked>) -> Checked {
     Checked { path: client.datastore().to_path_buf(), findings }
 }
 
-fn tell(checked: &Checked, output: Output) -> Result<u8> {
+fn print(checked: &Checked, output: Output) -> Result<u8> {
     output.result(checked, describe)?;
     let damaged = checked.findings.iter().any(|finding| finding.severity == Severity::Damage);
     Ok(if damaged { ErrorKind::Damaged.exit_code() } else { 0 })

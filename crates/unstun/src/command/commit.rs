@@ -59,7 +59,7 @@ async fn carry_out(
 fn describe(preview: &CommitPreview) -> String {
     let estimate = match preview.estimated_s {
         Some(s) => format!("about {}", format_seconds(s)),
-        None => "not known before the first commit of this daemon".to_owned(),
+        None => "unknown before this daemon's first commit".to_owned(),
     };
     let (verb, what) = match preview.snapshots.is_empty() {
         true => ("consolidate", preview.vm.to_string()),
@@ -68,7 +68,7 @@ fn describe(preview: &CommitPreview) -> String {
     let lines = fields(&[
         (verb, what),
         ("to move", to_move(preview)),
-        ("comes back", format_bytes(preview.bytes_freed)),
+        ("to free", format_bytes(preview.bytes_freed)),
         ("time", estimate),
     ]);
     let stays: String = preview.stays.iter().map(|stays| format!("{stays}\n")).collect();
@@ -83,7 +83,10 @@ fn to_move(preview: &CommitPreview) -> String {
 }
 
 pub(super) fn started(job: &Job) -> String {
-    format!("job {} started; follow it with `unstun job list`, stop it with `unstun job cancel {0}`", job.id)
+    format!(
+        "job {} started; `unstun job list` shows its progress, `unstun job cancel {0}` cancels it",
+        job.id
+    )
 }
 
 pub(super) fn finish(watched: Watched, output: Output) -> Result<()> {
@@ -102,7 +105,7 @@ pub(super) fn ended(watched: Watched) -> Result<Job> {
             let left = match job.operation {
                 Operation::Move => "the VM stays where it was",
                 Operation::Scrub => "the rest was not read",
-                _ => "the rest of its delta stays, and no snapshot owns it",
+                _ => "the rest of its delta stays as a delta that no snapshot owns",
             };
             Err(Error::new(ErrorKind::Cancelled, format!("job {} was cancelled: {left}", job.id)))
         }
@@ -116,7 +119,10 @@ fn detached(job: &Job) -> Error {
     let id = job.id;
     Error::new(
         ErrorKind::Cancelled,
-        format!("detached; job {id} goes on: see `unstun job list`, stop it with `unstun job cancel {id}`"),
+        format!(
+            "detached; job {id} continues: `unstun job list` shows its progress, `unstun job cancel {id}` cancels \
+             it"
+        ),
     )
 }
 

@@ -13,7 +13,7 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<()> {
     let (chain, raw) = (&args.chain, &args.output);
     chain.metadata().map_err(|e| Error::at_path(chain.display(), "no such file", &e))?;
     if raw.symlink_metadata().is_ok() {
-        let message = format!("{}: exists; expected a name that is free", raw.display());
+        let message = format!("{} exists already; choose another name", raw.display());
         return Err(Error::new(ErrorKind::Exists, message));
     }
     let bar = progress::bar(0)?;
@@ -29,5 +29,5 @@ pub(super) fn run(args: &ConvertArgs, output: Output) -> Result<()> {
 fn describe(converted: &Converted) -> String {
     let (size, written) = (format_bytes(converted.size_bytes), format_bytes(converted.bytes_written));
     let output = converted.output.display();
-    format!("{output}: {size}, {written} of it data, from {} layers", converted.layers)
+    format!("{output}: {size}, {written} of data, from {} layers", converted.layers)
 }

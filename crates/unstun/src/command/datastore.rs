@@ -34,23 +34,23 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
         None => DatastoreAdd { take_over: true, ..request(what)? },
     };
     output.note(&format!(
-        "{}: the host that holds its lease must be dead or cut off from the device. A machine that is only suspended, or an I/O \
-         that the storage still holds back, may write over what is written from here, and both lose data. The lease is \
-         claimed after nothing was heard of its owner for about 42 seconds.",
+        "{}: the host that holds its lease must be dead or cut off from the device. A machine that is only \
+         suspended, or an I/O that the storage still holds back, may write over what is written from here, and both \
+         lose data. The lease is claimed once its owner has sent no heartbeat for about 42 seconds.",
         request.path.display()
     ));
     if !yes {
-        consent("Take it over?", "takes it over")?;
+        consent("Take over the lease?", "takes over the lease")?;
     }
     output.result(&client.datastore_add(&request).await?, added)
 }
 
 /// Creates a datastore without a daemon.
 pub(super) fn create(path: &Path, force: bool, output: Output) -> Result<()> {
-    let missing = "no such device or file; a folder needs no more than `unstun datastore add`";
+    let missing = "no such device or file; a folder needs only `unstun datastore add`";
     let path = path.canonicalize().map_err(|e| Error::at_path(path.display(), missing, &e))?;
     if path.is_dir() {
-        let cause = "is a folder, which is a datastore as it is";
+        let cause = "is a folder, which needs no preparation";
         return Err(Error::invalid(format!("{}: {cause}: `unstun datastore add` serves it", path.display())));
     }
     output.result(&daemon::create_datastore(&path, force)?, created)
@@ -80,7 +80,7 @@ fn added(datastore: &Datastore) -> String {
 }
 
 pub(super) fn list(all: &[Datastore]) -> String {
-    let mut table = table(&["datastore", "is", "VMs", "free", "bin", "reclaimable", "of", "path"]);
+    let mut table = table(&["datastore", "state", "VMs", "free", "bin", "reclaimable", "total", "path"]);
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for one in all {
         table.add_row([

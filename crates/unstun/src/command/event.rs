@@ -61,7 +61,7 @@ fn describe(event: &Event) -> String {
     }
     for disk in &event.disks {
         let (stun, flush) = (format_us(disk.stun_us), format_us(disk.flush_us));
-        text.push_str(&format!("\n    disk{}  stun {stun}, flush {flush}", disk.number));
+        text.push_str(&format!("\n    {}/disk{}  stun {stun}, flush {flush}", event.vm, disk.number));
         if disk.bytes_moved > 0 {
             text.push_str(&format!(", {} moved", format_bytes(disk.bytes_moved)));
         }
@@ -88,7 +88,7 @@ mod tests {
         };
         assert_eq!(
             describe(&event),
-            "2026-11-20T12:00:00.123Z  web@a  take  stun 210 us\n    disk0  stun 210 us, flush 1.50 ms"
+            "2026-11-20T12:00:00.123Z  web@a  take  stun 210 us\n    web/disk0  stun 210 us, flush 1.50 ms"
         );
     }
 }

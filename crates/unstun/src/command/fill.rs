@@ -77,7 +77,8 @@ impl Source {
         let last = disks.last_mut().ok_or_else(|| Error::invalid("no disk to fill"))?;
         if size_bytes > last.size_bytes {
             return Err(Error::refused(format!(
-                "{} holds a disk of {} ({size_bytes} bytes), larger than the {} ({} bytes) of the disk it is to fill",
+                "{} holds a disk of {} ({size_bytes} bytes), larger than the {} ({} bytes) of the disk that it is to \
+                 fill",
                 self.path.display(),
                 format_bytes(size_bytes),
                 format_bytes(last.size_bytes),
@@ -121,7 +122,7 @@ impl Source {
             return client.disk_set_mode(&disk, &DiskSetMode { mode }).await;
         }
         let shown = client.vm_show(vm).await?;
-        let gone = || Error::failed(format!("{vm}/disk{} is gone", disk.number));
+        let gone = || Error::failed(format!("{vm}/disk{} was removed", disk.number));
         shown.disks.into_iter().find(|shown| shown.number == disk.number).ok_or_else(gone)
     }
 }
@@ -149,10 +150,12 @@ fn refuse_hidden_format(path: &Path, found: &str) -> Result<String> {
     if found == RAW {
         return Ok(found.to_owned());
     }
-    let cause =
-        format!("--from {}: its content looks like {found}, and its name does not say so", path.display());
+    let cause = format!(
+        "--from {}: its content looks like {found}, but its file name does not say so",
+        path.display()
+    );
     let remedy = format!(
-        "say which it is: --from-format {found}, or --from-format raw if a guest may have written it"
+        "state the format: --from-format {found}, or --from-format raw if a guest may have written this content"
     );
     Err(Error::refused(format!("{cause}; {remedy}")))
 }
@@ -167,10 +170,11 @@ fn refuse_other_files(path: &Path, info: &Info) -> Result<()> {
     let Some(other) = other.or_else(|| extents.into_iter().find(outside)) else { return Ok(()) };
     let shown = path.display();
     let cause = format!(
-        "--from {shown}: it reads another file, {other}, which would become part of the guest's disk"
+        "--from {shown}: the image refers to another file, {other}, whose content would become part of the guest's \
+         disk"
     );
     let remedy = format!(
-        "if that is meant, make one image of both first: {QEMU_IMG} convert -O qcow2 {shown} WHOLE.qcow2"
+        "if that is intended, first convert both to one image: {QEMU_IMG} convert -O qcow2 {shown} WHOLE.qcow2"
     );
     Err(Error::refused(format!("{cause}; {remedy}")))
 }

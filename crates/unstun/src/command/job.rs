@@ -24,7 +24,8 @@ fn list(jobs: &[Job]) -> String {
     if jobs.is_empty() {
         return "no jobs".to_owned();
     }
-    let mut table = table(&["job", "operation", "of", "state", "done", "of bytes", "rate", "limit", "left"]);
+    let mut table =
+        table(&["job", "operation", "target", "state", "done", "total", "rate", "limit", "time left"]);
     for job in jobs {
         table.add_row([
             job.id.to_string(),

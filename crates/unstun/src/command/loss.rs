@@ -52,7 +52,7 @@ fn reset_request(args: &LossArgs) -> Reset {
 }
 
 /// Asks for consent to what `preview` says, and carries the operation out. `operation` gets whether the bin must keep the
-/// state: if the preview said that it does, the daemon must not remove the state for good.
+/// state: if the preview said that it does, the daemon must not remove the state permanently.
 async fn carry_out(
     preview: &Loss,
     args: &LossArgs,
@@ -76,7 +76,7 @@ pub(super) async fn remove(args: &RemoveArgs, client: &Client, output: Output) -
         output.note(&removal(&preview));
         if !preview.clients.is_empty() {
             return Err(Error::refused(format!(
-                "VM {}: {}; power the guest off, or disconnect it first",
+                "VM {}: {}; power the guest off, or disconnect the client first",
                 preview.vm,
                 connected(&preview.clients)
             )));
@@ -84,7 +84,7 @@ pub(super) async fn remove(args: &RemoveArgs, client: &Client, output: Output) -
         if !args.consent.yes {
             consent("Remove?", "removes")?;
         }
-        // If the preview said that the bin keeps the VM, the daemon must not remove it for good.
+        // If the preview said that the bin keeps the VM, the daemon must not remove it permanently.
         request.keep = preview.kept_until.is_some();
     }
     output.result(&client.vm_remove(&args.vm, &request).await?, removed)
@@ -115,14 +115,14 @@ fn removal(preview: &VmRemovePreview) -> String {
 
 fn fate(preview: &VmRemovePreview) -> String {
     match (&preview.kept_until, &preview.not_kept) {
-        _ if !preview.disks_deleted => "its files stay; unstun forgets it".to_owned(),
+        _ if !preview.disks_deleted => "its files stay; the VM is removed from unstun's list".to_owned(),
         (Some(until), _) => format!(
-            "the bin keeps it until {until:.0}, unless space is short before: `unstun bin restore {}` brings it back",
+            "the bin keeps it until {until:.0}, or until its space is needed; `unstun bin restore {}` restores it",
             preview.vm
         ),
         (None, why) => {
-            let why = why.as_deref().unwrap_or("the bin does not keep it");
-            format!("it is removed for good, which cannot be undone: {why}")
+            let why = why.as_deref().unwrap_or("the bin does not keep the VM");
+            format!("the VM is removed permanently, which cannot be undone: {why}")
         }
     }
 }
@@ -131,7 +131,7 @@ fn removed(removed: &VmRemoved) -> String {
     let (name, home) = (&removed.name, removed.home.display());
     match &removed.bin {
         Some(bin) => format!(
-            "{name} removed; the bin keeps it until {:.0}: `unstun bin restore {name}` brings it back ({})",
+            "{name} removed; the bin keeps it until {:.0}; `unstun bin restore {name}` restores it (entry {})",
             bin.kept_until, bin.id
         ),
         None if removed.disks_deleted => format!("{name} removed, its files deleted"),
@@ -155,7 +155,7 @@ pub(super) async fn remove_datastore(
         return Err(Error::refused(format!("datastore {name}: {cause}; disconnect its clients first")));
     }
     if !args.yes {
-        consent("Stop serving it?", "stops serving it")?;
+        consent("Stop serving the datastore?", "stops serving the datastore")?;
     }
     output.result(&client.datastore_remove(name).await?, datastore_removed)
 }
@@ -165,30 +165,26 @@ fn datastore_removal(preview: &DatastoreRemovePreview) -> String {
     let mut lines =
         vec![("remove", format!("datastore {}", preview.name)), ("path", preview.path.display().to_string())];
     if preview.condition == DatastoreCondition::Broken {
-        lines.push(("served", "not now: it could not be opened".to_owned()));
+        lines.push(("served", "no: the datastore could not be opened".to_owned()));
     }
     if !preview.vms.is_empty() {
-        lines.push(("VMs", format!("{} (not served any more)", names(&preview.vms))));
+        lines.push(("VMs", format!("{} (no longer served)", names(&preview.vms))));
     }
     if !preview.idle_vms.is_empty() {
         lines.push(("idle VMs", names(&preview.idle_vms)));
     }
     if preview.bin_entries > 0 {
-        lines.push(("bin", format!("{} stays in it", format_bytes(preview.bin_bytes))));
+        lines.push(("bin", format!("{} stays in the datastore", format_bytes(preview.bin_bytes))));
     }
     if !preview.clients.is_empty() {
         let one = |one: &DatastoreClient| format!("{}: {}", one.vm, one.client);
         lines.push(("clients", preview.clients.iter().map(one).collect::<Vec<_>>().join(", ")));
     }
-    format!("{}all that is in it stays; `unstun datastore add` serves it again", fields(&lines))
+    format!("{}its content stays; `unstun datastore add` serves the datastore again", fields(&lines))
 }
 
 fn datastore_removed(removed: &DatastoreRemoved) -> String {
-    format!(
-        "datastore {} is not served any more; all of it stays in {}",
-        removed.name,
-        removed.path.display()
-    )
+    format!("datastore {} is no longer served; its content stays in {}", removed.name, removed.path.display())
 }
 
 /// Returns whether the operation may go on; false after a dry run. Clients that prevent the operation are refused
@@ -201,8 +197,9 @@ fn agreed(preview: &Loss, args: &LossArgs, output: Output) -> Result<bool> {
     output.note(&describe(preview));
     if preview.reverts && !preview.clients.is_empty() && !args.disconnect {
         return Err(Error::refused(format!(
-            "VM {}: {}: a disk that changes under its guest ruins the guest's file systems; power the guest off, or \
-             end the sessions with --disconnect",
+            "cannot {} {}: {}; a disk that changes under a running guest corrupts the guest's file systems; power the \
+             guest off, or end the sessions with --disconnect",
+            preview.operation.as_str(),
             preview.vm,
             connected(&preview.clients)
         )));
@@ -220,7 +217,7 @@ fn describe(loss: &Loss) -> String {
         lines.push(("taken first", taken.clone()));
     }
     if !loss.snapshots.is_empty() {
-        lines.push(("names that go", loss.snapshots.join(", ")));
+        lines.push(("names removed", loss.snapshots.join(", ")));
     }
     let bytes = format_bytes(loss.bytes_lost);
     lines.push((
@@ -261,16 +258,16 @@ pub(super) fn connected(clients: &[VmClient]) -> String {
 
 fn done(loss: &Loss) -> String {
     let mut text = match &loss.target {
-        Some(target) if loss.reverts => format!("{} runs on from {target}", loss.vm),
+        Some(target) if loss.reverts => format!("{} continues from {target}", loss.vm),
         _ => format!("{}: {} done", loss.vm, loss.operation.as_str()),
     };
     let bytes = format_bytes(loss.bytes_lost);
     match &loss.kept_until {
         Some(until) => text.push_str(&format!(
-            "; {bytes} in the bin until {until:.0}: `unstun snapshot undo {}` brings it back",
+            "; the bin keeps {bytes} until {until:.0}; `unstun snapshot undo {}` restores the state",
             loss.vm
         )),
-        None => text.push_str(&format!("; {bytes} given up")),
+        None => text.push_str(&format!("; {bytes} removed permanently")),
     }
     if let Some(taken) = &loss.taken {
         text.push_str(&format!("; the previous state is saved as {taken}"));
@@ -287,9 +284,9 @@ fn done(loss: &Loss) -> String {
 /// Returns the next step. The disks now have other content, so a former client must not reconnect with cached data.
 fn next_step(vm: &VmName) -> String {
     format!(
-        "\nthe export names of before are refused from now on; power the guest off, and start it with the names that \
-         `unstun attach {vm}` prints\n(for plain names, {vm}/diskN: `unstun vm open {vm}`, when no client of before \
-         runs any more)"
+        "\nthe earlier export names are refused from now on; power the guest off, and start it with the names that \
+         `unstun attach {vm}` prints\n(for the plain names, {vm}/diskN: `unstun vm open {vm}`, when no earlier \
+         client is running)"
     )
 }
 
@@ -329,11 +326,11 @@ mod tests {
     #[test]
     fn the_preview_says_what_is_lost() {
         let text = describe(&loss(Some("a"), None, &["b", "c"]));
-        for part in ["web to a", "names that go  b, c", "3 MiB in 1 layer", "unix writes to disk0"] {
+        for part in ["web to a", "names removed  b, c", "3 MiB in 1 layer", "unix writes to disk0"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(text.ends_with("is lost; there is no way back to b, c"), "{text}");
-        assert!(describe(&loss(Some("a"), Some("now"), &[])).ends_with("the present is kept as now"));
+        assert!(text.ends_with("is lost; you cannot revert to b, c afterwards"), "{text}");
+        assert!(describe(&loss(Some("a"), Some("now"), &[])).ends_with("the current state is saved as now"));
     }
 
     #[test]

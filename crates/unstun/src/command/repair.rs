@@ -64,19 +64,19 @@ fn describe(repair: &Repair) -> String {
         let Finding { severity, file, field, found, expected, .. } = &unmended.finding;
         let severity = severity.as_str();
         text.push_str(&format!(
-            "stays: {severity}: {file}: {field} is {found}, expected {expected}; {}\n",
+            "not repaired: {severity}: {file}: {field} is {found}, expected {expected}; {}\n",
             unmended.reason
         ));
     }
     let path = repair.path.display();
     let (mends, stays) = (repair.mends.len(), repair.unmended.len());
     let end = match &repair.undo_copies {
-        Some(copies) => format!("written; copies of the old files lie in {}", copies.display()),
+        Some(copies) => format!("written; copies of the old files are in {}", copies.display()),
         None if mends == 0 => "there is nothing to write".to_owned(),
-        None => "nothing is written yet: --yes does it".to_owned(),
+        None => "nothing is written yet; --yes writes the repairs".to_owned(),
     };
     let plural = if mends == 1 { "" } else { "s" };
-    text.push_str(&format!("{path}: {mends} mend{plural}, {stays} found that stays; {end}"));
+    text.push_str(&format!("{path}: {mends} repair{plural}, {stays} not repaired; {end}"));
     text
 }
 
@@ -89,12 +89,12 @@ fn mend(mend: &Mend) -> String {
         MendAction::Cut => "cut at its end",
     };
     let caution = caution.as_ref().map(|caution| format!("; {caution}")).unwrap_or_default();
-    format!("mend: {file}: {verb} {}: {reason}{caution}\n", lines.join(" | "))
+    format!("repair: {file}: {verb} {}: {reason}{caution}\n", lines.join(" | "))
 }
 
 fn describe_undo(undone: &RepairUndone) -> String {
-    let restored: String = undone.files.iter().map(|file| format!("{file}: as before\n")).collect();
-    format!("{restored}{}: the last repair is taken back", undone.path.display())
+    let restored: String = undone.files.iter().map(|file| format!("{file}: restored\n")).collect();
+    format!("{restored}{}: the last repair is undone", undone.path.display())
 }
 
 #[cfg(test)]
@@ -119,10 +119,10 @@ mod tests {
         };
         assert_eq!(
             describe(&repair),
-            "mend: web-000002.vmdk: write parentCID=0000000b: it is 0000000a; no file proves it\n\
-             /srv/web: 1 mend, 0 found that stays; nothing is written yet: --yes does it"
+            "repair: web-000002.vmdk: write parentCID=0000000b: it is 0000000a; no file proves it\n\
+             /srv/web: 1 repair, 0 not repaired; nothing is written yet; --yes writes the repairs"
         );
         repair.undo_copies = Some("/srv/web/unstun-repair/0001".into());
-        assert!(describe(&repair).ends_with("copies of the old files lie in /srv/web/unstun-repair/0001"));
+        assert!(describe(&repair).ends_with("copies of the old files are in /srv/web/unstun-repair/0001"));
     }
 }

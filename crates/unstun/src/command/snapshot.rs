@@ -37,7 +37,7 @@ fn taken(taken: &SnapshotTaken) -> String {
     fields(&[
         ("taken", format!("{}@{}", taken.vm, taken.snapshot.name)),
         ("stun", format_us(taken.stun_us)),
-        ("room", vm::space(&taken.space)),
+        ("space", vm::space(&taken.space)),
     ])
 }
 
@@ -62,10 +62,10 @@ async fn explain_delete(vm: Option<&str>, name: Option<&str>, client: &Client) -
     }
     Error::refused(format!(
         "\"delete\" could mean either of two things, so nothing was done:\n  \
-         commit   keeps everything written since the take and gives up the way back{moved}:\n           \
+         commit   keeps everything written since the take and removes the snapshot{moved}:\n           \
          unstun snapshot commit {place}\n  \
-         discard  throws away everything written since the take{lost}: on the running branch the VM goes back to the\n           \
-         snapshot and its name is dropped, a side branch is dropped:\n           \
+         discard  throws away everything written since the take{lost}: on the running branch the VM is\n           \
+         reverted to the snapshot, which is then removed; a side branch is removed:\n           \
          unstun snapshot discard {place}"
     ))
 }

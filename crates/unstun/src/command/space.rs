@@ -20,7 +20,7 @@ fn describe(space: &VmSpace) -> String {
         ("logical", format_bytes(space.logical_bytes)),
         ("allocated", format_bytes(space.allocated_bytes)),
         ("shared", format_bytes(space.shared_bytes)),
-        ("room", vm::space(&space.space)),
+        ("space", vm::space(&space.space)),
         ("bin", vm::bin(&space.space)),
     ]);
     if space.snapshots.is_empty() {

@@ -14,10 +14,10 @@ pub(super) async fn run(client: &Client, output: Output) -> Result<()> {
 
 pub(super) fn describe(status: &Status) -> String {
     let io = if status.direct_io { "direct" } else { "buffered (the file system refuses O_DIRECT)" };
-    let told = fields(&[
+    let summary = fields(&[
         ("datastore", status.datastore.display().to_string()),
         ("daemon", format!("unstun {}, process {}, since {:.0}", status.version, status.pid, status.started)),
-        ("room", room(status)),
+        ("space", space(status)),
         ("disk I/O", io.to_owned()),
         ("NBD", status.nbd.join("\n     ")),
         ("clients", status.nbd_clients.to_string()),
@@ -27,13 +27,13 @@ pub(super) fn describe(status: &Status) -> String {
     let full: String = status.full.iter().map(full).collect();
     let hung: String = status.datastores.iter().filter_map(hung).collect();
     match status.datastores.as_slice() {
-        [main] if main.notices.is_empty() => format!("{hung}{full}{told}"),
-        all => format!("{hung}{full}{told}{}\n", datastore::list(all)),
+        [main] if main.notices.is_empty() => format!("{hung}{full}{summary}"),
+        all => format!("{hung}{full}{summary}{}\n", datastore::list(all)),
     }
 }
 
 /// Returns a text with the space of the main datastore.
-fn room(status: &Status) -> String {
+fn space(status: &Status) -> String {
     let main = status.datastores.first();
     let of = |bytes: Option<u64>| format_bytes(bytes.unwrap_or(0));
     format!(
@@ -55,7 +55,7 @@ fn hung(datastore: &Datastore) -> Option<String> {
         ),
         (
             "remedy",
-            "look at its file server or device; its guests and operations go on when it answers".to_owned(),
+            "check its file server or device; guests and operations continue when it answers".to_owned(),
         ),
     ]))
 }
@@ -68,7 +68,10 @@ fn full(full: &FullDatastore) -> String {
     fields(&[
         (
             "FULL",
-            format!("datastore {}, {free} free of {total}: guest writes wait; reads go on", full.datastore),
+            format!(
+                "datastore {}, {free} free of {total}: guest writes wait; reads continue",
+                full.datastore
+            ),
         ),
         ("waiting", waiting.join(", ")),
         ("remedies", remedies.join("\n          ")),

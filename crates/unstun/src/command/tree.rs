@@ -37,7 +37,7 @@ fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
     text.push_str(&unowned(&tree.unowned, tree.vm.as_str()));
     if tree.machine_states > 0 {
         text.push_str(&format!(
-            "with {} of them VMware's state of the machine (.vmsn) is kept; it goes with its snapshot\n",
+            "VMware's machine state (.vmsn) is kept with {} of them and is removed with its snapshot\n",
             tree.machine_states
         ));
     }
@@ -92,8 +92,8 @@ impl Drawing<'_> {
 /// Returns what `tree` and `space` count as a snapshot's bytes.
 pub(super) fn counted(store: Store) -> &'static str {
     match store {
-        Store::Native => "only its own",
-        Store::Redo => "on top of it",
+        Store::Native => "exclusive",
+        Store::Redo => "in its deltas",
     }
 }
 
@@ -102,7 +102,7 @@ fn unowned(deltas: &[UnownedDelta], vm: &str) -> String {
         return String::new();
     }
     let mut text =
-        format!("deltas that no snapshot owns (`unstun snapshot consolidate {vm}` folds them away):\n");
+        format!("deltas that no snapshot owns (`unstun snapshot consolidate {vm}` merges them):\n");
     for delta in deltas {
         let file = delta.descriptor.file_name().unwrap_or(delta.descriptor.as_os_str());
         let (file, size) = (file.to_string_lossy(), format_bytes(delta.allocated_bytes));
@@ -155,12 +155,12 @@ mod tests {
     fn branches_ages_sizes_and_where_the_vm_runs() {
         let expected = "\
 web
-|- snap-1  3 days ago, 1 MiB on top of it
-|  |- snap-2  3 h ago, 1 MiB on top of it
+|- snap-1  3 days ago, 1 MiB in its deltas
+|  |- snap-2  3 h ago, 1 MiB in its deltas
 |  |  |  \"before the upgrade\"
 |  |  `- you are here
-|  `- snap-3  30 s ago, 1 MiB on top of it
-`- snap-4  10 min ago, 1 MiB on top of it, not sealed yet
+|  `- snap-3  30 s ago, 1 MiB in its deltas
+`- snap-4  10 min ago, 1 MiB in its deltas, not sealed yet
 ";
         assert_eq!(drawn(&branches(), &PLAIN), expected);
     }
@@ -176,7 +176,7 @@ web
     fn a_vm_that_runs_on_no_snapshot_is_beside_them() {
         let mut tree = branches();
         tree.snapshots.truncate(1);
-        assert!(drawn(&tree, &PLAIN).ends_with("on top of it\n`- you are here\n"));
+        assert!(drawn(&tree, &PLAIN).ends_with("in its deltas\n`- you are here\n"));
         tree.snapshots.clear();
         assert!(drawn(&tree, &PLAIN).contains("snapshot take web NAME"));
     }
@@ -192,6 +192,6 @@ web
         }];
         let text = drawn(&tree, &PLAIN);
         assert!(text.contains("disk1  web_1-000004.vmdk  12 MiB"), "{text}");
-        assert!(text.contains("snapshot consolidate web") && text.contains("with 2 of them"), "{text}");
+        assert!(text.contains("snapshot consolidate web") && text.contains("kept with 2 of them"), "{text}");
     }
 }

@@ -41,8 +41,8 @@ async fn open(vm: &VmName, request: VmOpen, client: &Client, output: Output) -> 
     let fenced = client.vm_show(vm).await.is_ok_and(|shown| shown.fenced);
     let title = match fenced {
         true => {
-            "its plain export names are served again; a client of before that still runs would ruin the guest's file \
-             systems"
+            "its plain export names are served again; an earlier client that is still running would corrupt the \
+             guest's file systems"
         }
         false => "opened",
     };
@@ -140,7 +140,7 @@ async fn listed(client: &Client) -> Result<Vec<VmSummary>> {
 }
 
 fn named(to: &std::path::Path) -> Result<Within> {
-    let nowhere = || Error::not_found(format!("{}: no such folder, and no datastore's name", to.display()));
+    let nowhere = || Error::not_found(format!("{}: no folder and no datastore has this name", to.display()));
     api::client::within(to).ok_or_else(nowhere)
 }
 
@@ -150,7 +150,8 @@ fn titled(title: &str, vm: &Vm) -> String {
 
 fn closed(closed: &VmClosed) -> String {
     let (name, home) = (&closed.name, closed.home.display());
-    let mut text = format!("{name} is closed; its files in {home} are at rest until `unstun vm open {name}`");
+    let mut text =
+        format!("{name} is closed; other tools can use its files in {home} until `unstun vm open {name}`");
     if !closed.clients.is_empty() {
         text.push_str(&format!("\ndisconnected: {}", loss::connected(&closed.clients)));
     }
@@ -161,7 +162,8 @@ fn list(vms: &[VmSummary]) -> String {
     if vms.is_empty() {
         return "no VMs; create one with `unstun vm create NAME --disk 20G`".to_owned();
     }
-    let mut table = table(&["VM", "is", "disks", "size", "allocated", "snapshots", "clients", "datastore"]);
+    let mut table =
+        table(&["VM", "state", "disks", "size", "allocated", "snapshots", "clients", "datastore"]);
     let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     for vm in vms {
@@ -177,13 +179,13 @@ fn list(vms: &[VmSummary]) -> String {
         ]);
     }
     align_right(&mut table, &[2, 3, 4, 5, 6]);
-    let told = vms.iter().filter(|vm| vm.condition != VmCondition::Closed && vm.message.is_some());
-    let causes = told.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
+    let with_cause = vms.iter().filter(|vm| vm.condition != VmCondition::Closed && vm.message.is_some());
+    let causes = with_cause.map(|vm| format!("\n{}: {}", vm.name, vm.message.as_deref().unwrap_or_default()));
     let waiting = vms.iter().filter(|vm| vm.waiting_writes > 0).map(|vm| format!("\n{}: {WAITS}", vm.name));
     format!("{table}{}{}", causes.collect::<String>(), waiting.collect::<String>())
 }
 
-const WAITS: &str = "guest writes wait: the datastore is full; `unstun status` says what frees some of it";
+const WAITS: &str = "guest writes wait: the datastore is full; `unstun status` shows how to free space";
 
 fn describe(vm: &Vm) -> String {
     let mut lines = vec![
@@ -193,7 +195,7 @@ fn describe(vm: &Vm) -> String {
         ("home", vm.home.display().to_string()),
         ("snapshots", snapshots(vm)),
         ("clients", clients(vm)),
-        ("room", space(&vm.space)),
+        ("space", space(&vm.space)),
     ];
     if vm.waiting_writes > 0 {
         lines.insert(1, ("FULL", format!("{} {WAITS}", vm.waiting_writes)));
@@ -212,8 +214,8 @@ fn describe(vm: &Vm) -> String {
         lines.push((
             "note",
             format!(
-                "the content was replaced: {name}/diskN is refused until `unstun vm open {name}`, older names for ever; \
-                 `unstun attach {name}` prints the present ones"
+                "the content was replaced: {name}/diskN is refused until `unstun vm open {name}`, earlier names \
+                 permanently; `unstun attach {name}` prints the current names"
             ),
         ));
     }
@@ -241,7 +243,7 @@ fn clients(vm: &Vm) -> String {
 /// Returns a text with the bytes in the bin, and the bytes that are freed but not in use again yet.
 pub(super) fn bin(space: &Space) -> String {
     let (bin, reclaimable) = (format_bytes(space.bin_bytes), format_bytes(space.reclaimable_bytes));
-    format!("{bin} in the bin, given back when others need it; {reclaimable} freed and not in use again yet")
+    format!("{bin} in the bin, freed when the space is needed; {reclaimable} reclaimable")
 }
 
 /// Returns a text with the free space, and the bytes by which the datastore's disks and deltas can still grow.
@@ -263,7 +265,7 @@ mod tests {
     const NONE: Space = Space { free_bytes: 0, worst_growth_bytes: 0, bin_bytes: 0, reclaimable_bytes: 0 };
 
     #[test]
-    fn room_says_how_much_is_short() {
+    fn space_says_how_much_is_short() {
         let tight = Space { free_bytes: 100 << 30, worst_growth_bytes: 220 << 30, ..NONE };
         assert_eq!(
             space(&tight),

@@ -1,6 +1,6 @@
 //! The bin: a VM that is removed with its disks is kept for a while, and can be restored.
 //!
-//! This module decides what is kept, for how long, and what is removed for good when space is needed. `bin/steps.rs`
+//! This module decides what is kept, for how long, and what is removed permanently when space is needed. `bin/steps.rs`
 //! has the steps into and out of the bin, each of which a start finishes. `bin/records.rs` has the records, and
 //! `bin/verbs.rs` the commands.
 
@@ -36,7 +36,7 @@ const TICK_US: u64 = 5_000_000;
 const RELEASE_POLL_US: u64 = 20_000;
 const RELEASE_POLLS_MAX: u32 = 500;
 
-/// VmRecord that may be removed from a bin for good.
+/// VmRecord that may be removed from a bin permanently.
 enum Victim {
     Vm(String, BinRecord),
     State(Rc<VmRecord>, BinnedState),
@@ -107,7 +107,7 @@ impl Daemon {
     /// Returns why the bin would not keep a VM that is removed now; None if it keeps the VM.
     pub(super) async fn not_kept(&self, datastore: &Datastore, purge: bool) -> Result<Option<String>> {
         if purge {
-            return Ok(Some("--purge removes it for good".to_owned()));
+            return Ok(Some("--purge was given".to_owned()));
         }
         if self.bin.hours == 0 {
             return Ok(Some("the bin is switched off (--bin-hours 0)".to_owned()));
@@ -207,7 +207,7 @@ impl Daemon {
         }
     }
 
-    /// Removes for good what has expired, and what occupies space that must stay free.
+    /// Removes permanently what has expired, and what occupies space that must stay free.
     async fn clean_bin(&self, datastore: &Rc<Datastore>) {
         self.evict_expired(datastore).await;
         self.evict_for_share(datastore).await;
@@ -223,7 +223,7 @@ impl Daemon {
         for victim in self.evictable(datastore) {
             let until = self.bin.kept_until_unix_us(victim.unix_us());
             if until <= self.env.unix_us() || victim.is_half_removed() {
-                self.evict_or_tell(datastore, &victim, "its time in the bin is over").await;
+                self.evict_or_report(datastore, &victim, "its time in the bin is over").await;
             }
         }
     }
@@ -237,11 +237,11 @@ impl Daemon {
                 // If the free space cannot be determined, nothing is removed.
                 _ => return,
             }
-            self.evict_or_tell(datastore, &victim, "the datastore needs its space").await;
+            self.evict_or_report(datastore, &victim, "the datastore needs its space").await;
         }
     }
 
-    /// Removes the oldest entry of a datastore's bin for good if its space may help an operation that found none.
+    /// Removes the oldest entry of a datastore's bin permanently if its space may help an operation that found none.
     /// Returns false if there is nothing to remove or enough space is free.
     pub(super) async fn make_room(&self, datastore: &Rc<Datastore>) -> bool {
         let before = datastore.bin.evicted.get();
@@ -256,7 +256,7 @@ impl Daemon {
             return false;
         }
         for victim in self.evictable(datastore) {
-            if self.evict_or_tell(datastore, &victim, "the datastore needs its space").await {
+            if self.evict_or_report(datastore, &victim, "the datastore needs its space").await {
                 datastore.dir.wait_for_freed().await;
                 return true;
             }
@@ -293,7 +293,7 @@ impl Daemon {
         victims
     }
 
-    async fn evict_or_tell(&self, datastore: &Rc<Datastore>, victim: &Victim, why: &str) -> bool {
+    async fn evict_or_report(&self, datastore: &Rc<Datastore>, victim: &Victim, why: &str) -> bool {
         let evicted = match victim {
             Victim::Vm(entry, _) => self.evict(datastore, entry).await,
             Victim::State(entry, binned) => {
@@ -306,7 +306,7 @@ impl Daemon {
         };
         match evicted {
             Ok(()) => {
-                info!("{}: removed from the bin for good: {why}", victim.name());
+                info!("{}: permanently removed from the bin: {why}", victim.name());
                 self.await_release(datastore, victim.is_native()).await;
                 true
             }

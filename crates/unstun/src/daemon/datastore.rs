@@ -106,7 +106,9 @@ impl Datastore {
         let lock = own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
             blk::ErrorKind::Locked => Error::new(
                 ErrorKind::Locked,
-                format!("datastore {shown}: another unstun serves it (it holds {OWN_FOLDER}/{LOCK_NAME})"),
+                format!(
+                    "datastore {shown}: another unstun daemon serves it (it holds {OWN_FOLDER}/{LOCK_NAME})"
+                ),
             ),
             _ => e.into(),
         })?;
@@ -134,7 +136,7 @@ impl Datastore {
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
                 let make = format!("`unstun datastore create {}`", path.display());
-                Error::invalid(format!("{e}; {make} makes one of it"))
+                Error::invalid(format!("{e}; {make} creates a datastore on it"))
             }
             _ => e.into(),
         })?;
@@ -233,8 +235,7 @@ impl Datastore {
         if self.native.device().is_none() {
             return Ok(());
         }
-        let cause =
-            "it is a device, where disks are native; choose --store native, or a datastore with a folder";
+        let cause = "the datastore is a device and holds native disks only; use --store native, or a datastore in a folder";
         Err(blk::Error::refused(format!("datastore {}", self.name), cause))
     }
 
@@ -244,7 +245,7 @@ impl Datastore {
 
     pub(super) fn refuse_when_leaving(&self) -> Result<()> {
         match self.leaving.get() {
-            true => Err(Error::refused(format!("datastore {}: is being removed from the daemon", self.name))),
+            true => Err(Error::refused(format!("datastore {} is being removed from the daemon", self.name))),
             false => Ok(()),
         }
     }

@@ -66,7 +66,7 @@ pub(super) fn run(
         });
         select(stopped, answering).await;
     });
-    assert!(ended.is_some(), "the core's reactor has ended, and disks are served");
+    assert!(ended.is_some(), "the core's reactor ended while disks are served");
 }
 
 fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {

@@ -81,7 +81,7 @@ impl Daemon {
     async fn run_move(self: &Rc<Self>, entry: &Rc<VmRecord>, side: Side, job: &Rc<Job>, claim: Claim) {
         let moved = self.move_to(entry, &side, job).await;
         if let Err(error) = &moved {
-            let message = format!("the move came to nothing: {error}");
+            let message = format!("the VM was not moved: {error}");
             if job.is_cancelled() {
                 info!("VM {}: {message}", entry.name);
             } else {
@@ -118,7 +118,8 @@ impl Daemon {
             self.clear_away(entry, &moved, &side.plan).await
         };
         if let Err(error) = left.await {
-            let message = format!("what it was is still there, and goes at the next start: {error}");
+            let message =
+                format!("the VM's old copy could not be removed; the next start removes it: {error}");
             warn!("VM {}: {message}", entry.name);
             self.note(&moved, &message);
         }

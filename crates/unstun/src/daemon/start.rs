@@ -64,7 +64,7 @@ impl Daemon {
                 daemon.recover_handovers(&one).await;
                 Ok(())
             };
-            self.at_datastore(&datastore, "settling its moves", settle).await?;
+            self.at_datastore(&datastore, "completing its moves", settle).await?;
         }
         for datastore in self.datastores() {
             let (daemon, one) = (self.clone(), datastore.clone());
@@ -113,7 +113,8 @@ impl Daemon {
                 continue;
             }
             if self.has_left(&home).await {
-                let left = format!("what a move of VM {name} has left in {} is still there", path.display());
+                let left =
+                    format!("the remains of a move of VM {name} in {} could not be removed", path.display());
                 warn!("{left}");
                 home.datastore.notices.borrow_mut().push(left);
                 continue;

@@ -96,7 +96,7 @@ fn lines_of_one_second_are_counted_beyond_their_number() {
     assert_eq!(admitted, [left_out(0), left_out(0), None, None, left_out(2), left_out(0)]);
     assert_eq!(
         (LeftOut(0).to_string(), LeftOut(2).to_string()),
-        (String::new(), " (2 more before it)".into())
+        (String::new(), " (2 lines left out before it)".into())
     );
 }
 

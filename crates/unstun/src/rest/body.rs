@@ -48,7 +48,7 @@ impl Request for VmRemove {}
 impl Request for VmMove {
     fn check(&self) -> std::result::Result<(), String> {
         match (self.store, &self.datastore) {
-            (None, None) => Err("a move to nowhere: expected a store, a datastore, or both".to_owned()),
+            (None, None) => Err("a move without a target: expected a store, a datastore, or both".to_owned()),
             _ => Ok(()),
         }
     }

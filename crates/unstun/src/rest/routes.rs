@@ -21,7 +21,6 @@ type Core = Arc<CoreHandle>;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Which {
-    #[serde(default)]
     datastore: Option<DatastoreName>,
 }
 

@@ -116,7 +116,7 @@ fn a_move_that_is_cancelled_or_killed_leaves_the_vm_where_it_was() {
         io(&datastore, "write -P 2 0 16M");
         let job = slow_move(&datastore, "second");
         let (code, said) = datastore.fails("datastore remove second --yes");
-        assert!(code == 3 && said.contains("moved there"), "{said}");
+        assert!(code == 3 && said.contains("moved into or out of"), "{said}");
         assert_eq!(datastore.json(&format!("job cancel {job}"))["state"], "cancelled");
         assert!(!second.join("web").exists());
         io(&datastore, "read -P 2 0 16M");
@@ -285,9 +285,9 @@ fn after_the_step_the_other_side_is_the_vm_and_is_served_once_that_is_known() {
     datastore.json(&format!("datastore add {}", second.display()));
     assert_eq!(place(&datastore), ("ds".to_owned(), "redo".to_owned()));
     io(&datastore, "read -P 2 0 1M");
-    assert!(!home.exists(), "what it was is gone");
+    assert!(!home.exists(), "the old copy is removed");
     let (code, said) = datastore.fails("vm open web --take-over");
-    assert!(code == 3 && said.contains("no interrupted move"), "{said}");
+    assert!(code == 3 && said.contains("not part of an interrupted move"), "{said}");
     datastore.json("datastore remove second --yes");
     daemon.stop();
 
@@ -326,8 +326,8 @@ fn an_import_in_place_keeps_its_files_when_it_moves() {
         assert_eq!(files(), before, "{to}");
         twin.assert_same_as("raw", &datastore.uri("web/disk0"));
     }
-    let told = datastore.json("events web").to_string();
-    assert!(told.contains(&format!("stay in {}", folder.display())), "{told}");
+    let events = datastore.json("events web").to_string();
+    assert!(events.contains(&format!("stay in {}", folder.display())), "{events}");
     assert!(second.join("web").exists() && !folder.join(".unstun").exists());
     datastore.json("vm remove web --delete-disks --purge --yes");
     assert_eq!(files(), before);

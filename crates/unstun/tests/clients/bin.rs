@@ -87,7 +87,7 @@ fn comes_back(store: &str) {
     assert_ne!(
         datastore.json("vm show web")["disks"][0]["nbd_uri"],
         json!(export),
-        "clients of before are refused"
+        "earlier clients are refused"
     );
     assert_content(&datastore, "web", &twin, &then);
     datastore.json("snapshot revert web a --yes");
@@ -137,7 +137,10 @@ fn a_removal_says_what_goes_and_asks() {
         });
         datastore.json(REMOVE);
         let (code, said) = datastore.fails("bin empty");
-        assert!(code == 3 && said.contains("not confirmed") && said.contains("for good"), "{code}: {said}");
+        assert!(
+            code == 3 && said.contains("not confirmed") && said.contains("permanently"),
+            "{code}: {said}"
+        );
         assert_eq!(datastore.json("bin empty web --dry-run")["entries"][0]["vm"], "web");
         let done = datastore.json("bin empty web --yes");
         assert_eq!((done["entries"].as_array().unwrap().len(), &done["left"]), (1, &json!([])), "{done}");

@@ -65,7 +65,7 @@ impl<'a> Scene<'a> {
 }
 
 #[test]
-fn revert_goes_back_and_keeps_what_it_is_told_to() {
+fn revert_goes_back_and_keeps_the_named_state() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
@@ -98,7 +98,7 @@ fn revert_goes_back_and_keeps_what_it_is_told_to() {
 }
 
 #[test]
-fn a_client_that_writes_is_named_and_sent_away_only_when_told() {
+fn a_writing_client_is_named_and_disconnected_only_on_request() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let mut scene = Scene::new(&datastore);
@@ -177,7 +177,7 @@ fn a_clone_protects_its_ground_and_consolidate_folds_what_it_leaves() {
     scene.scribble();
     assert_eq!(datastore.json("vm show web")["needs_consolidation"], true);
     assert_eq!(datastore.json("snapshot tree web")["unowned"][0]["disk"], 0);
-    assert_eq!(datastore.fails("snapshot consolidate web --yes").0, 3, "the clone reads the layer under it");
+    assert_eq!(datastore.fails("snapshot consolidate web --yes").0, 3, "the clone reads the layer below it");
     run_script(&twin_of_clone, &["read -P 77 0 1M".to_owned()]);
 
     datastore.json("vm remove test1 --delete-disks --purge --yes");

@@ -50,7 +50,7 @@ fn stacks_are_measured_in_turns() {
 }
 
 #[test]
-fn a_stack_whose_commit_fails_is_told_with_what_it_said() {
+fn a_stack_whose_commit_fails_is_reported_with_its_output() {
     let datastore = Datastore::new();
     let disk = datastore.beside("theirs.img");
     std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
@@ -66,8 +66,8 @@ fn a_stack_whose_commit_fails_is_told_with_what_it_said() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     let summaries: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let told = of(&summaries, "hooks")["failures"].to_string();
-    assert!(told.contains("the array is busy"), "{told}");
+    let failures = of(&summaries, "hooks")["failures"].to_string();
+    assert!(failures.contains("the array is busy"), "{failures}");
 }
 
 #[test]

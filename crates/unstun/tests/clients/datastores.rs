@@ -95,10 +95,10 @@ fn datastores_are_added_used_and_remembered() {
         (
             format!("datastore add inner={}", folder(&datastore, "second/inner").display()),
             3,
-            "lies in the other",
+            "one contains the other",
         ),
         ("datastore add none=/nowhere/at/all".to_owned(), 4, "no such folder"),
-        ("datastore remove ds --yes".to_owned(), 3, "started on it"),
+        ("datastore remove ds --yes".to_owned(), 3, "main datastore"),
         ("datastore remove slow --yes".to_owned(), 4, "slow"),
     ] {
         let (found, said) = datastore.fails(&line);
@@ -203,7 +203,7 @@ fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_serve
 }
 
 #[test]
-fn a_damaged_store_is_told_and_the_other_datastores_are_served() {
+fn a_damaged_store_is_reported_and_the_other_datastores_are_served() {
     let datastore = Datastore::new();
     let (daemon, second) = two_inhabited(&datastore);
     daemon.stop();

@@ -182,7 +182,7 @@ fn what_is_on_a_device_is_named_and_stays() {
 }
 
 #[test]
-fn the_store_of_a_folder_that_is_served_is_nobody_elses() {
+fn the_store_of_a_served_folder_cannot_be_another_datastore() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
@@ -252,7 +252,7 @@ fn ends_at_home(datastore: &Datastore, at: &str) {
 }
 
 #[test]
-fn one_side_of_a_move_is_told_and_not_served_by_another_daemon() {
+fn one_side_of_a_move_is_reported_and_not_served_by_another_daemon() {
     let datastore = Datastore::new();
     let file = known_image(&datastore);
 
@@ -344,7 +344,7 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     let add = format!("datastore add lun={two}");
     let near = other.start();
     let (code, said) = other.fails(&add);
-    assert!(code == 5 && said.contains("another unstun on this host"), "{said}");
+    assert!(code == 5 && said.contains("another unstun daemon on this host"), "{said}");
     near.stop();
     let apart = other.start_with(&[("RUNTIME_DIRECTORY", &other.beside("run"))]);
     let take_over = format!("datastore take-over lun={two}");
@@ -358,7 +358,7 @@ fn of_two_daemons_on_one_device_one_writes_and_the_other_stops() {
     while datastore.json("vm show late")["disks"][0]["io"]["guest_writes"] == json!(0) {}
     daemon.pause();
     let (code, said) = other.fails(&add);
-    assert!(code == 3 && said.contains("nothing was heard") && said.contains("take-over"), "{said}");
+    assert!(code == 3 && said.contains("has sent no heartbeat") && said.contains("take-over"), "{said}");
     let (code, said) = other.fails(&take_over);
     assert!(code == 3 && said.contains("dead or cut off") && said.contains("--yes"), "{said}");
     other.json(&format!("{take_over} --yes"));

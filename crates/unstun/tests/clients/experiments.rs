@@ -75,7 +75,7 @@ fn by_hooks(datastore: &Datastore, take: &str, commit: &str) -> (Option<i32>, St
 }
 
 #[test]
-fn a_stack_that_fails_or_hangs_is_told_with_what_it_said() {
+fn a_stack_that_fails_or_hangs_is_reported_with_its_output() {
     let datastore = Datastore::new();
     let (code, end) = by_hooks(&datastore, "echo no such array >&2; exit 7", "true");
     assert!(code == Some(1) && end.contains("no such array"), "{end}");
@@ -177,7 +177,7 @@ fn a_backup_reads_the_frozen_disk_of_each_stack() {
 }
 
 #[test]
-fn a_backup_reads_where_somebodys_stack_has_its_frozen_disk() {
+fn a_backup_reads_the_frozen_disk_of_a_users_stack() {
     let datastore = Datastore::new();
     let (experiment, disk) = (datastore.beside("backup.toml"), datastore.beside("theirs.img"));
     std::fs::write(&experiment, BACKUP).unwrap();
@@ -190,9 +190,9 @@ fn a_backup_reads_where_somebodys_stack_has_its_frozen_disk() {
         command.arg("--commit").arg(format!("rm {}", frozen.display()));
         command.args(more).output().unwrap()
     };
-    let told = record(&run(&["--frozen", frozen.to_str().unwrap()]));
-    assert_eq!(told["end"], "complete");
-    let marks = told["marks"].to_string();
+    let frozen_run = record(&run(&["--frozen", frozen.to_str().unwrap()]));
+    assert_eq!(frozen_run["end"], "complete");
+    let marks = frozen_run["marks"].to_string();
     assert!(marks.contains("16777216 bytes of nightly copied out"), "{marks}");
     let nowhere = record(&run(&[]));
     assert!(nowhere["end"]["failed"].as_str().is_some_and(|why| why.contains("--frozen")), "{nowhere}");

@@ -99,17 +99,17 @@ impl Odd {
         };
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (line, began) = (line.to_owned(), Instant::now());
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         thread::spawn(move || {
             let mut said = String::new();
             let _ = child.stderr.take().unwrap().read_to_string(&mut said);
             // Findings go to standard output, because they are the command's result and no error.
             let _ = child.stdout.take().unwrap().read_to_string(&mut said);
-            let _ = tell.send((child.wait().unwrap(), said));
+            let _ = sender.send((child.wait().unwrap(), said));
         });
         move || {
             let left = ANSWER.saturating_sub(began.elapsed());
-            let Ok((status, said)) = told.recv_timeout(left) else {
+            let Ok((status, said)) = receiver.recv_timeout(left) else {
                 panic!("`{line}` has no answer after {ANSWER:?}")
             };
             let code = status.code().unwrap_or_else(|| panic!("`{line}`: {status}"));

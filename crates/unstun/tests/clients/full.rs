@@ -93,8 +93,8 @@ fn what_is_said_of_it(store: &str) {
     let daemon = full.start(store);
     let result = full.write_beyond();
     let status = full.json("status");
-    let told = &status["full"][0];
-    assert_eq!((&told["datastore"], &told["waiting"][0]["vm"]), (&json!("small"), &json!("web")), "{status}");
+    let row = &status["full"][0];
+    assert_eq!((&row["datastore"], &row["waiting"][0]["vm"]), (&json!("small"), &json!("web")), "{status}");
     let first = String::from_utf8(full.datastore.run("status").stdout).unwrap();
     assert!(first.starts_with("FULL") && first.contains("snapshot commit web before"), "{first}");
     let list = String::from_utf8(full.datastore.run("vm list").stdout).unwrap();

@@ -41,7 +41,7 @@ fn reads(datastore: &Datastore, export: &str, pattern: u8) {
     run_script(&datastore.uri(export), &[format!("read -P {pattern} 0 1M")]);
 }
 
-fn told(datastore: &Datastore, words: &[&str]) -> bool {
+fn has_event(datastore: &Datastore, words: &[&str]) -> bool {
     let events = datastore.json("events web");
     let message = |event: &Value| event["message"].as_str().unwrap_or_default().to_owned();
     events.as_array().unwrap().iter().map(message).any(|said| words.iter().all(|word| said.contains(word)))
@@ -85,7 +85,7 @@ fn a_client_of_before_is_refused_for_ever(store: &str) {
     write(&datastore, "web/disk0", 3);
     reads(&datastore, &now, 3);
     assert!(refusal(&datastore, &before).contains("power-cycled"));
-    assert!(refusal(&datastore, "web/disk0.g99999999999").contains("there is no generation"));
+    assert!(refusal(&datastore, "web/disk0.g99999999999").contains("the disk has no generation"));
     datastore.json("snapshot discard web a --yes");
     assert!(refusal(&datastore, &now).contains("replaced by a discard"));
     daemon.stop();
@@ -174,10 +174,10 @@ fn a_disk_has_one_writer() {
     let me = format!("pid {} (", std::process::id());
 
     assert!(ask("write -P 1 0 512", "write failed: Operation not permitted").is_some());
-    assert!(told(&datastore, &["(qemu-io) was refused a write: web/disk0 is written by", &me]));
+    assert!(has_event(&datastore, &["(qemu-io) was refused a write: web/disk0 is written by", &me]));
     let late = qemu_io(&datastore, "web/disk0", &["-c", "write 0 512"]);
     assert!(!late.status.success(), "{late:?}");
-    assert!(told(&datastore, &["(qemu-io) may read and not write: web/disk0 is written by", &me]));
+    assert!(has_event(&datastore, &["(qemu-io) can read but not write: web/disk0 is written by", &me]));
     assert!(qemu_io(&datastore, "web/disk0", &["-r", "-c", "read -P 7 0 1k"]).status.success());
     let info = tool("nbdinfo", &[&datastore.uri("web/disk0")]);
     assert!(info.contains("is_read_only: true"), "{info}");

@@ -51,7 +51,7 @@ fn a_home_that_another_daemon_serves_is_refused() {
 }
 
 #[test]
-fn a_start_leaves_out_a_vm_whose_disk_somebody_has_open() {
+fn a_start_leaves_out_a_vm_whose_disk_is_open_elsewhere() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --store redo --disk 16M");

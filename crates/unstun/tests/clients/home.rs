@@ -6,7 +6,7 @@ use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::tools::Twin;
 
-const SIZE: u64 = 80 << 20;
+const SIZE: u64 = 40 << 20;
 
 /// Runs the command `order` (if any), writes, stops the daemon, and has QEMU and `convert` read the chain from its last
 /// link.
@@ -43,7 +43,7 @@ fn links(home: &Path) -> usize {
 fn qemu_reads_the_chain_after_each_step() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
-    datastore.json("vm create web --store redo --disk 80M");
+    datastore.json("vm create web --store redo --disk 40M");
     daemon.stop();
     let mut twin = Twin::new(&datastore, SIZE, seed());
     let home = datastore.path().join("web");

@@ -214,7 +214,7 @@ impl Drop for Qemu {
 }
 
 #[test]
-fn a_folder_somebody_has_open_is_refused() {
+fn a_folder_that_is_open_elsewhere_is_refused() {
     let datastore = Datastore::new();
     let (folder, _twin) = foreign_vm(&datastore);
     let daemon = datastore.start();

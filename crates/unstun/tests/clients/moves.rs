@@ -65,7 +65,7 @@ fn one_client_stays_attached_and_is_counted_on_the_other_side() {
         ("vm move web --store native", 3, "already"),
         ("vm move web --store redo", 3, "reads a"),
         ("vm move web/disk1 --store redo", 4, "disk1"),
-        ("vm move nobody --store redo", 4, "nobody"),
+        ("vm move absent --store redo", 4, "absent"),
     ] {
         let (found, said) = datastore.fails(line);
         assert!(found == code && said.contains(word), "{line}: {found}: {said}");

@@ -167,7 +167,7 @@ fn check_and_scrub_look_at_the_store_in_use() {
 
 /// The store's VMs continue in a file without a name. No other store may be created in its place.
 #[test]
-fn a_store_that_is_gone_is_told_and_not_replaced() {
+fn a_missing_store_is_reported_and_not_replaced() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
@@ -180,10 +180,10 @@ fn a_store_that_is_gone_is_told_and_not_replaced() {
         let (code, said) = datastore.fails(line);
         assert!(code == 6 && said.contains("store.unstun") && said.contains("vm move"), "{line}: {said}");
     }
-    let told = datastore.json("vm show web")["notices"].to_string();
-    assert!(told.contains("removed or replaced"), "{told}");
-    let told = datastore.json("datastore list")[0]["notices"].to_string();
-    assert!(told.contains("removed or replaced"), "{told}");
+    let notices = datastore.json("vm show web")["notices"].to_string();
+    assert!(notices.contains("removed or replaced"), "{notices}");
+    let notices = datastore.json("datastore list")[0]["notices"].to_string();
+    assert!(notices.contains("removed or replaced"), "{notices}");
     // The notice recommends this command.
     datastore.json("vm move web --store redo");
     io(&datastore, "web/disk0", &["read -P 1 0 1M"]);

@@ -104,7 +104,7 @@ fn a_client_whose_answers_are_lost_is_refused(store: &str) {
     assert!(said.contains("power-cycled") || said.contains("failed"), "{said}");
     let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
     assert!(
-        log.contains("is refused web/disk0.g") && log.contains("VM web: the daemon or its host ended"),
+        log.contains("is refused web/disk0.g") && log.contains("VM web: acknowledged writes may be missing"),
         "{log}"
     );
     let events = datastore.json("events web");

@@ -13,11 +13,11 @@ fn a_second_daemon_is_refused() {
     // The first daemon is not affected.
     datastore.json("status");
     daemon.stop();
-    assert_eq!(datastore.fails("status").0, 1, "nobody answers");
+    assert_eq!(datastore.fails("status").0, 1, "no daemon answers");
 }
 
 #[test]
-fn exit_codes_tell_the_kinds_of_no_apart() {
+fn exit_codes_distinguish_the_kinds_of_refusal() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
@@ -34,7 +34,7 @@ fn exit_codes_tell_the_kinds_of_no_apart() {
         ("snapshot take web a", 3, "a"),
         ("snapshot commit web a", 3, "--yes"),
         ("snapshot delete web a", 3, "commit"),
-        ("vm show nobody", 4, "nobody"),
+        ("vm show absent", 4, "absent"),
         ("snapshot commit web nothing --yes", 4, "nothing"),
         ("job pause 99", 4, "99"),
     ] {
@@ -58,7 +58,7 @@ fn the_preview_says_what_a_commit_will_do() {
     let preview = datastore.json("snapshot commit web a --dry-run");
     assert_eq!(preview["bytes_to_move"], 1 << 20, "{preview}");
     assert!(
-        preview["warning"].as_str().unwrap().contains("cannot go back to a, even if you cancel"),
+        preview["warning"].as_str().unwrap().contains("cannot revert to a, even if you cancel it"),
         "{preview}"
     );
     assert_eq!(datastore.json("snapshot tree web")["snapshots"].as_array().unwrap().len(), 1);
@@ -66,7 +66,7 @@ fn the_preview_says_what_a_commit_will_do() {
 }
 
 #[test]
-fn a_removed_vm_leaves_its_files_unless_told_otherwise() {
+fn a_removed_vm_leaves_its_files_without_delete_disks() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create kept --store redo --disk 16M");

@@ -87,7 +87,7 @@ fn layers_without_their_vmx_are_not_removed_on_a_guess() {
     fs::rename(&vmx, &away).unwrap();
     let daemon = datastore.start();
     let (code, said) = datastore.fails("vm remove web --delete-disks --purge --yes");
-    assert!(code == 3 && said.contains(".vmx is gone"), "{code}: {said}");
+    assert!(code == 3 && said.contains(".vmx is missing"), "{code}: {said}");
     assert!(home.join("web-flat.vmdk").exists());
     fs::rename(&away, &vmx).unwrap();
     datastore.json("vm open web");

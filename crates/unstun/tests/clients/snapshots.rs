@@ -40,7 +40,7 @@ fn a_snapshot_is_served_read_only_while_writes_go_on() {
 }
 
 #[test]
-fn a_state_somebody_reads_is_not_committed() {
+fn a_state_with_a_reader_is_not_committed() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 64M");

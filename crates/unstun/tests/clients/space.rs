@@ -285,7 +285,7 @@ fn a_commit_ends_while_a_guest_uses_the_space_up() {
 }
 
 #[test]
-fn writes_fail_for_lack_of_space_when_told_to() {
+fn writes_fail_for_lack_of_space_on_request() {
     let Some(mounted) = Mounted::new() else { return };
     let datastore = &mounted.datastore;
     let daemon = datastore.start();

@@ -45,7 +45,7 @@ fn daemon() -> Own {
 }
 
 #[test]
-fn exit_codes_tell_what_happened() {
+fn exit_codes_show_what_happened() {
     let daemon = daemon();
     let _guest = daemon.guest("web/disk0");
     for (line, expected) in [
@@ -67,7 +67,7 @@ fn exit_codes_tell_what_happened() {
         ("snapshot take web before", 3),
         ("snapshot commit web before", 3),
         ("snapshot delete", 3),
-        ("vm show nobody", 4),
+        ("vm show absent", 4),
         ("snapshot commit web nothing --yes", 4),
         ("job cancel 7", 4),
         ("convert /nowhere/a.vmdk b.raw", 4),
@@ -117,7 +117,9 @@ fn without_a_terminal_a_commit_needs_yes_and_still_says_what_it_would_do() {
     let output = unstun(&daemon.path(), "snapshot commit web before");
     assert_eq!(code(&output), 3);
     let said = stderr(&output);
-    for part in ["64 MiB", "once it starts you cannot go back to before, even if you cancel", "--yes"] {
+    for part in
+        ["64 MiB", "once the commit starts you cannot revert to before, even if you cancel it", "--yes"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(json(&unstun(&daemon.path(), "snapshot tree web --json"))["snapshots"][0]["name"], "before");
@@ -235,7 +237,7 @@ fn delete_explains_and_does_nothing() {
 }
 
 #[test]
-fn take_and_show_say_whether_the_room_suffices() {
+fn take_and_show_say_whether_the_space_suffices() {
     let daemon = Own::start();
     for (create, worst) in [
         (
@@ -255,10 +257,10 @@ fn take_and_show_say_whether_the_room_suffices() {
 #[test]
 fn errors_are_json_when_asked_for() {
     let daemon = daemon();
-    let output = unstun(&daemon.path(), "vm show nobody --json");
+    let output = unstun(&daemon.path(), "vm show absent --json");
     let error = &json(&output)["error"];
     assert_eq!((&error["kind"], &error["exit_code"]), (&Value::from("not_found"), &Value::from(4)));
-    assert!(stderr(&output).contains("nobody"));
+    assert!(stderr(&output).contains("absent"));
 }
 
 #[test]

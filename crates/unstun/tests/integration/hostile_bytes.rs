@@ -1,4 +1,4 @@
-//! The bodies of the REST API against bytes nobody sane would send.
+//! The bodies of the REST API against bytes that no sane client sends.
 //!
 //! The corpus (`fuzz-corpus/rest_body/`, one file a body, its first byte chooses the route) is replayed here;
 //! the same entry point serves fuzzing.

@@ -81,7 +81,10 @@ fn a_snapshot_is_taken_previewed_and_committed() {
         let target = CommitTarget::Snapshot("before".parse().unwrap());
         let preview = client.commit_preview(&web(), &target).await.unwrap();
         assert_eq!(preview.bytes_to_move, DELTA_BYTES);
-        assert_eq!(preview.warning, "once it starts you cannot go back to before, even if you cancel");
+        assert_eq!(
+            preview.warning,
+            "once the commit starts you cannot revert to before, even if you cancel it"
+        );
         let job = client.snapshot_commit(&web(), &target).await.unwrap();
         assert_eq!(client.job_pause(job.id).await.unwrap().state, JobState::Paused);
         assert_eq!(client.job_limit(job.id, Some(1 << 20)).await.unwrap().limit_bytes_s, Some(1 << 20));
@@ -193,7 +196,7 @@ fn every_failure_is_json_with_a_kind() {
         ("GET /", "", 404, ErrorKind::NotFound),
         ("GET /api/v1/nothing", "", 404, ErrorKind::NotFound),
         ("DELETE /api/v1/status", "", 400, ErrorKind::Invalid),
-        ("GET /api/v1/vms/nobody", "", 404, ErrorKind::NotFound),
+        ("GET /api/v1/vms/absent", "", 404, ErrorKind::NotFound),
         ("GET /api/v1/vms/a%2Fb", "", 400, ErrorKind::Invalid),
         ("GET /api/v1/vms/%FF", "", 400, ErrorKind::Invalid),
         ("GET /api/v1/vms/..%2F..", "", 400, ErrorKind::Invalid),
@@ -216,7 +219,7 @@ fn every_failure_is_json_with_a_kind() {
         ("POST /api/v1/vms/web/revert", r#"{"snapshot":""}"#, 400, ErrorKind::Invalid),
         ("POST /api/v1/vms/web/revert", r#"{"take_first":"a/b"}"#, 400, ErrorKind::Invalid),
         ("POST /api/v1/vms/web/discard", "{}", 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/nobody/discard", r#"{"snapshot":"a"}"#, 404, ErrorKind::NotFound),
+        ("POST /api/v1/vms/absent/discard", r#"{"snapshot":"a"}"#, 404, ErrorKind::NotFound),
         ("PUT /api/v1/vms/web/snapshot-dir", r#"{"dir":"fast"}"#, 400, ErrorKind::Invalid),
         ("GET /api/v1/vms/web/events?after=x", "", 400, ErrorKind::Invalid),
     ] {

@@ -106,13 +106,10 @@ pub(super) async fn check(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out
 
 fn check_parent(inventory: &Inventory<'_>, name: &str, link: &Descriptor, out: &mut Faults) {
     let Some(hint) = link.parent_hint() else { return };
-    let finding = |severity, expected: &str, remedy: String| Finding {
-        severity,
-        file: inventory.path(name),
-        field: "parentFileNameHint".into(),
-        found: shown(hint),
-        expected: expected.into(),
-        remedy,
+    let finding = |severity, expected: &str, remedy: String| {
+        Finding::new(severity, inventory.path(name), "parentFileNameHint", shown(hint))
+            .expected(expected)
+            .remedy(remedy)
     };
     match inventory.locate_parent(link).unwrap_or(Place::Missing) {
         Place::Outside => {
@@ -149,33 +146,31 @@ fn check_pair(
     let parent_cid = link.parent_cid().unwrap_or_default();
     if parent_cid != below.cid() {
         let cid = below.cid();
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(name),
-            field: "parentCID".into(),
-            found: format!("{parent_cid:08x}"),
-            expected: format!("{cid:08x}, the CID of {}", shown(parent)),
-            remedy: format!(
-                "set parentCID={cid:08x} in {}, but only if the parent's data was not written since this link was made, \
-                 which cannot be proven from the files; else take the parent from a backup",
-                shown(name)
-            ),
-        });
+        let remedy = format!(
+            "set parentCID={cid:08x} in {}, but only if the parent's data was not written since this link was made, \
+             which cannot be proven from the files; else take the parent from a backup",
+            shown(name)
+        );
+        let found = format!("{parent_cid:08x}");
+        out.push(
+            Finding::new(Severity::Damage, inventory.path(name), "parentCID", found)
+                .expected(format!("{cid:08x}, the CID of {}", shown(parent)))
+                .remedy(remedy),
+        );
     }
     let (own, needed) = (link.capacity_sectors(), below.capacity_sectors());
     if own != needed {
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(name),
-            field: "the size of the disk".into(),
-            found: format!("{own} sectors"),
-            expected: format!("{needed} sectors, as in its parent {}", shown(parent)),
-            remedy: format!(
-                "if the parent was resized under its snapshots, put {own} back into the extent line of {}, and copy the disk \
-                 as its guest sees it",
-                shown(parent)
-            ),
-        });
+        let remedy = format!(
+            "if the parent was resized under its snapshots, put {own} back into the extent line of {}, and copy the disk \
+             as its guest sees it",
+            shown(parent)
+        );
+        let found = format!("{own} sectors");
+        out.push(
+            Finding::new(Severity::Damage, inventory.path(name), "the size of the disk", found)
+                .expected(format!("{needed} sectors, as in its parent {}", shown(parent)))
+                .remedy(remedy),
+        );
     }
 }
 
@@ -196,14 +191,11 @@ fn check_shared_extents(inventory: &Inventory<'_>, names: &BTreeSet<&str>, out: 
         for name in owners.iter().filter(|name| names.contains(**name)) {
             steps::count(1);
             let others = owners.iter().filter(|other| *other != name).take(OTHERS_MAX);
-            out.push(Finding {
-                severity: Severity::Damage,
-                file: inventory.path(name),
-                field: "the extent line".into(),
-                found: shown(&extent),
-                expected: format!("a file of its own, but {} names it too", quoted(others)),
-                remedy: "keep the descriptor that the .vmx or a hint names, and move the other away".into(),
-            });
+            out.push(
+                Finding::new(Severity::Damage, inventory.path(name), "the extent line", shown(&extent))
+                    .expected(format!("a file of its own, but {} names it too", quoted(others)))
+                    .remedy("keep the descriptor that the .vmx or a hint names, and move the other away"),
+            );
         }
     }
 }
@@ -226,14 +218,11 @@ fn check_depth(inventory: &Inventory<'_>, leaf: &str, links: usize, out: &mut Fa
             (Severity::Warning, expected, "commit snapshots")
         }
     };
-    out.push(Finding {
-        severity,
-        file: inventory.path(leaf),
-        field: "the length of the chain".into(),
-        found: format!("{links} links"),
-        expected,
-        remedy: remedy.into(),
-    });
+    out.push(
+        Finding::new(severity, inventory.path(leaf), "the length of the chain", format!("{links} links"))
+            .expected(expected)
+            .remedy(remedy),
+    );
 }
 
 /// Returns the number of a delta: 2 for `web-000002.vmdk`.
@@ -248,27 +237,23 @@ fn check_order(inventory: &Inventory<'_>, leaf: &str, chain: &[&str], out: &mut 
     if numbers.is_sorted() {
         return;
     }
-    let base_first = quoted(chain.iter().rev());
-    out.push(Finding {
-        severity: Severity::Note,
-        file: inventory.path(leaf),
-        field: "the order of its chain".into(),
-        found: format!("{base_first}, base first"),
-        expected: "any: numbers are used again, and carry no order".into(),
-        remedy: "nothing; a repair by hand follows the hints, never the numbers".into(),
-    });
+    let found = format!("{}, base first", quoted(chain.iter().rev()));
+    out.push(
+        Finding::new(Severity::Note, inventory.path(leaf), "the order of its chain", found)
+            .expected("any: numbers are used again, and carry no order")
+            .remedy("nothing; a repair by hand follows the hints, never the numbers"),
+    );
 }
 
 /// Reports a cycle, at its first name.
 fn check_circle(inventory: &Inventory<'_>, circle: &[&str], out: &mut Faults) {
     let Some(first) = circle.iter().min() else { return };
-    out.push(Finding {
-        severity: Severity::Damage,
-        file: inventory.path(first),
-        field: "parentFileNameHint".into(),
-        found: format!("its own ancestor, by way of {}", quoted(circle)),
-        expected: "a chain that ends in a base".into(),
-        remedy: "take the descriptors from a backup, or find the base by its -flat extent and mend the hints"
-            .into(),
-    });
+    let found = format!("its own ancestor, by way of {}", quoted(circle));
+    let remedy =
+        "take the descriptors from a backup, or find the base by its -flat extent and mend the hints";
+    out.push(
+        Finding::new(Severity::Damage, inventory.path(first), "parentFileNameHint", found)
+            .expected("a chain that ends in a base")
+            .remedy(remedy),
+    );
 }

@@ -44,14 +44,9 @@ fn absent(inventory: &Inventory<'_>, name: &str, extent: &Extent, place: &Place)
             (Severity::Damage, "a file, which is not here", remedy)
         }
     };
-    Finding {
-        severity,
-        file: inventory.path(name),
-        field: "the extent line".into(),
-        found: shown(&extent.file),
-        expected: expected.into(),
-        remedy: remedy.into(),
-    }
+    Finding::new(severity, inventory.path(name), "the extent line", shown(&extent.file))
+        .expected(expected)
+        .remedy(remedy)
 }
 
 /// Compares `createType` with the value that belongs to the extents, if there is one.
@@ -65,14 +60,11 @@ fn check_create_type(inventory: &Inventory<'_>, name: &str, link: &Descriptor, o
         _ => true,
     };
     let Some(odd) = link.extents().iter().find(|extent| !sound(extent)) else { return };
-    out.push(Finding {
-        severity: Severity::Warning,
-        file: inventory.path(name),
-        field: "createType".into(),
-        found: shown(link.create_type()),
-        expected: format!("the type of its extent, {}", odd.kind.keyword()),
-        remedy: "correct createType; the type of the extent is what is believed here".into(),
-    });
+    out.push(
+        Finding::new(Severity::Warning, inventory.path(name), "createType", shown(link.create_type()))
+            .expected(format!("the type of its extent, {}", odd.kind.keyword()))
+            .remedy("correct createType; the type of the extent is what is believed here"),
+    );
 }
 
 /// Reports changed-block tracking, which only backups need.
@@ -90,28 +82,21 @@ fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descripto
         Some(_) => ("version", version.to_string(), "3, as there is a changeTrackPath"),
     };
     let remedy = "set version=1 and take changeTrackPath out; only change tracking (CBT) is lost, the next backup is a full one";
-    out.push(Finding {
-        severity: Severity::Warning,
-        file: inventory.path(name),
-        field: field.into(),
-        found,
-        expected: expected.into(),
-        remedy: remedy.into(),
-    });
+    out.push(
+        Finding::new(Severity::Warning, inventory.path(name), field, found).expected(expected).remedy(remedy),
+    );
 }
 
 async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, file: &str, out: &mut Faults) {
     let content = inventory.contents.get(file).copied().unwrap_or(Content::Other);
     let is_delta = matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
     if let Some(word) = keyword_of(content).filter(|word| *word != extent.kind.keyword()) {
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(name),
-            field: "the type of the extent".into(),
-            found: extent.kind.keyword().into(),
-            expected: format!("{word}, as {} is {}", shown(file), content.name()),
-            remedy: format!("write {word} into the extent line, and the createType that goes with it"),
-        });
+        let found = extent.kind.keyword();
+        out.push(
+            Finding::new(Severity::Damage, inventory.path(name), "the type of the extent", found)
+                .expected(format!("{word}, as {} is {}", shown(file), content.name()))
+                .remedy(format!("write {word} into the extent line, and the createType that goes with it")),
+        );
     }
     let described = Some((name, extent.sectors));
     match content {
@@ -159,14 +144,11 @@ async fn check_flat(
     // Both are below 2^54 sectors, which the descriptor's parser ensures.
     let needed = (extent.offset_sectors + extent.sectors) * SECTOR;
     if size < needed {
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(file),
-            field: "the length".into(),
-            found: format!("{size} bytes"),
-            expected: format!("at least {needed}, as {} says: the file was cut", shown(name)),
-            remedy: REMEDY_CUT.into(),
-        });
+        out.push(
+            Finding::new(Severity::Damage, inventory.path(file), "the length", format!("{size} bytes"))
+                .expected(format!("at least {needed}, as {} says: the file was cut", shown(name)))
+                .remedy(REMEDY_CUT),
+        );
     }
     Ok(())
 }
@@ -219,14 +201,11 @@ async fn check_delta(
     };
     let Some((capacity_sectors, field)) = delta.capacity else { return };
     if let Some((descriptor, sectors)) = described.filter(|(_, sectors)| *sectors != capacity_sectors) {
-        out.push(Finding {
-            severity: Severity::Damage,
-            file: inventory.path(name),
-            field: field.into(),
-            found: capacity_sectors.to_string(),
-            expected: format!("{sectors}, as the extent line of {} says", shown(descriptor)),
-            remedy: format!("put {capacity_sectors} into the extent line: a delta is never resized"),
-        });
+        out.push(
+            Finding::new(Severity::Damage, inventory.path(name), field, capacity_sectors.to_string())
+                .expected(format!("{sectors}, as the extent line of {} says", shown(descriptor)))
+                .remedy(format!("put {capacity_sectors} into the extent line: a delta is never resized")),
+        );
     }
 }
 
@@ -275,16 +254,11 @@ async fn cross_check(
 }
 
 fn unclean(inventory: &Inventory<'_>, name: &str) -> Finding {
-    Finding {
-        severity: Severity::Warning,
-        file: inventory.path(name),
-        field: "uncleanShutdown".into(),
-        found: "set".into(),
-        expected: "0: the delta is open, or was not closed".into(),
-        remedy:
-            "nothing if its VM runs; else run the VM once, which verifies the tables and closes the delta"
-                .into(),
-    }
+    let remedy =
+        "nothing if its VM runs; else run the VM once, which verifies the tables and closes the delta";
+    Finding::new(Severity::Warning, inventory.path(name), "uncleanShutdown", "set")
+        .expected("0: the delta is open, or was not closed")
+        .remedy(remedy)
 }
 
 /// Checks a file that no descriptor of the folder names.
@@ -302,13 +276,10 @@ pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut
                 "convert it",
             ));
         }
-        Content::Other => out.push(Finding {
-            severity: Severity::Note,
-            file: inventory.path(name),
-            field: "the content".into(),
-            found: content.name().into(),
-            expected: "anything: plain data has nothing to be checked by".into(),
-            remedy: "check the folder, which compares lengths with descriptors".into(),
-        }),
+        Content::Other => out.push(
+            Finding::new(Severity::Note, inventory.path(name), "the content", content.name())
+                .expected("anything: plain data has nothing to be checked by")
+                .remedy("check the folder, which compares lengths with descriptors"),
+        ),
     }
 }

@@ -43,6 +43,25 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Returns a finding that does not say yet what was expected, and has no remedy.
+    pub(crate) fn new(
+        severity: Severity,
+        file: String,
+        field: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Self {
+        let (field, found) = (field.into(), found.into());
+        Self { severity, file, field, found, expected: String::new(), remedy: String::new() }
+    }
+
+    pub(crate) fn expected(self, expected: impl Into<String>) -> Self {
+        Self { expected: expected.into(), ..self }
+    }
+
+    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..self }
+    }
+
     /// Converts the error of a reader. Readers report comparisons as "FIELD is FOUND, expected EXPECTED; REMEDY".
     /// `remedy` is used if the error has none. A format that this version does not read is not damage.
     pub fn of_error(error: &Error, remedy: &str) -> Self {
@@ -63,16 +82,19 @@ impl Finding {
             remedy: own_remedy.unwrap_or(if cut { REMEDY_CUT } else { remedy }).into(),
         }
     }
+}
 
-    /// Returns a finding that replaces `count` further ones of the kind of `last`.
-    pub(super) fn of_the_rest(last: &Finding, count: usize) -> Self {
-        Self {
+/// Appends a finding of the kind of the last one, which replaces `more` further ones.
+fn with_the_rest(mut kept: Vec<Finding>, more: usize) -> Vec<Finding> {
+    if let Some(last) = kept.last().filter(|_| more > 0) {
+        kept.push(Finding {
             field: "the number of faults".into(),
-            found: format!("{count} more than are listed"),
+            found: format!("{more} more than are listed"),
             expected: "none".into(),
             ..last.clone()
-        }
+        });
     }
+    kept
 }
 
 /// Maximum number of findings in a report, which a hostile folder could otherwise extend without limit. A line has
@@ -113,11 +135,7 @@ impl Faults {
     /// Returns the worst faults, each once, and one that counts the dropped ones.
     pub(crate) fn into_vec(mut self) -> Vec<Finding> {
         self.shorten();
-        if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
-            let rest = Finding::of_the_rest(last, self.more);
-            self.kept.push(rest);
-        }
-        self.kept
+        with_the_rest(self.kept, self.more)
     }
 }
 
@@ -152,11 +170,7 @@ impl Findings {
     }
 
     /// Returns the findings. The last one counts those that were dropped.
-    pub(crate) fn into_vec(mut self) -> Vec<Finding> {
-        if let Some(last) = self.kept.last().filter(|_| self.more > 0) {
-            let rest = Finding::of_the_rest(last, self.more);
-            self.kept.push(rest);
-        }
-        self.kept
+    pub(crate) fn into_vec(self) -> Vec<Finding> {
+        with_the_rest(self.kept, self.more)
     }
 }

@@ -247,15 +247,15 @@ impl<'a> Inventory<'a> {
         };
         match record.await {
             Ok(false) => {}
-            Ok(true) => out.push(Finding {
-                severity: Severity::Warning,
-                file: self.path(&format!("{OWN_FOLDER}/{RECORD}")),
-                field: "the record of a change".into(),
-                found: "present".into(),
-                expected: "none: a change of this folder was interrupted".into(),
-                remedy: "open the VM with unstun, which finishes the change; what is found before that may be half of it"
-                    .into(),
-            }),
+            Ok(true) => {
+                let file = self.path(&format!("{OWN_FOLDER}/{RECORD}"));
+                let remedy = "open the VM with unstun, which finishes the change; what is found before that may be half of it";
+                out.push(
+                    Finding::new(Severity::Warning, file, "the record of a change", "present")
+                        .expected("none: a change of this folder was interrupted")
+                        .remedy(remedy),
+                );
+            }
             Err(error) => out.push(Finding::of_error(&error, "see that the folder can be read")),
         }
     }
@@ -287,13 +287,10 @@ impl<'a> Inventory<'a> {
         } else {
             return None;
         };
-        Some(Finding {
-            severity,
-            file: self.path(name.trim_end_matches('/')),
-            field: field.into(),
-            found: "present".into(),
-            expected: expected.into(),
-            remedy: remedy.into(),
-        })
+        Some(
+            Finding::new(severity, self.path(name.trim_end_matches('/')), field, "present")
+                .expected(expected)
+                .remedy(remedy),
+        )
     }
 }

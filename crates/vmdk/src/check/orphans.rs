@@ -62,14 +62,11 @@ async fn check_plain(inventory: &Inventory<'_>, name: &str, out: &mut Faults) ->
     let size = file.size().await?;
     let lower = name.to_ascii_lowercase();
     if lower.ends_with("-ctk.vmdk") {
-        let expected = "one that a changeTrackPath names";
-        out.push(unnamed(
-            inventory,
-            name,
-            Severity::Note,
-            expected,
-            "remove it; the next backup is a full one",
-        ));
+        out.push(
+            unnamed(inventory, name, Severity::Note)
+                .expected("one that a changeTrackPath names")
+                .remedy("remove it; the next backup is a full one"),
+        );
     } else if lower.ends_with("-flat.vmdk") {
         out.push(lost_descriptor(inventory, name, &remedy_for_flat(inventory, name, size)));
     } else if size <= TEXT_LIKELY_BYTES_MAX {
@@ -79,33 +76,17 @@ async fn check_plain(inventory: &Inventory<'_>, name: &str, out: &mut Faults) ->
             out.push(Finding::of_error(&error, remedy));
         }
     } else {
-        let expected = "one that a descriptor names";
-        out.push(unnamed(
-            inventory,
-            name,
-            Severity::Warning,
-            expected,
-            "find out whose it is before it is removed",
-        ));
+        out.push(
+            unnamed(inventory, name, Severity::Warning)
+                .expected("one that a descriptor names")
+                .remedy("find out whose it is before it is removed"),
+        );
     }
     Ok(())
 }
 
-fn unnamed(
-    inventory: &Inventory<'_>,
-    name: &str,
-    severity: Severity,
-    expected: &str,
-    remedy: &str,
-) -> Finding {
-    Finding {
-        severity,
-        file: inventory.path(name),
-        field: "the file".into(),
-        found: "named by nothing here".into(),
-        expected: expected.into(),
-        remedy: remedy.into(),
-    }
+fn unnamed(inventory: &Inventory<'_>, name: &str, severity: Severity) -> Finding {
+    Finding::new(severity, inventory.path(name), "the file", "named by nothing here")
 }
 
 /// Returns `web.vmdk` for `web-flat.vmdk` and `web-delta.vmdk`; None for other names.
@@ -117,14 +98,9 @@ pub(crate) fn descriptor_of(extent: &str) -> Option<String> {
 
 fn lost_descriptor(inventory: &Inventory<'_>, extent: &str, remedy: &str) -> Finding {
     let descriptor = descriptor_of(extent).map_or("a descriptor".into(), |name| shown(&name));
-    Finding {
-        severity: Severity::Damage,
-        file: inventory.path(extent),
-        field: "its descriptor".into(),
-        found: "missing".into(),
-        expected: format!("{descriptor}, with this file in an extent line"),
-        remedy: remedy.into(),
-    }
+    Finding::new(Severity::Damage, inventory.path(extent), "its descriptor", "missing")
+        .expected(format!("{descriptor}, with this file in an extent line"))
+        .remedy(remedy)
 }
 
 fn remedy_for_delta(extent: &str, content: Content, capacity_sectors: Option<u64>) -> String {

@@ -53,14 +53,12 @@ fn check_names(inventory: &Inventory<'_>, out: &mut Faults) {
         }
         _ => (Severity::Warning, "one .vmx file", "move the others away: which disks run was not checked"),
     };
-    out.push(Finding {
-        severity,
-        file: inventory.dir.path().into(),
-        field: "the list of .vmx files".into(),
-        found: if names.is_empty() { "empty".into() } else { quoted(names) },
-        expected: expected.into(),
-        remedy: remedy.into(),
-    });
+    let found = if names.is_empty() { "empty".into() } else { quoted(names) };
+    out.push(
+        Finding::new(severity, inventory.dir.path().into(), "the list of .vmx files", found)
+            .expected(expected)
+            .remedy(remedy),
+    );
 }
 
 /// Checks a list of snapshots on its own.
@@ -68,24 +66,18 @@ fn check_alone(inventory: &Inventory<'_>, file: &str, vmsd: &Vmsd, out: &mut Fau
     let path = inventory.path(file);
     for oddity in vmsd.oddities() {
         let said = oddity.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(oddity);
-        out.push(Finding {
-            severity: Severity::Warning,
-            file: path.clone(),
-            field: "the list of snapshots".into(),
-            found: said.into(),
-            expected: "entries that agree".into(),
-            remedy: "nothing is lost; it is put right when the list next changes".into(),
-        });
+        out.push(
+            Finding::new(Severity::Warning, path.clone(), "the list of snapshots", said)
+                .expected("entries that agree")
+                .remedy("nothing is lost; it is put right when the list next changes"),
+        );
     }
     if vmsd.list().needs_consolidation {
-        out.push(Finding {
-            severity: Severity::Warning,
-            file: path,
-            field: "snapshot.needConsolidate".into(),
-            found: "TRUE".into(),
-            expected: "FALSE: a commit did not end".into(),
-            remedy: "consolidate, once no backup holds the disks".into(),
-        });
+        out.push(
+            Finding::new(Severity::Warning, path, "snapshot.needConsolidate", "TRUE")
+                .expected("FALSE: a commit did not end")
+                .remedy("consolidate, once no backup holds the disks"),
+        );
     }
 }
 
@@ -115,36 +107,12 @@ impl<'a> Vm<'a> {
         !self.inventory.names.contains(&self.vmsd) || self.inventory.vmsd.contains_key(&self.vmsd)
     }
 
-    fn in_vmx(
-        &self,
-        severity: Severity,
-        field: &str,
-        found: String,
-        expected: &str,
-        remedy: &str,
-    ) -> Finding {
-        Finding {
-            severity,
-            file: self.vmx_path.clone(),
-            field: field.into(),
-            found,
-            expected: expected.into(),
-            remedy: remedy.into(),
-        }
+    fn in_vmx(&self, severity: Severity, field: &str, found: impl Into<String>) -> Finding {
+        Finding::new(severity, self.vmx_path.clone(), field, found)
     }
 
-    fn in_vmsd(
-        &self,
-        severity: Severity,
-        field: &str,
-        found: String,
-        expected: &str,
-        remedy: &str,
-    ) -> Finding {
-        Finding {
-            file: self.inventory.path(&self.vmsd),
-            ..self.in_vmx(severity, field, found, expected, remedy)
-        }
+    fn in_vmsd(&self, severity: Severity, field: &str, found: impl Into<String>) -> Finding {
+        Finding::new(severity, self.inventory.path(&self.vmsd), field, found)
     }
 
     /// Finds the running link of each disk: a descriptor of this folder on which no other link was made.
@@ -159,18 +127,16 @@ impl<'a> Vm<'a> {
                 Place::Missing => {
                     let remedy = "find the file in a backup, or name the newest link that is here";
                     let expected = "the descriptor of a link, which is not here";
-                    out.push(self.in_vmx(Severity::Damage, &field, found, expected, remedy));
+                    out.push(self.in_vmx(Severity::Damage, &field, found).expected(expected).remedy(remedy));
                     continue;
                 }
                 Place::Outside => {
                     let expected = "a link of this folder: it is elsewhere, and was not checked";
-                    out.push(self.in_vmx(
-                        Severity::Note,
-                        &field,
-                        found,
-                        expected,
-                        "check that folder by itself",
-                    ));
+                    out.push(
+                        self.in_vmx(Severity::Note, &field, found)
+                            .expected(expected)
+                            .remedy("check that folder by itself"),
+                    );
                     continue;
                 }
             };
@@ -179,7 +145,9 @@ impl<'a> Vm<'a> {
             if let Some(other) = seen.insert(top, disk.slot.to_string()) {
                 let expected = format!("a link of its own, but {other} runs on it too");
                 let remedy = "give one of the two its own link: both would write this one";
-                out.push(self.in_vmx(Severity::Damage, &field, found.clone(), &expected, remedy));
+                out.push(
+                    self.in_vmx(Severity::Damage, &field, found.clone()).expected(expected).remedy(remedy),
+                );
             }
             self.check_children(&field, &found, top, &redo, out);
             self.tops.insert(disk.slot.to_string(), top);
@@ -199,7 +167,7 @@ impl<'a> Vm<'a> {
         }
         let expected = format!("the newest link of its chain, but {} is made on it", quoted(&children));
         let remedy = "do not start the VM: each write would change what those links show; name the newest link instead";
-        out.push(self.in_vmx(Severity::Damage, field, found.into(), &expected, remedy));
+        out.push(self.in_vmx(Severity::Damage, field, found).expected(expected).remedy(remedy));
     }
 
     /// Returns the link that receives the writes of an independent-nonpersistent disk.
@@ -220,13 +188,11 @@ impl<'a> Vm<'a> {
                         "the link with its state, which is not here: the entry is stale, or the link lost";
                     let remedy =
                         "find the file in a backup; if the snapshot was committed, discard its entry";
-                    out.push(self.in_vmsd(
-                        Severity::Damage,
-                        &field,
-                        shown(&disk.file_name),
-                        expected,
-                        remedy,
-                    ));
+                    out.push(
+                        self.in_vmsd(Severity::Damage, &field, shown(&disk.file_name))
+                            .expected(expected)
+                            .remedy(remedy),
+                    );
                 }
             }
             self.check_state_file(&field, snapshot, out);
@@ -242,12 +208,14 @@ impl<'a> Vm<'a> {
                 let expected =
                     "a .vmsn file: the snapshot was not taken by VMware, which may not revert to it";
                 let remedy = "nothing for unstun; before the VM goes back to VMware, commit its snapshots";
-                out.push(self.in_vmsd(Severity::Note, &field, "absent".into(), expected, remedy));
+                out.push(self.in_vmsd(Severity::Note, &field, "absent").expected(expected).remedy(remedy));
             }
             Some(file) if self.inventory.locate(file) == Place::Missing => {
                 let expected = "a file, which is not here: VMware will not revert to this snapshot";
                 let remedy = "find the file in a backup; its disks can be read all the same";
-                out.push(self.in_vmsd(Severity::Warning, &field, shown(file), expected, remedy));
+                out.push(
+                    self.in_vmsd(Severity::Warning, &field, shown(file)).expected(expected).remedy(remedy),
+                );
             }
             Some(_) => {}
         }
@@ -285,25 +253,20 @@ impl<'a> Vm<'a> {
                     shown(chain[0]),
                     disk.slot
                 );
-                let finding = self.in_vmsd(
-                    Severity::Warning,
-                    "snapshot.numSnapshots",
-                    "0".into(),
-                    &expected,
-                    REMEDY_CONSOLIDATE,
-                );
+                let finding = self
+                    .in_vmsd(Severity::Warning, "snapshot.numSnapshots", "0")
+                    .expected(expected)
+                    .remedy(REMEDY_CONSOLIDATE);
                 out.push(finding);
                 continue;
             }
             let field = format!("the chain of {}", disk.slot);
             let found = format!("made of links that no snapshot names, {}", quoted(unowned));
-            out.push(self.in_vmsd(
-                Severity::Warning,
-                &field,
-                found,
-                "a snapshot for each frozen link",
-                REMEDY_CONSOLIDATE,
-            ));
+            out.push(
+                self.in_vmsd(Severity::Warning, &field, found)
+                    .expected("a snapshot for each frozen link")
+                    .remedy(REMEDY_CONSOLIDATE),
+            );
         }
     }
 
@@ -322,13 +285,11 @@ impl<'a> Vm<'a> {
             if !self.list.snapshots.is_empty() && on_delta {
                 let expected = "the uid of the snapshot it runs on: its disks run on deltas";
                 let remedy = "take a snapshot, or consolidate";
-                out.push(self.in_vmsd(
-                    Severity::Warning,
-                    "snapshot.current",
-                    "unset".into(),
-                    expected,
-                    remedy,
-                ));
+                out.push(
+                    self.in_vmsd(Severity::Warning, "snapshot.current", "unset")
+                        .expected(expected)
+                        .remedy(remedy),
+                );
             }
             return;
         };
@@ -344,7 +305,7 @@ impl<'a> Vm<'a> {
             let field = format!("the current snapshot {}, fileName of {slot}", shown(&current.name));
             let expected = format!("a link under {}, on which {slot} runs", shown(chain[0]));
             let remedy = "do not commit or revert before it is clear which of the two is right: the .vmx says what ran last";
-            out.push(self.in_vmsd(Severity::Warning, &field, shown(&name), &expected, remedy));
+            out.push(self.in_vmsd(Severity::Warning, &field, shown(&name)).expected(expected).remedy(remedy));
         }
     }
 
@@ -386,14 +347,12 @@ impl<'a> Vm<'a> {
                 let remedy = "keep it until it is known what it holds: a snapshot whose entry was lost, or a disk taken out of the VM";
                 (Severity::Warning, "a disk or a snapshot of the VM that leads to it", remedy)
             };
-            out.push(Finding {
-                severity,
-                file: self.inventory.path(name),
-                field: "the link".into(),
-                found: "not referred to by the .vmx or the .vmsd".into(),
-                expected: expected.into(),
-                remedy: remedy.into(),
-            });
+            let found = "not referred to by the .vmx or the .vmsd";
+            out.push(
+                Finding::new(severity, self.inventory.path(name), "the link", found)
+                    .expected(expected)
+                    .remedy(remedy),
+            );
         }
     }
 }

@@ -86,7 +86,7 @@ impl SeSparse {
 
     fn finding(&self, severity: Severity, field: String, found: String, expected: String) -> Finding {
         let remedy = if severity == Severity::Damage { REMEDY_COPY } else { REMEDY_LEAK };
-        Finding { severity, file: self.file().name().into(), field, found, expected, remedy: remedy.into() }
+        Finding::new(severity, self.file().name().into(), field, found).expected(expected).remedy(remedy)
     }
 
     async fn table_bytes(&self, region: u32) -> Result<Buf> {
@@ -110,10 +110,9 @@ impl SeSparse {
         }
         let found = format!("{} sectors from {}", area.sectors, area.start);
         let expected = format!("at least {needed} sectors inside the file");
-        findings.add(Finding {
-            remedy: "the guest's data can be read without it; ESXi needs it to reclaim space".into(),
-            ..self.finding(Severity::Warning, name.into(), found, expected)
-        });
+        let finding = self.finding(Severity::Warning, name.into(), found, expected);
+        findings
+            .add(finding.remedy("the guest's data can be read without it; ESXi needs it to reclaim space"));
         false
     }
 
@@ -127,9 +126,8 @@ impl SeSparse {
                 _ => continue,
             };
             let found = format!("{value:#018x}");
-            let remedy = "it is not read; nothing is lost".into();
             let warning = self.finding(Severity::Warning, entry_name(region, entry), found, expected.into());
-            findings.add(Finding { remedy, ..warning });
+            findings.add(warning.remedy("it is not read; nothing is lost"));
         }
     }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::layer::{Layer, Placement, Run, Shape, Stages, Usage, Where};
+use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
 use blk::{Buf, Error, File, Local, Result, SECTOR};
 
 use crate::runs::Runs;
@@ -229,22 +229,6 @@ impl Layer for SeSparse {
         let error = self.refusal("committing");
         Box::pin(std::future::ready(Err(error)))
     }
-
-    fn publish(&self, _placement: &Placement) {
-        unreachable!("an SEsparse delta places nothing");
-    }
-
-    fn abandon(&self, _placement: &Placement) {}
-
-    fn release(&self, region: u64) {
-        unreachable!("region {region} of an SEsparse delta cannot be released: it is never written");
-    }
-
-    fn stages(&self) -> Stages {
-        Stages::default()
-    }
-
-    fn settle(&self, _ticket: u64) {}
 
     /// Does nothing, because nothing was written.
     fn seal(&self) -> Local<'_, Result<()>> {

@@ -69,14 +69,13 @@ impl Core {
             let grain = (self.shape.grain_bytes / SECTOR) as u32;
             for run in table_runs(&entries, 0..entries.len(), grain).filter(|run| run.sector != 0) {
                 if let Some(twice) = mark(&mut seen, start, end, &run, grain) {
-                    findings.add(Finding {
-                        severity: Severity::Damage,
-                        file: self.file().name().into(),
-                        field: format!("entry {} of grain table {region}", run.entry),
-                        found: format!("sector {twice}, as another entry is"),
-                        expected: "each sector once".into(),
-                        remedy: REMEDY.into(),
-                    });
+                    let field = format!("entry {} of grain table {region}", run.entry);
+                    let found = format!("sector {twice}, as another entry is");
+                    findings.add(
+                        Finding::new(Severity::Damage, self.file().name().into(), field, found)
+                            .expected("each sector once")
+                            .remedy(REMEDY),
+                    );
                 }
             }
         }

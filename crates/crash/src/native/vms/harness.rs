@@ -12,8 +12,7 @@ use engine::native::NativeVm;
 use engine::{Client, CommitWhat, Machine, Options};
 use sim::oracle::DiskModel;
 
-use super::model::VmRun;
-use super::model::{ExpectedVm, Model, Outcome};
+use super::model::{ExpectedVm, Model, Outcome, VmRun};
 use super::shape::Shape;
 use crate::content::{Image, contents_of, look};
 use crate::native::harness::Harness;
@@ -131,11 +130,9 @@ impl VmHarness {
     fn miss(&self, name: &str) -> Result<(), String> {
         let gone = |outcome: &Outcome| outcome.shape.is_none();
         let mut model = self.model.borrow_mut();
-        if gone(&model.vms[name].now) {
-            model.stay(name);
-            return Ok(());
-        }
-        match model.vms[name].ahead.iter().position(gone) {
+        let vm = &model.vms[name];
+        match vm.ahead.iter().position(gone) {
+            _ if gone(&vm.now) => model.stay(name),
             Some(at) => model.arrive(name, Some(at)),
             None => return Err(format!("VM {name} is lost")),
         }
@@ -236,11 +233,8 @@ impl VmHarness {
                 .map_or(Ok(()), |(number, _)| Err(format!("sealed {snapshot} disk{number} changed")));
         }
         for (number, bytes) in &seen {
-            let (model, began) = (&vms[name].models[number], known.began[number]);
-            let checked = match &known.ended {
-                Some(ended) => model.check_snapshot(bytes, began, ended[number]),
-                None => model.check_interrupted_snapshot(bytes, began),
-            };
+            let ended = known.ended.as_ref().map(|ended| ended[number]);
+            let checked = vms[name].models[number].check_snapshot(bytes, known.began[number], ended);
             checked.map_err(|e| format!("snapshot {snapshot}: {e}"))?;
         }
         known.contents = Some(seen);

@@ -47,12 +47,11 @@ impl IoFault {
 
     /// Returns how many of the I/Os submitted so far its rule counts.
     fn counted(self, world: &SimWorld) -> u64 {
-        let counts = |kind: &OpKind| match self {
-            IoFault::FullOnce => *kind == OpKind::Write,
-            IoFault::Opening(wanted, _) => *kind == wanted,
-            _ => *kind != OpKind::Timer,
-        };
-        OpKind::ALL.into_iter().filter(counts).map(|kind| world.count(kind).submitted).sum()
+        match self {
+            IoFault::FullOnce => world.count(OpKind::Write).submitted,
+            IoFault::Opening(kind, _) => world.count(kind).submitted,
+            _ => world.ios(),
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl ObservedState {
                 continue;
             }
             let opened = async {
-                let home = home::open_clone(env, name, super::GROWTH_BYTES, false).await?;
+                let home = home::open_clone(env, name, super::GROWTH_BYTES, false)?;
                 Vm::open(env.clone(), home, super::options()).await
             };
             let vm = opened.await.map_err(|e| format!("{name}: {e}"))?;

@@ -107,7 +107,7 @@ fn said<T>(result: blk::Result<T>) -> Result<(), String> {
 }
 
 pub(super) async fn create(env: &Env) -> Result<(), String> {
-    said(home::create(env, &[DISK_BYTES, DISK_BYTES]).await)
+    said(home::create(env, home::HOME, &[DISK_BYTES, DISK_BYTES]).await)
 }
 
 /// Prepares the tree: a - e - (running), and a - b - c beside it. The bin has what was written after c; disk2 is

@@ -154,7 +154,7 @@ fn contradiction(superblock: &Superblock, items: &Items, id: u64, item: &NodeIte
         return Some("is dropped and not sealed".to_string());
     }
     if item.cursor > 0 && !item.dropped {
-        return Some(format!("is given back up to block {}, and not dropped", item.cursor));
+        return Some(format!("is freed up to block {}, and not dropped", item.cursor));
     }
     if item.parent == 0 {
         return None;

@@ -1,9 +1,10 @@
 //! A batch: the unit of one journal write. Contains its header, and the batch that is being filled.
 
 use blk::{Buf, Slice};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::super::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64,
+    ADDRESS_AT, BLOCK, Geometry, STORE_ID_AT, get_struct, get_u64, put_head, seal_page,
 };
 use super::record::Record;
 
@@ -15,17 +16,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unstunJB");
 /// Length of a header: 12 fields in 82 bytes, the rest zero.
 pub(super) const HEADER_BYTES: usize = 96;
 
-const EPOCH_AT: usize = 32;
-const CHECKPOINT_AT: usize = 40;
-const FIRST_LSN_AT: usize = 48;
-const FLUSHED_LSN_AT: usize = 56;
-const PREVIOUS_AT: usize = 64;
-const RECORDS_AT: usize = 72;
-const BYTES_AT: usize = 76;
-const PAGES_AT: usize = 80;
-
-/// The header's fields behind the magic and the store's id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The header behind the magic and the store's id, as the page has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(super) struct Header {
     /// Number of the batch's first page, counted over all laps: it is page `seq % journal_pages` of the ring.
     pub seq: u64,
@@ -42,13 +35,14 @@ pub(super) struct Header {
     /// Length of all records.
     pub bytes: u32,
     pub pages: u16,
+    zeros: [u16; 3],
 }
 
 impl Header {
     /// Reads the header of a batch of this store whose claimed pages are inside the ring, from a page that should have
     /// number `seq`. The caller compares the checksum once it has all pages.
     pub(super) fn parse(page: &[u8], geometry: &Geometry, seq: u64) -> Option<Header> {
-        let header = Header::read(page);
+        let header: Header = get_struct(&page[ADDRESS_AT..]);
         let place = seq % geometry.journal_pages;
         let inside = place + u64::from(header.pages) <= geometry.journal_pages;
         let ours = get_u64(page, 0) == MAGIC && get_u64(page, STORE_ID_AT) == geometry.store_id;
@@ -61,38 +55,12 @@ impl Header {
         (get_u64(page, 0) == MAGIC).then(|| get_u64(page, ADDRESS_AT))
     }
 
-    fn read(page: &[u8]) -> Header {
-        let half = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
-        Header {
-            seq: get_u64(page, ADDRESS_AT),
-            checksum: get_u64(page, CHECKSUM_AT),
-            epoch: get_u64(page, EPOCH_AT),
-            checkpoint: get_u64(page, CHECKPOINT_AT),
-            first_lsn: get_u64(page, FIRST_LSN_AT),
-            flushed_lsn: get_u64(page, FLUSHED_LSN_AT),
-            previous_seq: get_u64(page, PREVIOUS_AT),
-            records: half(RECORDS_AT),
-            bytes: half(BYTES_AT),
-            pages: u16::from_le_bytes([page[PAGES_AT], page[PAGES_AT + 1]]),
-        }
-    }
-
     /// Writes the head of a batch, its checksum last.
     fn write(&self, store_id: u64, batch: &mut [u8]) {
         batch[..HEADER_BYTES].fill(0);
-        put_u64(batch, 0, MAGIC);
-        put_u64(batch, STORE_ID_AT, store_id);
-        put_u64(batch, ADDRESS_AT, self.seq);
-        put_u64(batch, EPOCH_AT, self.epoch);
-        put_u64(batch, CHECKPOINT_AT, self.checkpoint);
-        put_u64(batch, FIRST_LSN_AT, self.first_lsn);
-        put_u64(batch, FLUSHED_LSN_AT, self.flushed_lsn);
-        put_u64(batch, PREVIOUS_AT, self.previous_seq);
-        batch[RECORDS_AT..RECORDS_AT + 4].copy_from_slice(&self.records.to_le_bytes());
-        batch[BYTES_AT..BYTES_AT + 4].copy_from_slice(&self.bytes.to_le_bytes());
-        batch[PAGES_AT..PAGES_AT + 2].copy_from_slice(&self.pages.to_le_bytes());
-        let checksum = page_checksum(batch);
-        put_u64(batch, CHECKSUM_AT, checksum);
+        batch[ADDRESS_AT..][..size_of::<Header>()].copy_from_slice(self.as_bytes());
+        put_head(batch, MAGIC, store_id, self.seq);
+        seal_page(batch);
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -175,6 +143,7 @@ impl OpenBatch {
             records: self.records,
             bytes: self.bytes as u32,
             pages: pages as u16,
+            zeros: [0; 3],
         };
         header.write(stamp.store_id, &mut self.buf);
         self.buf.freeze()

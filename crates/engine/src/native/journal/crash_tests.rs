@@ -9,7 +9,7 @@ use blk::{Buf, Env, File};
 use sim::{Cut, OpKind, Options, Phase, Rng, SimWorld};
 
 use super::super::layout::{BLOCK, checksum};
-use super::super::superblock::{CatalogueHead, Superblock, VERSION};
+use super::super::superblock::Superblock;
 use super::tests::{GEOMETRY, open};
 use super::*;
 
@@ -41,29 +41,7 @@ struct Load {
 }
 
 fn first_superblock() -> Superblock {
-    Superblock {
-        store_id: GEOMETRY.store_id,
-        version: VERSION,
-        features_compat: 0,
-        features_ro_compat: 0,
-        features_incompat: 0,
-        epoch: 1,
-        checkpoint: 1,
-        generation: 1,
-        next_node: 1,
-        journal_pages: GEOMETRY.journal_pages,
-        group_blocks: GEOMETRY.group_blocks,
-        groups: 0,
-        ready_to: 0,
-        journal: Position { seq: 0, lsn: 1 },
-        catalogue: CatalogueHead::default(),
-        flushed_lsn: 0,
-        clean: false,
-        created_unix_us: 0,
-        journal_epoch: 0,
-        boot: 0,
-        machine: 0,
-    }
+    Superblock { epoch: 1, checkpoint: 1, ready_to: 0, clean: 0, ..Superblock::first(&GEOMETRY, 0) }
 }
 
 /// Returns the content of the block that a record's data fills: no two records have the same.

@@ -30,6 +30,7 @@ use std::rc::Rc;
 
 use blk::sync::Signal;
 use blk::{Env, Error, File, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{OpenBatch, Stamp};
@@ -64,7 +65,10 @@ pub const JOURNAL_PAGES_MIN: u64 = 2 * RESERVE_PAGES;
 const SPACE_RETRY_US: u64 = 100_000;
 
 /// A place in the journal: the next batch's page number and the next record's number, which counts from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
 pub struct Position {
     /// Number of the page, over all laps of the ring.
     pub seq: u64,

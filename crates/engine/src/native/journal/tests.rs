@@ -3,7 +3,7 @@ use blk::{Buf, Env, Errno, ErrorKind, File};
 use proptest::prelude::*;
 use sim::{Action, Fault, OpKind, Options, Rng, SimWorld};
 
-use super::super::layout::{CHECKSUM_AT, page_checksum, put_u64};
+use super::super::layout::{CHECKSUM_AT, get_u64, page_checksum, put_u64};
 use super::*;
 
 pub(super) const GEOMETRY: Geometry =
@@ -320,6 +320,18 @@ fn forged(body: &[u8], records: u32, bytes: u32) -> Buf {
     let checksum = page_checksum(&batch);
     put_u64(&mut batch, CHECKSUM_AT, checksum);
     batch
+}
+
+/// The offsets of `docs/formats/native.md`.
+#[test]
+fn every_field_of_a_header_is_at_its_documented_offset() {
+    let mut draft = OpenBatch::open(GEOMETRY.journal_pages, 5, 6, 0);
+    draft.push(&change(16));
+    let batch = draft.seal(Stamp { store_id: 1, epoch: 2, checkpoint: 3, flushed_lsn: 4 });
+    let words: Vec<u64> = (8..88).step_by(8).map(|at| get_u64(&batch, at)).collect();
+    let (records, bytes, pages) = (1, 24, 1);
+    assert_eq!(words, [1, 5, page_checksum(&batch), 2, 3, 6, 4, 5, records | bytes << 32, pages]);
+    assert!(batch[88..batch::HEADER_BYTES].iter().all(|byte| *byte == 0));
 }
 
 #[test]

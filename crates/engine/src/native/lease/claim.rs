@@ -236,7 +236,7 @@ fn stopped(file: &LeaseFile, seen: &LeaseRead, us: u64) -> Error {
     let cause = match &seen.page {
         Ok(page) => {
             let who = describe(page, file.env.unix_us());
-            format!("it is leased to {who}, of which nothing was heard for {} s", us / 1_000_000)
+            format!("the store is leased to {who}, which has sent no heartbeat for {} s", us / 1_000_000)
         }
         Err(e) => format!("its lease cannot be read ({})", e.cause),
     };

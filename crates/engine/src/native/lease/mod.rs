@@ -135,7 +135,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Checks that the page names this owner; otherwise the lease is lost for good (`LeaseLost`).
+    /// Checks that the page names this owner; otherwise the lease is lost permanently (`LeaseLost`).
     async fn check_own(&self) -> Result<()> {
         let seen = self.file.read().await?;
         match &seen.page {

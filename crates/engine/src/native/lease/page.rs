@@ -3,7 +3,8 @@
 use blk::{Buf, Error, Result};
 
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, LEASE_BLOCK, STORE_ID_AT, get_u64, page_checksum, put_u64,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, LEASE_BLOCK, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64,
+    seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnLSE");
@@ -84,9 +85,7 @@ impl LeasePage {
 
     pub(crate) fn encode(&self) -> Buf {
         let mut page = Buf::zeroed(BLOCK as usize);
-        put_u64(&mut page, 0, MAGIC);
-        put_u64(&mut page, STORE_ID_AT, self.store_id);
-        put_u64(&mut page, ADDRESS_AT, LEASE_BLOCK);
+        put_head(&mut page, MAGIC, self.store_id, LEASE_BLOCK);
         put_u64(&mut page, STATE_AT, self.state as u64);
         put_u64(&mut page, EPOCH_AT, self.epoch);
         put_u64(&mut page, HEARTBEAT_AT, self.heartbeat);
@@ -107,8 +106,7 @@ impl LeasePage {
         let host = self.owner.host.as_bytes();
         put_u64(&mut page, HOST_LEN_AT, host.len() as u64);
         page[HOST_AT..HOST_AT + host.len()].copy_from_slice(host);
-        let checksum = page_checksum(&page);
-        put_u64(&mut page, CHECKSUM_AT, checksum);
+        seal_page(&mut page);
         page
     }
 
@@ -235,8 +233,7 @@ mod tests {
         ] {
             let mut page = sample().encode();
             put_u64(&mut page, at, value);
-            let checksum = page_checksum(&page);
-            put_u64(&mut page, CHECKSUM_AT, checksum);
+            seal_page(&mut page);
             assert!(refused(&page, 9).contains(field), "{field}");
         }
     }
@@ -247,8 +244,7 @@ mod tests {
             let mut page = sample().encode();
             page[at] = byte;
             if sealed {
-                let checksum = page_checksum(&page);
-                put_u64(&mut page, CHECKSUM_AT, checksum);
+                seal_page(&mut page);
             }
             let _ = LeasePage::decode(&page, 9, "lun");
         }

@@ -188,7 +188,7 @@ fn an_owner_whose_new_claim_is_late_stops_because_it_may_have_overwritten_anothe
         device.add_fault(Fault::nth(1, Action::Delay { ns: 20 * SECOND_US * 1000 }).of(OpKind::Write));
         a.resume();
         env.sleep_us(60 * SECOND_US).await;
-        let e = lease.lost().expect("lost for good");
+        let e = lease.lost().expect("lost permanently");
         assert!(e.cause.contains("claimed anew within 500 ms"), "{e}");
     });
 }

@@ -168,8 +168,8 @@ impl Space {
     fn no_space(&self, cause: &str) -> Error {
         let totals = self.totals();
         let cause = format!(
-            "{cause}: {} blocks free for data, {} for metadata, of which {} are kept in reserve; remove snapshots or make \
-             room on the datastore",
+            "{cause}: {} blocks free for data, {} for metadata, of which {} are kept in reserve; remove snapshots or \
+             free space on the datastore",
             totals.free_data, totals.free_meta, totals.reserve
         );
         Error::new(ErrorKind::NoSpace, self.file.name(), cause)

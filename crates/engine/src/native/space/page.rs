@@ -8,7 +8,8 @@ use blk::{Buf, Error, Result};
 use super::bits::Bits;
 use super::{GroupSummary, SLOTS};
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_u64,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, Geometry, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64,
+    seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"UnstnBmp");
@@ -38,9 +39,7 @@ pub(super) fn encode(
     summary: GroupSummary,
 ) -> (Buf, GroupSummary) {
     let mut page = Buf::zeroed(BLOCK as usize);
-    put_u64(&mut page, 0, MAGIC);
-    put_u64(&mut page, STORE_ID_AT, geometry.store_id);
-    put_u64(&mut page, ADDRESS_AT, address(geometry, group, summary.slot));
+    put_head(&mut page, MAGIC, geometry.store_id, address(geometry, group, summary.slot));
     put_u64(&mut page, GROUP_AT, group);
     put_u64(&mut page, VERSION_AT, summary.version);
     put_u64(&mut page, FREE_AT, u64::from(summary.free));
@@ -48,8 +47,7 @@ pub(super) fn encode(
     for (index, word) in committed.words().iter().enumerate() {
         put_u64(&mut page, BITS_AT + index * 8, *word);
     }
-    let checksum = page_checksum(&page);
-    put_u64(&mut page, CHECKSUM_AT, checksum);
+    let checksum = seal_page(&mut page);
     (page, GroupSummary { checksum, ..summary })
 }
 

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use blk::{Error, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::native::layout::{BLOCK, get_u64, put_u64};
+use crate::native::layout::{BLOCK, get_struct, get_u64};
 
 /// Length of a page's header; entries or pointers follow.
 pub(super) const HEADER_BYTES: usize = 64;
-pub(super) const ENTRY_BYTES: usize = 16;
-pub(super) const POINTER_BYTES: usize = 32;
+pub(super) const ENTRY_BYTES: usize = size_of::<Entry>();
+pub(super) const POINTER_BYTES: usize = size_of::<Pointer>();
 /// Entries of a leaf: (4096 - 64) / 16 = 252 blocks, 1008 KiB of disk.
 pub(super) const LEAF_ENTRIES: usize = (BLOCK as usize - HEADER_BYTES) / ENTRY_BYTES;
 /// Children of an interior node: (4096 - 64) / 32 = 126.
@@ -40,8 +41,8 @@ pub(crate) const fn span(level: u8) -> u64 {
 const WORD_BITS: u32 = 48;
 const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
 
-/// Checks the words that an entry and a pointer have in common; returns address and birth.
-fn split_words(place: u64, born: u64) -> Result<(u64, u64), String> {
+/// Checks the words that an entry and a pointer have in common: the reserved bits are zero.
+fn check_words(place: u64, born: u64) -> Result<(), String> {
     let (addr, device, flags) = (place & WORD_MASK, place >> WORD_BITS & 0xFF, place >> (WORD_BITS + 8));
     let (birth, reserved) = (born & WORD_MASK, born >> WORD_BITS);
     if device != 0 {
@@ -56,11 +57,12 @@ fn split_words(place: u64, born: u64) -> Result<(u64, u64), String> {
     if addr == 0 && birth != 0 {
         return Err(format!("birth of a hole is {birth}, expected 0"));
     }
-    Ok((addr, birth))
+    Ok(())
 }
 
 /// The place of one block of a disk. All zero: a hole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub(super) struct Entry {
     pub addr: u64,
     pub birth: u64,
@@ -68,18 +70,15 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn get(bytes: &[u8]) -> Result<Entry, String> {
-        let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
-        Ok(Entry { addr, birth })
-    }
-
-    pub(super) fn put(&self, bytes: &mut [u8]) {
-        put_u64(bytes, 0, self.addr);
-        put_u64(bytes, 8, self.birth);
+        let entry: Entry = get_struct(bytes);
+        check_words(entry.addr, entry.birth)?;
+        Ok(entry)
     }
 }
 
 /// The place of a child and the expected properties of its page. All zero: a hole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct Pointer {
     pub addr: u64,
     pub birth: u64,
@@ -95,22 +94,15 @@ impl Pointer {
 
     /// Decodes a pointer; `level` is that of the node to which it points.
     pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
-        let (addr, birth) = split_words(get_u64(bytes, 0), get_u64(bytes, 8))?;
-        let pointer = Pointer { addr, birth, checksum: get_u64(bytes, 16), count: get_u64(bytes, 24) };
-        if addr == 0 && pointer != Pointer::default() {
+        let pointer: Pointer = get_struct(bytes);
+        check_words(pointer.addr, pointer.birth)?;
+        if pointer.is_hole() && pointer != Pointer::default() {
             return Err("a hole has a checksum or a count, expected zeros".to_string());
         }
-        if addr != 0 && !(1..=span(level)).contains(&pointer.count) {
+        if !pointer.is_hole() && !(1..=span(level)).contains(&pointer.count) {
             return Err(format!("count is {}, expected 1 to {}", pointer.count, span(level)));
         }
         Ok(pointer)
-    }
-
-    pub(super) fn put(&self, bytes: &mut [u8]) {
-        put_u64(bytes, 0, self.addr);
-        put_u64(bytes, 8, self.birth);
-        put_u64(bytes, 16, self.checksum);
-        put_u64(bytes, 24, self.count);
     }
 }
 
@@ -132,7 +124,7 @@ impl Root {
         bytes.fill(0);
         if let Some(root) = root {
             bytes[0] = root.level;
-            root.pointer.put(&mut bytes[8..]);
+            bytes[8..Root::BYTES].copy_from_slice(root.pointer.as_bytes());
         }
     }
 

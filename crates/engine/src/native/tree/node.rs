@@ -8,9 +8,12 @@ use std::fmt::Display;
 use std::ops::Range;
 
 use blk::{Buf, Error, Result};
+use zerocopy::IntoBytes;
 
 use super::entry::*;
-use crate::native::layout::{ADDRESS_AT, BLOCK, CHECKSUM_AT, STORE_ID_AT, get_u64, page_checksum, put_u64};
+use crate::native::layout::{
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64, seal_page,
+};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");
 const BIRTH_AT: usize = 32;
@@ -120,16 +123,8 @@ impl Body {
 
     fn put(&self, bytes: &mut [u8]) {
         match &self.0 {
-            Kind::Pointers(children) => {
-                children
-                    .iter()
-                    .zip(bytes.chunks_exact_mut(POINTER_BYTES))
-                    .for_each(|(child, at)| child.put(at));
-            }
-            _ => {
-                let entries = self.entries();
-                entries.iter().zip(bytes.chunks_exact_mut(ENTRY_BYTES)).for_each(|(entry, at)| entry.put(at));
-            }
+            Kind::Pointers(children) => bytes.copy_from_slice(children.as_bytes()),
+            _ => bytes.copy_from_slice(self.entries().as_bytes()),
         }
     }
 
@@ -161,16 +156,13 @@ impl Node {
     pub(super) fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
         spot.pointer.count = body.count();
         let mut page = Buf::zeroed(BLOCK as usize);
-        put_u64(&mut page, 0, MAGIC);
-        put_u64(&mut page, STORE_ID_AT, store_id);
-        put_u64(&mut page, ADDRESS_AT, spot.pointer.addr);
+        put_head(&mut page, MAGIC, store_id, spot.pointer.addr);
         put_u64(&mut page, BIRTH_AT, spot.pointer.birth);
         put_u64(&mut page, FIRST_BLOCK_AT, spot.first);
         put_u64(&mut page, COUNT_AT, spot.pointer.count);
         put_u64(&mut page, LEVEL_AT, u64::from(spot.level));
         body.put(&mut page[HEADER_BYTES..]);
-        spot.pointer.checksum = page_checksum(&page);
-        put_u64(&mut page, CHECKSUM_AT, spot.pointer.checksum);
+        spot.pointer.checksum = seal_page(&mut page);
         (Node::new(spot, body), page)
     }
 

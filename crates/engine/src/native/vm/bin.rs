@@ -112,7 +112,7 @@ impl NativeVm {
         Ok(())
     }
 
-    /// Removes binned states for good. Returns the bytes that only they held.
+    /// Removes binned states permanently. Returns the bytes that only they held.
     pub async fn empty_bin(&self, ids: &[u64]) -> Result<u64> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;
@@ -123,7 +123,7 @@ impl NativeVm {
         let bytes = self.store.exclusive_bytes(&self.binned_nodes(ids)).await?;
         self.drop_entries(ids).await?;
         self.store.flush().await?;
-        self.activity.note(EventKind::BinEmptied, "", &format!("{bytes} bytes are given back"));
+        self.activity.note(EventKind::BinEmptied, "", &format!("{bytes} bytes are freed"));
         Ok(bytes)
     }
 
@@ -201,8 +201,8 @@ impl NativeVm {
             head.disks.extract_if(.., |disk| binned.added.contains(&disk.number)).collect();
         for disk in &binned.disks {
             if let Some(other) = head.disks.iter().find(|d| d.slot == disk.slot && d.number != disk.number) {
-                let cause = format!("disk{} would return at {}", disk.number, disk.slot);
-                let now = format!("where disk{} is now; remove that one first", other.number);
+                let cause = format!("disk{} would be restored at {}", disk.number, disk.slot);
+                let now = format!("where disk{} is now; remove that disk first", other.number);
                 return Err(Error::refused(&self.name, format!("{cause}, {now}")));
             }
             match head.disks.iter_mut().find(|now| now.number == disk.number) {

@@ -39,9 +39,9 @@ impl NativeVm {
         self.activity.refuse_clients(Some(number))?;
         let disk = self.disk(number)?;
         if !remove_files {
-            let cause =
-                format!("disk{number} is native: it has no files that could stay when it leaves the VM");
-            let remedy = "say that its data goes too (--delete-files); snapshots that have it keep it";
+            let cause = format!("disk{number} is native and has no files to keep");
+            let remedy =
+                "add --delete-files to delete its data; snapshots that contain the disk keep the data";
             return Err(Error::refused(&self.name, format!("{cause}; {remedy}")));
         }
         self.forget_binned_disk(number).await?;
@@ -69,8 +69,8 @@ impl NativeVm {
         let disk = self.disk(number)?;
         let now = disk.size_bytes();
         if size_bytes <= now || !is_size(size_bytes) {
-            let cause = format!("it has {now} bytes and was asked to grow to {size_bytes}");
-            let expected = format!("{EXPECTED_SIZE}, and more than now: a disk never becomes smaller");
+            let cause = format!("cannot resize the disk from {now} to {size_bytes} bytes");
+            let expected = format!("{EXPECTED_SIZE}, and more than now: a disk can only grow");
             return Err(Error::invalid(&disk.name, format!("{cause}; {expected}")));
         }
         self.store.change(&[Op::Resize { node: disk.node.id, size_blocks: size_bytes / BLOCK }])?;

@@ -114,7 +114,7 @@ impl NativeVm {
         };
         let size_bytes = self.store.node(to)?.size_bytes();
         if between.start > size_bytes || !between.start.is_multiple_of(BLOCK) {
-            let cause = format!("asked from byte {} on, of {size_bytes}", between.start);
+            let cause = format!("requested from byte {} on, of {size_bytes}", between.start);
             let expected = format!("expected a multiple of {BLOCK} within the disk");
             return Err(Error::invalid(&self.name, format!("{cause}; {expected}")));
         }

@@ -44,7 +44,7 @@ impl RemovalChange {
 
 impl NativeVm {
     /// Makes `head` the VM, gives the snapshots in `moved` other parents, and removes those in `gone` from the tree in
-    /// their order: into the entry `kept` of the bin, or for good. None of them can be used from the first change on.
+    /// their order: into the entry `kept` of the bin, or permanently. None of them can be used from the first change on.
     /// After a crash some of them may still be in the tree. Durable after the store's next flush. `NoSpace` at the
     /// first change: nothing has changed.
     pub(super) async fn remove_names(

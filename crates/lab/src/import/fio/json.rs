@@ -12,42 +12,33 @@ const BYTES_MAX: u64 = 256 << 20;
 /// Most jobs kept; further ones still count in the sum.
 const JOBS_MAX: usize = 1_000;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Output {
-    #[serde(rename = "fio version", default)]
+    #[serde(rename = "fio version")]
     version: String,
-    #[serde(default)]
     timestamp_ms: Option<i64>,
-    #[serde(default)]
     timestamp: Option<i64>,
-    #[serde(default)]
     jobs: Vec<Value>,
-    #[serde(default)]
     client_stats: Vec<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Job {
-    #[serde(default)]
     jobname: String,
-    #[serde(default)]
     error: i64,
-    #[serde(default)]
     read: Direction,
-    #[serde(default)]
     write: Direction,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Direction {
-    #[serde(default)]
     io_bytes: u64,
-    #[serde(default)]
     iops: f64,
     /// Milliseconds.
-    #[serde(default)]
     runtime: u64,
-    #[serde(default)]
     total_ios: u64,
     clat_ns: Option<Latency>,
     lat_ns: Option<Latency>,
@@ -57,12 +48,10 @@ struct Direction {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Latency {
-    #[serde(default)]
     max: f64,
-    #[serde(default)]
     mean: f64,
-    #[serde(default)]
     percentile: std::collections::BTreeMap<String, f64>,
 }
 

@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 
 use blk::socket::Socket;
 use blk::sync::Signal;
-use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Error, ErrorKind, Local, Result, Slice};
 use export::nbd::proto::*;
 
@@ -279,6 +279,7 @@ fn advance(parts: &mut Vec<Slice>, mut sent: u64) {
     }
 }
 
+/// All ranges count as data: the lab does not query a server for holes.
 impl Volume for NbdVolume {
     fn info(&self) -> VolumeInfo {
         let Export { size_bytes, flags } = self.connection.export;
@@ -318,11 +319,5 @@ impl Volume for NbdVolume {
     fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
         let flags = if mode.no_hole { CMD_FLAG_NO_HOLE } else { 0 };
         Box::pin(async move { self.plain(CMD_WRITE_ZEROES, flags, range).await })
-    }
-
-    /// Reports the whole range as data: the lab does not query a server for holes.
-    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
-        let whole = BlockStatus { len: range.end - range.start, hole: false, zero: false };
-        Box::pin(async move { Ok(vec![whole]) })
     }
 }

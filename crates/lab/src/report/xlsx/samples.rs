@@ -5,7 +5,7 @@ use rust_xlsxwriter::{Chart, ChartType, Worksheet, XlsxError};
 use super::sheet::{ROWS_MAX, Sheet};
 use crate::report::series::{latency, rate};
 use crate::report::words;
-use crate::run::{Record, Sample};
+use crate::run::{Record, Sample, Spread};
 
 const HEADS: &str = "\
 at s,interval s,reads/s,writes/s,host reads/s,host writes/s,table reads/s,table writes/s,\
@@ -35,19 +35,16 @@ pub(super) fn write(worksheet: &mut Worksheet, name: &str, record: &Record) -> R
 
 fn row(sheet: &mut Sheet<'_>, record: &Record, s: &Sample) -> Result<(), XlsxError> {
     let ms = |us: Option<f64>| us.map(|us| us / 1e3);
-    sheet.number(Some(s.at_us as f64 / 1e6))?;
-    sheet.number(Some(s.interval_us as f64 / 1e6))?;
+    sheet.numbers([s.at_us, s.interval_us].map(|us| Some(us as f64 / 1e6)))?;
     let host = s.host.as_ref();
     let guest = [Some(s.reads), Some(s.writes)];
     let below = [host.map(|h| h.reads), host.map(|h| h.writes)];
     let tables = [host.map(|h| h.table_reads), host.map(|h| h.table_writes)];
-    for count in guest.into_iter().chain(below).chain(tables) {
-        sheet.number(count.and_then(|count| rate(count, s)))?;
-    }
+    let counts = guest.into_iter().chain(below).chain(tables);
+    sheet.numbers(counts.map(|count| count.and_then(|count| rate(count, s))))?;
     for spread in [&s.read_latency, &s.write_latency] {
-        sheet.number(ms(latency(spread, |l| l.mean_us)))?;
-        sheet.number(ms(latency(spread, |l| l.p99_us)))?;
-        sheet.number(ms(latency(spread, |l| l.max_us)))?;
+        let figures: [fn(&Spread) -> f64; 3] = [|l| l.mean_us, |l| l.p99_us, |l| l.max_us];
+        sheet.numbers(figures.map(|figure| ms(latency(spread, figure))))?;
     }
     sheet.number(Some(s.gap_us as f64 / 1e3))?;
     let within = |at: u64| record.phases.iter().find(|p| (p.begin_us..p.end_us).contains(&at));

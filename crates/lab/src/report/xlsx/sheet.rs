@@ -46,6 +46,14 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
+    pub(super) fn texts<'t>(&mut self, texts: impl IntoIterator<Item = &'t str>) -> Result<(), XlsxError> {
+        texts.into_iter().try_for_each(|text| self.text(text))
+    }
+
+    pub(super) fn numbers(&mut self, values: impl IntoIterator<Item = Option<f64>>) -> Result<(), XlsxError> {
+        values.into_iter().try_for_each(|value| self.number(value))
+    }
+
     pub(super) fn percent(&mut self, fraction: Option<f64>) -> Result<(), XlsxError> {
         if let Some(value) = fraction.filter(|v| v.is_finite()) {
             self.worksheet.write_number_with_format(self.row, self.column, value, &self.percent)?;

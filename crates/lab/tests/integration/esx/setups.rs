@@ -67,7 +67,7 @@ fn a_frozen_disk_shows_the_snapshot_and_holds_commits_back() {
         let ones = blk::Buf::copy_of(&[1; 4096]).freeze();
         disk(&esx).write(0, ones).await.unwrap();
         let frozen = esx.frozen(SNAPSHOT).await.unwrap();
-        assert!(read(&frozen[0], 0, 4096).await.iter().all(|&byte| byte == 0));
+        assert!(read(&frozen.0[0], 0, 4096).await.iter().all(|&byte| byte == 0));
         assert_eq!(esx.commit(SNAPSHOT).await.unwrap_err().kind, ErrorKind::Refused);
         drop(frozen);
         assert_eq!(esx.commit(SNAPSHOT).await, Ok(CommitEnd::Done));

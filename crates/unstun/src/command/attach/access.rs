@@ -43,16 +43,16 @@ pub(super) fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String>
     };
     let shown = socket.path.display();
     let mut lines = vec![format!(
-        "# {shown} belongs to {}:{}, mode {}: QEMU's user needs to read and write it",
+        "# {shown} belongs to {}:{}, mode {}: QEMU's user must be able to read and write it",
         socket.owner, socket.group, socket.mode
     )];
     match to {
         AttachTo::Proxmox => {
-            lines.push("# Proxmox runs QEMU as root: nothing to do".to_owned());
+            lines.push("# Proxmox runs QEMU as root: no rights are needed".to_owned());
             return lines;
         }
         AttachTo::Libvirt => lines.push(
-            "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora; nothing to do where it is root"
+            "# USER: libvirt-qemu on Debian and Ubuntu, qemu on Fedora; if QEMU runs as root, no rights are needed"
                 .to_owned(),
         ),
         AttachTo::Qemu => lines.push("# USER: the user that starts QEMU".to_owned()),
@@ -60,11 +60,11 @@ pub(super) fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String>
     lines.extend(grants(&socket.path));
     lines.push(format!("# without ACLs: chgrp GROUP {shown}, with a group that USER is in"));
     lines.push(
-        "# the socket is made anew at each start: for good, let the daemon serve in a folder of its own,"
+        "# the daemon creates the socket anew at each start; for permanent rights, use a separate folder:"
             .to_owned(),
     );
     lines.push(
-        "# `unstun up --nbd unix:/run/unstun/nbd.sock`, and: setfacl -m u:USER:x,d:u:USER:rw /run/unstun"
+        "# `unstun up --nbd unix:/run/unstun/nbd.sock`, and setfacl -m u:USER:x,d:u:USER:rw /run/unstun"
             .to_owned(),
     );
     if to == AttachTo::Libvirt {

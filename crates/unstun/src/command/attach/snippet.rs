@@ -7,6 +7,13 @@ use super::Attached;
 /// Seconds for which a guest's I/O waits while the daemon restarts, before it fails.
 const RECONNECT_S: u32 = 60;
 const INDENT: &str = "  ";
+/// Controllers for guests without virtio drivers, as comments of a shell.
+const OTHER_CONTROLLERS: &str = "\
+# A guest without virtio drivers, such as Windows, needs another controller instead of virtio-scsi-pci:
+#   SATA: -device ahci,id=unstun, and for each disk -device ide-hd,bus=unstun.N,drive=unstun-diskN
+#   IDE (machine i440fx): no controller, and for disk 0 -device ide-hd,bus=ide.0,unit=0,drive=unstun-disk0
+#   a guest from VMware: -device pvscsi,id=unstun or -device lsi53c895a,id=unstun; the scsi-hd parts stay
+# Keep bootindex=1 on disk 0.";
 
 /// Arguments to be put behind those of a `qemu-system-*` that has a `virtio-scsi-pci` controller named
 /// `scsi0`.
@@ -14,9 +21,7 @@ pub(super) fn qemu(disks: &[Attached]) -> String {
     let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = lines.join(" \\\n");
-    format!(
-        "{text}\n\n# a guest from VMware without virtio drivers: -device pvscsi,id=unstun (or lsi53c895a) instead"
-    )
+    format!("{text}\n\n{OTHER_CONTROLLERS}")
 }
 
 /// Returns one VM's arguments, which Proxmox passes to QEMU unchanged.
@@ -25,8 +30,8 @@ pub(super) fn proxmox(disks: &[Attached]) -> String {
     arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = arguments.join(" ").replace('\'', "'\\''");
     format!(
-        "qm set VMID --args '{text}'\n\n# VMID is the VM's number; `qm set VMID --delete args` takes them away. \
-         Proxmox neither backs up nor migrates these disks: unstun does"
+        "qm set VMID --args '{text}'\n\n# VMID is the VM's number; `qm set VMID --delete args` detaches the disks.\n\
+         # Proxmox does not back up, snapshot or migrate these disks: use unstun for that.\n{OTHER_CONTROLLERS}"
     )
 }
 
@@ -74,7 +79,7 @@ pub(super) fn libvirt(disks: &[Attached]) -> String {
             format!("{INDENT}<source protocol='nbd' name='{}'>", xml(&disk.export)),
             format!("{INDENT}{INDENT}<host {host}/>"),
             format!(
-                "{INDENT}{INDENT}<reconnect delay='{RECONNECT_S}'/> <!-- libvirt before 9.1: without this line -->"
+                "{INDENT}{INDENT}<reconnect delay='{RECONNECT_S}'/> <!-- remove this line for libvirt before 9.1 -->"
             ),
             format!("{INDENT}</source>"),
             format!("{INDENT}<target dev='sd{}' bus='scsi'/>", letters(at)),
@@ -155,6 +160,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("/run/it'\\''s/nbd.sock"), "{text}");
+        assert!(text.contains("SATA: -device ahci,id=unstun"), "{text}");
     }
 
     #[test]

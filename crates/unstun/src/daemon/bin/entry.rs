@@ -95,7 +95,9 @@ impl Daemon {
             return Ok(Some(why));
         }
         match self.not_kept_at(vm, home).await {
-            Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(Some(format!("some of it is gone: {e}"))),
+            Err(e) if e.kind == blk::ErrorKind::NotFound => {
+                Ok(Some(format!("part of the VM is missing: {e}")))
+            }
             found => found.map_err(unread),
         }
     }
@@ -103,17 +105,19 @@ impl Daemon {
     async fn not_kept_at(&self, vm: &VmName, home: &Home) -> blk::Result<Option<String>> {
         let dir = open_home(home).await?;
         if self.standing(vm.as_str(), home).await? != Standing::Home {
-            return Ok(Some("its folder is not the home of the VM, or it is half removed".to_owned()));
+            return Ok(Some("its folder is not the VM's home, or the VM is partly removed".to_owned()));
         }
         if mark::read(&self.env, &home.path).await?.is_some() {
             return match native_homes::is_whole(home).await? {
                 true => Ok(None),
-                false => Ok(Some("the store does not have it, or it is one side of a move".to_owned())),
+                false => {
+                    Ok(Some("the store does not contain the VM, or the VM is one side of a move".to_owned()))
+                }
             };
         }
         match has_vmx(&dir).await? {
             true => Ok(leads_back(&HomeFiles::open(self, &home.path).await?).await?),
-            false => Ok(Some("its .vmx is gone".to_owned())),
+            false => Ok(Some("its .vmx is missing".to_owned())),
         }
     }
 
@@ -199,11 +203,11 @@ async fn allocated(entry: &VmRecord) -> Option<u64> {
     entry.running.machine.used().await.ok().map(|used| used.allocated_bytes)
 }
 
-/// Returns the error for an unreadable VM. Nothing is removed for good because of an error that may be temporary.
+/// Returns the error for an unreadable VM. Nothing is removed permanently because of an error that may be temporary.
 fn unread(cause: blk::Error) -> Error {
     let cause = Error::from(cause);
-    let remedy = "--purge removes it for good all the same";
-    Error::new(cause.kind, format!("whether the bin can keep it cannot be found out: {cause}; {remedy}"))
+    let remedy = "--purge removes the VM permanently without this check";
+    Error::new(cause.kind, format!("cannot determine whether the bin can keep the VM: {cause}; {remedy}"))
 }
 
 /// Returns why the bin cannot keep the VM: a layer in another folder has its parent in the home, and would lose it when
@@ -215,5 +219,7 @@ async fn leads_back(files: &HomeFiles) -> blk::Result<Option<String>> {
         is_elsewhere(&link.name) && link.parent.as_ref().is_some_and(|parent| !is_elsewhere(parent))
     };
     let found = links.iter().filter(|link| !link.foreign).find(leads);
-    Ok(found.map(|link| format!("its delta {} in another folder lies on a layer in its home", link.name)))
+    Ok(found.map(|link| {
+        format!("its delta {} in another folder has its parent layer in the VM's home", link.name)
+    }))
 }

@@ -27,7 +27,7 @@ pub(crate) enum BinState {
     Kept,
     /// The VM is being restored under this name. Recovery finishes that.
     Restoring(VmName),
-    /// The VM is being removed for good. Recovery finishes that.
+    /// The VM is being removed permanently. Recovery finishes that.
     Removing,
 }
 
@@ -134,12 +134,12 @@ pub(crate) struct BinRecords {
     /// Entries that are being put in, removed or restored at the moment.
     busy: RefCell<BTreeSet<String>>,
     /// Entries whose failed removal was reported.
-    told: RefCell<BTreeSet<String>>,
+    reported: RefCell<BTreeSet<String>>,
     /// Lock of an eviction of several entries, which checks the free space between them.
     pub evicting: TaskMutex,
     /// Whether evictions are being checked for at the moment.
     pub is_checked: Cell<bool>,
-    /// Number of entries that this process has removed for good.
+    /// Number of entries that this process has removed permanently.
     pub evicted: Cell<u64>,
 }
 
@@ -181,7 +181,7 @@ impl BinRecords {
                 Err(e) => damaged.push(e),
             }
         }
-        let (busy, told) = (RefCell::default(), RefCell::default());
+        let (busy, reported) = (RefCell::default(), RefCell::default());
         let (evicting, evicted) = (TaskMutex::default(), Cell::new(0));
         let (own, dir) = (own.clone(), RefCell::new(dir));
         Ok(BinRecords {
@@ -190,7 +190,7 @@ impl BinRecords {
             all: RefCell::new(all),
             damaged,
             busy,
-            told,
+            reported,
             evicting,
             is_checked: Cell::new(false),
             evicted,
@@ -209,7 +209,7 @@ impl BinRecords {
 
     /// Returns true once per entry, so that its failed removal is reported once.
     pub(crate) fn is_news(&self, entry: &str) -> bool {
-        self.told.borrow_mut().insert(entry.to_owned())
+        self.reported.borrow_mut().insert(entry.to_owned())
     }
 
     /// Returns whether a VM of this name is being put into the bin.

@@ -87,7 +87,7 @@ impl Daemon {
         *datastore.state_bytes.borrow_mut() = bytes;
     }
 
-    /// Removes a state for good.
+    /// Removes a state permanently.
     pub(super) async fn evict_state(&self, entry: &VmRecord, binned: &BinnedState) -> blk::Result<()> {
         entry.running.machine.clone().empty_bin(vec![binned.id]).await?;
         let in_files = matches!(entry.kept, Kept::Redo(_));

@@ -118,7 +118,7 @@ impl Daemon {
             && recorded.state == VmHomeState::Whole
             && recorded.path != datastore.relative(&home.path)
         {
-            let cause = format!("it was taken out of the bin by hand, and is the VM in {}", recorded.path);
+            let cause = format!("the VM was moved out of the bin by hand and is now in {}", recorded.path);
             return Err(Error::refused(entry, cause));
         }
         if record.path.is_none() {
@@ -170,15 +170,15 @@ impl Daemon {
             }
             _ => Err(Error::not_found(
                 home.path.display().to_string(),
-                "the folder of the VM is gone from the bin",
+                "the VM's folder is missing from the bin",
             )),
         }
     }
 
-    /// Removes an entry for good.
+    /// Removes an entry permanently.
     pub(super) async fn evict(&self, datastore: &Rc<Datastore>, entry: &str) -> Result<()> {
         let Some(_busy) = datastore.bin.begin(entry) else {
-            return Err(Error::refused(entry, "it is just being brought back or removed; try again"));
+            return Err(Error::refused(entry, "the entry is being restored or removed; try again"));
         };
         let kept = datastore.bin.get(entry).filter(BinRecord::may_go).ok_or_else(|| gone(entry))?;
         let home = datastore.bin_home(entry, &kept);
@@ -237,7 +237,7 @@ impl Daemon {
         };
         datastore.dir.rename(&folder, &to).await?;
         datastore.dir.sync().await?;
-        info!("VM {}: files that are not the VM's were left in {to}", record.vm);
+        info!("VM {}: files that do not belong to the VM were left in {to}", record.vm);
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl Daemon {
     /// Finishes what a crash has interrupted, before the homes of the datastore are opened. Returns what could not be
     /// finished.
     pub(crate) async fn finish_bin(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Vec<String> {
-        let mut told: Vec<String> = datastore.bin.damaged.iter().map(ToString::to_string).collect();
+        let mut problems: Vec<String> = datastore.bin.damaged.iter().map(ToString::to_string).collect();
         for (entry, _) in datastore.bin.all() {
             let Some(_busy) = datastore.bin.begin(&entry) else { continue };
             let Some(record) = datastore.bin.get(&entry) else { continue };
@@ -260,16 +260,16 @@ impl Daemon {
             };
             let Ok(_claim) = self.claim(name.as_str()) else { continue };
             if let Err(e) = self.finish_entry(datastore, &entry, &record).await {
-                told.push(format!(
-                    "VM {}: is in the bin ({entry}), and what was under way cannot be ended: {e}",
+                problems.push(format!(
+                    "VM {}: an interrupted operation on its entry {entry} in the bin cannot be completed: {e}",
                     record.vm
                 ));
             }
         }
         if let Err(e) = self.adopt_strays(datastore).await {
-            told.push(e.to_string());
+            problems.push(e.to_string());
         }
-        told
+        problems
     }
 
     async fn finish_entry(&self, datastore: &Rc<Datastore>, entry: &str, record: &BinRecord) -> Result<()> {
@@ -365,11 +365,11 @@ async fn recorded_home(datastore: &Datastore, record: &BinRecord) -> Result<Opti
 }
 
 fn gone(entry: &str) -> Error {
-    Error::not_found(entry, "it is not in the bin; see `unstun bin list`")
+    Error::not_found(entry, "no such entry in the bin; see `unstun bin list`")
 }
 
 fn taken(path: &Path) -> Error {
-    Error::new(ErrorKind::Exists, path.display().to_string(), "another folder is called so")
+    Error::new(ErrorKind::Exists, path.display().to_string(), "a folder of this name exists already")
 }
 
 async fn home_is_there(daemon: &Daemon, home: &Home) -> Result<bool> {

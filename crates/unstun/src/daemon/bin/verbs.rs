@@ -37,7 +37,8 @@ impl Daemon {
         }
         let (datastore, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
         let shown = self.bin_entry(&datastore, &entry, &record);
-        let busy = || Error::refused(format!("{entry}: is just being brought back or removed; try again"));
+        let busy =
+            || Error::refused(format!("entry {entry} of the bin is being restored or removed; try again"));
         let _busy = datastore.bin.begin(&entry).ok_or_else(busy)?;
         let to = request.name.unwrap_or_else(|| record.vm.clone());
         super::refuse_reserved(to.as_str())?;
@@ -45,8 +46,8 @@ impl Daemon {
         datastore.refuse_when_leaving()?;
         if self.is_taken(to.as_str()) || datastore.has(to.as_str()).await? {
             let cause = format!(
-                "VM {to}: the name is another's by now; `unstun bin restore {entry} --name NEW` brings it back under a \
-                 new one"
+                "VM {to}: the name is in use again; `unstun bin restore {entry} --name NEW` restores the VM under \
+                 another name"
             );
             return Err(Error::new(ErrorKind::Exists, cause));
         }
@@ -54,7 +55,10 @@ impl Daemon {
             let cause = Error::from(e);
             match datastore.bin.get(&entry).is_some_and(|record| record.state == BinState::Kept) {
                 true => cause,
-                false => Error::new(cause.kind, format!("{cause}; the next start goes on with it")),
+                false => Error::new(
+                    cause.kind,
+                    format!("{cause}; the restore continues at the daemon's next start"),
+                ),
             }
         })?;
         let condition = self.serve_restored(&to, &home).await;
@@ -69,7 +73,8 @@ impl Daemon {
         disconnect: bool,
     ) -> Result<api::BinRestored> {
         if name.is_some() {
-            let cause = "is a state of a VM, and comes back to that VM; a name is for VMs that were removed";
+            let cause =
+                "this entry is a state of a VM and is restored into that VM; --name is for removed VMs";
             return Err(Error::invalid(format!("{id:016x}: {cause}")));
         }
         let entry = self.entry_to_change(&entry.name)?;
@@ -88,7 +93,7 @@ impl Daemon {
         }
         match self.open_vm(name.as_str(), home).await {
             Ok(entry) => {
-                self.note(&entry, "brought back from the bin");
+                self.note(&entry, "restored from the bin");
                 api::VmCondition::Open
             }
             Err(cause) => {
@@ -109,7 +114,7 @@ impl Daemon {
         Ok(api::BinEmptied { entries, bytes, left: Vec::new() })
     }
 
-    /// Removes entries for good. An entry that cannot be removed does not stop the removal of the others.
+    /// Removes entries permanently. An entry that cannot be removed does not stop the removal of the others.
     pub(crate) async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
         let (vms, states) = self.chosen(request)?;

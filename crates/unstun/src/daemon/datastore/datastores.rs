@@ -44,7 +44,8 @@ impl Daemon {
             return Err(Error::new(
                 absent.cause.kind,
                 format!(
-                    "datastore {name} is not served: {}; mend it and `unstun datastore add {name}={}`",
+                    "datastore {name} is not served: {}; correct the cause, then run `unstun datastore add \
+                     {name}={}`",
                     absent.cause,
                     absent.path.display()
                 ),
@@ -52,7 +53,7 @@ impl Daemon {
         }
         let known: Vec<_> = self.datastores().iter().map(|datastore| datastore.name.to_string()).collect();
         Err(Error::not_found(format!(
-            "no datastore {name}; there is {} (`unstun datastore add` serves another)",
+            "no datastore {name}; the daemon serves {} (`unstun datastore add` adds another)",
             known.join(", ")
         )))
     }
@@ -132,7 +133,7 @@ impl Daemon {
         let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
         self.env.spawn_detached(Box::pin(async move {
             match daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await {
-                Ok(_) => info!("datastore {name}: the lease was this host's own, of before its restart"),
+                Ok(_) => info!("datastore {name}: the lease was this host's own, from before its restart"),
                 Err(e) => warn!("datastore {name}: the wait for its lease has ended: {e}"),
             }
         }));
@@ -183,20 +184,20 @@ impl Daemon {
         for datastore in self.datastores() {
             if path == datastore.path {
                 let cause =
-                    format!("{}: is datastore {} of this daemon already", path.display(), datastore.name);
+                    format!("{} is already datastore {} of this daemon", path.display(), datastore.name);
                 return Err(Error::new(ErrorKind::Exists, cause));
             }
             if path.starts_with(&datastore.root) || datastore.root.starts_with(path) {
                 let (one, other) = (path.display(), datastore.root.display());
                 return Err(Error::refused(format!(
-                    "{one}: one of it and datastore {other} lies in the other; choose a folder outside"
+                    "{one} and datastore {other}: one contains the other; choose a folder outside"
                 )));
             }
         }
         let folder = path.to_path_buf();
         match self.env.blocking(move || only_vmx(&folder)).await {
             Ok(vmx) => Err(Error::refused(format!(
-                "{}: is the folder of a VM, no datastore; `unstun vm import` serves it",
+                "{} belongs to a VM: its folder is not a datastore; `unstun vm import` imports the VM",
                 vmx.display()
             ))),
             Err(_) => Ok(()),
@@ -208,7 +209,7 @@ impl Daemon {
         let datastores = self.datastores();
         let Some(other) = datastores.iter().find(|other| other.root == datastore.root) else { return Ok(()) };
         let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
-        let remedy = format!("remove that one first: `unstun datastore remove {}`", other.name);
+        let remedy = format!("first run `unstun datastore remove {}`", other.name);
         Err(Error::refused(format!("{}: {cause}; {remedy}", datastore.path.display())))
     }
 
@@ -222,8 +223,10 @@ impl Daemon {
     ) -> Result<api::Datastore> {
         let claim = self.claim(&format!("datastore {name}"))?;
         if let Some(datastore) = self.datastores().iter().find(|datastore| datastore.name == name) {
-            let message =
-                format!("datastore {name}: exists, in {}; choose another name", datastore.path.display());
+            let message = format!(
+                "datastore {name} exists already, in {}; choose another name",
+                datastore.path.display()
+            );
             return Err(Error::new(ErrorKind::Exists, message));
         }
         let opening = Opening::new(&self.env, &name);
@@ -298,7 +301,7 @@ impl Daemon {
         match Rc::ptr_eq(&datastore, &self.main) {
             false => Ok(datastore),
             true => Err(Error::refused(format!(
-                "datastore {name}: the daemon was started on it; end the daemon, and start it on another"
+                "datastore {name} is the daemon's main datastore; stop the daemon, and start it on another one"
             ))),
         }
     }
@@ -324,7 +327,7 @@ impl Daemon {
         // datastore.
         let _ = datastore.set_served_by(None).await;
         datastore.unlock();
-        info!("datastore {name} is not served any more: it was removed from the daemon");
+        info!("datastore {name} is no longer served: it was removed from the daemon");
         Ok(api::DatastoreRemoved { name: name.clone(), path })
     }
 
@@ -335,8 +338,8 @@ impl Daemon {
         let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
         let _shut = shut.collect::<Result<Vec<_>>>()?;
         if datastore.arrivals.get() > 0 {
-            let cause =
-                "a VM is being moved there, or from there; wait for that or cancel it (`unstun job list`)";
+            let cause = "a VM is being moved into or out of the datastore; wait for the move or cancel it (`unstun \
+                         job list`)";
             return Err(Error::refused(format!("datastore {}: {cause}", datastore.name)));
         }
         datastore.leave();
@@ -388,7 +391,7 @@ impl Daemon {
                     is_main: Rc::ptr_eq(datastore, &self.main),
                     vms: Some(self.vms_in(datastore)),
                     condition: api::DatastoreCondition::Hung,
-                    message: Some(format!("{}; its figures are those of before", hang.found())),
+                    message: Some(format!("{}; its figures are the last known ones", hang.found())),
                     hung: Some(hang.shown()),
                     ..last.unwrap_or_else(unknown)
                 }

@@ -64,7 +64,7 @@ pub(crate) async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
     let lock = dir.lock(&name).await.map_err(|e| match e.kind {
         blk::ErrorKind::Locked => Error::new(
             ErrorKind::Locked,
-            format!("{shown}: another unstun serves it, or is making a store in it"),
+            format!("{shown}: another unstun daemon serves it, or is creating a store in it"),
         ),
         _ => e.into(),
     })?;
@@ -81,7 +81,7 @@ fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
     let failed = |e: std::io::Error| match e.raw_os_error() {
         Some(libc::EBUSY) => Error::new(
             ErrorKind::Locked,
-            format!("{}: is in use (mounted, swap, or part of an array or a volume group)", path.display()),
+            format!("{} is in use (mounted, swap, or part of an array or a volume group)", path.display()),
         ),
         _ => Error::failed(format!("{}: {e}", path.display())),
     };
@@ -107,12 +107,12 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
     let (shown, size_bytes) = (path.display(), claimed.size_bytes);
     if size_bytes < DEVICE_BYTES_MIN {
         let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
-        return Err(Error::refused(format!("{shown}: has {found}; a store needs {expected} at least")));
+        return Err(Error::refused(format!("{shown} has {found}; a store needs at least {expected}")));
     }
     let found = look(&claimed).await?;
     if let (Some(found), false) = (&found, force) {
         let remedy = "if its content is no longer needed, --force overwrites it";
-        return Err(Error::refused(format!("{shown}: there is {found} on it; {remedy}")));
+        return Err(Error::refused(format!("{shown} contains {found}; {remedy}")));
     }
     let leased = refuse_leased(env, &claimed).await?;
     // Old content at the end (of arrays, of partition tables) would be detected there again.

@@ -74,13 +74,13 @@ impl Daemon {
         }
         let (free, total) = (format_bytes(space.free_bytes), format_bytes(space.total_bytes));
         let cause = format!(
-            "{free} of {total} are free in datastore {}, and a new VM needs {}",
+            "{free} of {total} are free in datastore {}, but a new VM needs {}",
             datastore.name,
             format_bytes(NEW_VM_BYTES_MIN)
         );
         let commits: String =
             self.freeable(datastore).await.iter().map(|one| format!("{}, ", one.remedy())).collect();
-        let remedy = format!("{commits}remove VMs, or choose another with --datastore");
+        let remedy = format!("{commits}remove VMs, or choose another datastore with --datastore");
         Err(Error::new(ErrorKind::NoSpace, format!("VM {vm}: {cause}; {remedy}")))
     }
 }

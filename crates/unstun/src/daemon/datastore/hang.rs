@@ -46,7 +46,9 @@ impl Hang {
 
     /// Returns the error for an operation that was not begun.
     pub(crate) fn refusal(&self) -> Error {
-        self.error("nothing was begun: try again when it answers, which `unstun status` shows")
+        self.error(
+            "the operation was not started; try again when the datastore answers (see `unstun status`)",
+        )
     }
 
     /// Returns the error of a daemon that ends.
@@ -56,12 +58,12 @@ impl Hang {
 
     /// Returns the error for a datastore that does not answer when it is opened.
     pub(crate) fn refusal_to_serve(&self) -> Error {
-        self.error("it is served when it answers")
+        self.error("the daemon serves it as soon as it answers")
     }
 
     /// Returns the error for an operation that continues without its caller.
     pub(crate) fn left_under_way(&self) -> Error {
-        self.error("the operation goes on and ends when the datastore answers, which `unstun status` shows")
+        self.error("the operation continues, and ends when the datastore answers (see `unstun status`)")
     }
 
     pub(crate) fn shown(&self) -> api::Hung {
@@ -100,7 +102,7 @@ impl Opening {
     pub(crate) fn hang(&self) -> Option<Hang> {
         let (dirs, files) = (self.dirs.borrow(), self.files.borrow());
         let pending = match dirs.is_empty() && files.is_empty() {
-            true => Some(Pending { since_ns: self.began_ns, doing: "opening it" }),
+            true => Some(Pending { since_ns: self.began_ns, doing: "opening the datastore" }),
             false => {
                 let all = dirs.iter().filter_map(Dir::pending).chain(files.iter().filter_map(File::pending));
                 all.min_by_key(|pending| pending.since_ns)
@@ -142,11 +144,11 @@ pub(crate) async fn or_go_on<T: 'static>(
     let mut work: Pin<Box<dyn Future<Output = Result<T>>>> = Box::pin(work);
     let ended = until_hung(env, look, &mut work).await;
     if let Err(hang) = &ended {
-        warn!("{what}: {}; the operation goes on without its caller", hang.found());
+        warn!("{what}: {}; the operation continues without its caller", hang.found());
         env.spawn_detached(Box::pin(async move {
             match work.await {
-                Ok(_) => info!("{what}: what a datastore had held up is done"),
-                Err(e) => error!("{what}: what a datastore had held up failed: {e}"),
+                Ok(_) => info!("{what}: the operation that waited for a datastore has ended"),
+                Err(e) => error!("{what}: the operation that waited for a datastore failed: {e}"),
             }
         }));
     }
@@ -171,7 +173,7 @@ mod tests {
         let (answers, ended) = (Rc::new(Signal::default()), Rc::new(Signal::default()));
         let is_over = Rc::new(Cell::new(false));
         let (answer, end, over) = (answers.clone(), ended.clone(), is_over.clone());
-        let told = executor.run(async move {
+        let answer = executor.run(async move {
             let work = async move {
                 answer.wait().await;
                 over.set(true);
@@ -180,15 +182,15 @@ mod tests {
             };
             let looks = Cell::new(0);
             let look = || (looks.replace(looks.get() + 1) > 1).then(|| hang.clone());
-            let told = or_go_on(&env, "a test".to_owned(), look, work).await;
+            let answer = or_go_on(&env, "a test".to_owned(), look, work).await;
             assert!(!is_over.get());
             answers.notify();
             while !is_over.get() {
                 ended.wait().await;
             }
-            told
+            answer
         });
-        let error = told.unwrap().unwrap_err().left_under_way();
+        let error = answer.unwrap().unwrap_err().left_under_way();
         assert_eq!(error.kind, ErrorKind::Unavailable);
         assert!(
             error.message.starts_with("datastore odd has not answered for 5 s (renaming a file)"),

@@ -68,7 +68,7 @@ pub(crate) async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Resul
         LIVE.with(|live| live.borrow_mut().remove(&id));
     })?;
     let released = Rc::new(Cell::new(false));
-    tell_of_loss(env, &lease, &released);
+    log_loss(env, &lease, &released);
     Ok(Leased { lease, id, released, _lock: lock })
 }
 
@@ -78,12 +78,12 @@ fn refuse_cached(file: &File) -> Result<()> {
     if file.limits().direct {
         return Ok(());
     }
-    let cause = "other hosts can reach it, and there is no direct I/O (O_DIRECT), so that no lease can be seen by all of them; \
-                 mount the file system with direct I/O, or serve a local one";
+    let cause = "other hosts can reach this file system, and without direct I/O (O_DIRECT) they do not see the lease \
+                 of a store; mount it with direct I/O, or use a local file system";
     Err(Error::refused(file.name(), cause))
 }
 
-fn tell_of_loss(env: &Env, lease: &Rc<Lease>, released: &Rc<Cell<bool>>) {
+fn log_loss(env: &Env, lease: &Rc<Lease>, released: &Rc<Cell<bool>>) {
     let (fence, released) = (lease.fence(), released.clone());
     env.spawn_detached(Box::pin(async move {
         let cause = fence.until_lost().await;
@@ -158,7 +158,7 @@ fn lock_by_id(store_id: u64, name: &str) -> Result<OpenFile> {
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let cause = "another unstun on this host serves this store, by another path of the device";
+            let cause = "another unstun daemon on this host serves this store, by another path of the device";
             Err(Error::new(ErrorKind::Locked, name, cause))
         }
         Err(e) => Err(failed(e.into())),

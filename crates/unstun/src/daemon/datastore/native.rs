@@ -150,8 +150,8 @@ impl Native {
         if owners.is_empty() {
             return Ok(());
         }
-        let cause = format!("the file is missing, and the disks of {} are in it", owners.join(", "));
-        let remedy = "bring the file back, or remove those VMs (`unstun vm remove`); then try again";
+        let cause = format!("the file is missing, which contains the disks of {}", owners.join(", "));
+        let remedy = "restore the file, or remove those VMs (`unstun vm remove`); then try again";
         Err(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
@@ -162,10 +162,10 @@ impl Native {
         if file_id(&self.env, self.path()).await == Some(opened) {
             return None;
         }
-        let cause = "the file was removed or replaced while unstun serves it; its VMs run on in the old file, \
+        let cause = "the file was removed or replaced while unstun serves it; its VMs continue in the old file, \
                      which is lost when unstun ends";
         let remedy =
-            "move each of them out of it now (`unstun vm move VM --store redo`), then restart unstun";
+            "move each VM out of this file now (`unstun vm move VM --store redo`), then restart unstun";
         Some(Error::damaged(self.path().to_string_lossy(), format!("{cause}; {remedy}")))
     }
 
@@ -219,7 +219,7 @@ impl Native {
         let lock = dir.lock(STORE_NAME).await.map_err(|e| match e.kind {
             ErrorKind::Locked => {
                 let cause =
-                    "a running unstun has the file open as a datastore of its own; remove it there first";
+                    "another unstun daemon serves this file as a datastore; remove the datastore there first";
                 Error::new(ErrorKind::Locked, dir.path_of(STORE_NAME), cause)
             }
             _ => e,

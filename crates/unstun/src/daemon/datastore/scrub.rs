@@ -57,7 +57,7 @@ impl Daemon {
         let store = store_there(&datastore).await?;
         let open = self.tracked(|t| (t.job.operation == SCRUB && !t.job.state().is_over()).then_some(t.id));
         if let Some(id) = open.into_iter().flatten().next() {
-            return Err(Error::refused(format!("a scrub is under way already (job {id})")));
+            return Err(Error::refused(format!("a scrub is already in progress (job {id})")));
         }
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, SCRUB, String::new());
@@ -84,7 +84,7 @@ impl Daemon {
     pub(crate) fn store_scrubbed(&self, datastore: Option<DatastoreName>) -> Result<Checked> {
         let found = self.datastore(datastore.as_ref())?.scrubbed.borrow().clone();
         found.ok_or_else(|| {
-            Error::not_found("no scrub has ended since the start of the daemon; see `unstun scrub`")
+            Error::not_found("no scrub has ended since the daemon started; run `unstun scrub`")
         })
     }
 
@@ -97,7 +97,7 @@ impl Daemon {
             findings.push(note(&file, format!("checked as of checkpoint {}: {behind}", report.checkpoint)));
         }
         if report.more > 0 {
-            findings.push(note(&file, format!("{} more findings, which are not listed", report.more)));
+            findings.push(note(&file, format!("incomplete: {} more findings are not listed", report.more)));
         }
         Checked { path: datastore.native.path(), findings }
     }
@@ -130,18 +130,16 @@ fn log_damage(checked: &Checked) {
     let mut damaged = checked.findings.iter().filter(|finding| finding.severity == Severity::Damage);
     if let Some(first) = damaged.next() {
         let (path, more) = (checked.path.display(), damaged.count());
-        error!(
-            "{path}: the scrub has found damage: {}: {}, and {more} more findings",
-            first.field, first.found
-        );
+        error!("{path}: the scrub found damage: {}: {}, and {more} more findings", first.field, first.found);
     }
 }
 
 async fn store_there(datastore: &Datastore) -> Result<Rc<engine::native::Store>> {
     match datastore.native.open().await {
         Err(e) if e.kind == blk::ErrorKind::NotFound => {
-            let cause = format!("datastore {}: has no native disks, so no store", datastore.path.display());
-            Err(Error::not_found(format!("{cause}; `unstun check PATH` looks at files")))
+            let cause =
+                format!("datastore {} has no native disks and therefore no store", datastore.path.display());
+            Err(Error::not_found(format!("{cause}; `unstun check PATH` checks files")))
         }
         opened => Ok(opened?),
     }
@@ -161,12 +159,12 @@ fn not_looked_at(datastore: &Datastore, homes: &[PathBuf]) -> Option<api::Findin
         file: datastore.path.display().to_string(),
         field: "check".to_owned(),
         found: format!(
-            "of the store alone, without {} in files ({}{more})",
+            "limited to the store, without {} in files ({}{more})",
             vms(homes.len()),
             folders.join(", ")
         ),
-        expected: "a check of each by itself".to_owned(),
-        remedy: format!("`unstun check {}` reads the files of one, while it runs, too", first.display()),
+        expected: "a separate check of each VM in files".to_owned(),
+        remedy: format!("`unstun check {}` checks a VM's files, also while the VM runs", first.display()),
     })
 }
 
@@ -180,8 +178,8 @@ fn note(file: &str, found: String) -> api::Finding {
         file: file.to_owned(),
         field: "report".to_owned(),
         found,
-        expected: "all of the store, as it is now".to_owned(),
-        remedy: "mend what is above, and check again".to_owned(),
+        expected: "the current state of the whole store".to_owned(),
+        remedy: "repair the findings above, then check again".to_owned(),
     }
 }
 
@@ -194,7 +192,7 @@ fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api
             format!("{who} bytes {} to {}", hurt.bytes.start, hurt.bytes.end)
         })
         .collect();
-    let hurts = if hurt.is_empty() { String::new() } else { format!("; hurts {}", hurt.join(", ")) };
+    let hurts = if hurt.is_empty() { String::new() } else { format!("; affects {}", hurt.join(", ")) };
     let (severity, field, expected, remedy) = words(finding.fault);
     api::Finding {
         severity,
@@ -208,21 +206,29 @@ fn present(finding: &Finding, file: &str, owners: &BTreeMap<u64, String>) -> api
 
 /// Returns severity, faulty part, expected content, and remedy.
 fn words(fault: Fault) -> (Severity, &'static str, &'static str, &'static str) {
-    const WHOLE: &str = "what was written there";
-    const COPY: &str = "copy what can be read to another datastore, and restore the rest from a backup";
+    const WHOLE: &str = "the content that was written";
+    const COPY: &str = "copy the readable data to another datastore, and restore the rest from a backup";
     match fault {
         Fault::Superblock => (Severity::Damage, "superblock", WHOLE, COPY),
         Fault::Catalogue => (Severity::Damage, "catalogue", WHOLE, COPY),
         Fault::Lineage => (Severity::Damage, "lineage", "states that agree with each other", COPY),
         Fault::Map => (Severity::Damage, "map", WHOLE, COPY),
         Fault::Data => (Severity::Damage, "data", "a block that can be read", COPY),
-        Fault::Place => (Severity::Damage, "map", "a place for data of its kind", COPY),
+        Fault::Place => (Severity::Damage, "map", "a block of a group of its kind", COPY),
         Fault::Doubled => (Severity::Damage, "map", "one owner of a block", COPY),
         Fault::Unmarked => (Severity::Damage, "bitmap", "a block in use that is marked as such", COPY),
-        Fault::Birth => (Severity::Damage, "map", "the birth of what the state wrote itself", COPY),
-        Fault::Bitmap => {
-            (Severity::Warning, "bitmap", WHOLE, "nothing: its space is not used, data is whole")
-        }
-        Fault::Leaked => (Severity::Warning, "bitmap", "free space", "nothing: space is lost, data is whole"),
+        Fault::Birth => (Severity::Damage, "map", "a birth generation within the state's own", COPY),
+        Fault::Bitmap => (
+            Severity::Warning,
+            "bitmap",
+            WHOLE,
+            "none needed: the data is intact, and the space is not reused",
+        ),
+        Fault::Leaked => (
+            Severity::Warning,
+            "bitmap",
+            "free space",
+            "none needed: the data is intact, and the space is lost",
+        ),
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn find(first: &[u8], last: &[u8]) -> Option<String> {
     }
     let unknown = |bytes: &[u8], where_: &str| {
         let at = bytes.iter().position(|byte| *byte != 0)?;
-        Some(format!("something that is not known here, at byte {at} of its {where_} MiB"))
+        Some(format!("unknown content at byte {at} of its {where_} MiB"))
     };
     unknown(first, "first").or_else(|| unknown(last, "last"))
 }

@@ -26,7 +26,7 @@ pub(crate) fn folder(place: &Place) -> MemoryFolder {
         }
     }
     warn!(
-        "no folder in memory for what is not flushed yet; after a crash of this daemon guests have to be \
+        "no folder in memory (tmpfs) for unflushed writes; after a crash of this daemon its guests must be \
          power-cycled: {}",
         refusals.join("; ")
     );
@@ -35,8 +35,8 @@ pub(crate) fn folder(place: &Place) -> MemoryFolder {
 
 fn warn(error: &Error) {
     error!(
-        "{error}; a crash of this daemon may now lose writes that it has answered, after which the guests have to \
-         be power-cycled; free memory in that tmpfs"
+        "{error}; a crash of this daemon may now lose acknowledged writes, after which the guests must be \
+         power-cycled; free space in that tmpfs"
     );
 }
 

@@ -29,7 +29,7 @@ impl Daemon {
                 if let Some(cause) = broken.filter(|cause| cause.kind != blk::ErrorKind::LeaseLost)
                     && failed.is_news((datastore.name.clone(), cause.to_string()))
                 {
-                    error!("datastore {}: its store is read-only since it failed: {cause}", datastore.name);
+                    error!("datastore {}: its store failed and is read-only now: {cause}", datastore.name);
                 }
                 let (hang, known) = (datastore.hang(), hung.contains(&datastore.name));
                 match hang {

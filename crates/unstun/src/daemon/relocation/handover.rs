@@ -127,8 +127,10 @@ async fn refuse_whole(home: &Home) -> Result<()> {
     if !native_homes::is_whole(home).await? {
         return Ok(());
     }
-    let cause = "was to go with its move, and under another daemon its user has said that it is the VM; both sides stay";
-    let remedy = "remove the one that you do not want: `unstun vm remove`, from the daemon that serves it";
+    let cause = "a move would remove this copy, but under another daemon it was declared to be the VM; both copies \
+                 stay";
+    let remedy =
+        "remove the copy that you do not need with `unstun vm remove`, from the daemon that serves it";
     Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
 }
 
@@ -137,31 +139,32 @@ pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
     let place = home.path.display();
     let (cause, remedy) = match record(home).await? {
         Some(MoveRecord::Committed { to }) => {
-            let cause = format!("it has moved to {}, in a datastore that is not served", to.display());
-            let remedy = "serve that one: `unstun datastore add`";
+            let cause = format!("the VM has moved to {}, in a datastore that is not served", to.display());
+            let remedy = "add that datastore: `unstun datastore add`";
             return Err(Error::refused(place.to_string(), format!("{cause}; {remedy}")));
         }
         // The source home is the VM, whatever the store records.
         Some(MoveRecord::Prepared { .. }) => return Ok(()),
         Some(MoveRecord::Target { from }) => (
             format!(
-                "it is a copy, made by a move from {}; whether the move has ended is recorded there",
+                "this is a copy made by a move from {}, where the outcome of the move is recorded",
                 from.display()
             ),
-            "serve that datastore too: `unstun datastore add`",
+            "add that datastore too: `unstun datastore add`",
         ),
         Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => (
-            "it is one side of a move that another daemon has begun; which side is the VM is recorded in its homes there"
+            "this is one side of a move that another daemon began; its folders there record which side is the VM"
                 .to_owned(),
-            "serve the datastore from there again, and the move ends",
+            "serve the datastore from that daemon again, which completes the move",
         ),
         Some(MoveRecord::Within { .. }) | None => return Ok(()),
     };
-    let last = "If that is lost for good, and this side is complete, `unstun vm open VM --take-over` makes it the VM";
+    let last = "If the other side is lost permanently and this side is complete, `unstun vm open VM --take-over` \
+                makes this side the VM";
     Err(Error::refused(place.to_string(), format!("{cause}; {remedy}. {last}")))
 }
 
-/// Makes this side of an interrupted move the VM, because its user states that the other side is lost for good.
+/// Makes this side of an interrupted move the VM, because its user states that the other side is lost permanently.
 ///
 /// # Errors
 /// `Refused` if the home takes part in no move, if the other side is there, served or not, and if it is the VM.
@@ -172,16 +175,16 @@ pub(crate) async fn take_over(home: &Home) -> Result<()> {
     }
     match record {
         Some(MoveRecord::Committed { to }) => {
-            let cause = "the VM went on there, and this side is older than that";
+            let cause = "this copy is older";
             let place = home.path.display().to_string();
-            Err(Error::refused(place, format!("it has moved to {}; {cause}", to.display())))
+            Err(Error::refused(place, format!("the VM has moved to {}; {cause}", to.display())))
         }
         // The record of a move between stores names what is still to be removed.
         Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => {
             native_homes::set_moving(home, false).await
         }
         Some(MoveRecord::Within { .. }) | None => {
-            let cause = "takes part in no interrupted move; there is nothing to take over";
+            let cause = "the VM is not part of an interrupted move; there is nothing to take over";
             Err(Error::refused(home.path.display().to_string(), cause))
         }
         Some(MoveRecord::Prepared { .. } | MoveRecord::Target { .. }) => arrived(home).await,
@@ -202,8 +205,8 @@ async fn refuse_present(home: &Home, other: &Path) -> Result<()> {
     if !same_move {
         return Ok(());
     }
-    let cause = format!("the other side of its move is not lost: it is in {}", other.display());
-    let remedy = "serve that datastore too (`unstun datastore add`), and the move ends";
+    let cause = format!("the other side of the move is not lost: it is in {}", other.display());
+    let remedy = "add that datastore too (`unstun datastore add`), which completes the move";
     Err(Error::refused(home.path.display().to_string(), format!("{cause}; {remedy}")))
 }
 
@@ -220,8 +223,8 @@ pub(crate) async fn refuse_recorded(home: &Home) -> Result<()> {
             | MoveRecord::Committed { to: other }
             | MoveRecord::Target { from: other },
         ) => format!(
-            "an earlier move has left a copy in {}, in a datastore that is not served; serve it, and the copy is \
-             removed; if it is lost for good: `unstun vm open VM --take-over`",
+            "an earlier move left a copy in {}, in a datastore that is not served; add that datastore, and the copy \
+             is removed; if the datastore is lost permanently: `unstun vm open VM --take-over`",
             other.display()
         ),
     };
@@ -237,7 +240,7 @@ impl Daemon {
         for (name, path) in homes {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {
-                warn!("{}: what a move has left stays for now: {e}", path.display());
+                warn!("{}: the remains of a move cannot be removed now: {e}", path.display());
             }
         }
     }

@@ -78,7 +78,8 @@ impl MovePlan {
         };
         if free < bytes {
             let place = datastore.path.display();
-            let cause = format!("a move copies {bytes} bytes at most, and {free} are free in {place}");
+            let cause =
+                format!("the move copies up to {bytes} bytes, but only {free} bytes are free in {place}");
             return Err(Error::refused(format!("VM {name}"), cause));
         }
         Ok(())
@@ -103,7 +104,7 @@ impl Daemon {
             datastore.refuse_files()?;
         }
         if stays && store == entry.kept.store() {
-            let cause = "it is in that store already";
+            let cause = "the VM is already in that store";
             return Err(Error::refused(format!("VM {}", entry.name), cause).into());
         }
         refuse_to_move(entry, request.disk, store).await?;
@@ -114,7 +115,7 @@ impl Daemon {
         }
         let to = datastore.home(&entry.name);
         if paths::exists(&self.env, to.path.clone()).await {
-            let message = format!("{}: exists; expected no such folder", to.path.display());
+            let message = format!("{} exists already; expected no such folder", to.path.display());
             return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
         }
         let native = match store {
@@ -232,10 +233,7 @@ impl Daemon {
         }
         if stays {
             let home = was.home.display();
-            self.note(
-                moved,
-                &format!("the files it was imported with stay in {home}, as they were at the move"),
-            );
+            self.note(moved, &format!("the imported files stay in {home}, as they were at the move"));
         }
         Ok(())
     }
@@ -267,7 +265,7 @@ async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::
         }
     }
     if entry.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
-        return refused("a job of it is under way; wait for it or cancel it (`unstun job list`)");
+        return refused("a job of the VM is in progress; wait for the job or cancel it (`unstun job list`)");
     }
     refuse_viewers(entry)?;
     refuse_unmovable(name, &state.disks)?;
@@ -276,7 +274,7 @@ async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::
         refuse_readers(name, &*files.manifest()).await?;
     }
     if to == Store::Redo && state.disks.iter().enumerate().any(|(n, disk)| n as u32 != disk.number) {
-        return refused("its disks are not numbered from 0 on, which files made anew would be");
+        return refused("its disks are not numbered 0, 1, 2 and so on, as those of a new redo VM must be");
     }
     Ok(())
 }

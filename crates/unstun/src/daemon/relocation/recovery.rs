@@ -35,7 +35,8 @@ pub(crate) async fn refuse_inhabited(daemon: &Daemon, home: &Path) -> Result<()>
     let names = dir.list().await?;
     match names.iter().find(|name| name.trim_end_matches('/') != OWN_FOLDER) {
         Some(name) => {
-            let cause = "is in the folder that the VM's files are to be made in; put it elsewhere first";
+            let cause = "this file is in the folder in which the VM's files are to be created; move it elsewhere \
+                         first";
             Err(Error::refused(dir.path_of(name), cause))
         }
         None => Ok(()),
@@ -89,7 +90,7 @@ pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         (Some(_), Store::Native) => {
             if let Err(e) = remove_files(daemon, place).await {
                 // The VM itself is intact, as below.
-                warn!("{}: what a move has left stays for now: {e}", home.display());
+                warn!("{}: the remains of a move cannot be removed now: {e}", home.display());
                 return Ok(());
             }
         }
@@ -97,7 +98,7 @@ pub(crate) async fn settle(daemon: &Daemon, home: &Home) -> Result<()> {
         (None, _) => {
             if let Err(e) = native_homes::remove_vm(datastore, id).await {
                 // The VM itself is intact. Another start removes what is left of the other side.
-                warn!("{}: what a move has left stays for now: {e}", home.display());
+                warn!("{}: the remains of a move cannot be removed now: {e}", home.display());
                 return Ok(());
             }
         }

@@ -32,12 +32,13 @@ impl CoreHandle {
     /// every VM is open and every listener listens, or with the reason why not.
     pub(crate) fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<CoreHandle> {
         let (questions, inbox) = mpsc::unbounded_channel();
-        let (tell, told) = ready_channel::channel();
+        let (sender, receiver) = ready_channel::channel();
         let core = std::thread::Builder::new()
             .name("core0".into())
-            .spawn(move || ready::run(place, heartbeat, inbox, &tell))
+            .spawn(move || ready::run(place, heartbeat, inbox, &sender))
             .map_err(|e| Error::failed(format!("starting the core's thread: {e}")))?;
-        let answer = told.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));
+        let answer =
+            receiver.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));
         answer.and_then(|result| result)?;
         Ok(CoreHandle { questions, core: Mutex::new(Some(core)) })
     }

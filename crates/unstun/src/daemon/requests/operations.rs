@@ -189,8 +189,12 @@ impl Daemon {
         let shown = api_types::snapshots(&entry, &state, &BTreeMap::new());
         let id = api_types::id(taken.id);
         let snapshot = shown.into_iter().find(|s| s.id == id);
-        let gone =
-            || Error::failed(format!("VM {vm}: snapshot {} was committed at once by another", taken.name));
+        let gone = || {
+            Error::failed(format!(
+                "VM {vm}: another client committed snapshot {} at the same time",
+                taken.name
+            ))
+        };
         Ok(api::SnapshotTaken {
             vm: vm.clone(),
             snapshot: snapshot.ok_or_else(gone)?,
@@ -210,9 +214,13 @@ impl Daemon {
         let mut warning = api::CommitPreview::warning_for(&preview.names);
         match preview.evicted.len() {
             0 => {}
-            1 => warning.push_str("; a state in the bin goes too, for it rests on a layer that changes"),
-            n => warning
-                .push_str(&format!("; {n} states in the bin go too, for they rest on layers that change")),
+            1 => {
+                warning
+                    .push_str("; 1 state in the bin is removed too, because it needs a layer that changes");
+            }
+            n => warning.push_str(&format!(
+                "; {n} states in the bin are removed too, because they need layers that change"
+            )),
         }
         Ok(api::CommitPreview {
             vm: vm.clone(),
@@ -248,7 +256,7 @@ impl Daemon {
         let job = self.with_bin(&entry.datastore, commit).await?;
         let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| api_types::job(t)));
         let found = shown.into_iter().flatten().next();
-        found.ok_or_else(|| Error::failed(format!("VM {vm}: the job is gone already")))
+        found.ok_or_else(|| Error::failed(format!("VM {vm}: the job has ended already")))
     }
 
     /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.

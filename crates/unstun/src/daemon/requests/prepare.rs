@@ -41,7 +41,7 @@ pub(crate) fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf
     let name = match request.name {
         Some(name) => name,
         None => location::name_of(&path).map_err(|e| {
-            Error::invalid(format!("{e}; name it: `unstun datastore add NAME={}`", path.display()))
+            Error::invalid(format!("{e}; choose a name: `unstun datastore add NAME={}`", path.display()))
         })?,
     };
     Ok((name, path))
@@ -96,7 +96,7 @@ impl Source {
         let stem = configuration.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = match &request.name {
             Some(name) => name.clone(),
-            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; name it with --name")))?,
+            None => stem.parse().map_err(|e| Error::invalid(format!("{e}; choose a name with --name")))?,
         };
         let roots = request.allow_roots.iter().map(|root| existing(root)).collect::<Result<_>>()?;
         Ok(Source { name, folder, roots })
@@ -117,16 +117,19 @@ pub(crate) fn only_vmx(folder: &Path) -> Result<PathBuf> {
 pub(crate) async fn beside<T: Send + 'static>(
     look: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("paths".into())
-        .spawn(move || drop(tell.send(look())))
+        .spawn(move || drop(sender.send(look())))
         .map_err(|e| Error::failed(format!("starting a thread: {e}")))?;
     let late = || {
         let seconds = ANSWER_WAIT.as_secs();
         let cause = format!("a folder that the request names has not answered for {seconds} s");
-        Error::new(ErrorKind::Unavailable, format!("{cause}; nothing was begun: try again when it answers"))
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("{cause}; the operation was not started; try again when the folder answers"),
+        )
     };
-    let found = tokio::time::timeout(ANSWER_WAIT, told).await.map_err(|_| late())?;
+    let found = tokio::time::timeout(ANSWER_WAIT, receiver).await.map_err(|_| late())?;
     found.map_err(|_| Error::failed("the thread that looks at paths ended early"))?
 }

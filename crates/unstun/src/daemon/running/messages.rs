@@ -47,7 +47,7 @@ impl ControlSide {
         self.send(Message::Space { vm: vm.to_owned(), disk: disk.to_owned(), waits });
     }
 
-    /// Removes entries of the bin for good. Returns false if no removal would help. The removal goes on if the caller
+    /// Removes entries of the bin permanently. Returns false if no removal would help. The removal goes on if the caller
     /// stops waiting.
     pub(crate) async fn make_room(&self, vm: &str) -> bool {
         let (freed, answer) = oneshot::channel();
@@ -66,7 +66,7 @@ impl ControlSide {
     pub(crate) async fn refuse_not_running<T>(&self, vm: &str) -> Result<T> {
         let (reason, answer) = oneshot::channel();
         self.send(Message::NotRunning { vm: vm.to_owned(), reason });
-        let changing = |_| Error::refused(format!("VM {vm}"), "it is just being opened or closed; try again");
+        let changing = |_| Error::refused(format!("VM {vm}"), "the VM is being opened or closed; try again");
         Err(answer.await.unwrap_or_else(changing))
     }
 

@@ -62,8 +62,8 @@ impl RunningVms {
         match select(gone, late).await {
             Either::Left(((), _)) => Ok((clients, shut)),
             Either::Right(_) => Err(Error::refused(format!(
-                "VM {}: {} clients were cut {} s ago, and requests of theirs are still under way (a full datastore \
-                 holds writes back); nothing was changed",
+                "VM {}: {} clients were disconnected {} s ago, but some of their requests have not ended (a full \
+                 datastore delays writes); nothing was changed; try again",
                 vm.name,
                 vm.present(who).len(),
                 GONE_WITHIN_US / 1_000_000

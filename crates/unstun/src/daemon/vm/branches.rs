@@ -193,7 +193,8 @@ impl VmRecord {
 
     fn latest_binned(&self) -> Result<BinnedState> {
         self.running.machine.state().bin.pop().ok_or_else(|| {
-            let cause = "the bin has no state of it: nothing was thrown away, or it is gone by now";
+            let cause =
+                "the bin has no state of this VM: nothing was thrown away, or the bin no longer keeps it";
             Error::refused(format!("VM {}: {cause}", self.name))
         })
     }

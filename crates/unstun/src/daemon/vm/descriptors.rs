@@ -49,12 +49,13 @@ impl Descriptors {
         }
         let memory::Descriptors { limit, connections, reserve } = self.parts;
         let purpose = match opening {
-            Opening::Serve => "to serve it",
+            Opening::Serve => "to serve the VM",
             _ => "for this change",
         };
         let cause = format!(
-            "up to {wanted} descriptors are needed {purpose}, and files have {open} of the {limit} that the process may \
-             have; {connections} are for connections and {reserve} are kept for takes, commits and closing"
+            "up to {wanted} file descriptors are needed {purpose}; the process may have {limit}, of which {open} are \
+             open files, {connections} are for connections, and {reserve} are reserved for takes, commits and \
+             closing"
         );
         let remedy = "close VMs (`unstun vm close`), commit snapshots, or raise LimitNOFILE= of the unit";
         Err(Error::new(ErrorKind::NoDescriptors, place, format!("{cause}; {remedy}")))

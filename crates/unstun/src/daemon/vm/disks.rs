@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
+use api::units::format_bytes;
 
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
@@ -43,12 +44,14 @@ impl Daemon {
         size_bytes: u64,
     ) -> Result<api::DiskGrown> {
         let entry = self.entry_to_change(vm.as_str())?;
+        refuse_shrink(&entry, number, size_bytes)?;
         entry.running.machine.clone().grow_disk(number, size_bytes).await?;
         let reconnect: Vec<_> =
             entry.running.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
         if !reconnect.is_empty() {
-            let message =
-                format!("disk{number} has {size_bytes} bytes: its clients see it once they connect again");
+            let message = format!(
+                "disk{number} has {size_bytes} bytes: its clients see the new size after they reconnect"
+            );
             self.note(&entry, &message);
         }
         Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect })
@@ -69,7 +72,21 @@ impl Daemon {
         // The engine's own error reports a missing disk.
         entry.running.machine.disk(number)?;
         let shown = self.show(entry).await?;
-        let gone = || Error::not_found(format!("VM {}: disk{number} is gone", entry.name));
+        let gone = || Error::not_found(format!("VM {}: disk{number} was removed", entry.name));
         shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)
+    }
+}
+
+/// Refuses a new size that is not larger, with both sizes in the units that people use.
+fn refuse_shrink(entry: &VmRecord, number: u32, size_bytes: u64) -> Result<()> {
+    let state = entry.running.machine.state();
+    match state.disks.iter().find(|disk| disk.number == number) {
+        Some(disk) if size_bytes <= disk.size_bytes => Err(Error::invalid(format!(
+            "cannot resize {}/disk{number} from {} to {}: a disk can only grow",
+            entry.name,
+            format_bytes(disk.size_bytes),
+            format_bytes(size_bytes)
+        ))),
+        _ => Ok(()),
     }
 }

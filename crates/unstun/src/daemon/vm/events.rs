@@ -19,11 +19,11 @@ impl Daemon {
     /// every operation that may have touched the files.
     pub(crate) fn take_notices(&self, entry: &VmRecord) {
         if let Kept::Redo(files) = &entry.kept {
-            self.tell(entry, files.take_notices());
+            self.report_notices(entry, files.take_notices());
         }
     }
 
-    pub(crate) fn tell(&self, entry: &VmRecord, sentences: Vec<String>) {
+    pub(crate) fn report_notices(&self, entry: &VmRecord, sentences: Vec<String>) {
         for sentence in sentences {
             info!("VM {}: {sentence}", entry.name);
             self.note(entry, &sentence);
@@ -75,8 +75,10 @@ impl Daemon {
     /// Records that writes of the disk begin or cease to wait for space.
     pub(crate) fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
         let (operation, message) = match waits {
-            true => (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads go on"),
-            false => (api::Operation::SpaceReturned, "no guest write waits for space any more"),
+            true => {
+                (api::Operation::SpaceExhausted, "the datastore is full: guest writes wait; reads continue")
+            }
+            false => (api::Operation::SpaceReturned, "guest writes no longer wait for space"),
         };
         let event = api_types::home_event(entry, message);
         self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });

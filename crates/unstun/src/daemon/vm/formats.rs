@@ -156,7 +156,7 @@ pub(crate) async fn import(
     let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
     let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
     let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
-    let _served_by_nobody = hold_source(daemon, &source.folder).await?;
+    let _source_hold = hold_source(daemon, &source.folder).await?;
     let mut from = Home::new(
         open_path(&daemon.env, &source.folder).await?,
         folders(daemon, &source.folder, &terms.roots).await?,
@@ -175,7 +175,7 @@ pub(crate) async fn import(
 pub(crate) async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &VmImport) -> Result<()> {
     let dir = open_path(&daemon.env, &source.folder).await?;
     Home::refuse_foreign_use(&dir).await?;
-    // The lock comes before anything in the folder is read. It is taken for good once the folder is known to become a
+    // The lock comes before anything in the folder is read. It is taken permanently once the folder is known to become a
     // home.
     drop(hold_source(daemon, &source.folder).await?);
     refuse_own_folder(&dir).await?;
@@ -190,10 +190,10 @@ async fn refuse_own_folder(dir: &Dir) -> Result<()> {
     if !dir.list().await?.iter().any(|name| name.trim_end_matches('/') == OWN_FOLDER) {
         return Ok(());
     }
-    let cause = "it is there already, and a folder that becomes a VM's home must not bring one: unstun decides by it \
-                 which files it writes and removes";
-    let remedy = "if a VM of yours was served here, remove it there first (`unstun vm remove VM` keeps the disks); else \
-                  look at what is in it, move it away, and import again";
+    let cause = "this folder exists already, and a folder that becomes a VM's home must not contain one: its content \
+                 decides which files unstun writes and removes";
+    let remedy = "if a datastore serves this VM, remove the VM there first (`unstun vm remove VM` keeps the disks); \
+                  otherwise inspect the folder, move it away, and import again";
     Err(Error::refused(dir.path_of(OWN_FOLDER), format!("{cause}; {remedy}")))
 }
 
@@ -221,9 +221,9 @@ async fn refuse_tops(home: Home) -> Result<()> {
         let chain = manifest.chain(top).await?;
         if chain.last().is_some_and(|layer| layer.format.eq_ignore_ascii_case(READ_ONLY_FORMAT)) {
             let cause = format!(
-                "it is a disk's running layer, of type {READ_ONLY_FORMAT}, which is read and not written"
+                "this is a disk's running layer, of type {READ_ONLY_FORMAT}, which unstun reads but does not write"
             );
-            let remedy = "import without --in-place: writes then go to a child of it";
+            let remedy = "import without --in-place: writes then go to a new delta";
             return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
         }
     }
@@ -231,7 +231,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
     let written = disks.into_iter().flat_map(|disk| std::iter::once(disk.top).chain(disk.reset_to));
     let written: Vec<String> = written.collect();
     let Some(reader) = manifest.dependants(&written).await?.into_iter().next() else { return Ok(()) };
-    let cause = format!("{} is read by {}; remove that one first", reader.layer, reader.who);
+    let cause = format!("{} is read by {}; remove that VM first", reader.layer, reader.who);
     Err(Error::refused(home.dir().path(), cause))
 }
 

@@ -52,8 +52,8 @@ pub(crate) async fn lock_source(own: &Dir) -> Result<Option<Lock>> {
 async fn lock(own: &Dir) -> Result<Lock> {
     own.lock(LOCK_NAME).await.map_err(|e| match e.kind {
         ErrorKind::Locked => {
-            let cause = "a running unstun holds it and serves what is in this folder; close the VM there (`unstun \
-                         vm close`), or end that daemon";
+            let cause = "another unstun daemon serves the VM in this folder; close the VM there (`unstun vm close`), \
+                         or stop that daemon";
             Error::new(ErrorKind::Locked, own.path_of(LOCK_NAME), cause)
         }
         _ => e,

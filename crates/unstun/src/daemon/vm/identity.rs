@@ -60,30 +60,32 @@ impl Standing {
             Standing::Home => None,
             Standing::CopyOf(of) => Some((
                 format!(
-                    "is a copy of {}, the home of the VM with this id, and would write its disks",
+                    "this folder is a copy of {}, the home of the VM with this id, and would write the VM's disks",
                     of.display()
                 ),
                 format!(
-                    "to have a second VM, take a snapshot of that one and use `unstun vm clone`; `unstun vm remove \
-                     {name}` forgets the copy, and touches nothing of the VM"
+                    "for a second VM, take a snapshot of the first and use `unstun vm clone`; `unstun vm remove \
+                     {name}` removes the copy from the list and changes nothing of the VM"
                 ),
             )),
             Standing::LikeAnother(other) => Some((
                 format!(
-                    "and {} have the id of one VM, and the home that it had is gone; which of them is the VM is unknown",
+                    "this folder and {} have the id of one VM, whose former home is missing; unstun cannot determine \
+                     which of them is the VM",
                     other.display()
                 ),
                 format!(
-                    "`unstun vm remove {name}` forgets this one and touches nothing of the VM; then `unstun vm open` the other"
+                    "`unstun vm remove {name}` removes this folder from the list and changes nothing of the VM; then \
+                     run `unstun vm open` for the other"
                 ),
             )),
             Standing::Unfinished => Some((
-                "was being removed when that was interrupted".to_owned(),
-                format!("`unstun vm remove {name} --delete-disks` goes on with it"),
+                "the removal of this VM was interrupted".to_owned(),
+                format!("`unstun vm remove {name} --delete-disks` completes it"),
             )),
             Standing::InBin => Some((
-                "is the folder of a VM that was removed, and is kept in the bin".to_owned(),
-                "`unstun bin restore` brings it back, `unstun bin empty` removes it for good".to_owned(),
+                "this is the folder of a removed VM, which the bin keeps".to_owned(),
+                "`unstun bin restore` restores the VM, `unstun bin empty` removes it permanently".to_owned(),
             )),
         }
     }
@@ -100,7 +102,7 @@ impl Daemon {
         if let Some(id) = self.id_in(home).await? {
             // Without space the next opening records the home: no other folder claims the ID now.
             if let Err(e) = self.record_home(name, home, id).await {
-                warn!("{}: is not recorded as the VM's home: {e}", home.path.display());
+                warn!("{}: cannot be recorded as the VM's home: {e}", home.path.display());
             }
         }
         Ok(())

@@ -47,9 +47,12 @@ pub(crate) fn refuse_renewed<'a>(folder: &Path, locks: impl Iterator<Item = &'a 
             // If the file's time is ahead of this host's clock, the age of the lock is unknown and counts as 0.
             let age = modified.elapsed().unwrap_or_default();
             if age < RENEWED_WITHIN {
-                let cause = format!("it was written {} s ago, so that a program may hold it", age.as_secs());
-                let remedy =
-                    format!("wait until it is {} s old, and nothing renews it", RENEWED_WITHIN.as_secs());
+                let cause =
+                    format!("this lock was written {} s ago, so a program may still hold it", age.as_secs());
+                let remedy = format!(
+                    "wait until the lock is {} s old and no program renews it",
+                    RENEWED_WITHIN.as_secs()
+                );
                 return Err(Error::new(ErrorKind::Locked, format!("{}: {cause}; {remedy}", path.display())));
             }
         }
@@ -71,7 +74,8 @@ fn check(path: &Path) -> Result<()> {
     Err(Error::new(
         ErrorKind::Locked,
         format!(
-            "{}: {who} has it open and holds QEMU's locks on it (bytes {FIRST_BYTE} to {LAST_BYTE}); end it first",
+            "{}: {who} has this file open and holds QEMU's locks on it (bytes {FIRST_BYTE} to {LAST_BYTE}); stop \
+             that process first",
             path.display()
         ),
     ))

@@ -28,7 +28,7 @@ impl Daemon {
         self.descriptors.admit_vm(name)?;
         self.refuse_full(&datastore, name).await?;
         let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
-        let told = match request.store {
+        let notices = match request.store {
             api::Store::Redo => {
                 datastore.refuse_files()?;
                 let make = async || {
@@ -45,7 +45,7 @@ impl Daemon {
             }
         };
         let entry = self.open_new(name, &home).await?;
-        self.tell(&entry, told);
+        self.report_notices(&entry, notices);
         self.show(&entry).await
     }
 
@@ -56,7 +56,7 @@ impl Daemon {
             && let Err(e) = self.remove_new(name, home).await
         {
             let cause =
-                Error::new(error.kind, format!("{error}; and what was made of it is still there: {e}"));
+                Error::new(error.kind, format!("{error}; its incomplete files could not be removed: {e}"));
             self.fail_read_only(name, home.clone(), &cause);
         }
         opened
@@ -67,7 +67,7 @@ impl Daemon {
         bin::refuse_reserved(name)?;
         let home = datastore.home(name);
         if self.is_taken(name) || datastore.has(name).await? {
-            let message = format!("{}: exists; expected a free VM name", home.path.display());
+            let message = format!("{} exists already; expected a free VM name", home.path.display());
             return Err(Error::new(ErrorKind::Exists, message));
         }
         Ok(home)
@@ -83,19 +83,19 @@ impl Daemon {
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
         if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
-            let cause = format!("{}: is the home of a VM of this daemon already", owner.display());
+            let cause = format!("{} is already the home of a VM of this daemon", owner.display());
             return Err(Error::new(ErrorKind::Exists, cause));
         }
         if self.is_in_bin(&source.folder) {
-            let cause = "is the folder of a VM that was removed, and is kept in the bin";
-            let remedy = "`unstun bin restore` brings it back";
+            let cause = "this is the folder of a removed VM, which the bin keeps";
+            let remedy = "`unstun bin restore` restores the VM";
             return Err(Error::refused(format!("{}: {cause}; {remedy}", source.folder.display())));
         }
         let datastore = self.datastore_to_import(&source, &request)?;
         datastore.refuse_files()?;
         self.descriptors.admit_vm(name)?;
         let home = self.import_home(&datastore, &source, request.in_place).await?;
-        let (told, how) = match request.in_place {
+        let (notices, how) = match request.in_place {
             true => {
                 let adopted = self.adopt(&home, &source, &request).await;
                 adopted.inspect_err(|_| self.holds.release(&home.path))?;
@@ -103,8 +103,8 @@ impl Daemon {
             }
             false => {
                 self.refuse_full(&datastore, name).await?;
-                let told = formats::import(self, &datastore, &source, &request).await?;
-                (told, "its folder is not written: what changes is kept here, on top of as-imported")
+                let notices = formats::import(self, &datastore, &source, &request).await?;
+                (notices, "its folder is not written: changes go to deltas on top of as-imported")
             }
         };
         let opened = match request.in_place {
@@ -121,7 +121,7 @@ impl Daemon {
                 return Err(error);
             }
         };
-        self.tell(&entry, told);
+        self.report_notices(&entry, notices);
         self.note(&entry, &format!("imported from {}, {how}", source.folder.display()));
         self.show(&entry).await
     }
@@ -146,13 +146,13 @@ impl Daemon {
         let folder = &source.folder;
         if datastore.contains(folder) && folder.file_name() != Some(name.as_ref()) {
             let cause =
-                format!("{}: lies in the datastore, where a VM is called as its folder", folder.display());
-            return Err(Error::refused(format!("{cause}; leave --name away, or rename the folder")));
+                format!("{} is in the datastore, where a VM has the name of its folder", folder.display());
+            return Err(Error::refused(format!("{cause}; omit --name, or rename the folder")));
         }
         if self.is_taken(name) {
             return Err(Error::new(
                 ErrorKind::Exists,
-                format!("VM {name}: exists; choose another with --name"),
+                format!("VM {name} exists already; choose another name with --name"),
             ));
         }
         Ok(datastore.at(folder))
@@ -199,7 +199,7 @@ impl Daemon {
         self.descriptors.admit_vm(name)?;
         self.refuse_full(&parent.datastore, name).await?;
         let snapshot = request.snapshot.as_str();
-        let told = match &parent.kept {
+        let notices = match &parent.kept {
             Kept::Redo(files) => {
                 let make = async || Ok(formats::clone(self, &parent, files, snapshot, name).await?);
                 self.with_bin(&parent.datastore, make).await?
@@ -213,7 +213,7 @@ impl Daemon {
             }
         };
         let entry = self.open_new(name, &home).await?;
-        self.tell(&entry, told);
+        self.report_notices(&entry, notices);
         self.note(&entry, &format!("cloned from {vm}@{}", request.snapshot));
         self.note(&parent, &format!("{name} was cloned from {}", request.snapshot));
         self.show(&entry).await
@@ -227,7 +227,7 @@ impl Daemon {
             true => self.running.disconnect(&entry.running, Who::All).await?.0,
             false => Vec::new(),
         };
-        let _shut = entry.shut_idle("close it")?;
+        let _shut = entry.shut_idle("close the VM")?;
         self.note(&entry, "closed");
         if let Err(error) = self.bring_to_rest(&entry).await {
             self.fail_read_only(vm.as_str(), entry.place(), &error);
@@ -328,7 +328,7 @@ impl Daemon {
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
         }
-        entry.files("make deltas of")?.set_snapshot_dir(dir.as_deref()).await?;
+        entry.files("create deltas of")?.set_snapshot_dir(dir.as_deref()).await?;
         self.show(&entry).await
     }
 
@@ -339,12 +339,12 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         folder: &str,
     ) -> Result<Rc<VmRecord>> {
-        let files = entry.files("keep in a folder of its own")?;
+        let files = entry.files("keep in another folder")?;
         if files.has_own_folder(folder) {
             return Ok(entry.clone());
         }
         let _claim = self.claim(&entry.name)?;
-        let _shut = entry.shut_idle(&format!("let it use {folder}, for which it is opened again"))?;
+        let _shut = entry.shut_idle(&format!("let it use {folder}, for which the VM is reopened"))?;
         files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.place());
         // After the close a refusal would be too late. The descriptors that the close releases suffice for the
@@ -365,7 +365,7 @@ impl VmRecord {
         let name = &self.name;
         let clients = self.running.present(Who::All);
         if self.running.gate.is_entered() {
-            return Err(Error::refused(format!("VM {name}: a client is just connecting; try again")));
+            return Err(Error::refused(format!("VM {name}: a client is connecting; try again")));
         }
         if !clients.is_empty() {
             let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
@@ -374,7 +374,7 @@ impl VmRecord {
         }
         self.refuse_when_moving()?;
         if self.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
-            let cause = "a commit is under way; wait for it or cancel it (`unstun job list`)";
+            let cause = "a commit is in progress; wait for it or cancel it (`unstun job list`)";
             return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
         }
         Ok(self.running.gate.shut())

@@ -178,7 +178,7 @@ pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
 /// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
 /// created or removed are left out.
 async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
-    // The VMs are read before the so a VM that is created meanwhile is not among them.
+    // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
     let mut vms = store.vms().await?;
     for (id, home) in store.homes()? {
         if home.state != VmHomeState::Whole {

@@ -42,19 +42,24 @@ impl Daemon {
         if let Some(broken) = self.broken.borrow().get(name) {
             let place = format!("VM {name}");
             if broken.cause.kind == ErrorKind::NoDescriptors {
-                let cause = format!("it is not served: {}; then `unstun vm open {name}`", broken.cause);
+                let cause =
+                    format!("the VM is not served: {}; then run `unstun vm open {name}`", broken.cause);
                 return Err(blk::Error::new(blk::ErrorKind::NoDescriptors, place, cause));
             }
-            let cause = format!("it is not served: {}; mend it and `unstun vm open {name}`", broken.cause);
+            let remedy = format!("correct the cause, then run `unstun vm open {name}`");
+            let cause = format!("the VM is not served: {}; {remedy}", broken.cause);
             return Err(blk::Error::damaged(place, cause));
         }
         if self.closed.borrow().contains_key(name) {
-            let cause = format!("it is closed; `unstun vm open {name}` serves it");
+            let cause = format!("the VM is closed; `unstun vm open {name}` opens it");
             return Err(blk::Error::refused(format!("VM {name}"), cause));
         }
         let known: Vec<_> = self.vms.borrow().keys().cloned().collect();
-        let known =
-            if known.is_empty() { "there is none".into() } else { format!("there is {}", known.join(", ")) };
+        let known = if known.is_empty() {
+            "there are no VMs".into()
+        } else {
+            format!("the VMs are {}", known.join(", "))
+        };
         Err(blk::Error::not_found(self.place(), format!("no VM {name:?}; {known}")))
     }
 
@@ -68,9 +73,7 @@ impl Daemon {
     /// twice.
     pub(crate) fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
         if !self.claimed.borrow_mut().insert(name.to_string()) {
-            return Err(Error::refused(format!(
-                "VM {name}: it is just being made, opened or closed; try again"
-            )));
+            return Err(Error::refused(format!("VM {name} is being created, opened or closed; try again")));
         }
         Ok(Claim { daemon: self.clone(), name: name.to_string() })
     }
@@ -102,7 +105,7 @@ impl Daemon {
     }
 
     pub(crate) fn fail_read_only(&self, name: &str, home: Home, cause: &Error) {
-        error!("VM {name} is not served any more: {cause}");
+        error!("VM {name} is no longer served: {cause}");
         self.forget(name);
         self.holds.release(&home.path);
         self.broken.borrow_mut().insert(name.to_string(), Broken { home, cause: cause.clone() });

@@ -56,7 +56,7 @@ impl Daemon {
         request: api::VmRemove,
     ) -> Result<Option<api::BinEntry>> {
         let delete_disks = request.delete_disks;
-        let _shut = entry.shut_idle("remove it")?;
+        let _shut = entry.shut_idle("remove the VM")?;
         match &entry.kept {
             Kept::Redo(files) => {
                 refuse_readers(&entry.name, &*files.manifest()).await?;
@@ -234,16 +234,20 @@ pub(crate) fn expect_kept(name: &str, keep: bool, not_kept: Option<&str>) -> Res
     match not_kept {
         None => Ok(true),
         Some(why) if keep => {
-            let remedy = "nothing has changed; with --purge it goes for good";
-            Err(Error::refused(format!("VM {name}: the bin would not keep it after all: {why}; {remedy}")))
+            let remedy = "nothing was changed; add --purge to remove it permanently";
+            Err(Error::refused(format!(
+                "VM {name}: the bin cannot keep what would be removed: {why}; {remedy}"
+            )))
         }
         Some(_) => Ok(false),
     }
 }
 
 fn refuse_copied_files(name: &str, home: &Home) -> Error {
-    let cause = "is a copy of another VM's folder, and its files may lead to that one's disks";
-    let remedy = format!("`unstun vm remove {name}` forgets it; then its folder can be removed by hand");
+    let cause = "this folder is a copy of another VM's folder, and its files may refer to that VM's disks";
+    let remedy = format!(
+        "`unstun vm remove {name}` removes the copy from the list; then you can remove its folder by hand"
+    );
     Error::refused(format!("{}: {cause}; {remedy}", home.path.display()))
 }
 
@@ -261,8 +265,8 @@ impl HomeFiles {
         let remove = graph.left_over(before, &next);
         let stays = |layer: &&String| !remove.contains(layer);
         if let Some(orphan) = remove.iter().flat_map(|layer| graph.children(layer)).find(stays) {
-            let cause = "it lies on a layer of this VM, and neither a disk nor a snapshot leads to it";
-            let remedy = "move it away or remove it first (`unstun check` says more)";
+            let cause = "this layer is based on a layer of the VM, but no disk and no snapshot refers to it";
+            let remedy = "move it away or remove it first (see `unstun check`)";
             return Err(blk::Error::refused(self.dir().path_of(orphan), format!("{cause}; {remedy}")));
         }
         Ok(Change { next, remove, ..Change::default() })
@@ -279,8 +283,8 @@ fn refuse_to_lose(vm: &str, delete_disks: bool) -> Result<()> {
     match delete_disks {
         true => Ok(()),
         false => Err(Error::refused(format!(
-            "VM {vm}: its disks are native and have no files to leave behind; --delete-disks removes them too, `unstun \
-             vm close {vm}` only stops serving it"
+            "VM {vm}: its disks are native and have no files to keep; --delete-disks removes the disks too; `unstun \
+             vm close {vm}` only stops serving the VM"
         ))),
     }
 }
@@ -305,10 +309,10 @@ fn way_out(who: &[String]) -> String {
     let mut parts = who.iter().flat_map(|path| path.split('/'));
     match parts.find_map(parse_folder) {
         Some((reader, entry)) => format!(
-            "VM {reader} is in the bin: `unstun bin restore {entry}` brings it back, `unstun bin empty {entry}` removes it for \
-             good"
+            "VM {reader} is in the bin: `unstun bin restore {entry}` restores it, `unstun bin empty {entry}` removes \
+             it permanently"
         ),
-        None => "remove those first".to_owned(),
+        None => "remove those VMs first".to_owned(),
     }
 }
 
@@ -317,7 +321,7 @@ async fn refuse_lost(home: &Home, dir: &Dir) -> Result<()> {
     let Some(layer) = dir.list().await?.into_iter().find(|name| has_kind(name, &[".vmdk"])) else {
         return Ok(());
     };
-    let cause = format!("its .vmx is gone, so it is unknown which VMs read {layer}");
-    let remedy = "put the .vmx back, or remove the VM without --delete-disks and its folder by hand";
+    let cause = format!("its .vmx is missing, so unstun cannot determine which VMs read {layer}");
+    let remedy = "restore the .vmx, or remove the VM without --delete-disks and its folder by hand";
     Err(Error::refused(format!("{}: {cause}; {remedy}", home.path.display())))
 }

@@ -74,8 +74,8 @@ impl Daemon {
     /// Lists a failed creation that could not be removed. Its name is taken until the next start.
     pub(crate) fn list_left_over(&self, name: &str, home: &Home, cause: &api::error::Error, left: &Error) {
         let message =
-            format!("{cause}; what was made of it is still there, and goes at the next start: {left}");
-        error!("VM {name} was not made: {message}");
+            format!("{cause}; its incomplete files remain until the next start removes them: {left}");
+        error!("VM {name} was not created: {message}");
         let cause = api::error::Error::new(cause.kind, message);
         self.broken.borrow_mut().insert(name.to_owned(), Broken { home: home.clone(), cause });
     }
@@ -83,9 +83,9 @@ impl Daemon {
     /// Finishes what a crash has interrupted in a datastore, before its homes are opened. Reports what cannot be
     /// finished.
     pub(crate) async fn finish_all(self: &Rc<Self>, datastore: &Rc<Datastore>) {
-        let mut told = self.finish_bin(datastore).await;
+        let mut notices = self.finish_bin(datastore).await;
         if let Err(e) = self.sweep(datastore).await {
-            told.push(e.to_string());
+            notices.push(e.to_string());
         }
         for (name, _) in datastore.records.all() {
             // The operation that has the claim deals with the record.
@@ -96,13 +96,15 @@ impl Daemon {
             };
             let home = datastore.at(&record.path.clone().unwrap_or_else(|| datastore.root.join(&name)));
             if let Err(e) = self.finish(&name, &home, &record).await {
-                told.push(format!("VM {name}: was being made or removed, and cannot be cleared away: {e}"));
+                notices.push(format!(
+                    "VM {name}: the remains of an interrupted creation or removal cannot be removed: {e}"
+                ));
             }
         }
         if let Err(e) = self.finish_native(datastore).await {
-            told.push(e.to_string());
+            notices.push(e.to_string());
         }
-        for notice in told {
+        for notice in notices {
             error!("{notice}");
             datastore.notices.borrow_mut().push(notice);
         }
@@ -165,8 +167,8 @@ impl Daemon {
                 found => found.ok().flatten(),
             };
             if found.is_some_and(|found| found != id) {
-                let cause =
-                    "has another id than the VM that was being made here; move it away, and start again";
+                let cause = "this folder has another id than the VM that was being created here; move the folder \
+                             away, and start the daemon again";
                 return Err(Error::refused(home.path.display().to_string(), cause));
             }
             files.remove_made_elsewhere(id).await?;

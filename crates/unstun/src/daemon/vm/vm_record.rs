@@ -60,10 +60,10 @@ impl VmRecord {
             0 => Ok(()),
             MOVE_BEGINS => Err(blk::Error::refused(
                 format!("VM {}", self.name),
-                "a move of it is just beginning; try again",
+                "a move of the VM is starting; try again",
             )),
             job => {
-                let cause = format!("it is being moved (job {job}); wait for that or cancel it");
+                let cause = format!("the VM is being moved (job {job}); wait for the move or cancel it");
                 Err(blk::Error::refused(format!("VM {}", self.name), cause))
             }
         }
@@ -74,8 +74,8 @@ impl VmRecord {
         match &self.kept {
             Kept::Redo(files) => Ok(files),
             Kept::Native(_) => {
-                let cause = "its disks are native and lie in the datastore's store";
-                Err(Error::refused(format!("VM {}: {cause}; there is nothing to {purpose}", self.name)))
+                let cause = "its disks are native and are in the datastore's store";
+                Err(Error::refused(format!("VM {}: {cause}; there are no files to {purpose}", self.name)))
             }
         }
     }

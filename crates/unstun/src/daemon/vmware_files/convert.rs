@@ -56,7 +56,7 @@ pub(crate) fn convert(chain: &Path, output: &Path, progress: &mut dyn FnMut(u64,
 }
 
 fn annotate(error: Error, output: &Path) -> Error {
-    Error::new(error.kind, format!("{} (the unfinished {} is left)", error.message, output.display()))
+    Error::new(error.kind, format!("{} (the incomplete {} remains)", error.message, output.display()))
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Error {

@@ -33,8 +33,8 @@ fn content(number: u64) -> Vec<u8> {
 impl Churn {
     pub(super) fn start(place: &Path) -> Churn {
         let (durable, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (place, told, stopped) = (place.to_owned(), Arc::clone(&durable), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || churn(&folder(&place), &told, &stopped));
+        let (place, acknowledged, stopped) = (place.to_owned(), Arc::clone(&durable), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || churn(&folder(&place), &acknowledged, &stopped));
         Churn { durable, stop, thread }
     }
 

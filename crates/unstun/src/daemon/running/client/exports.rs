@@ -167,23 +167,23 @@ impl Catalogue {
     /// Refuses a client that may have cached other content of the disk under the export name that it uses.
     async fn refuse_other_content(&self, vm: &RunningVm, number: u32, wanted: Option<u64>) -> Result<()> {
         let (now, name) = (vm.machine.generation(), &vm.name);
-        let remedy = format!("`unstun attach {name}` prints the present name");
+        let remedy = format!("`unstun attach {name}` prints the current name");
         let cause = match wanted {
             Some(generation) if generation == now.present => return Ok(()),
             None if now.is_opened() => return Ok(()),
             None => format!(
-                "{}, and a client of before may still run, with the old content in its caches; when it is certain that \
-                 none does, `unstun vm open {name}` serves this name again; {remedy}",
+                "{}, and an earlier client may still be running with the old content in its caches; when no earlier \
+                 client is running, `unstun vm open {name}` serves this name again; {remedy}",
                 self.running.control.replacement(name).await
             ),
             Some(generation) if generation < now.present => format!(
-                "generation {generation} is gone: {}, and is in generation {} now; the guest must be power-cycled: \
-                 {remedy}",
+                "generation {generation} is no longer served: {}, and its generation is {} now; the guest must be \
+                 power-cycled: {remedy}",
                 self.running.control.replacement(name).await,
                 now.present
             ),
             Some(generation) => format!(
-                "there is no generation {generation} of it, the present one is {}; the guest must be power-cycled: \
+                "the disk has no generation {generation}, the current one is {}; the guest must be power-cycled: \
                  {remedy}",
                 now.present
             ),

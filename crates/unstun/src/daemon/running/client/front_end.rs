@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_is_a_warning_unless_it_repeats_what_the_client_was_told() {
+    fn a_failed_request_is_a_warning_unless_the_client_knows_the_reason() {
         let (log, all) = (log(), [NbdErrno::Io, NbdErrno::Perm, NbdErrno::NotSupported, NbdErrno::Shutdown]);
         let fail = || {
             for errno in all {

@@ -71,7 +71,7 @@ impl DiskClient {
             let left = self.gate.someone_left();
             let others = self.other_writers();
             if let Some(other) = others.iter().find(|other| !waits || !has_ended(other.peer.client)) {
-                return self.keep_from_writing(other, "may read and not write");
+                return self.keep_from_writing(other, "can read but not write");
             }
             if others.is_empty() {
                 break;
@@ -118,9 +118,9 @@ impl DiskClient {
     fn refusal(&self) -> Error {
         let others = self.other_writers();
         let writer = others.first().map_or("another client", |other| other.peer.name.as_str());
-        let remedy = "one client may write a disk at a time; end that one and connect again, or allow more with `unstun vm \
-                      set VM --shared-writers on`";
-        Error::refused(&self.disk, format!("it was or is written by {writer}; {remedy}"))
+        let remedy = "only one client may write a disk at a time; stop that client and connect again, or allow \
+                      several with `unstun vm set VM --shared-writers on`";
+        Error::refused(&self.disk, format!("{writer} writes this disk; {remedy}"))
     }
 
     fn clients(&self) -> Vec<Rc<Guest>> {
