@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs unstun and unstun-lab, man pages, the shells' completions, and the systemd unit with what runs it as a user of
-# its own. DESTDIR (for packagers) is put before every path; PREFIX is /usr/local; both programs are built unless BINARY names
-# unstun, with unstun-lab beside it.
+# its own. DESTDIR (for packagers) is put before every path, and the build optimises across crates; PREFIX is /usr/local; both
+# programs are built unless BINARY names unstun, with unstun-lab beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
@@ -19,8 +19,9 @@ if [[ -z $binary ]]; then
     scripts/setup.sh run
     # `unstun --version` names it; an archive of the sources has none.
     if commit=$(git rev-parse --short HEAD 2>/dev/null); then export UNSTUN_COMMIT=$commit; fi
-    cargo build --release --locked --package unstun --package lab
-    binary=${CARGO_TARGET_DIR:-target}/release/unstun
+    profile=$([[ -n $destdir ]] && echo packaged || echo release)
+    cargo build --profile "$profile" --locked --package unstun --package lab
+    binary=${CARGO_TARGET_DIR:-target}/$profile/unstun
 fi
 
 generated=$(mktemp -d)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Every stage of `make test`, with its longer campaigns: 5,000 hostile folders, ten times the power cuts and kill -9 cycles.
-# Each count can be set. The lint stage builds the documentation as well.
+# Each count can be set. The lint stage builds the documentation as well, and a package is built and tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export LINT_DOCS=${LINT_DOCS-1}
+export SMOKE_PACKAGE=${SMOKE_PACKAGE-1}
 export HOSTILE_FOLDERS=${HOSTILE_FOLDERS:-5000}
 export CRASH_CUTS=${CRASH_CUTS:-100000}
 export FAULT_STRIDE=${FAULT_STRIDE:-1}

@@ -10,6 +10,9 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 # What they take is printed at the end.
 STAGES=(setup:600 lint:900 build:1500 unit:600 clients:1800 guest:1200 crash:2400)
 
+# A package takes minutes to build.
+[[ -n ${SMOKE_PACKAGE:-} ]] && STAGES+=(package:3600)
+
 # The stages that run beside one another after all others, with their niceness. The clients wait most of their time and
 # have limits of time; the guest and the crash campaigns take what is left of the processors.
 declare -A BESIDE=([clients]=0 [guest]=10 [crash]=19)
@@ -114,6 +117,13 @@ stage_clients() {
 }
 
 stage_guest() { only guest; }
+
+stage_package() {
+    local bad=0
+    scripts/smoke-package.sh || bad=1
+    echo "test result: package. $((1 - bad)) passed; $bad failed"
+    return $bad
+}
 
 if [[ ${1:-} == --stage ]]; then
     # shellcheck disable=SC2064 # the name as it is now

@@ -13,6 +13,7 @@ use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::programs::tool;
 use crate::skip::skip;
+use crate::space::until;
 use crate::tools::{Twin, assert_same, run_script};
 
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -100,6 +101,11 @@ fn lives_there(datastore: &Datastore, device: &Path) {
     twin.assert_same_as("raw", &uri);
     datastore.json("vm move web --to raw --store native");
     twin.assert_same_as("raw", &uri);
+    // The daemon may see the end of a client after the client's process has ended.
+    until("the last qemu-img has left", || {
+        let preview = datastore.json("datastore remove raw --dry-run");
+        (preview["clients"] == json!([])).then_some(())
+    });
     // The device's VMs are in its store, where another daemon finds them.
     datastore.json("datastore remove raw --yes");
     let other = Datastore::called("other");
