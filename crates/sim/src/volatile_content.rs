@@ -1,10 +1,12 @@
 //! Bytes of a file in a world without power cuts.
 //!
 //! Only the present content is kept. Of a sector that repeats the same 32 bytes, only these are kept: stamps of an
-//! oracle, fill of a generator, and zeros. A page of such sectors takes 256 bytes instead of 4096. A working set of
-//! gigabytes therefore needs little memory, and its reads are as fast as those of a small one.
+//! oracle, fill of a generator, and zeros. A page of such sectors takes 256 bytes instead of 4096. Pages in a row whose
+//! sectors are all the same share one copy of the 32 bytes. A working set of hundreds of gigabytes therefore needs
+//! little memory, and its reads are as fast as those of a small one.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use crate::content::{PAGE, SECTOR};
 
@@ -18,6 +20,8 @@ const UNITS_LEN: usize = PAGE_LEN / SECTOR_LEN * UNIT;
 const FANOUT: u64 = 512;
 
 enum Page {
+    /// Every sector repeats the same unit.
+    Same(Rc<[u8; UNIT]>),
     Repeating(Box<[u8; UNITS_LEN]>),
     Whole(Box<[u8; PAGE_LEN]>),
 }
@@ -28,6 +32,8 @@ struct Branch([Option<Box<Leaf>>; FANOUT as usize]);
 #[derive(Default)]
 pub(crate) struct VolatileContent {
     branches: Vec<Option<Box<Branch>>>,
+    /// The unit of the last page whose sectors are all the same.
+    last: Rc<[u8; UNIT]>,
 }
 
 impl VolatileContent {
@@ -71,11 +77,13 @@ impl VolatileContent {
             let len = (PAGE - position % PAGE).min(end - position) as usize;
             let from = (position - offset) as usize;
             let bytes = &data[from..from + len];
+            let mut last = self.last.clone();
             let page = self.page_mut(index);
             match bytes.try_into() {
-                Ok(whole) => put(page, whole),
-                Err(_) => patch(page, skip, bytes),
+                Ok(whole) => put(page, whole, &mut last),
+                Err(_) => patch(page, skip, bytes, &mut last),
             }
+            self.last = last;
             position += len as u64;
         }
     }
@@ -97,7 +105,9 @@ impl VolatileContent {
         let end = range.end.min((index + 1) * PAGE);
         if start < end && self.page(index).is_some() {
             let zeros = [0; PAGE_LEN];
-            patch(self.page_mut(index), (start - index * PAGE) as usize, &zeros[..(end - start) as usize]);
+            let (skip, len, mut last) =
+                ((start - index * PAGE) as usize, (end - start) as usize, self.last.clone());
+            patch(self.page_mut(index), skip, &zeros[..len], &mut last);
         }
     }
 
@@ -127,6 +137,10 @@ impl Page {
     fn copy(&self, skip: usize, out: &mut [u8]) {
         match self {
             Page::Whole(bytes) => out.copy_from_slice(&bytes[skip..skip + out.len()]),
+            Page::Same(unit) if skip.is_multiple_of(UNIT) && out.len().is_multiple_of(UNIT) => {
+                out.as_chunks_mut::<UNIT>().0.fill(**unit);
+            }
+            Page::Same(_) => out.copy_from_slice(&self.bytes()[skip..skip + out.len()]),
             Page::Repeating(units) => match out.try_into() {
                 Ok(whole) => spread(units, whole),
                 Err(_) => out.copy_from_slice(&self.bytes()[skip..skip + out.len()]),
@@ -138,6 +152,7 @@ impl Page {
         let mut whole = [0; PAGE_LEN];
         match self {
             Page::Whole(bytes) => whole.copy_from_slice(&bytes[..]),
+            Page::Same(unit) => whole.as_chunks_mut::<UNIT>().0.fill(**unit),
             Page::Repeating(units) => spread(units, &mut whole),
         }
         whole
@@ -152,13 +167,20 @@ fn spread(units: &[u8; UNITS_LEN], out: &mut [u8; PAGE_LEN]) {
 }
 
 /// Replaces a page's content, in its present memory if it fits.
-fn put(page: &mut Option<Page>, bytes: &[u8; PAGE_LEN]) {
+fn put(page: &mut Option<Page>, bytes: &[u8; PAGE_LEN], last: &mut Rc<[u8; UNIT]>) {
     let repeats = |sector: &[u8]| sector[..SECTOR_LEN - UNIT] == sector[UNIT..];
     if !bytes.chunks_exact(SECTOR_LEN).all(repeats) {
         match page {
             Some(Page::Whole(own)) => own.copy_from_slice(bytes),
             other => *other = Some(Page::Whole(Box::new(*bytes))),
         }
+        return;
+    }
+    if bytes[..PAGE_LEN - UNIT] == bytes[UNIT..] {
+        if last[..] != bytes[..UNIT] {
+            *last = Rc::new(bytes[..UNIT].try_into().expect("a unit"));
+        }
+        *page = Some(Page::Same(last.clone()));
         return;
     }
     if !matches!(page, Some(Page::Repeating(_))) {
@@ -170,10 +192,10 @@ fn put(page: &mut Option<Page>, bytes: &[u8; PAGE_LEN]) {
     }
 }
 
-fn patch(page: &mut Option<Page>, skip: usize, bytes: &[u8]) {
+fn patch(page: &mut Option<Page>, skip: usize, bytes: &[u8], last: &mut Rc<[u8; UNIT]>) {
     let mut whole = page.as_ref().map_or([0; PAGE_LEN], Page::bytes);
     whole[skip..skip + bytes.len()].copy_from_slice(bytes);
-    put(page, &whole);
+    put(page, &whole, last);
 }
 
 #[cfg(test)]
@@ -228,6 +250,10 @@ mod tests {
         }
         bytes[PAGE_LEN + 3] = 1;
         volatile.write(0, &bytes);
+        volatile.write(2 * PAGE, &[7; 2 * PAGE_LEN]);
+        let shared =
+            |page| matches!(volatile.page(page), Some(Page::Same(unit)) if Rc::strong_count(unit) == 3);
+        assert!(shared(2) && shared(3));
         assert!(matches!(volatile.page(0), Some(Page::Repeating(_))));
         assert!(matches!(volatile.page(1), Some(Page::Whole(_))), "its first sector repeats nothing");
     }
