@@ -144,6 +144,8 @@ pub enum Defect {
     ForgetAborts,
     /// Native: space that a checkpoint freed is used again before any batch of the journal names that checkpoint.
     ReuseBeforeNamed,
+    /// Native: writers are not delayed, so they wait for whole checkpoints.
+    UnpacedWriters,
     /// A flush that is tried again after one that failed counts as a success.
     FlushRetried,
     /// Data that a killed process had not flushed is served without a flush.

@@ -18,17 +18,26 @@ const RESERVE_STEP_RUNS: usize = 64;
 const LOOKED_UP_MAX: u64 = (64 << 20) / BLOCK;
 
 impl Store {
-    /// Looks up the places of `blocks` of a node in memory alone; returns false when pages have to be read.
-    pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> bool {
+    /// Looks up the places of `blocks` of a node in memory alone; `since` as in `find`. Returns false when pages have to
+    /// be read.
+    pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, since: u64, out: &mut Scratch) -> bool {
         out.clear();
         let view = node.view.borrow();
-        find_over(&node.active.borrow(), blocks, out, |gap, out| view.find_cached(&self.nodes, gap, out))
+        let below = |gap, out: &mut Scratch| view.find_cached(&self.nodes, gap, since, out);
+        find_over(&node.active.borrow(), blocks, out, below)
     }
 
-    /// Looks up the places of `blocks` of a node, in order. The caller is admitted as a reader or a writer, so the
-    /// blocks found are not used again before it ends.
-    pub(super) async fn find(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
-        if self.find_cached(node, blocks.clone(), out) {
+    /// Looks up the places of `blocks` of a node, in order. Blocks of pages that were born no later than `since` may be
+    /// found as holes: for a caller that would redirect them in any case, and that reads nothing of them. The caller is
+    /// admitted as a reader or a writer, so the blocks found are not used again before it ends.
+    pub(super) async fn find(
+        &self,
+        node: &Node,
+        blocks: Range<u64>,
+        since: u64,
+        out: &mut Scratch,
+    ) -> Result<()> {
+        if self.find_cached(node, blocks.clone(), since, out) {
             return Ok(());
         }
         out.clear();
@@ -39,7 +48,7 @@ impl Store {
             true
         });
         for gap in gaps {
-            view.find(&self.nodes, gap, out).await?;
+            view.find(&self.nodes, gap, since, out).await?;
         }
         out.found.sort_unstable_by_key(|found| found.start);
         Ok(())
@@ -116,7 +125,7 @@ impl Store {
             return self.unmap(node, blocks);
         }
         let mut scratch = Scratch::default();
-        self.find(node, blocks, &mut scratch).await?;
+        self.find(node, blocks, 0, &mut scratch).await?;
         let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
         let Some(first) = mapped.next() else { return Ok(()) };
         // One record covers the holes in between: they cost nothing.
@@ -148,21 +157,11 @@ impl Store {
         self.pending_pages.update(|pages| pages + grown.pages);
     }
 
-    /// Sets the reserve to what the next checkpoint may need: the pages that merges write, three for each run until the
-    /// next update, and the catalogue.
+    /// Sets the reserve to what this and the next checkpoint may still need: the pages that merges write, three for each
+    /// run until the next update, and the catalogue.
     pub(super) fn set_reserve(&self) {
         let soon = RESERVE_STEP_RUNS as u64 * 3;
-        self.space.set_reserve(self.pending_pages.get() + soon + self.options.reserve_blocks);
-    }
-
-    /// Waits while a checkpoint has fallen behind, so that the journal or the memory is full.
-    pub(super) async fn wait_for_room(&self) -> Result<()> {
-        while !self.journal.has_room() || self.pending_runs() > 2 * self.options.pending_runs_max {
-            self.refuse_when_broken()?;
-            let progress = self.progress.wait();
-            self.work.notify();
-            progress.await;
-        }
-        self.refuse_when_broken()
+        let pages = self.pending_pages.get().saturating_sub(self.pages_placed.get());
+        self.space.set_reserve(pages + soon + self.options.reserve_blocks);
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::{Env, Local, Result};
+use blk::{Local, Result};
 
 use super::catalogue::Catalogue;
 use super::journal::Position;
@@ -22,7 +22,7 @@ use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::Superblock;
 use super::table::Table;
-use super::tree::{MergeSpace, Update, merge};
+use super::tree::{MergePace, MergeSpace, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
@@ -45,14 +45,6 @@ struct Frozen {
 }
 
 impl Store {
-    /// Returns whether a checkpoint is due.
-    pub(super) fn wants_checkpoint(&self) -> bool {
-        let journal = self.journal.used_pages() > self.geometry.journal_pages / 2;
-        journal
-            || self.pending_runs() > self.options.pending_runs_max
-            || self.deepest.get() > self.options.pending_depth_max
-    }
-
     /// Merges and writes all changes. Guests go on meanwhile.
     pub async fn checkpoint(&self) -> Result<()> {
         let _turn = self.checkpoint_turn.lock().await;
@@ -63,6 +55,7 @@ impl Store {
             // After any other error it is unknown which of two superblocks the medium has.
             prepared => self.commit_checkpoint(prepared).await.inspect_err(|e| self.fail_read_only(e)),
         };
+        self.merging.end();
         self.progress.notify();
         result
     }
@@ -130,6 +123,8 @@ impl Store {
         self.space.freeze(&self.unpublished.borrow());
         let mut catalogue = self.catalogue.borrow_mut();
         self.changed_items.take().into_iter().for_each(|(key, value)| catalogue.set(key, value));
+        let pages = self.journal.used_pages();
+        self.merging.begin(self.pending.get(), pages);
         Frozen {
             journal: self.journal.cut(),
             generation,
@@ -144,8 +139,10 @@ impl Store {
         let below = below.root().expect("merged before those above it");
         let updates = self.updates_of(view).await;
         let space = StoreSpace { store: self, parent: view.parent, freed: RefCell::default() };
-        let pace = Pace::new(self);
-        let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &|| pace.rest()).await;
+        let pace = Pace { store: self, worked_from_ns: Cell::new(self.env.now_ns()) };
+        let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &pace).await;
+        self.merging.end_view();
+        self.pages_placed.set(0);
         self.freed.borrow_mut().append(&mut space.freed.borrow_mut());
         let table = view.merged(merged?);
         let runs = table.as_ref().map_or(0, Table::len);
@@ -302,10 +299,15 @@ impl MergeSpace for StoreSpace<'_> {
     }
 
     fn place_node(&self) -> Local<'_, Result<u64>> {
-        Box::pin(async { Ok(self.store.space.place_meta(1).await?.addr) })
+        Box::pin(async {
+            let addr = self.store.space.place_meta(1).await?.addr;
+            self.store.pages_placed.update(|placed| placed + 1);
+            Ok(addr)
+        })
     }
 
     fn unplace_node(&self, addr: u64) {
+        self.store.pages_placed.update(|placed| placed - 1);
         self.store.space.unplace_meta(Extent { addr, len: 1 });
     }
 
@@ -314,25 +316,22 @@ impl MergeSpace for StoreSpace<'_> {
     }
 }
 
-/// Pace of work that yields to guests: it pauses as long as it worked, unless the journal is nearly full.
-struct Pace {
-    env: Env,
-    worked_from_ns: Rc<Cell<u64>>,
-    hurries: bool,
+/// Pace of a merge: it yields to guests while it is not behind.
+struct Pace<'a> {
+    store: &'a Store,
+    worked_from_ns: Cell<u64>,
 }
 
-impl Pace {
-    fn new(store: &Store) -> Pace {
-        let hurries = store.journal.used_pages() > store.geometry.journal_pages / 4 * 3;
-        Pace { env: store.env.clone(), worked_from_ns: Rc::new(Cell::new(store.env.now_ns())), hurries }
-    }
-
-    fn rest(&self) -> Local<'static, ()> {
-        let (env, from) = (self.env.clone(), self.worked_from_ns.clone());
-        let us = if self.hurries { 0 } else { ((env.now_ns() - from.get()) / 1000).min(REST_US_MAX) };
+impl MergePace for Pace<'_> {
+    fn merged(&self, updates: usize) -> Local<'_, ()> {
+        self.store.merging.add(updates);
+        self.store.set_reserve();
+        let env = &self.store.env;
+        let worked_ns = env.now_ns() - self.worked_from_ns.get();
+        let us = self.store.rest_us(worked_ns / 1000).min(REST_US_MAX);
         Box::pin(async move {
             env.sleep_us(us).await;
-            from.set(env.now_ns());
+            self.worked_from_ns.set(env.now_ns());
         })
     }
 }

@@ -18,7 +18,11 @@ mod lease;
 mod lineage;
 mod maintenance;
 mod media;
+mod pacing;
+#[cfg(test)]
+mod pacing_tests;
 mod preview;
+mod progress;
 #[cfg(test)]
 mod randomized_tests;
 mod reclaim;

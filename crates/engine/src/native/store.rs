@@ -12,6 +12,7 @@ use super::change::{Key, Op, encode};
 use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry};
 use super::lineage::{Lineage, NONE, Node};
+use super::progress::Progress;
 use super::space::Space;
 use super::stored::StoredNodes;
 use super::superblock::Superblock;
@@ -28,7 +29,8 @@ const CHANGE_BYTES_MAX: usize = 128 << 10;
 pub struct StoreOptions {
     /// Cache for pages of trees.
     pub map_cache_bytes: usize,
-    /// Redirects in memory that make a checkpoint due: about 64 bytes each, twice that while one is under way.
+    /// Redirects in memory, about 64 bytes each, beyond those that a checkpoint has merged: half of them make a
+    /// checkpoint due, and writers are delayed so that there are never more. Twice as many with the merged ones.
     pub pending_runs_max: usize,
     /// Tables over a tree that make a checkpoint due: a lookup may have to search them one by one.
     pub pending_depth_max: usize,
@@ -105,8 +107,13 @@ pub struct Store {
     pub(super) work: Rc<Signal>,
     /// Number of runs in all tables that are not merged.
     pub(super) pending: Cell<usize>,
+    pub(super) merging: Progress,
+    /// Time of the next turn of writers that are delayed.
+    pub(super) turn_ns: Cell<u64>,
     /// Most pages that a merge of these runs may write.
     pub(super) pending_pages: Cell<u64>,
+    /// Pages of these that the merge under way has placed.
+    pub(super) pages_placed: Cell<u64>,
     /// A write found no space: a checkpoint may free some.
     pub(super) starved: Cell<bool>,
     /// Number of tables over a tree, of the deepest node.
@@ -183,7 +190,10 @@ impl Store {
             writes: Rc::default(),
             work: Rc::default(),
             pending: Cell::new(0),
+            merging: Progress::default(),
+            turn_ns: Cell::new(0),
             pending_pages: Cell::new(0),
+            pages_placed: Cell::new(0),
             starved: Cell::new(false),
             deepest: Cell::new(0),
             progress: Signal::default(),

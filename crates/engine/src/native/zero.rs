@@ -19,12 +19,15 @@ impl NativeDisk {
         if blocks.start >= blocks.end {
             return Ok([range.clone(), range.end..range.end]);
         }
-        self.retry_for_space(async || {
-            let _range = self.writes.lock(blocks.clone()).await;
-            self.check_write(range.start, range.end - range.start)?;
-            let _admitted = self.store.writes.enter();
-            self.store.unmap_mapped(&self.node, blocks.clone()).await
-        })
+        self.retry_for_space(
+            || true,
+            async || {
+                let _range = self.writes.lock(blocks.clone()).await;
+                self.check_write(range.start, range.end - range.start)?;
+                let _admitted = self.store.writes.enter();
+                self.store.unmap_mapped(&self.node, blocks.clone()).await
+            },
+        )
         .await?;
         Ok([range.start..blocks.start * BLOCK, blocks.end * BLOCK..range.end])
     }

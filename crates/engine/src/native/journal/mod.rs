@@ -303,6 +303,11 @@ impl Journal {
         self.used_pages() + CHANGE_ROOM + ADMITTED_PAGES <= self.geometry.journal_pages
     }
 
+    /// Returns the number of pages that guests may use.
+    pub(crate) fn pages_max(&self) -> u64 {
+        self.geometry.journal_pages - RESERVE_PAGES
+    }
+
     /// Returns the number of pages between the oldest that may not be overwritten and the newest record.
     pub(crate) fn used_pages(&self) -> u64 {
         let state = self.state.borrow();

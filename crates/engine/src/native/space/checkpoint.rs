@@ -83,7 +83,11 @@ impl Space {
         let (changed, changes) = {
             let mut state = self.state.borrow_mut();
             let freed = std::mem::take(&mut state.freed);
-            state.sealed.extend(freed);
+            // Hundreds of thousands of extents are moved, not copied.
+            match state.sealed.is_empty() {
+                true => state.sealed = freed,
+                false => state.sealed.extend(freed),
+            }
             (state.changed_groups(), state.committed_changes)
         };
         for some in changed.chunks(PAGES_AT_ONCE) {
@@ -121,7 +125,7 @@ impl Space {
             state.refresh(group);
         }
         let sealed = std::mem::take(&mut state.sealed);
-        state.releasable.extend(sealed.into_iter().map(|extent| (checkpoint, extent)));
+        state.releasable.push_back((checkpoint, sealed));
     }
 
     /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are

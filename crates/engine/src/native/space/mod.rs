@@ -192,10 +192,14 @@ impl Space {
     /// while they are retained.
     pub(crate) fn take_releasable(&self, durable_flushed_lsn: u64, named_checkpoint: u64) -> Vec<Extent> {
         let mut state = self.state.borrow_mut();
-        let mut batch = Vec::new();
+        let mut batch: Vec<Extent> = Vec::new();
         let named = if self.retainers.get() == 0 { named_checkpoint } else { 0 };
         while state.releasable.front().is_some_and(|(checkpoint, _)| *checkpoint <= named) {
-            batch.extend(state.releasable.pop_front().map(|(_, extent)| extent));
+            let freed = state.releasable.pop_front().map_or(Vec::new(), |(_, freed)| freed);
+            match batch.is_empty() {
+                true => batch = freed,
+                false => batch.extend(freed),
+            }
         }
         while state.waiting.front().is_some_and(|(lsn, _)| *lsn <= durable_flushed_lsn) {
             batch.extend(state.waiting.pop_front().map(|(_, extent)| extent));

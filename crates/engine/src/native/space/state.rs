@@ -74,8 +74,8 @@ pub(super) struct State {
     pub sealed: Vec<Extent>,
     /// Extents freed while their group was not loaded; their blocks are still committed.
     pub deferred: Vec<Extent>,
-    /// Extents with the number of the committed checkpoint that freed them, in order.
-    pub releasable: VecDeque<(u64, Extent)>,
+    /// Committed checkpoints with the extents that they freed, in order.
+    pub releasable: VecDeque<(u64, Vec<Extent>)>,
     /// Rest of a new metadata group that is not zero-written yet.
     pub preparing: Option<Extent>,
     /// Number of freezes so far, plus one.

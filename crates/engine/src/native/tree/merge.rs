@@ -10,13 +10,13 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::{Buf, Error, Local, Result};
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 
-use super::PAGES_AT_ONCE;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Body, NO_ENTRIES, Node};
 use super::plan::{MergeSpace, Planner, Step};
+use super::{IOS_AT_ONCE, PAGES_PER_IO};
 use crate::native::layout::{BLOCK, Extent};
 
 /// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and returns its new root; None
@@ -24,7 +24,7 @@ use crate::native::layout::{BLOCK, Extent};
 ///
 /// New nodes are born at `stamp`, which is no earlier than the old root's birth. They are written but not flushed. An
 /// old entry is freed if it is exclusive and its block is elsewhere now; an old node is freed if it is exclusive and
-/// replaced. Both happen only when all is written. `pause` is awaited between windows of leaves.
+/// replaced. Both happen only when all is written.
 ///
 /// # Errors
 /// Errors of the medium and of `place_node`; `Damaged` for old pages; `Invalid` for a block that no tree covers. The
@@ -35,7 +35,7 @@ pub(crate) async fn merge(
     updates: &[Update],
     stamp: u64,
     space: &dyn MergeSpace,
-    pause: &dyn Fn() -> Local<'static, ()>,
+    pace: &dyn MergePace,
 ) -> Result<Option<Root>> {
     updates.iter().for_each(|update| update.check(stamp));
     assert!(updates.windows(2).all(|pair| pair[0].end() <= pair[1].start), "updates out of order");
@@ -52,8 +52,8 @@ pub(crate) async fn merge(
         data_freed: Vec::new(),
         nodes_freed: Vec::new(),
     };
-    let result = merge.run(pause).await;
-    merge.settle(result.is_ok());
+    let result = merge.run(pace).await;
+    merge.settle(result.is_ok(), pace).await;
     result.map(|()| merge.root)
 }
 
@@ -101,22 +101,35 @@ struct Merge<'a> {
 
 type Paths = BTreeMap<(u8, u64), Rc<Node>>;
 
+/// Steps taken between two turns of the pace: about 0.2 ms of calculation.
+const STEPS_AT_ONCE: usize = 64;
+
+/// Pages freed between two turns of the pace: each is removed from the cache.
+const SETTLED_AT_ONCE: usize = 2048;
+
+/// The pace of a merge.
+pub(crate) trait MergePace {
+    /// Notes that this many more updates are in new pages, and pauses.
+    fn merged(&self, updates: usize) -> Local<'_, ()>;
+}
+
 impl Merge<'_> {
-    async fn run(&mut self, pause: &dyn Fn() -> Local<'static, ()>) -> Result<()> {
+    async fn run(&mut self, pace: &dyn MergePace) -> Result<()> {
         self.open_above_the_root();
         let end = span(self.planner.level);
-        let mut at = 0;
-        loop {
+        let (mut at, mut merged) = (0, 0);
+        while at < end {
             let window = self.planner.window(at).await?;
-            for step in &window.steps {
-                self.take(step, &window.paths).await?;
+            for steps in window.steps.chunks(STEPS_AT_ONCE) {
+                for step in steps {
+                    self.take(step, &window.paths).await?;
+                }
+                self.write().await?;
+                let done = steps.last().map_or(merged, |step| step.updates.end);
+                pace.merged(done.saturating_sub(merged)).await;
+                merged = merged.max(done);
             }
-            self.write().await?;
             at = window.until;
-            if at >= end {
-                break;
-            }
-            pause().await;
         }
         while !self.open.is_empty() {
             self.close().await?;
@@ -250,11 +263,12 @@ impl Merge<'_> {
     /// Writes the complete nodes, neighbours in the file together.
     async fn write(&mut self) -> Result<()> {
         let complete = std::mem::take(&mut self.unwritten);
-        for some in complete.chunks(PAGES_AT_ONCE) {
-            let runs =
-                some.chunk_by(|(one, _), (next, _)| one.spot.pointer.addr + 1 == next.spot.pointer.addr);
-            join_all(runs.map(|run| self.write_run(run))).await.into_iter().collect::<Result<()>>()?;
-        }
+        let runs = complete
+            .chunk_by(|(one, _), (next, _)| one.spot.pointer.addr + 1 == next.spot.pointer.addr)
+            .flat_map(|run| run.chunks(PAGES_PER_IO));
+        let writes: Vec<_> =
+            stream::iter(runs.map(|run| self.write_run(run))).buffer_unordered(IOS_AT_ONCE).collect().await;
+        writes.into_iter().collect::<Result<()>>()?;
         complete.into_iter().for_each(|(node, _)| self.planner.nodes.keep(Rc::new(node)));
         Ok(())
     }
@@ -267,19 +281,22 @@ impl Merge<'_> {
         self.planner.nodes.file.write(run[0].0.spot.pointer.addr * BLOCK, pages).await
     }
 
-    fn settle(&self, done: bool) {
+    /// Frees what is not needed any more: the old pages and data, or the new pages of a merge that failed.
+    async fn settle(&self, done: bool, pace: &dyn MergePace) {
         let (nodes, space) = (self.planner.nodes, self.planner.space);
-        if !done {
-            for addr in &self.placed {
+        let pages = if done { &self.nodes_freed } else { &self.placed };
+        for some in pages.chunks(SETTLED_AT_ONCE) {
+            for addr in some {
                 nodes.forget(*addr);
-                space.unplace_node(*addr);
+                match done {
+                    true => space.free(*addr, 1),
+                    false => space.unplace_node(*addr),
+                }
             }
-            return;
+            pace.merged(0).await;
         }
-        for addr in &self.nodes_freed {
-            nodes.forget(*addr);
-            space.free(*addr, 1);
+        if done {
+            self.data_freed.iter().for_each(|extent| space.free(extent.addr, extent.len));
         }
-        self.data_freed.iter().for_each(|extent| space.free(extent.addr, extent.len));
     }
 }

@@ -15,13 +15,16 @@ mod walk;
 
 pub(crate) use cache::Nodes;
 pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Update, span};
-pub(crate) use merge::merge;
+pub(crate) use merge::{MergePace, merge};
 pub(crate) use plan::MergeSpace;
 pub(crate) use walk::{WalkItem, differences, gone, has_page, survey};
 
-/// Most pages read or written at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough that
-/// a guest's request does not wait behind them.
-const PAGES_AT_ONCE: usize = 16;
+/// Most reads or writes under way at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough
+/// that a guest's request does not wait behind them.
+const IOS_AT_ONCE: usize = 16;
+
+/// Longest read or write of adjacent pages: 128 KiB, which a disk moves in 1.5 ms.
+const PAGES_PER_IO: usize = 32;
 
 #[cfg(test)]
 mod tests;

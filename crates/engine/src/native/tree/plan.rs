@@ -7,7 +7,6 @@ use std::rc::Rc;
 
 use blk::{Local, Result};
 
-use super::PAGES_AT_ONCE;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::Node;
@@ -54,6 +53,11 @@ pub(super) struct Window {
     pub until: u64,
 }
 
+/// Most places of one level in a window. The pages of a window are read in the order of their addresses: those of a map
+/// that several checkpoints have changed are in several places, each in the order of blocks, and a long window makes
+/// few seeks between them. 2 MiB of pages.
+pub(super) const WINDOW_PLACES: usize = 512;
+
 pub(super) struct Planner<'a> {
     pub nodes: &'a Nodes,
     pub space: &'a dyn MergeSpace,
@@ -64,7 +68,7 @@ pub(super) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Plans the steps from block `at` on: at most `PAGES_AT_ONCE` places of a level at once.
+    /// Plans the steps from block `at` on: at most `WINDOW_PLACES` places of a level.
     pub(super) async fn window(&self, at: u64) -> Result<Window> {
         let mut window = Window { steps: Vec::new(), paths: BTreeMap::new(), until: span(self.level) };
         let mut row = Vec::new();
@@ -87,7 +91,7 @@ impl Planner<'_> {
             let children = step.node.as_ref().map_or(&[][..], |node| node.children());
             for index in 0..FANOUT {
                 let first = step.first + index as u64 * span(level);
-                if next.len() == PAGES_AT_ONCE {
+                if next.len() == WINDOW_PLACES {
                     window.until = window.until.min(first);
                     break;
                 }
@@ -147,7 +151,7 @@ impl Planner<'_> {
 
     async fn load(&self, row: &mut [Step]) -> Result<()> {
         let spots: Vec<Spot> = row.iter().map(|step| self.spot_to_read(step)).collect();
-        for (step, node) in row.iter_mut().zip(self.nodes.load_all(&spots).await?) {
+        for (step, node) in row.iter_mut().zip(self.nodes.load_once(&spots).await?) {
             step.node = node;
         }
         Ok(())

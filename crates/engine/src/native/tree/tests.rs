@@ -75,8 +75,7 @@ impl Store {
     }
 
     async fn merge(&self, root: Option<Root>, updates: &[Update]) -> Result<Option<Root>> {
-        let pause = || -> Local<'static, ()> { Box::pin(ready(())) };
-        merge(&self.nodes, root, updates, self.now(), self, &pause).await
+        merge(&self.nodes, root, updates, self.now(), self, self).await
     }
 
     fn map(&self, start: u64, len: u64) -> Update {
@@ -102,7 +101,7 @@ impl Store {
     /// Returns the mapped blocks in `blocks`.
     async fn content(&self, root: Option<&Root>, blocks: Range<u64>) -> Result<Model> {
         let mut runs = Vec::new();
-        self.nodes.lookup(root, blocks.clone(), &mut runs).await?;
+        self.nodes.lookup(root, blocks.clone(), 0, &mut runs).await?;
         let mut at = blocks.start;
         let mut model = Model::new();
         for run in runs {
@@ -114,6 +113,12 @@ impl Store {
         }
         assert_eq!(at, blocks.end, "runs cover the range");
         Ok(model)
+    }
+}
+
+impl MergePace for Store {
+    fn merged(&self, _: usize) -> Local<'_, ()> {
+        Box::pin(ready(()))
     }
 }
 

@@ -1,7 +1,5 @@
 //! Merges and lookups, compared with a plain map.
 
-use std::rc::Rc;
-
 use blk::ErrorKind;
 
 use super::*;
@@ -178,15 +176,25 @@ fn adjacent_pages_are_written_together_and_guests_run_between() {
     in_world(async |env| {
         let file = create(&env).await;
         let store = Store::new(file.clone(), CACHE_BYTES);
-        let turns = Rc::new(Cell::new(0));
-        let count = turns.clone();
-        let pause = move || -> Local<'static, ()> {
-            count.set(count.get() + 1);
-            Box::pin(ready(()))
-        };
-        let updates = [store.map(0, 64 * span(0))];
-        merge(&store.nodes, None, &updates, store.now(), &store, &pause).await.unwrap();
-        assert_eq!((file.counters().writes, file.counters().reads), (5, 0));
-        assert!(turns.get() >= 3, "{} pauses in 64 leaves", turns.get());
+        let pace = CountedPace::default();
+        let updates = [store.map(0, 256 * span(0))];
+        merge(&store.nodes, None, &updates, store.now(), &store, &pace).await.unwrap();
+        // Three of 64 pages or less in two I/Os, two of 65 pages in three, and the last two interior pages.
+        assert_eq!((file.counters().writes, file.counters().reads), (2 * 2 + 2 * 3 + 1, 0));
+        assert_eq!((pace.turns.get(), pace.merged.get()), (4, 1));
     });
+}
+
+#[derive(Default)]
+struct CountedPace {
+    turns: Cell<usize>,
+    merged: Cell<usize>,
+}
+
+impl MergePace for CountedPace {
+    fn merged(&self, updates: usize) -> Local<'_, ()> {
+        self.turns.update(|turns| turns + 1);
+        self.merged.update(|merged| merged + updates);
+        Box::pin(ready(()))
+    }
 }

@@ -1,0 +1,79 @@
+//! Writers while a checkpoint takes seconds, in virtual time: they become slower and slower, and none waits for its end.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use blk::volume::Volume;
+use blk::{Buf, Env};
+use futures_util::future::join_all;
+use sim::{Device, SimWorld};
+
+use super::NativeDisk;
+use super::change::Op;
+use super::layout::BLOCK;
+use super::store::StoreOptions;
+use super::tests::{disk, open_store_with, run};
+use crate::options::{Defect, Defects};
+
+const WRITERS: u64 = 16;
+const RUNS_MAX: usize = 4096;
+/// The checkpoint begins its work after this time.
+const HELD_NS: u64 = 4_000_000_000;
+
+/// Writes every other block, so that each write is a run of its own, until the time is over. Returns the longest time
+/// of a write.
+async fn write_until(env: Env, disk: Rc<NativeDisk>, next: Rc<Cell<u64>>, until_ns: u64) -> u64 {
+    let mut longest_ns = 0;
+    while env.now_ns() < until_ns {
+        let (at_ns, block) = (env.now_ns(), next.replace(next.get() + 2));
+        disk.clone().write(block * BLOCK, Buf::zeroed(BLOCK as usize).freeze()).await.unwrap();
+        longest_ns = longest_ns.max(env.now_ns() - at_ns);
+    }
+    longest_ns
+}
+
+/// Returns the longest time of a write, and the number of runs when the checkpoint began its work.
+fn writes_beside_a_held_checkpoint(defects: Defects) -> (u64, usize) {
+    let device = Device::steady(200_000);
+    let world = SimWorld::new(1, sim::Options { device, ..sim::Options::default() });
+    let seen = Rc::new(Cell::new((0, 0)));
+    let noted = seen.clone();
+    run(&world, |env| async move {
+        let options = StoreOptions {
+            pending_runs_max: RUNS_MAX,
+            reserve_blocks: 64,
+            defects,
+            ..StoreOptions::default()
+        };
+        let store = open_store_with(&env, options).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1 << 20 }]).unwrap();
+        let (base, next) = (disk(&store, 1), Rc::new(Cell::new(0)));
+        let until_ns = env.now_ns() + HELD_NS;
+        let turn = store.checkpoint_turn.lock().await;
+        let holding = async {
+            env.sleep_until(until_ns).await;
+            let pending = store.pending.get();
+            drop(turn);
+            pending
+        };
+        let writers = (0..WRITERS).map(|_| write_until(env.clone(), base.clone(), next.clone(), until_ns));
+        let (pending, times) = futures_util::future::join(holding, join_all(writers)).await;
+        noted.set((times.into_iter().max().expect("writers"), pending));
+        store.close().await.unwrap();
+    });
+    seen.get()
+}
+
+#[test]
+fn no_write_waits_for_a_checkpoint() {
+    let (longest_ns, pending) = writes_beside_a_held_checkpoint(Defects::default());
+    assert!(longest_ns < HELD_NS / 4, "a write took {longest_ns} ns");
+    assert!(pending < RUNS_MAX + RUNS_MAX / 10, "{pending} runs");
+}
+
+#[test]
+fn writers_that_are_not_delayed_wait_for_the_checkpoint() {
+    let (longest_ns, pending) = writes_beside_a_held_checkpoint(Defects::only(Defect::UnpacedWriters));
+    assert!(longest_ns > HELD_NS / 2, "the longest write took {longest_ns} ns");
+    assert!(pending > 2 * RUNS_MAX, "{pending} runs");
+}
