@@ -227,18 +227,30 @@ impl Store {
     /// Removes the blocks that merges and earlier attempts freed from the committed space.
     async fn give_up(&self) -> Result<()> {
         let freed = self.freed.take();
-        let loaded = self.space.load_for(freed.iter().map(|extent| extent.addr)).await;
-        if let Err(e) = loaded {
+        if let Err(e) = self.load_groups_of(&freed).await {
             self.freed.borrow_mut().extend(freed);
             return Err(e);
         }
         for some in freed.chunks(STEP_RUNS) {
             some.iter().for_each(|extent| self.space.free_committed(*extent));
-            if freed.len() > STEP_RUNS {
-                self.env.next_turn().await;
-            }
+            self.rest_between(&freed).await;
         }
         Ok(())
+    }
+
+    async fn load_groups_of(&self, extents: &[Extent]) -> Result<()> {
+        for some in extents.chunks(STEP_RUNS) {
+            self.space.load_for(some.iter().map(|extent| extent.addr)).await?;
+            self.rest_between(extents).await;
+        }
+        Ok(())
+    }
+
+    /// Gives other tasks a turn between two of several steps.
+    async fn rest_between(&self, all: &[Extent]) {
+        if all.len() > STEP_RUNS {
+            self.env.next_turn().await;
+        }
     }
 
     fn committed(&self, superblock: Superblock, reclaimed: u64) {
