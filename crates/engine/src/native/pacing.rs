@@ -43,12 +43,20 @@ impl Store {
 
     /// Returns whether a checkpoint is due.
     pub(super) fn wants_checkpoint(&self) -> bool {
-        self.backlog() > CHECKPOINT_FROM || self.deepest.get() > self.options.pending_depth_max
+        self.backlog() > CHECKPOINT_FROM
+            || self.is_full()
+            || self.deepest.get() > self.options.pending_depth_max
     }
 
-    /// Returns whether writers that change a map are delayed.
+    /// Returns whether writers that change a map have to wait, for a turn or for room.
     pub(super) fn is_behind(&self) -> bool {
-        self.backlog() > DELAYED_FROM
+        self.backlog() > DELAYED_FROM || self.is_full()
+    }
+
+    /// Returns whether only the end of a checkpoint makes room. Its progress does not count here: the journal and the
+    /// memory are free when it ends.
+    fn is_full(&self) -> bool {
+        !self.journal.has_room() || self.pending.get() > 2 * self.options.pending_runs_max
     }
 
     /// Returns the pause of a merge that has worked for some time, in microseconds: as long, and less when writers are
@@ -77,7 +85,7 @@ impl Store {
 
     /// Waits while the journal or the memory is full, so that only a checkpoint makes room.
     pub(super) async fn wait_for_room(&self) -> Result<()> {
-        while !self.journal.has_room() || self.pending.get() > 2 * self.options.pending_runs_max {
+        while self.is_full() {
             self.refuse_when_broken()?;
             let progress = self.progress.wait();
             self.work.notify();

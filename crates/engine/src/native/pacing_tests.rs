@@ -32,15 +32,16 @@ async fn write_until(env: Env, disk: Rc<NativeDisk>, next: Rc<Cell<u64>>, until_
     longest_ns
 }
 
-/// Returns the longest time of a write, and the number of runs when the checkpoint began its work.
-fn writes_beside_a_held_checkpoint(defects: Defects) -> (u64, usize) {
+/// Returns the longest time of a write, and the number of runs when the checkpoint began its work. `merged`: all but the
+/// end of the checkpoint is done, so that what it has frozen does not count.
+fn writes_beside_a_held_checkpoint(runs_max: usize, merged: bool, defects: Defects) -> (u64, usize) {
     let device = Device::steady(200_000);
     let world = SimWorld::new(1, sim::Options { device, ..sim::Options::default() });
     let seen = Rc::new(Cell::new((0, 0)));
     let noted = seen.clone();
     run(&world, |env| async move {
         let options = StoreOptions {
-            pending_runs_max: RUNS_MAX,
+            pending_runs_max: runs_max,
             reserve_blocks: 64,
             defects,
             ..StoreOptions::default()
@@ -50,6 +51,10 @@ fn writes_beside_a_held_checkpoint(defects: Defects) -> (u64, usize) {
         let (base, next) = (disk(&store, 1), Rc::new(Cell::new(0)));
         let until_ns = env.now_ns() + HELD_NS;
         let turn = store.checkpoint_turn.lock().await;
+        if merged {
+            store.merging.begin(1, u64::from(u32::MAX));
+            store.merging.add(1);
+        }
         let holding = async {
             env.sleep_until(until_ns).await;
             let pending = store.pending.get();
@@ -66,14 +71,23 @@ fn writes_beside_a_held_checkpoint(defects: Defects) -> (u64, usize) {
 
 #[test]
 fn no_write_waits_for_a_checkpoint() {
-    let (longest_ns, pending) = writes_beside_a_held_checkpoint(Defects::default());
+    let (longest_ns, pending) = writes_beside_a_held_checkpoint(RUNS_MAX, false, Defects::default());
     assert!(longest_ns < HELD_NS / 4, "a write took {longest_ns} ns");
     assert!(pending < RUNS_MAX + RUNS_MAX / 10, "{pending} runs");
 }
 
 #[test]
 fn writers_that_are_not_delayed_wait_for_the_checkpoint() {
-    let (longest_ns, pending) = writes_beside_a_held_checkpoint(Defects::only(Defect::UnpacedWriters));
+    let (longest_ns, pending) =
+        writes_beside_a_held_checkpoint(RUNS_MAX, false, Defects::only(Defect::UnpacedWriters));
     assert!(longest_ns > HELD_NS / 2, "the longest write took {longest_ns} ns");
     assert!(pending > 2 * RUNS_MAX, "{pending} runs");
+}
+
+/// The journal has 612 pages for guests, of 83 records each.
+#[test]
+fn a_full_journal_stops_writers_until_the_checkpoint_ends() {
+    let (longest_ns, pending) = writes_beside_a_held_checkpoint(1 << 30, true, Defects::default());
+    assert!(longest_ns > HELD_NS / 4, "the longest write took {longest_ns} ns");
+    assert!(pending > 40_000, "{pending} runs");
 }

@@ -13,6 +13,8 @@ const PRESETS: &[(&str, &str)] = presets![
     "sas-10k-pair",
     "sas-10k-raid10",
     "sas-10k-raid5",
+    "sas-10k-stripe",
+    "sata-ssd",
     "ssd-mirror",
     "v7000-sas",
     "v7000-ssd",
