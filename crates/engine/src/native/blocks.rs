@@ -18,26 +18,17 @@ const RESERVE_STEP_RUNS: usize = 64;
 const LOOKED_UP_MAX: u64 = (64 << 20) / BLOCK;
 
 impl Store {
-    /// Looks up the places of `blocks` of a node in memory alone; `since` as in `find`. Returns false when pages have to
-    /// be read.
-    pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, since: u64, out: &mut Scratch) -> bool {
+    /// Looks up the places of `blocks` of a node in memory alone; returns false when pages have to be read.
+    pub(super) fn find_cached(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> bool {
         out.clear();
         let view = node.view.borrow();
-        let below = |gap, out: &mut Scratch| view.find_cached(&self.nodes, gap, since, out);
-        find_over(&node.active.borrow(), blocks, out, below)
+        find_over(&node.active.borrow(), blocks, out, |gap, out| view.find_cached(&self.nodes, gap, out))
     }
 
-    /// Looks up the places of `blocks` of a node, in order. Blocks of pages that were born no later than `since` may be
-    /// found as holes: for a caller that would redirect them in any case, and that reads nothing of them. The caller is
-    /// admitted as a reader or a writer, so the blocks found are not used again before it ends.
-    pub(super) async fn find(
-        &self,
-        node: &Node,
-        blocks: Range<u64>,
-        since: u64,
-        out: &mut Scratch,
-    ) -> Result<()> {
-        if self.find_cached(node, blocks.clone(), since, out) {
+    /// Looks up the places of `blocks` of a node, in order. The caller is admitted as a reader or a writer, so the
+    /// blocks found are not used again before it ends.
+    pub(super) async fn find(&self, node: &Node, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
+        if self.find_cached(node, blocks.clone(), out) {
             return Ok(());
         }
         out.clear();
@@ -48,7 +39,7 @@ impl Store {
             true
         });
         for gap in gaps {
-            view.find(&self.nodes, gap, since, out).await?;
+            view.find(&self.nodes, gap, out).await?;
         }
         out.found.sort_unstable_by_key(|found| found.start);
         Ok(())
@@ -125,7 +116,7 @@ impl Store {
             return self.unmap(node, blocks);
         }
         let mut scratch = Scratch::default();
-        self.find(node, blocks, 0, &mut scratch).await?;
+        self.find(node, blocks, &mut scratch).await?;
         let mut mapped = scratch.found.iter().filter(|found| !found.is_hole());
         let Some(first) = mapped.next() else { return Ok(()) };
         // One record covers the holes in between: they cost nothing.

@@ -29,9 +29,9 @@ use crate::options::Defect;
 /// Longest pause of a merge between two batches of pages.
 const REST_US_MAX: u64 = 20_000;
 
-/// Runs and extents processed between two turns of the reactor: each takes some hundred nanoseconds, and guests wait
+/// Runs and extents processed between two turns of the reactor: each takes a hundred nanoseconds, and guests wait
 /// meanwhile.
-const STEP_RUNS: usize = 2048;
+const STEP_RUNS: usize = 512;
 
 /// The store at the moment of a freeze.
 struct Frozen {
@@ -125,6 +125,7 @@ impl Store {
         self.changed_items.take().into_iter().for_each(|(key, value)| catalogue.set(key, value));
         let pages = self.journal.used_pages();
         self.merging.begin(self.pending.get(), pages);
+        self.pages_placed.set(0);
         Frozen {
             journal: self.journal.cut(),
             generation,
@@ -143,7 +144,7 @@ impl Store {
         let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &pace).await;
         self.merging.end_view();
         self.pages_placed.set(0);
-        self.freed.borrow_mut().append(&mut space.freed.borrow_mut());
+        self.note_freed(space.freed.take());
         let table = view.merged(merged?);
         let runs = table.as_ref().map_or(0, Table::len);
         self.pending.update(|pending| pending - runs);
@@ -154,9 +155,19 @@ impl Store {
         Ok(())
     }
 
+    /// Hundreds of thousands of extents are moved where that is possible, not copied.
+    fn note_freed(&self, mut extents: Vec<Extent>) {
+        let mut freed = self.freed.borrow_mut();
+        match freed.is_empty() {
+            true => *freed = extents,
+            false => freed.append(&mut extents),
+        }
+    }
+
     /// Returns the updates of a view. Its content does not change, so it may be read in steps.
     async fn updates_of(&self, view: &View) -> Vec<Update> {
-        let (mut updates, mut next) = (Vec::new(), Some(0));
+        let runs = view.with_table(Table::len).unwrap_or(0);
+        let (mut updates, mut next) = (Vec::with_capacity(runs), Some(0));
         while let Some(from) = next {
             if !updates.is_empty() {
                 self.env.next_turn().await;
@@ -232,25 +243,24 @@ impl Store {
             return Err(e);
         }
         for some in freed.chunks(STEP_RUNS) {
+            let began_ns = self.env.now_ns();
             some.iter().for_each(|extent| self.space.free_committed(*extent));
-            self.rest_between(&freed).await;
+            if freed.len() > STEP_RUNS {
+                self.yield_to_guests(began_ns).await;
+            }
         }
         Ok(())
     }
 
     async fn load_groups_of(&self, extents: &[Extent]) -> Result<()> {
         for some in extents.chunks(STEP_RUNS) {
+            let began_ns = self.env.now_ns();
             self.space.load_for(some.iter().map(|extent| extent.addr)).await?;
-            self.rest_between(extents).await;
+            if extents.len() > STEP_RUNS {
+                self.yield_to_guests(began_ns).await;
+            }
         }
         Ok(())
-    }
-
-    /// Gives other tasks a turn between two of several steps.
-    async fn rest_between(&self, all: &[Extent]) {
-        if all.len() > STEP_RUNS {
-            self.env.next_turn().await;
-        }
     }
 
     fn committed(&self, superblock: Superblock, reclaimed: u64) {

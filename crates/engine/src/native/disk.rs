@@ -126,17 +126,16 @@ impl NativeDisk {
         self.check_range(offset, len)
     }
 
-    /// Runs `work` with the places of `blocks`, in order; `since` as in `Store::find`. The caller is admitted.
+    /// Runs `work` with the places of `blocks`, in order; the caller is admitted.
     async fn with_found<T>(
         &self,
         blocks: Range<u64>,
-        since: u64,
         work: impl AsyncFnOnce(&[LookupRun]) -> Result<T>,
     ) -> Result<T> {
         // If another host writes the store, the state in memory is as old as the last possible read.
         self.store.file.pass_fence().await?;
         let mut scratch = self.scratch.borrow_mut().pop().unwrap_or_default();
-        let result = match self.store.find(&self.node, blocks, since, &mut scratch).await {
+        let result = match self.store.find(&self.node, blocks, &mut scratch).await {
             Ok(()) => work(&scratch.found).await,
             Err(e) => Err(e),
         };
@@ -170,7 +169,7 @@ impl NativeDisk {
         let blocks = blocks_of(offset, buf.len() as u64);
         let mut kept = Some(buf);
         let result = self
-            .with_found(blocks, 0, async |found| {
+            .with_found(blocks, async |found| {
                 let (buf, result) = self.read_found(found, offset, kept.take().expect("taken once")).await;
                 kept = Some(buf);
                 result
@@ -221,7 +220,7 @@ impl NativeDisk {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
         let blocks = blocks_of(offset, len as u64);
-        let changes = || self.changes_map(blocks.clone());
+        let changes = async || self.changes_map(blocks.clone()).await;
         let result =
             self.retry_for_space(changes, async || self.write_once(offset, data.clone()).await).await;
         // A write that finds no space is not counted: the guest's server repeats or refuses it.
@@ -232,33 +231,37 @@ impl NativeDisk {
         result
     }
 
-    /// Returns whether a write to these blocks may change the map. True where that is not known without I/O.
-    fn changes_map(&self, blocks: Range<u64>) -> bool {
-        let mut scratch = Scratch::default();
-        !self.store.find_cached(&self.node, blocks, self.node.since.get(), &mut scratch)
-            || !scratch.found.iter().all(|found| self.is_in_place(found))
+    /// Returns whether a write to these blocks changes the map. Pages that are missing in memory are read, which the
+    /// write would do in any case.
+    async fn changes_map(&self, blocks: Range<u64>) -> Result<bool> {
+        let _admitted = self.store.reads.enter();
+        self.with_found(blocks, async |found| Ok(!found.iter().all(|found| self.is_in_place(found)))).await
+    }
+
+    /// Waits for a turn, and for room, if the store is behind and a write `changes` the map.
+    async fn admit_change(&self, changes: &impl AsyncFn() -> Result<bool>) -> Result<()> {
+        if self.store.is_behind() && changes().await? {
+            return self.store.pace().await;
+        }
+        self.store.refuse_when_broken()
     }
 
     /// Repeats `once` while there is no space, at the pace of the store if it `changes` the map. Between two tries it
     /// holds neither range nor admission: work that would free space must be able to pass.
     pub(super) async fn retry_for_space<T>(
         &self,
-        changes: impl Fn() -> bool,
+        changes: impl AsyncFn() -> Result<bool>,
         mut once: impl AsyncFnMut() -> Result<T>,
     ) -> Result<T> {
         let mut waiting = false;
         let result = loop {
-            let admitted = match self.store.is_behind() && changes() {
-                true => self.store.pace().await,
-                false => self.store.refuse_when_broken(),
-            };
-            if let Err(e) = admitted {
+            if let Err(e) = self.admit_change(&changes).await {
                 break Err(e);
             }
             match once().await {
                 // The blocks redirected so far stay; the next try overwrites them in place after the checkpoint that
                 // makes room.
-                Err(e) if e.is_no_space() && !self.store.journal.has_room() && !self.closing.get() => {}
+                Err(e) if e.is_no_space() && self.waits_for_journal(&changes).await => {}
                 Err(e) if e.is_no_space() => {
                     self.store.starved.set(true);
                     self.store.work.notify();
@@ -279,15 +282,17 @@ impl NativeDisk {
         result
     }
 
+    /// Returns whether a write that found no space has to wait for the journal alone, which `admit_change` does.
+    async fn waits_for_journal(&self, changes: &impl AsyncFn() -> Result<bool>) -> bool {
+        !self.store.journal.has_room() && !self.closing.get() && changes().await.unwrap_or(false)
+    }
+
     async fn write_once(&self, offset: u64, data: Slice) -> Result<()> {
         let blocks = blocks_of(offset, data.len() as u64);
         let _range = self.writes.lock(blocks.clone()).await;
         self.check_write(offset, data.len() as u64)?;
         let _admitted = self.store.writes.enter();
-        // Whole blocks that another state shows are redirected, wherever they are.
-        let is_whole = offset.is_multiple_of(BLOCK) && data.len().is_multiple_of(BLOCK as usize);
-        let since = if is_whole { self.node.since.get() } else { 0 };
-        self.with_found(blocks, since, async |found| {
+        self.with_found(blocks, async |found| {
             if let [only] = found
                 && self.is_in_place(only)
             {
@@ -350,7 +355,7 @@ impl NativeDisk {
 
     async fn status_step(&self, range: Range<u64>, out: &mut Vec<BlockStatus>) -> Result<()> {
         let blocks = blocks_of(range.start, range.end - range.start);
-        self.with_found(blocks, 0, async |found| {
+        self.with_found(blocks, async |found| {
             for f in found {
                 let len = range.end.min(f.end() * BLOCK) - range.start.max(f.start * BLOCK);
                 let hole = f.is_hole();

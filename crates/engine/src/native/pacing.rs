@@ -3,8 +3,8 @@
 //!
 //! The backlog is the share of the memory for runs, or of the journal, that is used by changes which the checkpoint
 //! under way has not merged yet. Guests whose writes change the map add to it; merges reduce it page by page. From
-//! `DELAYED_FROM` on, such writes take turns, and the time between two turns grows with the backlog without bound. So
-//! the rate of first writes converges to the rate of merges, which is the device's.
+//! `DELAYED_FROM` on, such writes take turns, and the time between two turns grows with the backlog. So the rate of
+//! first writes converges to the rate of merges, which is the device's.
 
 use blk::Result;
 
@@ -27,6 +27,12 @@ const HALFWAY_NS: u64 = 100_000;
 /// Turns that are due within this time are taken at once: timers are for longer waits.
 const EARLY_NS: u64 = 500_000;
 
+/// Longest wait for a turn, whatever the number of writers.
+const WAIT_NS_MAX: u64 = 1_000_000_000;
+
+/// Time after which a writer that waits looks whether the backlog is gone.
+const LOOK_NS: u64 = 10_000_000;
+
 /// Longest time between two turns. Storage that merges fewer than 20 runs a second makes writers wait for room.
 const TURN_NS_MAX: u64 = 50_000_000;
 
@@ -37,7 +43,7 @@ impl Store {
         let used = self.journal.used_pages().saturating_sub(self.merging.freed_pages());
         // The rest of the ring is for what comes while the changes before are merged.
         let pages_max = self.journal.pages_max() / 2;
-        let of_runs = runs * WHOLE / self.options.pending_runs_max as u64;
+        let of_runs = runs * WHOLE / self.options.pending_runs_max.max(1) as u64;
         of_runs.max(used * WHOLE / pages_max)
     }
 
@@ -62,25 +68,42 @@ impl Store {
     /// Returns the pause of a merge that has worked for some time, in microseconds: as long, and less when writers are
     /// about to be delayed.
     pub(super) fn rest_us(&self, worked_us: u64) -> u64 {
+        if self.is_full() {
+            return 0;
+        }
         let left = DELAYED_FROM.saturating_sub(self.backlog());
         worked_us * left.min(DELAYED_FROM - CHECKPOINT_FROM) / (DELAYED_FROM - CHECKPOINT_FROM)
     }
 
     /// Waits for a turn to change a map, and for room.
     pub(super) async fn pace(&self) -> Result<()> {
-        let backlog = self.backlog();
-        if backlog > DELAYED_FROM && !self.options.defects.has(Defect::UnpacedWriters) {
-            let left = WHOLE.saturating_sub(backlog).max(1);
-            let gap_ns = (HALFWAY_NS * (backlog - DELAYED_FROM) / left).min(TURN_NS_MAX);
-            let turn_ns = self.turn_ns.get().max(self.env.now_ns()) + gap_ns;
-            self.turn_ns.set(turn_ns);
-            self.work.notify();
-            let early_ns = turn_ns - EARLY_NS.min(turn_ns);
-            if early_ns > self.env.now_ns() {
-                self.env.sleep_until(early_ns).await;
-            }
+        if !self.options.defects.has(Defect::UnpacedWriters) {
+            self.wait_for_turn().await;
         }
         self.wait_for_room().await
+    }
+
+    async fn wait_for_turn(&self) {
+        let (backlog, now_ns) = (self.backlog(), self.env.now_ns());
+        if backlog <= DELAYED_FROM {
+            return;
+        }
+        self.work.notify();
+        let left = WHOLE.saturating_sub(backlog).max(1);
+        let gap_ns = (HALFWAY_NS * (backlog - DELAYED_FROM) / left).min(TURN_NS_MAX);
+        let turn_ns = (self.turn_ns.get().max(now_ns) + gap_ns).min(now_ns + WAIT_NS_MAX);
+        self.turn_ns.set(turn_ns);
+        loop {
+            let now_ns = self.env.now_ns();
+            if turn_ns <= now_ns + EARLY_NS {
+                return;
+            }
+            if self.backlog() <= DELAYED_FROM || self.broken().is_some() {
+                self.turn_ns.set(now_ns);
+                return;
+            }
+            self.env.sleep_until((turn_ns - EARLY_NS).min(now_ns + LOOK_NS)).await;
+        }
     }
 
     /// Waits while the journal or the memory is full, so that only a checkpoint makes room.

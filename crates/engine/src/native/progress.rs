@@ -17,6 +17,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Begins a checkpoint of `runs`, which frees `pages` of the journal.
     pub(super) fn begin(&self, runs: usize, pages: u64) {
+        self.merged.set(0);
         self.frozen.set(runs as u64);
         self.done.set(0);
         self.frozen_pages.set(pages);

@@ -136,6 +136,8 @@ pub struct Store {
     /// Time at which the next chunk may be punched while guests are active, and their requests at the last check.
     pub(super) punch_due_ns: Cell<u64>,
     pub(super) requests_at_punch: Cell<u64>,
+    /// The guests' requests at the last step of background calculation.
+    pub(super) requests_at_step: Cell<u64>,
     /// Freed space has been put back up to this record.
     pub(super) put_back_to: Cell<u64>,
     /// Errors found by work that continued without the damaged object.
@@ -207,6 +209,7 @@ impl Store {
             flush_due_ns: Cell::new(0),
             punch_due_ns: Cell::new(0),
             requests_at_punch: Cell::new(0),
+            requests_at_step: Cell::new(0),
             put_back_to: Cell::new(0),
             damage: RefCell::default(),
             raised: RefCell::default(),

@@ -132,7 +132,7 @@ fn data_that_cannot_be_read_aborts_its_record() {
         let base = disk(&store, 1);
         fill(&base, 5, 1, 9).await;
         let mut found = super::view::Scratch::default();
-        store.find(&base.node, 5..6, 0, &mut found).await.unwrap();
+        store.find(&base.node, 5..6, &mut found).await.unwrap();
         placed.set(found.found[0].addr);
         store.flush().await.unwrap();
     });

@@ -87,43 +87,30 @@ impl View {
         depth
     }
 
-    /// Appends the places of `blocks` from memory alone; `since` as in `Nodes::lookup_cached`. Returns false when a page
-    /// of the tree is missing there, or is too deep (`out` may then hold a part).
-    pub fn find_cached(&self, nodes: &Nodes, blocks: Range<u64>, since: u64, out: &mut Scratch) -> bool {
-        self.find_within(DEPTH_CACHED_MAX, nodes, blocks, since, out)
+    /// Appends the places of `blocks` from memory alone. Returns false when a page of the tree is missing there, or is
+    /// too deep (`out` may then hold a part).
+    pub fn find_cached(&self, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
+        self.find_within(DEPTH_CACHED_MAX, nodes, blocks, out)
     }
 
-    fn find_within(
-        &self,
-        depth: usize,
-        nodes: &Nodes,
-        blocks: Range<u64>,
-        since: u64,
-        out: &mut Scratch,
-    ) -> bool {
+    fn find_within(&self, depth: usize, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
         match &*self.form.borrow() {
             Form::Tree(root) => {
                 out.mapped.clear();
-                if !nodes.lookup_cached(root.as_ref(), blocks, since, &mut out.mapped) {
+                if !nodes.lookup_cached(root.as_ref(), blocks, &mut out.mapped) {
                     return false;
                 }
                 out.take_mapped();
                 true
             }
             Form::Pending { table, below } => find_over(table, blocks, out, |gap, out| {
-                depth > 0 && below.find_within(depth - 1, nodes, gap, since, out)
+                depth > 0 && below.find_within(depth - 1, nodes, gap, out)
             }),
         }
     }
 
     /// Like `find_cached`, but reads missing pages.
-    pub async fn find(
-        self: &Rc<Self>,
-        nodes: &Nodes,
-        blocks: Range<u64>,
-        since: u64,
-        out: &mut Scratch,
-    ) -> Result<()> {
+    pub async fn find(self: &Rc<Self>, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
         let mut open = vec![(self.clone(), blocks)];
         while let Some((view, blocks)) = open.pop() {
             let root = match &*view.form.borrow() {
@@ -137,7 +124,7 @@ impl View {
                 }
             };
             out.mapped.clear();
-            nodes.lookup(root.as_ref(), blocks, since, &mut out.mapped).await?;
+            nodes.lookup(root.as_ref(), blocks, &mut out.mapped).await?;
             out.take_mapped();
         }
         Ok(())

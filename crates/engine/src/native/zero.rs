@@ -20,7 +20,7 @@ impl NativeDisk {
             return Ok([range.clone(), range.end..range.end]);
         }
         self.retry_for_space(
-            || true,
+            async || Ok(true),
             async || {
                 let _range = self.writes.lock(blocks.clone()).await;
                 self.check_write(range.start, range.end - range.start)?;

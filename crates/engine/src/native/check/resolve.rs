@@ -145,7 +145,7 @@ pub(super) async fn showing<'a>(
             Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
             None => {
                 let mut found = Vec::new();
-                let looked = nodes.lookup(root, location.block..location.block + 1, 0, &mut found).await;
+                let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
                 looked.is_ok() && found.iter().any(|run| run.addr == extent.addr)
             }
         };

@@ -57,15 +57,8 @@ impl Nodes {
     }
 
     /// Returns several nodes; None for holes. Those that are not in the cache are read in the order of their addresses,
-    /// many at once, neighbours by one I/O.
-    pub(super) async fn load_all(&self, spots: &[Spot]) -> Result<Vec<Option<Rc<Node>>>> {
-        let loaded = self.load_once(spots).await?;
-        loaded.iter().flatten().for_each(|node| self.keep(node.clone()));
-        Ok(loaded)
-    }
-
-    /// Like `load_all`, but the cache keeps no leaves: the caller replaces them.
-    pub(super) async fn load_once(&self, spots: &[Spot]) -> Result<Vec<Option<Rc<Node>>>> {
+    /// many at once, neighbours by one I/O. The cache keeps leaves only if `keeps_leaves`: a merge replaces them.
+    pub(super) async fn load_all(&self, spots: &[Spot], keeps_leaves: bool) -> Result<Vec<Option<Rc<Node>>>> {
         let mut loaded: Vec<Option<Rc<Node>>> =
             spots.iter().map(|spot| self.cache.borrow().get(spot).cloned()).collect();
         let mut missing: Vec<usize> = (0..spots.len()).filter(|n| loaded[*n].is_none()).collect();
@@ -76,7 +69,7 @@ impl Nodes {
             .buffer_unordered(IOS_AT_ONCE);
         while let Some((run, nodes)) = reads.next().await {
             for (n, node) in run.iter().zip(nodes?) {
-                if node.spot.level > 0 {
+                if keeps_leaves || node.spot.level > 0 {
                     self.keep(node.clone());
                 }
                 loaded[*n] = Some(node);

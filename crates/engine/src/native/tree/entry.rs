@@ -92,11 +92,6 @@ impl Pointer {
         self.addr == 0
     }
 
-    /// Returns whether the child may hold anything born after `since`: nothing below is younger than its page.
-    pub(super) fn is_younger_than(&self, since: u64) -> bool {
-        !self.is_hole() && self.birth > since
-    }
-
     /// Decodes a pointer; `level` is that of the node to which it points.
     pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
         let pointer: Pointer = get_struct(bytes);

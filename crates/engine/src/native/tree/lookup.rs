@@ -7,7 +7,7 @@ use blk::Result;
 
 use super::IOS_AT_ONCE;
 use super::cache::{Cache, Nodes};
-use super::entry::{Mapped, Pointer, Root, Spot, push_hole, span};
+use super::entry::{Mapped, Root, Spot, push_hole, span};
 use super::node::Node;
 
 /// Result of the path from the root to a block.
@@ -19,12 +19,12 @@ enum CachedPath<'a> {
 }
 
 impl Cache {
-    fn cached_path(&self, root: Option<&Root>, block: u64, since: u64) -> CachedPath<'_> {
+    fn cached_path(&self, root: Option<&Root>, block: u64) -> CachedPath<'_> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
             return CachedPath::Hole(u64::MAX);
         };
         let mut spot = root.spot();
-        while spot.pointer.is_younger_than(since) {
+        while !spot.pointer.is_hole() {
             let Some(node) = self.get(&spot) else { return CachedPath::Missing };
             if spot.level == 0 {
                 return CachedPath::Leaf(node);
@@ -42,20 +42,14 @@ enum ReadPath {
 }
 
 impl Nodes {
-    /// Appends the runs of `blocks`, holes included, without I/O. Pages that were born no later than `since` count as
-    /// holes, with all below them; 0: none does. Returns false when a page is missing; `out` is unchanged then.
-    pub fn lookup_cached(
-        &self,
-        root: Option<&Root>,
-        blocks: Range<u64>,
-        since: u64,
-        out: &mut Vec<Mapped>,
-    ) -> bool {
+    /// Appends the runs of `blocks`, holes included, without I/O. Returns false when a page is missing; `out` is
+    /// unchanged then.
+    pub fn lookup_cached(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> bool {
         let cache = self.cache.borrow();
         let mark = out.len();
         let mut at = blocks.start;
         while at < blocks.end {
-            let end = match cache.cached_path(root, at, since) {
+            let end = match cache.cached_path(root, at) {
                 CachedPath::Leaf(node) => {
                     let end = node.spot.end().min(blocks.end);
                     node.push_runs(at..end, mark, out);
@@ -75,22 +69,16 @@ impl Nodes {
         true
     }
 
-    /// Appends the runs of `blocks`, like `lookup_cached`, but reads missing pages.
+    /// Appends the runs of `blocks`, holes included.
     ///
     /// # Errors
     /// `Damaged`: a page does not match its parent. Errors of the medium. `out` is unchanged then.
-    pub async fn lookup(
-        &self,
-        root: Option<&Root>,
-        blocks: Range<u64>,
-        since: u64,
-        out: &mut Vec<Mapped>,
-    ) -> Result<()> {
-        if self.lookup_cached(root, blocks.clone(), since, out) {
+    pub async fn lookup(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> Result<()> {
+        if self.lookup_cached(root, blocks.clone(), out) {
             return Ok(());
         }
         let mark = out.len();
-        let result = self.lookup_reading(root, blocks, since, mark, out).await;
+        let result = self.lookup_reading(root, blocks, mark, out).await;
         if result.is_err() {
             out.truncate(mark);
         }
@@ -101,20 +89,19 @@ impl Nodes {
         &self,
         root: Option<&Root>,
         blocks: Range<u64>,
-        since: u64,
         mark: usize,
         out: &mut Vec<Mapped>,
     ) -> Result<()> {
         let mut at = blocks.start;
         while at < blocks.end {
-            match self.read_path(root, at, since).await? {
+            match self.read_path(root, at).await? {
                 ReadPath::Hole(end) => {
                     push_hole(out, mark, at..end.min(blocks.end));
                     at = end;
                 }
                 ReadPath::Node(node) => {
                     let end = node.spot.end().min(blocks.end);
-                    self.push_below(&node, at..end, since, mark, out).await?;
+                    self.push_below(&node, at..end, mark, out).await?;
                     at = end;
                 }
             }
@@ -122,12 +109,12 @@ impl Nodes {
         Ok(())
     }
 
-    async fn read_path(&self, root: Option<&Root>, block: u64, since: u64) -> Result<ReadPath> {
+    async fn read_path(&self, root: Option<&Root>, block: u64) -> Result<ReadPath> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
             return Ok(ReadPath::Hole(u64::MAX));
         };
         let mut spot = root.spot();
-        while spot.pointer.is_younger_than(since) {
+        while !spot.pointer.is_hole() {
             let node = self.load(&spot).await?;
             if spot.level <= 1 {
                 return Ok(ReadPath::Node(node));
@@ -142,7 +129,6 @@ impl Nodes {
         &self,
         node: &Node,
         blocks: Range<u64>,
-        since: u64,
         mark: usize,
         out: &mut Vec<Mapped>,
     ) -> Result<()> {
@@ -152,11 +138,9 @@ impl Nodes {
         }
         let mut at = blocks.start;
         while at < blocks.end {
-            let mut ahead: Vec<Spot> =
+            let ahead: Vec<Spot> =
                 leaves(at, blocks.end).take(IOS_AT_ONCE).map(|block| node.child_at(block)).collect();
-            let older = ahead.iter_mut().filter(|spot| !spot.pointer.is_younger_than(since));
-            older.for_each(|spot| spot.pointer = Pointer::default());
-            for (spot, leaf) in ahead.iter().zip(self.load_all(&ahead).await?) {
+            for (spot, leaf) in ahead.iter().zip(self.load_all(&ahead, true).await?) {
                 let end = spot.end().min(blocks.end);
                 match leaf {
                     Some(leaf) => leaf.push_runs(at..end, mark, out),

@@ -104,7 +104,7 @@ type Paths = BTreeMap<(u8, u64), Rc<Node>>;
 /// Steps taken between two turns of the pace: about 0.2 ms of calculation.
 const STEPS_AT_ONCE: usize = 64;
 
-/// Pages freed between two turns of the pace: each is removed from the cache.
+/// Pages or extents freed between two turns of the pace: pages are removed from the cache.
 const SETTLED_AT_ONCE: usize = 2048;
 
 /// The pace of a merge.
@@ -295,8 +295,10 @@ impl Merge<'_> {
             }
             pace.merged(0).await;
         }
-        if done {
-            self.data_freed.iter().for_each(|extent| space.free(extent.addr, extent.len));
+        let data = if done { &self.data_freed[..] } else { &[] };
+        for some in data.chunks(SETTLED_AT_ONCE) {
+            some.iter().for_each(|extent| space.free(extent.addr, extent.len));
+            pace.merged(0).await;
         }
     }
 }

@@ -89,7 +89,7 @@ impl Planner<'_> {
         let mut next = Vec::new();
         for step in row {
             let children = step.node.as_ref().map_or(&[][..], |node| node.children());
-            for index in 0..FANOUT {
+            for index in self.touched(level, &step, at) {
                 let first = step.first + index as u64 * span(level);
                 if next.len() == WINDOW_PLACES {
                     window.until = window.until.min(first);
@@ -102,6 +102,20 @@ impl Planner<'_> {
             }
         }
         next
+    }
+
+    /// Returns the indexes of the places of `level` below a step that its updates touch from block `at` on, in order.
+    fn touched(&self, level: u8, step: &Step, at: u64) -> impl Iterator<Item = usize> {
+        let (first, end) = (step.first, step.blocks().end);
+        let mut updates = &self.updates[step.updates.clone()];
+        let mut from = at.max(first);
+        std::iter::from_fn(move || {
+            updates = &updates[updates.partition_point(|update| update.end() <= from)..];
+            let block = updates.first()?.start.max(from);
+            let index = (block - first) / span(level);
+            from = first + (index + 1) * span(level);
+            (block < end).then_some(index as usize)
+        })
     }
 
     /// Adds a place to the row, or to the steps if it is dropped. A place that updates do not change is left out.
@@ -151,7 +165,7 @@ impl Planner<'_> {
 
     async fn load(&self, row: &mut [Step]) -> Result<()> {
         let spots: Vec<Spot> = row.iter().map(|step| self.spot_to_read(step)).collect();
-        for (step, node) in row.iter_mut().zip(self.nodes.load_once(&spots).await?) {
+        for (step, node) in row.iter_mut().zip(self.nodes.load_all(&spots, false).await?) {
             step.node = node;
         }
         Ok(())

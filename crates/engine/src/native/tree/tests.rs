@@ -101,7 +101,7 @@ impl Store {
     /// Returns the mapped blocks in `blocks`.
     async fn content(&self, root: Option<&Root>, blocks: Range<u64>) -> Result<Model> {
         let mut runs = Vec::new();
-        self.nodes.lookup(root, blocks.clone(), 0, &mut runs).await?;
+        self.nodes.lookup(root, blocks.clone(), &mut runs).await?;
         let mut at = blocks.start;
         let mut model = Model::new();
         for run in runs {

@@ -160,9 +160,9 @@ async fn lookup_error(file: &File, root: &Root) -> Error {
     let nodes = Nodes::new(file.clone(), STORE, CACHE_BYTES);
     let before = Mapped { start: 0, len: 1, addr: 1, birth: 1 };
     let mut out = vec![before];
-    let error = nodes.lookup(Some(root), 0..500, 0, &mut out).await.unwrap_err();
+    let error = nodes.lookup(Some(root), 0..500, &mut out).await.unwrap_err();
     assert_eq!((error.kind, &out[..]), (ErrorKind::Damaged, &[before][..]), "{error}");
-    assert!(!nodes.lookup_cached(Some(root), 0..500, 0, &mut out), "nothing wrong is kept");
+    assert!(!nodes.lookup_cached(Some(root), 0..500, &mut out), "nothing wrong is kept");
     error
 }
 
@@ -210,8 +210,8 @@ fn an_address_given_to_another_page_is_not_taken_from_the_cache() {
                 _ => other.level += 1,
             }
             let mut out = Vec::new();
-            assert!(!store.nodes.lookup_cached(Some(&other), 0..10, 0, &mut out));
-            let error = store.nodes.lookup(Some(&other), 0..10, 0, &mut out).await.unwrap_err();
+            assert!(!store.nodes.lookup_cached(Some(&other), 0..10, &mut out));
+            let error = store.nodes.lookup(Some(&other), 0..10, &mut out).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Damaged);
         }
     });

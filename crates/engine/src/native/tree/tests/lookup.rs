@@ -13,10 +13,10 @@ fn runs_are_maximal_and_nothing_before_them_is_touched() {
         let hole = |start, len| Mapped { start, len, addr: 0, birth: 0 };
         let data = Mapped { start: 100, len: update.len, addr: update.addr, birth: update.birth };
         let mut out = vec![before];
-        assert!(store.nodes.lookup_cached(root.as_ref(), 95..2 * span(3), 0, &mut out));
+        assert!(store.nodes.lookup_cached(root.as_ref(), 95..2 * span(3), &mut out));
         assert_eq!(out, [before, hole(95, 5), data, hole(end, 2 * span(3) - end)]);
         out.truncate(1);
-        store.nodes.lookup(None, 95..100, 0, &mut out).await.unwrap();
+        store.nodes.lookup(None, 95..100, &mut out).await.unwrap();
         assert_eq!(out, [before, hole(95, 5)]);
     });
 }
@@ -30,14 +30,14 @@ fn a_missing_page_is_read_once_and_then_cached() {
         let root = store.merge(None, &[update]).await.unwrap();
         let nodes = Nodes::new(file, STORE, CACHE_BYTES);
         let mut out = vec![Mapped { start: 0, len: 7, addr: update.addr, birth: update.birth }];
-        assert!(!nodes.lookup_cached(root.as_ref(), 7..8, 0, &mut out));
+        assert!(!nodes.lookup_cached(root.as_ref(), 7..8, &mut out));
         assert_eq!((out.len(), nodes.loads()), (1, 0));
-        nodes.lookup(root.as_ref(), 7..40 * span(0), 0, &mut out).await.unwrap();
+        nodes.lookup(root.as_ref(), 7..40 * span(0), &mut out).await.unwrap();
         assert_eq!((out.len(), nodes.loads()), (2, 41));
-        assert!(nodes.lookup_cached(root.as_ref(), 7..40 * span(0), 0, &mut out));
+        assert!(nodes.lookup_cached(root.as_ref(), 7..40 * span(0), &mut out));
         assert_eq!(nodes.loads(), 41);
         nodes.forget(root.unwrap().pointer.addr);
-        assert!(!nodes.lookup_cached(root.as_ref(), 7..8, 0, &mut out));
+        assert!(!nodes.lookup_cached(root.as_ref(), 7..8, &mut out));
     });
 }
 
@@ -53,7 +53,7 @@ fn the_cache_keeps_its_limit_and_the_pages_in_use() {
         let nodes = Nodes::new(store.nodes.file.clone(), STORE, cap);
         let mut out = Vec::new();
         for block in (0..30 * span(0)).step_by(100) {
-            nodes.lookup(root.as_ref(), block..block + 1, 0, &mut out).await.unwrap();
+            nodes.lookup(root.as_ref(), block..block + 1, &mut out).await.unwrap();
             assert!(nodes.resident_bytes() <= cap, "{} bytes", nodes.resident_bytes());
         }
         assert!(nodes.loads() <= 33, "{} loads: the interior page mostly stays", nodes.loads());
