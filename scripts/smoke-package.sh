@@ -16,6 +16,7 @@ trap stop EXIT
 DESTDIR=$root scripts/install.sh
 unstun=$root/usr/local/bin/unstun
 export UNSTUN_DATASTORE=$root/datastore
+mkdir "$UNSTUN_DATASTORE"
 "$unstun" --version
 "$unstun" up </dev/null &
 daemon=$!
