@@ -20,6 +20,9 @@ const PUNCHED_AT_ONCE: usize = 16;
 const PUNCH_US: u64 = 100_000;
 /// Longest pause between two steps of reclaim.
 const REST_US_MAX: u64 = 1_000_000;
+/// Longest pause after a step of calculation: a step that stood behind a device that hung must not stop the checkpoint
+/// for a multiple of that time.
+const STEP_REST_NS_MAX: u64 = 20_000_000;
 /// Extents released in one turn of the reactor: about 50 us.
 const RELEASED_AT_ONCE: usize = 512;
 
@@ -124,7 +127,8 @@ impl Store {
             return;
         }
         let now_ns = self.env.now_ns();
-        self.env.sleep_until(now_ns + (now_ns - began_ns) * self.options.reclaim_rest).await;
+        let rest_ns = (now_ns - began_ns) * self.options.reclaim_rest;
+        self.env.sleep_until(now_ns + rest_ns.min(STEP_REST_NS_MAX)).await;
     }
 
     /// Pauses for the guests, unless one of them needs the next checkpoint.
