@@ -141,6 +141,14 @@ skipped_in() {
     }' "$1"
 }
 
+# The failed tests of a log, each with the first lines of what it printed when it panicked.
+failed_in() {
+    awk '/^failures:$/ || /^test result: / { name = ""; left = 0 }
+        /^---- .* stdout ----$/ { name = $2; left = 0 }
+        name != "" && /panicked at / { print "  " name; left = 6 }
+        left-- > 0 && NF { print "    " substr($0, 1, 300) }' "$1"
+}
+
 limit_of() {
     local stage
     for stage in "${STAGES[@]}"; do
@@ -187,6 +195,7 @@ finish_stage() {
     # libtest counts them as passed.
     p=$((p - ${#missing[@]}))
     skipped+=("${missing[@]}")
+    ((f == 0)) || failures+=$(failed_in "$log")$'\n'
     ((status == 124 || status == 137)) && echo "stage $name was stopped after ${limits[$name]} s"
     ((status != 0 && f == 0)) && f=1
     printf -v line '%-8s %5d passed %5d failed %5d s\n' "$name" "$p" "$f" "$seconds"
@@ -204,6 +213,7 @@ for name in "${wanted[@]}"; do limit_of "$name" >/dev/null || exit 2; done
 
 mkdir -p "$logs"
 summary=""
+failures=""
 trap 'stop_stages 130' INT
 trap 'stop_stages 143' TERM
 beside=()
@@ -218,5 +228,6 @@ for name in "${beside[@]}"; do start_stage "$name"; done
 for name in "${beside[@]}"; do finish_stage "$name"; done
 printf -v total '%-8s %5d passed %5d failed %5d s\n' total "$passed" "$failed" "$SECONDS"
 ((${#skipped[@]})) && printf '\nskipped, because they cannot run here:\n' && printf '  %s\n' "${skipped[@]}"
+[[ -n $failures ]] && printf '\nfailed:\n%s' "$failures"
 printf '\n%s%s%d passed, %d failed\n' "$summary" "$total" "$passed" "$failed"
 ((failed == 0))
