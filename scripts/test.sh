@@ -103,7 +103,8 @@ with_slowest() {
         before=$now
     done
     printf '\nthe slowest tests:\n'
-    printf '%s\n' "${times[@]}" | sort -rn | head -n 10
+    # sed reads to the end: `head` would end sort by a signal now and then, and with it the stage.
+    printf '%s\n' "${times[@]}" | sort -rn | sed -n 1,10p
 }
 
 # One client at a time: two loads on two cores would starve each other into time-outs.
@@ -197,7 +198,10 @@ finish_stage() {
     skipped+=("${missing[@]}")
     ((f == 0)) || failures+=$(failed_in "$log")$'\n'
     ((status == 124 || status == 137)) && echo "stage $name was stopped after ${limits[$name]} s"
-    ((status != 0 && f == 0)) && f=1
+    if ((status != 0 && f == 0)); then
+        f=1
+        failures+="  stage $name ended with status $status, though none of its tests failed"$'\n'
+    fi
     printf -v line '%-8s %5d passed %5d failed %5d s\n' "$name" "$p" "$f" "$seconds"
     printf '=== %s' "$line"
     summary+=$line
