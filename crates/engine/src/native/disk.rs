@@ -13,7 +13,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
 use super::streams::Streams;
-use super::table::{LookupRun, is_contiguous};
+use super::table::{LookupRun, Table, is_contiguous};
 use super::tree::Mapped;
 use super::view::Scratch;
 use crate::event::SpaceWaits;
@@ -99,9 +99,13 @@ impl NativeDisk {
 
     /// Returns the bytes that have space: those of the last checkpoint, and those redirected since.
     pub fn mapped_bytes(&self) -> u64 {
-        let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
-        let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
-        ((merged + pending) * BLOCK).min(self.size_bytes())
+        let (mut mapped, mut view) = (self.node.active.borrow().mapped(), self.node.current_view());
+        while let Some(below) = view.below() {
+            mapped += view.with_table(Table::mapped).unwrap_or(0);
+            view = below;
+        }
+        mapped += view.root().flatten().map_or(0, |root| root.pointer.count);
+        (mapped * BLOCK).min(self.size_bytes())
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
