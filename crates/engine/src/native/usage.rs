@@ -200,6 +200,14 @@ impl Store {
         }
     }
 
+    /// Sets how much free space is kept ready for first writes after a snapshot: it is zero-written ahead while guests
+    /// are idle, and not given back to the file system. Without it, only little is made ready, as guests need it.
+    pub fn keep_ready(&self, bytes: u64) {
+        if self.space.keep_ready(bytes / BLOCK) {
+            self.work.notify();
+        }
+    }
+
     /// Returns those of `nodes` whose space can be given back and has not been yet.
     pub fn left_to_reclaim(&self, nodes: &[u64]) -> Vec<u64> {
         let lineage = self.lineage.borrow();
