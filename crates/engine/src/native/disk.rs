@@ -313,6 +313,10 @@ impl NativeDisk {
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
     async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+        // The usual first write: nothing is allocated for it.
+        if !found.iter().any(|found| self.is_in_place(found)) {
+            return self.redirect(found, offset, data).await;
+        }
         let end = offset + data.len() as u64;
         let mut stretches: Vec<(bool, &[LookupRun])> = Vec::new();
         let mut from = 0;
