@@ -379,6 +379,7 @@ impl NativeDisk {
 
     async fn flush_now(&self) -> Result<()> {
         let began_ns = self.store.env.now_ns();
+        self.store.requests.update(|n| n + 1);
         let result = self.store.flush().await;
         self.stats.flush_done(self.store.env.now_ns() - began_ns, result.is_ok());
         self.store.requests.update(|n| n + 1);

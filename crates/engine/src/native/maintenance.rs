@@ -114,10 +114,11 @@ impl Store {
         Ok(punch_us.into_iter().chain(ready_us).min())
     }
 
-    /// Returns whether no request has ended for `IDLE_NS`, as far as earlier looks can say.
+    /// Returns whether no request has begun or ended for `IDLE_NS`, as far as earlier looks can say.
     fn is_idle(&self) -> bool {
         let (requests, now_ns) = (self.requests.get(), self.env.now_ns());
-        if self.requests_at_look.replace(requests) != requests {
+        let under_way = self.reads.in_flight() + self.writes.in_flight() > 0;
+        if self.requests_at_look.replace(requests) != requests || under_way {
             self.active_ns.set(now_ns);
         }
         now_ns - self.active_ns.get() >= IDLE_NS
@@ -125,7 +126,7 @@ impl Store {
 
     async fn punch(&self, idle: bool) -> Result<Option<u64>> {
         let now_ns = self.env.now_ns();
-        if !idle && now_ns < self.punch_due_ns.get() {
+        if now_ns < self.punch_due_ns.get() {
             return Ok(Some(PUNCH_US));
         }
         self.punch_due_ns.set(now_ns + PUNCH_US * 1000);
@@ -141,6 +142,9 @@ impl Store {
             }
             if !idle || self.requests.get() != self.requests_at_look.get() {
                 return Ok(Some(IDLE_LOOK_US));
+            }
+            if self.ends() || self.starved.get() || self.wants_checkpoint() {
+                return Ok(Some(1));
             }
             self.space.make_ready().await?;
         }

@@ -48,8 +48,11 @@ impl Moment {
     /// Looks through the tables of a node from the newest to the oldest. It has no await.
     fn of(node: &Node, blocks: Range<u64>) -> Moment {
         let mut view = node.current_view();
-        let runs_max = (RUNS_AT_ONCE / (2 + view.depth())).max(1);
-        let mut search = Search { runs: Vec::new(), end: blocks.end, gaps: vec![blocks], runs_max };
+        let tables = 2 + view.depth();
+        let runs_max = (RUNS_AT_ONCE / tables).max(1);
+        let blocks_max = (BLOCKS_AT_ONCE / tables as u64).max(1);
+        let mut search =
+            Search { runs: Vec::new(), end: blocks.end, gaps: vec![blocks], runs_max, blocks_max };
         search.look_through(&node.active.borrow());
         let root = loop {
             if let Some(root) = view.root() {
@@ -93,7 +96,9 @@ struct Search {
     end: u64,
     /// What no table so far has.
     gaps: Vec<Range<u64>>,
+    /// Most runs of one table, and most blocks in them.
     runs_max: usize,
+    blocks_max: u64,
 }
 
 impl Search {
@@ -102,7 +107,7 @@ impl Search {
         if table.is_empty() {
             return;
         }
-        let (mut runs_left, mut blocks_left) = (self.runs_max, BLOCKS_AT_ONCE);
+        let (mut runs_left, mut blocks_left) = (self.runs_max, self.blocks_max);
         let mut gaps = Vec::new();
         for gap in std::mem::take(&mut self.gaps) {
             let mut at = gap.start;

@@ -191,7 +191,7 @@ fn a_file_system_without_space_is_left_as_it_is() {
         let groups = space.groups();
         assert!(space.totals().free_data < 1000);
         theirs.set_capacity(None);
-        assert!(!space.keep_ready(1000) && space.wants_ready(), "the next call tries again");
+        assert!(space.keep_ready(1000) && space.wants_ready(), "the next call tries again");
         space.make_ready().await.unwrap();
         assert_eq!(space.groups(), groups + 1);
     });
@@ -216,7 +216,11 @@ fn whole_free_mebibytes_are_punched_once() {
         assert_eq!(space.punch(9).await.unwrap(), 0, "what waits is not punched");
         release_all(&space);
         space.keep_ready(space.totals().free_data - 300);
-        assert_eq!(space.punch(9).await.unwrap(), 2 << 20, "a chunk at a time, down to what is kept ready");
+        assert_eq!(space.punch(1).await.unwrap(), 1 << 20);
+        space.keep_ready(space.totals().free_data - 256);
+        assert_eq!(space.punch(9).await.unwrap(), 0, "the rest is kept ready");
+        space.keep_ready(0);
+        assert_eq!(space.punch(9).await.unwrap(), 1 << 20);
         assert_eq!(theirs.allocated_bytes(FILE).unwrap(), before - (2 << 20));
         assert_eq!(space.punch(9).await.unwrap(), 0, "punched already");
         let again = space.place(1, Some(WIDE.group_start(0) + 300)).await.unwrap();

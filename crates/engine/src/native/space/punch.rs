@@ -16,7 +16,7 @@ impl Space {
     pub(crate) async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
         let mut bytes = 0;
         for _ in 0..chunks {
-            if self.state.borrow().free_data() <= self.ready_blocks.get() {
+            if self.state.borrow().free_written() <= self.ready_blocks.get() {
                 break;
             }
             let space = self.clone();
@@ -49,7 +49,10 @@ impl Space {
         self.state.borrow_mut().shift(chunk, BlockState::Held, BlockState::Free);
         self.eased.notify();
         match punched {
-            Ok(()) => Ok(chunk.len * BLOCK),
+            Ok(()) => {
+                self.state.borrow_mut().note_punched(chunk);
+                Ok(chunk.len * BLOCK)
+            }
             Err(e) if e.kind == ErrorKind::Unsupported => {
                 self.never_punches.set(true);
                 Ok(0)
