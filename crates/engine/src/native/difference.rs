@@ -1,4 +1,5 @@
-//! Differences between two states, for incremental backups. Their trees are read as far as they differ.
+//! Differences between two states, for incremental backups. Their trees are read as far as they differ; what no
+//! checkpoint has merged yet is in memory.
 
 use std::ops::Range;
 
@@ -6,13 +7,9 @@ use blk::{Error, Result};
 
 use super::layout::BLOCK;
 use super::lineage::Node;
-use super::space::Retained;
 use super::store::Store;
 use super::stored::NodeItem;
-use super::tree::differences;
-
-/// Pages of each map compared before other tasks get a turn: some 100 us when all of them are in memory.
-pub(super) const PAGES_AT_ONCE: usize = 128;
+use super::unmerged::{PAGES_AT_ONCE, State};
 
 impl Store {
     /// Returns the byte ranges from `start` on (a multiple of 4096) in which `to` differs from `from` (None: an empty
@@ -21,8 +18,8 @@ impl Store {
     /// written before the call.
     ///
     /// Reads about `pages` pages of each map, so that neither the answer nor its time grows with the disk: a page has
-    /// 252 blocks, and at most 126 ranges. Over several calls a running state is compared as of several moments, each
-    /// later than the one before.
+    /// 252 blocks, and at most 126 ranges. A running state is compared as of several moments, each later than the one
+    /// before.
     pub async fn differences(
         &self,
         from: Option<u64>,
@@ -34,45 +31,20 @@ impl Store {
             let cause = format!("differences from byte {start} on, expected a multiple of {BLOCK}");
             return Err(Error::invalid(self.path(), cause));
         }
-        let nodes: Vec<u64> = from.into_iter().chain([to]).collect();
-        let (items, _retained) = self.merged_items(&nodes).await?;
-        let new = items[items.len() - 1];
-        let old = from.and(items.first()).and_then(|item| item.root);
-        let (mut ranges, mut done, end) = (Vec::new(), start / BLOCK, new.size_blocks);
-        let (old, new) = (old.as_ref(), new.root.as_ref());
+        let (old, new) = (from.map(|id| self.node(id)).transpose()?, self.node(to)?);
+        let states = (old.as_ref().map_or(State::Tree(None), |old| State::Node(old)), State::Node(&new));
+        let _retained = self.space.retain(self.work.clone());
+        let (mut ranges, mut done, end) = (Vec::new(), start / BLOCK, new.size_blocks.get());
         for step in (0..pages.max(1)).step_by(PAGES_AT_ONCE) {
-            let budget = PAGES_AT_ONCE.min(pages - step);
             if done >= end {
                 break;
             }
-            let mut add = |blocks: Range<u64>| join(&mut ranges, blocks.start * BLOCK..blocks.end * BLOCK);
-            done = differences(&self.nodes, old, new, done, end, budget, &mut add).await?;
+            let (found, to) = self.differences_now(states, done..end, pages.max(1) - step).await?;
+            found.iter().for_each(|blocks| join(&mut ranges, blocks.start * BLOCK..blocks.end * BLOCK));
+            done = to;
             self.env.sleep_us(0).await;
         }
         Ok((ranges, done * BLOCK))
-    }
-
-    /// Returns the items of the nodes, with trees that include all that was written before the call. The blocks that
-    /// they refer to stay unchanged while `Retained` exists.
-    pub(super) async fn merged_items(&self, nodes: &[u64]) -> Result<(Vec<NodeItem>, Retained)> {
-        let retained = self.space.retain(self.work.clone());
-        let mut is_fresh = self.are_merged(nodes)?;
-        loop {
-            let nodes: Vec<_> = nodes.iter().map(|id| self.node(*id)).collect::<Result<_>>()?;
-            if is_fresh && nodes.iter().all(|node| node.root().is_some()) {
-                return Ok((nodes.iter().map(|node| item_now(node)).collect(), retained));
-            }
-            drop(nodes);
-            // Guests go on: their writes from now on need not be included.
-            self.checkpoint().await?;
-            is_fresh = true;
-        }
-    }
-
-    /// Returns whether all writes to the nodes are in their trees.
-    fn are_merged(&self, nodes: &[u64]) -> Result<bool> {
-        let nodes: Vec<_> = nodes.iter().map(|id| self.node(*id)).collect::<Result<_>>()?;
-        Ok(nodes.iter().all(|node| node.active.borrow().is_empty() && node.root().is_some()))
     }
 }
 

@@ -13,7 +13,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
 use super::streams::Streams;
-use super::table::{LookupRun, is_contiguous};
+use super::table::{LookupRun, Table, is_contiguous};
 use super::tree::Mapped;
 use super::view::Scratch;
 use crate::event::SpaceWaits;
@@ -99,9 +99,13 @@ impl NativeDisk {
 
     /// Returns the bytes that have space: those of the last checkpoint, and those redirected since.
     pub fn mapped_bytes(&self) -> u64 {
-        let merged = self.node.root().flatten().map_or(0, |root| root.pointer.count);
-        let pending: u64 = self.node.active.borrow().runs().map(|(_, held)| held.len).sum();
-        ((merged + pending) * BLOCK).min(self.size_bytes())
+        let (mut mapped, mut view) = (self.node.active.borrow().mapped(), self.node.current_view());
+        while let Some(below) = view.below() {
+            mapped += view.with_table(Table::mapped).unwrap_or(0);
+            view = below;
+        }
+        mapped += view.root().flatten().map_or(0, |root| root.pointer.count);
+        (mapped * BLOCK).min(self.size_bytes())
     }
 
     fn check_range(&self, offset: u64, len: u64) -> Result<()> {
@@ -309,6 +313,10 @@ impl NativeDisk {
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
     async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+        // The usual first write: nothing is allocated for it.
+        if !found.iter().any(|found| self.is_in_place(found)) {
+            return self.redirect(found, offset, data).await;
+        }
         let end = offset + data.len() as u64;
         let mut stretches: Vec<(bool, &[LookupRun])> = Vec::new();
         let mut from = 0;
@@ -371,6 +379,7 @@ impl NativeDisk {
 
     async fn flush_now(&self) -> Result<()> {
         let began_ns = self.store.env.now_ns();
+        self.store.requests.update(|n| n + 1);
         let result = self.store.flush().await;
         self.stats.flush_done(self.store.env.now_ns() - began_ns, result.is_ok());
         self.store.requests.update(|n| n + 1);

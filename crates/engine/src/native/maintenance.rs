@@ -18,6 +18,12 @@ const PUNCHED_AT_ONCE: usize = 16;
 /// Interval between two punches while guests are active, then of one MiB each: a file system holds back all I/O on the
 /// file while it punches.
 const PUNCH_US: u64 = 100_000;
+/// Time without a request after which guests are idle.
+const IDLE_NS: u64 = 100_000_000;
+/// Interval between two looks whether guests are idle.
+const IDLE_LOOK_US: u64 = 250_000;
+/// Chunks of space made ready between two looks.
+const READY_AT_ONCE: usize = 16;
 /// Longest pause between two steps of reclaim.
 const REST_US_MAX: u64 = 1_000_000;
 /// Longest pause after a step of calculation: a step that stood behind a device that hung must not stop the checkpoint
@@ -103,18 +109,46 @@ impl Store {
                 self.rest((self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest).await;
             }
         }
-        self.punch().await
+        let idle = self.is_idle();
+        let (punch_us, ready_us) = (self.punch(idle).await?, self.make_ready(idle).await?);
+        Ok(punch_us.into_iter().chain(ready_us).min())
     }
 
-    async fn punch(&self) -> Result<Option<u64>> {
-        let idle = self.requests_at_punch.replace(self.requests.get()) == self.requests.get();
+    /// Returns whether no request has begun or ended for `IDLE_NS`, as far as earlier looks can say.
+    fn is_idle(&self) -> bool {
+        let (requests, now_ns) = (self.requests.get(), self.env.now_ns());
+        let under_way = self.reads.in_flight() + self.writes.in_flight() > 0;
+        if self.requests_at_look.replace(requests) != requests || under_way {
+            self.active_ns.set(now_ns);
+        }
+        now_ns - self.active_ns.get() >= IDLE_NS
+    }
+
+    async fn punch(&self, idle: bool) -> Result<Option<u64>> {
         let now_ns = self.env.now_ns();
-        if !idle && now_ns < self.punch_due_ns.get() {
+        if now_ns < self.punch_due_ns.get() {
             return Ok(Some(PUNCH_US));
         }
         self.punch_due_ns.set(now_ns + PUNCH_US * 1000);
         let punched = self.space.punch(if idle { PUNCHED_AT_ONCE } else { 1 }).await?;
         Ok((punched > 0).then_some(PUNCH_US))
+    }
+
+    /// Makes the space ready that is kept for first writes, while guests are idle.
+    async fn make_ready(&self, idle: bool) -> Result<Option<u64>> {
+        for _ in 0..READY_AT_ONCE {
+            if !self.space.wants_ready() {
+                return Ok(None);
+            }
+            if !idle || self.requests.get() != self.requests_at_look.get() {
+                return Ok(Some(IDLE_LOOK_US));
+            }
+            if self.ends() || self.starved.get() || self.wants_checkpoint() {
+                return Ok(Some(1));
+            }
+            self.space.make_ready().await?;
+        }
+        Ok(Some(1))
     }
 
     /// Ends a step of calculation that began at `began_ns`: pauses `reclaim_rest` times as long while guests are active,

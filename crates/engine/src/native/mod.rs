@@ -37,6 +37,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod unmerged;
+#[cfg(test)]
+mod unmerged_tests;
 #[cfg(test)]
 mod unreadable_tests;
 mod usage;

@@ -91,3 +91,57 @@ fn a_full_journal_stops_writers_until_the_checkpoint_ends() {
     assert!(longest_ns > HELD_NS / 4, "the longest write took {longest_ns} ns");
     assert!(pending > 40_000, "{pending} runs");
 }
+
+/// Fills nine tenths of the journal with changes all over a disk while nothing merges them, and loses power.
+fn cut_with_a_journal_almost_full(world: &SimWorld) {
+    run(world, |env| async move {
+        let defects = Defects::only(Defect::UnpacedWriters);
+        let options = StoreOptions {
+            pending_runs_max: 1 << 20,
+            reserve_blocks: 64,
+            defects,
+            ..StoreOptions::default()
+        };
+        let store = open_store_with(&env, options).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1 << 20 }]).unwrap();
+        let (base, mut rng) = (disk(&store, 1), sim::Rng::new(5));
+        let _turn = store.checkpoint_turn.lock().await;
+        while store.journal.used_pages() < store.journal.pages_max() / 10 * 9 {
+            let writes = (0..64).map(|_| {
+                let data = Buf::zeroed(BLOCK as usize).freeze();
+                base.clone().write(rng.below(1 << 20) * BLOCK, data)
+            });
+            join_all(writes).await.into_iter().for_each(|written| written.unwrap());
+        }
+        store.flush().await.unwrap();
+        // Nothing of it is closed in order.
+        std::mem::forget((store, base));
+    });
+    world.power_cut();
+}
+
+#[test]
+fn writers_go_on_after_an_opening_with_a_journal_almost_full() {
+    let device = Device::steady(2_000_000);
+    let world = SimWorld::new(1, sim::Options { device, ..sim::Options::default() });
+    cut_with_a_journal_almost_full(&world);
+    let longest = Rc::new(Cell::new(0));
+    let noted = longest.clone();
+    run(&world, |env| async move {
+        let options =
+            StoreOptions { pending_runs_max: 1 << 20, reserve_blocks: 64, ..StoreOptions::default() };
+        let store = open_store_with(&env, options).await.unwrap();
+        let (base, next) = (disk(&store, 1), Rc::new(Cell::new(1)));
+        let until_ns = env.now_ns() + HELD_NS;
+        let writers = (0..WRITERS).map(|_| write_until(env.clone(), base.clone(), next.clone(), until_ns));
+        noted.set(join_all(writers).await.into_iter().max().expect("writers"));
+        eprintln!(
+            "writes {} longest {} checkpoints {}",
+            next.get() / 2,
+            noted.get(),
+            store.checkpoints.get()
+        );
+        store.close().await.unwrap();
+    });
+    assert!(longest.get() < HELD_NS / 8, "a write took {} ns", longest.get());
+}

@@ -8,6 +8,7 @@ use blk::Result;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
+use super::table::Table;
 use super::tree::{Root, WalkItem, gone};
 use super::view::View;
 
@@ -30,8 +31,7 @@ impl Store {
 
     async fn written(&self, node: &Node) -> Result<u64> {
         let _retained = self.space.retain(self.work.clone());
-        let active: u64 =
-            node.active.borrow().runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum();
+        let active = node.active.borrow().mapped();
         let (pending, root) = merged_below(node.current_view(), node.parent.get());
         let parent = self.lineage.borrow().get(node.parent.get());
         let base = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
@@ -57,10 +57,7 @@ fn merged_below(view: Rc<View>, parent: u64) -> (u64, Option<Root>) {
             return (blocks, root);
         }
         if at.parent == parent {
-            let mapped = |table: &super::table::Table| -> u64 {
-                table.runs().filter(|(_, held)| held.addr != 0).map(|(_, held)| held.len).sum()
-            };
-            blocks += at.with_table(mapped).unwrap_or(0);
+            blocks += at.with_table(Table::mapped).unwrap_or(0);
         }
         at = at.below().expect("a view without a tree has one below it");
     }

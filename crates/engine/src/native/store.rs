@@ -133,9 +133,11 @@ pub struct Store {
     pub(super) tended: Cell<u32>,
     /// Time of the next flush of records that wait for one, and 0 where none waits.
     pub(super) flush_due_ns: Cell<u64>,
-    /// Time at which the next chunk may be punched while guests are active, and their requests at the last check.
+    /// Time at which the next chunk may be punched while guests are active.
     pub(super) punch_due_ns: Cell<u64>,
-    pub(super) requests_at_punch: Cell<u64>,
+    /// The guests' requests at the last look whether they are idle, and the time of the last look that found new ones.
+    pub(super) requests_at_look: Cell<u64>,
+    pub(super) active_ns: Cell<u64>,
     /// The guests' requests at the last step of background calculation.
     pub(super) requests_at_step: Cell<u64>,
     /// Freed space has been put back up to this record.
@@ -208,7 +210,8 @@ impl Store {
             tended: Cell::new(0),
             flush_due_ns: Cell::new(0),
             punch_due_ns: Cell::new(0),
-            requests_at_punch: Cell::new(0),
+            requests_at_look: Cell::new(0),
+            active_ns: Cell::new(0),
             requests_at_step: Cell::new(0),
             put_back_to: Cell::new(0),
             damage: RefCell::default(),

@@ -58,6 +58,7 @@ pub(super) fn is_contiguous(found: &[LookupRun]) -> bool {
 pub struct Table {
     runs: BTreeMap<u64, Redirect>,
     leaves: u64,
+    mapped: u64,
 }
 
 impl Table {
@@ -73,6 +74,11 @@ impl Table {
     /// Returns the most leaves that a merge of the table may have to write.
     pub fn leaves(&self) -> u64 {
         self.leaves
+    }
+
+    /// Returns the number of blocks of all runs that are not holes.
+    pub fn mapped(&self) -> u64 {
+        self.mapped
     }
 
     /// Counts the leaves that a run touches and that have no run yet. A hole over several leaves changes its first and
@@ -91,10 +97,11 @@ impl Table {
     pub fn insert(&mut self, start: u64, redirect: Redirect, displaced: &mut Vec<Extent>) {
         let blocks = start..start + redirect.len;
         let hole = redirect.addr == 0;
+        self.mapped += if hole { 0 } else { redirect.len };
         let overlaps = match self.runs.range_mut(..blocks.end).next_back() {
             // The usual overwrite: the number of leaves does not change.
             Some((&at, old)) if at == start && old.len == redirect.len && (old.addr == 0) == hole => {
-                note_displaced(&std::mem::replace(old, redirect), displaced);
+                self.mapped -= note_displaced(&std::mem::replace(old, redirect), displaced);
                 return;
             }
             Some((&at, old)) => at + old.len > start,
@@ -111,7 +118,7 @@ impl Table {
         self.cut_at(blocks.start);
         self.cut_at(blocks.end);
         while let Some((&at, old)) = self.runs.range(blocks.clone()).next() {
-            note_displaced(old, displaced);
+            self.mapped -= note_displaced(old, displaced);
             self.runs.remove(&at);
         }
     }
@@ -168,10 +175,13 @@ impl Table {
     }
 }
 
-fn note_displaced(old: &Redirect, displaced: &mut Vec<Extent>) {
-    if old.addr != 0 {
-        displaced.push(Extent { addr: old.addr, len: old.len });
+/// Returns the number of blocks that a replaced run had.
+fn note_displaced(old: &Redirect, displaced: &mut Vec<Extent>) -> u64 {
+    if old.addr == 0 {
+        return 0;
     }
+    displaced.push(Extent { addr: old.addr, len: old.len });
+    old.len
 }
 
 fn clip(start: u64, redirect: &Redirect, to: Range<u64>) -> LookupRun {
@@ -195,9 +205,10 @@ mod tests {
         assert_eq!(gone, [Extent { addr: 103, len: 2 }]);
         let runs: Vec<_> = table.runs().map(|(start, h)| (start, h.len, h.addr)).collect();
         assert_eq!(runs, [(10, 3, 100), (13, 2, 500), (15, 5, 105)]);
+        assert_eq!(table.mapped(), 10);
         gone.clear();
         table.insert(0, redirect(100, 0, 3), &mut gone);
-        assert_eq!(gone.iter().map(|e| e.len).sum::<u64>(), 10);
+        assert_eq!((gone.iter().map(|e| e.len).sum::<u64>(), table.mapped()), (10, 0));
         assert_eq!(table.len(), 1);
     }
 

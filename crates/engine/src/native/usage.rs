@@ -1,15 +1,17 @@
-//! Space used by states, computed from the differences between their trees.
+//! Space used by states, computed from the differences between them as they are now.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use blk::Result;
 
 use super::diff_base::{DiffRange, diff_ranges};
-use super::difference::{PAGES_AT_ONCE, item_now};
+use super::difference::item_now;
 use super::layout::BLOCK;
-use super::lineage::Lineage;
+use super::lineage::{Lineage, Node};
 use super::store::Store;
-use super::tree::{Root, WalkItem, gone};
+use super::tree::WalkItem;
+use super::unmerged::State;
 
 /// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -111,29 +113,31 @@ impl Store {
     /// with its source.
     pub async fn shared_with_others(&self, node: u64, own: &BTreeSet<u64>) -> Result<u64> {
         let Some(base) = self.base_of(node, own) else { return Ok(0) };
-        let (items, _retained) = self.merged_items(&[node, base]).await?;
-        let mut own = BlockCounts::default();
-        self.add_held(items[0].root, items[1].root, &DiffRange::ALL, &mut own).await?;
-        let mapped = items[0].root.map_or(0, |root| root.pointer.count);
-        Ok(mapped.saturating_sub(own.data) * BLOCK)
+        let (node, base) = (self.node(node)?, self.node(base)?);
+        let _retained = self.space.retain(self.work.clone());
+        let mut replaced = BlockCounts::default();
+        self.add_held(State::Node(&base), State::Node(&node), &DiffRange::ALL, &mut replaced).await?;
+        Ok(self.mapped_blocks(&base).await?.saturating_sub(replaced.data) * BLOCK)
+    }
+
+    /// Returns the number of data blocks of a state as it is now.
+    async fn mapped_blocks(&self, node: &Node) -> Result<u64> {
+        let root = node.current_view().tree_below();
+        let (tree, now) = (State::Tree(root), State::Node(node));
+        let (mut added, mut removed) = (BlockCounts::default(), BlockCounts::default());
+        self.add_held(now, tree, &DiffRange::ALL, &mut added).await?;
+        self.add_held(tree, now, &DiffRange::ALL, &mut removed).await?;
+        Ok((root.map_or(0, |root| root.pointer.count) + added.data).saturating_sub(removed.data))
     }
 
     /// Returns the bytes that were written in one of `nodes` and are also shown by others: what clones read.
     pub async fn bytes_read_by_others(&self, nodes: &BTreeSet<u64>) -> Result<u64> {
-        let written = loop {
-            let parents = self.with_parents(nodes);
-            if !self.is_read_by_others(&parents) {
-                return Ok(0);
-            }
-            let involved: Vec<u64> = parents.iter().flat_map(|(node, parent)| [*node, *parent]).collect();
-            let known: Vec<u64> = involved.into_iter().filter(|id| self.node(*id).is_ok()).collect();
-            match self.merged_items(&known).await {
-                Ok((_, _retained)) => break self.added_in(&parents).await?,
-                // A state that was reclaimed meanwhile is not among them any more.
-                Err(e) if known.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
-                Err(_) => {}
-            }
-        };
+        let parents = self.with_parents(nodes);
+        if !self.is_read_by_others(&parents) {
+            return Ok(0);
+        }
+        let _retained = self.space.retain(self.work.clone());
+        let written = self.added_in(&parents).await?;
         let all: Vec<u64> = nodes.iter().copied().collect();
         Ok(written.saturating_sub(self.held(&all).await?.data) * BLOCK)
     }
@@ -159,10 +163,12 @@ impl Store {
 
     /// Returns the number of data blocks that each state has and its parent does not.
     async fn added_in(&self, parents: &BTreeMap<u64, u64>) -> Result<u64> {
-        let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
+        let nodes: Vec<_> =
+            parents.iter().map(|(node, parent)| (self.node(*node).ok(), self.node(*parent).ok())).collect();
         let mut written = BlockCounts::default();
-        for (node, parent) in parents {
-            self.add_held(root_of(*node), root_of(*parent), &DiffRange::ALL, &mut written).await?;
+        for (node, parent) in &nodes {
+            self.add_held(state_of(node.as_ref()), state_of(parent.as_ref()), &DiffRange::ALL, &mut written)
+                .await?;
         }
         Ok(written.data)
     }
@@ -194,6 +200,14 @@ impl Store {
         }
     }
 
+    /// Sets how much free space is kept ready for first writes after a snapshot: it is zero-written ahead while guests
+    /// are idle, and not given back to the file system. Without it, only little is made ready, as guests need it.
+    pub fn keep_ready(&self, bytes: u64) {
+        if self.space.keep_ready(bytes / BLOCK) {
+            self.work.notify();
+        }
+    }
+
     /// Returns those of `nodes` whose space can be given back and has not been yet.
     pub fn left_to_reclaim(&self, nodes: &[u64]) -> Vec<u64> {
         let lineage = self.lineage.borrow();
@@ -201,28 +215,25 @@ impl Store {
         nodes.iter().filter(ready).copied().collect()
     }
 
+    #[cfg(test)]
+    pub(super) async fn held_data(&self, nodes: &[u64]) -> Result<u64> {
+        Ok(self.held(nodes).await?.data)
+    }
+
     async fn held(&self, nodes: &[u64]) -> Result<BlockCounts> {
         let dropped: BTreeSet<u64> = nodes.iter().copied().collect();
-        let mut parts = self.reclaimable_nodes(&dropped);
-        let _retained = loop {
-            let involved: Vec<u64> =
-                parts.iter().flat_map(|part| part.successor.into_iter().chain([part.node])).collect();
-            let merged = self.merged_items(&involved).await;
-            // States may have been added, removed or reclaimed meanwhile.
-            let again = self.reclaimable_nodes(&dropped);
-            match merged {
-                Err(e) if involved.iter().all(|id| self.node(*id).is_ok()) => return Err(e),
-                Ok((_, retained)) if again == parts => break retained,
-                _ => parts = again,
-            }
-        };
-        let root_of = |id: u64| self.node(id).ok().and_then(|node| item_now(&node).root);
-        let roots: Vec<_> =
-            parts.iter().map(|part| (root_of(part.node), part.successor.and_then(root_of))).collect();
+        let _retained = self.space.retain(self.work.clone());
+        let of = |id: u64| self.node(id).ok();
+        let parts: Vec<_> = self
+            .reclaimable_nodes(&dropped)
+            .into_iter()
+            .map(|part| (of(part.node), part.successor.and_then(of), part.diff_ranges))
+            .collect();
         let mut held = BlockCounts::default();
-        for (part, (root, successor)) in parts.iter().zip(roots) {
-            for range in &part.diff_ranges {
-                self.add_held(root, successor, range, &mut held).await?;
+        for (node, successor, diff_ranges) in &parts {
+            for range in diff_ranges {
+                self.add_held(state_of(node.as_ref()), state_of(successor.as_ref()), range, &mut held)
+                    .await?;
             }
         }
         Ok(held)
@@ -267,8 +278,8 @@ impl Store {
 
     async fn add_held(
         &self,
-        root: Option<Root>,
-        successor: Option<Root>,
+        state: State<'_>,
+        successor: State<'_>,
         range: &DiffRange,
         held: &mut BlockCounts,
     ) -> Result<()> {
@@ -279,18 +290,20 @@ impl Store {
                 WalkItem::Page { birth, .. } if birth > range.since => held.maps += 1,
                 _ => {}
             };
-            let (root, successor) = (root.as_ref(), successor.as_ref());
-            from = gone(&self.nodes, root, successor, from, range.end, PAGES_AT_ONCE, &mut add).await?;
+            from = self.gone_now((state, successor), from..range.end, &mut add).await?;
             self.env.sleep_us(0).await;
         }
         Ok(())
     }
 }
 
+/// Returns one side of a comparison; a node that does not exist has nothing.
+fn state_of(node: Option<&Rc<Node>>) -> State<'_> {
+    node.map_or(State::Tree(None), |node| State::Node(node))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
-
     use blk::Env;
     use sim::SimWorld;
 
@@ -318,10 +331,6 @@ mod tests {
         store
     }
 
-    async fn data(store: &Store, nodes: &[u64]) -> u64 {
-        store.held(nodes).await.unwrap().data
-    }
-
     /// Drops and reclaims the nodes, and returns the bytes that became free.
     async fn drop_and_reclaim(store: &Rc<Store>, nodes: &[u64]) -> u64 {
         store.checkpoint().await.unwrap();
@@ -338,14 +347,18 @@ mod tests {
     fn exclusive_and_shared_bytes_of_states_are_counted() {
         in_world(async |env| {
             let store = family(&env).await;
-            assert_eq!(data(&store, &[1]).await, 30);
-            assert_eq!(data(&store, &[2]).await, 20, "0..20 node 1 still shows");
-            assert_eq!(data(&store, &[3]).await, 0, "two rest on it");
-            assert_eq!(data(&store, &[4]).await, 10);
-            assert_eq!(data(&store, &[1, 2]).await, 70);
-            assert_eq!(data(&store, &[3, 4]).await, 10 + 40, "node 2 still shows 40..100, and not 0..40");
-            assert_eq!(data(&store, &[2, 3, 4, 4, 77]).await, 10 + 50 + 20);
-            assert_eq!(data(&store, &[1, 2, 3, 4]).await, 100 + 40 + 30 + 10);
+            assert_eq!(store.held_data(&[1]).await.unwrap(), 30);
+            assert_eq!(store.held_data(&[2]).await.unwrap(), 20, "0..20 node 1 still shows");
+            assert_eq!(store.held_data(&[3]).await.unwrap(), 0, "two rest on it");
+            assert_eq!(store.held_data(&[4]).await.unwrap(), 10);
+            assert_eq!(store.held_data(&[1, 2]).await.unwrap(), 70);
+            assert_eq!(
+                store.held_data(&[3, 4]).await.unwrap(),
+                10 + 40,
+                "node 2 still shows 40..100, and not 0..40"
+            );
+            assert_eq!(store.held_data(&[2, 3, 4, 4, 77]).await.unwrap(), 10 + 50 + 20);
+            assert_eq!(store.held_data(&[1, 2, 3, 4]).await.unwrap(), 100 + 40 + 30 + 10);
             let own = BTreeSet::from([1, 2]);
             assert_eq!(store.shared_with_others(1, &own).await.unwrap(), 50 * BLOCK);
             assert_eq!(store.shared_with_others(1, &BTreeSet::from([1, 2, 3])).await.unwrap(), 0);
@@ -361,6 +374,8 @@ mod tests {
         for nodes in [&[2][..], &[4], &[3, 4], &[1, 2], &[2, 3, 4], &[1, 2, 3, 4]] {
             in_world(async move |env| {
                 let store = family(&env).await;
+                // Only merged pages of maps count.
+                store.checkpoint().await.unwrap();
                 let foretold = store.exclusive_bytes(nodes).await.unwrap();
                 assert_eq!(drop_and_reclaim(&store, nodes).await, foretold, "{nodes:?}");
                 store.close().await.unwrap();
@@ -373,8 +388,9 @@ mod tests {
         in_world(async |env| {
             let store = family(&env).await;
             assert_eq!(drop_and_reclaim(&store, &[3]).await, 0);
+            store.checkpoint().await.unwrap();
             let foretold = store.exclusive_bytes(&[4]).await.unwrap();
-            assert_eq!(data(&store, &[4]).await, 10 + 40);
+            assert_eq!(store.held_data(&[4]).await.unwrap(), 10 + 40);
             assert_eq!(drop_and_reclaim(&store, &[4]).await, foretold);
             store.close().await.unwrap();
         });

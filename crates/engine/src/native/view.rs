@@ -54,6 +54,15 @@ impl View {
         }
     }
 
+    /// Returns the nearest tree: the content without the tables over it.
+    pub fn tree_below(&self) -> Option<Root> {
+        let mut below = self.below();
+        while let Some(next) = below.as_ref().and_then(|view| view.below()) {
+            below = Some(next);
+        }
+        below.map_or_else(|| self.root(), |view| view.root()).flatten()
+    }
+
     pub fn below(&self) -> Option<Rc<View>> {
         match &*self.form.borrow() {
             Form::Tree(_) => None,

@@ -80,6 +80,9 @@ impl WriteCoalescer {
     async fn write_batch(&self, mut parts: Vec<(u64, Slice)>) -> Result<()> {
         parts.sort_unstable_by_key(|(addr, _)| *addr);
         let runs = parts.chunk_by(|(addr, data), (next, _)| addr + data.len() as u64 / BLOCK == *next);
+        if runs.clone().count() == 1 {
+            return self.write_run(&parts).await;
+        }
         // All of them end before an error is returned: their blocks may be placed again then.
         join_all(runs.map(|run| self.write_run(run))).await.into_iter().collect()
     }

@@ -29,6 +29,7 @@ impl NativeDisk {
             },
         )
         .await?;
+        self.store.requests.update(|n| n + 1);
         Ok([range.start..blocks.start * BLOCK, blocks.end * BLOCK..range.end])
     }
 

@@ -174,7 +174,7 @@ impl Daemon {
         Ok(None)
     }
 
-    /// Evicts from the bins until the daemon ends.
+    /// Evicts from the bins, and sets the space that is kept ready, until the daemon ends.
     pub(super) async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
             for datastore in
@@ -184,6 +184,7 @@ impl Daemon {
                 // A datastore that hangs does not delay the others.
                 self.env.spawn_detached(Box::pin(async move {
                     daemon.clean_bin(&datastore).await;
+                    datastore.keep_ready().await;
                     datastore.bin.is_checked.set(false);
                 }));
             }

@@ -77,6 +77,8 @@ pub(super) struct Group {
     pub gap_cursor: usize,
     /// Chunks with blocks freed since they were last punched, one bit each.
     pub freed_chunks: u128,
+    /// Punched chunks in which nothing was placed since.
+    pub sparse_chunks: u128,
     pub maps: Option<Box<Maps>>,
 }
 
@@ -153,6 +155,7 @@ impl Group {
             lane_cursor: 0,
             gap_cursor: 0,
             freed_chunks: 0,
+            sparse_chunks: 0,
             maps: None,
         }
     }

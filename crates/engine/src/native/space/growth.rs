@@ -195,6 +195,43 @@ impl Space {
         }));
     }
 
+    /// Sets how many free data blocks are kept ready for first writes, beside those that `Growth` keeps ahead of
+    /// placement. They are made ready while guests are idle (`make_ready`), and are not given back to the file system.
+    /// Returns whether there may be something to do.
+    pub(crate) fn keep_ready(&self, blocks: u64) -> bool {
+        let blocked = self.ready_blocked.replace(false);
+        self.ready_blocks.replace(blocks) != blocks || blocked
+    }
+
+    /// Returns whether `make_ready` has something to do.
+    pub(crate) fn wants_ready(&self) -> bool {
+        let blocked = self.stopped.get() || self.ready_blocked.get();
+        !blocked && self.state.borrow().lacks_ready(self.ready_blocks.get())
+    }
+
+    /// Zero-writes a chunk, or adds a group to the file. A file that cannot grow is not an error: nothing needs the
+    /// space yet.
+    pub(crate) async fn make_ready(self: &Rc<Self>) -> Result<()> {
+        let space = self.clone();
+        let made = self.env.spawn(async move {
+            let _turn = space.turn.lock().await;
+            let zeros = space.state.borrow().ready_to < space.state.borrow().end();
+            match zeros {
+                _ if !space.wants_ready() => Ok(()),
+                true => space.zero_ahead().await,
+                // What is kept is a small part of what the file system has left, and a group is no more than that.
+                false if space.ready_blocks.get() < space.geometry.group_blocks => {
+                    space.ready_blocked.set(true);
+                    Ok(())
+                }
+                false => space.grow(false).await,
+            }
+        });
+        let made = made.join().await;
+        self.ready_blocked.update(|blocked| blocked || made.is_err());
+        made.or_else(|e| if e.is_no_space() { Ok(()) } else { Err(e) })
+    }
+
     /// Ends background work: when this returns, none of its I/O is under way.
     pub(crate) async fn stop(&self) {
         self.stopped.set(true);
@@ -322,6 +359,24 @@ impl State {
             }
         }
         ready < growth.ahead_blocks && self.ready_to < self.end()
+    }
+
+    /// Returns whether fewer than `wanted` free data blocks may be written without a cost: those that were freed, and
+    /// those that were zero-written ahead.
+    fn lacks_ready(&self, wanted: u64) -> bool {
+        if !self.can_grow || wanted == 0 {
+            return false;
+        }
+        let from = self.ready_to.max(self.frontier);
+        let first = self.geometry.group_of(from).unwrap_or(0);
+        let fresh = (first..self.groups.len() as u64).filter(|group| !self.groups[*group as usize].meta);
+        let unready: u64 = fresh
+            .map(|group| {
+                let start = self.geometry.group_start(group);
+                (start + self.geometry.group_blocks).saturating_sub(from.max(start + SLOTS))
+            })
+            .sum();
+        self.free_written().saturating_sub(unready) < wanted
     }
 
     fn ahead_step(&self, growth: &Growth, resident_groups_max: usize) -> Step {

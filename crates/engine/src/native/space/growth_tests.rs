@@ -151,6 +151,52 @@ fn zeros_are_written_ahead_and_never_over_data() {
     assert!(world.count(OpKind::Write).submitted > 60 + 10);
 }
 
+#[test]
+fn space_is_made_ready_and_needs_no_zeros_later() {
+    let world = SimWorld::new(5, Options::default());
+    let theirs = world.clone();
+    run_in(&world, async move |env| {
+        let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
+        space.place(20, None).await.unwrap();
+        quiet(&space).await;
+        assert!(!space.wants_ready() && space.keep_ready(1000));
+        while space.wants_ready() {
+            space.make_ready().await.unwrap();
+        }
+        assert!(space.totals().free_data >= 1000);
+        let before = theirs.count(OpKind::Write).submitted;
+        let mut placed = 20;
+        while placed < 800 {
+            placed += space.try_place(16, None).expect("room that was made ready").len;
+        }
+        quiet(&space).await;
+        assert_eq!(theirs.count(OpKind::Write).submitted, before, "zeros were written again");
+        assert!(space.wants_ready());
+    });
+}
+
+#[test]
+fn a_file_system_without_space_is_left_as_it_is() {
+    let world = SimWorld::new(5, Options::default());
+    let theirs = world.clone();
+    run_in(&world, async move |env| {
+        let space = open(&env, &store(&env).await, GEOMETRY, Vec::new());
+        space.place(20, None).await.unwrap();
+        quiet(&space).await;
+        theirs.set_capacity(theirs.allocated_bytes(FILE).map(|bytes| bytes + 100 * BLOCK));
+        space.keep_ready(1000);
+        while space.wants_ready() {
+            space.make_ready().await.unwrap();
+        }
+        let groups = space.groups();
+        assert!(space.totals().free_data < 1000);
+        theirs.set_capacity(None);
+        assert!(space.keep_ready(1000) && space.wants_ready(), "the next call tries again");
+        space.make_ready().await.unwrap();
+        assert_eq!(space.groups(), groups + 1);
+    });
+}
+
 const WIDE: Geometry = Geometry { store_id: 5, journal_pages: 4, group_blocks: 1024 };
 
 #[test]
@@ -169,7 +215,12 @@ fn whole_free_mebibytes_are_punched_once() {
         space.free_uncommitted(freed, 1);
         assert_eq!(space.punch(9).await.unwrap(), 0, "what waits is not punched");
         release_all(&space);
-        assert_eq!(space.punch(9).await.unwrap(), 2 << 20);
+        space.keep_ready(space.totals().free_data - 300);
+        assert_eq!(space.punch(1).await.unwrap(), 1 << 20);
+        space.keep_ready(space.totals().free_data - 256);
+        assert_eq!(space.punch(9).await.unwrap(), 0, "the rest is kept ready");
+        space.keep_ready(0);
+        assert_eq!(space.punch(9).await.unwrap(), 1 << 20);
         assert_eq!(theirs.allocated_bytes(FILE).unwrap(), before - (2 << 20));
         assert_eq!(space.punch(9).await.unwrap(), 0, "punched already");
         let again = space.place(1, Some(WIDE.group_start(0) + 300)).await.unwrap();

@@ -61,6 +61,10 @@ pub(crate) struct Space {
     stopped: Cell<bool>,
     /// Work ahead ended before all was ready; it is not tried again before something changes.
     ahead_blocked: Cell<bool>,
+    /// Free data blocks kept ready for first writes; see `keep_ready`.
+    ready_blocks: Cell<u64>,
+    /// The file could not grow for them; `keep_ready` tries again.
+    ready_blocked: Cell<bool>,
     /// The file system cannot punch holes.
     never_punches: Cell<bool>,
     resident_groups_max: Cell<usize>,
@@ -105,6 +109,8 @@ impl Space {
             frontier_at_zeros: Cell::new(0),
             stopped: Cell::new(false),
             ahead_blocked: Cell::new(false),
+            ready_blocks: Cell::new(0),
+            ready_blocked: Cell::new(false),
             never_punches: Cell::new(false),
             resident_groups_max: Cell::new(groups_max),
             retainers: Cell::new(0),

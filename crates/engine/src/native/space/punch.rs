@@ -11,10 +11,14 @@ use crate::native::layout::BLOCK;
 
 impl Space {
     /// Punches up to `chunks` wholly free MiB of data groups in which blocks were freed since the last punch, one after
-    /// another. None of their blocks is placed meanwhile. Returns the bytes given back; 0: there is nothing to punch.
+    /// another. None of their blocks is placed meanwhile. Returns the bytes given back; 0: there is nothing to punch, or
+    /// all of it is kept ready.
     pub(crate) async fn punch(self: &Rc<Self>, chunks: usize) -> Result<u64> {
         let mut bytes = 0;
         for _ in 0..chunks {
+            if self.state.borrow().free_written() <= self.ready_blocks.get() {
+                break;
+            }
             let space = self.clone();
             // The punch is a task of its own: a caller that is dropped must not leave a punch under way in blocks that
             // are placed.
@@ -45,7 +49,10 @@ impl Space {
         self.state.borrow_mut().shift(chunk, BlockState::Held, BlockState::Free);
         self.eased.notify();
         match punched {
-            Ok(()) => Ok(chunk.len * BLOCK),
+            Ok(()) => {
+                self.state.borrow_mut().note_punched(chunk);
+                Ok(chunk.len * BLOCK)
+            }
             Err(e) if e.kind == ErrorKind::Unsupported => {
                 self.never_punches.set(true);
                 Ok(0)

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::layout::{Extent, Geometry};
 use super::bits::{Bits, LANE};
-use super::group::{BLOCK_STATES, BlockState, Group, GroupSummary, Maps, SLOTS};
+use super::group::{BLOCK_STATES, BlockState, CHUNK, Group, GroupSummary, Maps, SLOTS};
 
 /// Numbers of blocks. `grown` is the sum of `used` to `free_meta`; page slots are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub(super) struct State {
     /// Numbers of free lanes and of free blocks in loaded data groups.
     lanes: u64,
     loaded_free: u64,
+    /// Number of punched chunks in which nothing was placed since, in all groups.
+    sparse_chunks: u64,
     pub reserve: u64,
     /// The last attempt to grow the file failed: gaps are filled.
     pub full: bool,
@@ -100,6 +102,7 @@ impl State {
             sets: Default::default(),
             totals: [[0; BLOCK_STATES]; 2],
             lanes: 0,
+            sparse_chunks: 0,
             loaded_free: 0,
             reserve: 0,
             full: false,
@@ -200,15 +203,41 @@ impl State {
         to: BlockState,
     ) {
         let len = blocks.len() as u64;
-        self.groups[group].shift(blocks, from, to);
+        self.groups[group].shift(blocks.clone(), from, to);
         if to == BlockState::Uncommitted {
             self.groups[group].placed_in = self.freezes;
+            self.note_filled(group, blocks);
         }
         let totals = &mut self.totals[usize::from(self.groups[group].meta)];
         totals[from as usize] -= len;
         totals[to as usize] += len;
         self.committed_changes += u64::from(from == BlockState::Committed || to == BlockState::Committed);
         self.refresh(group);
+    }
+
+    /// Notes that a chunk was punched.
+    pub(super) fn note_punched(&mut self, chunk: Extent) {
+        let (group, blocks) = self.locate_own(chunk);
+        let bit = 1 << (blocks.start / CHUNK);
+        self.sparse_chunks += u64::from(self.groups[group].sparse_chunks & bit == 0);
+        self.groups[group].sparse_chunks |= bit;
+    }
+
+    /// Notes that blocks were placed: the rest of a chunk counts as written too.
+    fn note_filled(&mut self, group: usize, blocks: Range<usize>) {
+        if self.groups[group].sparse_chunks == 0 {
+            return;
+        }
+        for chunk in blocks.start / CHUNK..=(blocks.end - 1) / CHUNK {
+            let bit = 1 << chunk;
+            self.sparse_chunks -= u64::from(self.groups[group].sparse_chunks & bit != 0);
+            self.groups[group].sparse_chunks &= !bit;
+        }
+    }
+
+    /// Returns the number of free data blocks that are not in punched chunks.
+    pub(super) fn free_written(&self) -> u64 {
+        self.free_data().saturating_sub(self.sparse_chunks * CHUNK as u64)
     }
 
     /// Makes blocks free that may have been written.
@@ -232,6 +261,7 @@ impl State {
     }
 
     pub(super) fn set_meta(&mut self, group: usize) {
+        self.note_filled(group, 0..self.group_blocks());
         self.change_totals(group, |total, count| total - count);
         self.groups[group].meta = true;
         self.groups[group].dirty = true;
