@@ -12,6 +12,8 @@ use super::tree::Root;
 pub(super) struct DiffRange {
     pub start: u64,
     pub end: u64,
+    /// The node that is the base, and its tree.
+    pub base_node: Option<u64>,
     pub base: Option<Root>,
     /// The node's own blocks in the range were born after this generation.
     pub since: u64,
@@ -19,7 +21,8 @@ pub(super) struct DiffRange {
 
 impl DiffRange {
     /// The whole disk, over no base.
-    pub(super) const ALL: DiffRange = DiffRange { start: 0, end: u64::MAX, base: None, since: 0 };
+    pub(super) const ALL: DiffRange =
+        DiffRange { start: 0, end: u64::MAX, base_node: None, base: None, since: 0 };
 
     pub(super) fn blocks(&self) -> Range<u64> {
         self.start..self.end
@@ -35,19 +38,27 @@ pub(super) fn diff_ranges(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) ->
     let mut ranges = Vec::new();
     let Some(item) = item_of(id) else { return ranges };
     let mut end = u64::MAX;
-    let mut base = item_of(item.parent);
+    let (mut base_node, mut base) = (item.parent, item_of(item.parent));
     for _ in 0..ANCESTORS_MAX {
         let given_back = base.filter(|base| base.dropped).map_or(0, |base| base.cursor);
         let start = item.cursor.max(given_back);
         if start < end {
             let since = base.map_or(0, |base| base.sealed);
-            ranges.push(DiffRange { start, end, base: base.and_then(|base| base.root), since });
+            let node = base.map(|_| base_node);
+            ranges.push(DiffRange {
+                start,
+                end,
+                base_node: node,
+                base: base.and_then(|base| base.root),
+                since,
+            });
             end = start;
         }
         if start <= item.cursor {
             break;
         }
-        base = base.and_then(|base| item_of(base.parent));
+        base_node = base.map_or(0, |base| base.parent);
+        base = item_of(base_node);
     }
     ranges.reverse();
     ranges

@@ -33,9 +33,7 @@ impl Store {
         let _retained = self.space.retain(self.work.clone());
         let active = node.active.borrow().mapped();
         let (pending, root) = merged_below(node.current_view(), node.parent.get());
-        let parent = self.lineage.borrow().get(node.parent.get());
-        let base = parent.and_then(|parent| merged_below(parent.current_view(), 0).1);
-        let (since, mut merged) = (node.since.get(), 0);
+        let (since, mut merged, mut budget) = (node.since.get(), 0, PAGES_MAX);
         let mut add = |found: WalkItem| {
             if let WalkItem::Data(data) = found
                 && data.birth > since
@@ -43,7 +41,13 @@ impl Store {
                 merged += data.len;
             }
         };
-        gone(&self.nodes, root.as_ref(), base.as_ref(), 0, u64::MAX, PAGES_MAX, &mut add).await?;
+        for range in self.diff_ranges_now(node.id) {
+            let base = range.base_node.and_then(|base| self.lineage.borrow().get(base));
+            let base = base.and_then(|base| base.current_view().tree_below());
+            let (from, loads) = (range.start, self.nodes.loads());
+            gone(&self.nodes, root.as_ref(), base.as_ref(), from, range.end, budget, &mut add).await?;
+            budget = budget.saturating_sub((self.nodes.loads() - loads) as usize).max(1);
+        }
         Ok(active + pending + merged)
     }
 }

@@ -137,7 +137,7 @@ impl Store {
             return Ok(0);
         }
         let _retained = self.space.retain(self.work.clone());
-        let written = self.added_in(&parents).await?;
+        let written = self.added_in(parents.keys()).await?;
         let all: Vec<u64> = nodes.iter().copied().collect();
         Ok(written.saturating_sub(self.held(&all).await?.data) * BLOCK)
     }
@@ -161,16 +161,24 @@ impl Store {
         parents
     }
 
-    /// Returns the number of data blocks that each state has and its parent does not.
-    async fn added_in(&self, parents: &BTreeMap<u64, u64>) -> Result<u64> {
-        let nodes: Vec<_> =
-            parents.iter().map(|(node, parent)| (self.node(*node).ok(), self.node(*parent).ok())).collect();
+    /// Returns the number of data blocks that each state has and its base does not. The caller retains the space.
+    async fn added_in(&self, nodes: impl Iterator<Item = &u64>) -> Result<u64> {
+        let of = |id: u64| self.node(id).ok();
+        let parts: Vec<_> = nodes
+            .flat_map(|id| self.diff_ranges_now(*id).into_iter().map(move |range| (*id, range)))
+            .map(|(id, range)| (of(id), range.base_node.and_then(of), range))
+            .collect();
         let mut written = BlockCounts::default();
-        for (node, parent) in &nodes {
-            self.add_held(state_of(node.as_ref()), state_of(parent.as_ref()), &DiffRange::ALL, &mut written)
-                .await?;
+        for (node, base, range) in &parts {
+            self.add_held(state_of(node.as_ref()), state_of(base.as_ref()), range, &mut written).await?;
         }
         Ok(written.data)
+    }
+
+    /// Returns the pieces of a state that count, over their bases as they are now.
+    pub(super) fn diff_ranges_now(&self, node: u64) -> Vec<DiffRange> {
+        let lineage = self.lineage.borrow();
+        diff_ranges(node, &|id| lineage.get(id).map(|node| item_now(&node)))
     }
 
     fn base_of(&self, node: u64, own: &BTreeSet<u64>) -> Option<u64> {
@@ -261,7 +269,6 @@ impl Store {
                 at = parent(node.id);
             }
         }
-        let item_of = |id: u64| lineage.get(id).map(|node| item_now(&node));
         let mut parts = Vec::new();
         for node in all {
             let successors = then.successors(node);
@@ -269,7 +276,7 @@ impl Store {
                 parts.push(ReclaimedNode {
                     node,
                     successor: successors.first().copied(),
-                    diff_ranges: diff_ranges(node, &item_of),
+                    diff_ranges: self.diff_ranges_now(node),
                 });
             }
         }
@@ -307,8 +314,9 @@ mod tests {
     use blk::Env;
     use sim::SimWorld;
 
+    use super::super::StoreOptions;
     use super::super::change::Op;
-    use super::super::tests::{disk, fill, open_store, run};
+    use super::super::tests::{disk, fill, open_store, open_store_with, run};
     use super::*;
 
     fn in_world(test: impl AsyncFnOnce(Env) + 'static) {
@@ -381,6 +389,50 @@ mod tests {
                 store.close().await.unwrap();
             });
         }
+    }
+
+    #[test]
+    fn a_state_of_which_a_part_is_given_back_is_counted_from_there_on() {
+        in_world(async |env| {
+            let options = StoreOptions { reserve_blocks: 64, reclaim_pages: 4, ..StoreOptions::default() };
+            let store = open_store_with(&env, options).await.unwrap();
+            store.change(&[Op::Create { node: 1, size_blocks: 100_000 }]).unwrap();
+            let base = disk(&store, 1);
+            for block in (0..25_000).step_by(250) {
+                fill(&base, block, 4, 1).await;
+            }
+            store.change(&[Op::Take { running: 1, sealed: 3 }]).unwrap();
+            for block in (0..25_000).step_by(250) {
+                fill(&base, block, 1, 2).await;
+            }
+            store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+            store.change(&[Op::Branch { from: 2, node: 4 }]).unwrap();
+            store.checkpoint().await.unwrap();
+            store.change(&[Op::Drop { node: 3 }]).unwrap();
+            let cursor = || store.node(3).map_or(u64::MAX, |node| node.cursor.get());
+            while cursor() < 5000 {
+                store.progress.wait().await;
+            }
+            store.hold_back(&[3], true);
+            assert!(cursor() < 20_000, "all of it was given back");
+            // The blocks that were given back get other contents.
+            while store.store_usage().waiting > 0 {
+                store.progress.wait().await;
+            }
+            let free = store.store_usage().free / BLOCK;
+            for block in 0..free + 1000 {
+                fill(&disk(&store, 4), 30_000 + block, 1, 3).await;
+            }
+            let lent = store.bytes_read_by_others(&BTreeSet::from([2])).await.unwrap() / BLOCK;
+            assert!((400..500).contains(&lent), "{lent} blocks");
+            assert_eq!(store.written_in(&[2]).await.unwrap(), 100 * BLOCK);
+            store.hold_back(&[3], false);
+            while store.has_to_reclaim() {
+                store.progress.wait().await;
+            }
+            assert_eq!(store.bytes_read_by_others(&BTreeSet::from([2])).await.unwrap(), 400 * BLOCK);
+            store.close().await.unwrap();
+        });
     }
 
     #[test]

@@ -126,5 +126,7 @@ impl NativeVm {
             self.store.hold_back(left, true);
         }
         job.moved(bytes).await;
+        // A checkpoint may merge a dropped state before it is reclaimed: its new map pages are given back too.
+        job.bytes_total.set(job.bytes_total.get().max(job.bytes_done.get()));
     }
 }
