@@ -18,6 +18,10 @@ use crate::job::Job;
 use crate::join::all;
 use crate::options::{Defect, Options};
 
+/// Number of tries of work with the reserve: a file system can take some time to free the reserve's blocks, and writers
+/// of other VMs may take them first.
+const RESERVE_TRIES: usize = 5;
+
 /// An open redo VM.
 pub struct Vm {
     /// The core that the VM was opened on.
@@ -311,7 +315,14 @@ impl Vm {
         }
         let _hold = SpaceHold::over(&self.disks()).await;
         self.manifest.reserve(0).await?;
-        let result = work().await;
+        let mut result = work().await;
+        for _ in 1..RESERVE_TRIES {
+            if !result.as_ref().is_err_and(Error::is_no_space) {
+                break;
+            }
+            self.env.sleep_us(self.options.space_retry_us).await;
+            result = work().await;
+        }
         set_aside(&*self.manifest, self.options.reserve_bytes).await;
         result
     }

@@ -333,8 +333,12 @@ impl Daemon {
 
     /// Closes all VMs of the datastore, and removes them from the registry. Refused while one of them is in use.
     async fn empty(&self, datastore: &Rc<Datastore>) -> Result<()> {
-        let entries: Vec<Rc<VmRecord>> =
-            self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)).collect();
+        let of_datastore = |entry: &Rc<VmRecord>| Rc::ptr_eq(&entry.datastore, datastore);
+        for entry in self.entries().iter().filter(|entry| of_datastore(entry)) {
+            self.running.await_ended(&entry.running, Who::All).await;
+        }
+        // Without an await from here on, so that no VM is missed.
+        let entries: Vec<Rc<VmRecord>> = self.entries().into_iter().filter(of_datastore).collect();
         let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
         let _shut = shut.collect::<Result<Vec<_>>>()?;
         if datastore.arrivals.get() > 0 {

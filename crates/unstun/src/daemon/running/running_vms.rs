@@ -19,6 +19,9 @@ use crate::daemon::running::vm::RunningVm;
 /// that waits for space on a full datastore may never end; the operation is refused then.
 const GONE_WITHIN_US: u64 = 20_000_000;
 
+/// Maximum time in microseconds until the connection of a client that has ended is closed.
+const ENDED_WITHIN_US: u64 = 200_000;
+
 /// Interval in microseconds between two checks. A client that has chosen its disk is not listed under it before its
 /// first request.
 const LOOK_AGAIN_US: u64 = 50_000;
@@ -71,11 +74,23 @@ impl RunningVms {
         }
     }
 
+    /// Waits for clients that have ended, but whose connections are not closed yet: an operation that follows the end of
+    /// a client is not refused because of it.
+    pub(crate) async fn await_ended(&self, vm: &RunningVm, who: Who) {
+        let left = pin!(self.left(vm, who, || ()));
+        select(left, pin!(self.env.sleep_us(ENDED_WITHIN_US))).await;
+    }
+
     async fn gone(&self, vm: &RunningVm, who: Who) {
+        self.left(vm, who, || self.cut(&vm.name, who)).await;
+    }
+
+    /// Returns when no such client is left. Calls `act` before each check.
+    async fn left(&self, vm: &RunningVm, who: Who, act: impl Fn()) {
         loop {
             // The wait is registered before the check, so that no change between the two is missed.
             let changed = vm.gate.someone_left();
-            self.cut(&vm.name, who);
+            act();
             if vm.present(who).is_empty() && !vm.gate.is_entered() {
                 return;
             }

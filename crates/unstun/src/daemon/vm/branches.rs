@@ -34,7 +34,7 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
-        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let (clients, _shut) = self.make_way(&entry, true, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
         let revert = async || Ok(entry.running.machine.clone().revert(wanted, take_first, fate.kept).await?);
@@ -58,7 +58,7 @@ impl Daemon {
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         // The discard of a side branch affects no client.
         let preview = entry.running.machine.discard_preview(request.snapshot.as_str()).await?;
-        let (clients, _shut) = self.make_way(&entry, request.disconnect && preview.reverts).await?;
+        let (clients, _shut) = self.make_way(&entry, preview.reverts, request.disconnect).await?;
         let discard =
             async || Ok(entry.running.machine.clone().discard(request.snapshot.as_str(), fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, discard).await?;
@@ -78,7 +78,7 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let preview = entry.running.machine.reset_preview().await?;
-        let (clients, _shut) = self.make_way(&entry, request.disconnect).await?;
+        let (clients, _shut) = self.make_way(&entry, true, request.disconnect).await?;
         let reset = async || Ok(entry.running.machine.clone().reset(fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, reset).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
@@ -108,7 +108,7 @@ impl Daemon {
     ) -> Result<api::Loss> {
         let fate = self.fate(entry, request.purge, request.keep).await?;
         let preview = entry.running.machine.restore_preview(id).await?;
-        let (clients, _shut) = self.make_way(entry, request.disconnect && preview.reverts).await?;
+        let (clients, _shut) = self.make_way(entry, preview.reverts, request.disconnect).await?;
         let loss = entry.running.machine.clone().restore(id, fate.kept).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
@@ -171,13 +171,18 @@ impl Daemon {
     }
 
     /// Disconnects the writers and closes the gate if `disconnect` is set. Otherwise connected clients stay, and the
-    /// engine refuses the operation and names them.
+    /// engine refuses the operation and names them. An operation that does not replace the running state (`reverts`)
+    /// affects no client.
     pub(crate) async fn make_way(
         &self,
         entry: &Rc<VmRecord>,
+        reverts: bool,
         disconnect: bool,
     ) -> Result<(Vec<VmClient>, Option<Shut>)> {
-        if !disconnect {
+        if !reverts || !disconnect {
+            if reverts {
+                self.running.await_ended(&entry.running, Who::Writers).await;
+            }
             return Ok((Vec::new(), None));
         }
         let (clients, shut) = self.running.disconnect(&entry.running, Who::Writers).await?;

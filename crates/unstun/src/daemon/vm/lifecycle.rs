@@ -227,7 +227,7 @@ impl Daemon {
             true => self.running.disconnect(&entry.running, Who::All).await?.0,
             false => Vec::new(),
         };
-        let _shut = entry.shut_idle("close the VM")?;
+        let _shut = self.shut_idle(&entry, "close the VM").await?;
         self.note(&entry, "closed");
         if let Err(error) = self.bring_to_rest(&entry).await {
             self.fail_read_only(vm.as_str(), entry.place(), &error);
@@ -344,7 +344,8 @@ impl Daemon {
             return Ok(entry.clone());
         }
         let _claim = self.claim(&entry.name)?;
-        let _shut = entry.shut_idle(&format!("let it use {folder}, for which the VM is reopened"))?;
+        let purpose = format!("let it use {folder}, for which the VM is reopened");
+        let _shut = self.shut_idle(entry, &purpose).await?;
         files.add_own_folder(folder).await?;
         let (name, home) = (entry.name.clone(), entry.place());
         // After the close a refusal would be too late. The descriptors that the close releases suffice for the
@@ -357,10 +358,15 @@ impl Daemon {
         };
         reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
     }
+
+    /// Closes the client gate. Refused while a client is connected or a job is open.
+    pub(crate) async fn shut_idle(&self, entry: &VmRecord, purpose: &str) -> Result<Shut> {
+        self.running.await_ended(&entry.running, Who::All).await;
+        entry.shut_idle(purpose)
+    }
 }
 
 impl VmRecord {
-    /// Closes the client gate. Refused while a client is connected or a job is open.
     pub(crate) fn shut_idle(&self, purpose: &str) -> Result<Shut> {
         let name = &self.name;
         let clients = self.running.present(Who::All);

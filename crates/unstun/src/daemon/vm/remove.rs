@@ -56,7 +56,7 @@ impl Daemon {
         request: api::VmRemove,
     ) -> Result<Option<api::BinEntry>> {
         let delete_disks = request.delete_disks;
-        let _shut = entry.shut_idle("remove the VM")?;
+        let _shut = self.shut_idle(entry, "remove the VM").await?;
         match &entry.kept {
             Kept::Redo(files) => {
                 refuse_readers(&entry.name, &*files.manifest()).await?;
