@@ -17,7 +17,7 @@ use super::catalogue::Catalogue;
 use super::journal::Position;
 use super::layout::Extent;
 use super::lineage::Node;
-use super::space::GroupSummary;
+use super::space::{GroupSummary, sorted};
 use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::Superblock;
@@ -238,13 +238,17 @@ impl Store {
     /// Removes the blocks that merges and earlier attempts freed from the committed space.
     async fn give_up(&self) -> Result<()> {
         let freed = self.freed.take();
+        let freed = match freed.len() > STEP_RUNS {
+            true => self.env.offload(move || sorted(freed)).await,
+            false => sorted(freed),
+        };
         if let Err(e) = self.load_groups_of(&freed).await {
             self.freed.borrow_mut().extend(freed);
             return Err(e);
         }
         for some in freed.chunks(STEP_RUNS) {
             let began_ns = self.env.now_ns();
-            some.iter().for_each(|extent| self.space.free_committed(*extent));
+            self.space.free_committed(some);
             if freed.len() > STEP_RUNS {
                 self.yield_to_guests(began_ns).await;
             }

@@ -59,7 +59,7 @@ impl Default for StoreOptions {
             flush_bytes: 64 << 20,
             reserve_blocks: 1024,
             reclaim_pages: 256,
-            reclaim_rest: 8,
+            reclaim_rest: 16,
             defects: Defects::default(),
         }
     }

@@ -116,7 +116,12 @@ impl Maps {
     }
 
     pub(super) fn is(&self, range: Range<usize>, state: BlockState) -> bool {
-        masks(range).all(|(at, mask)| self.word(state, at) & mask == mask)
+        masks(range).all(|(at, mask)| self.is_word(at, mask, state))
+    }
+
+    /// Returns whether the blocks of a part of one word are in this state.
+    pub(super) fn is_word(&self, at: usize, mask: u64, state: BlockState) -> bool {
+        self.word(state, at) & mask == mask
     }
 
     /// Changes the state of a part of one word; returns the change of the number of free lanes.
@@ -196,12 +201,23 @@ impl Group {
     /// Changes the state of blocks. Panics when a block of `range` (counted from the group's start) is not in state
     /// `from`.
     pub(super) fn shift(&mut self, range: Range<usize>, from: BlockState, to: BlockState) {
+        let maps = self.maps();
+        assert!(maps.is(range.clone(), from), "blocks {range:?} of the group: not all of them are {from:?}");
+        self.shift_words(masks(range), from, to);
+    }
+
+    /// Like `shift`, for blocks that the caller has checked: parts of words, each word once. Returns their number.
+    pub(super) fn shift_words(
+        &mut self,
+        parts: impl Iterator<Item = (usize, u64)>,
+        from: BlockState,
+        to: BlockState,
+    ) -> u32 {
         assert!(is_transition(from, to), "no block goes from {from:?} to {to:?}");
         let maps = self.maps.as_mut().expect("the group is loaded");
-        assert!(maps.is(range.clone(), from), "blocks {range:?} of the group: not all of them are {from:?}");
-        let len = range.len() as u32;
-        let mut lanes = 0;
-        for part in masks(range) {
+        let (mut len, mut lanes) = (0, 0);
+        for part in parts {
+            len += part.1.count_ones();
             lanes += maps.shift_word(part, from, to);
         }
         self.lanes =
@@ -210,6 +226,7 @@ impl Group {
         self.counts[to as usize] += len;
         self.dirty |= from == BlockState::Committed || to == BlockState::Committed;
         self.touched = true;
+        len
     }
 
     /// Makes all uncommitted blocks committed.

@@ -26,8 +26,12 @@ impl Space {
     /// Loads the groups of `addrs` for a replay, and keeps them loaded until the next `freeze`. Addresses outside of
     /// all groups are skipped. Returns `Damaged` when a page is not the one that the catalogue describes.
     pub(crate) async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {
+        let mut last = None;
         for addr in addrs {
             let Some((group, _)) = self.state.borrow().locate(Extent { addr, len: 1 }) else { continue };
+            if last.replace(group) == Some(group) {
+                continue;
+            }
             self.load(group).await?;
             let mut state = self.state.borrow_mut();
             if !std::mem::replace(&mut state.groups[group].pinned, true) {

@@ -9,6 +9,7 @@
 //! grows the file by whole groups. Background work keeps groups loaded and space zero-written ahead.
 
 mod audit;
+mod batch;
 mod bits;
 mod checkpoint;
 mod group;
@@ -26,6 +27,7 @@ use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, File, Result};
 
 pub(crate) use self::audit::{Marks, Retained, Tick};
+pub(crate) use self::batch::sorted;
 use self::group::BlockState;
 pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
@@ -216,7 +218,11 @@ impl Space {
     /// Makes extents of a batch of `take_releasable` free; a batch may be released in parts.
     pub(crate) fn release(&self, extents: &[Extent]) {
         let mut state = self.state.borrow_mut();
-        extents.iter().for_each(|extent| state.free(*extent, BlockState::Waiting));
+        if state.shift_sorted(extents, BlockState::Waiting, BlockState::Free) {
+            extents.iter().for_each(|extent| state.note_freed(*extent));
+        } else {
+            extents.iter().for_each(|extent| state.free(*extent, BlockState::Waiting));
+        }
         drop(state);
         self.ahead_blocked.set(false);
         self.eased.notify();

@@ -176,10 +176,14 @@ impl Run {
     }
 
     fn free_committed(&mut self) {
-        let picked = self.model.borrow().pick(&mut self.rng, Is::Committed);
-        let Some(extent) = picked else { return };
-        self.model.borrow_mut().set(extent, Some(Is::Committed), Some(Is::Waiting));
-        self.space.free_committed(extent);
+        let mut freed = Vec::new();
+        for _ in 0..=self.rng.below(4) {
+            let picked = self.model.borrow().pick(&mut self.rng, Is::Committed);
+            let Some(extent) = picked else { break };
+            self.model.borrow_mut().set(extent, Some(Is::Committed), Some(Is::Waiting));
+            freed.push(extent);
+        }
+        self.space.free_committed(&if self.rng.below(4) == 0 { freed } else { sorted(freed) });
     }
 
     fn release(&mut self) {

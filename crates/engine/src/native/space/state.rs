@@ -208,6 +208,23 @@ impl State {
             self.groups[group].placed_in = self.freezes;
             self.note_filled(group, blocks);
         }
+        self.note_shifted(group, len, from, to);
+    }
+
+    /// Like `shift_blocks` for parts of words of a group, which the caller has checked. No block is placed by it.
+    pub(super) fn shift_words(
+        &mut self,
+        group: usize,
+        parts: impl Iterator<Item = (usize, u64)>,
+        from: BlockState,
+        to: BlockState,
+    ) {
+        assert!(to != BlockState::Uncommitted, "blocks are placed one extent at a time");
+        let len = self.groups[group].shift_words(parts, from, to);
+        self.note_shifted(group, u64::from(len), from, to);
+    }
+
+    fn note_shifted(&mut self, group: usize, len: u64, from: BlockState, to: BlockState) {
         let totals = &mut self.totals[usize::from(self.groups[group].meta)];
         totals[from as usize] -= len;
         totals[to as usize] += len;
@@ -242,9 +259,16 @@ impl State {
 
     /// Makes blocks free that may have been written.
     pub(super) fn free(&mut self, extent: Extent, from: BlockState) {
+        self.shift(extent, from, BlockState::Free);
+        self.note_freed(extent);
+    }
+
+    /// Notes that free blocks hold data that nothing needs.
+    pub(super) fn note_freed(&mut self, extent: Extent) {
         let (group, blocks) = self.locate_own(extent);
-        self.groups[group].note_freed(blocks.clone());
-        self.shift_blocks(group, blocks, from, BlockState::Free);
+        self.groups[group].note_freed(blocks);
+        let data = !self.groups[group].meta;
+        self.sets[GroupSet::Freed as usize].put(group, data);
     }
 
     pub(super) fn commit_placed(&mut self) {

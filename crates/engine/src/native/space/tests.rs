@@ -90,7 +90,7 @@ fn a_checkpoint_holds_what_was_committed_and_slots_alternate() {
         assert_eq!(checkpoint(&space, 4).await[0].1.slot, 1);
         space.freeze(&[]);
         assert_eq!(checkpoint(&space, 5).await[0].1.slot, 0);
-        space.free_committed(uncommitted);
+        space.free_committed(&[uncommitted]);
         space.freeze(&[]);
         assert!(space.take_releasable(u64::MAX, u64::MAX).is_empty());
         let written = space.write_pages(6).await.unwrap();
@@ -101,7 +101,7 @@ fn a_checkpoint_holds_what_was_committed_and_slots_alternate() {
         let both = Extent { addr: kept.addr, len: 11 };
         assert_eq!(again.committed_runs(0).await.unwrap(), [both]);
         let late = Extent { addr: kept.addr, len: 1 };
-        space.free_committed(late);
+        space.free_committed(&[late]);
         space.committed(6);
         assert_eq!(space.take_releasable(u64::MAX, 5), [], "no durable batch names checkpoint 6");
         assert_eq!(
@@ -247,7 +247,7 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
             let space = open(&env, &file, GEOMETRY, vec![GroupSummary::default(); 1]);
             space.place(1, None).await.unwrap();
             space.freeze(&[]);
-            space.free_committed(Extent { addr, len });
+            space.free_committed(&[Extent { addr, len }]);
             assert_eq!(
                 space.write_pages(1).await.map_err(|e| e.kind),
                 Err(ErrorKind::Damaged),
@@ -256,6 +256,11 @@ fn frees_of_what_is_not_in_use_stop_the_checkpoint() {
             assert!(space.replay_place(Extent { addr, len }).is_err() || (addr, len) == (end - 1, 1));
             assert!(space.replay_free(Extent { addr: addr.wrapping_sub(3), len }).is_err());
         }
+        let space = open(&env, &file, GEOMETRY, vec![GroupSummary::default(); 1]);
+        let placed = space.place(5, None).await.unwrap();
+        space.freeze(&[]);
+        space.free_committed(&[placed, Extent { addr: placed.addr + 2, len: 1 }]);
+        assert_eq!(space.write_pages(1).await.map_err(|e| e.kind), Err(ErrorKind::Damaged), "freed twice");
     });
 }
 
@@ -297,7 +302,7 @@ fn idle_groups_are_evicted_and_loaded_again() {
         let loaded = |space: &Space| space.state.borrow().groups.iter().filter(|g| g.maps.is_some()).count();
         assert!(space.groups() > 10 && loaded(&space) <= 4, "{} of {}", loaded(&space), space.groups());
         // The blocks are freed while most groups are not loaded; the checkpoint loads them.
-        placed.iter().for_each(|extent| space.free_committed(*extent));
+        space.free_committed(&placed);
         space.freeze(&[]);
         checkpoint(&space, 20).await;
         release_all(&space);
