@@ -13,6 +13,8 @@ use blk::{Env, Slice};
 
 use super::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use super::front_end::Session;
+use super::limiter::Delay;
+use super::limits::IoCost;
 use super::negotiate::Terms;
 use super::outbox::{Batch, Outbox};
 use super::proto::*;
@@ -27,6 +29,8 @@ pub(super) struct Connection {
     outbox: RefCell<Outbox>,
     finishing: Cell<bool>,
     closed: Cell<bool>,
+    /// Whether the limits of the VM delay no request any more, because the connection ends.
+    undelayed: Cell<bool>,
 }
 
 /// The duty to answer a request, or a piece of one. Answering consumes it. Its memory is freed when the reply has been
@@ -54,6 +58,7 @@ impl Connection {
             outbox: RefCell::default(),
             finishing: Cell::new(false),
             closed: Cell::new(false),
+            undelayed: Cell::new(false),
         })
     }
 
@@ -75,6 +80,29 @@ impl Connection {
         (ticket, granted)
     }
 
+    /// Pays for a request from the limits of its VM. Returns a wait if the request may not begin yet.
+    pub(super) fn limit(&self, env: &Env, cost: IoCost) -> Option<Delay> {
+        let limiter = &self.group.limiter;
+        if self.undelayed.get() {
+            limiter.pay(env, cost);
+            return None;
+        }
+        limiter.admit(env, self.session.id(), cost)
+    }
+
+    /// Ends all waits of the client's requests without a limit in time, because the client has left or sends no more:
+    /// those for space, and those for the limits of its VM.
+    pub(super) fn abandon(&self, env: &Env) {
+        self.permit_delayed(env);
+        self.volume.abandon();
+    }
+
+    /// Lets the requests begin that the limits of the VM delay. No request of the connection is delayed from now on.
+    pub(super) fn permit_delayed(&self, env: &Env) {
+        self.undelayed.set(true);
+        self.group.limiter.permit_all(env, self.session.id());
+    }
+
     fn requests(&self) -> usize {
         self.session.memory().requests()
     }
@@ -87,6 +115,7 @@ impl Connection {
     /// Drops replies from now on, because the client does not read them.
     pub(super) fn close(&self) {
         self.closed.set(true);
+        self.group.limiter.drop_all(self.session.id());
         // The tickets change the counters when they drop, so the borrow has to be over by then.
         let given_up = self.outbox.take();
         drop(given_up);
