@@ -70,14 +70,22 @@ impl Connection {
     /// Nothing is received meanwhile, which holds back a client that sends requests and does not read the replies.
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
-        let (granted, cost) = poll_fn(|_| match memory.grant(len) {
-            Some(grant) => Poll::Ready(grant),
-            None => Poll::Pending,
+        let (granted, cost) = poll_fn(|_| {
+            let grant = if self.is_held_back(len) { None } else { memory.grant(len) };
+            grant.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
         let ticket = Ticket { line: self.clone(), cookie, cost };
         self.scheduler.take(env, &self.group, REQUEST_COST + granted).await;
         (ticket, granted)
+    }
+
+    /// Returns whether a request has to wait until fewer bytes of the connection wait for the limits of its VM. A request
+    /// without payload, such as a flush, has not.
+    fn is_held_back(&self, len: u64) -> bool {
+        let memory = self.session.memory();
+        let wanted = memory.held() + len.min(PIECE_BYTES_MAX);
+        len > 0 && memory.requests() > 0 && self.group.limiter.delayed() > 0 && wanted > DELAYED_BYTES_MAX
     }
 
     /// Pays for a request from the limits of its VM. Returns a wait if the request may not begin yet.

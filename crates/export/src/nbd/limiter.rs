@@ -2,8 +2,8 @@
 //!
 //! A request that may not begin waits in the party's queue, in order of arrival over all its connections. It holds its
 //! place in its connection's memory, as a request does that waits for a slow disk; a read allocates its buffer when it
-//! begins. The connection receives on, and other parties are not involved. Flushes and questions about allocation are
-//! never delayed.
+//! begins. The connection receives on until its requests have `DELAYED_BYTES_MAX` of memory, and other parties are not
+//! involved. Flushes and questions about allocation are never delayed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -94,6 +94,31 @@ fn a_flush_and_another_vm_pass_requests_that_wait() {
     daemon.stop();
 }
 
+/// The payload of writes that wait stays in the client, but for a few MiB.
+#[test]
+fn requests_that_wait_hold_little_memory() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 64M");
+    datastore.json("vm create other --disk 64M");
+    datastore.json("vm set web --bandwidth 64K");
+    let (web, mut other) = (attach(&datastore, "web/disk0"), attach(&datastore, "other/disk0"));
+    thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            let mut web = web;
+            (0..32).for_each(|n| web.send(Command::Write, n, n << 20, 1 << 20, &vec![7; 1 << 20]).unwrap());
+            (0..32).for_each(|_| assert_eq!(web.reply().unwrap().1, 0));
+        });
+        while delayed(&datastore, "web") < 5 {}
+        (0..10).for_each(|_| _ = reads(&mut other, 100));
+        let waiting = delayed(&datastore, "web");
+        assert!(waiting <= 8, "{waiting} of 1 MiB each");
+        datastore.json("vm set web --bandwidth none");
+        writer.join().unwrap();
+    });
+    daemon.stop();
+}
+
 #[test]
 fn a_client_that_ends_leaves_no_request_behind() {
     let datastore = Datastore::new();
@@ -113,6 +138,20 @@ fn a_client_that_ends_leaves_no_request_behind() {
         datastore.json("vm open web");
     }
     daemon.stop();
+}
+
+#[test]
+fn the_end_of_the_daemon_answers_the_requests_that_wait() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 64M");
+    datastore.json("vm set web --iops 10");
+    let mut nbd = attach(&datastore, "web/disk0");
+    (0..250).for_each(|n| nbd.send(Command::Write, n, 4096 * n, 4096, &KIB4).unwrap());
+    let waiting = delayed(&datastore, "web");
+    daemon.stop();
+    let answered = std::iter::from_fn(|| nbd.reply().ok()).filter(|(_, error)| *error == 0).count() as u64;
+    assert!(answered >= waiting, "{answered} answers, and {waiting} requests waited");
 }
 
 #[test]
@@ -154,6 +193,8 @@ fn limits_survive_restarts_moves_and_closing_and_a_clone_has_none() {
     drop(nbd);
     while datastore.run("vm close web").status.code() == Some(3) {}
     datastore.json("vm open web");
+    datastore.json("vm remove web --delete-disks --yes");
+    datastore.json("bin restore web");
     assert_eq!(limits(&datastore, "web")["iops"], 100);
     let text = std::fs::read_to_string(file("fast")).unwrap();
     assert!(text.contains("latency-us 400") && !text.contains("iops-burst"), "{text}");
