@@ -23,8 +23,8 @@ use super::limits::WEIGHT_DEFAULT;
 /// Cost of a request in addition to its bytes: its tasks and system calls occupy the core for as long as copying this
 /// much.
 pub(super) const REQUEST_COST: u64 = 8 << 10;
-/// Credit of a party for one turn if one party waits: 53 requests of 4 KiB, or half of the largest piece of a request.
-/// Copying that much takes about 0.1 ms.
+/// Credit of a party of default weight for one turn if one party waits: 53 requests of 4 KiB, or half of the largest
+/// piece of a request. Copying that much takes about 0.1 ms.
 pub(super) const TURN_CREDIT: u64 = 640 << 10;
 /// Smallest credit of a party of average weight, however many parties wait. A hundred parties begin 6 MiB a turn, which
 /// takes about 1 ms.

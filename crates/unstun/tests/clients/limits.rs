@@ -199,13 +199,19 @@ fn limits_survive_restarts_moves_and_closing_and_a_clone_has_none() {
     let text = std::fs::read_to_string(file("fast")).unwrap();
     assert!(text.contains("latency-us 400") && !text.contains("iops-burst"), "{text}");
 
-    std::fs::write(file("fast"), "iops many\n").unwrap();
-    daemon.kill();
-    let daemon = datastore.start();
-    let shown = datastore.json("vm show web");
-    assert!(shown["notices"].to_string().contains("iops: found"), "{shown}");
-    assert_eq!(shown["limits"]["iops"], Value::Null);
     daemon.stop();
+    for (text, words) in
+        [("iops many\n", "iops: found"), (&"x".repeat(8192), "8192 bytes, expected at most 4096")]
+    {
+        std::fs::write(file("fast"), text).unwrap();
+        let daemon = datastore.start();
+        let shown = datastore.json("vm show web");
+        assert!(shown["notices"].to_string().contains(words), "{shown}");
+        assert_eq!(shown["limits"]["iops"], Value::Null);
+        datastore.json("vm set web --iops 100");
+        daemon.stop();
+        assert_eq!(std::fs::read_to_string(file("fast")).unwrap(), "iops 100\n");
+    }
 }
 
 #[test]

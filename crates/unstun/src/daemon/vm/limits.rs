@@ -34,17 +34,18 @@ pub(crate) struct StoredLimits {
 /// being served: the notice says what does not apply.
 pub(crate) async fn read(home: &Dir) -> blk::Result<StoredLimits> {
     let own = home.open_dir(OWN_FOLDER, false).await?;
-    let text = text(&own).await?;
-    let place = own.path_of(LIMITS_NAME);
-    Ok(parse(&place, &text).unwrap_or_else(|error| {
-        let remedy = "the VM has no limits until `unstun vm set` sets them again";
-        StoredLimits { notice: Some(format!("{error}; {remedy}")), ..StoredLimits::default() }
-    }))
+    match text(&own).await.and_then(|text| parse(&own.path_of(LIMITS_NAME), &text)) {
+        Err(error) if error.kind == ErrorKind::Damaged => {
+            let remedy = "the VM has no limits until `unstun vm set` sets them again";
+            Ok(StoredLimits { notice: Some(format!("{error}; {remedy}")), ..StoredLimits::default() })
+        }
+        stored => stored,
+    }
 }
 
 /// Copies the limits of a home to another one, with the lines of a newer version. Durable when the call returns.
 pub(crate) async fn copy(from: &Dir, to: &Dir) -> blk::Result<()> {
-    match text(from).await? {
+    match text_or_nothing(from).await? {
         text if text.is_empty() => Ok(()),
         text => to.replace_file(LIMITS_NAME, text.as_bytes()).await,
     }
@@ -52,7 +53,7 @@ pub(crate) async fn copy(from: &Dir, to: &Dir) -> blk::Result<()> {
 
 /// Durably records the limits. Lines of a newer version stay.
 async fn write(own: &Dir, limits: &VmLimits) -> blk::Result<()> {
-    let text = format(limits, &text(own).await?);
+    let text = format(limits, &text_or_nothing(own).await?);
     if !text.is_empty() {
         return own.replace_file(LIMITS_NAME, text.as_bytes()).await;
     }
@@ -65,6 +66,14 @@ async fn text(own: &Dir) -> blk::Result<String> {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(String::new()),
         Err(e) => Err(e),
+    }
+}
+
+/// Returns the text, or an empty one where the file is too large to be one of limits.
+async fn text_or_nothing(own: &Dir) -> blk::Result<String> {
+    match text(own).await {
+        Err(e) if e.kind == ErrorKind::Damaged => Ok(String::new()),
+        text => text,
     }
 }
 
