@@ -22,8 +22,8 @@ use crate::{
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
     Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
-    VmClone, VmClosed, VmCreate, VmImport, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace,
-    VmSummary,
+    VmClone, VmClosed, VmCreate, VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved,
+    VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -264,6 +264,7 @@ routes! {
     POST "/vms/{vm}/open" => vm_open(vm: &VmName, request: &VmOpen) -> Vm, request;
     PUT "/vms/{vm}/shared-writers" =>
         vm_set_shared_writers(vm: &VmName, shared: bool) -> Vm, &SharedWriters { shared };
+    PUT "/vms/{vm}/limits" => vm_set_limits(vm: &VmName, request: &VmLimits) -> Vm, request;
     PUT "/vms/{vm}/snapshot-dir" =>
         vm_set_snapshot_dir(vm: &VmName, request: &SnapshotDir) -> Vm, request;
     POST "/vms/{vm}/reset" => vm_reset(vm: &VmName, request: &Reset) -> Loss, request;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{BinEntry, Disk, DiskCreate, Space, Store, WhenFull};
+use super::{BinEntry, Disk, DiskCreate, Space, Store, VmLimits, WhenFull};
 use crate::name::{DatastoreName, SnapshotRef, VmName};
 
 /// Body of `POST /vms`.
@@ -143,6 +143,9 @@ pub struct Vm {
     pub when_full: WhenFull,
     /// Whether several clients may write one disk.
     pub shared_writers: bool,
+    pub limits: VmLimits,
+    /// Number of requests that wait now because the VM has reached a limit.
+    pub delayed_requests: u64,
     /// Generation of the content of its running disks, which is part of their exports' names in `nbd_uri`. A revert, a
     /// discard of the running state and a reset raise it.
     pub generation: u64,

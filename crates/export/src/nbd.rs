@@ -4,12 +4,15 @@
 //! transfer their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose:
 //! TLS, oldstyle, extended headers.
 
+mod bucket;
 mod connection;
 mod connections;
 mod fair;
 mod front_end;
 mod handshake;
 mod handshake_timer;
+mod limiter;
+mod limits;
 pub mod memory;
 mod negotiate;
 mod options;
@@ -27,5 +30,7 @@ mod work;
 
 pub use connections::Limits;
 pub use front_end::{ConnectionFailure, FrontEnd, Observer, SessionInfo};
+pub use limiter::Limiter;
+pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use reply::Failure;
 pub use server::serve;

@@ -13,6 +13,8 @@ use blk::{Env, Slice};
 
 use super::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use super::front_end::Session;
+use super::limiter::Delay;
+use super::limits::IoCost;
 use super::negotiate::Terms;
 use super::outbox::{Batch, Outbox};
 use super::proto::*;
@@ -27,6 +29,8 @@ pub(super) struct Connection {
     outbox: RefCell<Outbox>,
     finishing: Cell<bool>,
     closed: Cell<bool>,
+    /// Whether the limits of the VM delay no request any more, because the connection ends.
+    undelayed: Cell<bool>,
 }
 
 /// The duty to answer a request, or a piece of one. Answering consumes it. Its memory is freed when the reply has been
@@ -54,6 +58,7 @@ impl Connection {
             outbox: RefCell::default(),
             finishing: Cell::new(false),
             closed: Cell::new(false),
+            undelayed: Cell::new(false),
         })
     }
 
@@ -65,14 +70,45 @@ impl Connection {
     /// Nothing is received meanwhile, which holds back a client that sends requests and does not read the replies.
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
-        let (granted, cost) = poll_fn(|_| match memory.grant(len) {
-            Some(grant) => Poll::Ready(grant),
-            None => Poll::Pending,
+        let (granted, cost) = poll_fn(|_| {
+            let grant = if self.is_held_back(len) { None } else { memory.grant(len) };
+            grant.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
         let ticket = Ticket { line: self.clone(), cookie, cost };
         self.scheduler.take(env, &self.group, REQUEST_COST + granted).await;
         (ticket, granted)
+    }
+
+    /// Returns whether a request has to wait until fewer bytes of the connection wait for the limits of its VM. A request
+    /// without payload, such as a flush, has not.
+    fn is_held_back(&self, len: u64) -> bool {
+        let memory = self.session.memory();
+        let wanted = memory.held() + len.min(PIECE_BYTES_MAX);
+        len > 0 && memory.requests() > 0 && self.group.limiter.delayed() > 0 && wanted > DELAYED_BYTES_MAX
+    }
+
+    /// Pays for a request from the limits of its VM. Returns a wait if the request may not begin yet.
+    pub(super) fn limit(&self, env: &Env, cost: IoCost) -> Option<Delay> {
+        let limiter = &self.group.limiter;
+        if self.undelayed.get() {
+            limiter.pay(env, cost);
+            return None;
+        }
+        limiter.admit(env, self.session.id(), cost)
+    }
+
+    /// Ends all waits of the client's requests without a limit in time, because the client has left or sends no more:
+    /// those for space, and those for the limits of its VM.
+    pub(super) fn abandon(&self, env: &Env) {
+        self.permit_delayed(env);
+        self.volume.abandon();
+    }
+
+    /// Lets the requests begin that the limits of the VM delay. No request of the connection is delayed from now on.
+    pub(super) fn permit_delayed(&self, env: &Env) {
+        self.undelayed.set(true);
+        self.group.limiter.permit_all(env, self.session.id());
     }
 
     fn requests(&self) -> usize {
@@ -87,6 +123,7 @@ impl Connection {
     /// Drops replies from now on, because the client does not read them.
     pub(super) fn close(&self) {
         self.closed.set(true);
+        self.group.limiter.drop_all(self.session.id());
         // The tickets change the counters when they drop, so the borrow has to be over by then.
         let given_up = self.outbox.take();
         drop(given_up);

@@ -1,9 +1,10 @@
 //! Fair shares of the core: the amount of work that each party may begin between two turns of the reactor.
 //!
 //! A party is all clients of one VM (`Exports::party`). Before a connection begins a piece of work, it pays the cost
-//! from its party's credit. Each turn of the reactor grants every party the same credit. Parties with work to do
-//! therefore get equal shares of the core, however many connections each has. Within a party, waiting connections are
-//! served in order of arrival, and each waits for one piece at a time, so they take turns.
+//! from its party's credit. Each turn of the reactor grants every party credit in proportion to its weight. Parties of
+//! equal weight with work to do therefore get equal shares of the core, however many connections each has. Within a
+//! party, waiting connections are served in order of arrival, and each waits for one piece at a time, so they take
+//! turns.
 //!
 //! A party that stays below its credit never waits; it only pays for the check.
 
@@ -16,13 +17,17 @@ use std::task::{Poll, Waker};
 use blk::Env;
 use blk::sync::TaskMutex;
 
+use super::limiter::{Limiter, Limiters};
+use super::limits::WEIGHT_DEFAULT;
+
 /// Cost of a request in addition to its bytes: its tasks and system calls occupy the core for as long as copying this
 /// much.
 pub(super) const REQUEST_COST: u64 = 8 << 10;
-/// Credit of a party for one turn if one party waits: 53 requests of 4 KiB, or half of the largest piece of a request.
-/// Copying that much takes about 0.1 ms.
+/// Credit of a party of default weight for one turn if one party waits: 53 requests of 4 KiB, or half of the largest
+/// piece of a request. Copying that much takes about 0.1 ms.
 pub(super) const TURN_CREDIT: u64 = 640 << 10;
-/// Smallest credit, however many parties wait. A hundred parties begin 6 MiB a turn, which takes about 1 ms.
+/// Smallest credit of a party of average weight, however many parties wait. A hundred parties begin 6 MiB a turn, which
+/// takes about 1 ms.
 pub(super) const TURN_CREDIT_MIN: u64 = 64 << 10;
 
 /// Credit of a party that has been the only one for [`ALONE_TURNS`]. Nothing else limits its requests then, and a new
@@ -32,6 +37,7 @@ const ALONE_TURNS: u64 = 256;
 
 /// All parties with connections, and those whose connections wait.
 pub(super) struct FairScheduler {
+    pub limiters: Limiters,
     groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
     /// Parties with waiting connections. A task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<ClientGroup>>>,
@@ -49,6 +55,16 @@ pub(super) struct ClientGroup {
     /// Held by a BLOCK_STATUS that is under way. The lookup of a large range occupies the core for long, so a party has
     /// one at a time.
     pub status_turn: TaskMutex,
+    /// The party's limits, and its weight.
+    pub limiter: Rc<Limiter>,
+}
+
+/// What the parties that wait share in a turn.
+enum Shares {
+    /// The party has been the only one for long.
+    Alone,
+    /// Number of parties that wait, and the sum of their weights.
+    Of { parties: u64, weights: u64 },
 }
 
 /// A connection's place in the queue of its party.
@@ -74,12 +90,13 @@ impl Drop for WaiterGuard {
 }
 
 impl ClientGroup {
-    fn new() -> ClientGroup {
+    fn new(limiter: Rc<Limiter>) -> ClientGroup {
         ClientGroup {
             credit: Cell::new(TURN_CREDIT as i64),
             turn: Cell::new(0),
             queue: RefCell::default(),
             status_turn: TaskMutex::default(),
+            limiter,
         }
     }
 
@@ -111,9 +128,21 @@ impl ClientGroup {
     }
 }
 
+impl Shares {
+    /// Returns the credit of a party for one turn. The more parties wait the smaller it is, so that turns stay short.
+    fn credit(&self, weight: u64) -> u64 {
+        let Shares::Of { parties, weights } = *self else { return ALONE_CREDIT };
+        let default = u64::from(WEIGHT_DEFAULT);
+        let share = 2 * TURN_CREDIT * weight / (default + weights.max(default));
+        let least = TURN_CREDIT_MIN * weight * parties.max(1) / weights.max(default);
+        share.max(least).max(1)
+    }
+}
+
 impl Default for FairScheduler {
     fn default() -> Self {
         FairScheduler {
+            limiters: Limiters::default(),
             groups: RefCell::default(),
             waiting: RefCell::default(),
             last: Cell::new(std::ptr::null()),
@@ -129,7 +158,7 @@ impl FairScheduler {
             return group;
         }
         known.retain(|_, group| group.strong_count() > 0);
-        let group = Rc::new(ClientGroup::new());
+        let group = Rc::new(ClientGroup::new(self.limiters.of(name)));
         known.insert(name.to_string(), Rc::downgrade(&group));
         group
     }
@@ -142,13 +171,13 @@ impl FairScheduler {
         }
     }
 
-    /// Returns the credit of each party. The more parties wait the smaller it is, so that turns stay short.
-    fn turn_credit(&self, turn: u64) -> u64 {
-        let waiting = self.waiting.borrow().len() as u64;
-        if waiting <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
-            return ALONE_CREDIT;
+    fn shares(&self, turn: u64) -> Shares {
+        let waiting = self.waiting.borrow();
+        if waiting.len() <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
+            return Shares::Alone;
         }
-        (2 * TURN_CREDIT / (1 + waiting.max(1))).max(TURN_CREDIT_MIN)
+        let weights = waiting.iter().map(|group| group.limiter.weight()).sum();
+        Shares::Of { parties: waiting.len() as u64, weights }
     }
 
     /// Waits until `group` may begin work of this cost, and spends it.
@@ -156,7 +185,7 @@ impl FairScheduler {
         let turn = env.turns();
         self.note(group, turn);
         if group.queue.borrow().is_empty() {
-            group.renew(turn, self.turn_credit(turn));
+            group.renew(turn, self.shares(turn).credit(group.limiter.weight()));
             if group.credit.get() > 0 {
                 return group.spend(cost);
             }
@@ -198,10 +227,10 @@ async fn serve_waiting(scheduler: Rc<FairScheduler>, env: Env) {
     loop {
         env.next_turn().await;
         let turn = env.turns();
-        let credit = scheduler.turn_credit(turn);
+        let shares = scheduler.shares(turn);
         let mut waiting = scheduler.waiting.borrow_mut();
         waiting.retain(|group| {
-            group.renew(turn, credit);
+            group.renew(turn, shares.credit(group.limiter.weight()));
             group.serve()
         });
         if waiting.is_empty() {

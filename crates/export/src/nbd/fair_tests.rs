@@ -6,6 +6,7 @@ use std::rc::Rc;
 use blk::Env;
 use sim::SimWorld;
 
+use super::super::limits::{IoLimits, WEIGHT_MAX};
 use super::*;
 
 const GREEDY_COST: u64 = REQUEST_COST + (1 << 20);
@@ -31,6 +32,15 @@ async fn work(
 /// Returns what each connection began within `turns`. A group is a party, the cost of one piece, and a number of
 /// connections.
 fn begun(groups: &'static [(&'static str, u64, usize)], turns: u64) -> Vec<Vec<u64>> {
+    begun_with_weights(groups, &[], turns)
+}
+
+/// Returns the same where some parties have a weight.
+fn begun_with_weights(
+    groups: &'static [(&'static str, u64, usize)],
+    weights: &'static [(&'static str, u32)],
+    turns: u64,
+) -> Vec<Vec<u64>> {
     let world = SimWorld::new(1, sim::Options::default());
     let counts = world.run(move |env| async move {
         let scheduler = Rc::new(FairScheduler::default());
@@ -38,6 +48,10 @@ fn begun(groups: &'static [(&'static str, u64, usize)], turns: u64) -> Vec<Vec<u
         let mut tasks = Vec::new();
         for &(name, cost, connections) in groups {
             let group = scheduler.group(name);
+            let weight = weights.iter().find(|(party, _)| *party == name);
+            weight.inspect(|(_, weight)| {
+                group.limiter.set(IoLimits { weight: *weight, ..IoLimits::default() });
+            });
             let each: Vec<Rc<Cell<u64>>> = (0..connections).map(|_| Rc::default()).collect();
             for done in &each {
                 let work = work(env.clone(), scheduler.clone(), group.clone(), cost, turns, done.clone());
@@ -78,6 +92,28 @@ fn groups_with_equal_demand_get_equal_shares() {
     let both = begun(&[("one", GREEDY_COST, 1), ("many", GREEDY_COST, 100)], 4000);
     let (one, many): (u64, u64) = (both[0].iter().sum(), both[1].iter().sum());
     assert!(10 * one >= 9 * many, "{one} and {many}");
+}
+
+#[test]
+fn shares_follow_the_weights() {
+    let groups = &[("heavy", GREEDY_COST, 50), ("default", GREEDY_COST, 50), ("light", GREEDY_COST, 50)];
+    let all = begun_with_weights(groups, &[("heavy", 400), ("light", 25)], 20_000);
+    let [heavy, default, light] = [0, 1, 2].map(|n| all[n].iter().sum::<u64>());
+    println!("pieces in 20000 turns with weights 400, 100, 25: {heavy}, {default}, {light}");
+    assert!(heavy.abs_diff(4 * default) <= heavy / 20, "{heavy} and {default}");
+    assert!(default.abs_diff(4 * light) <= default / 20, "{default} and {light}");
+}
+
+#[test]
+fn equal_weights_have_the_shares_of_no_weights() {
+    let of = |parties: u64, weight: u64| Shares::Of { parties, weights: parties * weight }.credit(weight);
+    for parties in [1, 2, 10, 100] {
+        let expected = (2 * TURN_CREDIT / (1 + parties)).max(TURN_CREDIT_MIN);
+        assert_eq!(of(parties, u64::from(WEIGHT_DEFAULT)), expected, "{parties} parties");
+    }
+    // Turns stay as short with the largest weights.
+    assert!(100 * of(100, u64::from(WEIGHT_MAX)) <= 100 * TURN_CREDIT_MIN);
+    assert!(of(1, 1) > 0);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use blk::{Env, ErrorKind};
 
 use super::connections::{Counts, Limits};
 use super::fair::FairScheduler;
+use super::limiter::Limiter;
 use super::memory::{Holding, Memory};
 use super::proto::REFUSALS_MAX;
 use super::reply::Failure;
@@ -109,6 +110,11 @@ pub(super) struct SessionEntry {
 }
 
 impl Session {
+    /// Returns the number of the connection, unique in its front end.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
     pub(super) fn peer(&self) -> &str {
         &self.peer
     }
@@ -189,6 +195,12 @@ impl FrontEnd {
     /// Returns the memory of all connections and requests.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// Returns the limiter of all clients of a party (`Exports::client_group`). The limits apply as long as the
+    /// limiter is kept.
+    pub fn limiter(&self, party: &str) -> Rc<Limiter> {
+        self.scheduler.limiters.of(party)
     }
 
     pub(super) fn scheduler(&self) -> &Rc<FairScheduler> {

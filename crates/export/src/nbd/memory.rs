@@ -130,6 +130,11 @@ impl Holding {
         Some((granted, cost))
     }
 
+    /// Returns the memory of accepted requests whose reply has not been sent.
+    pub(crate) fn held(&self) -> u64 {
+        self.held.get()
+    }
+
     pub(crate) fn give_back(&self, cost: u64) {
         self.requests.set(self.requests.get() - 1);
         self.hold(self.held.get() - cost);

@@ -216,6 +216,9 @@ pub const REQUESTS_MAX: usize = 256;
 /// Limit of the memory of these requests in both directions, however much is free: 64 MiB of payload, and 1 MiB in
 /// addition.
 pub const IN_FLIGHT_BYTES_MAX: u64 = 65 << 20;
+/// Maximum memory of a connection's requests while requests of its VM wait for the VM's limits. They may wait for long, and
+/// other VMs need the memory.
+pub const DELAYED_BYTES_MAX: u64 = 8 << 20;
 /// Receive buffer of a connection that sends little: it has room for all its requests, or for the beginning of one
 /// payload.
 pub const RECEIVE_BYTES: usize = 8 << 10;

@@ -14,10 +14,11 @@ use blk::{Buf, Env, Error, Result, SECTOR, Slice};
 use futures_util::future::{Either, select};
 
 use super::connection::{Connection, Ticket};
+use super::limits::IoCost;
 use super::proto::*;
 use super::reply::Failure;
 use super::request::{Command, Event, RequestParser};
-use super::work::{SplitRequest, read_part, start, write, write_part};
+use super::work::{SplitRequest, begin, read_part, start, write, write_part};
 
 pub(super) struct Receiver<'a> {
     env: Env,
@@ -89,7 +90,7 @@ impl<'a> Receiver<'a> {
         match select(admitted, pin!(self.socket.hung_up())).await {
             Either::Left((admitted, _)) => admitted,
             Either::Right((_, admitted)) => {
-                self.line.volume.abandon();
+                self.line.abandon(&self.env);
                 admitted.await
             }
         }
@@ -158,12 +159,13 @@ impl<'a> Receiver<'a> {
         while done < len {
             let (ticket, now) = self.admit(cookie, len - done).await;
             let Some(data) = self.payload(now as usize).await? else { return Ok(false) };
+            let cost = IoCost::of_piece(done == 0, now);
             if now == len {
-                self.env.spawn_detached(Box::pin(write(ticket, offset, data, fua)));
+                begin(&self.env, self.line, cost, write(ticket, offset, data, fua));
                 return Ok(true);
             }
             let part = whole.begin(done + now == len);
-            self.env.spawn_detached(Box::pin(write_part(ticket, part, offset + done, data, fua)));
+            begin(&self.env, self.line, cost, write_part(ticket, part, offset + done, data, fua));
             done += now;
         }
         Ok(true)
@@ -208,9 +210,10 @@ impl<'a> Receiver<'a> {
                 let command = Command::Read { offset: at, len: now as u32, whole: false };
                 return start(&self.env, ticket, command);
             }
+            let cost = IoCost::of_piece(done == 0, now);
             done += now;
             let part = whole.begin(done == len);
-            self.env.spawn_detached(Box::pin(read_part(ticket, part, at, now)));
+            begin(&self.env, self.line, cost, read_part(ticket, part, at, now));
         }
     }
 
@@ -227,6 +230,10 @@ impl<'a> Receiver<'a> {
             if now == u64::from(len) {
                 start(&self.env, ticket, Command::Read { offset: at, len, whole: true });
                 return Ok(());
+            }
+            // The connection receives nothing meanwhile in any case.
+            if let Some(delay) = self.line.limit(&self.env, IoCost::of_piece(done == 0, now)) {
+                delay.await;
             }
             let (buf, result) = self.line.volume.clone().read(at, Buf::with_headroom(now as usize)).await;
             match result {

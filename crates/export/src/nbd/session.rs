@@ -30,9 +30,9 @@ pub(super) async fn transmit(
     let Attachment { volume, token } = attachment;
     front_end.set_export(&session, &terms.export);
     let line = Connection::new(volume, terms, session, front_end.scheduler(), &group);
-    let result = pump(env, &line, &socket, &rest).await;
+    let result = pump(env.clone(), &line, &socket, &rest).await;
     line.close();
-    line.volume.abandon();
+    line.abandon(&env);
     drop(socket);
     line.idle().await;
     drop(line);
@@ -42,7 +42,7 @@ pub(super) async fn transmit(
 
 /// Receives and sends until the client has disconnected and is answered, the stream breaks, or the front end ends it.
 async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> Result<()> {
-    let mut receive = pin!(Some(Receiver::new(env, line, socket, rest).run()));
+    let mut receive = pin!(Some(Receiver::new(env.clone(), line, socket, rest).run()));
     let mut send = pin!(send_replies(line, socket));
     let mut received = Ok(());
     poll_fn(|cx| {
@@ -63,9 +63,10 @@ async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> 
             // Dropped now: otherwise a request that was received in part would be waited for.
             receive.set(None);
             line.finish();
-            if halt != Halt::Finish {
-                // The client has disconnected, or sends no more: requests that wait for space could wait without limit.
-                line.volume.abandon();
+            match halt {
+                Halt::Finish => line.permit_delayed(&env),
+                // The client has disconnected, or sends no more: its requests could wait without limit.
+                _ => line.abandon(&env),
             }
         }
         send.as_mut().poll(cx).map(|sent| std::mem::replace(&mut received, Ok(())).and(sent))

@@ -8,21 +8,46 @@ use std::rc::Rc;
 use blk::volume::ZeroMode;
 use blk::{Buf, Env, Error, Result, Slice};
 
-use super::connection::Ticket;
+use super::connection::{Connection, Ticket};
+use super::limits::IoCost;
 use super::reply::Failure;
 use super::request::Command;
 use super::status;
 
 /// Starts a command of one piece. Each kind gets a task no larger than necessary.
 pub(super) fn start(env: &Env, ticket: Ticket, command: Command) {
+    let line = ticket.line().clone();
     match command {
-        Command::Read { offset, len, .. } => env.spawn_detached(Box::pin(read(ticket, offset, len))),
+        Command::Read { offset, len, .. } => {
+            let cost = IoCost::of_piece(true, u64::from(len));
+            begin(env, &line, cost, read(ticket, offset, len));
+        }
         Command::Flush => env.spawn_detached(Box::pin(flush(ticket))),
-        Command::Trim { range, fua } => env.spawn_detached(Box::pin(trim(ticket, range, fua))),
+        Command::Trim { range, fua } => begin(env, &line, IoCost::NO_PAYLOAD, trim(ticket, range, fua)),
         // Direct I/O has no cache that could be filled, and the command guarantees nothing.
         Command::Cache => ticket.succeed(),
-        Command::Zero { range, mode, fua } => env.spawn_detached(Box::pin(zero(ticket, range, mode, fua))),
+        Command::Zero { range, mode, fua } => {
+            begin(env, &line, IoCost::NO_PAYLOAD, zero(ticket, range, mode, fua));
+        }
         Command::Status { range, one } => env.spawn_detached(Box::pin(block_status(ticket, range, one))),
+    }
+}
+
+/// Starts `work`, at once or when the limits of the VM permit it. Work of a connection that is closed meanwhile does not
+/// begin.
+pub(super) fn begin(
+    env: &Env,
+    line: &Rc<Connection>,
+    cost: IoCost,
+    work: impl Future<Output = ()> + 'static,
+) {
+    match line.limit(env, cost) {
+        None => env.spawn_detached(Box::pin(work)),
+        Some(delay) => env.spawn_detached(Box::pin(async move {
+            if delay.await {
+                work.await;
+            }
+        })),
     }
 }
 

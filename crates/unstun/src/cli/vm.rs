@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use api::limits::{self, BURST_S_MAX, WEIGHT_MAX};
 use api::name::{DiskRef, VmName};
 use api::{DiskMode, Store, WhenFull};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::bin::ConsentArgs;
 use super::disk::{DiskSpec, DiskSpecs};
@@ -133,7 +134,7 @@ pub struct MoveArgs {
 }
 
 #[derive(Debug, Args)]
-#[group(id = "change", required = true, multiple = false)]
+#[group(id = "change", multiple = false)]
 pub struct SetChange {
     /// Create the deltas of later snapshots in this folder (workingDir, snapshot.redoNotWithParent)
     #[arg(long, value_name = "DIR")]
@@ -146,11 +147,63 @@ pub struct SetChange {
     pub shared_writers: Option<OnOff>,
 }
 
+/// A limit, or its removal. A type of its own, because clap reads a bare `Option` as "may be left out".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(pub Option<u64>);
+
+fn iops(text: &str) -> Result<Limit, String> {
+    limits::parse_iops(text).map(Limit)
+}
+
+fn bandwidth(text: &str) -> Result<Limit, String> {
+    limits::parse_bandwidth(text).map(Limit)
+}
+
+/// Limits on all clients of the VM's disks and snapshots together. An option that is left out changes nothing.
 #[derive(Debug, Args)]
+#[group(id = "limits", multiple = true, conflicts_with = "change")]
+pub struct SetLimits {
+    /// Limit reads, writes, discards and zeroes per second over all disks of the VM; `none` removes the limit
+    #[arg(long, value_name = "N|none", value_parser = iops)]
+    pub iops: Option<Limit>,
+    /// Allow bursts of N per second after idle time; needs --iops; `none` allows no bursts [default: none]
+    #[arg(long, value_name = "N|none", value_parser = iops)]
+    pub iops_burst: Option<Limit>,
+    /// Limit the bytes read and written per second over all disks of the VM (100M); `none` removes the limit
+    #[arg(long, value_name = "BYTES|none", value_parser = bandwidth)]
+    pub bandwidth: Option<Limit>,
+    /// Allow bursts of BYTES per second after idle time; needs --bandwidth; `none` allows no bursts [default: none]
+    #[arg(long, value_name = "BYTES|none", value_parser = bandwidth)]
+    pub bandwidth_burst: Option<Limit>,
+    /// Set how many seconds a burst may last [default: 10]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=BURST_S_MAX))]
+    pub burst_seconds: Option<u64>,
+    /// Set the VM's share of the daemon's processor time relative to other VMs, 1 to 1000 [default: 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=WEIGHT_MAX))]
+    pub weight: Option<u64>,
+}
+
+/// The options of `vm set`, at least one of which is given.
+const SETTINGS: [&str; 9] = [
+    "snapshot_dir",
+    "no_snapshot_dir",
+    "shared_writers",
+    "iops",
+    "iops_burst",
+    "bandwidth",
+    "bandwidth_burst",
+    "burst_seconds",
+    "weight",
+];
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("setting").args(SETTINGS).required(true).multiple(true))]
 pub struct SetArgs {
     pub vm: VmName,
     #[command(flatten)]
     pub change: SetChange,
+    #[command(flatten)]
+    pub limits: SetLimits,
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,6 +13,7 @@ mod fill;
 mod generate;
 mod job;
 mod lab;
+mod limits;
 mod loss;
 mod repair;
 mod snapshot;

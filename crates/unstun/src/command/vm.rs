@@ -7,12 +7,12 @@ use api::output::{Output, align_right, fields, table};
 use api::progress::watch;
 use api::units::format_bytes;
 use api::{
-    DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmMove, VmOpen,
-    VmRemove, VmSummary,
+    DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmLimits, VmMove,
+    VmOpen, VmRemove, VmSummary,
 };
 
 use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
-use crate::command::{commit, disk, fill, loss};
+use crate::command::{commit, disk, fill, limits, loss};
 
 pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -97,6 +97,9 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
 }
 
 async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
+    if let Some(limits) = limits::changed(&args.vm, &args.limits, client).await? {
+        return output.result(&client.vm_set_limits(&args.vm, &limits).await?, describe);
+    }
     if let Some(shared) = args.change.shared_writers {
         return output.result(&client.vm_set_shared_writers(&args.vm, shared == OnOff::On).await?, describe);
     }
@@ -199,6 +202,12 @@ fn describe(vm: &Vm) -> String {
     ];
     if vm.waiting_writes > 0 {
         lines.insert(1, ("FULL", format!("{} {WAITS}", vm.waiting_writes)));
+    }
+    if vm.delayed_requests > 0 {
+        lines.insert(1, ("DELAYED", limits::delayed(vm)));
+    }
+    if vm.limits != VmLimits::default() {
+        lines.push(("limits", vm.limits.describe()));
     }
     if let Some(dir) = &vm.snapshot_dir {
         lines.push(("deltas in", dir.display().to_string()));

@@ -25,8 +25,9 @@ use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::place::Place;
 use crate::daemon::relocation::{handover, recovery};
 use crate::daemon::vm::home_files::HomeFiles;
+use crate::daemon::vm::limits::StoredLimits;
 use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
-use crate::daemon::vm::{formats, mark, native_homes, paths, settings};
+use crate::daemon::vm::{formats, limits, mark, native_homes, paths, settings};
 
 impl Daemon {
     /// Locks the datastores and opens every VM in them.
@@ -174,10 +175,13 @@ impl Daemon {
         let dir = paths::open_path(&self.env, &home.path).await?;
         let when_full = settings::read_when_full(&dir).await?;
         let shared_writers = settings::read_shared_writers(&dir).await?;
+        let StoredLimits { limits, notice } = limits::read(&dir).await?;
         let folder = home.path.clone();
         let events = self.env.blocking(move || journal::read(&folder)).await;
         let (machine, kept) = self.open_kept(home, self.options()).await?;
-        let running = RunningVm { name: name.to_string(), machine, gate: Rc::default() };
+        let limiter = self.running.front_end.limiter(name);
+        limiter.set(limits::io_limits(&limits));
+        let running = RunningVm { name: name.to_string(), machine, gate: Rc::default(), limiter };
         running.gate.guests.shared_writers.set(shared_writers);
         running.gate.guests.waits_for_space.set(when_full == WhenFull::Wait);
         let entry = Rc::new(VmRecord {
@@ -187,6 +191,7 @@ impl Daemon {
             datastore: home.datastore.clone(),
             home: home.path.clone(),
             when_full,
+            limits: Cell::new(limits),
             events: RefCell::new(events),
             notices: RefCell::default(),
             moving: Cell::new(0),
@@ -194,6 +199,7 @@ impl Daemon {
         home.datastore.refuse_when_leaving()?;
         self.listen_to(&entry);
         self.take_notices(&entry);
+        self.report_notices(&entry, notice.into_iter().collect());
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
         self.register(entry.clone());
@@ -218,14 +224,15 @@ impl Daemon {
         vm: Rc<dyn Machine>,
         kept: Kept,
     ) {
-        let (name, gate) = (old.name.clone(), old.running.gate.clone());
+        let (name, gate, limiter) = (old.name.clone(), old.running.gate.clone(), old.running.limiter.clone());
         let entry = Rc::new(VmRecord {
             name: name.clone(),
-            running: Rc::new(RunningVm { name, machine: vm, gate }),
+            running: Rc::new(RunningVm { name, machine: vm, gate, limiter }),
             kept,
             datastore: home.datastore,
             home: home.path,
             when_full: old.when_full,
+            limits: old.limits.clone(),
             events: RefCell::new(old.events.take()),
             notices: RefCell::default(),
             moving: Cell::new(0),

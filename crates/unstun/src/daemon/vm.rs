@@ -14,6 +14,7 @@ pub(super) mod identity;
 pub(super) mod inuse;
 pub(super) mod journal;
 pub(super) mod lifecycle;
+pub(super) mod limits;
 pub(super) mod mark;
 pub(super) mod native_homes;
 pub(super) mod paths;

@@ -6,7 +6,7 @@ use api::error::{Error, Result};
 use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
     DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
-    VmImport, VmMove, VmOpen, VmRemove,
+    VmImport, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -94,6 +94,12 @@ impl Request for DatastoreAdd {
 
 impl Request for SharedWriters {}
 
+impl Request for VmLimits {
+    fn check(&self) -> std::result::Result<(), String> {
+        VmLimits::check(self)
+    }
+}
+
 impl Request for SnapshotDir {
     fn check(&self) -> std::result::Result<(), String> {
         self.dir.iter().try_for_each(|dir| check_path(dir))
@@ -132,7 +138,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 20] = [
+pub const ROUTES: [(&str, Accept); 21] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -153,6 +159,7 @@ pub const ROUTES: [(&str, Accept); 20] = [
     ("PUT /vms/{vm}/shared-writers", again::<SharedWriters>),
     ("POST /vms/{vm}/undo", again::<Reset>),
     ("POST /vms/{vm}/open", again::<VmOpen>),
+    ("PUT /vms/{vm}/limits", again::<VmLimits>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

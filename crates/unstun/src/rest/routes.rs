@@ -108,6 +108,7 @@ fn vms() -> Router<Core> {
             "/vms/{vm}/shared-writers",
             put(vm(async |d, vm, Body(SharedWriters { shared })| d.vm_set_shared_writers(&vm, shared).await)),
         )
+        .route("/vms/{vm}/limits", put(vm(async |d, vm, Body(of)| d.vm_set_limits(&vm, of).await)))
         .route("/vms/{vm}/reset", post(vm(async |d, vm, Body(of)| d.vm_reset(&vm, of).await)))
         .route("/vms/{vm}/reset/preview", post(vm(async |d, vm, Body(of)| d.reset_preview(&vm, of).await)))
         .route(

@@ -30,6 +30,7 @@ mod hostile;
 mod import;
 mod keeps;
 mod kill;
+mod limits;
 mod load;
 mod moves;
 mod native;

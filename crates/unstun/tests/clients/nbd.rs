@@ -75,11 +75,16 @@ impl Nbd {
         Ok((u64::from_be_bytes(header[8..].try_into().unwrap()), u32_at(&header, 4)))
     }
 
+    /// Returns the data of the next reply, which is that of a read.
+    pub(crate) fn read_reply(&mut self, length: u32) -> Result<Vec<u8>> {
+        let (cookie, error) = self.reply()?;
+        assert_eq!(error, 0, "read {cookie}");
+        self.take_exactly(length as usize)
+    }
+
     pub(crate) fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
         self.send(Command::Read, 0, offset, length, &[])?;
-        let (_, error) = self.reply()?;
-        assert_eq!(error, 0, "read at {offset}");
-        self.take_exactly(length as usize)
+        self.read_reply(length)
     }
 
     /// Returns the error of the reply.

@@ -139,6 +139,9 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.snapshot_discard(name, &discard).await.unwrap();
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
+    let limits = VmLimits { iops: Some(2000), bandwidth_bytes_s: Some(100 << 20), ..VmLimits::default() };
+    actual.add("VmLimits", &limits);
+    assert_eq!(client.vm_set_limits(name, &limits).await.unwrap().limits, limits);
     let disk: DiskRef = format!("{name}/disk1").parse().unwrap();
     client.disk_add(name, &DiskCreate::new(512)).await.unwrap();
     actual.add("DiskGrow", &DiskGrow { size_bytes: 512 });

@@ -70,6 +70,35 @@ fn sizes_are_checked_behind_the_socket_too() {
 }
 
 #[test]
+fn limits_are_replaced_as_a_whole_and_checked_behind_the_socket_too() {
+    let daemon = Own::start();
+    runtime().unwrap().block_on(async {
+        let client = daemon.client();
+        client.vm_create(&create("web", &[1 << 30])).await.unwrap();
+        let none = VmLimits::default();
+        let both = VmLimits { iops: Some(2000), bandwidth_bytes_s: Some(100 << 20), ..none };
+        assert_eq!(client.vm_set_limits(&web(), &both).await.unwrap().limits, both);
+        for limits in [
+            VmLimits { iops: Some(0), ..none },
+            VmLimits { iops: Some(u64::MAX), ..none },
+            VmLimits { iops_burst: Some(5000), ..none },
+            VmLimits { bandwidth_bytes_s: Some(1), ..none },
+            VmLimits { burst_s: 0, ..none },
+            VmLimits { weight: 0, ..none },
+        ] {
+            let error = client.vm_set_limits(&web(), &limits).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid, "{limits:?}");
+            assert!(error.message.contains("found") && error.message.contains("expected"), "{error}");
+        }
+        assert_eq!(client.vm_show(&web()).await.unwrap().limits, both);
+        let weight = VmLimits { weight: 500, ..none };
+        assert_eq!(client.vm_set_limits(&web(), &weight).await.unwrap().limits, weight);
+        let absent = client.vm_set_limits(&"absent".parse().unwrap(), &none).await.unwrap_err();
+        assert_eq!(absent.kind, ErrorKind::NotFound);
+    });
+}
+
+#[test]
 fn a_snapshot_is_taken_previewed_and_committed() {
     let daemon = Own::start();
     runtime().unwrap().block_on(async {

@@ -20,7 +20,7 @@ use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
-use crate::daemon::vm::{formats, mark, native_homes, settings};
+use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
 
 async fn record(home: &Home) -> Result<Option<MoveRecord>> {
     MoveRecord::read(home.datastore.dir.env(), &home.path).await
@@ -40,7 +40,8 @@ pub(crate) struct Terms {
 /// Durably records the intent, and then creates a target home that no start takes for a VM. `id` is that of the VM to
 /// be created in the target's store.
 pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>) -> Result<()> {
-    record::prepare(&own(from).await?, &to.path).await?;
+    let source = own(from).await?;
+    record::prepare(&source, &to.path).await?;
     native_homes::set_moving(from, true).await?;
     let name = to.path.file_name().unwrap_or_default().to_string_lossy();
     let dir = to.datastore.dir.open_dir(&name, true).await?;
@@ -51,6 +52,7 @@ pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>
     MoveRecord::Target { from: from.path.clone() }.write(&own).await?;
     settings::write_when_full(&own, terms.when_full).await?;
     settings::write_shared_writers(&own, terms.shared_writers).await?;
+    limits::copy(&source, &own).await?;
     if id.is_some() {
         mark::write(&own, id).await?;
     }

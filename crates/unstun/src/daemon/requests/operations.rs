@@ -127,6 +127,8 @@ impl Daemon {
             store: entry.kept.store(),
             when_full: entry.when_full,
             shared_writers: entry.running.gate.guests.shared_writers.get(),
+            limits: entry.limits.get(),
+            delayed_requests: entry.running.limiter.delayed(),
             generation: state.generation.present,
             fenced: !state.generation.is_opened(),
             current_snapshot: current.map(|s| s.name.clone()),

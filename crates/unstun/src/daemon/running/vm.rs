@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use api::{ClientAccess, VmClient};
 use engine::Machine;
+use export::nbd::Limiter;
 
 use crate::daemon::running::client::client_gate::{ClientGate, Who};
 
@@ -12,6 +13,8 @@ pub(crate) struct RunningVm {
     pub name: String,
     pub machine: Rc<dyn Machine>,
     pub gate: Rc<ClientGate>,
+    /// Delays the requests of all clients when the VM has reached its limits. A move keeps it.
+    pub limiter: Rc<Limiter>,
 }
 
 impl RunningVm {

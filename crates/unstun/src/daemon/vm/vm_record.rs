@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use api::WhenFull;
 use api::error::{Error, Result};
+use api::{VmLimits, WhenFull};
 use engine::native::NativeVm;
 
 use crate::daemon::datastore::{Datastore, Home};
@@ -43,6 +43,7 @@ pub(crate) struct VmRecord {
     pub datastore: Rc<Datastore>,
     pub home: PathBuf,
     pub when_full: WhenFull,
+    pub limits: Cell<VmLimits>,
     pub events: RefCell<Vec<api::Event>>,
     /// Notices from opening the VM's files.
     pub notices: RefCell<Vec<String>>,
