@@ -37,6 +37,8 @@ pub struct StoreUsage {
 struct BlockCounts {
     data: u64,
     maps: u64,
+    /// The count rests for guests, because nobody waits for it.
+    rests: bool,
 }
 
 /// A state whose space is given back, and the remaining state that shows the rest of its blocks.
@@ -105,7 +107,16 @@ impl Store {
     /// Returns the bytes that are given back when all of `nodes` are dropped. Blocks that only several of them show
     /// count once.
     pub async fn exclusive_bytes(&self, nodes: &[u64]) -> Result<u64> {
-        let held = self.held(nodes).await?;
+        self.exclusive(nodes, BlockCounts::default()).await
+    }
+
+    /// Like `exclusive_bytes`, but rests for guests: for work in the background.
+    pub async fn exclusive_bytes_with_rests(&self, nodes: &[u64]) -> Result<u64> {
+        self.exclusive(nodes, BlockCounts { rests: true, ..BlockCounts::default() }).await
+    }
+
+    async fn exclusive(&self, nodes: &[u64], held: BlockCounts) -> Result<u64> {
+        let held = self.held(nodes, held).await?;
         Ok((held.data + held.maps) * BLOCK)
     }
 
@@ -139,7 +150,7 @@ impl Store {
         let _retained = self.space.retain(self.work.clone());
         let written = self.added_in(parents.keys()).await?;
         let all: Vec<u64> = nodes.iter().copied().collect();
-        Ok(written.saturating_sub(self.held(&all).await?.data) * BLOCK)
+        Ok(written.saturating_sub(self.held(&all, BlockCounts::default()).await?.data) * BLOCK)
     }
 
     fn is_read_by_others(&self, parents: &BTreeMap<u64, u64>) -> bool {
@@ -225,10 +236,10 @@ impl Store {
 
     #[cfg(test)]
     pub(super) async fn held_data(&self, nodes: &[u64]) -> Result<u64> {
-        Ok(self.held(nodes).await?.data)
+        Ok(self.held(nodes, BlockCounts::default()).await?.data)
     }
 
-    async fn held(&self, nodes: &[u64]) -> Result<BlockCounts> {
+    async fn held(&self, nodes: &[u64], mut held: BlockCounts) -> Result<BlockCounts> {
         let dropped: BTreeSet<u64> = nodes.iter().copied().collect();
         let _retained = self.space.retain(self.work.clone());
         let of = |id: u64| self.node(id).ok();
@@ -237,7 +248,6 @@ impl Store {
             .into_iter()
             .map(|part| (of(part.node), part.successor.and_then(of), part.diff_ranges))
             .collect();
-        let mut held = BlockCounts::default();
         for (node, successor, diff_ranges) in &parts {
             for range in diff_ranges {
                 self.add_held(state_of(node.as_ref()), state_of(successor.as_ref()), range, &mut held)
@@ -297,8 +307,12 @@ impl Store {
                 WalkItem::Page { birth, .. } if birth > range.since => held.maps += 1,
                 _ => {}
             };
+            let began_ns = self.env.now_ns();
             from = self.gone_now((state, successor), from..range.end, &mut add).await?;
-            self.env.sleep_us(0).await;
+            match held.rests {
+                true => self.yield_to_guests(began_ns).await,
+                false => self.env.sleep_us(0).await,
+            }
         }
         Ok(())
     }

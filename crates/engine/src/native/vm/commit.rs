@@ -84,7 +84,7 @@ impl NativeVm {
     /// the reclaim back.
     async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
         let began_ns = self.env.now_ns();
-        let bytes = self.store.exclusive_bytes(&nodes).await.unwrap_or(0);
+        let bytes = self.store.exclusive_bytes_with_rests(&nodes).await.unwrap_or(0);
         job.bytes_total.set(bytes);
         let (state, kind) = loop {
             let left = self.store.left_to_reclaim(&nodes);
