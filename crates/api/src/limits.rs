@@ -1,5 +1,7 @@
 //! Limits on the I/O of a VM: the fields, their ranges, and how people read them.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::{format_bytes, format_rate};
@@ -121,14 +123,17 @@ fn check_burst(
 
 /// Parses a limit on operations per second: a whole number; `none` removes the limit.
 pub fn parse_iops(text: &str) -> Result<Option<u64>, String> {
-    parse_limit(text, IOPS_MIN, IOPS_MAX, |text| {
-        text.parse().map_err(|_| format!("{text:?}: expected a whole number such as 2000, or none"))
-    })
+    parse_limit(
+        text,
+        IOPS_MIN..=IOPS_MAX,
+        |n| n.to_string(),
+        |text| text.parse().map_err(|_| format!("{text:?}: expected a whole number such as 2000, or none")),
+    )
 }
 
 /// Parses a limit in bytes per second: `100M`, `100M/s`; `none` removes the limit.
 pub fn parse_bandwidth(text: &str) -> Result<Option<u64>, String> {
-    parse_limit(text, BYTES_S_MIN, BYTES_S_MAX, |text| {
+    parse_limit(text, BYTES_S_MIN..=BYTES_S_MAX, format_bytes, |text| {
         crate::units::parse_bytes(text.strip_suffix("/s").unwrap_or(text))
             .map_err(|e| format!("{e}; 100M means 100 MiB per second, none removes the limit"))
     })
@@ -136,17 +141,17 @@ pub fn parse_bandwidth(text: &str) -> Result<Option<u64>, String> {
 
 fn parse_limit(
     text: &str,
-    least: u64,
-    most: u64,
+    range: RangeInclusive<u64>,
+    format: fn(u64) -> String,
     parse: impl Fn(&str) -> Result<u64, String>,
 ) -> Result<Option<u64>, String> {
     if text == "none" {
         return Ok(None);
     }
     let value = parse(text)?;
-    if !(least..=most).contains(&value) {
-        let text = |n| if most == BYTES_S_MAX { format_bytes(n) } else { n.to_string() };
-        return Err(format!("found {value}, expected {} to {}, or none", text(least), text(most)));
+    if !range.contains(&value) {
+        let (least, most) = (format(*range.start()), format(*range.end()));
+        return Err(format!("found {value}, expected {least} to {most}, or none"));
     }
     Ok(Some(value))
 }

@@ -304,14 +304,15 @@ impl Job {
         self.rest_until(at).await;
     }
 
-    /// Returns the seconds left at the mean rate so far; None while too little time has passed for a rate.
+    /// Returns the seconds left at the mean rate so far. None while too little time has passed for a rate, and while
+    /// nothing is known to be left.
     pub fn eta_s(&self) -> Option<u64> {
         let (done, spent_ns) = (self.bytes_done.get(), self.spent_ns());
         if done == 0 || spent_ns < ESTIMATE_AFTER_NS || self.state().is_over() {
             return None;
         }
         let spent_ns = u128::from(spent_ns);
-        let left = u128::from(self.bytes_total.get().saturating_sub(done));
+        let left = u128::from(self.bytes_total.get().checked_sub(done).filter(|left| *left > 0)?);
         Some((left * spent_ns / u128::from(done) / 1_000_000_000) as u64)
     }
 }

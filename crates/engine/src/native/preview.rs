@@ -12,12 +12,13 @@ use super::table::Table;
 use super::tree::{Root, WalkItem, gone};
 use super::view::View;
 
-/// Most pages of maps read for one state: the byte count of larger states need not be exact.
+/// Most pages of maps read for one state over one base: the byte count of larger states need not be exact. A state has
+/// several bases only while an ancestor is being given back.
 const PAGES_MAX: usize = 512;
 
 impl Store {
     /// Returns the bytes written in `nodes` since the states they descend from: those redirected since the last
-    /// checkpoint, and the differences between the trees in at most `PAGES_MAX` pages. A block that is in both counts
+    /// checkpoint, and the differences between the trees in at most `PAGES_MAX` pages of each base. A block that is in both counts
     /// twice.
     pub async fn written_in(&self, nodes: &[u64]) -> Result<u64> {
         let mut blocks = 0;
@@ -33,7 +34,7 @@ impl Store {
         let _retained = self.space.retain(self.work.clone());
         let active = node.active.borrow().mapped();
         let (pending, root) = merged_below(node.current_view(), node.parent.get());
-        let (since, mut merged, mut budget) = (node.since.get(), 0, PAGES_MAX);
+        let (since, mut merged) = (node.since.get(), 0);
         let mut add = |found: WalkItem| {
             if let WalkItem::Data(data) = found
                 && data.birth > since
@@ -44,9 +45,8 @@ impl Store {
         for range in self.diff_ranges_now(node.id) {
             let base = range.base_node.and_then(|base| self.lineage.borrow().get(base));
             let base = base.and_then(|base| base.current_view().tree_below());
-            let (from, loads) = (range.start, self.nodes.loads());
-            gone(&self.nodes, root.as_ref(), base.as_ref(), from, range.end, budget, &mut add).await?;
-            budget = budget.saturating_sub((self.nodes.loads() - loads) as usize).max(1);
+            let (from, to) = (range.start, range.end);
+            gone(&self.nodes, root.as_ref(), base.as_ref(), from, to, PAGES_MAX, &mut add).await?;
         }
         Ok(active + pending + merged)
     }

@@ -37,8 +37,14 @@ pub struct StoreUsage {
 struct BlockCounts {
     data: u64,
     maps: u64,
-    /// The count rests for guests, because nobody waits for it.
-    rests: bool,
+}
+
+/// What waits for a count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CountFor {
+    Request,
+    /// The count pauses for guests between its steps, unless they need the space.
+    Job,
 }
 
 /// A state whose space is given back, and the remaining state that shows the rest of its blocks.
@@ -107,16 +113,16 @@ impl Store {
     /// Returns the bytes that are given back when all of `nodes` are dropped. Blocks that only several of them show
     /// count once.
     pub async fn exclusive_bytes(&self, nodes: &[u64]) -> Result<u64> {
-        self.exclusive(nodes, BlockCounts::default()).await
+        self.exclusive(nodes, CountFor::Request).await
     }
 
-    /// Like `exclusive_bytes`, but rests for guests: for work in the background.
-    pub async fn exclusive_bytes_with_rests(&self, nodes: &[u64]) -> Result<u64> {
-        self.exclusive(nodes, BlockCounts { rests: true, ..BlockCounts::default() }).await
+    /// Like `exclusive_bytes`, for a job: the count pauses for guests.
+    pub async fn exclusive_bytes_for_job(&self, nodes: &[u64]) -> Result<u64> {
+        self.exclusive(nodes, CountFor::Job).await
     }
 
-    async fn exclusive(&self, nodes: &[u64], held: BlockCounts) -> Result<u64> {
-        let held = self.held(nodes, held).await?;
+    async fn exclusive(&self, nodes: &[u64], count_for: CountFor) -> Result<u64> {
+        let held = self.held(nodes, count_for).await?;
         Ok((held.data + held.maps) * BLOCK)
     }
 
@@ -150,7 +156,7 @@ impl Store {
         let _retained = self.space.retain(self.work.clone());
         let written = self.added_in(parents.keys()).await?;
         let all: Vec<u64> = nodes.iter().copied().collect();
-        Ok(written.saturating_sub(self.held(&all, BlockCounts::default()).await?.data) * BLOCK)
+        Ok(written.saturating_sub(self.held(&all, CountFor::Request).await?.data) * BLOCK)
     }
 
     fn is_read_by_others(&self, parents: &BTreeMap<u64, u64>) -> bool {
@@ -236,10 +242,10 @@ impl Store {
 
     #[cfg(test)]
     pub(super) async fn held_data(&self, nodes: &[u64]) -> Result<u64> {
-        Ok(self.held(nodes, BlockCounts::default()).await?.data)
+        Ok(self.held(nodes, CountFor::Request).await?.data)
     }
 
-    async fn held(&self, nodes: &[u64], mut held: BlockCounts) -> Result<BlockCounts> {
+    async fn held(&self, nodes: &[u64], count_for: CountFor) -> Result<BlockCounts> {
         let dropped: BTreeSet<u64> = nodes.iter().copied().collect();
         let _retained = self.space.retain(self.work.clone());
         let of = |id: u64| self.node(id).ok();
@@ -248,10 +254,11 @@ impl Store {
             .into_iter()
             .map(|part| (of(part.node), part.successor.and_then(of), part.diff_ranges))
             .collect();
+        let mut held = BlockCounts::default();
         for (node, successor, diff_ranges) in &parts {
+            let states = (state_of(node.as_ref()), state_of(successor.as_ref()));
             for range in diff_ranges {
-                self.add_held(state_of(node.as_ref()), state_of(successor.as_ref()), range, &mut held)
-                    .await?;
+                self.add_held_for(count_for, states, range, &mut held).await?;
             }
         }
         Ok(held)
@@ -300,6 +307,16 @@ impl Store {
         range: &DiffRange,
         held: &mut BlockCounts,
     ) -> Result<()> {
+        self.add_held_for(CountFor::Request, (state, successor), range, held).await
+    }
+
+    async fn add_held_for(
+        &self,
+        count_for: CountFor,
+        states: (State<'_>, State<'_>),
+        range: &DiffRange,
+        held: &mut BlockCounts,
+    ) -> Result<()> {
         let mut from = range.start;
         while from < range.end {
             let mut add = |found: WalkItem| match found {
@@ -308,10 +325,10 @@ impl Store {
                 _ => {}
             };
             let began_ns = self.env.now_ns();
-            from = self.gone_now((state, successor), from..range.end, &mut add).await?;
-            match held.rests {
-                true => self.yield_to_guests(began_ns).await,
-                false => self.env.sleep_us(0).await,
+            from = self.gone_now(states, from..range.end, &mut add).await?;
+            match count_for {
+                CountFor::Request => self.env.sleep_us(0).await,
+                CountFor::Job => self.yield_to_guests(began_ns).await,
             }
         }
         Ok(())

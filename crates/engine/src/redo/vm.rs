@@ -21,6 +21,8 @@ use crate::options::{Defect, Options};
 /// Number of tries of work with the reserve: a file system can take some time to free the reserve's blocks, and writers
 /// of other VMs may take them first.
 const RESERVE_TRIES: usize = 5;
+/// Interval between two of these tries. The VM's guests are held back meanwhile: 4 * 20 ms at most.
+const RESERVE_RETRY_US: u64 = 20_000;
 
 /// An open redo VM.
 pub struct Vm {
@@ -320,7 +322,7 @@ impl Vm {
             if !result.as_ref().is_err_and(Error::is_no_space) {
                 break;
             }
-            self.env.sleep_us(self.options.space_retry_us).await;
+            self.env.sleep_us(RESERVE_RETRY_US).await;
             result = work().await;
         }
         set_aside(&*self.manifest, self.options.reserve_bytes).await;

@@ -41,6 +41,8 @@ pub(super) struct FairScheduler {
     groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
     /// Parties with waiting connections. A task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<ClientGroup>>>,
+    /// Sum of the weights of `waiting`, so that the check of a request does not visit all of them.
+    weights: Cell<u64>,
     /// The party that began work last (compared by address only), and the turn in which it followed another.
     last: Cell<*const ClientGroup>,
     shared_at: Cell<u64>,
@@ -145,6 +147,7 @@ impl Default for FairScheduler {
             limiters: Limiters::default(),
             groups: RefCell::default(),
             waiting: RefCell::default(),
+            weights: Cell::new(0),
             last: Cell::new(std::ptr::null()),
             shared_at: Cell::new(0),
         }
@@ -172,12 +175,11 @@ impl FairScheduler {
     }
 
     fn shares(&self, turn: u64) -> Shares {
-        let waiting = self.waiting.borrow();
-        if waiting.len() <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
+        let parties = self.waiting.borrow().len() as u64;
+        if parties <= 1 && turn > self.shared_at.get() + ALONE_TURNS {
             return Shares::Alone;
         }
-        let weights = waiting.iter().map(|group| group.limiter.weight()).sum();
-        Shares::Of { parties: waiting.len() as u64, weights }
+        Shares::Of { parties, weights: self.weights.get() }
     }
 
     /// Waits until `group` may begin work of this cost, and spends it.
@@ -216,6 +218,7 @@ impl FairScheduler {
             return;
         }
         waiting.push(group.clone());
+        self.weights.update(|sum| sum + group.limiter.weight());
         if waiting.len() == 1 {
             env.spawn_detached(Box::pin(serve_waiting(self.clone(), env.clone())));
         }
@@ -233,6 +236,8 @@ async fn serve_waiting(scheduler: Rc<FairScheduler>, env: Env) {
             group.renew(turn, shares.credit(group.limiter.weight()));
             group.serve()
         });
+        // A weight that was changed applies from the next turn on.
+        scheduler.weights.set(waiting.iter().map(|group| group.limiter.weight()).sum());
         if waiting.is_empty() {
             return;
         }

@@ -1,5 +1,5 @@
-//! Changes of the state of many extents at once. What a dropped state alone had lies close together in part: each word
-//! of a group's maps is changed once, not once for each of its blocks.
+//! Changes of the state of many extents at once. When a dropped state is given back, a word of a group's maps has
+//! several of its blocks. Each word is changed once.
 
 use super::Extent;
 use super::bits::masks;

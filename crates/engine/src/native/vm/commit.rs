@@ -2,12 +2,14 @@
 //! their space.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 
 use blk::manifest::{JOB_NUMBER_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 
 use super::super::change::Op;
 use super::super::layout::BLOCK;
@@ -84,35 +86,52 @@ impl NativeVm {
     /// the reclaim back.
     async fn watch_space_come_back(self: Rc<Self>, job: Rc<Job>, nodes: Vec<u64>) {
         let began_ns = self.env.now_ns();
-        let bytes = self.store.exclusive_bytes_with_rests(&nodes).await.unwrap_or(0);
-        job.bytes_total.set(bytes);
-        let (state, kind) = loop {
-            let left = self.store.left_to_reclaim(&nodes);
-            if left.is_empty() {
-                job.bytes_done.set(job.bytes_done.get().max(bytes));
-                break (JobState::Done, EventKind::Commit);
-            }
-            if job.is_stopped_for_close() {
-                // A paused job does not outlive the close.
-                self.store.hold_back(&left, false);
-                break (JobState::Cancelled, EventKind::CommitCancelled);
-            }
-            if job.is_cancelled() {
-                self.store.hold_back(&left, true);
-                self.given_up.borrow_mut().extend(left);
-                break (JobState::Cancelled, EventKind::CommitCancelled);
-            }
-            if let Some(e) = self.store.broken().or_else(|| self.store.reclaim_error(&left)) {
-                self.given_up.borrow_mut().extend(left);
-                *job.error.borrow_mut() = Some(e);
-                break (JobState::Failed, EventKind::CommitFailed);
-            }
-            self.follow(&job, &left).await;
+        // The count can take long beside guests; a pause, a cancel and a close do not wait for it.
+        let (count, reclaim) =
+            (pin!(self.count_total(&job, &nodes)), pin!(self.follow_reclaim(&job, &nodes)));
+        let (state, kind) = match select(count, reclaim).await {
+            Either::Left((never, _)) => match never {},
+            Either::Right((ended, _)) => ended,
         };
         let message = job.error.borrow().as_ref().map(ToString::to_string).unwrap_or_default();
         let event = self.activity.event(kind, &job.subject, &message);
         self.activity.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
         job.set_state(state);
+    }
+
+    /// Sets the job's total when it is known.
+    async fn count_total(&self, job: &Job, nodes: &[u64]) -> Infallible {
+        if let Ok(bytes) = self.store.exclusive_bytes_for_job(nodes).await {
+            job.bytes_total.set(job.bytes_total.get().max(bytes));
+        }
+        pending().await
+    }
+
+    /// Follows the reclaim to its end, or to the end of the job.
+    async fn follow_reclaim(&self, job: &Job, nodes: &[u64]) -> (JobState, EventKind) {
+        loop {
+            let left = self.store.left_to_reclaim(nodes);
+            if left.is_empty() {
+                job.bytes_done.set(job.bytes_total.get());
+                return (JobState::Done, EventKind::Commit);
+            }
+            if job.is_stopped_for_close() {
+                // A paused job does not outlive the close.
+                self.store.hold_back(&left, false);
+                return (JobState::Cancelled, EventKind::CommitCancelled);
+            }
+            if job.is_cancelled() {
+                self.store.hold_back(&left, true);
+                self.given_up.borrow_mut().extend(left);
+                return (JobState::Cancelled, EventKind::CommitCancelled);
+            }
+            if let Some(e) = self.store.broken().or_else(|| self.store.reclaim_error(&left)) {
+                self.given_up.borrow_mut().extend(left);
+                *job.error.borrow_mut() = Some(e);
+                return (JobState::Failed, EventKind::CommitFailed);
+            }
+            self.follow(job, &left).await;
+        }
     }
 
     /// Waits until the store has made progress, or the user has changed the job.
@@ -125,8 +144,9 @@ impl NativeVm {
         if bytes > 0 && job.limit() > 0 {
             self.store.hold_back(left, true);
         }
+        // The total may not be known yet. A checkpoint may also merge a dropped state before it is reclaimed: its new map
+        // pages are given back too.
+        job.bytes_total.set(job.bytes_total.get().max(job.bytes_done.get() + bytes));
         job.moved(bytes).await;
-        // A checkpoint may merge a dropped state before it is reclaimed: its new map pages are given back too.
-        job.bytes_total.set(job.bytes_total.get().max(job.bytes_done.get()));
     }
 }

@@ -335,7 +335,10 @@ impl Daemon {
     async fn empty(&self, datastore: &Rc<Datastore>) -> Result<()> {
         let of_datastore = |entry: &Rc<VmRecord>| Rc::ptr_eq(&entry.datastore, datastore);
         for entry in self.entries().iter().filter(|entry| of_datastore(entry)) {
-            self.running.await_ended(&entry.running, Who::All).await;
+            // One client that stays is enough for a refusal.
+            if !self.running.await_ended(&entry.running, Who::All).await {
+                break;
+            }
         }
         // Without an await from here on, so that no VM is missed.
         let entries: Vec<Rc<VmRecord>> = self.entries().into_iter().filter(of_datastore).collect();

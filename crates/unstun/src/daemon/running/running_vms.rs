@@ -75,10 +75,11 @@ impl RunningVms {
     }
 
     /// Waits for clients that have ended, but whose connections are not closed yet: an operation that follows the end of
-    /// a client is not refused because of it.
-    pub(crate) async fn await_ended(&self, vm: &RunningVm, who: Who) {
+    /// a client is not refused because of it. Returns whether none is left.
+    pub(crate) async fn await_ended(&self, vm: &RunningVm, who: Who) -> bool {
         let left = pin!(self.left(vm, who, || ()));
-        select(left, pin!(self.env.sleep_us(ENDED_WITHIN_US))).await;
+        let late = pin!(self.env.sleep_us(ENDED_WITHIN_US));
+        matches!(select(left, late).await, Either::Left(_))
     }
 
     async fn gone(&self, vm: &RunningVm, who: Who) {

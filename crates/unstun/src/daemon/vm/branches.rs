@@ -179,10 +179,11 @@ impl Daemon {
         reverts: bool,
         disconnect: bool,
     ) -> Result<(Vec<VmClient>, Option<Shut>)> {
-        if !reverts || !disconnect {
-            if reverts {
-                self.running.await_ended(&entry.running, Who::Writers).await;
-            }
+        if !reverts {
+            return Ok((Vec::new(), None));
+        }
+        if !disconnect {
+            self.running.await_ended(&entry.running, Who::Writers).await;
             return Ok((Vec::new(), None));
         }
         let (clients, shut) = self.running.disconnect(&entry.running, Who::Writers).await?;
