@@ -9,7 +9,7 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, lab, memory, native, peers, polls, serving, snapshot, stalls, stun
+from bench.rows import commit, cores, lab, memory, native, peers, polls, serving, snapshot, stalls, stun
 from bench.servers import Unstun
 
 ROWS = {
@@ -21,6 +21,7 @@ ROWS = {
     "memory": memory,
     "native": native,
     "polls": polls,
+    "cores": cores,
     "stalls": stalls,
     "lab": lab,
 }
@@ -75,7 +76,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "polls", "stalls"}:
+            if set(options.only.split(",")) - {"stun", "memory", "polls", "stalls", "cores"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

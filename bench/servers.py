@@ -70,8 +70,9 @@ def extent_of(descriptor):
 class Unstun(Server):
     """The daemon and its command line; the output of `--json` is its only source."""
 
-    def __init__(self, binary, datastore, waits_for=None):
-        """`waits_for`: an export that a client can attach to from then on; else until the daemon answers."""
+    def __init__(self, binary, datastore, waits_for=None, options=()):
+        """`waits_for`: an export that a client can attach to from then on; else until the daemon answers. `options`: of
+        `up`."""
         self.binary = str(binary)
         self.datastore = Path(datastore)
         self.datastore.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ class Unstun(Server):
         self.port = free_port()
         self.rest = Rest(self.datastore)
         listeners = ["--nbd", f"unix:{self.socket}", "--nbd", f"127.0.0.1:{self.port}"]
-        super().__init__("unstun", [*self.command(), "up", *listeners], self.datastore / "daemon.log")
+        super().__init__("unstun", [*self.command(), "up", *listeners, *options], self.datastore / "daemon.log")
         if waits_for:
             self.wait_until(lambda: serves(self.export(waits_for)), look_s=0.002)
         else:

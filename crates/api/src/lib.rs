@@ -83,9 +83,21 @@ pub struct Status {
     pub longest_poll_task: Option<String>,
     /// Number of times that a task did so for more than a millisecond.
     pub long_polls: u64,
+    /// Cores in the order of their numbers. The first also runs the control side and the native stores.
+    #[serde(default)]
+    pub cores: Vec<Core>,
     /// All datastores, the main one first. The numbers above cover all of them; the space and `direct_io` are the main
     /// one's.
     pub datastores: Vec<Datastore>,
+}
+
+/// One core of the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Core {
+    pub number: u64,
+    /// Number of open VMs that it runs.
+    pub vms: u64,
+    pub nbd_clients: u64,
 }
 
 /// Space on the datastore against the worst case: every delta may grow to the size of its disk.

@@ -140,6 +140,9 @@ pub struct Vm {
     /// Folder in which its deltas are created, if not the home.
     pub snapshot_dir: Option<PathBuf>,
     pub store: Store,
+    /// Number of the core that runs it.
+    #[serde(default)]
+    pub core: u64,
     pub when_full: WhenFull,
     /// Whether several clients may write one disk.
     pub shared_writers: bool,

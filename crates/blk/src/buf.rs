@@ -18,7 +18,7 @@ pub const PAGE: usize = 4096;
 /// classes. The rest is returned to the system at once.
 const POOL_SLABS_MAX: usize = 64;
 const POOL_CLASS_BYTES_MAX: usize = 16 << 20;
-/// Bytes of free slabs that a thread keeps.
+/// Bytes of free slabs that a thread keeps, unless [`keep_free`] says otherwise.
 pub const POOL_BYTES_MAX: usize = 32 << 20;
 /// Classes 0 to 13 have 1 to 8192 pages. From class 2 on, each has a spare page for headroom: a buffer of a power of
 /// two with headroom (the usual read) then does not take twice its size. Class 13 holds 32 MiB, the largest NBD
@@ -39,11 +39,17 @@ struct Slab {
 struct Pool {
     classes: [Vec<Box<[Page]>>; POOL_CLASSES],
     bytes: usize,
+    bytes_max: usize,
 }
 
 thread_local! {
     static POOL: RefCell<Pool> =
-        const { RefCell::new(Pool { classes: [const { Vec::new() }; POOL_CLASSES], bytes: 0 }) };
+        const { RefCell::new(Pool::EMPTY) };
+}
+
+/// Sets how many bytes of free slabs this thread keeps: a part of [`POOL_BYTES_MAX`] where several cores share it.
+pub fn keep_free(bytes: usize) {
+    POOL.with_borrow_mut(|pool| pool.bytes_max = bytes);
 }
 
 /// Returns the bytes of memory that [`Buf::with_headroom`] takes for `len` bytes; [`Buf::alloc`] takes no more.
@@ -66,6 +72,9 @@ fn pooled_max(class: usize) -> usize {
 }
 
 impl Pool {
+    const EMPTY: Pool =
+        Pool { classes: [const { Vec::new() }; POOL_CLASSES], bytes: 0, bytes_max: POOL_BYTES_MAX };
+
     fn take(&mut self, class: usize) -> Option<Box<[Page]>> {
         let pages = self.classes.get_mut(class)?.pop()?;
         self.bytes -= pages.len() * PAGE;
@@ -78,7 +87,7 @@ impl Pool {
         if let Some(list) = self.classes.get_mut(class)
             && list.len() < pooled_max(class)
             && pages.len() == pages_of(class)
-            && self.bytes + bytes <= POOL_BYTES_MAX
+            && self.bytes + bytes <= self.bytes_max
         {
             self.bytes += bytes;
             list.push(pages);

@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::os::fd::OwnedFd;
 use std::panic::Location;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -385,6 +386,14 @@ impl Env {
 
     pub(crate) fn close(&self, handle: Handle) {
         self.reactor.close(handle);
+    }
+
+    pub(crate) fn release_stream(&self, socket: Handle) -> Option<OwnedFd> {
+        self.reactor.release_stream(socket)
+    }
+
+    pub(crate) fn adopt_stream(&self, fd: OwnedFd) -> Option<Handle> {
+        self.reactor.adopt_stream(fd)
     }
 }
 

@@ -15,7 +15,7 @@ pub mod file;
 pub mod layer;
 pub mod manifest;
 pub mod memory;
-mod meter;
+pub mod meter;
 mod offload;
 mod peer;
 pub mod reactor;

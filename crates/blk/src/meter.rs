@@ -14,6 +14,7 @@ const LOOK_NS: u64 = 200_000;
 /// Polls of one core since its start, in time for which its thread ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PollFigures {
+    /// The longest poll in microseconds.
     pub longest_us: u64,
     /// The source line that started the task of the longest poll.
     pub longest_task: Option<&'static Location<'static>>,

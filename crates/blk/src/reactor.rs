@@ -5,6 +5,7 @@
 //! its buffers from `submit` until its outcome is taken. The buffers of a forgotten operation stay with the reactor
 //! until the device is done.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -217,6 +218,17 @@ pub trait Reactor {
 
     /// Closes a handle; operations under way on it still complete.
     fn close(&self, handle: Handle);
+
+    /// Gives up a connected stream without ending the connection, and returns its descriptor. No operation on it may be
+    /// under way. None in worlds without sockets, and if the handle is no such stream.
+    fn release_stream(&self, _socket: Handle) -> Option<OwnedFd> {
+        None
+    }
+
+    /// Adopts a connected stream that another reactor has released. None in worlds without sockets.
+    fn adopt_stream(&self, _fd: OwnedFd) -> Option<Handle> {
+        None
+    }
 
     /// Sets the deadline of a file. Operations that the kernel does not have by then complete with `Errno::FENCED` and
     /// have no effect, whenever they were submitted. Parts of an operation that are submitted again are treated alike.

@@ -1,5 +1,7 @@
 //! Stream sockets on the reactor, for front ends. The simulator has none.
 
+use std::os::fd::OwnedFd;
+
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Result};
 use crate::exec::Env;
@@ -85,6 +87,27 @@ impl Socket {
             unreachable!("a send answers with a count")
         };
         result.map_err(|e| e.at(self.peer(), "sending"))
+    }
+}
+
+/// A connected stream on its way from one core to another.
+pub struct DetachedSocket {
+    fd: OwnedFd,
+    peer: Peer,
+}
+
+impl Socket {
+    /// Takes the stream away from its core. The connection stays. Every operation on the socket must have ended. None if
+    /// the core cannot release it, or has no sockets; the connection has ended then.
+    pub fn detach(self) -> Option<DetachedSocket> {
+        let fd = self.env.release_stream(self.handle)?;
+        Some(DetachedSocket { fd, peer: self.peer.clone() })
+    }
+
+    /// Gives a stream to the core of `env`. None if that core has no sockets; the connection has ended then.
+    pub fn attach(env: &Env, detached: DetachedSocket) -> Option<Socket> {
+        let handle = env.adopt_stream(detached.fd)?;
+        Some(Socket { env: env.clone(), handle, peer: detached.peer })
     }
 }
 

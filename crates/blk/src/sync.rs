@@ -1,4 +1,5 @@
-//! Synchronisation of tasks on one core: first come, first served, without atomics or locks.
+//! Synchronisation of tasks on one core: first come, first served, without atomics or locks. `SharedSignal` alone is for
+//! tasks of several cores.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -6,7 +7,52 @@ use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
+
+/// Wakes all tasks that wait, on any core. Like [`Signal`], but for state that several cores use. It is not for the path
+/// of a guest's request.
+#[derive(Default)]
+pub struct SharedSignal(Mutex<SharedWaiters>);
+
+#[derive(Default)]
+struct SharedWaiters {
+    epoch: u64,
+    /// Tasks in the order of their first poll. An abandoned wait stays listed until the next notification, whose wake
+    /// of that task has no effect.
+    wakers: Vec<Waker>,
+}
+
+impl SharedSignal {
+    fn lock(&self) -> MutexGuard<'_, SharedWaiters> {
+        self.0.lock().expect("no panic inside")
+    }
+
+    /// Wakes all present waiters, in the order of their first poll.
+    pub fn notify(&self) {
+        let mut waiters = self.lock();
+        waiters.epoch += 1;
+        let woken = std::mem::take(&mut waiters.wakers);
+        drop(waiters);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Resolves at the first `notify` after this call (not after the first poll). A waiter calls it before it checks
+    /// its condition, because the condition may change on another core. The future may be dropped at any time.
+    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
+        let seen = self.lock().epoch;
+        poll_fn(move |cx| {
+            let mut waiters = self.lock();
+            if waiters.epoch != seen {
+                return Poll::Ready(());
+            }
+            if !waiters.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiters.wakers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}
 
 /// Wakes all tasks that wait. A waiter checks its own condition again: `while !cond { signal.wait().await }`.
 #[derive(Default)]

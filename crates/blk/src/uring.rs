@@ -39,6 +39,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::task::{Context, Poll};
 
 use self::clock::{boot_ns, clock_ns, now_ns};
@@ -118,6 +119,12 @@ impl UringReactor {
         self.memory.replace(Some(Rc::new(memory)));
     }
 
+    /// Counts the open descriptors of files, folders and locks in `open_files` from now on, together with other reactors
+    /// of the process. Called before anything is opened.
+    pub fn count_files_in(&self, open_files: Arc<AtomicU64>) {
+        self.core.borrow_mut().count_files_in(open_files);
+    }
+
     /// Returns the counts of the ring since it was created.
     pub fn counters(&self) -> Counters {
         self.core.borrow().ring.counters
@@ -164,6 +171,14 @@ impl Reactor for UringReactor {
 
     fn open_files(&self) -> u64 {
         self.core.borrow().open_files()
+    }
+
+    fn release_stream(&self, socket: Handle) -> Option<OwnedFd> {
+        self.core.borrow_mut().release_stream(socket)
+    }
+
+    fn adopt_stream(&self, fd: OwnedFd) -> Option<Handle> {
+        Some(self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None }))
     }
 
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {

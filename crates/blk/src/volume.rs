@@ -99,6 +99,11 @@ pub trait Exports {
     /// Lists the exports, for a client that requests the list.
     fn list(&self) -> Vec<ExportEntry>;
 
+    /// Lists the exports of all cores, where several serve one catalogue.
+    fn list_all(&self) -> Local<'_, Vec<ExportEntry>> {
+        Box::pin(std::future::ready(self.list()))
+    }
+
     /// Returns the description of the export `name`, empty if there is none. Clients request it before they attach. It
     /// is not looked up in a list of all exports, which can be thousands.
     fn description(&self, name: &str) -> String {

@@ -9,6 +9,7 @@ mod connection;
 mod connections;
 mod fair;
 mod front_end;
+mod handover;
 mod handshake;
 mod handshake_timer;
 mod limiter;
@@ -30,7 +31,8 @@ mod work;
 
 pub use connections::Limits;
 pub use front_end::{ConnectionFailure, FrontEnd, Observer, SessionInfo};
+pub use handover::{HandedOver, Routes};
 pub use limiter::Limiter;
 pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use reply::Failure;
-pub use server::serve;
+pub use server::{drain, resume, serve};

@@ -112,6 +112,9 @@ pub struct UpArgs {
     /// Limit the memory of the daemon, without --map-cache of added datastores, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
+    /// Run VMs with files on N cores, 1 to 16; VMs of the native store run on the first
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cores)]
+    pub cores: usize,
     /// Keep removed VMs and discarded states in the bin for this time, in hours (0: keep nothing)
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     pub bin_hours: u32,
@@ -128,6 +131,14 @@ pub struct UpArgs {
         default_value = "info"
     )]
     pub log: Filter,
+}
+
+/// Maximum number of cores. With the least memory, each has 16 MiB for its clients then.
+const CORES_MAX: usize = 16;
+
+fn parse_cores(text: &str) -> Result<usize, String> {
+    let found = text.parse().ok().filter(|cores| (1..=CORES_MAX).contains(cores));
+    found.ok_or_else(|| format!("{text:?}: expected 1 to {CORES_MAX}"))
 }
 
 fn parse_memory(text: &str) -> Result<Memory, String> {

@@ -4,6 +4,7 @@
 
 mod bin;
 mod core_messages;
+mod cores;
 #[cfg(test)]
 mod crash_tests;
 mod datastore;

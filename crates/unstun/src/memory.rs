@@ -10,6 +10,9 @@
 //! | map pages of a native store | 64 MiB | `--map-cache`, for each datastore |
 //! | free I/O buffers | 32 MiB | `blk` |
 //! | the rest: code, catalogues, bitmaps, layers, verbs | 248 MiB | no limit: depends on the VMs and snapshots |
+//!
+//! With `up --cores N`, each core has the N-th part of what clients, redo disks' maps, grain tables and free buffers may
+//! take together: 2 cores with 1 GiB have 256, 48, 36 and 16 MiB each. Native stores are on one core, undivided.
 
 use api::units;
 
@@ -21,8 +24,8 @@ pub struct Memory(u64);
 const BYTES_MIN: u64 = 512 << 20;
 /// Maximum; a larger number is a mistake.
 const BYTES_MAX: u64 = 1 << 40;
-/// Descriptors other than those of a datastore's files, folders and locks: 256 logs in the host's memory
-/// (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings and the threads' own.
+/// Descriptors other than those of a datastore's files, folders and locks: 256 logs in the host's memory, which the cores
+/// divide (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings of up to 16 cores and the threads' own.
 const DESCRIPTORS_OWN: u64 = 320;
 /// Maximum number of descriptors reserved for takes, commits and closing: a revert of 8 disks along chains of 127
 /// layers.
@@ -48,6 +51,12 @@ impl Memory {
     /// Returns the memory of the resolved maps of all redo disks, bytes.
     pub fn maps_bytes(self) -> usize {
         usize::try_from(self.0 / 32 * 3).expect("at most 1 TiB")
+    }
+
+    /// Lets this core's thread keep its part of the caches that `cores` share: tables and free buffers.
+    pub(crate) fn share_caches(self, cores: usize) {
+        vmdk::vmfssparse::keep_tables(vmdk::vmfssparse::TABLES_CACHED_MAX / cores);
+        blk::buf::keep_free(blk::buf::POOL_BYTES_MAX / cores);
     }
 
     /// Returns the number of connections for which there is memory, at most `descriptors`.

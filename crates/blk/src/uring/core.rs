@@ -1,7 +1,9 @@
 //! The operations under way, and the three places where they wait: the ring, the files threads, the timers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::task::{self, Context, Poll};
 use std::time::Duration;
 
@@ -247,6 +249,19 @@ impl Core {
         }
     }
 
+    /// Gives up a connected stream, which is not shut down.
+    pub(super) fn release_stream(&mut self, socket: Handle) -> Option<OwnedFd> {
+        if !matches!(self.handles.get(socket).ok()?.kind, Kind::Stream) {
+            return None;
+        }
+        // The descriptor is shared with operations under way only, of which there are none.
+        Arc::try_unwrap(self.handles.remove(socket)?.fd).ok()
+    }
+
+    pub(super) fn count_files_in(&mut self, open_files: Arc<AtomicU64>) {
+        self.handles.count_files_in(open_files);
+    }
+
     /// Closes a handle. A socket is shut down, which ends the operations that wait on it; its descriptor is closed with
     /// the last of them.
     fn close_entry(&mut self, entry: Entry) {
@@ -334,7 +349,7 @@ impl Core {
                 }
                 let named = peer::of(&fd, tcp);
                 let handle = self.handles.insert(fd, Kind::Stream, None, None);
-                let peer = named.unwrap_or_else(|| peer::unnamed(handle));
+                let peer = named.unwrap_or_else(peer::unnamed);
                 self.finish(index, Outcome::Accepted(Ok((handle, peer))));
             }
             Step::Woken(work) => {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::descriptor::{Device, Fd, Identity};
@@ -43,8 +44,8 @@ pub(super) struct Handles {
     free: Vec<u32>,
     /// Descriptors of files that are only read. While a file is open, no other file has its inode.
     shared: BTreeMap<Identity, Shared>,
-    /// Number of descriptors of files, folders and locks.
-    open_files: u64,
+    /// Number of descriptors of files, folders and locks. Several cores of a process may share the count.
+    open_files: Arc<AtomicU64>,
     pub(super) owners: Owners,
 }
 
@@ -63,7 +64,7 @@ impl Handles {
             u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 descriptors")
         });
         let entry = Entry { fd, kind, device, shared, deadline: None };
-        self.open_files += u64::from(is_first && entry.is_file());
+        self.open_files.fetch_add(u64::from(is_first && entry.is_file()), Ordering::Relaxed);
         self.entries[index as usize] = Some(entry);
         Handle(index)
     }
@@ -83,7 +84,13 @@ impl Handles {
     }
 
     pub(super) fn open_files(&self) -> u64 {
-        self.open_files
+        self.open_files.load(Ordering::Relaxed)
+    }
+
+    /// Counts in `open_files` from now on.
+    pub(super) fn count_files_in(&mut self, open_files: Arc<AtomicU64>) {
+        open_files.fetch_add(self.open_files.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.open_files = open_files;
     }
 
     /// Returns the entry of a handle; EBADF if it was closed or never existed.
@@ -103,7 +110,7 @@ impl Handles {
         let entry = self.entries.get_mut(handle.0 as usize)?.take()?;
         self.free.push(handle.0);
         let is_last = entry.shared.is_none_or(|identity| self.unshare(identity, &entry.fd));
-        self.open_files -= u64::from(is_last && entry.is_file());
+        self.open_files.fetch_sub(u64::from(is_last && entry.is_file()), Ordering::Relaxed);
         Some(entry)
     }
 
@@ -122,7 +129,7 @@ impl Handles {
     /// Removes and returns all open entries.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Entry> {
         self.free.clear();
-        self.open_files = 0;
+        // A count that other cores share is not used any more once one of them ends.
         std::mem::take(&mut self.entries).into_iter().flatten()
     }
 }

@@ -28,6 +28,8 @@ pub struct MemoryFolder {
     boot: u64,
     machine: u64,
     open: RefCell<HashMap<String, File>>,
+    /// Number of files that are kept open.
+    open_max: usize,
     on_failure: Option<FailureListener>,
     has_failed: Cell<bool>,
 }
@@ -40,6 +42,7 @@ impl MemoryFolder {
             boot: boot(remote),
             machine: machine(),
             open: RefCell::default(),
+            open_max: OPEN_MAX,
             on_failure: None,
             has_failed: Cell::new(false),
         }
@@ -49,6 +52,11 @@ impl MemoryFolder {
     /// and are not reported.
     pub fn on_failure(self, tell: FailureListener) -> MemoryFolder {
         MemoryFolder { on_failure: Some(tell), ..self }
+    }
+
+    /// Keeps fewer files open: the part of one of `cores` cores, each of which has the folder for itself.
+    pub fn for_one_of(self, cores: usize) -> MemoryFolder {
+        MemoryFolder { open_max: OPEN_MAX / cores, ..self }
     }
 
     /// Keeps files in the folder `path`. The folder is created for this user alone; its parent must exist.
@@ -95,7 +103,7 @@ impl MemoryFolder {
         if let Some(file) = open.get_mut(name) {
             return Ok(act(file)?);
         }
-        if open.len() >= OPEN_MAX {
+        if open.len() >= self.open_max {
             open.clear();
         }
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(folder.join(name))?;

@@ -5,8 +5,8 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::reactor::Handle;
 use crate::socket::{ClientId, Peer};
 
 /// Returns the peer; None if the kernel does not report it.
@@ -25,8 +25,10 @@ pub(super) fn of(fd: &OwnedFd, tcp: bool) -> Option<Peer> {
 }
 
 /// Returns a peer of which only the connection is known.
-pub(super) fn unnamed(handle: Handle) -> Peer {
-    let number = u64::from(handle.0);
+pub(super) fn unnamed() -> Peer {
+    /// A connection may move to another core, so its number is used once in the process.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     Peer {
         name: format!("a process of another PID namespace (connection {number})"),
         client: ClientId::Connection(number),

@@ -221,7 +221,7 @@ impl Model {
 /// before its job begins.
 fn met_a_clone(job: &Job) -> bool {
     let resumed = job.operation == COMMIT && job.subject.is_empty();
-    let error = job.error.borrow();
+    let error = job.error();
     let refused = |e: &blk::Error| e.kind == ErrorKind::Refused && e.cause.contains("is read by /clone");
     resumed && error.as_ref().is_some_and(refused)
 }
@@ -233,7 +233,7 @@ pub(super) async fn settle(vm: &Rc<Vm>) -> Result<(), String> {
             let _ = job.resume();
         }
         if job.wait().await == JobState::Failed && !met_a_clone(&job) {
-            return Err(format!("job {} failed: {:?}", job.id, job.error.borrow()));
+            return Err(format!("job {} failed: {:?}", job.id, job.error()));
         }
     }
     Ok(())

@@ -80,7 +80,7 @@ impl Harness {
     async fn commit(&mut self, what: CommitWhat) -> Answer<()> {
         let job = self.vm.commit(&what).await?;
         let state = job.wait().await;
-        assert_eq!(state, JobState::Done, "{:?}", job.error.borrow());
+        assert_eq!(state, JobState::Done, "{:?}", job.error());
         let left: Vec<String> = self.vm.state().snapshots.into_iter().map(|s| s.name).collect();
         self.snapshots.retain(|name, _| left.contains(name));
         Ok(())

@@ -99,7 +99,7 @@ impl Harness {
         for task in tasks {
             task.join().await;
         }
-        assert_eq!(job.wait().await, JobState::Done, "{context}: {:?}", job.error.borrow());
+        assert_eq!(job.wait().await, JobState::Done, "{context}: {:?}", job.error());
         assert_eq!(wrong(&disk, &self.model).await, 0, "{context}: sectors wrong after the commit");
         self.scatter(50).await;
         assert_eq!(wrong(&disk, &self.model).await, 0, "{context}: sectors wrong after further writes");

@@ -81,7 +81,7 @@ impl Vm {
                 (JobState::Cancelled, EventKind::CommitCancelled)
             }
             Err(e) => {
-                *job.error.borrow_mut() = Some(e);
+                job.set_error(e);
                 (JobState::Failed, EventKind::CommitFailed)
             }
         };

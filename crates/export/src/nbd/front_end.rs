@@ -12,6 +12,7 @@ use blk::{Env, ErrorKind};
 
 use super::connections::{Counts, Limits};
 use super::fair::FairScheduler;
+use super::handover::Routes;
 use super::limiter::Limiter;
 use super::memory::{Holding, Memory};
 use super::proto::REFUSALS_MAX;
@@ -95,6 +96,7 @@ pub struct FrontEnd {
     /// Number of refused connections whose refusal is being sent.
     refusing: Cell<usize>,
     observer: Rc<dyn Observer>,
+    routes: RefCell<Option<Rc<dyn Routes>>>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
     next_id: Cell<u64>,
     stopping: Cell<bool>,
@@ -113,6 +115,10 @@ impl Session {
     /// Returns the number of the connection, unique in its front end.
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(super) fn listener(&self) -> &str {
+        &self.listener
     }
 
     pub(super) fn peer(&self) -> &str {
@@ -184,6 +190,7 @@ impl FrontEnd {
             by_export: Counts::default(),
             refusing: Cell::new(0),
             observer,
+            routes: RefCell::default(),
             sessions: RefCell::default(),
             next_id: Cell::new(0),
             stopping: Cell::new(false),
@@ -205,6 +212,20 @@ impl FrontEnd {
 
     pub(super) fn scheduler(&self) -> &Rc<FairScheduler> {
         &self.scheduler
+    }
+
+    /// Sends connections whose export another core serves to that core, from now on.
+    pub fn set_routes(&self, routes: Rc<dyn Routes>) {
+        *self.routes.borrow_mut() = Some(routes);
+    }
+
+    pub(super) fn routes(&self) -> Option<Rc<dyn Routes>> {
+        self.routes.borrow().clone()
+    }
+
+    /// Returns the core that serves the export, if it is another one.
+    pub(super) async fn other_core(&self, export: &str) -> Option<usize> {
+        self.routes()?.other_core(export).await
     }
 
     /// Returns all connections, oldest first.
@@ -355,6 +376,10 @@ impl FrontEnd {
 }
 
 impl SessionEntry {
+    pub(super) fn front_end(&self) -> &Rc<FrontEnd> {
+        &self.front_end
+    }
+
     /// Records why this connection ended.
     pub(super) fn note(&self, kind: ErrorKind, cause: String) {
         let export = self.session.export.borrow().clone();
@@ -374,6 +399,12 @@ impl Drop for SessionEntry {
 
 /// A refusal that is being sent.
 pub(super) struct RefusalGuard(Rc<FrontEnd>);
+
+impl RefusalGuard {
+    pub(super) fn front_end(&self) -> &Rc<FrontEnd> {
+        &self.0
+    }
+}
 
 impl Drop for RefusalGuard {
     fn drop(&mut self) {

@@ -24,34 +24,65 @@ pub(super) struct Negotiated {
     pub rest: Vec<u8>,
 }
 
-/// Negotiates with one client, within the time of `patience`. Returns None if the client ended the handshake.
+/// Where a handshake begins: at its beginning, or at an export that the client has requested on another core.
+pub(super) struct Start {
+    pub negotiation: Negotiation,
+    pub requested: Option<String>,
+}
+
+impl Start {
+    pub(super) fn new() -> Start {
+        Start { negotiation: Negotiation::new(), requested: None }
+    }
+}
+
+/// How a handshake ends.
+pub(super) enum End {
+    /// The client has ended it.
+    Left,
+    Agreed(Negotiated),
+    /// Another core serves the requested export and continues the handshake.
+    Elsewhere {
+        core: usize,
+        start: Start,
+    },
+}
+
+/// An export that was looked up.
+enum Found {
+    Here(FoundExport, Attachment),
+    Elsewhere(usize),
+}
+
+/// Negotiates with one client, within the time of `timer`.
 pub(super) async fn handshake(
     socket: &Socket,
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
     timer: &HandshakeTimer,
-) -> Result<Option<Negotiated>> {
+    start: Start,
+) -> Result<End> {
     let peer = socket.peer();
-    let mut negotiation = Negotiation::new();
+    let Start { mut negotiation, mut requested } = start;
     loop {
         let output = negotiation.take_output();
         timer.wait(peer, send(socket, &output)).await?;
-        match negotiation.step() {
+        match requested.take().map_or_else(|| negotiation.step(), Step::Lookup) {
             Step::Answered => {}
-            Step::List => negotiation.list(&exports.list()),
+            Step::List => negotiation.list(&exports.list_all().await),
             Step::Lookup(name) => match lookup(exports, front_end, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
-                Ok((export, attachment)) => {
+                Ok(Found::Elsewhere(core)) => {
+                    let start = Start { negotiation, requested: Some(name) };
+                    return Ok(End::Elsewhere { core, start });
+                }
+                Ok(Found::Here(export, attachment)) => {
                     if let Some(terms) = negotiation.found(&export) {
                         let output = negotiation.take_output();
                         timer.wait(peer, send(socket, &output)).await?;
                         let group = exports.client_group(&terms.export);
-                        return Ok(Some(Negotiated {
-                            terms,
-                            attachment,
-                            group,
-                            rest: negotiation.into_rest(),
-                        }));
+                        let rest = negotiation.into_rest();
+                        return Ok(End::Agreed(Negotiated { terms, attachment, group, rest }));
                     }
                 }
             },
@@ -61,7 +92,7 @@ pub(super) async fn handshake(
                     received.map(|n| (buf, n))
                 };
                 match timer.wait(peer, received).await? {
-                    (_, 0) => return Ok(None),
+                    (_, 0) => return Ok(End::Left),
                     (buf, n) => negotiation.feed(&buf[..n]),
                 }
             }
@@ -69,7 +100,7 @@ pub(super) async fn handshake(
                 // The client may have disconnected; its acknowledgement is not required.
                 let output = negotiation.take_output();
                 let _ = timer.wait(peer, send(socket, &output)).await;
-                return Ok(None);
+                return Ok(End::Left);
             }
             Step::Close(why) => return Err(Error::invalid(socket.peer(), why)),
         }
@@ -82,17 +113,21 @@ async fn lookup(
     front_end: &FrontEnd,
     name: &str,
     socket: &Socket,
-) -> Result<(FoundExport, Attachment)> {
-    let entry = match name {
-        "" => only_export(exports.list())?,
-        _ => ExportEntry { name: name.to_string(), description: exports.description(name) },
+) -> Result<Found> {
+    let wanted = match name {
+        "" => only_export(exports.list_all().await)?.name,
+        _ => name.to_string(),
     };
+    if let Some(core) = front_end.other_core(&wanted).await {
+        return Ok(Found::Elsewhere(core));
+    }
+    let entry = ExportEntry { description: exports.description(&wanted), name: wanted };
     front_end
         .refuse_export(socket.peer(), &entry.name)
         .map_err(|cause| Error::refused(&entry.name, cause))?;
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
-    Ok((FoundExport { name: entry.name, description: entry.description, info }, attachment))
+    Ok(Found::Here(FoundExport { name: entry.name, description: entry.description, info }, attachment))
 }
 
 fn only_export(mut list: Vec<ExportEntry>) -> Result<ExportEntry> {

@@ -7,6 +7,8 @@ use std::task::Poll;
 
 use blk::{Env, Error, Result};
 
+use super::proto::NEGOTIATION_LIMIT_US;
+
 pub(super) struct HandshakeTimer {
     env: Env,
     limit_us: u64,
@@ -16,6 +18,15 @@ pub(super) struct HandshakeTimer {
 impl HandshakeTimer {
     pub(super) fn new(env: &Env, limit_us: u64) -> HandshakeTimer {
         HandshakeTimer { env: env.clone(), limit_us, left_ns: Cell::new(limit_us * 1000) }
+    }
+
+    /// Continues the time of a negotiation that has begun on another core.
+    pub(super) fn with_left(env: &Env, left_ns: u64) -> HandshakeTimer {
+        HandshakeTimer { env: env.clone(), limit_us: NEGOTIATION_LIMIT_US, left_ns: Cell::new(left_ns) }
+    }
+
+    pub(super) fn left_ns(&self) -> u64 {
+        self.left_ns.get()
     }
 
     /// Waits for `answer`, which the client has to give: it sends, or receives what was sent.

@@ -10,7 +10,8 @@ use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
 
 use super::front_end::{FrontEnd, Halt, RefusalGuard, Session, SessionEntry};
-use super::handshake::handshake;
+use super::handover::HandedOver;
+use super::handshake::{End, Start, handshake};
 use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
@@ -25,7 +26,8 @@ pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, contr
         match control.unless_stopped(listener.accept()).await {
             None => break,
             Some(Ok(socket)) => {
-                admit(&env, listener.address(), socket, &exports, &control);
+                let timer = HandshakeTimer::new(&env, NEGOTIATION_LIMIT_US);
+                admit(&env, listener.address(), socket, &exports, &control, Start::new(), timer);
             }
             Some(Err(error)) => {
                 control.note(listener.address(), "", error.kind, error.cause);
@@ -34,25 +36,42 @@ pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, contr
         }
     }
     drop(listener);
-    control.empty_within(&env, STOP_GRACE_US).await;
-    control.tell_all(Halt::Cut);
-    control.empty_within(&env, STOP_GRACE_US).await;
+    drain(&env, &control).await;
 }
 
-fn admit(env: &Env, listener: &str, socket: Socket, exports: &Rc<dyn Exports>, control: &Rc<FrontEnd>) {
+/// Waits until the connections of a stopped front end are closed, as [`serve`] does.
+pub async fn drain(env: &Env, control: &FrontEnd) {
+    control.empty_within(env, STOP_GRACE_US).await;
+    control.tell_all(Halt::Cut);
+    control.empty_within(env, STOP_GRACE_US).await;
+}
+
+/// Continues the handshake of a connection that another core has handed over, and then serves the connection.
+pub fn resume(env: &Env, connection: HandedOver, exports: &Rc<dyn Exports>, control: &Rc<FrontEnd>) {
+    let HandedOver { socket, negotiation, export, listener, left_ns } = connection;
+    let Some(socket) = Socket::attach(env, socket) else { return };
+    let start = Start { negotiation, requested: Some(export) };
+    admit(env, &listener, socket, exports, control, start, HandshakeTimer::with_left(env, left_ns));
+}
+
+/// Admits a connection, which continues its handshake from `start`.
+fn admit(
+    env: &Env,
+    listener: &str,
+    socket: Socket,
+    exports: &Rc<dyn Exports>,
+    control: &Rc<FrontEnd>,
+    start: Start,
+    timer: HandshakeTimer,
+) {
     match control.enter(listener, socket.peer()) {
         Ok(entered) => {
-            env.spawn_detached(Box::pin(connection(
-                env.clone(),
-                socket,
-                exports.clone(),
-                control.clone(),
-                entered,
-            )));
+            let served = connection(env.clone(), socket, exports.clone(), entered, start, timer);
+            env.spawn_detached(Box::pin(served));
         }
         Err(cause) => {
             if let Some(refusing) = control.refuse(socket.peer(), &cause) {
-                env.spawn_detached(Box::pin(refuse(env.clone(), socket, control.clone(), refusing, cause)));
+                env.spawn_detached(Box::pin(refuse(env.clone(), socket, refusing, cause, start)));
             }
         }
     }
@@ -72,11 +91,14 @@ impl Exports for RefusingCatalogue {
 }
 
 /// Tells a client why it is not served, in the reply to the first option whose reply can carry a text.
-async fn refuse(env: Env, socket: Socket, control: Rc<FrontEnd>, refusing: RefusalGuard, cause: String) {
+async fn refuse(env: Env, socket: Socket, refusing: RefusalGuard, cause: String, start: Start) {
     let exports: Rc<dyn Exports> = Rc::new(RefusingCatalogue(cause));
     let timer = HandshakeTimer::new(&env, REFUSAL_LIMIT_US);
+    let control = refusing.front_end().clone();
+    // A refused client is not handed over.
+    let alone = FrontEnd::new();
     // The client is refused whatever it sends.
-    let refused = control.unless_stopped(handshake(&socket, &exports, &control, &timer)).await;
+    let refused = control.unless_stopped(handshake(&socket, &exports, &alone, &timer, start)).await;
     drop((refused, refusing));
 }
 
@@ -84,10 +106,24 @@ async fn connection(
     env: Env,
     socket: Socket,
     exports: Rc<dyn Exports>,
-    control: Rc<FrontEnd>,
     entered: SessionEntry,
+    start: Start,
+    timer: HandshakeTimer,
 ) {
-    let result = both_phases(env, socket, exports, &control, entered.session.clone()).await;
+    let control = entered.front_end().clone();
+    let session = entered.session.clone();
+    let negotiation = handshake(&socket, &exports, &control, &timer, start);
+    let result = match unless_halted(&session, negotiation).await {
+        Ok(End::Left) => Ok(()),
+        Ok(End::Agreed(agreed)) => transmit(env, socket, agreed, &control, session).await,
+        Ok(End::Elsewhere { core, start }) => {
+            let listener = session.listener().to_owned();
+            // The connection does not count on both cores.
+            drop((session, entered));
+            return hand_over(&control, core, socket, start, listener, timer.left_ns());
+        }
+        Err(error) => Err(error),
+    };
     if let Err(error) = result
         && error.kind != ErrorKind::Cancelled
     {
@@ -95,18 +131,24 @@ async fn connection(
     }
 }
 
-async fn both_phases(
-    env: Env,
-    socket: Socket,
-    exports: Rc<dyn Exports>,
+fn hand_over(
     control: &FrontEnd,
-    session: Rc<Session>,
-) -> Result<()> {
-    let timer = HandshakeTimer::new(&env, NEGOTIATION_LIMIT_US);
-    let negotiated = unless_halted(&session, handshake(&socket, &exports, control, &timer)).await?;
-    match negotiated {
-        Some(agreed) => transmit(env, socket, agreed, control, session).await,
-        None => Ok(()),
+    core: usize,
+    socket: Socket,
+    Start { negotiation, requested }: Start,
+    listener: String,
+    left_ns: u64,
+) {
+    let (Some(routes), Some(export)) = (control.routes(), requested) else { return };
+    let peer = socket.peer().to_owned();
+    match socket.detach() {
+        Some(socket) => {
+            let connection = HandedOver { socket, negotiation, export, listener, left_ns };
+            routes.hand_over(core, connection);
+        }
+        None => {
+            control.note(&peer, &export, ErrorKind::Io, "the connection cannot change its core".to_owned());
+        }
     }
 }
 

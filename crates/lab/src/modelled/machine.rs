@@ -161,7 +161,7 @@ impl Subject for MachineSubject {
             *self.job.borrow_mut() = Some(job.clone());
             match job.wait().await {
                 JobState::Done => Ok(CommitEnd::Done),
-                state => Err(job.error.borrow().clone().unwrap_or_else(|| {
+                state => Err(job.error().unwrap_or_else(|| {
                     Error::new(ErrorKind::Cancelled, name, format!("the commit is {}", state.name()))
                 })),
             }

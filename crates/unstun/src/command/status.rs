@@ -4,7 +4,7 @@ use api::client::Client;
 use api::error::Result;
 use api::output::{Output, fields};
 use api::units::format_bytes;
-use api::{Datastore, Freeable, FullDatastore, Status};
+use api::{Core, Datastore, Freeable, FullDatastore, Status};
 
 use crate::command::datastore;
 
@@ -21,6 +21,7 @@ pub(super) fn describe(status: &Status) -> String {
         ("disk I/O", io.to_owned()),
         ("NBD", status.nbd.join("\n     ")),
         ("clients", status.nbd_clients.to_string()),
+        ("cores", cores(status)),
         ("VMs", format!("{} with {} disks, {} snapshots", status.vms, status.disks, status.snapshots)),
         ("open jobs", status.open_jobs.to_string()),
     ]);
@@ -29,6 +30,18 @@ pub(super) fn describe(status: &Status) -> String {
     match status.datastores.as_slice() {
         [main] if main.notices.is_empty() => format!("{hung}{full}{summary}"),
         all => format!("{hung}{full}{summary}{}\n", datastore::list(all)),
+    }
+}
+
+/// Returns a text with the number of cores, and how many VMs each of several runs.
+fn cores(status: &Status) -> String {
+    match status.cores.as_slice() {
+        [] | [_] => "1".to_owned(),
+        all => {
+            let one = |core: &Core| format!("core {}: {} VMs", core.number, core.vms);
+            let vms: Vec<_> = all.iter().map(one).collect();
+            format!("{} ({})", all.len(), vms.join(", "))
+        }
     }
 }
 

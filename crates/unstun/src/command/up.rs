@@ -29,11 +29,12 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     fatal::end_process_on_panic();
     info!("unstun {} starts, process {}", *VERSION, std::process::id());
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
-    let heartbeat = Arc::new(daemon::Heartbeat::default());
+    let heartbeats: Vec<_> = (0..args.cores).map(|_| Arc::new(daemon::Heartbeat::default())).collect();
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
-    let place = daemon::Place { name, root, map_cache_bytes: args.map_cache, memory: args.memory, bin, nbd };
-    let core = Arc::new(CoreHandle::start(place, heartbeat.clone())?);
-    notify::keep_watchdog(vec![heartbeat])?;
+    let (map_cache_bytes, memory, cores) = (args.map_cache, args.memory, args.cores);
+    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores };
+    let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
+    notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, output))
 }
 

@@ -196,6 +196,7 @@ fn describe(vm: &Vm) -> String {
         ("id", vm.id.clone()),
         ("datastore", vm.datastore.to_string()),
         ("home", vm.home.display().to_string()),
+        ("core", vm.core.to_string()),
         ("snapshots", snapshots(vm)),
         ("clients", clients(vm)),
         ("space", space(&vm.space)),

@@ -214,14 +214,14 @@ impl Daemon {
         self.evict_for_share(datastore).await;
         let waits = |state| state == JobState::WaitingForSpace;
         let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore));
-        if entries.flat_map(|entry| entry.running.machine.jobs()).any(|job| waits(job.state())) {
+        if entries.flat_map(|entry| entry.running.jobs()).any(|job| waits(job.state())) {
             self.make_room(datastore).await;
         }
     }
 
     async fn evict_expired(&self, datastore: &Rc<Datastore>) {
         let _evicting = datastore.bin.evicting.lock().await;
-        for victim in self.evictable(datastore) {
+        for victim in self.evictable(datastore).await {
             let until = self.bin.kept_until_unix_us(victim.unix_us());
             if until <= self.env.unix_us() || victim.is_half_removed() {
                 self.evict_or_report(datastore, &victim, "its time in the bin is over").await;
@@ -232,7 +232,7 @@ impl Daemon {
     /// Evicts the oldest entries until more than the share is free.
     async fn evict_for_share(&self, datastore: &Rc<Datastore>) {
         let _evicting = datastore.bin.evicting.lock().await;
-        for victim in self.evictable(datastore) {
+        for victim in self.evictable(datastore).await {
             match datastore.space().await {
                 Ok(space) if !self.bin.leaves(space) => {}
                 // If the free space cannot be determined, nothing is removed.
@@ -246,7 +246,7 @@ impl Daemon {
     /// Returns false if there is nothing to remove or enough space is free.
     pub(super) async fn make_room(&self, datastore: &Rc<Datastore>) -> bool {
         let before = datastore.bin.evicted.get();
-        if self.evictable(datastore).is_empty() {
+        if self.evictable(datastore).await.is_empty() {
             return false;
         }
         let _evicting = datastore.bin.evicting.lock().await;
@@ -256,7 +256,7 @@ impl Daemon {
         if datastore.space().await.is_ok_and(|space| !self.bin.is_short(space)) {
             return false;
         }
-        for victim in self.evictable(datastore) {
+        for victim in self.evictable(datastore).await {
             if self.evict_or_report(datastore, &victim, "the datastore needs its space").await {
                 datastore.dir.wait_for_freed().await;
                 return true;
@@ -280,15 +280,15 @@ impl Daemon {
     }
 
     /// Returns the entries that are kept or half removed, the oldest first.
-    fn evictable(&self, datastore: &Rc<Datastore>) -> Vec<Victim> {
+    async fn evictable(&self, datastore: &Rc<Datastore>) -> Vec<Victim> {
+        let states = self.states_of(datastore).await;
         if self.bin_ends.get() || datastore.refuse_when_leaving().is_err() {
             return Vec::new();
         }
         let mut all = datastore.bin.all();
         all.retain(|(entry, record)| record.may_go() && !datastore.bin.is_busy(entry));
         let vms = all.into_iter().map(|(entry, record)| Victim::Vm(entry, record));
-        let states =
-            self.states_of(datastore).into_iter().map(|(entry, binned)| Victim::State(entry, binned));
+        let states = states.into_iter().map(|(entry, binned)| Victim::State(entry, binned));
         let mut victims: Vec<Victim> = vms.chain(states).collect();
         victims.sort_by_key(Victim::unix_us);
         victims

@@ -3,8 +3,11 @@
 use std::rc::{Rc, Weak};
 
 use api::Operation;
+use blk::volume::ExportEntry;
 
+use crate::daemon::running::client::exports::{Catalogue, exports_of};
 use crate::daemon::running::messages::{Inbox, Message};
+use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
@@ -21,6 +24,27 @@ impl Daemon {
     /// caller that has stopped waiting needs no answer.
     fn carry_out(self: &Rc<Self>, message: Message) {
         match message {
+            Message::Event { core, vm, event } => {
+                self.with_listened(core, vm, |entry| self.record(entry, &event));
+            }
+            Message::Notices { core, vm, notices } => {
+                self.with_listened(core, vm, |entry| self.report_notices(entry, notices));
+            }
+            Message::Answer(deliver) => deliver(),
+            Message::Exports { answer } => {
+                let daemon = self.clone();
+                self.env.spawn_detached(Box::pin(async move {
+                    let _ = answer.send(daemon.exports().await);
+                }));
+            }
+            Message::CoreOf { vm, answer } => {
+                let _ = answer.send(self.entry(&vm).ok().map(|entry| entry.running.core()));
+            }
+            Message::Connection { core, connection } => {
+                if let Some(core) = self.cores.get(core) {
+                    core.tell(move |running| Catalogue::resume(running, connection));
+                }
+            }
             Message::Note { vm, sentence } => self.with_entry(&vm, |entry| self.note(entry, &sentence)),
             Message::Attached { vm } => self.with_entry(&vm, |entry| self.take_notices(entry)),
             Message::Space { vm, disk, waits } => {
@@ -40,6 +64,27 @@ impl Daemon {
                     let _ = reason.send(e);
                 }
             }
+        }
+    }
+
+    /// Returns the exports of all cores, by the names of their VMs.
+    async fn exports(&self) -> Vec<ExportEntry> {
+        let mut all: Vec<(String, Vec<ExportEntry>)> = Vec::new();
+        for core in self.cores.all() {
+            let list = async |running: Rc<RunningVms>| {
+                let vms = running.all();
+                vms.iter().map(|vm| (vm.name.clone(), exports_of(vm))).collect::<Vec<_>>()
+            };
+            all.extend(core.run(list).await);
+        }
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all.into_iter().flat_map(|(_, exports)| exports).collect()
+    }
+
+    fn with_listened(&self, core: usize, vm: u64, then: impl FnOnce(&Rc<VmRecord>)) {
+        let entry = self.listened.borrow().get(&(core, vm)).and_then(Weak::upgrade);
+        if let Some(entry) = entry {
+            then(&entry);
         }
     }
 

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::location::SERVED_BY_NAME;
@@ -32,6 +33,7 @@ use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
 use crate::daemon::datastore::native::Native;
 use crate::daemon::register::Register;
+use crate::daemon::running::folders::SharedPending;
 use crate::daemon::vm::home_records::HomeRecords;
 
 /// Name of the lock file, which a daemon holds while it serves the datastore.
@@ -77,6 +79,8 @@ pub(crate) struct Datastore {
     /// Row of the datastore in the list as of its last answer, and the space of its file system at that time.
     pub last_row: RefCell<Option<api::Datastore>>,
     pub last_space: Cell<Space>,
+    /// What the folder's file system has not answered on other cores.
+    pub elsewhere: RefCell<Vec<Arc<SharedPending>>>,
     /// Whether the datastore is being removed; no VM of it is opened any more then.
     leaving: Cell<bool>,
     /// Lock on the datastore; None once it is not served any more.
@@ -180,6 +184,7 @@ impl Datastore {
             opening: TaskMutex::default(),
             last_row: RefCell::default(),
             last_space: Cell::default(),
+            elsewhere: RefCell::default(),
             leaving: Cell::new(false),
             lock: RefCell::new(lock),
         })
@@ -316,7 +321,10 @@ impl Datastore {
     /// Returns a hang if the datastore has not answered a call for too long.
     pub(super) fn hang(&self) -> Option<Hang> {
         let device = self.native.device().and_then(|device| device.file.pending());
-        let pending = self.dir.pending().into_iter().chain(device).min_by_key(|pending| pending.since_ns);
+        let elsewhere = self.elsewhere.borrow();
+        let elsewhere = elsewhere.iter().filter_map(|core| core.get());
+        let all = self.dir.pending().into_iter().chain(device).chain(elsewhere);
+        let pending = all.min_by_key(|pending| pending.since_ns);
         Hang::of(&self.name, self.dir.env(), pending)
     }
 }

@@ -1,8 +1,9 @@
 //! Numbering of jobs: all VMs' jobs, and the daemon's own.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use engine::Job;
+use engine::JobControl;
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::state::Daemon;
@@ -14,8 +15,8 @@ impl Daemon {
     pub(super) fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
         let mut jobs = self.jobs.borrow_mut();
         for entry in self.entries() {
-            for job in entry.running.machine.jobs() {
-                if jobs.iter().any(|t| Rc::ptr_eq(&t.job, &job)) {
+            for job in entry.running.jobs() {
+                if jobs.iter().any(|t| Arc::ptr_eq(&t.job, &job)) {
                     continue;
                 }
                 jobs.push(Tracked::new(self.number_job(), &entry.datastore, Some(&entry), &job));
@@ -38,7 +39,12 @@ impl Daemon {
     }
 
     /// Registers a job of the daemon itself, under the number from `next_job`.
-    pub(super) fn track(&self, datastore: &Rc<Datastore>, entry: Option<&Rc<VmRecord>>, job: &Rc<Job>) {
+    pub(super) fn track(
+        &self,
+        datastore: &Rc<Datastore>,
+        entry: Option<&Rc<VmRecord>>,
+        job: &Arc<JobControl>,
+    ) {
         self.jobs.borrow_mut().push(Tracked::new(job.id, datastore, entry, job));
     }
 }

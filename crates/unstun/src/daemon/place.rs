@@ -19,4 +19,6 @@ pub(crate) struct Place {
     /// What is kept of removed VMs.
     pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
+    /// Number of cores, the control side's own included.
+    pub cores: usize,
 }

@@ -15,9 +15,11 @@ use futures_util::future::select;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::{info, warn};
 
+use crate::daemon::cores::core_thread;
 use crate::daemon::heartbeat::{Heartbeat, beat};
 use crate::daemon::place::Place;
 use crate::daemon::running::client::exports::Catalogue;
+use crate::daemon::running::messages;
 use crate::daemon::state::Daemon;
 
 /// Request to the core, which runs it on its thread as a separate task.
@@ -26,22 +28,28 @@ pub(crate) type Question = Box<dyn FnOnce(Rc<Daemon>) + Send>;
 /// Runs until `Daemon::shut_down` has been answered, or until all senders of `inbox` are dropped.
 pub(super) fn run(
     place: Place,
-    heartbeat: Arc<Heartbeat>,
+    heartbeats: Vec<Arc<Heartbeat>>,
     mut inbox: UnboundedReceiver<Question>,
     tell: &Sender<Result<()>>,
 ) {
-    let reactor = match UringReactor::new() {
-        Ok(reactor) => Rc::new(reactor),
-        Err(e) => return drop(tell.send(Err(e.into()))),
+    let open_files = Arc::default();
+    let reactor = match core_thread::reactor(&place, &open_files) {
+        Ok(reactor) => reactor,
+        Err(e) => return drop(tell.send(Err(e))),
     };
-    reactor.keep_in(crate::daemon::datastore::unflushed::folder(&place));
+    let (control, messages) = messages::channel();
+    let (own, others) = heartbeats.split_first().expect("a heartbeat for each core");
+    let cores = match core_thread::start_all(&place, others, &control, &open_files) {
+        Ok(cores) => cores,
+        Err(e) => return drop(tell.send(Err(e))),
+    };
     let executor = Executor::new(reactor.clone());
     let env = executor.env();
-    env.spawn_detached(Box::pin(beat(env.clone(), heartbeat)));
+    env.spawn_detached(Box::pin(beat(env.clone(), own.clone())));
     let tell_ready = tell.clone();
     let ended = executor.run(async move {
         let opened = async {
-            let daemon = Daemon::open(env, &place).await?;
+            let daemon = Daemon::open(env, &place, control, messages, cores).await?;
             listen(&reactor, &daemon, &place)?;
             Ok(daemon)
         };
@@ -70,7 +78,7 @@ pub(super) fn run(
 }
 
 fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
-    let exports = Rc::new(Catalogue::new(daemon.running.clone()));
+    let exports = Catalogue::route(&daemon.running);
     for address in &place.nbd {
         let (handle, shown) = match address {
             NbdListen::Unix(path) => {

@@ -40,6 +40,14 @@ impl Daemon {
     ) -> api::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
+        let entry = match entry.running.own() {
+            Some(_) => entry,
+            None => {
+                // A VM that cannot be moved stays on its core.
+                self.plan_move(&entry, &request).await?;
+                self.bring_here(entry).await?
+            }
+        };
         entry.moving.set(MOVE_BEGINS);
         let begun = self.begin_move(&entry, &request).await;
         let (side, bytes) = begun.inspect_err(|_| entry.moving.set(0))?;
@@ -47,12 +55,25 @@ impl Daemon {
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, MOVE, String::new());
         job.bytes_total.set(bytes);
-        self.track(&entry.datastore, Some(&entry), &job);
+        self.track(&entry.datastore, Some(&entry), job.control());
         entry.moving.set(id);
         self.note(&entry, &format!("moving to {plan} (job {id})"));
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move { daemon.run_move(&entry, side, &worker, claim).await }));
-        self.job_do(id, |_| Ok(()))
+        self.job_do(id, |_| Ok(())).await
+    }
+
+    /// Reopens a VM of another core on the control side's own core, where moves run. Refused while a client is connected.
+    async fn bring_here(self: &Rc<Self>, entry: Rc<VmRecord>) -> api::error::Result<Rc<VmRecord>> {
+        let purpose = format!("move it (VMs of core {} move without clients)", entry.running.core());
+        let _shut = self.shut_idle(&entry, &purpose).await?;
+        let (name, home) = (entry.name.clone(), entry.place());
+        self.descriptors.admit_vm(&name)?;
+        let reopened = async {
+            entry.running.close().await?;
+            self.open_vm_here(&name, &home).await
+        };
+        reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
     }
 
     /// Creates the target side, and returns it with the maximum number of bytes that the move copies.
@@ -63,7 +84,7 @@ impl Daemon {
     ) -> api::error::Result<(Side, u64)> {
         let plan = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
-        let used = entry.running.machine.used().await?;
+        let used = entry.running.used().await?;
         let bytes = used.allocated_bytes + used.shared_bytes;
         plan.refuse_without_room(&entry.name, bytes).await?;
         let make = async || {
@@ -114,7 +135,7 @@ impl Daemon {
         let moved = self.entry(&entry.name)?;
         self.note_stun(&moved, &format!("moved to {}", side.plan), stun_us);
         let left = async {
-            entry.running.machine.close().await?;
+            entry.running.close().await?;
             self.clear_away(entry, &moved, &side.plan).await
         };
         if let Err(error) = left.await {
@@ -135,17 +156,18 @@ impl Daemon {
         job: &Rc<Job>,
         in_doubt: &Cell<bool>,
     ) -> Result<u64> {
-        let moving = Relocation::new(entry.running.machine.clone(), side.vm.clone(), job.clone());
+        let source = entry.expect_here()?;
+        let moving = Relocation::new(source.machine.clone(), side.vm.clone(), job.clone());
         moving.copy_snapshots().await?;
         let mut switched: Vec<Switched> = Vec::new();
         let moved = async {
             let mut drained = Vec::new();
             for (number, mirror) in moving.mirrors().await? {
-                let (source, _client) = entry.running.machine.attach(number, "a move").await?;
+                let (volume, _client) = source.machine.attach(number, "a move").await?;
                 let (target, _client) = side.vm.attach(number, "a move").await?;
-                let switch = entry.running.gate.guests.switch(number, source.clone());
+                let switch = source.gate.guests.switch(number, volume.clone());
                 drained.push(switch.replace(mirror));
-                switched.push(Switched { switch, source, target });
+                switched.push(Switched { switch, source: volume, target });
             }
             // An earlier write may wait for another event without end, so the job can be cancelled here.
             job.or_cancelled(join_all(drained)).await?;
@@ -171,13 +193,14 @@ impl Daemon {
         switched: &[Switched],
         in_doubt: &Cell<bool>,
     ) -> Result<u64> {
-        let _shut = entry.running.gate.shut_behind().await;
-        let guests = entry.running.gate.guests.counted_by(&*side.vm).await?;
+        let source = entry.expect_here()?;
+        let _shut = source.gate.shut_behind().await;
+        let guests = source.gate.guests.counted_by(&*side.vm).await?;
         // Copying the snapshots has raised the target's generation. Clients stay connected, and reconnect by their
         // present names.
-        side.vm.change_generation(GenerationChange::Adopt(entry.running.machine.generation())).await?;
+        side.vm.change_generation(GenerationChange::Adopt(source.machine.generation())).await?;
         let step = async || {
-            refuse_viewers(entry)?;
+            refuse_viewers(entry, source)?;
             let stepped = self.step(&side.plan).await;
             // A full file system changes nothing, so the outcome is not in doubt.
             let is_full = stepped.as_ref().is_err_and(|e| e.is_no_space());
@@ -186,7 +209,7 @@ impl Daemon {
                 // It is unknown which side is the VM. The source is closed before the guests resume, so no later write
                 // is answered.
                 in_doubt.set(true);
-                let _ = entry.running.machine.close().await;
+                let _ = entry.running.close().await;
             }
             stepped
         };
@@ -201,7 +224,7 @@ impl Daemon {
         for (guest, client) in guests {
             guest.count_as(client);
         }
-        self.replace_entry(entry, side.plan.to().clone(), side.vm.clone(), side.kept.clone());
+        self.replace_entry(entry, source, side);
         Ok(stun_us)
     }
 }

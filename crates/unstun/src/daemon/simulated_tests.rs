@@ -82,8 +82,9 @@ pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) 
         memory: Memory::new(1 << 30).expect("within its limits"),
         bin,
         nbd: Vec::new(),
+        cores: 1,
     };
-    let daemon = Daemon::new(env, &place, Journal::nowhere(), messages::channel().0)
+    let daemon = Daemon::new(env, &place, Journal::nowhere(), messages::channel().0, Vec::new())
         .await
         .map_err(text("the datastore"))?;
     daemon.defects.plant(defect);
@@ -175,7 +176,14 @@ pub(super) async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
 /// Fills the start of the VM's first disk with `byte`, durably.
 pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("writing"))?;
-    let (volume, _client) = entry.running.machine.attach(0, "test").await.map_err(low("writing"))?;
+    let (volume, _client) = entry
+        .running
+        .own()
+        .expect("the only core")
+        .machine
+        .attach(0, "test")
+        .await
+        .map_err(low("writing"))?;
     let data = Buf::copy_of(&[byte; WRITTEN]).freeze();
     volume.clone().write(0, data).await.map_err(low("writing"))?;
     volume.flush().await.map_err(low("flushing"))
@@ -183,7 +191,14 @@ pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<
 
 pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
     let entry = daemon.entry(name).map_err(low("reading"))?;
-    let (volume, _client) = entry.running.machine.attach(0, "test").await.map_err(low("reading"))?;
+    let (volume, _client) = entry
+        .running
+        .own()
+        .expect("the only core")
+        .machine
+        .attach(0, "test")
+        .await
+        .map_err(low("reading"))?;
     let (buf, read) = volume.read(0, Buf::alloc(WRITTEN)).await;
     read.map_err(low("reading"))?;
     match buf.iter().all(|byte| *byte == buf[0]) {
@@ -194,7 +209,7 @@ pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
 
 pub(super) async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("a take"))?;
-    entry.running.machine.clone().take("s", "").await.map(drop).map_err(low("a take"))
+    entry.running.take("s", "").await.map(drop).map_err(low("a take"))
 }
 
 /// Copies a folder of plain files and folders, like `cp -r`.

@@ -1,10 +1,14 @@
 //! Start and end of the daemon: recovery and opening of its datastores and their VMs, and the orderly shut-down.
 
+use crate::daemon::cores::vm_handle::{Guard, VmHandle};
+use crate::daemon::cores::{CoreLink, StartedCore};
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::datastores::without_lease;
 use crate::daemon::datastore::hang::{or_go_on, until_hung};
-use crate::daemon::running::messages;
-use crate::daemon::running::vm::RunningVm;
+use crate::daemon::relocation::plan::Side;
+use crate::daemon::running::home_files::HomeFiles;
+use crate::daemon::running::messages::{ControlSide, Inbox};
+use crate::daemon::running::vm::{ClientSettings, RunningVm};
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::inuse;
@@ -18,22 +22,34 @@ use api::WhenFull;
 use api::error::{Error, Result};
 use blk::Env;
 use engine::job::{MOVE, SCRUB};
-use engine::{Machine, Options, Vm};
 use tracing::{error, warn};
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::place::Place;
 use crate::daemon::relocation::{handover, recovery};
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::limits::StoredLimits;
 use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
 use crate::daemon::vm::{formats, limits, mark, native_homes, paths, settings};
 
+/// How a VM is opened.
+#[derive(Default, Clone, Copy)]
+struct Opening {
+    /// With its client gate closed.
+    shut: bool,
+    /// On the control side's own core.
+    here: bool,
+}
+
 impl Daemon {
     /// Locks the datastores and opens every VM in them.
-    pub(super) async fn open(env: Env, place: &Place) -> Result<Rc<Daemon>> {
-        let (control, inbox) = messages::channel();
-        let daemon = Daemon::new(env, place, Journal::default(), control).await?;
+    pub(super) async fn open(
+        env: Env,
+        place: &Place,
+        control: ControlSide,
+        inbox: Inbox,
+        cores: Vec<StartedCore>,
+    ) -> Result<Rc<Daemon>> {
+        let daemon = Daemon::new(env, place, Journal::default(), control, cores).await?;
         daemon.env.spawn_detached(Box::pin(Daemon::serve_core(Rc::downgrade(&daemon), inbox)));
         daemon.open_all().await?;
         for datastore in daemon.datastores() {
@@ -43,6 +59,7 @@ impl Daemon {
     }
 
     pub(super) async fn open_all(self: &Rc<Self>) -> Result<()> {
+        self.open_on_cores(&self.main).await?;
         self.open_added().await?;
         self.open_datastores().await
     }
@@ -158,16 +175,44 @@ impl Daemon {
     /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
     /// the time.
     pub(super) async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+        Ok(self.open_vm_as(name, home, Opening::default()).await?.0)
+    }
+
+    /// Opens a VM whose client gate is closed as long as the returned guard lives.
+    pub(super) async fn open_vm_shut(
+        self: &Rc<Self>,
+        name: &str,
+        home: &Home,
+    ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
+        self.open_vm_as(name, home, Opening { shut: true, ..Opening::default() }).await
+    }
+
+    /// Opens a VM on the control side's own core.
+    pub(super) async fn open_vm_here(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+        Ok(self.open_vm_as(name, home, Opening { here: true, ..Opening::default() }).await?.0)
+    }
+
+    async fn open_vm_as(
+        self: &Rc<Self>,
+        name: &str,
+        home: &Home,
+        how: Opening,
+    ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
         self.descriptors.admit_vm(name)?;
         formats::hold(self, &home.path).await?;
-        let opened = self.open_held(name, home).await;
+        let opened = self.open_held(name, home, how).await;
         if opened.is_err() {
             self.holds.release(&home.path);
         }
         opened
     }
 
-    async fn open_held(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
+    async fn open_held(
+        self: &Rc<Self>,
+        name: &str,
+        home: &Home,
+        how: Opening,
+    ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
         self.claim_identity(name, home).await?;
         // The home's own record of a move comes next.
         recovery::settle(self, home).await?;
@@ -178,15 +223,17 @@ impl Daemon {
         let StoredLimits { limits, notice } = limits::read(&dir).await?;
         let folder = home.path.clone();
         let events = self.env.blocking(move || journal::read(&folder)).await;
-        let (machine, kept) = self.open_kept(home, self.options()).await?;
-        let limiter = self.running.front_end.limiter(name);
-        limiter.set(limits::io_limits(&limits));
-        let running = RunningVm { name: name.to_string(), machine, gate: Rc::default(), limiter };
-        running.gate.guests.shared_writers.set(shared_writers);
-        running.gate.guests.waits_for_space.set(when_full == WhenFull::Wait);
+        let settings = ClientSettings {
+            limits: limits::io_limits(&limits),
+            shared_writers,
+            waits_for_space: when_full == WhenFull::Wait,
+        };
+        let (running, kept) = self.open_kept(name, home, settings, how.here).await?;
+        // No client is admitted between the service's begin and this.
+        let shut = if how.shut { Some(running.shut().await) } else { None };
         let entry = Rc::new(VmRecord {
             name: name.to_string(),
-            running: Rc::new(running),
+            running,
             kept,
             datastore: home.datastore.clone(),
             home: home.path.clone(),
@@ -196,64 +243,88 @@ impl Daemon {
             notices: RefCell::default(),
             moving: Cell::new(0),
         });
+        self.listen_to(&entry).await;
         home.datastore.refuse_when_leaving()?;
-        self.listen_to(&entry);
         self.take_notices(&entry);
         self.report_notices(&entry, notice.into_iter().collect());
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
         self.register(entry.clone());
-        Ok(entry)
+        Ok((entry, shut))
     }
 
-    async fn open_kept(&self, home: &Home, options: Options) -> Result<(Rc<dyn Machine>, Kept)> {
+    async fn open_kept(
+        &self,
+        name: &str,
+        home: &Home,
+        settings: ClientSettings,
+        here: bool,
+    ) -> Result<(VmHandle, Kept)> {
         if let Some(id) = mark::read(&self.env, &home.path).await? {
-            let vm = native_homes::open_vm(&home.datastore, id, options).await?;
-            return Ok((vm.clone(), Kept::Native(vm)));
+            let vm = native_homes::open_vm(&home.datastore, id, self.options()).await?;
+            let running = RunningVm::new(&self.running.front_end, name, vm.clone(), None, settings);
+            return Ok((VmHandle::here(self.cores.own(), running), Kept::Native(vm)));
         }
-        let files = Rc::new(HomeFiles::open(self, &home.path).await?);
-        let vm = Vm::open(self.env.clone(), files.manifest(), options).await?;
-        Ok((vm, Kept::Redo(files)))
+        let core = if here { self.cores.own().clone() } else { self.core_for_vm() };
+        let handle = match core.own() {
+            Some(running) => {
+                let files = HomeFiles::open(self, &home.path).await?;
+                VmHandle::here(&core, running.open_redo(name, files, self.options(), settings).await?)
+            }
+            None => {
+                let plan = formats::plan_home(self, &home.path).await?;
+                VmHandle::open_elsewhere(&core, name, plan, self.options(), settings).await?
+            }
+        };
+        Ok((handle, Kept::Redo))
     }
 
-    /// Replaces the registry's record of a VM after its move.
-    pub(super) fn replace_entry(
-        self: &Rc<Self>,
-        old: &VmRecord,
-        home: Home,
-        vm: Rc<dyn Machine>,
-        kept: Kept,
-    ) {
-        let (name, gate, limiter) = (old.name.clone(), old.running.gate.clone(), old.running.limiter.clone());
+    /// Returns the core for one more VM with files.
+    fn core_for_vm(&self) -> Rc<CoreLink> {
+        let vms = self.entries();
+        self.cores.least_used(vms.iter().map(|entry| entry.running.core())).clone()
+    }
+
+    /// Replaces the registry's record of a VM after its move. Both sides are on the control side's own core.
+    pub(super) fn replace_entry(self: &Rc<Self>, old: &VmRecord, was: &RunningVm, side: &Side) {
+        let Home { datastore, path } = side.plan.to().clone();
+        let running = Rc::new(RunningVm {
+            name: old.name.clone(),
+            machine: side.vm.clone(),
+            files: side.files.clone(),
+            gate: was.gate.clone(),
+            limiter: was.limiter.clone(),
+        });
         let entry = Rc::new(VmRecord {
-            name: name.clone(),
-            running: Rc::new(RunningVm { name, machine: vm, gate, limiter }),
-            kept,
-            datastore: home.datastore,
-            home: home.path,
+            name: old.name.clone(),
+            running: VmHandle::here(self.cores.own(), running.clone()),
+            kept: side.kept.clone(),
+            datastore,
+            home: path,
             when_full: old.when_full,
             limits: old.limits.clone(),
             events: RefCell::new(old.events.take()),
             notices: RefCell::default(),
             moving: Cell::new(0),
         });
-        self.listen(&entry);
+        self.listen(&entry, &running);
         self.register(entry);
     }
 
     /// Shuts down: admits no new clients, answers requests under way, and then writes every VM's tables and clean
     /// headers.
     pub(super) async fn shut_down(&self) -> Result<()> {
-        self.running.front_end.stop();
+        self.cores.stop_clients();
         for task in self.front_end_tasks.take() {
             // Requests that a hanging datastore does not answer are recovered by the next start.
             let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
         }
+        let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.cores.end_connections())).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
         self.end_bins().await;
         let mut result = Ok(());
         for entry in self.entries() {
-            let closed = asked(&entry.datastore, entry.running.machine.close()).await;
+            let closed = asked(&entry.datastore, entry.running.close()).await;
             result = result.and(closed.map_or_else(|hang| Err(hang.not_closed()), without_lease));
         }
         for datastore in self.datastores() {
@@ -261,6 +332,7 @@ impl Daemon {
             result = result
                 .and(closed.map_or_else(|hang| Err(hang.not_closed()), |closed| closed.map_err(Error::from)));
         }
+        result = result.and(self.cores.end());
         self.end();
         result
     }

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use api::error::Result;
 use api::listen::NbdListen;
@@ -15,15 +15,16 @@ use engine::{Options, SpacePolicy};
 use jiff::Timestamp;
 
 use crate::daemon::bin::policy::BinPolicy;
+use crate::daemon::cores::{Cores, StartedCore};
 use crate::daemon::datastore::hang::{Opening, until_hung};
 use crate::daemon::datastore::{Absent, Datastore, Home};
 use crate::daemon::defect::Planted;
 use crate::daemon::place::Place;
 use crate::daemon::running::client::front_end::front_end;
+use crate::daemon::running::descriptors::Descriptors;
 use crate::daemon::running::messages::ControlSide;
-use crate::daemon::running::running_vms::RunningVms;
+use crate::daemon::running::running_vms::{CoreNumber, RunningVms};
 use crate::daemon::tracked::Tracked;
-use crate::daemon::vm::descriptors::Descriptors;
 use crate::daemon::vm::home_locks::Holds;
 use crate::daemon::vm::journal::Journal;
 use crate::daemon::vm::vm_record::{Broken, VmRecord};
@@ -49,8 +50,11 @@ pub(crate) struct Daemon {
     pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
     pub started: Timestamp,
-    /// What the core runs. The daemon has one core.
+    /// What the control side's own core runs.
     pub running: Rc<RunningVms>,
+    pub cores: Cores,
+    /// Records of the VMs of other cores whose events arrive, by core and by the VM's number there.
+    pub(super) listened: RefCell<BTreeMap<(usize, u64), Weak<VmRecord>>>,
     pub descriptors: Rc<Descriptors>,
     pub journal: Rc<Journal>,
     pub(super) vms: RefCell<BTreeMap<String, Rc<VmRecord>>>,
@@ -81,11 +85,13 @@ impl Daemon {
         place: &Place,
         journal: Journal,
         control: ControlSide,
+        cores: Vec<StartedCore>,
     ) -> Result<Rc<Daemon>> {
         let main = Rc::new(open_main(&env, place).await?);
         let descriptors = Descriptors::new(env.clone(), place.memory);
-        let front_end = front_end(place.memory, descriptors.connections());
-        let running = RunningVms::new(env.clone(), front_end, control);
+        let core = CoreNumber { own: 0, count: cores.len() + 1 };
+        let front_end = front_end(place.memory, descriptors.connections(), core.count);
+        let running = RunningVms::new(core, env.clone(), front_end, control, descriptors.clone(), None);
         Ok(Rc::new(Daemon {
             env,
             datastores: RefCell::new(vec![main.clone()]),
@@ -97,7 +103,9 @@ impl Daemon {
             bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
             started: Timestamp::now(),
+            cores: Cores::new(running.clone(), cores),
             running,
+            listened: RefCell::default(),
             descriptors,
             journal: Rc::new(journal),
             vms: RefCell::default(),
@@ -118,9 +126,12 @@ impl Daemon {
     /// Returns the engine's options. Writes that find no space wait where their clients are served
     /// (`running/client/writers.rs`), not in the engine.
     pub(super) fn options(&self) -> Options {
-        let map_cap_bytes = self.memory.maps_bytes();
-        let defects = self.defects.of_engine();
-        Options { map_cap_bytes, space_policy: SpacePolicy::Error, defects, ..Options::default() }
+        let (defects, default) = (self.defects.of_engine(), Options::default());
+        // The cores divide what their VMs may have together.
+        let cores = self.cores.all().len();
+        let map_cap_bytes = self.memory.maps_bytes() / cores;
+        let unwritten_cap_bytes = default.unwritten_cap_bytes / cores as u64;
+        Options { map_cap_bytes, unwritten_cap_bytes, space_policy: SpacePolicy::Error, defects, ..default }
     }
 
     pub(super) fn track_front_end(&self, task: JoinHandle<()>) {

@@ -97,7 +97,16 @@ async fn shown(daemon: &Rc<Daemon>) -> Outcome<Shown> {
     if let Some(notice) = daemon.main.notices.borrow().first() {
         return Err(format!("a notice: {notice}"));
     }
-    let states = daemon.entry(VM).map_err(|e| e.to_string())?.running.machine.state().bin.len();
+    let states = daemon
+        .entry(VM)
+        .map_err(|e| e.to_string())?
+        .running
+        .own()
+        .expect("the only core")
+        .machine
+        .state()
+        .bin
+        .len();
     if states > 1 {
         return Err(format!("the bin has {states} states"));
     }
@@ -105,7 +114,15 @@ async fn shown(daemon: &Rc<Daemon>) -> Outcome<Shown> {
 }
 
 fn generation(daemon: &Rc<Daemon>) -> Outcome<u64> {
-    Ok(daemon.entry(VM).map_err(|e| e.to_string())?.running.machine.generation().present)
+    Ok(daemon
+        .entry(VM)
+        .map_err(|e| e.to_string())?
+        .running
+        .own()
+        .expect("the only core")
+        .machine
+        .generation()
+        .present)
 }
 
 /// Checks the state after recovery. Other content has another generation. So may the same content after a failed flush,

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use engine::Job;
+use engine::JobControl;
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::vm::vm_record::VmRecord;
@@ -15,7 +16,7 @@ pub(super) struct Tracked {
     pub datastore: Rc<Datastore>,
     /// VM of the job; None for work on the whole store.
     pub entry: Option<Rc<VmRecord>>,
-    pub job: Rc<Job>,
+    pub job: Arc<JobControl>,
     /// Time, bytes done and rate at the last measurement of the rate.
     pub seen: Cell<(u64, u64, u64)>,
 }
@@ -25,7 +26,7 @@ impl Tracked {
         id: u64,
         datastore: &Rc<Datastore>,
         entry: Option<&Rc<VmRecord>>,
-        job: &Rc<Job>,
+        job: &Arc<JobControl>,
     ) -> Tracked {
         let seen = Cell::new((job.started_ns, 0, 0));
         Tracked { id, datastore: datastore.clone(), entry: entry.cloned(), job: job.clone(), seen }

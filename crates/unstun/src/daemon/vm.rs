@@ -1,15 +1,14 @@
 //! VMs: their records, homes, operations and events.
 
 pub(super) mod branches;
-pub(super) mod descriptors;
 pub(super) mod difference;
 pub(super) mod disks;
 pub(super) mod events;
 pub(super) mod formats;
-pub(super) mod home_files;
 pub(super) mod home_locks;
 pub(super) mod home_records;
 pub(super) mod home_removal;
+pub(super) mod home_terms;
 pub(super) mod identity;
 pub(super) mod inuse;
 pub(super) mod journal;

@@ -167,10 +167,13 @@ fn snapshots() -> Router<Core> {
 
 fn jobs() -> Router<Core> {
     Router::new()
-        .route("/jobs", get(ask(async |d, ()| Ok(d.job_list()))))
-        .route("/jobs/{id}", get(ask(async |d, Parameter(id)| d.job_do(id, |_| Ok(())))))
-        .route("/jobs/{id}/pause", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.pause()))))
-        .route("/jobs/{id}/resume", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.resume()))))
+        .route("/jobs", get(ask(async |d, ()| Ok(d.job_list().await))))
+        .route("/jobs/{id}", get(ask(async |d, Parameter(id)| d.job_do(id, |_| Ok(())).await)))
+        .route("/jobs/{id}/pause", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.pause()).await)))
+        .route(
+            "/jobs/{id}/resume",
+            post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.resume()).await)),
+        )
         .route(
             "/jobs/{id}/cancel",
             post(about(|Parameter(id)| Subject::Job(*id), async |d, Parameter(id)| d.job_cancel(id).await)),
@@ -178,7 +181,7 @@ fn jobs() -> Router<Core> {
         .route(
             "/jobs/{id}/limit",
             put(ask(async |d, (Parameter(id), Body(JobLimit { limit_bytes_s }))| {
-                d.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0)))
+                d.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0))).await
             })),
         )
 }

@@ -24,8 +24,9 @@ fn a_header_that_does_not_end_ends_its_connection() {
         memory: Memory::new(1 << 30).unwrap(),
         bin: BinPolicy::default(),
         nbd: Vec::new(),
+        cores: 1,
     };
-    let core = Arc::new(CoreHandle::start(place, Arc::default()).unwrap());
+    let core = Arc::new(CoreHandle::start(place, vec![Arc::default()]).unwrap());
     let socket = datastore.api_socket();
     let all = async {
         let listener = super::bind(&socket).unwrap();

@@ -7,14 +7,14 @@ use serde_json::Value;
 use crate::daemon::Datastore;
 
 /// A running fio; its result is checked when it has ended.
-struct Fio {
+pub(crate) struct Fio {
     child: Child,
 }
 
 impl Fio {
     /// Writes `megabytes` at random, each block with its checksum. It reads older blocks back while it writes, and
     /// everything at the end.
-    fn verify(uri: &str, megabytes: u64) -> Fio {
+    pub(crate) fn verify(uri: &str, megabytes: u64) -> Fio {
         let child = Command::new("fio")
             .args([
                 "--name=verify",
@@ -43,11 +43,11 @@ impl Fio {
         Fio { child }
     }
 
-    fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         let output = self.child.wait_with_output().unwrap();
         let said =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

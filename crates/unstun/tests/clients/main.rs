@@ -10,6 +10,7 @@ mod branches;
 mod browser;
 mod compare;
 mod copies;
+mod cores;
 mod daemon;
 mod datastores;
 mod descriptors;

@@ -23,7 +23,12 @@ const STEP_BYTES_MAX: u64 = 3 << 20;
 
 impl Twin {
     pub(crate) fn new(datastore: &Datastore, size_bytes: u64, seed: u64) -> Twin {
-        let path = datastore.beside("twin.raw");
+        Twin::called("twin.raw", datastore, size_bytes, seed)
+    }
+
+    /// Creates a twin beside others.
+    pub(crate) fn called(name: &str, datastore: &Datastore, size_bytes: u64, seed: u64) -> Twin {
+        let path = datastore.beside(name);
         std::fs::File::create(&path).unwrap().set_len(size_bytes).unwrap();
         Twin { path, size_bytes, random: Random(seed) }
     }

@@ -29,6 +29,7 @@ use crate::check::Finding;
 use crate::cowd::{Directory, Header, TABLE_BYTES, TableBounds, decode_entries, table_runs};
 use crate::runs::Runs;
 
+pub use budget::{TABLES_CACHED_MAX, keep_tables};
 pub use open::DeltaParams;
 pub use space::Growth;
 

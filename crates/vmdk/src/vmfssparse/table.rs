@@ -17,9 +17,6 @@ use crate::cowd::{
     encode_entries,
 };
 
-/// Maximum number of unused tables that all layers of a core keep: 3072 * 16 KiB = 48 MiB; they cover 6 GiB of disk.
-/// Only layers that are written keep so many, because their first writes need them.
-pub(super) const TABLES_CACHED_MAX: usize = 3072;
 /// Maximum number of tables of a layer that is only read, or of any layer when the core's share is used up: 64 * 16 KiB
 /// = 1 MiB. Reads use the resolved map.
 pub(super) const TABLES_READ_MAX: usize = 64;
@@ -113,7 +110,7 @@ impl Tables {
     /// Drops an eighth of a full cache, oldest first. Tables that are in use or not durable stay.
     fn make_room(&mut self) {
         let own = self.loaded.len();
-        let full = own >= TABLES_READ_MAX && (!self.written || budget::loaded() >= TABLES_CACHED_MAX);
+        let full = own >= TABLES_READ_MAX && (!self.written || budget::is_full());
         if !full {
             return;
         }

@@ -1,3 +1,4 @@
+use super::budget::TABLES_CACHED_MAX;
 use super::*;
 use crate::cowd::decode_entries;
 

@@ -196,7 +196,7 @@ async fn commit(harness: &Harness, what: CommitWhat) -> Result<(), String> {
     let job = harness.vm.commit(&what).await.map_err(|e| e.to_string())?;
     match job.wait().await {
         JobState::Done => Ok(()),
-        state => Err(format!("the job is {state:?}: {:?}", job.error.borrow())),
+        state => Err(format!("the job is {state:?}: {:?}", job.error())),
     }
 }
 

@@ -62,7 +62,7 @@ impl Store {
             Err(_) => JobState::Failed,
         });
         if let Err(e) = &result {
-            *job.error.borrow_mut() = Some(e.clone());
+            job.set_error(e.clone());
         }
         result
     }

@@ -93,7 +93,7 @@ impl NativeVm {
             Either::Left((never, _)) => match never {},
             Either::Right((ended, _)) => ended,
         };
-        let message = job.error.borrow().as_ref().map(ToString::to_string).unwrap_or_default();
+        let message = job.error().map(|e| e.to_string()).unwrap_or_default();
         let event = self.activity.event(kind, &job.subject, &message);
         self.activity.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
         job.set_state(state);
@@ -127,7 +127,7 @@ impl NativeVm {
             }
             if let Some(e) = self.store.broken().or_else(|| self.store.reclaim_error(&left)) {
                 self.given_up.borrow_mut().extend(left);
-                *job.error.borrow_mut() = Some(e);
+                job.set_error(e);
                 return (JobState::Failed, EventKind::CommitFailed);
             }
             self.follow(job, &left).await;

@@ -11,8 +11,8 @@ use crate::daemon::bin::records::BinState;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_removal::{has_vmx, open_home};
 use crate::daemon::vm::identity::Standing;
 use crate::daemon::vm::remove::expect_kept;
@@ -31,15 +31,17 @@ impl Daemon {
         }
         match &entry.kept {
             Kept::Native(_) => Ok(None),
-            Kept::Redo(files) => leads_back(files).await.map_err(unread),
+            Kept::Redo => {
+                entry.running.with_files(async |files| leads_back(files).await).await.map_err(unread)
+            }
         }
     }
 
     /// Puts an open VM without connected clients into the bin.
     pub(crate) async fn bin_open(&self, entry: &Rc<VmRecord>) -> Result<api::BinEntry> {
         let bytes = allocated(entry).await;
-        entry.running.machine.close().await?;
-        let (id, store) = (Some(entry.running.machine.state().id), entry.kept.store());
+        entry.running.close().await?;
+        let (id, store) = (Some(entry.running.state().await.id), entry.kept.store());
         let removed = Removed { name: api_types::vm_name(&entry.name), id, store, bytes };
         let (id, record) = self.put_in_bin(&entry.place(), removed).await?;
         Ok(self.bin_entry(&entry.datastore, &id, &record))
@@ -137,7 +139,7 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         request: api::VmRemove,
     ) -> Result<api::VmRemovePreview> {
-        let state = entry.running.machine.state();
+        let state = entry.running.state().await;
         let not_kept = match request.delete_disks {
             true => self.not_kept_open(entry, request).await.unwrap_or_else(|e| Some(e.message)),
             false => None,
@@ -156,7 +158,7 @@ impl Daemon {
             disks: Some(state.disks.iter().map(disk).collect()),
             snapshots: Some(state.snapshots.iter().map(|snapshot| snapshot.name.clone()).collect()),
             allocated_bytes: allocated(entry).await,
-            clients: entry.running.present(Who::All),
+            clients: entry.running.present(Who::All).await,
             kept_until: self.kept_until(request, not_kept.as_ref()),
             not_kept,
         })
@@ -200,7 +202,7 @@ impl Daemon {
 
 /// Returns the bytes of the VM's own layers, with its snapshots; None if they cannot be determined.
 async fn allocated(entry: &VmRecord) -> Option<u64> {
-    entry.running.machine.used().await.ok().map(|used| used.allocated_bytes)
+    entry.running.used().await.ok().map(|used| used.allocated_bytes)
 }
 
 /// Returns the error for an unreadable VM. Nothing is removed permanently because of an error that may be temporary.

@@ -14,7 +14,7 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
 impl Daemon {
     /// Returns the states of all open VMs of a datastore, or of all datastores, the oldest first.
-    pub(super) fn binned_states(
+    pub(super) async fn binned_states(
         &self,
         datastore: Option<&DatastoreName>,
     ) -> Vec<(Rc<VmRecord>, BinnedState)> {
@@ -22,7 +22,7 @@ impl Daemon {
         for entry in self.entries() {
             if datastore.is_none_or(|name| entry.datastore.name == *name) {
                 found.extend(
-                    entry.running.machine.state().bin.into_iter().map(|binned| (entry.clone(), binned)),
+                    entry.running.state().await.bin.into_iter().map(|binned| (entry.clone(), binned)),
                 );
             }
         }
@@ -30,19 +30,19 @@ impl Daemon {
         found
     }
 
-    pub(super) fn states_of(&self, datastore: &Rc<Datastore>) -> Vec<(Rc<VmRecord>, BinnedState)> {
-        let mut found = self.binned_states(None);
+    pub(super) async fn states_of(&self, datastore: &Rc<Datastore>) -> Vec<(Rc<VmRecord>, BinnedState)> {
+        let mut found = self.binned_states(None).await;
         found.retain(|(entry, _)| Rc::ptr_eq(&entry.datastore, datastore));
         found
     }
 
     /// Returns the state that an ID of `bin list` refers to.
-    pub(super) fn find_state(
+    pub(super) async fn find_state(
         &self,
         wanted: &str,
         datastore: Option<&DatastoreName>,
     ) -> Option<(Rc<VmRecord>, u64)> {
-        let found = self.binned_states(datastore).into_iter().find(|(_, binned)| id(binned) == wanted);
+        let found = self.binned_states(datastore).await.into_iter().find(|(_, binned)| id(binned) == wanted);
         found.map(|(entry, binned)| (entry, binned.id))
     }
 
@@ -64,7 +64,7 @@ impl Daemon {
             removed: api_types::time(binned.unix_us),
             kept_until: api_types::time(self.bin.kept_until_unix_us(binned.unix_us)),
             // A size that cannot be read now is unknown.
-            bytes: asked(&entry.datastore, entry.running.machine.binned_bytes(binned.id))
+            bytes: asked(&entry.datastore, entry.running.binned_bytes(binned.id))
                 .await
                 .ok()
                 .and_then(Result::ok),
@@ -74,13 +74,13 @@ impl Daemon {
 
     /// Measures the bytes that a datastore's states free, as far as they are not measured yet.
     pub(crate) async fn measure_states(&self, datastore: &Rc<Datastore>) {
-        let states = self.states_of(datastore);
+        let states = self.states_of(datastore).await;
         let known = datastore.state_bytes.borrow().clone();
         let mut bytes = std::collections::BTreeMap::new();
         for (entry, binned) in states {
             let measured = match known.get(&binned.id) {
                 Some(bytes) => Some(*bytes),
-                None => entry.running.machine.binned_bytes(binned.id).await.ok(),
+                None => entry.running.binned_bytes(binned.id).await.ok(),
             };
             bytes.extend(measured.map(|bytes| (binned.id, bytes)));
         }
@@ -89,12 +89,12 @@ impl Daemon {
 
     /// Removes a state permanently.
     pub(super) async fn evict_state(&self, entry: &VmRecord, binned: &BinnedState) -> blk::Result<()> {
-        entry.running.machine.clone().empty_bin(vec![binned.id]).await?;
-        let in_files = matches!(entry.kept, Kept::Redo(_));
-        if in_files && binned.by == BinnedBy::Discard && entry.running.machine.state().bin.is_empty() {
+        entry.running.empty_bin(vec![binned.id]).await?;
+        let in_files = matches!(entry.kept, Kept::Redo);
+        if in_files && binned.by == BinnedBy::Discard && entry.running.state().await.bin.is_empty() {
             // The disks run on deltas that the discard created only for the bin. Without such deltas the commit is
             // refused.
-            let _ = entry.running.machine.clone().commit(&CommitWhat::Unowned).await;
+            let _ = entry.running.commit(&CommitWhat::Unowned).await;
         }
         Ok(())
     }

@@ -164,7 +164,14 @@ fn an_entry_has_one_way_out_at_a_time() {
 fn a_state_goes_when_its_time_is_over() {
     for store in STORES {
         serve(&three(store), BinPolicy::default(), |daemon| async move {
-            let vm = daemon.entry("one").map_err(|e| e.to_string())?.running.machine.clone();
+            let vm = daemon
+                .entry("one")
+                .map_err(|e| e.to_string())?
+                .running
+                .own()
+                .expect("the only core")
+                .machine
+                .clone();
             vm.clone().take("a", "").await.map_err(|e| e.to_string())?;
             vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
             pass_hours(&daemon, 20).await;

@@ -23,7 +23,7 @@ impl Daemon {
         let found = self.in_bins(datastore.as_ref())?;
         let mut entries: Vec<_> =
             found.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
-        for (entry, binned) in self.binned_states(datastore.as_ref()) {
+        for (entry, binned) in self.binned_states(datastore.as_ref()).await {
             entries.push(self.state_entry(&entry, &binned).await);
         }
         entries.sort_by_key(|entry| entry.removed);
@@ -32,7 +32,7 @@ impl Daemon {
 
     /// Restores an entry. Fails with `Exists` if the name is taken.
     pub(crate) async fn bin_restore(self: &Rc<Self>, request: api::BinRestore) -> Result<api::BinRestored> {
-        if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()) {
+        if let Some((entry, id)) = self.find_state(&request.entry, request.datastore.as_ref()).await {
             return self.bin_restore_state(&entry, id, request.name, request.disconnect).await;
         }
         let (datastore, entry, record) = self.find_in_bin(&request.entry, request.datastore.as_ref())?;
@@ -78,7 +78,7 @@ impl Daemon {
             return Err(Error::invalid(format!("{id:016x}: {cause}")));
         }
         let entry = self.entry_to_change(&entry.name)?;
-        let binned = find_binned(&entry.running.machine.state(), id)?.clone();
+        let binned = find_binned(&entry.running.state().await, id)?.clone();
         let shown = self.state_entry(&entry, &binned).await;
         self.restore_state(&entry, id, api::Reset { disconnect, ..api::Reset::default() }).await?;
         let home = entry.home.clone();
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     pub(crate) async fn bin_empty_preview(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
-        let (vms, states) = self.chosen(request)?;
+        let (vms, states) = self.chosen(request).await?;
         let mut entries: Vec<_> =
             vms.iter().map(|(datastore, entry, record)| self.bin_entry(datastore, entry, record)).collect();
         for (entry, binned) in states {
@@ -117,7 +117,7 @@ impl Daemon {
     /// Removes entries permanently. An entry that cannot be removed does not stop the removal of the others.
     pub(crate) async fn bin_empty(&self, request: &api::BinEmpty) -> Result<api::BinEmptied> {
         let mut done = api::BinEmptied { entries: Vec::new(), bytes: 0, left: Vec::new() };
-        let (vms, states) = self.chosen(request)?;
+        let (vms, states) = self.chosen(request).await?;
         for (datastore, entry, record) in vms {
             let shown = self.bin_entry(&datastore, &entry, &record);
             let _evicting = datastore.bin.evicting.lock().await;
@@ -131,15 +131,15 @@ impl Daemon {
         Ok(done)
     }
 
-    fn chosen(&self, request: &api::BinEmpty) -> Result<(Vec<ChosenVm>, Vec<ChosenState>)> {
+    async fn chosen(&self, request: &api::BinEmpty) -> Result<(Vec<ChosenVm>, Vec<ChosenState>)> {
         let datastore = request.datastore.as_ref();
         if request.entries.is_empty() {
-            return Ok((self.in_bins(datastore)?, self.binned_states(datastore)));
+            return Ok((self.in_bins(datastore)?, self.binned_states(datastore).await));
         }
         let (mut vms, mut states): (Vec<ChosenVm>, Vec<ChosenState>) = Default::default();
         for wanted in &request.entries {
-            if let Some((entry, id)) = self.find_state(wanted, datastore) {
-                let binned = find_binned(&entry.running.machine.state(), id)?.clone();
+            if let Some((entry, id)) = self.find_state(wanted, datastore).await {
+                let binned = find_binned(&entry.running.state().await, id)?.clone();
                 states.push((entry, binned));
                 continue;
             }

@@ -10,6 +10,7 @@ use blk::Env;
 use engine::native::TakeOver;
 use tracing::{error, info, warn};
 
+use crate::daemon::cores::vm_handle::Guard;
 use crate::daemon::datastore::hang::{Opening, or_go_on, until_hung};
 use crate::daemon::datastore::{Absent, Datastore, asked, device};
 use crate::daemon::register::Register;
@@ -116,6 +117,7 @@ impl Daemon {
             Ok(datastore) => {
                 // A store that cannot be closed is recovered by the daemon that opens it next.
                 let _ = datastore.native.close().await;
+                self.cores.close_folder(&datastore.root);
                 datastore.unlock();
             }
             Err(cause) => {
@@ -176,7 +178,15 @@ impl Daemon {
         }
         let datastore = Datastore::in_folder(&self.env, name, path, cache, opening).await?;
         datastore.set_served_by(Some(&self.main.root)).await?;
+        self.open_on_cores(&datastore).await?;
         Ok(Rc::new(datastore))
+    }
+
+    /// Opens the folder of a datastore on all cores, which open its homes and search it for readers of layers.
+    pub(crate) async fn open_on_cores(&self, datastore: &Datastore) -> Result<()> {
+        self.running.folders.add(datastore.dir.clone());
+        datastore.elsewhere.replace(self.cores.open_folder(&datastore.root).await?);
+        Ok(())
     }
 
     /// Refuses a datastore inside another one: one of them would take the other for a VM.
@@ -282,7 +292,7 @@ impl Daemon {
         let datastore = self.removable(name)?;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore)) {
             let vm = api_types::vm_name(&entry.name);
-            let clients = entry.running.present(Who::All).into_iter();
+            let clients = entry.running.present(Who::All).await.into_iter();
             preview.clients.extend(clients.map(|client| api::DatastoreClient { vm: vm.clone(), client }));
             preview.vms.push(vm);
         }
@@ -336,14 +346,21 @@ impl Daemon {
         let of_datastore = |entry: &Rc<VmRecord>| Rc::ptr_eq(&entry.datastore, datastore);
         for entry in self.entries().iter().filter(|entry| of_datastore(entry)) {
             // One client that stays is enough for a refusal.
-            if !self.running.await_ended(&entry.running, Who::All).await {
+            if !entry.running.await_ended(Who::All).await {
                 break;
             }
         }
-        // Without an await from here on, so that no VM is missed.
-        let entries: Vec<Rc<VmRecord>> = self.entries().into_iter().filter(of_datastore).collect();
-        let shut = entries.iter().map(|entry| entry.shut_idle("remove its datastore"));
-        let _shut = shut.collect::<Result<Vec<_>>>()?;
+        let (mut entries, mut shut): (Vec<Rc<VmRecord>>, Vec<Guard>) = Default::default();
+        // No VM is opened between the last look, which finds none, and the datastore's end. A VM that was shut may have
+        // been closed meanwhile; its guard does no harm.
+        loop {
+            let is_new = |entry: &Rc<VmRecord>| !entries.iter().any(|known| Rc::ptr_eq(known, entry));
+            let new = self.entries().into_iter().filter(of_datastore).find(is_new);
+            let Some(entry) = new else { break };
+            shut.push(entry.shut_idle("remove its datastore").await?);
+            entries.push(entry);
+        }
+        entries.retain(|entry| self.entry(&entry.name).is_ok_and(|now| Rc::ptr_eq(&now, entry)));
         if datastore.arrivals.get() > 0 {
             let cause = "a VM is being moved into or out of the datastore; wait for the move or cancel it (`unstun \
                          job list`)";
@@ -355,7 +372,7 @@ impl Daemon {
         drop(datastore.bin.evicting.lock().await);
         let mut result = Ok(());
         for entry in &entries {
-            result = result.and(without_lease(entry.running.machine.close().await));
+            result = result.and(without_lease(entry.running.close().await));
             self.forget(&entry.name);
             self.holds.release(&entry.home);
         }
@@ -363,6 +380,7 @@ impl Daemon {
             self.forget(&idle.name);
             self.holds.release(&idle.home.path);
         }
+        self.cores.close_folder(&datastore.root);
         // The job of a VM that has moved away has the VM's former record, which keeps the store's file open.
         self.jobs.borrow_mut().retain(|tracked| !Rc::ptr_eq(&tracked.datastore, datastore));
         result.and(datastore.native.close().await.map_err(Error::from))

@@ -24,11 +24,12 @@ impl Daemon {
         let mut full = Vec::new();
         for datastore in self.datastores() {
             let entries = self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, &datastore));
-            let waiting = entries.map(|entry| api::WaitingVm {
-                vm: api_types::vm_name(&entry.name),
-                writes: entry.running.gate.guests.waiting(),
-            });
-            let waiting: Vec<_> = waiting.filter(|vm| vm.writes > 0).collect();
+            let mut waiting = Vec::new();
+            for entry in entries {
+                let writes = entry.running.waiting_writes().await;
+                waiting.push(api::WaitingVm { vm: api_types::vm_name(&entry.name), writes });
+            }
+            waiting.retain(|vm| vm.writes > 0);
             if waiting.is_empty() {
                 continue;
             }
@@ -50,8 +51,8 @@ impl Daemon {
         let mut found = Vec::new();
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now does not hide the others.
-            let Ok(bytes) = entry.running.machine.delta_bytes().await else { continue };
-            for snapshot in entry.running.machine.state().snapshots {
+            let Ok(bytes) = entry.running.delta_bytes().await else { continue };
+            for snapshot in entry.running.state().await.snapshots {
                 let bytes_max = bytes.get(&snapshot.id).copied().unwrap_or_default();
                 let vm = api_types::vm_name(&entry.name);
                 found.push(api::Freeable { vm, snapshot: snapshot.name, bytes_max });

@@ -74,7 +74,7 @@ impl Daemon {
         // datastore.
         let here = |other: &Datastore| other.root == datastore.root || other.root == self.main.root;
         let entries: Vec<_> = self.entries().into_iter().filter(|entry| here(&entry.datastore)).collect();
-        let _holds = join_all(entries.iter().map(|entry| entry.running.machine.hold_writes())).await;
+        let _holds = join_all(entries.iter().map(|entry| entry.running.hold_writes())).await;
         let freed = match datastore.native.device() {
             Some(_) => &*self.main,
             None => datastore,

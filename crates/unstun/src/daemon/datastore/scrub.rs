@@ -32,7 +32,7 @@ impl Daemon {
             Err(e) if e.kind == ErrorKind::NotFound && !is_needed => {
                 Checked { path: datastore.path.clone(), findings: Vec::new() }
             }
-            store => self.checked(&datastore, &store?.check().await?),
+            store => self.checked(&datastore, &store?.check().await?).await,
         };
         checked.findings.extend(copies);
         checked.findings.extend(not_looked_at(&datastore, &in_files));
@@ -61,13 +61,13 @@ impl Daemon {
         }
         let id = self.next_job();
         let job = Job::new(self.env.clone(), id, SCRUB, String::new());
-        self.track(&datastore, None, &job);
+        self.track(&datastore, None, job.control());
         *datastore.scrubbed.borrow_mut() = None;
         let (daemon, worker) = (self.clone(), job.clone());
         self.env.spawn_detached(Box::pin(async move {
             match store.scrub(&worker).await {
                 Ok(report) => {
-                    let checked = daemon.checked(&datastore, &report);
+                    let checked = daemon.checked(&datastore, &report).await;
                     log_damage(&checked);
                     *datastore.scrubbed.borrow_mut() = Some(checked);
                 }
@@ -77,7 +77,7 @@ impl Daemon {
                 Err(e) => error!("datastore {}: the scrub failed: {e}", datastore.name),
             }
         }));
-        self.job_do(id, |_| Ok(()))
+        self.job_do(id, |_| Ok(())).await
     }
 
     /// Returns the findings of the last scrub.
@@ -88,8 +88,8 @@ impl Daemon {
         })
     }
 
-    fn checked(&self, datastore: &Rc<Datastore>, report: &Report) -> Checked {
-        let owners = self.owners(datastore);
+    async fn checked(&self, datastore: &Rc<Datastore>, report: &Report) -> Checked {
+        let owners = self.owners(datastore).await;
         let file = datastore.native.path().display().to_string();
         let mut findings: Vec<_> =
             report.findings.iter().map(|found| present(found, &file, &owners)).collect();
@@ -103,14 +103,14 @@ impl Daemon {
     }
 
     /// Returns the name of each node of the store, such as `web/disk0` or `web/disk0@a`.
-    fn owners(&self, datastore: &Rc<Datastore>) -> BTreeMap<u64, String> {
+    async fn owners(&self, datastore: &Rc<Datastore>) -> BTreeMap<u64, String> {
         let mut owners = BTreeMap::new();
         let daemon = |layer: &str| layer.strip_prefix('n').and_then(|number| number.parse().ok());
         let here = |entry: &&Rc<VmRecord>| {
             matches!(entry.kept, Kept::Native(_)) && Rc::ptr_eq(&entry.datastore, datastore)
         };
         for entry in self.entries().iter().filter(here) {
-            let state = entry.running.machine.state();
+            let state = entry.running.state().await;
             for disk in &state.disks {
                 let name = format!("{}/disk{}", entry.name, disk.number);
                 owners.extend(daemon(&disk.top).map(|daemon| (daemon, name)));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
-use api::Store;
+use api::{Store, VmClient};
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
 use engine::native::NativeVm;
@@ -12,8 +12,9 @@ use engine::{Machine, Vm};
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::relocation::{handover, recovery};
+use crate::daemon::running::home_files::HomeFiles;
+use crate::daemon::running::vm::RunningVm;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::remove::refuse_readers;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -127,7 +128,7 @@ impl Daemon {
 
     async fn plan_within(&self, entry: &VmRecord, store: Store) -> Result<MovePlan> {
         let native = match &entry.kept {
-            Kept::Redo(_) => entry.datastore.native_store().await?.new_vm_id(),
+            Kept::Redo => entry.datastore.native_store().await?.new_vm_id(),
             Kept::Native(vm) => {
                 // Files in the folder belong to the user, and a failed move would remove them.
                 recovery::refuse_inhabited(self, &entry.home).await?;
@@ -145,14 +146,14 @@ impl Daemon {
                 *native
             }
             MovePlan::Between { from, to, native, .. } => {
-                let shared_writers = entry.running.gate.guests.shared_writers.get();
+                let shared_writers = entry.expect_here()?.gate.guests.shared_writers.get();
                 let terms = handover::Terms { when_full: entry.when_full, shared_writers };
                 handover::begin(from, to, terms, *native).await?;
                 formats::hold(self, &to.path).await?;
                 native.unwrap_or_default()
             }
         };
-        let disks = entry.running.machine.state().disks;
+        let disks = entry.running.state().await.disks;
         let options = self.options();
         let (home, name) = (plan.to().clone(), &entry.name);
         match plan.store() {
@@ -161,13 +162,13 @@ impl Daemon {
                 store.create_vm_like(native, name, &disks).await?;
                 store.set_home(native, &home.datastore.relative(&home.path)).await?;
                 let vm = NativeVm::open(&store, native, options).await?;
-                Ok(Side { vm: vm.clone(), kept: Kept::Native(vm), plan })
+                Ok(Side { vm: vm.clone(), files: None, kept: Kept::Native(vm), plan })
             }
             Store::Redo => {
                 formats::create_in(self, &home.path, name, new_disks(&disks)).await?;
                 let files = Rc::new(HomeFiles::open(self, &home.path).await?);
                 let vm = Vm::open(self.env.clone(), files.manifest(), options).await?;
-                Ok(Side { vm, kept: Kept::Redo(files), plan })
+                Ok(Side { vm, files: Some(files), kept: Kept::Redo, plan })
             }
         }
     }
@@ -215,7 +216,7 @@ impl Daemon {
         moved: &VmRecord,
         plan: &MovePlan,
     ) -> api::error::Result<()> {
-        let stays = matches!(was.kept, Kept::Redo(_)) && settings::is_adopted(&was.place()).await?;
+        let stays = matches!(was.kept, Kept::Redo) && settings::is_adopted(&was.place()).await?;
         match plan {
             MovePlan::Within { home, .. } => recovery::settle(self, home).await?,
             MovePlan::Between { from, to, .. } => {
@@ -223,12 +224,12 @@ impl Daemon {
                 self.holds.release(&from.path);
             }
         }
-        if let Kept::Redo(_) = was.kept {
+        if let Kept::Redo = was.kept {
             was.datastore.records.remove(&was.name).await?;
         }
-        if let Kept::Redo(_) = moved.kept {
-            let record =
-                moved.datastore.record(&moved.home, HomeState::Whole, Some(moved.running.machine.state().id));
+        if let Kept::Redo = moved.kept {
+            let id = moved.running.state().await.id;
+            let record = moved.datastore.record(&moved.home, HomeState::Whole, Some(id));
             moved.datastore.records.put(&moved.name, record).await?;
         }
         if stays {
@@ -244,11 +245,16 @@ fn new_disks(disks: &[DiskState]) -> Vec<NewDisk> {
     disks.iter().map(new).collect()
 }
 
-pub(crate) fn refuse_viewers(entry: &VmRecord) -> Result<()> {
-    match entry.running.readers().first() {
+/// Refuses while a client reads one of the VM's sealed states, which is on the control side's own core.
+pub(crate) fn refuse_viewers(entry: &VmRecord, vm: &RunningVm) -> Result<()> {
+    refuse_reader(&entry.name, vm.readers().first())
+}
+
+fn refuse_reader(vm: &str, reader: Option<&VmClient>) -> Result<()> {
+    match reader {
         Some(reader) => {
             let cause = format!("{reader}; disconnect that client first");
-            Err(Error::refused(format!("VM {}", entry.name), cause))
+            Err(Error::refused(format!("VM {vm}"), cause))
         }
         None => Ok(()),
     }
@@ -257,21 +263,23 @@ pub(crate) fn refuse_viewers(entry: &VmRecord) -> Result<()> {
 async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::error::Result<()> {
     let name = &entry.name;
     let refused = |cause: &str| Err(Error::refused(format!("VM {name}"), cause).into());
-    let state = entry.running.machine.state();
+    let state = entry.running.state().await;
     if let Some(number) = disk {
-        entry.running.machine.disk(number)?;
+        entry.running.expect_disk(number).await?;
         if state.disks.len() > 1 {
             return refused("its disks are snapshotted together and stay together; move the whole VM");
         }
     }
-    if entry.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
+    if entry.running.has_open_job() {
         return refused("a job of the VM is in progress; wait for the job or cancel it (`unstun job list`)");
     }
-    refuse_viewers(entry)?;
+    refuse_reader(name, entry.running.readers().await.first())?;
     refuse_unmovable(name, &state.disks)?;
-    if let Kept::Redo(files) = &entry.kept {
+    if matches!(entry.kept, Kept::Redo) {
         // The readers would lose the layers that they read.
-        refuse_readers(name, &*files.manifest()).await?;
+        let vm = name.clone();
+        let refuse = async move |files: &HomeFiles| refuse_readers(&vm, &*files.manifest()).await;
+        entry.running.with_files(refuse).await?;
     }
     if to == Store::Redo && state.disks.iter().enumerate().any(|(n, disk)| n as u32 != disk.number) {
         return refused("its disks are not numbered 0, 1, 2 and so on, as those of a new redo VM must be");
@@ -282,6 +290,7 @@ async fn refuse_to_move(entry: &VmRecord, disk: Option<u32>, to: Store) -> api::
 /// Target side of a VM's move.
 pub(crate) struct Side {
     pub vm: Rc<dyn Machine>,
+    pub files: Option<Rc<HomeFiles>>,
     pub kept: Kept,
     pub plan: MovePlan,
 }

@@ -13,8 +13,8 @@ use tracing::warn;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::relocation::record::{self, MoveRecord};
+use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_removal::{remove_configuration, remove_made_files};
 use crate::daemon::vm::paths::open_path;
 use crate::daemon::vm::remove::refuse_readers;

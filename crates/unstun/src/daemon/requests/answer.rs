@@ -9,7 +9,6 @@ use blk::Dir;
 use crate::daemon::datastore::Datastore;
 use crate::daemon::datastore::hang::{Hang, or_go_on};
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::Kept;
 
 /// Objects whose answer an operation needs.
 #[derive(Debug, Clone)]
@@ -105,7 +104,7 @@ impl Daemon {
 
     fn watch_vm(&self, vm: &VmName, watched: &mut Watched) {
         if let Ok(entry) = self.entry(vm.as_str()) {
-            if let Kept::Redo(files) = &entry.kept {
+            if let Some(files) = entry.running.own().and_then(|vm| vm.files.as_ref()) {
                 watched.folders.push((entry.datastore.name.clone(), files.dir().clone()));
             }
             watched.datastores.push(entry.datastore.clone());

@@ -7,12 +7,13 @@ use api::error::{Error, ErrorBody};
 use api::name::VmName;
 use blk::file::FileCounters;
 use blk::manifest::{DiskMode, LayerInfo, NewDisk, SnapshotState, VmState};
-use engine::{DiskLayers, Event, EventKind, JobState, RunningDisk};
+use engine::{DiskLayers, Event, EventKind, JobState};
 use jiff::Timestamp;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::hang::Hang;
 use crate::daemon::running::client::exports;
+use crate::daemon::running::vm::{DiskView, VmView};
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::registry::Idle;
@@ -100,7 +101,7 @@ pub(crate) fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>)
 pub(crate) fn home_event(entry: &VmRecord, message: &str) -> api::Event {
     api::Event {
         id: entry.next_event(),
-        time: time(entry.running.machine.env().unix_us()),
+        time: time(entry.datastore.dir.env().unix_us()),
         vm: vm_name(&entry.name),
         operation: api::Operation::Home,
         snapshot: None,
@@ -110,8 +111,10 @@ pub(crate) fn home_event(entry: &VmRecord, message: &str) -> api::Event {
     }
 }
 
-pub(crate) fn job(tracked: &Tracked) -> api::Job {
+/// Converts a job. `guest_latency_us` is that of its VM.
+pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job {
     let job = &tracked.job;
+    let now_ns = tracked.datastore.dir.env().now_ns();
     let state = match job.state() {
         JobState::Running => api::JobState::Running,
         JobState::WaitingForSpace => api::JobState::WaitingForSpace,
@@ -120,7 +123,7 @@ pub(crate) fn job(tracked: &Tracked) -> api::Job {
         JobState::Failed => api::JobState::Failed,
         JobState::Cancelled => api::JobState::Cancelled,
     };
-    let error = job.error.borrow().clone().map(|e| ErrorBody::from(Error::from(e)).error);
+    let error = job.error().map(|e| ErrorBody::from(Error::from(e)).error);
     api::Job {
         id: tracked.id,
         operation: match job.operation {
@@ -138,15 +141,15 @@ pub(crate) fn job(tracked: &Tracked) -> api::Job {
         bytes: job_bytes(tracked),
         bytes_done: job.bytes_done.get(),
         bytes_total: job.bytes_total.get(),
-        rate_bytes_s: if state == api::JobState::Running { rate(tracked) } else { 0 },
+        rate_bytes_s: if state == api::JobState::Running { rate(tracked, now_ns) } else { 0 },
         limit_bytes_s: Some(job.limit()).filter(|&l| l > 0),
-        eta_s: job.eta_s(),
-        guest_latency_us: tracked.entry.as_deref().and_then(guest_latency_us),
+        eta_s: job.eta_s(now_ns),
+        guest_latency_us,
         error,
     }
 }
 
-fn job_bytes(tracked: &Tracked) -> api::JobBytes {
+pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {
     let kept = tracked.entry.as_ref().map(|entry| &entry.kept);
     match (tracked.job.operation, kept) {
         (engine::job::MOVE, _) => api::JobBytes::Copied,
@@ -156,8 +159,7 @@ fn job_bytes(tracked: &Tracked) -> api::JobBytes {
     }
 }
 
-fn rate(tracked: &Tracked) -> u64 {
-    let now_ns = tracked.job.now_ns();
+fn rate(tracked: &Tracked, now_ns: u64) -> u64 {
     let done = tracked.job.bytes_done.get();
     let (at_ns, then, last) = tracked.seen.get();
     let spent_ns = now_ns.saturating_sub(at_ns);
@@ -172,25 +174,17 @@ fn rate(tracked: &Tracked) -> u64 {
     rate
 }
 
-fn guest_latency_us(entry: &VmRecord) -> Option<u64> {
-    let disks = entry.running.machine.disks();
-    disks
-        .iter()
-        .map(|d| d.stats().read_latency_ns.get().max(d.stats().write_latency_ns.get()) / 1000)
-        .max()
-        .filter(|&us| us > 0)
-}
-
 pub(crate) fn disk(
     daemon: &Daemon,
     entry: &VmRecord,
-    state: &VmState,
+    view: &VmView,
     listed: &DiskLayers,
 ) -> Option<api::Disk> {
+    let state = &view.state;
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
     let export = exports::lasting_name(&entry.name, disk.number, state.generation);
-    let running = entry.running.machine.disk(disk.number).ok();
-    let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
+    let running = view.disks.iter().find(|d| d.number == disk.number);
+    let counted = running.map(|d| d.layers.as_slice()).unwrap_or_default();
     let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
     Some(api::Disk {
         id: format!("{}-{}", id(state.id), disk.number),
@@ -206,18 +200,18 @@ pub(crate) fn disk(
             .iter()
             .map(|l| api::Layer { io: io_of(l), ..layer(layer_path(entry, &l.name), state, &disk.top, l) })
             .collect(),
-        io: running.map(|d| io(&*d)).unwrap_or_default(),
+        io: running.map(io).unwrap_or_default(),
     })
 }
 
-fn io(disk: &dyn RunningDisk) -> api::DiskIo {
-    let (guest, device) = (disk.stats(), disk.device_counters());
+fn io(disk: &DiskView) -> api::DiskIo {
+    let device = disk.device;
     api::DiskIo {
-        guest_reads: guest.reads.get(),
-        guest_writes: guest.writes.get(),
-        guest_flushes: guest.flushes.get(),
-        first_writes: guest.first_writes.get(),
-        map_loads: guest.map_loads.get(),
+        guest_reads: disk.reads,
+        guest_writes: disk.writes,
+        guest_flushes: disk.flushes,
+        first_writes: disk.first_writes,
+        map_loads: disk.map_loads,
         device_reads: device.reads,
         device_writes: device.writes,
         device_flushes: device.flushes,
@@ -264,7 +258,7 @@ pub(crate) fn engine_mode(mode: api::DiskMode) -> DiskMode {
 /// Returns the path of a layer's content: its descriptor, or the store that contains all layers.
 pub(crate) fn layer_path(entry: &VmRecord, name: &str) -> PathBuf {
     match entry.kept {
-        Kept::Redo(_) => entry.home.join(name),
+        Kept::Redo => entry.home.join(name),
         Kept::Native(_) => entry.datastore.native.path(),
     }
 }
@@ -282,18 +276,15 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
     }
 }
 
-pub(crate) fn snapshots(
-    entry: &VmRecord,
-    state: &VmState,
-    delta_bytes: &BTreeMap<u128, u64>,
-) -> Vec<api::Snapshot> {
+pub(crate) fn snapshots(view: &VmView, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
+    let state = &view.state;
     let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
         name: s.name.clone(),
         parent: s.parent.map(id),
         created: time(s.created_unix_us),
         current: state.current == Some(s.id),
-        sealed: entry.running.machine.is_sealed(s.id),
+        sealed: view.sealed.contains(&s.id),
         message: s.description.clone(),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };

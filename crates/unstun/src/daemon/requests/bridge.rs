@@ -28,14 +28,15 @@ pub(crate) struct CoreHandle {
 }
 
 impl CoreHandle {
-    /// Starts the core's thread, which locks and recovers the datastores, serves NBD, and stamps `heartbeat`. Returns once
-    /// every VM is open and every listener listens, or with the reason why not.
-    pub(crate) fn start(place: Place, heartbeat: Arc<Heartbeat>) -> Result<CoreHandle> {
+    /// Starts the thread of the first core, which starts the others, locks and recovers the datastores, and serves NBD.
+    /// Each core stamps its heartbeat. Returns once every VM is open and every listener listens, or with the reason why
+    /// not.
+    pub(crate) fn start(place: Place, heartbeats: Vec<Arc<Heartbeat>>) -> Result<CoreHandle> {
         let (questions, inbox) = mpsc::unbounded_channel();
         let (sender, receiver) = ready_channel::channel();
         let core = std::thread::Builder::new()
             .name("core0".into())
-            .spawn(move || ready::run(place, heartbeat, inbox, &sender))
+            .spawn(move || ready::run(place, heartbeats, inbox, &sender))
             .map_err(|e| Error::failed(format!("starting the core's thread: {e}")))?;
         let answer =
             receiver.recv().map_err(|_| Error::failed("the core's thread ended before it was ready"));

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::CommitTarget;
 use api::error::{Error, Result};
 use api::name::VmName;
 use api::units::total;
-use engine::{CommitWhat, Job};
+use engine::{CommitWhat, JobControl};
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
-use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::running::running_vms::CoreFigures;
 use crate::daemon::state::Daemon;
+use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::mark;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
@@ -24,9 +26,16 @@ impl Daemon {
         let space = self.main.outside_space().await?;
         let datastores = self.datastore_list().await;
         let direct_io = datastores.first().and_then(|main| main.direct_io).unwrap_or(false);
-        let polls = self.env.polls();
         let entries = self.entries();
-        let count = |f: &dyn Fn(&VmRecord) -> usize| entries.iter().map(|e| f(e) as u64).sum();
+        let (mut disks, mut snapshots) = (0, 0);
+        for entry in &entries {
+            let state = entry.running.state().await;
+            disks += state.disks.len() as u64;
+            snapshots += state.snapshots.len() as u64;
+        }
+        let cores = self.core_figures().await;
+        let polls =
+            cores.iter().map(|core| core.polls).max_by_key(|polls| polls.longest_us).unwrap_or_default();
         let open_jobs =
             self.tracked(|t| !t.job.state().is_over()).into_iter().filter(|&open| open).count() as u64;
         Ok(api::Status {
@@ -39,16 +48,31 @@ impl Daemon {
             total_bytes: space.total_bytes,
             direct_io,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
-            nbd_clients: self.running.front_end.sessions().len() as u64,
+            nbd_clients: cores.iter().map(|core| core.nbd_clients).sum(),
             vms: entries.len() as u64,
-            disks: count(&|e| e.running.machine.disks().len()),
-            snapshots: count(&|e| e.running.machine.state().snapshots.len()),
+            disks,
+            snapshots,
             open_jobs,
             longest_poll_us: polls.longest_us,
             longest_poll_task: polls.longest_task.map(|line| format!("{}:{}", line.file(), line.line())),
-            long_polls: polls.over_limit,
+            long_polls: cores.iter().map(|core| core.polls.over_limit).sum(),
+            cores: cores.iter().map(|core| self.show_core(core)).collect(),
             datastores,
         })
+    }
+
+    async fn core_figures(&self) -> Vec<CoreFigures> {
+        let mut all = Vec::new();
+        for core in self.cores.all() {
+            all.push(core.run(async |running| running.figures()).await);
+        }
+        all
+    }
+
+    fn show_core(&self, core: &CoreFigures) -> api::Core {
+        let vms =
+            self.entries().into_iter().filter(|entry| entry.running.core() == core.number).count() as u64;
+        api::Core { number: core.number as u64, vms, nbd_clients: core.nbd_clients }
     }
 
     /// Returns the VMs sorted by name.
@@ -68,9 +92,8 @@ impl Daemon {
 
     /// Summarizes an open VM. A VM whose files cannot be read does not hide the others.
     async fn summary(&self, entry: &VmRecord) -> api::VmSummary {
-        let state = entry.running.machine.state();
-        let (allocated_bytes, message) = match asked(&entry.datastore, entry.running.machine.listing()).await
-        {
+        let view = entry.running.view().await;
+        let (allocated_bytes, message) = match asked(&entry.datastore, entry.running.listing()).await {
             Ok(Ok(listing)) => {
                 let layers = listing.iter().flat_map(|disk| &disk.layers);
                 (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
@@ -84,14 +107,14 @@ impl Daemon {
             message,
             datastore: entry.datastore.name.clone(),
             home: entry.home.clone(),
-            id: Some(api_types::id(state.id)),
+            id: Some(api_types::id(view.state.id)),
             store: entry.kept.store(),
-            disks: Some(state.disks.len() as u64),
-            size_bytes: Some(total(state.disks.iter().map(|disk| disk.size_bytes))),
+            disks: Some(view.state.disks.len() as u64),
+            size_bytes: Some(total(view.state.disks.iter().map(|disk| disk.size_bytes))),
             allocated_bytes,
-            snapshots: Some(state.snapshots.len() as u64),
-            nbd_clients: entry.running.client_count(),
-            waiting_writes: entry.running.gate.guests.waiting(),
+            snapshots: Some(view.state.snapshots.len() as u64),
+            nbd_clients: view.clients.len() as u64,
+            waiting_writes: view.waiting_writes,
         }
     }
 
@@ -101,11 +124,11 @@ impl Daemon {
     }
 
     pub(crate) async fn show(&self, entry: &Rc<VmRecord>) -> Result<api::Vm> {
-        let state = entry.running.machine.state();
-        let listing = entry.running.machine.listing().await?;
-        let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &state, disk)).collect();
+        let (view, listing) = entry.running.view_with_layers().await;
+        let (state, listing) = (&view.state, listing?);
+        let disks = listing.iter().filter_map(|disk| api_types::disk(self, entry, &view, disk)).collect();
         let snapshot_dir = match &entry.kept {
-            Kept::Redo(files) => files.snapshot_dir().await?,
+            Kept::Redo => entry.running.with_files(async |files| files.snapshot_dir().await).await?,
             Kept::Native(_) => None,
         };
         let mut notices = entry.notices.borrow().clone();
@@ -125,18 +148,19 @@ impl Daemon {
             home: entry.home.clone(),
             snapshot_dir,
             store: entry.kept.store(),
+            core: entry.running.core() as u64,
             when_full: entry.when_full,
-            shared_writers: entry.running.gate.guests.shared_writers.get(),
+            shared_writers: view.shared_writers,
             limits: entry.limits.get(),
-            delayed_requests: entry.running.limiter.delayed(),
+            delayed_requests: view.delayed_requests,
             generation: state.generation.present,
             fenced: !state.generation.is_opened(),
             current_snapshot: current.map(|s| s.name.clone()),
             snapshots: state.snapshots.len() as u64,
             needs_consolidation: listing.iter().any(|disk| !disk.unowned.is_empty()),
-            nbd_clients: entry.running.client_count(),
-            waiting_writes: entry.running.gate.guests.waiting(),
-            clients: entry.running.present(Who::All),
+            nbd_clients: view.clients.len() as u64,
+            waiting_writes: view.waiting_writes,
+            clients: view.clients.clone(),
             notices,
             space: self.space(&entry.datastore).await?,
             disks,
@@ -148,9 +172,7 @@ impl Daemon {
         let free_bytes = datastore.space().await?.free_bytes;
         let mut worst_growth_bytes: u64 = 0;
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
-            for disk in entry.running.machine.disks() {
-                worst_growth_bytes = worst_growth_bytes.saturating_add(disk.worst_growth_bytes().await?);
-            }
+            worst_growth_bytes = worst_growth_bytes.saturating_add(entry.running.worst_growth_bytes().await?);
         }
         let (bin_bytes, reclaimable_bytes) =
             (self.bin_bytes(datastore), self.reclaimable_bytes(datastore).await);
@@ -164,7 +186,7 @@ impl Daemon {
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now is reported elsewhere.
-            let listing = entry.running.machine.listing().await.unwrap_or_default();
+            let listing = entry.running.listing().await.unwrap_or_default();
             let unowned = listing.iter().flat_map(|disk| &disk.unowned);
             bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
         }
@@ -178,17 +200,16 @@ impl Daemon {
         request: api::SnapshotTake,
     ) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let take =
-            async || Ok(entry.running.machine.clone().take(request.name.as_str(), &request.message).await?);
+        let take = async || Ok(entry.running.take(request.name.as_str(), &request.message).await?);
         let taken = self.with_bin(&entry.datastore, take).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
         };
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
-        let state = entry.running.machine.state();
+        let view = entry.running.view().await;
         // The new snapshot has no delta above it yet.
-        let shown = api_types::snapshots(&entry, &state, &BTreeMap::new());
+        let shown = api_types::snapshots(&view, &BTreeMap::new());
         let id = api_types::id(taken.id);
         let snapshot = shown.into_iter().find(|s| s.id == id);
         let gone = || {
@@ -212,7 +233,7 @@ impl Daemon {
         target: CommitTarget,
     ) -> Result<api::CommitPreview> {
         let entry = self.entry(vm.as_str())?;
-        let preview = entry.running.machine.commit_preview(&what(&target)).await?;
+        let preview = entry.running.commit_preview(&what(&target)).await?;
         let mut warning = api::CommitPreview::warning_for(&preview.names);
         match preview.evicted.len() {
             0 => {}
@@ -242,8 +263,8 @@ impl Daemon {
             return Some(0);
         }
         let commits = self.tracked(|t| {
-            let moves = api_types::job(t).bytes == api::JobBytes::Moved;
-            moves.then(|| (t.job.bytes_done.get(), t.job.spent_ns().max(1)))
+            let moves = api_types::job_bytes(t) == api::JobBytes::Moved;
+            moves.then(|| (t.job.bytes_done.get(), t.job.spent_ns(self.env.now_ns()).max(1)))
         });
         let (moved, ns) =
             commits.into_iter().flatten().rev().find(|(moved, _)| *moved > MEASURED_BYTES_MIN)?;
@@ -254,27 +275,45 @@ impl Daemon {
     /// Returns the job as soon as its start is durable. The snapshots are already removed from the tree.
     pub(crate) async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let commit = async || Ok(entry.running.machine.clone().commit(&what(&target)).await?);
+        let commit = async || Ok(entry.running.commit(&what(&target)).await?);
         let job = self.with_bin(&entry.datastore, commit).await?;
-        let shown = self.tracked(|t| Rc::ptr_eq(&t.job, &job).then(|| api_types::job(t)));
+        let latency_us = entry.running.guest_latency_us().await;
+        let shown = self.tracked(|t| Arc::ptr_eq(&t.job, &job).then(|| api_types::job(t, latency_us)));
         let found = shown.into_iter().flatten().next();
         found.ok_or_else(|| Error::failed(format!("VM {vm}: the job has ended already")))
     }
 
     /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.
-    pub(crate) fn job_list(&self) -> Vec<api::Job> {
-        self.tracked(api_types::job)
+    pub(crate) async fn job_list(&self) -> Vec<api::Job> {
+        let mut latencies_us = BTreeMap::new();
+        for entry in self.tracked(|t| t.entry.clone()).into_iter().flatten() {
+            if !latencies_us.contains_key(&entry.name) {
+                latencies_us.insert(entry.name.clone(), entry.running.guest_latency_us().await);
+            }
+        }
+        let latency_us = |t: &Tracked| t.entry.as_ref().and_then(|entry| *latencies_us.get(&entry.name)?);
+        self.tracked(|t| api_types::job(t, latency_us(t)))
     }
 
-    fn job(&self, id: u64) -> Result<Rc<Job>> {
+    fn job(&self, id: u64) -> Result<Arc<JobControl>> {
         let found = self.tracked(|t| (t.id == id).then(|| t.job.clone())).into_iter().flatten().next();
         found.ok_or_else(|| Error::not_found(format!("no job {id}; see `unstun job list`")))
     }
 
     /// Changes a job and returns it. Pause, resume and cancel fail with `Refused` for an ended job.
-    pub(crate) fn job_do(&self, id: u64, change: impl FnOnce(&Job) -> blk::Result<()>) -> Result<api::Job> {
+    pub(crate) async fn job_do(
+        &self,
+        id: u64,
+        change: impl FnOnce(&JobControl) -> blk::Result<()>,
+    ) -> Result<api::Job> {
         change(&*self.job(id)?)?;
-        let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t))).into_iter().flatten().next();
+        let entry = self.tracked(|t| t.entry.clone().filter(|_| t.id == id)).into_iter().flatten().next();
+        let latency_us = match entry {
+            Some(entry) => entry.running.guest_latency_us().await,
+            None => None,
+        };
+        let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t, latency_us)));
+        let shown = shown.into_iter().flatten().next();
         shown.ok_or_else(|| Error::not_found(format!("no job {id}")))
     }
 
@@ -283,7 +322,7 @@ impl Daemon {
         let job = self.job(id)?;
         job.cancel()?;
         job.wait().await;
-        self.job_do(id, |_| Ok(()))
+        self.job_do(id, |_| Ok(())).await
     }
 
     /// Returns the events with an ID above `after`, in rising order; for 0, all events.

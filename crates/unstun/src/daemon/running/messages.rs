@@ -1,11 +1,26 @@
 //! Messages from a core to the control side of the daemon. They carry names and plain values, so that the two sides may
 //! run on different threads.
 
+use blk::volume::ExportEntry;
 use blk::{Error, Result};
+use engine::Event;
+use export::nbd::HandedOver;
 use tokio::sync::{mpsc, oneshot};
 
 /// Message about a VM, which is given by its name: a move replaces its record.
 pub(crate) enum Message {
+    /// An event of a VM of another core than the control side's. The VM is given by its number on that core.
+    Event { core: usize, vm: u64, event: Event },
+    /// Notices from the files of such a VM.
+    Notices { core: usize, vm: u64, notices: Vec<String> },
+    /// Delivers the answer of an operation. It comes after all messages that the operation has sent.
+    Answer(Box<dyn FnOnce() + Send>),
+    /// A client requests the list of all exports.
+    Exports { answer: oneshot::Sender<Vec<ExportEntry>> },
+    /// A client requests a VM that this core does not run. The answer is the number of the core that runs it.
+    CoreOf { vm: String, answer: oneshot::Sender<Option<usize>> },
+    /// A connection whose export another core serves.
+    Connection { core: usize, connection: HandedOver },
     /// A sentence for the VM's events.
     Note { vm: String, sentence: String },
     /// A client was attached: the VM's files may have notices.
@@ -45,6 +60,38 @@ impl ControlSide {
 
     pub(crate) fn space(&self, vm: &str, disk: &str, waits: bool) {
         self.send(Message::Space { vm: vm.to_owned(), disk: disk.to_owned(), waits });
+    }
+
+    pub(crate) fn event(&self, core: usize, vm: u64, event: Event) {
+        self.send(Message::Event { core, vm, event });
+    }
+
+    pub(crate) fn notices(&self, core: usize, vm: u64, notices: Vec<String>) {
+        if !notices.is_empty() {
+            self.send(Message::Notices { core, vm, notices });
+        }
+    }
+
+    pub(crate) fn answer(&self, deliver: impl FnOnce() + Send + 'static) {
+        self.send(Message::Answer(Box::new(deliver)));
+    }
+
+    /// Returns the exports of all cores.
+    pub(crate) async fn exports(&self) -> Vec<ExportEntry> {
+        let (answer, exports) = oneshot::channel();
+        self.send(Message::Exports { answer });
+        exports.await.unwrap_or_default()
+    }
+
+    /// Returns the core that runs a VM, if any does.
+    pub(crate) async fn core_of(&self, vm: &str) -> Option<usize> {
+        let (answer, core) = oneshot::channel();
+        self.send(Message::CoreOf { vm: vm.to_owned(), answer });
+        core.await.unwrap_or_default()
+    }
+
+    pub(crate) fn hand_over(&self, core: usize, connection: HandedOver) {
+        self.send(Message::Connection { core, connection });
     }
 
     /// Removes entries of the bin permanently. Returns false if no removal would help. The removal goes on if the caller

@@ -1,19 +1,28 @@
 //! VMs that one core runs, by name, and the front end that serves them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::VmClient;
 use api::error::{Error, Result};
 use blk::Env;
+use blk::meter::PollFigures;
+use blk::volume::Exports;
+use engine::{Options, Vm};
 use export::nbd::FrontEnd;
 use futures_util::future::{Either, select};
+use tokio::sync::mpsc::WeakUnboundedSender;
 
 use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::descriptors::Descriptors;
+use crate::daemon::running::folders::WatchedFolders;
+use crate::daemon::running::home_files::HomeFiles;
+use crate::daemon::running::kept::{Kept, ReleaseFromElsewhere};
 use crate::daemon::running::messages::ControlSide;
-use crate::daemon::running::vm::RunningVm;
+use crate::daemon::running::vm::{ClientSettings, RunningVm};
 
 /// Maximum time in microseconds until disconnected clients are gone: their requests run to their end first. A request
 /// that waits for space on a full datastore may never end; the operation is refused then.
@@ -26,16 +35,86 @@ const ENDED_WITHIN_US: u64 = 200_000;
 /// first request.
 const LOOK_AGAIN_US: u64 = 50_000;
 
+/// Work that the control side sends to a core.
+pub(crate) type CoreTask = Box<dyn FnOnce(&Rc<RunningVms>) + Send>;
+
 pub(crate) struct RunningVms {
+    pub core: CoreNumber,
     pub env: Env,
     pub front_end: Rc<FrontEnd>,
     pub control: ControlSide,
+    pub descriptors: Rc<Descriptors>,
+    /// VMs that clients can open, by name.
     vms: RefCell<BTreeMap<String, Rc<RunningVm>>>,
+    /// Folders of the datastores, by path: homes are opened and searched through them.
+    pub folders: WatchedFolders,
+    /// VMs and guards that the control side refers to by number.
+    pub kept: Kept,
+    /// The catalogue that clients of this core see.
+    pub exports: OnceCell<Rc<dyn Exports>>,
+    ended: Cell<bool>,
+}
+
+/// Place of a core among the cores of the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CoreNumber {
+    pub own: usize,
+    pub count: usize,
+}
+
+/// Figures of a core.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CoreFigures {
+    pub number: usize,
+    pub nbd_clients: u64,
+    pub polls: PollFigures,
+}
+
+/// Returns a function that sends the release of a guard to a core. A core that has ended keeps nothing.
+fn release_by_message(inbox: WeakUnboundedSender<CoreTask>) -> ReleaseFromElsewhere {
+    Arc::new(move |number| {
+        if let Some(inbox) = inbox.upgrade() {
+            let _ = inbox.send(Box::new(move |running| running.kept.release(number)));
+        }
+    })
 }
 
 impl RunningVms {
-    pub(crate) fn new(env: Env, front_end: Rc<FrontEnd>, control: ControlSide) -> Rc<RunningVms> {
-        Rc::new(RunningVms { env, front_end, control, vms: RefCell::default() })
+    /// Creates a core without VMs. `inbox` receives the control side's work; the control side's own core has none.
+    pub(crate) fn new(
+        core: CoreNumber,
+        env: Env,
+        front_end: Rc<FrontEnd>,
+        control: ControlSide,
+        descriptors: Rc<Descriptors>,
+        inbox: Option<WeakUnboundedSender<CoreTask>>,
+    ) -> Rc<RunningVms> {
+        Rc::new(RunningVms {
+            core,
+            env,
+            front_end,
+            control,
+            descriptors,
+            vms: RefCell::default(),
+            folders: WatchedFolders::default(),
+            kept: Kept::new(inbox.map(release_by_message)),
+            exports: OnceCell::new(),
+            ended: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn figures(&self) -> CoreFigures {
+        let nbd_clients = self.front_end.sessions().len() as u64;
+        CoreFigures { number: self.core.own, nbd_clients, polls: self.env.polls() }
+    }
+
+    /// Ends the core, which has nothing open any more.
+    pub(crate) fn end(&self) {
+        self.ended.set(true);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.get()
     }
 
     pub(crate) fn all(&self) -> Vec<Rc<RunningVm>> {
@@ -51,8 +130,76 @@ impl RunningVms {
         self.vms.borrow_mut().insert(vm.name.clone(), vm);
     }
 
-    pub(crate) fn remove(&self, name: &str) {
-        self.vms.borrow_mut().remove(name);
+    /// Opens a VM with files, and does not serve it yet.
+    pub(crate) async fn open_redo(
+        &self,
+        name: &str,
+        files: HomeFiles,
+        options: Options,
+        settings: ClientSettings,
+    ) -> blk::Result<Rc<RunningVm>> {
+        let files = Rc::new(files);
+        let machine = Vm::open(self.env.clone(), files.manifest(), options).await?;
+        Ok(RunningVm::new(&self.front_end, name, machine, Some(files), settings))
+    }
+
+    /// Ends the service of a VM under its name. Another VM that has got the name meanwhile is served on.
+    pub(crate) fn unserve(&self, vm: &Rc<RunningVm>) {
+        let mut vms = self.vms.borrow_mut();
+        if vms.get(&vm.name).is_some_and(|served| Rc::ptr_eq(served, vm)) {
+            vms.remove(&vm.name);
+        }
+    }
+
+    /// Forgets a VM of which the control side has no handle any more.
+    pub(crate) fn forget(&self, number: u64) {
+        if let Some(vm) = self.kept.take_vm(number) {
+            self.unserve(&vm);
+        }
+    }
+
+    /// Closes the client gate of an idle VM. Refused while a client is connected or connecting, or a job is open.
+    pub(crate) fn shut_idle(&self, vm: &RunningVm, purpose: &str) -> Result<Shut> {
+        let name = &vm.name;
+        if vm.gate.is_entered() {
+            return Err(Error::refused(format!("VM {name}: a client is connecting; try again")));
+        }
+        let clients = vm.present(Who::All);
+        if !clients.is_empty() {
+            let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
+            let who = who.join(", ");
+            return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
+        }
+        if vm.has_open_job() {
+            let cause = "a commit is in progress; wait for it or cancel it (`unstun job list`)";
+            return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
+        }
+        Ok(vm.gate.shut())
+    }
+
+    /// Notes that a client was attached: the VM's files may have notices.
+    pub(crate) fn note_attached(&self, vm: &RunningVm) {
+        match (self.kept.number_of(vm), &vm.files) {
+            (Some(number), Some(files)) => self.control.notices(self.core.own, number, files.take_notices()),
+            _ => self.control.attached(&vm.name),
+        }
+    }
+
+    /// Sends the events of a VM that the control side has on another core: first those so far, then each as it happens.
+    /// Notices of the VM's files follow each of them.
+    pub(crate) fn send_events(&self, vm: &RunningVm, number: u64) {
+        let (core, control) = (self.core.own, self.control.clone());
+        vm.machine.events().into_iter().for_each(|event| control.event(core, number, event));
+        let files = vm.files.clone();
+        let tell_notices = move |control: &ControlSide| {
+            let notices = files.as_ref().map(|files| files.take_notices()).unwrap_or_default();
+            control.notices(core, number, notices);
+        };
+        tell_notices(&control);
+        vm.machine.listen(Box::new(move |event| {
+            control.event(core, number, event.clone());
+            tell_notices(&control);
+        }));
     }
 
     /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The

@@ -1,25 +1,122 @@
 //! A VM that a core runs, and the clients of its disks and sealed states.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use api::{ClientAccess, VmClient};
-use engine::Machine;
-use export::nbd::Limiter;
+use blk::file::FileCounters;
+use blk::manifest::VmState;
+use engine::stats::LayerCounters;
+use engine::{Machine, RunningDisk};
+use export::nbd::{FrontEnd, IoLimits, Limiter};
 
 use crate::daemon::running::client::client_gate::{ClientGate, Who};
+use crate::daemon::running::home_files::HomeFiles;
 
 pub(crate) struct RunningVm {
     /// Name of the VM in the daemon; the first part of its exports' names.
     pub name: String,
     pub machine: Rc<dyn Machine>,
+    /// Files of the VM's home; None for a native VM.
+    pub files: Option<Rc<HomeFiles>>,
     pub gate: Rc<ClientGate>,
     /// Delays the requests of all clients when the VM has reached its limits. A move keeps it.
     pub limiter: Rc<Limiter>,
 }
 
+/// Settings of a VM that its clients notice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientSettings {
+    pub limits: IoLimits,
+    pub shared_writers: bool,
+    pub waits_for_space: bool,
+}
+
+/// State and figures of a VM at one moment, in plain values.
+pub(crate) struct VmView {
+    pub state: VmState,
+    /// IDs of the snapshots whose content can no longer change.
+    pub sealed: BTreeSet<u128>,
+    pub disks: Vec<DiskView>,
+    pub clients: Vec<VmClient>,
+    pub shared_writers: bool,
+    pub waiting_writes: u64,
+    pub delayed_requests: u64,
+}
+
+/// Counters of a running disk at one moment.
+pub(crate) struct DiskView {
+    pub number: u32,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub first_writes: u64,
+    pub map_loads: u64,
+    pub device: FileCounters,
+    pub layers: Vec<LayerCounters>,
+}
+
+impl DiskView {
+    fn of(number: u32, disk: &dyn RunningDisk) -> DiskView {
+        let guest = disk.stats();
+        DiskView {
+            number,
+            reads: guest.reads.get(),
+            writes: guest.writes.get(),
+            flushes: guest.flushes.get(),
+            first_writes: guest.first_writes.get(),
+            map_loads: guest.map_loads.get(),
+            device: disk.device_counters(),
+            layers: disk.layer_counters(),
+        }
+    }
+}
+
 impl RunningVm {
-    pub(crate) fn client_count(&self) -> u64 {
-        (self.machine.clients().len() + self.machine.viewers().len()) as u64
+    /// Creates the running side of an open machine, which `front_end` does not serve yet.
+    pub(crate) fn new(
+        front_end: &FrontEnd,
+        name: &str,
+        machine: Rc<dyn Machine>,
+        files: Option<Rc<HomeFiles>>,
+        settings: ClientSettings,
+    ) -> Rc<RunningVm> {
+        let limiter = front_end.limiter(name);
+        limiter.set(settings.limits);
+        let vm = RunningVm { name: name.to_owned(), machine, files, gate: Rc::default(), limiter };
+        vm.gate.guests.shared_writers.set(settings.shared_writers);
+        vm.gate.guests.waits_for_space.set(settings.waits_for_space);
+        Rc::new(vm)
+    }
+
+    pub(crate) fn view(&self) -> VmView {
+        let state = self.machine.state();
+        let sealed = state.snapshots.iter().map(|s| s.id).filter(|id| self.machine.is_sealed(*id)).collect();
+        let running = |number: u32| Some(DiskView::of(number, &*self.machine.disk(number).ok()?));
+        let disks = state.disks.iter().filter_map(|disk| running(disk.number)).collect();
+        VmView {
+            sealed,
+            disks,
+            clients: self.present(Who::All),
+            shared_writers: self.gate.guests.shared_writers.get(),
+            waiting_writes: self.gate.guests.waiting(),
+            delayed_requests: self.limiter.delayed(),
+            state,
+        }
+    }
+
+    pub(crate) fn has_open_job(&self) -> bool {
+        self.machine.jobs().iter().any(|job| !job.state().is_over())
+    }
+
+    /// Returns the highest mean latency of a disk's reads or writes in microseconds; None if there was no request.
+    pub(crate) fn guest_latency_us(&self) -> Option<u64> {
+        let disks = self.machine.disks();
+        disks
+            .iter()
+            .map(|d| d.stats().read_latency_ns.get().max(d.stats().write_latency_ns.get()) / 1000)
+            .max()
+            .filter(|&us| us > 0)
     }
 
     pub(crate) fn present(&self, who: Who) -> Vec<VmClient> {

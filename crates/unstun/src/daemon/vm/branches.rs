@@ -8,8 +8,9 @@ use api::{Operation, VmClient};
 use blk::manifest::BinnedState;
 use engine::Loss;
 
+use crate::daemon::cores::vm_handle::Guard;
 use crate::daemon::requests::api_types;
-use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::remove::expect_kept;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -26,7 +27,7 @@ impl Daemon {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
-        Ok(self.present_revert(&entry, &loss, &request, fate, entry.running.writers()))
+        Ok(self.present_revert(&entry, &loss, &request, fate, entry.running.present(Who::Writers).await))
     }
 
     /// Reverts to a snapshot. Fails with `Refused` while a client writes, unless the request disconnects it.
@@ -37,7 +38,7 @@ impl Daemon {
         let (clients, _shut) = self.make_way(&entry, true, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
-        let revert = async || Ok(entry.running.machine.clone().revert(wanted, take_first, fate.kept).await?);
+        let revert = async || Ok(entry.running.revert(wanted, take_first, fate.kept).await?);
         match take_first {
             None => self.with_bin(&entry.datastore, revert).await?,
             // A repetition would find the name taken by the first attempt.
@@ -49,18 +50,23 @@ impl Daemon {
     pub(crate) async fn discard_preview(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.running.machine.discard_preview(request.snapshot.as_str()).await?;
-        Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, entry.running.writers()))
+        let loss = entry.running.discard_preview(request.snapshot.as_str()).await?;
+        Ok(self.present_loss(
+            &entry,
+            Operation::Discard,
+            &loss,
+            fate,
+            entry.running.present(Who::Writers).await,
+        ))
     }
 
     pub(crate) async fn snapshot_discard(&self, vm: &VmName, request: api::Discard) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         // The discard of a side branch affects no client.
-        let preview = entry.running.machine.discard_preview(request.snapshot.as_str()).await?;
+        let preview = entry.running.discard_preview(request.snapshot.as_str()).await?;
         let (clients, _shut) = self.make_way(&entry, preview.reverts, request.disconnect).await?;
-        let discard =
-            async || Ok(entry.running.machine.clone().discard(request.snapshot.as_str(), fate.kept).await?);
+        let discard = async || Ok(entry.running.discard(request.snapshot.as_str(), fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, discard).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Discard, &loss, fate, clients))
@@ -70,16 +76,22 @@ impl Daemon {
     pub(crate) async fn reset_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.running.machine.reset_preview().await?;
-        Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, entry.running.writers()))
+        let loss = entry.running.reset_preview().await?;
+        Ok(self.present_loss(
+            &entry,
+            Operation::Reset,
+            &loss,
+            fate,
+            entry.running.present(Who::Writers).await,
+        ))
     }
 
     pub(crate) async fn vm_reset(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let preview = entry.running.machine.reset_preview().await?;
+        let preview = entry.running.reset_preview().await?;
         let (clients, _shut) = self.make_way(&entry, true, request.disconnect).await?;
-        let reset = async || Ok(entry.running.machine.clone().reset(fate.kept).await?);
+        let reset = async || Ok(entry.running.reset(fate.kept).await?);
         let loss = self.with_bin(&entry.datastore, reset).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(&entry, Operation::Reset, &loss, fate, clients))
@@ -89,13 +101,19 @@ impl Daemon {
     pub(crate) async fn undo_preview(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
-        let loss = entry.running.machine.restore_preview(entry.latest_binned()?.id).await?;
-        Ok(self.present_loss(&entry, Operation::Restore, &loss, fate, entry.running.writers()))
+        let loss = entry.running.restore_preview(entry.latest_binned().await?.id).await?;
+        Ok(self.present_loss(
+            &entry,
+            Operation::Restore,
+            &loss,
+            fate,
+            entry.running.present(Who::Writers).await,
+        ))
     }
 
     pub(crate) async fn snapshot_undo(&self, vm: &VmName, request: api::Reset) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let latest = entry.latest_binned()?;
+        let latest = entry.latest_binned().await?;
         self.restore_state(&entry, latest.id, request).await
     }
 
@@ -107,9 +125,9 @@ impl Daemon {
         request: api::Reset,
     ) -> Result<api::Loss> {
         let fate = self.fate(entry, request.purge, request.keep).await?;
-        let preview = entry.running.machine.restore_preview(id).await?;
+        let preview = entry.running.restore_preview(id).await?;
         let (clients, _shut) = self.make_way(entry, preview.reverts, request.disconnect).await?;
-        let loss = entry.running.machine.clone().restore(id, fate.kept).await?;
+        let loss = entry.running.restore(id, fate.kept).await?;
         let loss = Loss { bytes: preview.bytes, ..loss };
         Ok(self.present_loss(entry, Operation::Restore, &loss, fate, clients))
     }
@@ -145,7 +163,7 @@ impl Daemon {
         clients: Vec<VmClient>,
     ) -> api::Loss {
         let layers = match entry.kept {
-            Kept::Redo(_) => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
+            Kept::Redo => loss.layers.iter().map(|layer| entry.home.join(layer)).collect(),
             // No file is removed: the store frees the space internally.
             Kept::Native(_) => Vec::new(),
         };
@@ -178,15 +196,15 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         reverts: bool,
         disconnect: bool,
-    ) -> Result<(Vec<VmClient>, Option<Shut>)> {
+    ) -> Result<(Vec<VmClient>, Option<Guard>)> {
         if !reverts {
             return Ok((Vec::new(), None));
         }
         if !disconnect {
-            self.running.await_ended(&entry.running, Who::Writers).await;
+            entry.running.await_ended(Who::Writers).await;
             return Ok((Vec::new(), None));
         }
-        let (clients, shut) = self.running.disconnect(&entry.running, Who::Writers).await?;
+        let (clients, shut) = entry.running.disconnect(Who::Writers).await?;
         Ok((clients, Some(shut)))
     }
 }
@@ -194,11 +212,11 @@ impl Daemon {
 impl VmRecord {
     async fn revert_loss(&self, request: &api::Revert) -> Result<Loss> {
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
-        Ok(self.running.machine.revert_preview(wanted, request.take_first.is_some()).await?)
+        Ok(self.running.revert_preview(wanted, request.take_first.is_some()).await?)
     }
 
-    fn latest_binned(&self) -> Result<BinnedState> {
-        self.running.machine.state().bin.pop().ok_or_else(|| {
+    async fn latest_binned(&self) -> Result<BinnedState> {
+        self.running.state().await.bin.pop().ok_or_else(|| {
             let cause =
                 "the bin has no state of this VM: nothing was thrown away, or the bin no longer keeps it";
             Error::refused(format!("VM {}: {cause}", self.name))

@@ -15,7 +15,7 @@ impl Daemon {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
         let between = DiffRequest { disk: request.disk, from, to, start: request.start_bytes };
-        let found = entry.running.machine.differences(between).await?;
+        let found = entry.running.differences(between).await?;
         let range = |range: std::ops::Range<u64>| DiskRange {
             start_bytes: range.start,
             length_bytes: range.end - range.start,
@@ -35,9 +35,9 @@ impl Daemon {
     pub(crate) async fn vm_space(&self, vm: &VmName) -> Result<api::VmSpace> {
         let entry = self.entry(vm.as_str())?;
         self.measure_states(&entry.datastore).await;
-        let state = entry.running.machine.state();
-        let used = entry.running.machine.used().await?;
-        let delta_bytes = entry.running.machine.delta_bytes().await?;
+        let view = entry.running.view().await;
+        let used = entry.running.used().await?;
+        let delta_bytes = entry.running.delta_bytes().await?;
         let now = api_types::time(self.env.unix_us());
         let snapshot = |snapshot: api::Snapshot| api::SnapshotSpace {
             id: snapshot.id,
@@ -51,10 +51,10 @@ impl Daemon {
             vm: vm.clone(),
             datastore: entry.datastore.name.clone(),
             store: entry.kept.store(),
-            logical_bytes: total(state.disks.iter().map(|disk| disk.size_bytes)),
+            logical_bytes: total(view.state.disks.iter().map(|disk| disk.size_bytes)),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
-            snapshots: api_types::snapshots(&entry, &state, &delta_bytes).into_iter().map(snapshot).collect(),
+            snapshots: api_types::snapshots(&view, &delta_bytes).into_iter().map(snapshot).collect(),
             space: self.space(&entry.datastore).await?,
         })
     }

@@ -7,6 +7,7 @@ use api::name::VmName;
 use api::units::format_bytes;
 
 use crate::daemon::requests::api_types;
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
@@ -17,7 +18,7 @@ impl Daemon {
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
-        let made = entry.running.machine.clone().add_disk(&wanted).await?;
+        let made = entry.running.add_disk(&wanted).await?;
         self.show_disk(&entry, made.number).await
     }
 
@@ -29,7 +30,7 @@ impl Daemon {
     ) -> Result<api::DiskRemoved> {
         let entry = self.entry_to_change(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
-        entry.running.machine.clone().remove_disk(number, delete_files).await?;
+        entry.running.remove_disk(number, delete_files).await?;
         // Foreign layers do not belong to this VM, so it neither leaves nor deletes them.
         let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
         let layers = own.map(|layer| layer.descriptor).collect();
@@ -44,10 +45,10 @@ impl Daemon {
         size_bytes: u64,
     ) -> Result<api::DiskGrown> {
         let entry = self.entry_to_change(vm.as_str())?;
-        refuse_shrink(&entry, number, size_bytes)?;
-        entry.running.machine.clone().grow_disk(number, size_bytes).await?;
-        let reconnect: Vec<_> =
-            entry.running.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
+        refuse_shrink(&entry, number, size_bytes).await?;
+        entry.running.grow_disk(number, size_bytes).await?;
+        let mut reconnect = entry.running.present(Who::Writers).await;
+        reconnect.retain(|client| client.disk == Some(number));
         if !reconnect.is_empty() {
             let message = format!(
                 "disk{number} has {size_bytes} bytes: its clients see the new size after they reconnect"
@@ -64,13 +65,13 @@ impl Daemon {
         mode: api::DiskMode,
     ) -> Result<api::Disk> {
         let entry = self.entry_to_change(vm.as_str())?;
-        entry.running.machine.clone().set_mode(number, api_types::engine_mode(mode)).await?;
+        entry.running.set_mode(number, api_types::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }
 
     async fn show_disk(&self, entry: &Rc<VmRecord>, number: u32) -> Result<api::Disk> {
         // The engine's own error reports a missing disk.
-        entry.running.machine.disk(number)?;
+        entry.running.expect_disk(number).await?;
         let shown = self.show(entry).await?;
         let gone = || Error::not_found(format!("VM {}: disk{number} was removed", entry.name));
         shown.disks.into_iter().find(|disk| disk.number == number).ok_or_else(gone)
@@ -78,8 +79,8 @@ impl Daemon {
 }
 
 /// Refuses a new size that is not larger, with both sizes in the units that people use.
-fn refuse_shrink(entry: &VmRecord, number: u32, size_bytes: u64) -> Result<()> {
-    let state = entry.running.machine.state();
+async fn refuse_shrink(entry: &VmRecord, number: u32, size_bytes: u64) -> Result<()> {
+    let state = entry.running.state().await;
     match state.disks.iter().find(|disk| disk.number == number) {
         Some(disk) if size_bytes <= disk.size_bytes => Err(Error::invalid(format!(
             "cannot resize {}/disk{number} from {} to {}: a disk can only grow",

@@ -7,9 +7,10 @@ use tracing::{debug, error, info, warn};
 
 use crate::daemon::datastore::Home;
 use crate::daemon::requests::api_types;
+use crate::daemon::running::vm::RunningVm;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::journal;
-use crate::daemon::vm::vm_record::{Kept, VmRecord};
+use crate::daemon::vm::vm_record::VmRecord;
 
 /// Maximum number of notices kept for `vm show`. The events contain all of them.
 const NOTICES_MAX: usize = 100;
@@ -18,7 +19,8 @@ impl Daemon {
     /// Turns the files' notices into events, and keeps them for `vm show` until the VM is opened again. Called after
     /// every operation that may have touched the files.
     pub(crate) fn take_notices(&self, entry: &VmRecord) {
-        if let Kept::Redo(files) = &entry.kept {
+        // Another core sends the notices of its VMs.
+        if let Some(files) = entry.running.own().and_then(|vm| vm.files.as_ref()) {
             self.report_notices(entry, files.take_notices());
         }
     }
@@ -35,23 +37,29 @@ impl Daemon {
     }
 
     /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
-    pub(in crate::daemon) fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
-        for event in entry.running.machine.events() {
-            self.record(entry, &event);
+    pub(in crate::daemon) async fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
+        if let Some(vm) = entry.running.own() {
+            vm.machine.events().iter().for_each(|event| self.record(entry, event));
+            return self.listen(entry, vm);
         }
-        self.listen(entry);
+        if let Some(number) = entry.running.number() {
+            let mut listened = self.listened.borrow_mut();
+            listened.retain(|_, entry| entry.strong_count() > 0);
+            listened.insert((entry.running.core(), number), Rc::downgrade(entry));
+        }
+        entry.running.send_events().await;
     }
 
-    pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>) {
+    pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>, vm: &RunningVm) {
         let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
-        entry.running.machine.listen(Box::new(move |event| {
+        vm.machine.listen(Box::new(move |event| {
             if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
                 daemon.record(&entry, event);
             }
         }));
     }
 
-    fn record(&self, entry: &VmRecord, event: &engine::Event) {
+    pub(in crate::daemon) fn record(&self, entry: &VmRecord, event: &engine::Event) {
         let (vm, message) = (&entry.name, &event.message);
         match event.kind {
             EventKind::WritesLost => error!("VM {vm}: {message}; its guest has to be power-cycled"),

@@ -1,7 +1,6 @@
 //! VM folders in VMware's format: creating, opening and releasing them, and the folders that they may use.
 
-use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::{VmImport, WhenFull};
@@ -15,10 +14,12 @@ use vmdk::vmfssparse::Growth;
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::requests::prepare::Source;
+use crate::daemon::running::home_files::{HomeFiles, HomePlan, MadeFiles, Roots, open_folders};
+use crate::daemon::running::running_vms::RunningVms;
+use crate::daemon::running::vm::RunningVm;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::descriptors;
-use crate::daemon::vm::home_files::{HomeFiles, Roots, Terms};
 use crate::daemon::vm::home_locks::lock_source;
+use crate::daemon::vm::home_terms::Terms;
 use crate::daemon::vm::paths::open_path;
 use crate::daemon::vm::settings::ADOPTED_NAME;
 use crate::daemon::vm::vm_record::VmRecord;
@@ -27,15 +28,18 @@ use crate::daemon::vm::vm_record::VmRecord;
 const READ_ONLY_FORMAT: &str = "seSparse";
 
 impl HomeFiles {
+    /// Opens a home on the control side's own core.
     pub(crate) async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
-        let dir = open_path(&daemon.env, path).await?;
-        let terms = Terms::read(&dir.open_dir(OWN_FOLDER, false).await?).await?;
-        let folders = folders(daemon, path, &terms.roots).await?;
-        let mut home = Home::new(dir, folders, Growth::default());
-        home.ignore_content_ids = terms.ignore_content_ids;
-        home.admit = Some(descriptors::admit_layers(&daemon.descriptors, path));
-        Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(terms.roots) })
+        let plan = plan_home(daemon, path).await?;
+        HomeFiles::open_planned(&daemon.env, &daemon.descriptors, plan, datastore_folders(daemon)).await
     }
+}
+
+/// Reads how a home is opened. Any core can open it then.
+pub(crate) async fn plan_home(daemon: &Daemon, path: &Path) -> Result<HomePlan> {
+    let own = open_path(&daemon.env, path).await?.open_dir(OWN_FOLDER, false).await?;
+    let Terms { roots, ignore_content_ids } = Terms::read(&own).await?;
+    Ok(HomePlan { path: path.to_path_buf(), roots, ignore_content_ids, others: other_homes(daemon, path) })
 }
 
 /// Locks the home: no other daemon opens it until `daemon.holds` releases it.
@@ -57,42 +61,29 @@ async fn hold_source(daemon: &Daemon, folder: &Path) -> Result<Option<Lock>> {
     }
 }
 
-/// Returns the folders for a home: its allowed roots, and the folders that are searched for readers of its layers. The
-/// latter are the foreign roots, the datastores, and the homes outside them.
+/// Returns the folders for a home: its allowed roots, and the folders that are searched for readers of its layers.
 async fn folders(daemon: &Daemon, home: &Path, roots: &Roots) -> Result<Folders> {
-    let mut folders = Folders::default();
-    for (kind, path) in roots {
-        let dir = open_path(&daemon.env, Path::new(path)).await?;
-        match kind {
-            FolderKind::Own => folders.own.push(dir),
-            FolderKind::Foreign => {
-                folders.search.push(dir.clone());
-                folders.foreign.push(dir);
-            }
-        }
-    }
-    // A device contains no VM files.
-    for datastore in daemon.datastores().into_iter().filter(|datastore| datastore.native.device().is_none()) {
-        folders.search.push(datastore.dir.clone());
-        for other in datastore.registry.all().values().filter(|other| *other != home) {
-            folders.search.extend(open_other(daemon, other).await?);
-        }
-    }
-    // VMs in the bin may be restored, so they are searched too. Entries inside a datastore are found there.
-    for (_, other) in daemon.bin_homes().into_iter().filter(|(record, _)| record.path.is_some()) {
-        if other != home {
-            folders.search.extend(open_other(daemon, &other).await?);
-        }
-    }
-    Ok(folders)
+    open_folders(&daemon.env, roots, datastore_folders(daemon), &other_homes(daemon, home)).await
 }
 
-/// Opens another home to search it for readers of layers. Returns None for a missing home, which contains none.
-async fn open_other(daemon: &Daemon, home: &Path) -> Result<Option<Dir>> {
-    match open_path(&daemon.env, home).await {
-        Err(e) if e.kind == blk::ErrorKind::NoDescriptors => Err(e),
-        opened => Ok(opened.ok()),
+/// Returns the folders of the datastores. A device contains no VM files.
+fn datastore_folders(daemon: &Daemon) -> Vec<Dir> {
+    let datastores = daemon.datastores().into_iter();
+    let in_folders = datastores.filter(|datastore| datastore.native.device().is_none());
+    in_folders.map(|datastore| datastore.dir.clone()).collect()
+}
+
+/// Returns the homes beside `home` that are outside the datastores. VMs in the bin may be restored, so they are among
+/// them. Entries inside a datastore are found there.
+fn other_homes(daemon: &Daemon, home: &Path) -> Vec<PathBuf> {
+    let mut others = Vec::new();
+    for datastore in daemon.datastores().into_iter().filter(|datastore| datastore.native.device().is_none()) {
+        others.extend(datastore.registry.all().values().cloned());
     }
+    let binned = daemon.bin_homes().into_iter().filter(|(record, _)| record.path.is_some());
+    others.extend(binned.map(|(_, other)| other));
+    others.retain(|other| other != home);
+    others
 }
 
 /// Creates an empty folder in the datastore, with a `.unstun` folder that says how to open the later content.
@@ -103,12 +94,23 @@ async fn new_home(
     terms: &Terms,
     when_full: WhenFull,
 ) -> Result<(Dir, Folders)> {
+    let dir = new_home_folder(datastore, name, terms, when_full).await?;
+    let folders = folders(daemon, &datastore.home(name).path, &terms.roots).await?;
+    Ok((dir, folders))
+}
+
+/// Creates an empty folder for a home, without its own folders.
+async fn new_home_folder(
+    datastore: &Rc<Datastore>,
+    name: &str,
+    terms: &Terms,
+    when_full: WhenFull,
+) -> Result<Dir> {
     let dir = datastore.dir.open_dir(name, true).await?;
     datastore.dir.sync().await?;
     terms.write(&dir.open_dir(OWN_FOLDER, true).await?, when_full).await?;
     dir.sync().await?;
-    let folders = folders(daemon, &datastore.home(name).path, &terms.roots).await?;
-    Ok((dir, folders))
+    Ok(dir)
 }
 
 /// Creates a VM with files in the datastore. Returns notices for the user, as do `import` and `clone`.
@@ -129,7 +131,8 @@ pub(crate) async fn create_vm(
     let id = new_id(&daemon.env);
     let making = async {
         let (dir, folders) = new_home(daemon, datastore, name, &terms, when_full).await?;
-        Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: Some(id) }).await
+        let new = NewVm { name, disks, id: Some(id) };
+        MadeFiles::of(&Home::create(dir, folders, Growth::default(), new).await?).await
     };
     daemon.make_files(&datastore.home(name), name, Some(id), making).await
 }
@@ -166,7 +169,7 @@ pub(crate) async fn import(
     let name = source.name.as_str();
     let making = async {
         let (dir, folders) = new_home(daemon, datastore, name, &terms, request.when_full).await?;
-        Home::import(&from, dir, folders, Growth::default(), name).await
+        MadeFiles::of(&Home::import(&from, dir, folders, Growth::default(), name).await?).await
     };
     daemon.make_files(&datastore.home(name), name, None, making).await
 }
@@ -239,16 +242,26 @@ async fn refuse_tops(home: Home) -> Result<()> {
 pub(crate) async fn clone(
     daemon: &Daemon,
     parent: &VmRecord,
-    files: &HomeFiles,
     snapshot: &str,
     name: &str,
 ) -> Result<Vec<String>> {
-    let (state, _hold) = parent.running.machine.hold(snapshot, &format!("the clone {name}")).await?;
-    let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
-    let terms = Terms { roots, ignore_content_ids: files.home.ignore_content_ids };
+    let (state, _hold) = parent.running.hold(snapshot, &format!("the clone {name}")).await?;
+    let terms = async |files: &HomeFiles| {
+        let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
+        Terms { roots, ignore_content_ids: files.home.ignore_content_ids }
+    };
+    let terms = parent.running.with_files(terms).await;
     let making = async {
-        let (dir, folders) = new_home(daemon, &parent.datastore, name, &terms, parent.when_full).await?;
-        files.home.clone_to(state.id, dir, folders, name).await
+        let path = parent.datastore.home(name).path;
+        new_home_folder(&parent.datastore, name, &terms, parent.when_full).await?;
+        let (roots, others, name) = (terms.roots.clone(), other_homes(daemon, &path), name.to_owned());
+        let clone = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            let dir = open_path(&running.env, &path).await?;
+            let folders = open_folders(&running.env, &roots, running.folders.all(), &others).await?;
+            let files = vm.files.as_ref().expect("the VM has files");
+            MadeFiles::of(&files.home.clone_to(state.id, dir, folders, &name).await?).await
+        };
+        parent.running.run(clone).await
     };
     daemon.make_files(&parent.datastore.home(name), name, None, making).await
 }

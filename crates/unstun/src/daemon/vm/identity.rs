@@ -17,8 +17,8 @@ use vmdk::vmfssparse::Growth;
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
+use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 use crate::daemon::vm::mark;
 use crate::daemon::vm::paths::open_path;

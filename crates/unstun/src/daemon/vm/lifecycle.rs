@@ -8,11 +8,12 @@ use blk::dir::OWN_FOLDER;
 use engine::GenerationChange;
 
 use crate::daemon::bin;
+use crate::daemon::cores::vm_handle::Guard;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::relocation::handover;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::Source;
-use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -200,8 +201,8 @@ impl Daemon {
         self.refuse_full(&parent.datastore, name).await?;
         let snapshot = request.snapshot.as_str();
         let notices = match &parent.kept {
-            Kept::Redo(files) => {
-                let make = async || Ok(formats::clone(self, &parent, files, snapshot, name).await?);
+            Kept::Redo => {
+                let make = async || Ok(formats::clone(self, &parent, snapshot, name).await?);
                 self.with_bin(&parent.datastore, make).await?
             }
             Kept::Native(vm) => {
@@ -224,7 +225,7 @@ impl Daemon {
         let _claim = self.claim(vm.as_str())?;
         let entry = self.entry(vm.as_str())?;
         let clients = match disconnect {
-            true => self.running.disconnect(&entry.running, Who::All).await?.0,
+            true => entry.running.disconnect(Who::All).await?.0,
             false => Vec::new(),
         };
         let _shut = self.shut_idle(&entry, "close the VM").await?;
@@ -238,7 +239,7 @@ impl Daemon {
     }
 
     async fn bring_to_rest(&self, entry: &VmRecord) -> Result<()> {
-        entry.running.machine.close().await?;
+        entry.running.close().await?;
         let mark = async || settings::mark_closed(&self.env, &entry.home, true).await;
         Ok(self.with_reserve(&entry.datastore, mark).await?)
     }
@@ -282,9 +283,9 @@ impl Daemon {
 
     /// Serves the exports under their plain names again: the user states that no earlier client still runs.
     async fn open_plain_names(&self, entry: &VmRecord) -> Result<()> {
-        if !entry.running.machine.generation().is_opened() {
+        if !entry.running.generation().await.is_opened() {
             entry.refuse_when_moving()?;
-            entry.running.machine.change_generation(GenerationChange::Open).await?;
+            entry.running.change_generation(GenerationChange::Open).await?;
             self.note(entry, "its exports are served under their plain names again");
         }
         Ok(())
@@ -293,15 +294,14 @@ impl Daemon {
     /// Opens a VM that was not served. Other programs may have written its files, so earlier clients are refused for
     /// ever. No other program writes a store.
     async fn open_rested(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        let entry = self.open_vm(name, home).await?;
-        let _shut = entry.running.gate.shut();
+        let (entry, _shut) = self.open_vm_shut(name, home).await?;
         let change = match entry.kept {
-            Kept::Redo(_) => GenerationChange::RaiseAndOpen,
+            Kept::Redo => GenerationChange::RaiseAndOpen,
             Kept::Native(_) => GenerationChange::Open,
         };
-        if let Err(error) = entry.running.machine.change_generation(change).await {
+        if let Err(error) = entry.running.change_generation(change).await {
             // The first error is more specific.
-            let _ = entry.running.machine.close().await;
+            let _ = entry.running.close().await;
             self.forget(name);
             self.holds.release(&home.path);
             return Err(error.into());
@@ -313,7 +313,7 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let own = paths::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
         settings::write_shared_writers(&own, shared).await?;
-        entry.running.gate.guests.shared_writers.set(shared);
+        entry.running.set_shared_writers(shared).await;
         let how = if shared { "several clients may write one disk" } else { "one client may write a disk" };
         self.note(&entry, &format!("from now on {how} at a time"));
         self.show(&entry).await
@@ -328,7 +328,8 @@ impl Daemon {
         if let Some(dir) = &dir {
             entry = self.with_folder(&entry, dir).await?;
         }
-        entry.files("create deltas of")?.set_snapshot_dir(dir.as_deref()).await?;
+        entry.refuse_without_files("create deltas of")?;
+        entry.running.with_files(async move |files| files.set_snapshot_dir(dir.as_deref()).await).await?;
         self.show(&entry).await
     }
 
@@ -339,50 +340,39 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         folder: &str,
     ) -> Result<Rc<VmRecord>> {
-        let files = entry.files("keep in another folder")?;
-        if files.has_own_folder(folder) {
+        entry.refuse_without_files("keep in another folder")?;
+        let wanted = folder.to_owned();
+        if entry.running.with_files(async move |files| files.has_own_folder(&wanted)).await {
             return Ok(entry.clone());
         }
         let _claim = self.claim(&entry.name)?;
         let purpose = format!("let it use {folder}, for which the VM is reopened");
         let _shut = self.shut_idle(entry, &purpose).await?;
-        files.add_own_folder(folder).await?;
+        let added = folder.to_owned();
+        entry.running.with_files(async move |files| files.add_own_folder(&added).await).await?;
         let (name, home) = (entry.name.clone(), entry.place());
         // After the close a refusal would be too late. The descriptors that the close releases suffice for the
         // reopening.
         self.descriptors.admit_vm(&name)?;
         // A VM whose close failed is not reopened: what its writers left is unknown.
         let reopened = async {
-            entry.running.machine.close().await?;
+            entry.running.close().await?;
             self.open_vm(&name, &home).await
         };
         reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
     }
 
     /// Closes the client gate. Refused while a client is connected or a job is open.
-    pub(crate) async fn shut_idle(&self, entry: &VmRecord, purpose: &str) -> Result<Shut> {
-        self.running.await_ended(&entry.running, Who::All).await;
-        entry.shut_idle(purpose)
+    pub(crate) async fn shut_idle(&self, entry: &VmRecord, purpose: &str) -> Result<Guard> {
+        entry.running.await_ended(Who::All).await;
+        entry.shut_idle(purpose).await
     }
 }
 
 impl VmRecord {
-    pub(crate) fn shut_idle(&self, purpose: &str) -> Result<Shut> {
-        let name = &self.name;
-        let clients = self.running.present(Who::All);
-        if self.running.gate.is_entered() {
-            return Err(Error::refused(format!("VM {name}: a client is connecting; try again")));
-        }
-        if !clients.is_empty() {
-            let who: Vec<String> = clients.iter().map(ToString::to_string).collect();
-            let who = who.join(", ");
-            return Err(Error::refused(format!("VM {name}: {who}; disconnect them first, then {purpose}")));
-        }
+    pub(crate) async fn shut_idle(&self, purpose: &str) -> Result<Guard> {
+        let shut = self.running.shut_idle(purpose).await?;
         self.refuse_when_moving()?;
-        if self.running.machine.jobs().iter().any(|job| !job.state().is_over()) {
-            let cause = "a commit is in progress; wait for it or cancel it (`unstun job list`)";
-            return Err(Error::refused(format!("VM {name}: {cause}, then {purpose}")));
-        }
-        Ok(self.running.gate.shut())
+        Ok(shut)
     }
 }

@@ -148,7 +148,7 @@ impl Daemon {
         };
         self.with_reserve(&entry.datastore, write).await?;
         entry.limits.set(limits);
-        entry.running.limiter.set(io_limits(&limits));
+        entry.running.set_limits(io_limits(&limits)).await;
         drop(claim);
         self.note(&entry, &format!("limits from now on: {}", limits.describe()));
         self.show(&entry).await

@@ -113,13 +113,17 @@ impl Daemon {
 
     /// Serves a VM under its name, in place of an earlier record of it.
     pub(crate) fn register(&self, entry: Rc<VmRecord>) {
-        self.running.serve(entry.running.clone());
-        self.vms.borrow_mut().insert(entry.name.clone(), entry);
+        entry.running.serve();
+        let earlier = self.vms.borrow_mut().insert(entry.name.clone(), entry);
+        if let Some(earlier) = earlier {
+            earlier.running.unserve();
+        }
     }
 
     pub(crate) fn forget(&self, name: &str) {
-        self.running.remove(name);
-        self.vms.borrow_mut().remove(name);
+        if let Some(entry) = self.vms.borrow_mut().remove(name) {
+            entry.running.unserve();
+        }
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
         self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));

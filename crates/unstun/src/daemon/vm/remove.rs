@@ -13,8 +13,8 @@ use engine::redo::LayerGraph;
 use crate::daemon::bin::records::parse_folder;
 use crate::daemon::datastore::Home;
 use crate::daemon::defect::Defect;
+use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::home_removal::{has_kind, has_vmx, open_home};
 use crate::daemon::vm::identity::Standing;
@@ -58,11 +58,17 @@ impl Daemon {
         let delete_disks = request.delete_disks;
         let _shut = self.shut_idle(entry, "remove the VM").await?;
         match &entry.kept {
-            Kept::Redo(files) => {
-                refuse_readers(&entry.name, &*files.manifest()).await?;
-                if delete_disks {
-                    files.removal(&entry.running.machine.state()).await?;
-                }
+            Kept::Redo => {
+                let name = entry.name.clone();
+                let refuse = async move |files: &HomeFiles, state: VmState| {
+                    refuse_readers(&name, &*files.manifest()).await?;
+                    if delete_disks {
+                        files.removal(&state).await?;
+                    }
+                    Ok::<_, blk::Error>(())
+                };
+                let state = entry.running.state().await;
+                entry.running.with_files(async move |files| refuse(files, state).await).await?;
             }
             Kept::Native(_) => refuse_to_lose(&entry.name, delete_disks)?,
         }
@@ -74,25 +80,20 @@ impl Daemon {
         if kept {
             // If the VM is restored later, its earlier clients are refused, whichever VM they used meanwhile. The VM is
             // served until here.
-            entry.running.machine.change_generation(GenerationChange::Raise).await?;
+            entry.running.change_generation(GenerationChange::Raise).await?;
         }
         let removed = async {
             if kept {
                 return self.bin_open(entry).await.map(Some);
             }
-            entry.running.machine.close().await?;
+            entry.running.close().await?;
             match &entry.kept {
                 Kept::Native(vm) => self.remove_native(&entry.name, &home, vm.id()).await?,
-                Kept::Redo(files) => {
+                Kept::Redo => {
                     // The removal of layers needs no reserved space, but its record may.
-                    files.manifest().reserve(0).await?;
-                    self.remove_recorded(
-                        &entry.name,
-                        &home,
-                        delete_disks,
-                        Some(entry.running.machine.state().id),
-                    )
-                    .await?;
+                    entry.running.with_files(async |files| files.manifest().reserve(0).await).await?;
+                    let id = entry.running.state().await.id;
+                    self.remove_recorded(&entry.name, &home, delete_disks, Some(id)).await?;
                 }
             }
             Ok::<_, Error>(None)

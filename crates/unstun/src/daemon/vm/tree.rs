@@ -10,10 +10,10 @@ use crate::daemon::vm::vm_record::Kept;
 impl Daemon {
     pub(crate) async fn snapshot_tree(&self, vm: &VmName) -> Result<api::SnapshotTree> {
         let entry = self.entry(vm.as_str())?;
-        let state = entry.running.machine.state();
-        let delta_bytes = entry.running.machine.delta_bytes().await?;
+        let view = entry.running.view().await;
+        let delta_bytes = entry.running.delta_bytes().await?;
         let mut unowned = Vec::new();
-        for disk in entry.running.machine.listing().await? {
+        for disk in entry.running.listing().await? {
             unowned.extend(disk.unowned.into_iter().map(|layer| api::UnownedDelta {
                 disk: disk.number,
                 descriptor: api_types::layer_path(&entry, &layer.name),
@@ -21,13 +21,13 @@ impl Daemon {
             }));
         }
         let machine_states = match &entry.kept {
-            Kept::Redo(files) => files.machine_states().await?,
+            Kept::Redo => entry.running.with_files(async |files| files.machine_states().await).await?,
             Kept::Native(_) => 0,
         };
         Ok(api::SnapshotTree {
             vm: vm.clone(),
             store: entry.kept.store(),
-            snapshots: api_types::snapshots(&entry, &state, &delta_bytes),
+            snapshots: api_types::snapshots(&view, &delta_bytes),
             unowned,
             machine_states,
         })

@@ -10,12 +10,11 @@ use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, ErrorKind, Result};
 use engine::native::{VmHome, VmHomeState};
 use tracing::error;
-use vmdk::home::Home as VmFiles;
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
+use crate::daemon::running::home_files::{HomeFiles, MadeFiles};
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::home_files::HomeFiles;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 use crate::daemon::vm::home_removal::{self, has_vmx, open_home};
 use crate::daemon::vm::vm_record::Broken;
@@ -30,7 +29,7 @@ impl Daemon {
         home: &Home,
         name: &str,
         id: Option<u128>,
-        making: impl Future<Output = Result<VmFiles>>,
+        making: impl Future<Output = Result<MadeFiles>>,
     ) -> Result<Vec<String>> {
         let (datastore, defects) = (&home.datastore, &self.defects);
         let first = if defects.has(Defect::WholeEarly) { HomeState::Whole } else { HomeState::Making };
@@ -38,10 +37,9 @@ impl Daemon {
             if !defects.has(Defect::RecordLate) {
                 datastore.records.put(name, datastore.record(&home.path, first, id)).await?;
             }
-            let files = making.await?;
-            let id = files.id().await?;
+            let MadeFiles { id, notices } = making.await?;
             datastore.records.put(name, datastore.record(&home.path, HomeState::Whole, id)).await?;
-            Ok::<Vec<String>, Error>(files.take_notices())
+            Ok::<Vec<String>, Error>(notices)
         };
         let made = made.await;
         if let Err(error) = &made {

@@ -8,15 +8,15 @@ use api::error::{Error, Result};
 use api::{VmLimits, WhenFull};
 use engine::native::NativeVm;
 
+use crate::daemon::cores::vm_handle::VmHandle;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::running::vm::RunningVm;
-use crate::daemon::vm::home_files::HomeFiles;
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
 pub(crate) enum Kept {
     /// The files in the VM's home.
-    Redo(Rc<HomeFiles>),
+    Redo,
     /// The store of the datastore.
     Native(Rc<NativeVm>),
 }
@@ -24,7 +24,7 @@ pub(crate) enum Kept {
 impl Kept {
     pub(crate) fn store(&self) -> api::Store {
         match self {
-            Kept::Redo(_) => api::Store::Redo,
+            Kept::Redo => api::Store::Redo,
             Kept::Native(_) => api::Store::Native,
         }
     }
@@ -37,7 +37,7 @@ pub(crate) const MOVE_BEGINS: u64 = u64::MAX;
 pub(crate) struct VmRecord {
     /// Name of the VM in the datastore. Its files may have another display name.
     pub name: String,
-    pub running: Rc<RunningVm>,
+    pub running: VmHandle,
     pub kept: Kept,
     /// Datastore that the VM belongs to.
     pub datastore: Rc<Datastore>,
@@ -70,10 +70,18 @@ impl VmRecord {
         }
     }
 
-    /// Returns the files of the home. Refuses `purpose` if the disks are not files.
-    pub(crate) fn files(&self, purpose: &str) -> Result<&Rc<HomeFiles>> {
+    /// Returns the VM on the control side's own core, to which a move brings it first.
+    pub(crate) fn expect_here(&self) -> blk::Result<&Rc<RunningVm>> {
+        self.running.own().ok_or_else(|| {
+            let cause = format!("the VM runs on core {}, and moves run on core 0", self.running.core());
+            blk::Error::refused(format!("VM {}", self.name), cause)
+        })
+    }
+
+    /// Refuses `purpose` if the disks are not files.
+    pub(crate) fn refuse_without_files(&self, purpose: &str) -> Result<()> {
         match &self.kept {
-            Kept::Redo(files) => Ok(files),
+            Kept::Redo => Ok(()),
             Kept::Native(_) => {
                 let cause = "its disks are native and are in the datastore's store";
                 Err(Error::refused(format!("VM {}: {cause}; there are no files to {purpose}", self.name)))

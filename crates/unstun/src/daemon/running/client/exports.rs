@@ -7,6 +7,7 @@ use blk::manifest::{ContentGeneration, DiskState};
 use blk::socket::{ClientId, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Error, Local, Result};
+use export::nbd::{self, HandedOver, Routes};
 use tracing::{debug, info, warn};
 
 use crate::daemon::running::client::switchable_volume::Guest;
@@ -80,8 +81,24 @@ fn plain_number(text: &str) -> Option<u64> {
 }
 
 impl Catalogue {
-    pub(crate) fn new(running: Rc<RunningVms>) -> Catalogue {
+    fn new(running: Rc<RunningVms>) -> Catalogue {
         Catalogue { running, lines: Rc::new(LineLimit::new(LINES_A_SECOND)), refusals: Reported::default() }
+    }
+
+    /// Serves this core's part of the catalogue: connections whose VM is on another core go there.
+    pub(crate) fn route(running: &Rc<RunningVms>) -> Rc<dyn Exports> {
+        let catalogue = Rc::new(Catalogue::new(running.clone()));
+        if running.core.count > 1 {
+            running.front_end.set_routes(catalogue.clone());
+        }
+        running.exports.get_or_init(|| catalogue).clone()
+    }
+
+    /// Continues a connection that another core has handed over.
+    pub(crate) fn resume(running: &Rc<RunningVms>, connection: HandedOver) {
+        if let Some(exports) = running.exports.get() {
+            nbd::resume(&running.env, connection, exports, &running.front_end);
+        }
     }
 
     async fn attach_named(&self, name: &str, peer: &Peer) -> Result<Attachment> {
@@ -123,7 +140,7 @@ impl Catalogue {
         let (volume, attached) = vm.machine.attach(number, &peer.name).await?;
         // The attach may have waited for a revert. From here on no revert begins before the client has disconnected.
         self.refuse_other_content(vm, number, generation).await?;
-        control.attached(&vm.name);
+        self.running.note_attached(vm);
         let guests = &vm.gate.guests;
         let guest = guests.enter(attached, peer);
         let client = Rc::new(DiskClient {
@@ -192,6 +209,26 @@ impl Catalogue {
     }
 }
 
+/// Returns the exports of a VM.
+pub(crate) fn exports_of(vm: &RunningVm) -> Vec<ExportEntry> {
+    let mut exports = Vec::new();
+    let state = vm.machine.state();
+    for disk in &state.disks {
+        let name = match state.generation.is_opened() {
+            true => format!("{}/disk{}", vm.name, disk.number),
+            false => lasting_name(&vm.name, disk.number, state.generation),
+        };
+        exports.push(ExportEntry { name, description: describe_disk(&vm.name, disk) });
+    }
+    for snapshot in state.snapshots.iter().filter(|s| vm.machine.is_sealed(s.id)) {
+        for (number, _) in &snapshot.disks {
+            let name = format!("{}/disk{number}@{}", vm.name, snapshot.name);
+            exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name) });
+        }
+    }
+    exports
+}
+
 fn describe_disk(vm: &str, disk: &DiskState) -> String {
     format!("{} of {vm}, {} bytes", disk.slot, disk.size_bytes)
 }
@@ -200,26 +237,34 @@ fn describe_snapshot(name: &str) -> String {
     format!("sealed state {name}")
 }
 
+impl Routes for Catalogue {
+    fn other_core<'a>(&'a self, export: &'a str) -> Local<'a, Option<usize>> {
+        Box::pin(async move {
+            let (vm, _) = parse(export)?;
+            if self.running.get(vm).is_some() {
+                return None;
+            }
+            self.running.control.core_of(vm).await.filter(|core| *core != self.running.core.own)
+        })
+    }
+
+    fn hand_over(&self, core: usize, connection: HandedOver) {
+        self.running.control.hand_over(core, connection);
+    }
+}
+
 impl Exports for Catalogue {
+    fn list_all(&self) -> Local<'_, Vec<ExportEntry>> {
+        Box::pin(async {
+            match self.running.core.count {
+                1 => self.list(),
+                _ => self.running.control.exports().await,
+            }
+        })
+    }
+
     fn list(&self) -> Vec<ExportEntry> {
-        let mut exports = Vec::new();
-        for vm in self.running.all() {
-            let state = vm.machine.state();
-            for disk in &state.disks {
-                let name = match state.generation.is_opened() {
-                    true => format!("{}/disk{}", vm.name, disk.number),
-                    false => lasting_name(&vm.name, disk.number, state.generation),
-                };
-                exports.push(ExportEntry { name, description: describe_disk(&vm.name, disk) });
-            }
-            for snapshot in state.snapshots.iter().filter(|s| vm.machine.is_sealed(s.id)) {
-                for (number, _) in &snapshot.disks {
-                    let name = format!("{}/disk{number}@{}", vm.name, snapshot.name);
-                    exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name) });
-                }
-            }
-        }
-        exports
+        self.running.all().iter().flat_map(|vm| exports_of(vm)).collect()
     }
 
     fn description(&self, name: &str) -> String {

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use blk::ErrorKind;
 use export::nbd::proto::NbdErrno;
-use export::nbd::{ConnectionFailure, Failure, FrontEnd, Limits, Observer};
+use export::nbd::{self, ConnectionFailure, Failure, FrontEnd, Limits, Observer};
 use tracing::{debug, info, warn};
 
+use crate::daemon::running::running_vms::RunningVms;
 use crate::log::LineLimit;
 use crate::memory::Memory;
 
@@ -15,13 +16,20 @@ const CONNECTION_LINES_MAX: u32 = 4;
 /// Maximum number of log lines per second about failed requests. A guest whose disk fails repeats them.
 const REQUEST_LINES_MAX: u32 = 2;
 
-pub(crate) fn front_end(memory: Memory, connections_max: usize) -> Rc<FrontEnd> {
-    let limits = Limits { memory_bytes: memory.clients_bytes(), connections_max, ..Limits::default() };
+/// Creates the front end of one of `cores` cores, which divide the memory for clients and the connections of the process.
+pub(crate) fn front_end(memory: Memory, connections_max: usize, cores: usize) -> Rc<FrontEnd> {
+    let memory_bytes = memory.clients_bytes() / cores as u64;
+    let limits = Limits { memory_bytes, connections_max: connections_max / cores, ..Limits::default() };
     let log = FrontEndLog {
         connections: LineLimit::new(CONNECTION_LINES_MAX),
         requests: LineLimit::new(REQUEST_LINES_MAX),
     };
     FrontEnd::observed(limits, Rc::new(log))
+}
+
+/// Waits until the connections of a core are closed, after its front end was stopped.
+pub(crate) async fn end_connections(running: &RunningVms) {
+    nbd::drain(&running.env, &running.front_end).await;
 }
 
 struct FrontEndLog {

@@ -1,0 +1,433 @@
+//! Handle of a VM that a core runs. The control side uses the VM only through it: every operation runs on the VM's core
+//! and returns plain values.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use api::VmClient;
+use api::error::Result;
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use engine::{
+    CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, GenerationChange, JobControl, Loss,
+    Machine, Options, SpaceUsage,
+};
+
+use crate::daemon::cores::CoreLink;
+use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::running::home_files::{HomeFiles, HomePlan};
+use crate::daemon::running::kept::GuardNumber;
+use crate::daemon::running::running_vms::RunningVms;
+use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
+
+pub(crate) struct VmHandle {
+    core: Rc<CoreLink>,
+    vm: Place,
+}
+
+enum Place {
+    Here(Rc<RunningVm>),
+    Elsewhere {
+        /// Number of the VM among those that the core keeps for the control side.
+        number: u64,
+        /// The VM's jobs, finished ones included. An answer that may have changed them brings them along.
+        jobs: RefCell<Vec<Arc<JobControl>>>,
+    },
+}
+
+/// Keeps something on a VM's core until it is dropped: a closed client gate, a sealed state, writes that are held back.
+pub(crate) struct Guard {
+    number: GuardNumber,
+    here: Option<Rc<RunningVms>>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Elsewhere the drop of the number releases it.
+        if let Some(running) = &self.here {
+            running.kept.release(self.number.number);
+        }
+    }
+}
+
+impl Drop for VmHandle {
+    fn drop(&mut self) {
+        if let Place::Elsewhere { number, .. } = self.vm {
+            self.core.tell(move |running| running.forget(number));
+        }
+    }
+}
+
+fn jobs_of(vm: &RunningVm) -> Vec<Arc<JobControl>> {
+    vm.machine.jobs().iter().map(|job| job.control().clone()).collect()
+}
+
+impl VmHandle {
+    /// Returns the handle of a VM of the control side's own core.
+    pub(crate) fn here(core: &Rc<CoreLink>, vm: Rc<RunningVm>) -> VmHandle {
+        assert!(core.own().is_some(), "a VM of core{} is not here", core.number);
+        VmHandle { core: core.clone(), vm: Place::Here(vm) }
+    }
+
+    /// Opens a VM with files on another core than the control side's.
+    pub(crate) async fn open_elsewhere(
+        core: &Rc<CoreLink>,
+        name: &str,
+        plan: HomePlan,
+        options: Options,
+        settings: ClientSettings,
+    ) -> blk::Result<VmHandle> {
+        let name = name.to_owned();
+        let open = async move |running: Rc<RunningVms>| {
+            let folders = running.folders.all();
+            let files = HomeFiles::open_planned(&running.env, &running.descriptors, plan, folders).await?;
+            let vm = running.open_redo(&name, files, options, settings).await?;
+            let jobs = jobs_of(&vm);
+            Ok::<_, blk::Error>((running.kept.keep_vm(vm), jobs))
+        };
+        let (number, jobs) = core.run(open).await?;
+        let vm = Place::Elsewhere { number, jobs: RefCell::new(jobs) };
+        Ok(VmHandle { core: core.clone(), vm })
+    }
+
+    /// Returns the number of the VM's core.
+    pub(crate) fn core(&self) -> usize {
+        self.core.number
+    }
+
+    /// Returns the VM if it is on the control side's own core.
+    pub(crate) fn own(&self) -> Option<&Rc<RunningVm>> {
+        match &self.vm {
+            Place::Here(vm) => Some(vm),
+            Place::Elsewhere { .. } => None,
+        }
+    }
+
+    /// Returns the number by which messages of another core name the VM.
+    pub(crate) fn number(&self) -> Option<u64> {
+        match self.vm {
+            Place::Here(_) => None,
+            Place::Elsewhere { number, .. } => Some(number),
+        }
+    }
+
+    /// Runs `work` on the VM's core. Where that is another core, `work` goes on if the caller stops waiting.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Rc<RunningVms>, Rc<RunningVm>) -> T + Send + 'static,
+    ) -> T {
+        match (&self.vm, self.core.own()) {
+            (Place::Here(vm), Some(running)) => work(running.clone(), vm.clone()).await,
+            (Place::Elsewhere { number, .. }, None) => {
+                let number = *number;
+                self.core.run_on(move |running| running.kept.vm(number), work).await
+            }
+            _ => unreachable!("a VM is where its core is"),
+        }
+    }
+
+    async fn on_machine<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Rc<dyn Machine>) -> T + Send + 'static,
+    ) -> T {
+        self.run(async move |_, vm| work(vm.machine.clone()).await).await
+    }
+
+    /// Runs `work` with the files of a VM that has files.
+    pub(crate) async fn with_files<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(&HomeFiles) -> T + Send + 'static,
+    ) -> T {
+        self.run(async move |_, vm| work(vm.files.as_ref().expect("the VM has files")).await).await
+    }
+
+    fn guard(&self, number: GuardNumber) -> Guard {
+        Guard { number, here: self.core.own().cloned() }
+    }
+
+    /// Serves the VM to clients under its name.
+    pub(crate) fn serve(&self) {
+        match &self.vm {
+            Place::Here(vm) => {
+                let vm = vm.clone();
+                self.core.own().expect("the VM is here").serve(vm);
+            }
+            Place::Elsewhere { number, .. } => {
+                let number = *number;
+                self.core.tell(move |running| running.serve(running.kept.vm(number)));
+            }
+        }
+    }
+
+    /// Ends the VM's service under its name.
+    pub(crate) fn unserve(&self) {
+        match &self.vm {
+            Place::Here(vm) => self.core.own().expect("the VM is here").unserve(vm),
+            Place::Elsewhere { number, .. } => {
+                let number = *number;
+                self.core.tell(move |running| running.unserve(&running.kept.vm(number)));
+            }
+        }
+    }
+
+    /// Lets the VM's core send the VM's events and notices, those so far first. They have arrived when this returns.
+    pub(crate) async fn send_events(&self) {
+        let Some(number) = self.number() else { return };
+        let find = move |running: &RunningVms| running.kept.vm(number);
+        self.core.run_on(find, async move |running, vm| running.send_events(&vm, number)).await;
+    }
+
+    // State.
+
+    pub(crate) async fn view(&self) -> VmView {
+        self.run(async |_, vm| vm.view()).await
+    }
+
+    pub(crate) async fn state(&self) -> VmState {
+        self.run(async |_, vm| vm.machine.state()).await
+    }
+
+    /// Returns the view, and the layers of the running disks.
+    pub(crate) async fn view_with_layers(&self) -> (VmView, blk::Result<Vec<DiskLayers>>) {
+        let look = async |_, vm: Rc<RunningVm>| {
+            let layers = vm.machine.listing().await;
+            (vm.view(), layers)
+        };
+        self.run(look).await
+    }
+
+    pub(crate) async fn generation(&self) -> ContentGeneration {
+        self.on_machine(async |vm| vm.generation()).await
+    }
+
+    pub(crate) async fn expect_disk(&self, number: u32) -> blk::Result<()> {
+        self.on_machine(async move |vm| vm.disk(number).map(drop)).await
+    }
+
+    pub(crate) async fn waiting_writes(&self) -> u64 {
+        self.run(async |_, vm| vm.gate.guests.waiting()).await
+    }
+
+    pub(crate) async fn guest_latency_us(&self) -> Option<u64> {
+        self.run(async |_, vm| vm.guest_latency_us()).await
+    }
+
+    /// Returns how much all disks can still allocate if their guests write everything, in bytes.
+    pub(crate) async fn worst_growth_bytes(&self) -> blk::Result<u64> {
+        let sum = async |vm: Rc<dyn Machine>| {
+            let mut bytes: u64 = 0;
+            for disk in vm.disks() {
+                bytes = bytes.saturating_add(disk.worst_growth_bytes().await?);
+            }
+            Ok(bytes)
+        };
+        self.on_machine(sum).await
+    }
+
+    pub(crate) async fn listing(&self) -> blk::Result<Vec<DiskLayers>> {
+        self.on_machine(async |vm| vm.listing().await).await
+    }
+
+    pub(crate) async fn delta_bytes(&self) -> blk::Result<BTreeMap<u128, u64>> {
+        self.on_machine(async |vm| vm.delta_bytes().await).await
+    }
+
+    pub(crate) async fn used(&self) -> blk::Result<SpaceUsage> {
+        self.on_machine(async |vm| vm.used().await).await
+    }
+
+    pub(crate) async fn differences(&self, between: DiffRequest<'_>) -> blk::Result<Differences> {
+        let DiffRequest { disk, from, to, start } = between;
+        let (from, to) = (from.to_owned(), to.map(str::to_owned));
+        let compare = async move |vm: Rc<dyn Machine>| {
+            vm.differences(DiffRequest { disk, from: &from, to: to.as_deref(), start }).await
+        };
+        self.on_machine(compare).await
+    }
+
+    pub(crate) async fn binned_bytes(&self, id: u64) -> blk::Result<u64> {
+        self.on_machine(async move |vm| vm.binned_bytes(id).await).await
+    }
+
+    // Jobs. Their state and their figures are shared, so they need no message.
+
+    /// Returns the VM's jobs, finished ones included.
+    pub(crate) fn jobs(&self) -> Vec<Arc<JobControl>> {
+        match &self.vm {
+            Place::Here(vm) => jobs_of(vm),
+            Place::Elsewhere { jobs, .. } => jobs.borrow().clone(),
+        }
+    }
+
+    pub(crate) fn has_open_job(&self) -> bool {
+        self.jobs().iter().any(|job| !job.state().is_over())
+    }
+
+    pub(crate) async fn commit(&self, what: &CommitWhat) -> blk::Result<Arc<JobControl>> {
+        let what = what.clone();
+        let commit = async move |_, vm: Rc<RunningVm>| {
+            let job = vm.machine.clone().commit(&what).await?;
+            Ok::<_, blk::Error>((job.control().clone(), jobs_of(&vm)))
+        };
+        let (job, now) = self.run(commit).await?;
+        if let Place::Elsewhere { jobs, .. } = &self.vm {
+            jobs.replace(now);
+        }
+        Ok(job)
+    }
+
+    // Previews.
+
+    pub(crate) async fn commit_preview(&self, what: &CommitWhat) -> blk::Result<CommitPreview> {
+        let what = what.clone();
+        self.on_machine(async move |vm| vm.commit_preview(&what).await).await
+    }
+
+    pub(crate) async fn revert_preview(&self, wanted: Option<&str>, keeps: bool) -> blk::Result<Loss> {
+        let wanted = wanted.map(str::to_owned);
+        self.on_machine(async move |vm| vm.revert_preview(wanted.as_deref(), keeps).await).await
+    }
+
+    pub(crate) async fn discard_preview(&self, wanted: &str) -> blk::Result<Loss> {
+        let wanted = wanted.to_owned();
+        self.on_machine(async move |vm| vm.discard_preview(&wanted).await).await
+    }
+
+    pub(crate) async fn reset_preview(&self) -> blk::Result<Loss> {
+        self.on_machine(async |vm| vm.reset_preview().await).await
+    }
+
+    pub(crate) async fn restore_preview(&self, id: u64) -> blk::Result<Loss> {
+        self.on_machine(async move |vm| vm.restore_preview(id).await).await
+    }
+
+    // Operations.
+
+    pub(crate) async fn take(&self, name: &str, description: &str) -> blk::Result<SnapshotState> {
+        let (name, description) = (name.to_owned(), description.to_owned());
+        self.on_machine(async move |vm| vm.take(&name, &description).await).await
+    }
+
+    pub(crate) async fn revert(
+        &self,
+        wanted: Option<&str>,
+        take_first: Option<&str>,
+        keep: bool,
+    ) -> blk::Result<SnapshotState> {
+        let (wanted, first) = (wanted.map(str::to_owned), take_first.map(str::to_owned));
+        self.on_machine(async move |vm| vm.revert(wanted.as_deref(), first.as_deref(), keep).await).await
+    }
+
+    pub(crate) async fn discard(&self, wanted: &str, keep: bool) -> blk::Result<Loss> {
+        let wanted = wanted.to_owned();
+        self.on_machine(async move |vm| vm.discard(&wanted, keep).await).await
+    }
+
+    pub(crate) async fn reset(&self, keep: bool) -> blk::Result<Loss> {
+        self.on_machine(async move |vm| vm.reset(keep).await).await
+    }
+
+    pub(crate) async fn restore(&self, id: u64, keep: bool) -> blk::Result<Loss> {
+        self.on_machine(async move |vm| vm.restore(id, keep).await).await
+    }
+
+    pub(crate) async fn empty_bin(&self, ids: Vec<u64>) -> blk::Result<u64> {
+        self.on_machine(async move |vm| vm.empty_bin(ids).await).await
+    }
+
+    pub(crate) async fn add_disk(&self, wanted: &NewDisk) -> blk::Result<DiskState> {
+        let wanted = wanted.clone();
+        self.on_machine(async move |vm| vm.add_disk(&wanted).await).await
+    }
+
+    pub(crate) async fn remove_disk(&self, number: u32, remove_files: bool) -> blk::Result<()> {
+        self.on_machine(async move |vm| vm.remove_disk(number, remove_files).await).await
+    }
+
+    pub(crate) async fn grow_disk(&self, number: u32, size_bytes: u64) -> blk::Result<()> {
+        self.on_machine(async move |vm| vm.grow_disk(number, size_bytes).await).await
+    }
+
+    pub(crate) async fn set_mode(&self, number: u32, mode: DiskMode) -> blk::Result<()> {
+        self.on_machine(async move |vm| vm.set_mode(number, mode).await).await
+    }
+
+    pub(crate) async fn change_generation(&self, change: GenerationChange) -> blk::Result<()> {
+        self.on_machine(async move |vm| vm.change_generation(change).await).await
+    }
+
+    pub(crate) async fn close(&self) -> blk::Result<()> {
+        self.on_machine(async |vm| vm.close().await).await
+    }
+
+    // Clients.
+
+    pub(crate) async fn present(&self, who: Who) -> Vec<VmClient> {
+        self.run(async move |_, vm| vm.present(who)).await
+    }
+
+    /// Returns the clients that read the VM's sealed states.
+    pub(crate) async fn readers(&self) -> Vec<VmClient> {
+        self.run(async |_, vm| vm.readers()).await
+    }
+
+    pub(crate) async fn set_shared_writers(&self, shared: bool) {
+        self.run(async move |_, vm| vm.gate.guests.shared_writers.set(shared)).await;
+    }
+
+    pub(crate) async fn set_limits(&self, limits: export::nbd::IoLimits) {
+        self.run(async move |_, vm| vm.limiter.set(limits)).await;
+    }
+
+    /// Closes the client gate. The caller has seen to the clients.
+    pub(crate) async fn shut(&self) -> Guard {
+        let number = self.run(async |running, vm| running.kept.keep(vm.gate.shut())).await;
+        self.guard(number)
+    }
+
+    /// Closes the client gate of an idle VM. Refused while a client is connected or connecting, or a job is open.
+    pub(crate) async fn shut_idle(&self, purpose: &str) -> Result<Guard> {
+        let purpose = purpose.to_owned();
+        let shut = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            running.shut_idle(&vm, &purpose).map(|shut| running.kept.keep(shut))
+        };
+        Ok(self.guard(self.run(shut).await?))
+    }
+
+    /// Waits a short time for clients that have ended. Returns whether none is left.
+    pub(crate) async fn await_ended(&self, who: Who) -> bool {
+        self.run(async move |running, vm| running.await_ended(&vm, who).await).await
+    }
+
+    /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
+    /// client gate stays closed as long as the guard lives.
+    pub(crate) async fn disconnect(&self, who: Who) -> Result<(Vec<VmClient>, Guard)> {
+        let disconnect = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            let (clients, shut) = running.disconnect(&vm, who).await?;
+            Ok::<_, api::error::Error>((clients, running.kept.keep(shut)))
+        };
+        let (clients, number) = self.run(disconnect).await?;
+        Ok((clients, self.guard(number)))
+    }
+
+    /// Holds back guest writes that may take space of the file system, until the guard is dropped.
+    pub(crate) async fn hold_writes(&self) -> Guard {
+        let hold = async |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            running.kept.keep(vm.machine.hold_writes().await)
+        };
+        let number = self.run(hold).await;
+        self.guard(number)
+    }
+
+    /// Returns a sealed snapshot, whose content stays in place until the guard is dropped.
+    pub(crate) async fn hold(&self, snapshot: &str, client: &str) -> blk::Result<(SnapshotState, Guard)> {
+        let (snapshot, client) = (snapshot.to_owned(), client.to_owned());
+        let hold = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            let (state, view) = vm.machine.hold(&snapshot, &client).await?;
+            Ok::<_, blk::Error>((state, running.kept.keep(view)))
+        };
+        let (state, number) = self.run(hold).await?;
+        Ok((state, self.guard(number)))
+    }
+}

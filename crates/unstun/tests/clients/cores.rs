@@ -1,0 +1,161 @@
+//! A daemon on two cores: VMs with files on both, VMs of the native store on the first, and clients of all of them over
+//! one listener.
+
+use std::thread;
+
+use serde_json::json;
+
+use crate::daemon::{Daemon, Datastore, copy};
+use crate::guest::seed;
+use crate::load::Fio;
+use crate::nbd::Nbd;
+use crate::programs::try_tool;
+use crate::tools::{Twin, assert_same, run_script};
+
+const SIZE: u64 = 24 << 20;
+/// VMs, their stores and the cores that two cores give them, in the order of their creation.
+const VMS: [(&str, &str, u64); 4] =
+    [("a", "redo", 0), ("b", "redo", 1), ("n", "native", 0), ("c", "redo", 1)];
+
+fn start_on<'a>(cores: &str, datastore: &'a Datastore) -> Daemon<'a> {
+    datastore.start_as(&["--cores", cores])
+}
+
+fn core_of(datastore: &Datastore, vm: &str) -> u64 {
+    datastore.json(&format!("vm show {vm}"))["core"].as_u64().unwrap()
+}
+
+fn create(datastore: &Datastore, (vm, store, core): (&str, &str, u64)) -> Twin {
+    datastore.json(&format!("vm create {vm} --disk 24M --store {store}"));
+    assert_eq!(core_of(datastore, vm), core, "{vm}");
+    Twin::called(&format!("{vm}.raw"), datastore, SIZE, seed())
+}
+
+/// Takes a snapshot, writes on, takes another one and commits it, while clients of the other VMs do the same.
+fn snapshot_and_write(datastore: &Datastore, vm: &str, twin: &mut Twin) {
+    let uri = datastore.uri(&format!("{vm}/disk0"));
+    twin.scribble(&uri, 20);
+    datastore.json(&format!("snapshot take {vm} kept"));
+    copy(&twin.path, &datastore.beside(&format!("{vm}.kept.raw")));
+    twin.scribble(&uri, 20);
+    datastore.json(&format!("snapshot take {vm} gone"));
+    twin.scribble(&uri, 20);
+    let job = datastore.json(&format!("snapshot commit {vm}@gone --yes"));
+    assert_eq!(job["state"], "done", "{job}");
+    twin.scribble(&uri, 20);
+    let events = datastore.json(&format!("events {vm}"));
+    let operations: Vec<_> = events.as_array().unwrap().iter().map(|event| &event["operation"]).collect();
+    assert_eq!(operations, ["take", "take", "commit_start", "commit"], "{vm}");
+}
+
+fn assert_content(datastore: &Datastore, vm: &str, twin: &Twin) {
+    twin.assert_same_as("raw", &datastore.uri(&format!("{vm}/disk0")));
+    let kept = datastore.beside(&format!("{vm}.kept.raw"));
+    assert_same(&kept, "raw", &datastore.uri(&format!("{vm}/disk0@kept")));
+}
+
+#[test]
+fn vms_on_two_cores_keep_every_write_through_takes_commits_kills_and_other_numbers_of_cores() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    let mut twins = VMS.map(|vm| create(&datastore, vm));
+    thread::scope(|scope| {
+        for ((vm, ..), twin) in VMS.iter().zip(&mut twins) {
+            let datastore = &datastore;
+            scope.spawn(move || snapshot_and_write(datastore, vm, twin));
+        }
+    });
+    let status = datastore.json("status");
+    let cores: Vec<_> = status["cores"].as_array().unwrap().iter().map(|core| &core["vms"]).collect();
+    assert_eq!((cores, &status["snapshots"]), (vec![&json!(2), &json!(2)], &json!(4)), "{status}");
+    let check = |datastore: &Datastore| {
+        VMS.iter().zip(&twins).for_each(|((vm, ..), twin)| assert_content(datastore, vm, twin));
+    };
+    check(&datastore);
+    // Writes that no flush has covered outlive the process on every core.
+    daemon.kill();
+    for cores in ["2", "1", "3"] {
+        let daemon = start_on(cores, &datastore);
+        check(&datastore);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn fio_verifies_on_both_cores_at_once() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    for vm in ["a", "b"] {
+        datastore.json(&format!("vm create {vm} --disk 256M --store redo"));
+    }
+    let mut all = ["a", "b"].map(|vm| (vm, Fio::verify(&datastore.uri(&format!("{vm}/disk0")), 96)));
+    let mut round = 0;
+    while all.iter_mut().any(|(_, fio)| fio.is_running()) {
+        round += 1;
+        for (vm, _) in &all {
+            datastore.json(&format!("snapshot take {vm} s{round}"));
+            datastore.json(&format!("snapshot commit {vm}@s{round} --yes"));
+        }
+    }
+    all.into_iter().for_each(|(_, fio)| fio.finish());
+    daemon.stop();
+}
+
+#[test]
+fn a_client_of_another_core_is_shown_refused_and_disconnected() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    for vm in ["a", "b"] {
+        datastore.json(&format!("vm create {vm} --disk 16M --store redo"));
+    }
+    run_script(&datastore.uri("b/disk0"), &["write -P 7 0 64k".to_owned()]);
+    datastore.json("snapshot take b s");
+    let guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();
+    let status = datastore.json("status");
+    assert_eq!(
+        (&status["nbd_clients"], &status["cores"][1]["nbd_clients"]),
+        (&json!(1), &json!(1)),
+        "{status}"
+    );
+    assert_eq!(datastore.json("vm show b")["nbd_clients"], 1);
+    for line in ["snapshot revert b s --yes", "vm close b", "vm move b --store native"] {
+        let (code, said) = datastore.fails(line);
+        assert!(code == 3 && said.contains("disk0"), "{line}: {said}");
+    }
+    assert_eq!(core_of(&datastore, "b"), 1, "a refused move leaves the VM on its core");
+    let loss = datastore.json("snapshot revert b s --yes --disconnect");
+    assert_eq!(loss["clients"].as_array().unwrap().len(), 1, "{loss}");
+    drop(guest);
+    for (export, cause) in [("b/disk0", "the disk's content was replaced"), ("absent/disk0", "no VM")] {
+        let output = try_tool("nbdinfo", &[&datastore.uri(export)]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(cause), "{export}: {said}");
+    }
+    daemon.stop();
+}
+
+#[test]
+fn a_vm_of_another_core_moves_to_the_native_store_and_back() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    datastore.json("vm create a --disk 24M --store redo");
+    let mut twin = create(&datastore, ("b", "redo", 1));
+    let uri = datastore.uri("b/disk0");
+    snapshot_and_write(&datastore, "b", &mut twin);
+    for store in ["native", "redo"] {
+        let job = datastore.json(&format!("vm move b --store {store}"));
+        assert_eq!(job["state"], "done", "{job}");
+        assert_eq!(core_of(&datastore, "b"), 0, "moves run on the first core");
+        twin.scribble(&uri, 20);
+        assert_content(&datastore, "b", &twin);
+    }
+    datastore.json("vm close b");
+    datastore.json("vm open b");
+    assert_eq!(core_of(&datastore, "b"), 1, "a VM gets its core when it is opened");
+    assert_content(&datastore, "b", &twin);
+    let clone = datastore.json("vm clone b@kept c");
+    assert_eq!(clone["core"], 0, "{clone}");
+    let kept = datastore.beside("b.kept.raw");
+    assert_same(&kept, "raw", &datastore.uri("c/disk0"));
+    daemon.stop();
+}
