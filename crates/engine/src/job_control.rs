@@ -261,3 +261,43 @@ impl JobControl {
         self.changed.wait()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::COMMIT;
+
+    fn job() -> JobControl {
+        JobControl::new(1, COMMIT, String::new(), 1_000, 5)
+    }
+
+    #[test]
+    fn no_request_changes_a_job_that_is_over() {
+        let job = job();
+        job.pause().unwrap();
+        job.change_state(JobState::Running, JobState::WaitingForSpace);
+        assert_eq!(job.state(), JobState::Paused, "only a running job waits for space");
+        job.resume().unwrap();
+        job.set_state(JobState::Done, 3_000, 9);
+        for refused in [job.pause(), job.resume(), job.cancel(), job.set_limit(1)] {
+            assert!(refused.unwrap_err().to_string().contains("already done"));
+        }
+        assert_eq!((job.state(), job.ended_unix_us(), job.spent_ns(9_000)), (JobState::Done, Some(9), 2_000));
+    }
+
+    #[test]
+    fn the_rest_takes_as_long_as_its_share_of_the_bytes() {
+        let job = job();
+        job.bytes_total.set(400);
+        assert_eq!(job.eta_s(10_000_001_000), None, "nothing is done yet");
+        job.bytes_done.set(100);
+        assert_eq!((job.eta_s(2_000_000_000), job.eta_s(10_000_001_000)), (None, Some(30)));
+    }
+
+    #[test]
+    fn every_state_has_its_place() {
+        for (place, state) in STATES.into_iter().enumerate() {
+            assert_eq!(place, state as usize);
+        }
+    }
+}

@@ -116,6 +116,39 @@ fn a_large_gathered_send_arrives_in_order() {
 }
 
 #[test]
+fn a_connection_goes_on_at_another_core() {
+    let scratch = Scratch::new("detach");
+    let (reactor, executor) = core();
+    let path = scratch.join("socket");
+    let listener = Listener::new(executor.env(), reactor.listen_unix(&path).unwrap(), path.clone());
+    let client = std::thread::spawn(move || {
+        let mut stream = UnixStream::connect(path).unwrap();
+        stream.write_all(b"one").unwrap();
+        let mut answer = [0; 3];
+        stream.read_exact(&mut answer).unwrap();
+        stream.write_all(b"two").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+        (answer, rest)
+    });
+    let detached = executor.run(async move {
+        let socket = listener.accept().await.unwrap();
+        let (buf, received) = socket.recv(Buf::alloc(16), 0).await;
+        assert_eq!(&buf[..received.unwrap()], b"one");
+        assert_eq!(socket.send(vec![Buf::copy_of(b"ONE").freeze()]).await.unwrap(), 3);
+        socket.detach().expect("no operation is under way")
+    });
+    let other_core = std::thread::spawn(move || {
+        let (_reactor, executor) = core();
+        let env = executor.env();
+        executor.run(async move { echo(Socket::attach(&env, detached.unwrap()).unwrap()).await }).unwrap();
+    });
+    other_core.join().unwrap();
+    assert_eq!(client.join().unwrap(), (*b"ONE", b"two".to_vec()));
+}
+
+#[test]
 fn a_socket_path_is_replaced_only_if_no_server_answers() {
     let scratch = Scratch::new("stale");
     let (reactor, _executor) = core();

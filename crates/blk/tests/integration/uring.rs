@@ -2,11 +2,14 @@
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Context;
 
 use crate::conformance::{self, kind, pattern};
 use crate::support::{Scratch, channel, connected, core, with_dir};
 use blk::reactor::{Op, OpenMode, Reactor};
+use blk::sync::SharedSignal;
 use blk::{Buf, ErrorKind};
 
 #[test]
@@ -130,6 +133,32 @@ fn another_thread_wakes_a_sleeping_core() {
     assert_eq!(sum, 999 * 1000 / 2);
     // Waking costs at most one event for each message, and the core neither polls nor spins.
     assert!(reactor.counters().spins == 0 && reactor.counters().waits <= 2100, "{:?}", reactor.counters());
+}
+
+#[test]
+fn a_shared_signal_loses_no_change_of_another_thread() {
+    const CHANGES: u64 = 1000;
+    let (_reactor, executor) = core();
+    let shared = Arc::new((AtomicU64::new(0), SharedSignal::default()));
+    let other = shared.clone();
+    let thread = std::thread::spawn(move || {
+        for _ in 0..CHANGES {
+            other.0.fetch_add(1, Ordering::Release);
+            other.1.notify();
+        }
+    });
+    executor
+        .run(async move {
+            loop {
+                let changed = shared.1.wait();
+                if shared.0.load(Ordering::Acquire) == CHANGES {
+                    return;
+                }
+                changed.await;
+            }
+        })
+        .unwrap();
+    thread.join().unwrap();
 }
 
 /// The wake has come before the core waits, so that it is taken in on the way to its sleep.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use api::error::{Error, Result};
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
@@ -157,9 +158,8 @@ impl Cores {
 
     /// Returns when the other cores have no connections any more, at the latest some seconds after they were stopped.
     pub(crate) async fn end_connections(&self) {
-        for link in self.links.iter().filter(|link| link.own().is_none()) {
-            link.run(async |running| end_connections(&running).await).await;
-        }
+        let others = self.links.iter().filter(|link| link.own().is_none());
+        join_all(others.map(|link| link.run(async |running| end_connections(&running).await))).await;
     }
 
     /// Ends the threads of the other cores. Nothing is sent to them afterwards.

@@ -127,7 +127,7 @@ fn a_client_of_another_core_is_shown_refused_and_disconnected() {
     assert_eq!(loss["clients"].as_array().unwrap().len(), 1, "{loss}");
     drop(guest);
     for (export, cause) in [("b/disk0", "the disk's content was replaced"), ("absent/disk0", "no VM")] {
-        let output = try_tool("nbdinfo", &[&datastore.uri(export)]);
+        let output = try_tool("qemu-img", &["info", &datastore.uri(export)]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(cause), "{export}: {said}");
     }

@@ -13,6 +13,7 @@ use engine::{
     CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, GenerationChange, JobControl, Loss,
     Machine, Options, SpaceUsage,
 };
+use export::nbd::IoLimits;
 
 use crate::daemon::cores::CoreLink;
 use crate::daemon::running::client::client_gate::Who;
@@ -376,8 +377,15 @@ impl VmHandle {
         self.run(async move |_, vm| vm.gate.guests.shared_writers.set(shared)).await;
     }
 
-    pub(crate) async fn set_limits(&self, limits: export::nbd::IoLimits) {
-        self.run(async move |_, vm| vm.limiter.set(limits)).await;
+    /// Sets the limits. If there are none now, all requests that waited have begun when this returns.
+    pub(crate) async fn set_limits(&self, limits: IoLimits) {
+        let set = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            vm.limiter.set(limits);
+            while limits.ios.is_none() && limits.bytes.is_none() && vm.limiter.delayed() > 0 {
+                running.env.next_turn().await;
+            }
+        };
+        self.run(set).await;
     }
 
     /// Closes the client gate. The caller has seen to the clients.

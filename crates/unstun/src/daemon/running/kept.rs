@@ -11,7 +11,7 @@ use crate::daemon::running::vm::RunningVm;
 /// Releases a guard, by its number, from any other core.
 pub(crate) type ReleaseFromElsewhere = Arc<dyn Fn(u64) + Send + Sync>;
 
-pub(crate) struct Kept {
+pub(crate) struct KeptObjects {
     release: Option<ReleaseFromElsewhere>,
     vms: RefCell<BTreeMap<u64, Rc<RunningVm>>>,
     guards: RefCell<BTreeMap<u64, Box<dyn Any>>>,
@@ -34,9 +34,9 @@ impl Drop for GuardNumber {
     }
 }
 
-impl Kept {
-    pub(crate) fn new(release: Option<ReleaseFromElsewhere>) -> Kept {
-        Kept { release, vms: RefCell::default(), guards: RefCell::default(), last: Cell::new(0) }
+impl KeptObjects {
+    pub(crate) fn new(release: Option<ReleaseFromElsewhere>) -> KeptObjects {
+        KeptObjects { release, vms: RefCell::default(), guards: RefCell::default(), last: Cell::new(0) }
     }
 
     fn next(&self) -> u64 {

@@ -20,7 +20,7 @@ use crate::daemon::running::client::client_gate::{Shut, Who};
 use crate::daemon::running::descriptors::Descriptors;
 use crate::daemon::running::folders::WatchedFolders;
 use crate::daemon::running::home_files::HomeFiles;
-use crate::daemon::running::kept::{Kept, ReleaseFromElsewhere};
+use crate::daemon::running::kept::{KeptObjects, ReleaseFromElsewhere};
 use crate::daemon::running::messages::ControlSide;
 use crate::daemon::running::vm::{ClientSettings, RunningVm};
 
@@ -49,7 +49,7 @@ pub(crate) struct RunningVms {
     /// Folders of the datastores, by path: homes are opened and searched through them.
     pub folders: WatchedFolders,
     /// VMs and guards that the control side refers to by number.
-    pub kept: Kept,
+    pub kept: KeptObjects,
     /// The catalogue that clients of this core see.
     pub exports: OnceCell<Rc<dyn Exports>>,
     ended: Cell<bool>,
@@ -97,7 +97,7 @@ impl RunningVms {
             descriptors,
             vms: RefCell::default(),
             folders: WatchedFolders::default(),
-            kept: Kept::new(inbox.map(release_by_message)),
+            kept: KeptObjects::new(inbox.map(release_by_message)),
             exports: OnceCell::new(),
             ended: Cell::new(false),
         })
