@@ -22,10 +22,10 @@ use crate::daemon::running::running_vms::{CoreTask, RunningVms};
 /// One core.
 pub(crate) struct CoreLink {
     pub number: usize,
-    place: Place,
+    location: Location,
 }
 
-enum Place {
+enum Location {
     /// The control side's own core.
     Here(Rc<RunningVms>),
     Elsewhere(mpsc::UnboundedSender<CoreTask>),
@@ -33,23 +33,23 @@ enum Place {
 
 impl CoreLink {
     pub(crate) fn here(running: Rc<RunningVms>) -> Rc<CoreLink> {
-        Rc::new(CoreLink { number: running.core.own, place: Place::Here(running) })
+        Rc::new(CoreLink { number: running.core.own, location: Location::Here(running) })
     }
 
     /// Returns what the core runs if it is the control side's own core.
     pub(crate) fn own(&self) -> Option<&Rc<RunningVms>> {
-        match &self.place {
-            Place::Here(running) => Some(running),
-            Place::Elsewhere(_) => None,
+        match &self.location {
+            Location::Here(running) => Some(running),
+            Location::Elsewhere(_) => None,
         }
     }
 
     /// Sends work to the core without an answer. The control side's own core carries it out at once.
     pub(crate) fn tell(&self, work: impl FnOnce(&Rc<RunningVms>) + Send + 'static) {
-        match &self.place {
-            Place::Here(running) => work(running),
+        match &self.location {
+            Location::Here(running) => work(running),
             // A core that has ended runs nothing.
-            Place::Elsewhere(inbox) => drop(inbox.send(Box::new(work))),
+            Location::Elsewhere(inbox) => drop(inbox.send(Box::new(work))),
         }
     }
 
@@ -68,9 +68,9 @@ impl CoreLink {
         find: impl FnOnce(&RunningVms) -> On + Send + 'static,
         work: impl AsyncFnOnce(Rc<RunningVms>, On) -> T + Send + 'static,
     ) -> T {
-        let inbox = match &self.place {
-            Place::Here(running) => return work(running.clone(), find(running)).await,
-            Place::Elsewhere(inbox) => inbox,
+        let inbox = match &self.location {
+            Location::Here(running) => return work(running.clone(), find(running)).await,
+            Location::Elsewhere(inbox) => inbox,
         };
         let (answer, answered) = oneshot::channel();
         let task: CoreTask = Box::new(move |running| {
@@ -96,7 +96,7 @@ pub(crate) struct StartedCore {
     pub thread: JoinHandle<()>,
 }
 
-/// All cores, and the number of VMs that each of them has.
+/// All cores of the daemon in the order of their numbers, the control side's own first.
 pub(crate) struct Cores {
     links: Vec<Rc<CoreLink>>,
     threads: RefCell<Vec<JoinHandle<()>>>,
@@ -108,7 +108,7 @@ impl Cores {
         let mut links = vec![CoreLink::here(running)];
         let mut threads = Vec::new();
         for StartedCore { inbox, thread } in others {
-            links.push(Rc::new(CoreLink { number: links.len(), place: Place::Elsewhere(inbox) }));
+            links.push(Rc::new(CoreLink { number: links.len(), location: Location::Elsewhere(inbox) }));
             threads.push(thread);
         }
         Cores { links, threads: RefCell::new(threads) }
@@ -165,7 +165,7 @@ impl Cores {
     /// Ends the threads of the other cores. Nothing is sent to them afterwards.
     pub(crate) fn end(&self) -> Result<()> {
         for (thread, link) in self.threads.take().into_iter().zip(&self.links[1..]) {
-            let Place::Elsewhere(inbox) = &link.place else { continue };
+            let Location::Elsewhere(inbox) = &link.location else { continue };
             drop(inbox.send(Box::new(|running| running.end())));
             // The thread ends right after this message, so joining it does not wait for I/O.
             if thread.join().is_err() {

@@ -24,10 +24,10 @@ use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
 
 pub(crate) struct VmHandle {
     core: Rc<CoreLink>,
-    vm: Place,
+    vm: Location,
 }
 
-enum Place {
+enum Location {
     Here(Rc<RunningVm>),
     Elsewhere {
         /// Number of the VM among those that the core keeps for the control side.
@@ -54,7 +54,7 @@ impl Drop for Guard {
 
 impl Drop for VmHandle {
     fn drop(&mut self) {
-        if let Place::Elsewhere { number, .. } = self.vm {
+        if let Location::Elsewhere { number, .. } = self.vm {
             self.core.tell(move |running| running.forget(number));
         }
     }
@@ -68,7 +68,7 @@ impl VmHandle {
     /// Returns the handle of a VM of the control side's own core.
     pub(crate) fn here(core: &Rc<CoreLink>, vm: Rc<RunningVm>) -> VmHandle {
         assert!(core.own().is_some(), "a VM of core{} is not here", core.number);
-        VmHandle { core: core.clone(), vm: Place::Here(vm) }
+        VmHandle { core: core.clone(), vm: Location::Here(vm) }
     }
 
     /// Opens a VM with files on another core than the control side's.
@@ -88,7 +88,7 @@ impl VmHandle {
             Ok::<_, blk::Error>((running.kept.keep_vm(vm), jobs))
         };
         let (number, jobs) = core.run(open).await?;
-        let vm = Place::Elsewhere { number, jobs: RefCell::new(jobs) };
+        let vm = Location::Elsewhere { number, jobs: RefCell::new(jobs) };
         Ok(VmHandle { core: core.clone(), vm })
     }
 
@@ -100,16 +100,16 @@ impl VmHandle {
     /// Returns the VM if it is on the control side's own core.
     pub(crate) fn own(&self) -> Option<&Rc<RunningVm>> {
         match &self.vm {
-            Place::Here(vm) => Some(vm),
-            Place::Elsewhere { .. } => None,
+            Location::Here(vm) => Some(vm),
+            Location::Elsewhere { .. } => None,
         }
     }
 
     /// Returns the number by which messages of another core name the VM.
     pub(crate) fn number(&self) -> Option<u64> {
         match self.vm {
-            Place::Here(_) => None,
-            Place::Elsewhere { number, .. } => Some(number),
+            Location::Here(_) => None,
+            Location::Elsewhere { number, .. } => Some(number),
         }
     }
 
@@ -119,8 +119,8 @@ impl VmHandle {
         work: impl AsyncFnOnce(Rc<RunningVms>, Rc<RunningVm>) -> T + Send + 'static,
     ) -> T {
         match (&self.vm, self.core.own()) {
-            (Place::Here(vm), Some(running)) => work(running.clone(), vm.clone()).await,
-            (Place::Elsewhere { number, .. }, None) => {
+            (Location::Here(vm), Some(running)) => work(running.clone(), vm.clone()).await,
+            (Location::Elsewhere { number, .. }, None) => {
                 let number = *number;
                 self.core.run_on(move |running| running.kept.vm(number), work).await
             }
@@ -150,11 +150,11 @@ impl VmHandle {
     /// Serves the VM to clients under its name.
     pub(crate) fn serve(&self) {
         match &self.vm {
-            Place::Here(vm) => {
+            Location::Here(vm) => {
                 let vm = vm.clone();
                 self.core.own().expect("the VM is here").serve(vm);
             }
-            Place::Elsewhere { number, .. } => {
+            Location::Elsewhere { number, .. } => {
                 let number = *number;
                 self.core.tell(move |running| running.serve(running.kept.vm(number)));
             }
@@ -164,8 +164,8 @@ impl VmHandle {
     /// Ends the VM's service under its name.
     pub(crate) fn unserve(&self) {
         match &self.vm {
-            Place::Here(vm) => self.core.own().expect("the VM is here").unserve(vm),
-            Place::Elsewhere { number, .. } => {
+            Location::Here(vm) => self.core.own().expect("the VM is here").unserve(vm),
+            Location::Elsewhere { number, .. } => {
                 let number = *number;
                 self.core.tell(move |running| running.unserve(&running.kept.vm(number)));
             }
@@ -256,8 +256,8 @@ impl VmHandle {
     /// Returns the VM's jobs, finished ones included.
     pub(crate) fn jobs(&self) -> Vec<Arc<JobControl>> {
         match &self.vm {
-            Place::Here(vm) => jobs_of(vm),
-            Place::Elsewhere { jobs, .. } => jobs.borrow().clone(),
+            Location::Here(vm) => jobs_of(vm),
+            Location::Elsewhere { jobs, .. } => jobs.borrow().clone(),
         }
     }
 
@@ -272,7 +272,7 @@ impl VmHandle {
             Ok::<_, blk::Error>((job.control().clone(), jobs_of(&vm)))
         };
         let (job, now) = self.run(commit).await?;
-        if let Place::Elsewhere { jobs, .. } = &self.vm {
+        if let Location::Elsewhere { jobs, .. } = &self.vm {
             jobs.replace(now);
         }
         Ok(job)
