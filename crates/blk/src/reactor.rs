@@ -31,6 +31,9 @@ pub struct Token(pub u32);
 pub struct Limits {
     /// Offsets and lengths must be multiples of this (512 or 4096 on disks; 1 when buffered).
     pub logical_block: u32,
+    /// What the device writes as a whole: if the power goes during a smaller write, the rest of it may be damaged. 0:
+    /// unknown.
+    pub physical_block: u32,
     /// Memory addresses must be multiples of this.
     pub memory_align: u32,
     /// Largest single transfer.

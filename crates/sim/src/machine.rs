@@ -135,6 +135,7 @@ impl Machine {
         assert!(matches!(block, 512 | 4096), "logical blocks are 512 or 4096 bytes, not {block}");
         let limits = Limits {
             logical_block: block,
+            physical_block: block,
             memory_align: options.memory_align,
             max_io: options.max_io,
             direct: !options.page_cache,

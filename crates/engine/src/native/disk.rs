@@ -9,7 +9,9 @@ use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, Volu
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
-use super::layout::BLOCK;
+use super::backing::{SECTOR, groups_of, sectors_of};
+use super::blocks::{NewPart, NewSectors};
+use super::layout::{BLOCK, Extent, checksum_of};
 use super::lineage::Node;
 use super::store::Store;
 use super::streams::Streams;
@@ -66,6 +68,59 @@ pub struct DiskOptions {
     pub space_retry_us: u64,
 }
 
+/// How a write reaches a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WritePath {
+    /// To its present place: no other state shows it, and no replay will doubt it.
+    InPlace,
+    /// To its present place, which gets further sectors of the block.
+    Extend,
+    Redirect,
+}
+
+/// A piece of a read that one I/O reaches.
+struct SectorPiece {
+    /// Offset in the disk, and length, in bytes.
+    from: u64,
+    len: u64,
+    /// Offset in the store's file; None: zeros.
+    at: Option<u64>,
+}
+
+struct SectorPieces(Vec<SectorPiece>);
+
+impl SectorPieces {
+    /// Returns the pieces of a range of bytes, in order.
+    fn of(found: &[LookupRun], range: Range<u64>) -> Vec<SectorPiece> {
+        let mut pieces = SectorPieces(Vec::new());
+        for run in found {
+            let (from, to) = (range.start.max(run.start * BLOCK), range.end.min(run.end() * BLOCK));
+            if run.backing.is_none() {
+                let at = (!run.is_hole()).then(|| run.addr * BLOCK + (from - run.start * BLOCK));
+                pieces.add(from, to, at);
+                continue;
+            }
+            let start = run.start * BLOCK;
+            let mut from = from;
+            while from < to {
+                let end = to.min((from / SECTOR + 1) * SECTOR);
+                let is_present = run.backing.present() >> ((from - start) / SECTOR) & 1 == 1;
+                let block = if is_present { run.addr } else { run.backing.addr() };
+                pieces.add(from, end, Some(block * BLOCK + (from - start)));
+                from = end;
+            }
+        }
+        pieces.0
+    }
+
+    fn add(&mut self, from: u64, to: u64, at: Option<u64>) {
+        match self.0.last_mut() {
+            Some(last) if at == last.at.map(|before| before + last.len) => last.len += to - from,
+            _ => self.0.push(SectorPiece { from, len: to - from, at }),
+        }
+    }
+}
+
 impl NativeDisk {
     /// Serves `node` of `store`. Changes are refused where the node is sealed.
     pub fn new(
@@ -104,7 +159,7 @@ impl NativeDisk {
             mapped += view.with_table(Table::mapped).unwrap_or(0);
             view = below;
         }
-        mapped += view.root().flatten().map_or(0, |root| root.pointer.count);
+        mapped += view.roots().and_then(|roots| roots.places).map_or(0, |root| root.pointer.count);
         (mapped * BLOCK).min(self.size_bytes())
     }
 
@@ -155,15 +210,35 @@ impl NativeDisk {
         self.scratch.borrow().iter().map(Scratch::is_small).collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns whether a write may go to the block's present place: no other state shows it, and no replay will doubt
-    /// it.
-    fn is_in_place(&self, found: &LookupRun) -> bool {
+    /// Returns whether no replay will doubt the record that placed a run.
+    pub(super) fn is_settled(&self, found: &LookupRun) -> bool {
         let journal = &self.store.journal;
         let settled = match self.store.options.defects.has(Defect::EarlyFlushedLsn) {
             true => journal.last_lsn(),
             false => journal.durable_flushed_lsn(),
         };
-        !found.is_hole() && found.birth > self.node.since.get() && found.lsn <= settled
+        found.lsn <= settled
+    }
+
+    /// Returns how a write of the bytes `range` reaches the blocks of a run.
+    fn path_of(&self, found: &LookupRun, range: &Range<u64>) -> WritePath {
+        if found.is_hole() || found.birth <= self.node.since.get() {
+            return WritePath::Redirect;
+        }
+        if found.backing.is_none() {
+            return if self.is_settled(found) { WritePath::InPlace } else { WritePath::Redirect };
+        }
+        let present = found.backing.present();
+        let written = sectors_of(found.start, range.start, range.end);
+        if !self.can_mask(range) || (written & present != 0 && !self.is_settled(found)) {
+            return WritePath::Redirect;
+        }
+        if written & !present == 0 { WritePath::InPlace } else { WritePath::Extend }
+    }
+
+    /// Returns whether the sectors that a write leaves out may stay where they are.
+    pub(super) fn can_mask(&self, range: &Range<u64>) -> bool {
+        self.store.masks_sectors && range.start.is_multiple_of(SECTOR) && range.end.is_multiple_of(SECTOR)
     }
 
     /// Reads a range that was checked in the same poll.
@@ -191,6 +266,9 @@ impl NativeDisk {
         offset: u64,
         mut buf: Buf,
     ) -> (Buf, Result<()>) {
+        if found.iter().any(|found| !found.backing.is_none()) {
+            return self.read_sectors(found, offset, buf).await;
+        }
         if let Some(first) = found.first().filter(|_| is_contiguous(found)) {
             if first.is_hole() {
                 buf.fill(0);
@@ -220,11 +298,30 @@ impl NativeDisk {
         (buf, result)
     }
 
+    /// Reads blocks of which some have their sectors in two places.
+    async fn read_sectors(&self, found: &[LookupRun], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+        let end = offset + buf.len() as u64;
+        let reads = SectorPieces::of(found, offset..end).into_iter().map(async |piece| {
+            let read = match piece.at {
+                None => (Buf::zeroed(piece.len as usize), Ok(())),
+                Some(at) => self.store.file.read(at, Buf::alloc(piece.len as usize)).await,
+            };
+            (piece.from, read)
+        });
+        let mut result = Ok(());
+        for (from, (part, outcome)) in join_all(reads).await {
+            let at = (from - offset) as usize;
+            buf[at..at + part.len()].copy_from_slice(&part);
+            result = result.and(outcome);
+        }
+        (buf, result)
+    }
+
     pub(super) async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
-        let blocks = blocks_of(offset, len as u64);
-        let changes = async || self.changes_map(blocks.clone()).await;
+        let range = offset..offset + len as u64;
+        let changes = async || self.changes_map(&range).await;
         let result =
             self.retry_for_space(changes, async || self.write_once(offset, data.clone()).await).await;
         // A write that finds no space is not counted: the guest's server repeats or refuses it.
@@ -235,11 +332,13 @@ impl NativeDisk {
         result
     }
 
-    /// Returns whether a write to these blocks changes the map. Pages that are missing in memory are read, which the
+    /// Returns whether a write to these bytes changes the map. Pages that are missing in memory are read, which the
     /// write would do in any case.
-    async fn changes_map(&self, blocks: Range<u64>) -> Result<bool> {
+    async fn changes_map(&self, range: &Range<u64>) -> Result<bool> {
         let _admitted = self.store.reads.enter();
-        self.with_found(blocks, async |found| Ok(!found.iter().all(|found| self.is_in_place(found)))).await
+        let in_place = |found: &LookupRun| self.path_of(found, range) == WritePath::InPlace;
+        let blocks = blocks_of(range.start, range.end - range.start);
+        self.with_found(blocks, async |found| Ok(!found.iter().all(in_place))).await
     }
 
     /// Waits for a turn, and for room, if the store is behind and a write `changes` the map.
@@ -298,7 +397,7 @@ impl NativeDisk {
         let _admitted = self.store.writes.enter();
         self.with_found(blocks, async |found| {
             if let [only] = found
-                && self.is_in_place(only)
+                && self.path_of(only, &(offset..offset + data.len() as u64)) == WritePath::InPlace
             {
                 return self.overwrite(only, offset, data).await;
             }
@@ -311,32 +410,63 @@ impl NativeDisk {
         self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
     }
 
+    /// Writes further sectors of a block to its place.
+    async fn extend(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
+        let since = self.node.since.get();
+        self.overwrite(found, offset, data.clone()).await?;
+        if self.node.since.get() != since && !self.store.options.defects.has(Defect::ExtendShared) {
+            // A take has shared the place meanwhile. The sealed state shows these sectors of the backing block.
+            return self.redirect(std::slice::from_ref(found), offset, data).await;
+        }
+        let had = found.backing.present();
+        let written = sectors_of(found.start, offset, offset + data.len() as u64);
+        let added = written & !had;
+        let in_data = |group: Range<u64>| {
+            let at = (found.start * BLOCK + group.start - offset) as usize;
+            &data[at..at + (group.end - group.start) as usize]
+        };
+        let part = NewPart {
+            start: found.start,
+            place: Extent { addr: found.addr, len: 1 },
+            partial: Some(NewSectors {
+                present: had | written,
+                added,
+                backing: (found.backing.addr(), found.backing.birth),
+            }),
+            checksum: checksum_of(groups_of(added).map(in_data)),
+        };
+        self.stats.extended_blocks.update(|n| n + 1);
+        self.store.publish_sectors(&self.node, &part)
+    }
+
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
     async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let path_of = |found: &LookupRun| self.path_of(found, &(offset..end));
         // The usual first write: nothing is allocated for it.
-        if !found.iter().any(|found| self.is_in_place(found)) {
+        if found.iter().all(|found| path_of(found) == WritePath::Redirect) {
             return self.redirect(found, offset, data).await;
         }
-        let end = offset + data.len() as u64;
-        let mut stretches: Vec<(bool, &[LookupRun])> = Vec::new();
+        let mut stretches: Vec<(WritePath, &[LookupRun])> = Vec::new();
         let mut from = 0;
         for at in 0..found.len() {
-            let in_place = self.is_in_place(&found[at]);
+            let path = path_of(&found[at]);
             let joins = found.get(at + 1).is_some_and(|next| {
-                self.is_in_place(next) == in_place && (!in_place || found[at].is_continued_by(next))
+                path_of(next) == path && (path == WritePath::Redirect || found[at].is_continued_by(next))
             });
             if !joins {
-                stretches.push((in_place, &found[from..=at]));
+                stretches.push((path, &found[from..=at]));
                 from = at + 1;
             }
         }
-        let writes = stretches.into_iter().map(async |(in_place, found)| {
+        let writes = stretches.into_iter().map(async |(path, found)| {
             let first = offset.max(found[0].start * BLOCK);
             let last = end.min(found[found.len() - 1].end() * BLOCK);
             let part = data.slice((first - offset) as usize..(last - offset) as usize);
-            match in_place {
-                true => self.overwrite(&found[0], first, part).await,
-                false => self.redirect(found, first, part).await,
+            match path {
+                WritePath::InPlace => self.overwrite(&found[0], first, part).await,
+                WritePath::Extend => self.extend(&found[0], first, part).await,
+                WritePath::Redirect => self.redirect(found, first, part).await,
             }
         });
         all(writes).await

@@ -73,6 +73,13 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
+/// Returns the checksum over several parts, one behind the other.
+pub(crate) fn checksum_of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+    parts.for_each(|part| digest.update(part));
+    digest.finalize()
+}
+
 /// Returns the checksum of a page as if its field at `CHECKSUM_AT` were zero.
 pub fn page_checksum(page: &[u8]) -> u64 {
     let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);

@@ -1,6 +1,7 @@
 //! The native store: disks whose snapshots are metadata. The first write to a block after a snapshot is redirected to a
 //! new place; later writes overwrite it in place. `docs/formats/native.md` has the format and its invariants.
 
+mod backing;
 mod blocks;
 pub mod bytes;
 mod catalogue;

@@ -21,7 +21,7 @@ use super::tree::{WalkItem, gone};
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128 };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
 /// Blocks that the guests write: some leaves, near and far.
@@ -242,7 +242,8 @@ async fn exact(store: &Rc<Store>, what: &str) {
         assert!(e.is_no_space() && tries < 10, "{what}: {e}");
     }
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
-    let roots: Vec<_> = store.stored.borrow().all().map(|(_, item)| item.root).collect();
+    let roots: Vec<_> =
+        store.stored.borrow().all().flat_map(|(_, item)| [item.roots.places, item.roots.backings]).collect();
     for root in roots {
         let mut visit = |gone: WalkItem| match gone {
             WalkItem::Data(run) => (0..run.len).for_each(|n| {

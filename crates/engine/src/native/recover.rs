@@ -3,7 +3,7 @@
 //! A record above `flushed_lsn` counts only if its data is there. A record without its data is durably declared aborted
 //! before anything new happens. A later replay, which has a greater `flushed_lsn`, must not apply it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blk::memory::{HostId, clients_may_live};
@@ -11,16 +11,19 @@ use blk::{Buf, Env, Error, ErrorKind, File, Result};
 use futures_util::StreamExt;
 use futures_util::stream;
 
+use super::backing::{ALL_SECTORS, groups_of};
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
 use super::contents::{check_catalogue, read_nodes, read_summaries};
-use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, pages_max, replay};
+use super::journal::{
+    Journal, MemoryTail, Position, Record, Replayed, SectorsRecord, Start, pages_max, replay,
+};
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
 use super::media::read_hard;
 use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
-use super::superblock::{COUNTER_END, LEASED, SLOT_BLOCKS, Slots, Superblock};
-use super::table::Redirect;
+use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
+use super::table::{PartialBlock, Redirect};
 use super::tree::Nodes;
 use crate::options::Defect;
 
@@ -44,12 +47,15 @@ pub struct NewStore {
     pub journal_pages: u64,
     /// Blocks of a group, its two bitmap pages included.
     pub group_blocks: u64,
+    /// A first write of some sectors of a block leaves the others where they are, if the device writes sectors of 512
+    /// bytes.
+    pub sector_masks: bool,
 }
 
 impl Default for NewStore {
     /// A journal of 64 MiB and groups of 126 MiB.
     fn default() -> Self {
-        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX }
+        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX, sector_masks: true }
     }
 }
 
@@ -61,7 +67,8 @@ impl Store {
             journal_pages: new.journal_pages,
             group_blocks: new.group_blocks,
         };
-        let superblock = Superblock::first(&geometry, env.unix_us());
+        let mut superblock = Superblock::first(&geometry, env.unix_us());
+        superblock.features_incompat = if new.sector_masks { SECTOR_MASKS } else { 0 };
         write_zeros(file, geometry.groups_start() * BLOCK).await?;
         superblock.write(file).await?;
         file.flush().await
@@ -175,20 +182,34 @@ impl Store {
         if let Err(e) = self.space.load_for(changes.addresses()).await {
             self.fail_read_only(&e);
         }
-        for (count, (lsn, record)) in changes.valid().enumerate() {
+        let mut missing = MissingSectors::default();
+        for (count, (lsn, record)) in changes.records.iter().enumerate() {
             if count % STEP_RECORDS == STEP_RECORDS - 1 {
                 self.env.next_turn().await;
             }
+            let (lsn, counts) = (*lsn, changes.counts(lsn));
+            if let Record::Sectors(sectors) = record
+                && !self.options.defects.has(Defect::CountMissingSectors)
+            {
+                missing.note(sectors, counts);
+            }
             match record {
+                _ if !counts => {}
+                Record::Sectors(sectors) => {
+                    self.repeat_sectors(sectors, &mut missing, lsn)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
+                }
                 Record::Map { node, start, len, addr, birth, .. } => {
                     let extent = Extent { addr: *addr, len: u64::from(*len) };
                     self.note_space(self.space.replay_place(extent));
                     let redirect = Redirect { len: extent.len, addr: *addr, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
+                    self.repeat_put(*node, *start, redirect, None)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Unmap { node, start, len, birth } => {
                     let redirect = Redirect { len: *len, addr: 0, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
+                    self.repeat_put(*node, *start, redirect, None)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Change(bytes) => {
                     let place = format!("{}: record {lsn}", self.path());
@@ -203,7 +224,29 @@ impl Store {
         Error::damaged(self.path(), format!("journal record {lsn}: {cause}"))
     }
 
-    fn repeat_put(&self, node: u64, start: u64, redirect: Redirect) -> Result<(), String> {
+    fn repeat_sectors(
+        &self,
+        record: &SectorsRecord,
+        missing: &mut MissingSectors,
+        lsn: u64,
+    ) -> Result<(), String> {
+        let SectorsRecord { node, block, addr, birth, .. } = *record;
+        let is_placed_here = missing.places(record);
+        if is_placed_here {
+            self.note_space(self.space.replay_place(Extent { addr, len: 1 }));
+        }
+        let backing = record.backing_of(record.present & !missing.of(addr));
+        let part = PartialBlock { backing, is_placed_here };
+        self.repeat_put(node, block, Redirect { len: 1, addr, birth, lsn }, Some(part))
+    }
+
+    fn repeat_put(
+        &self,
+        node: u64,
+        start: u64,
+        redirect: Redirect,
+        part: Option<PartialBlock>,
+    ) -> Result<(), String> {
         let known = self.lineage.borrow().get(node).filter(|node| node.is_running());
         let node = known.ok_or_else(|| format!("blocks of node {node}, which does not run"))?;
         let now = self.generation.get();
@@ -211,7 +254,7 @@ impl Store {
             return Err(format!("birth is {}, expected {now}", redirect.birth));
         }
         let mut displaced = Vec::new();
-        self.count(node.id, node.put(start, redirect, &mut displaced));
+        self.count(node.id, node.put(start, redirect, part, &mut displaced));
         for extent in displaced {
             self.note_space(self.space.replay_free(extent));
         }
@@ -366,16 +409,55 @@ impl ReplayedRecords {
         Ok(ReplayedRecords { records, missing, aborted, unreadable, end, flushed_lsn, epoch })
     }
 
-    fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
-        let counts = |lsn: &u64| !self.missing.contains(lsn) && !self.aborted.contains(lsn);
-        self.records.iter().filter(move |(lsn, _)| counts(lsn)).map(|(lsn, record)| (*lsn, record))
+    /// Returns whether a record is neither missing nor aborted.
+    fn counts(&self, lsn: &u64) -> bool {
+        !self.missing.contains(lsn) && !self.aborted.contains(lsn)
     }
 
     fn addresses(&self) -> impl Iterator<Item = u64> {
-        self.valid().filter_map(|(_, record)| match record {
+        self.records.iter().filter(|(lsn, _)| self.counts(lsn)).filter_map(|(_, record)| match record {
             Record::Map { addr, .. } => Some(*addr),
-            _ => None,
+            Record::Sectors(sectors) => Some(sectors.addr),
+            Record::Unmap { .. } | Record::Change(_) => None,
         })
+    }
+}
+
+/// Sectors whose records do not count, by the address of their block: later records of the block name them as present.
+#[derive(Default)]
+struct MissingSectors {
+    missing: BTreeMap<u64, u8>,
+    /// Blocks whose first record does not count, and none behind it so far.
+    unplaced: BTreeSet<u64>,
+}
+
+impl MissingSectors {
+    /// Notes the next record of a block, which `counts` or not.
+    fn note(&mut self, record: &SectorsRecord, counts: bool) {
+        let addr = record.addr;
+        if record.is_first() {
+            self.missing.remove(&addr);
+            self.unplaced.remove(&addr);
+        }
+        match counts {
+            true => self.missing.entry(addr).and_modify(|missing| *missing &= !record.added),
+            false => self.missing.entry(addr).and_modify(|missing| *missing |= record.added),
+        };
+        if !counts {
+            self.missing.entry(addr).or_insert(record.added);
+            if record.is_first() {
+                self.unplaced.insert(addr);
+            }
+        }
+    }
+
+    /// Returns whether the block is placed by this record, which counts.
+    fn places(&mut self, record: &SectorsRecord) -> bool {
+        self.unplaced.remove(&record.addr) || record.is_first()
+    }
+
+    fn of(&self, addr: u64) -> u8 {
+        self.missing.get(&addr).copied().unwrap_or(0)
     }
 }
 
@@ -387,18 +469,27 @@ enum RecordData {
 }
 
 async fn compare_data(file: &File, lsn: u64, record: &Record) -> (u64, Result<RecordData>) {
-    let Record::Map { node, start, len, addr, checksum: expected, .. } = record else {
-        return (lsn, Ok(RecordData::There));
+    let (node, start, len, addr, expected, sectors) = match record {
+        Record::Map { node, start, len, addr, checksum, .. } => {
+            (*node, *start, *len, *addr, *checksum, ALL_SECTORS)
+        }
+        Record::Sectors(SectorsRecord { node, block, addr, checksum, added, .. }) => {
+            (*node, *block, 1, *addr, *checksum, *added)
+        }
+        Record::Unmap { .. } | Record::Change(_) => return (lsn, Ok(RecordData::There)),
     };
-    let (data, result) = read_hard(file, addr * BLOCK, u64::from(*len) * BLOCK).await;
+    let (data, result) = match sectors {
+        ALL_SECTORS => read_hard(file, addr * BLOCK, u64::from(len) * BLOCK).await,
+        _ => read_sectors(file, addr, sectors).await,
+    };
     let data = match result {
-        Ok(()) if checksum(&data) == *expected => Ok(RecordData::There),
+        Ok(()) if checksum(&data) == expected => Ok(RecordData::There),
         Ok(()) => Ok(RecordData::Absent),
         // The file had not grown that far when the power went.
         Err(e) if e.kind == ErrorKind::Damaged => Ok(RecordData::Absent),
         // A sector may be unreadable if its write was under way when the power was lost.
         Err(e) if e.kind == ErrorKind::Io => {
-            let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(*len));
+            let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(len));
             let cause = format!(
                 "{blocks} show what they held before journal record {lsn}: its data cannot be read: {e}"
             );
@@ -407,6 +498,19 @@ async fn compare_data(file: &File, lsn: u64, record: &Record) -> (u64, Result<Re
         Err(e) => Err(e),
     };
     (lsn, data)
+}
+
+/// Reads these sectors of a block, and no others: one that was being written when the power went may be unreadable.
+async fn read_sectors(file: &File, addr: u64, sectors: u8) -> (Buf, Result<()>) {
+    let mut found = Vec::new();
+    for group in groups_of(sectors) {
+        let (data, result) = read_hard(file, addr * BLOCK + group.start, group.end - group.start).await;
+        if result.is_err() {
+            return (data, result);
+        }
+        found.extend_from_slice(&data);
+    }
+    (Buf::copy_of(&found), Ok(()))
 }
 
 /// Refuses a possibly stale superblock. If one slot holds no superblock, the other one may be stale: it counts only if
