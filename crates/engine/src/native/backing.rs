@@ -1,7 +1,6 @@
 //! The backing block of a block that was written in part: which sectors the block has itself, and where the others are.
 
-use super::layout::BLOCK;
-use super::tree::{FLAGS_SHIFT, addr_of};
+use super::layout::{BLOCK, FLAGS_SHIFT, addr_of};
 
 /// Bytes of a sector: what a device writes whole or not at all.
 pub(super) const SECTOR: u64 = 512;
@@ -50,6 +49,16 @@ impl Backing {
     }
 }
 
+/// How a write reaches a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WritePath {
+    /// To its present place: no other state shows it, and no replay will doubt it.
+    InPlace,
+    /// To its present place, which gets further sectors of the block.
+    Extend,
+    Redirect,
+}
+
 /// Returns the sectors of `block` that a range of bytes, on bounds of sectors, covers.
 pub(super) fn sectors_of(block: u64, from: u64, to: u64) -> u8 {
     let start = block * BLOCK;
@@ -87,7 +96,7 @@ mod tests {
         assert_eq!(sectors_of(3, 4096 + 3584, 8192 + 3584), 0);
         let groups: Vec<_> = groups_of(0b1011_0001).collect();
         assert_eq!(groups, [0..512, 2048..3072, 3584..4096]);
-        assert_eq!(groups_of(ALL_SECTORS).collect::<Vec<_>>(), [0..4096]);
+        assert!(groups_of(ALL_SECTORS).eq(std::iter::once(0..4096)));
         assert_eq!(groups_of(0).count(), 0);
     }
 

@@ -9,9 +9,8 @@ use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, Volu
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
-use super::backing::{SECTOR, groups_of, sectors_of};
-use super::blocks::{NewPart, NewSectors};
-use super::layout::{BLOCK, Extent, checksum_of};
+use super::backing::WritePath;
+use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
 use super::streams::Streams;
@@ -66,59 +65,6 @@ pub struct DiskOptions {
     pub policy: SpacePolicy,
     /// Interval between two tries of a write that waits for space.
     pub space_retry_us: u64,
-}
-
-/// How a write reaches a run of blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WritePath {
-    /// To its present place: no other state shows it, and no replay will doubt it.
-    InPlace,
-    /// To its present place, which gets further sectors of the block.
-    Extend,
-    Redirect,
-}
-
-/// A piece of a read that one I/O reaches.
-struct SectorPiece {
-    /// Offset in the disk, and length, in bytes.
-    from: u64,
-    len: u64,
-    /// Offset in the store's file; None: zeros.
-    at: Option<u64>,
-}
-
-struct SectorPieces(Vec<SectorPiece>);
-
-impl SectorPieces {
-    /// Returns the pieces of a range of bytes, in order.
-    fn of(found: &[LookupRun], range: Range<u64>) -> Vec<SectorPiece> {
-        let mut pieces = SectorPieces(Vec::new());
-        for run in found {
-            let (from, to) = (range.start.max(run.start * BLOCK), range.end.min(run.end() * BLOCK));
-            if run.backing.is_none() {
-                let at = (!run.is_hole()).then(|| run.addr * BLOCK + (from - run.start * BLOCK));
-                pieces.add(from, to, at);
-                continue;
-            }
-            let start = run.start * BLOCK;
-            let mut from = from;
-            while from < to {
-                let end = to.min((from / SECTOR + 1) * SECTOR);
-                let is_present = run.backing.present() >> ((from - start) / SECTOR) & 1 == 1;
-                let block = if is_present { run.addr } else { run.backing.addr() };
-                pieces.add(from, end, Some(block * BLOCK + (from - start)));
-                from = end;
-            }
-        }
-        pieces.0
-    }
-
-    fn add(&mut self, from: u64, to: u64, at: Option<u64>) {
-        match self.0.last_mut() {
-            Some(last) if at == last.at.map(|before| before + last.len) => last.len += to - from,
-            _ => self.0.push(SectorPiece { from, len: to - from, at }),
-        }
-    }
 }
 
 impl NativeDisk {
@@ -220,27 +166,6 @@ impl NativeDisk {
         found.lsn <= settled
     }
 
-    /// Returns how a write of the bytes `range` reaches the blocks of a run.
-    fn path_of(&self, found: &LookupRun, range: &Range<u64>) -> WritePath {
-        if found.is_hole() || found.birth <= self.node.since.get() {
-            return WritePath::Redirect;
-        }
-        if found.backing.is_none() {
-            return if self.is_settled(found) { WritePath::InPlace } else { WritePath::Redirect };
-        }
-        let present = found.backing.present();
-        let written = sectors_of(found.start, range.start, range.end);
-        if !self.can_mask(range) || (written & present != 0 && !self.is_settled(found)) {
-            return WritePath::Redirect;
-        }
-        if written & !present == 0 { WritePath::InPlace } else { WritePath::Extend }
-    }
-
-    /// Returns whether the sectors that a write leaves out may stay where they are.
-    pub(super) fn can_mask(&self, range: &Range<u64>) -> bool {
-        self.store.masks_sectors && range.start.is_multiple_of(SECTOR) && range.end.is_multiple_of(SECTOR)
-    }
-
     /// Reads a range that was checked in the same poll.
     async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.store.env.now_ns();
@@ -291,25 +216,6 @@ impl NativeDisk {
         });
         let mut result = Ok(());
         for (from, part, outcome) in join_all(parts).await {
-            let at = (from - offset) as usize;
-            buf[at..at + part.len()].copy_from_slice(&part);
-            result = result.and(outcome);
-        }
-        (buf, result)
-    }
-
-    /// Reads blocks of which some have their sectors in two places.
-    async fn read_sectors(&self, found: &[LookupRun], offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
-        let end = offset + buf.len() as u64;
-        let reads = SectorPieces::of(found, offset..end).into_iter().map(async |piece| {
-            let read = match piece.at {
-                None => (Buf::zeroed(piece.len as usize), Ok(())),
-                Some(at) => self.store.file.read(at, Buf::alloc(piece.len as usize)).await,
-            };
-            (piece.from, read)
-        });
-        let mut result = Ok(());
-        for (from, (part, outcome)) in join_all(reads).await {
             let at = (from - offset) as usize;
             buf[at..at + part.len()].copy_from_slice(&part);
             result = result.and(outcome);
@@ -406,37 +312,8 @@ impl NativeDisk {
         .await
     }
 
-    async fn overwrite(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
+    pub(super) async fn overwrite(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
         self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
-    }
-
-    /// Writes further sectors of a block to its place.
-    async fn extend(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
-        let since = self.node.since.get();
-        self.overwrite(found, offset, data.clone()).await?;
-        if self.node.since.get() != since && !self.store.options.defects.has(Defect::ExtendShared) {
-            // A take has shared the place meanwhile. The sealed state shows these sectors of the backing block.
-            return self.redirect(std::slice::from_ref(found), offset, data).await;
-        }
-        let had = found.backing.present();
-        let written = sectors_of(found.start, offset, offset + data.len() as u64);
-        let added = written & !had;
-        let in_data = |group: Range<u64>| {
-            let at = (found.start * BLOCK + group.start - offset) as usize;
-            &data[at..at + (group.end - group.start) as usize]
-        };
-        let part = NewPart {
-            start: found.start,
-            place: Extent { addr: found.addr, len: 1 },
-            partial: Some(NewSectors {
-                present: had | written,
-                added,
-                backing: (found.backing.addr(), found.backing.birth),
-            }),
-            checksum: checksum_of(groups_of(added).map(in_data)),
-        };
-        self.stats.extended_blocks.update(|n| n + 1);
-        self.store.publish_sectors(&self.node, &part)
     }
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.

@@ -12,6 +12,8 @@ mod contents;
 mod diff_base;
 mod difference;
 mod disk;
+#[cfg(test)]
+mod fixture_tests;
 pub mod journal;
 mod key;
 pub mod layout;
@@ -29,6 +31,10 @@ mod randomized_tests;
 mod reclaim;
 mod recover;
 mod redirect;
+mod replayed_records;
+mod sector_masks;
+#[cfg(test)]
+mod sector_masks_tests;
 pub mod space;
 mod store;
 pub mod stored;

@@ -7,6 +7,7 @@ use blk::volume::{STATUS_PIECES_MAX, Volume};
 use blk::{Buf, Env, Result};
 use sim::SimWorld;
 
+use super::backing::SECTOR;
 use super::change::Op;
 use super::space::Growth;
 use super::*;
@@ -40,6 +41,12 @@ pub(super) async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: 
     let mut buf = Buf::alloc(count * 4096);
     buf.fill(byte);
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
+}
+
+pub(super) async fn write_sectors(disk: &Rc<NativeDisk>, first: u64, count: u64, byte: u8) {
+    let mut buf = Buf::alloc((count * SECTOR) as usize);
+    buf.fill(byte);
+    disk.clone().write(first * SECTOR, buf.freeze()).await.unwrap();
 }
 
 pub(super) async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {

@@ -137,14 +137,14 @@ impl Store {
         Ok(self.mapped_blocks(&base).await?.saturating_sub(replaced.data) * BLOCK)
     }
 
-    /// Returns the number of data blocks of a state as it is now.
+    /// Returns the number of data blocks of a state as it is now, backing blocks included.
     async fn mapped_blocks(&self, node: &Node) -> Result<u64> {
         let roots = node.current_view().trees_below();
         let (tree, now) = (State::Trees(roots), State::Node(node));
         let (mut added, mut removed) = (BlockCounts::default(), BlockCounts::default());
         self.add_held(now, tree, &DiffRange::ALL, &mut added).await?;
         self.add_held(tree, now, &DiffRange::ALL, &mut removed).await?;
-        Ok((roots.places.map_or(0, |root| root.pointer.count) + added.data).saturating_sub(removed.data))
+        Ok((roots.blocks() + added.data).saturating_sub(removed.data))
     }
 
     /// Returns the bytes that were written in one of `nodes` and are also shown by others: what clones read.

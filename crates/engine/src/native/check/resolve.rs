@@ -6,9 +6,9 @@ use blk::{Env, Error, Result};
 
 use super::report::{AffectedRange, Fault, Report};
 use super::walk::{Location, UnresolvedFault, Walk, for_all};
-use crate::native::layout::{BLOCK, Extent};
+use crate::native::layout::{BLOCK, Extent, addr_of};
 use crate::native::stored::NodeItem;
-use crate::native::tree::{Nodes, WalkItem, addr_of, has_page, span};
+use crate::native::tree::{Nodes, WalkItem, has_page, span};
 
 /// Number of states or groups processed before other tasks get a turn.
 const AT_ONCE: usize = 64;

@@ -6,7 +6,7 @@ use blk::{Error, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::native::backing::Backing;
-use crate::native::layout::{BLOCK, get_struct, get_u64};
+use crate::native::layout::{BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, get_struct, get_u64};
 
 /// Length of a page's header; entries or pointers follow.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -36,18 +36,6 @@ const fn spans() -> [u64; LEVEL_MAX as usize + 2] {
 /// Returns the number of blocks below a node of `level`: 252 * 126^level.
 pub(crate) const fn span(level: u8) -> u64 {
     SPANS[level as usize]
-}
-
-/// Number of bits of an address and of a birth.
-const WORD_BITS: u32 = 48;
-const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
-
-/// Position of a place's flags: those of an entry of the tree of backing blocks are its sector mask.
-pub(crate) const FLAGS_SHIFT: u32 = WORD_BITS + 8;
-
-/// Returns the address in an entry's first word, without device and flags.
-pub(crate) const fn addr_of(place: u64) -> u64 {
-    place & WORD_MASK
 }
 
 /// Checks the words that an entry and a pointer have in common: the reserved bits are zero.
@@ -178,6 +166,13 @@ pub struct Roots {
     pub places: Option<Root>,
     /// For each block that has only some sectors at its place: the mask of these, and the block that has the others.
     pub backings: Option<Root>,
+}
+
+impl Roots {
+    /// Returns the number of data blocks of both trees.
+    pub fn blocks(&self) -> u64 {
+        [self.places, self.backings].iter().flatten().map(|root| root.pointer.count).sum()
+    }
 }
 
 /// A place in a tree and the pointer there.

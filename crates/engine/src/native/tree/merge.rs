@@ -17,7 +17,7 @@ use super::entry::*;
 use super::node::{Body, NO_ENTRIES, Node};
 use super::plan::{MergeSpace, Planner, Step};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
-use crate::native::layout::{BLOCK, Extent};
+use crate::native::layout::{BLOCK, Extent, addr_of};
 
 /// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the trees of a state and returns their new
 /// roots; None when nothing is mapped any more.

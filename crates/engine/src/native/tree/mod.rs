@@ -14,7 +14,7 @@ mod plan;
 mod walk;
 
 pub(crate) use cache::Nodes;
-pub(crate) use entry::{FLAGS_SHIFT, LEVEL_MAX, Mapped, Root, Roots, Update, addr_of, span};
+pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Roots, Update, span};
 pub(crate) use merge::{MergePace, merge};
 pub(crate) use plan::MergeSpace;
 pub(crate) use walk::{WalkItem, differences, gone, gone_from_both, has_page, survey};

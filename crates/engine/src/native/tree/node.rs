@@ -12,7 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::entry::*;
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64, seal_page,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64,
+    seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");

@@ -14,6 +14,7 @@ use futures_util::future::join;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, NO_ENTRIES, Node};
+use crate::native::layout::addr_of;
 
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
