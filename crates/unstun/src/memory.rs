@@ -52,7 +52,7 @@ impl Memory {
 
     /// Returns the number of connections for which there is memory, at most `descriptors`.
     fn connections_max(self, descriptors: u64) -> u64 {
-        let promised = self.clients_bytes() / 2 / export::nbd::memory::CONNECTION_BYTES;
+        let promised = self.clients_bytes() / 2 / export::memory::CONNECTION_BYTES;
         promised.min(descriptors).min(CONNECTIONS_MAX)
     }
 }
