@@ -17,6 +17,7 @@ pub mod manifest;
 pub mod memory;
 mod meter;
 mod offload;
+pub mod passed;
 mod peer;
 pub mod reactor;
 pub mod socket;

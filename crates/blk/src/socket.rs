@@ -3,6 +3,7 @@
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Result};
 use crate::exec::Env;
+use crate::passed::Descriptor;
 pub use crate::peer::{ClientId, Peer};
 use crate::reactor::{Handle, Op, Outcome};
 
@@ -54,6 +55,13 @@ impl Socket {
         Socket { env, handle, peer }
     }
 
+    /// Wraps a stream that a peer has passed; `peer` is the process at its other end.
+    pub fn adopt(env: &Env, descriptor: Descriptor, peer: Peer) -> Result<Socket> {
+        let handle =
+            env.adopt(descriptor).map_err(|e| e.at(&peer.name, "using the socket that it passed"))?;
+        Ok(Socket { env: env.clone(), handle, peer })
+    }
+
     /// Returns the name of the peer, for messages.
     pub fn peer(&self) -> &str {
         &self.peer.name
@@ -69,6 +77,24 @@ impl Socket {
         let outcome = self.env.op(Op::Recv { socket: self.handle, buf, at }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a receive answers with a read") };
         (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
+    }
+
+    /// Receives like [`Socket::recv`], with the descriptors that the peer passes.
+    pub async fn recv_descriptors(&self, buf: Buf, at: usize) -> (Buf, Result<(usize, Vec<Descriptor>)>) {
+        let outcome = self.env.op(Op::RecvDescriptors { socket: self.handle, buf, at }).await;
+        let Outcome::Received(buf, result) = outcome else {
+            unreachable!("it answers with what it received")
+        };
+        (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
+    }
+
+    /// Sends the data with a descriptor. The number of bytes taken may be less than all.
+    pub async fn send_descriptor(&self, data: Slice, descriptor: Descriptor) -> Result<u64> {
+        let op = Op::SendDescriptor { socket: self.handle, data, descriptor };
+        let Outcome::Count(result) = self.env.op(op).await else {
+            unreachable!("a send answers with a count")
+        };
+        result.map_err(|e| e.at(self.peer(), "sending"))
     }
 
     /// Resolves when the peer will send no more. Bytes from it may still wait to be received.
