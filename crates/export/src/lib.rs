@@ -14,6 +14,7 @@ pub mod memory;
 pub mod nbd;
 mod resources;
 mod sessions;
+pub mod vhost_user;
 
 pub use limiter::Limiter;
 pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
