@@ -12,6 +12,12 @@ use crate::reactor::{Op, Outcome};
 #[derive(Debug, Clone)]
 pub struct Descriptor(pub(crate) Arc<OwnedFd>);
 
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Descriptor {
+        Descriptor(Arc::new(fd))
+    }
+}
+
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

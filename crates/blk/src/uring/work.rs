@@ -279,8 +279,8 @@ impl Work {
                 Step::Done(Outcome::Received(buf, result.map(taken)))
             }
             Work::WaitEvent { fd } => {
-                events::clear(&fd);
-                Step::Done(Outcome::Unit(result.map(drop)))
+                // A wait that was cancelled must not take the event from the next one.
+                Step::Done(Outcome::Unit(result.map(|_| events::clear(&fd))))
             }
             Work::SignalEvent { .. } => Step::Done(Outcome::Unit(result.map(drop))),
             Work::Wake { fd, count } => Step::Woken(Work::Wake { fd, count }),
