@@ -1,7 +1,9 @@
 //! Stream sockets on the reactor, for front ends. The simulator has none.
 
+use std::cell::Cell;
+
 use crate::buf::{Buf, Slice};
-use crate::error::{Errno, Result};
+use crate::error::{Errno, Error, Result};
 use crate::exec::Env;
 use crate::passed::Descriptor;
 pub use crate::peer::{ClientId, Peer};
@@ -12,6 +14,7 @@ pub struct Listener {
     env: Env,
     handle: Handle,
     address: String,
+    closed: Cell<bool>,
 }
 
 /// A connected stream. Dropping it shuts the connection down.
@@ -24,7 +27,7 @@ pub struct Socket {
 impl Listener {
     /// Wraps the listening socket `handle`; `address` is for messages.
     pub fn new(env: Env, handle: Handle, address: String) -> Listener {
-        Listener { env, handle, address }
+        Listener { env, handle, address, closed: Cell::new(false) }
     }
 
     /// Returns the address as it was given when the socket was made.
@@ -32,8 +35,18 @@ impl Listener {
         &self.address
     }
 
+    /// Closes the socket now, and removes its file. An accept under way fails.
+    pub fn close(&self) {
+        if !self.closed.replace(true) {
+            self.env.close(self.handle);
+        }
+    }
+
     /// Waits for the next connection.
     pub async fn accept(&self) -> Result<Socket> {
+        if self.closed.get() {
+            return Err(Error::cancelled(&self.address));
+        }
         let Outcome::Accepted(result) = self.env.op(Op::Accept { socket: self.handle }).await else {
             unreachable!("an accept answers with a connection")
         };
@@ -44,7 +57,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.env.close(self.handle);
+        self.close();
     }
 }
 

@@ -13,8 +13,11 @@ use super::front_end::FrontEnd;
 use super::protocol::*;
 use super::session::Attached;
 
-/// A socket that is served until this is dropped. Its connections stay.
-pub struct Serving(Rc<Ended>);
+/// A socket that is served until this is dropped: it is closed then, and its file removed. Its connections stay.
+pub struct Serving {
+    ended: Rc<Ended>,
+    listener: Rc<Listener>,
+}
 
 #[derive(Default)]
 struct Ended {
@@ -24,8 +27,10 @@ struct Ended {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.is_ended.set(true);
-        self.0.signal.notify();
+        self.ended.is_ended.set(true);
+        // At once: another socket may be made at the same path now.
+        self.listener.close();
+        self.ended.signal.notify();
     }
 }
 
@@ -51,7 +56,7 @@ pub fn serve(
     (export, serial): (&str, &str),
     front_end: &Rc<FrontEnd>,
 ) -> Serving {
-    let ended = Rc::<Ended>::default();
+    let (ended, listener) = (Rc::<Ended>::default(), Rc::new(listener));
     let target = Rc::new(Target {
         env: env.clone(),
         exports: exports.clone(),
@@ -59,16 +64,17 @@ pub fn serve(
         serial: serial_of(serial),
         front_end: front_end.clone(),
     });
-    env.spawn_detached(Box::pin(accept(listener, target, ended.clone())));
-    Serving(ended)
+    env.spawn_detached(Box::pin(accept(listener.clone(), target, ended.clone())));
+    Serving { ended, listener }
 }
 
-async fn accept(listener: Listener, target: Rc<Target>, ended: Rc<Ended>) {
+async fn accept(listener: Rc<Listener>, target: Rc<Target>, ended: Rc<Ended>) {
     let (front_end, env) = (&target.front_end, &target.env);
     loop {
         let accepted = listener.accept();
         match front_end.unless_stopped(&ended.signal, &ended.is_ended, accepted).await {
-            None => return,
+            None => return listener.close(),
+            Some(Err(_)) if ended.is_ended.get() => return,
             Some(Ok(socket)) => env.spawn_detached(Box::pin(connection(socket, target.clone()))),
             Some(Err(error)) => {
                 front_end.note(listener.address(), &target.export, error.kind, error.cause);

@@ -200,6 +200,11 @@ pub(crate) fn disk(
         mode: mode(disk.mode),
         size_bytes: disk.size_bytes,
         nbd_uri: daemon.uri(&export),
+        vhost_user_socket: {
+            let vhost = &daemon.running.vhost;
+            vhost.follow(&entry.running);
+            vhost.path(&entry.name, &export)
+        },
         descriptor: layer_path(entry, &disk.top),
         layers: listed
             .layers

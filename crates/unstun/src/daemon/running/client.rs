@@ -4,4 +4,5 @@ pub(crate) mod client_gate;
 pub(crate) mod exports;
 pub(crate) mod front_end;
 pub(crate) mod switchable_volume;
+pub(crate) mod vhost_sockets;
 pub(crate) mod writers;
