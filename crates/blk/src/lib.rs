@@ -9,6 +9,7 @@ pub mod buf;
 mod deadline;
 pub mod dir;
 mod error;
+pub mod event;
 pub mod exec;
 pub mod fence;
 pub mod file;

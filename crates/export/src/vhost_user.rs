@@ -6,7 +6,7 @@
 //! called the client.
 //!
 //! `message` and `ring` decode what the client and the guest write, without I/O. `device` carries out messages, `queue`
-//! takes requests from one ring, and `work` executes them. Absent on purpose: packed rings, a guest-writable cache mode
+//! has the position in one ring, `tasks` takes requests from it, and `request` executes them. Absent on purpose: packed rings, a guest-writable cache mode
 //! (a daemon that restarts would not know the mode that the guest believes in), post-copy migration, big-endian guests.
 
 mod address_space;
@@ -17,6 +17,7 @@ mod device;
 mod front_end;
 mod inflight;
 mod message;
+mod observer;
 pub mod protocol;
 mod queue;
 pub mod replay;
@@ -24,6 +25,8 @@ mod request;
 mod ring;
 mod serve;
 mod session;
+mod tasks;
 
-pub use front_end::{FrontEnd, Observer};
+pub use front_end::FrontEnd;
+pub use observer::Observer;
 pub use serve::{Serving, serve};

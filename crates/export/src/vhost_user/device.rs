@@ -3,7 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use blk::passed::{Descriptor, Event};
+use blk::event::Event;
+use blk::passed::Descriptor;
 use blk::socket::Socket;
 use blk::uring::SharedMemory;
 use blk::{Buf, Error, Result};
@@ -14,6 +15,7 @@ use super::message::{self, InflightLayout, Region, Request};
 use super::protocol::*;
 use super::queue::Queue;
 use super::session::Session;
+use super::tasks;
 
 pub(super) struct Device {
     session: Rc<Session>,
@@ -44,7 +46,7 @@ fn number(value: u64) -> Reply {
 impl Device {
     pub(super) fn new(session: &Rc<Session>) -> Device {
         let queues: Vec<_> = (0..QUEUES_MAX).map(|index| Queue::new(index, session)).collect();
-        queues.iter().for_each(Queue::spawn);
+        queues.iter().for_each(tasks::spawn);
         Device {
             session: session.clone(),
             queues,

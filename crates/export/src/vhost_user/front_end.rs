@@ -7,9 +7,10 @@ use std::rc::Rc;
 
 use blk::socket::{ClientId, Peer};
 use blk::sync::Signal;
-use blk::{Env, Error, ErrorKind};
+use blk::{Env, ErrorKind};
 use futures_util::future::{Either, select};
 
+use super::observer::Observer;
 use super::protocol::*;
 use super::session::{Attached, Halt, Session};
 use crate::memory::Holding;
@@ -20,17 +21,6 @@ use crate::sessions::{ConnectionFailure, SessionInfo};
 const FAILURES_KEPT: usize = 16;
 /// Descriptors of all connections if the caller sets no limit: 1024 disks with all their queues.
 const DESCRIPTORS_MAX: u64 = 1024 * CONNECTION_DESCRIPTORS;
-
-/// Receives reports for the operator. Every method returns at once.
-pub trait Observer {
-    /// Called with every connection that is refused or ends by an error, and with every failed accept.
-    fn connection_failed(&self, _failure: &ConnectionFailure) {}
-
-    /// Called with every request that fails.
-    fn request_failed(&self, _peer: &str, _export: &str, _error: &Error) {}
-}
-
-impl Observer for () {}
 
 /// The connections of all sockets of a server.
 pub struct FrontEnd {

@@ -1,4 +1,4 @@
-//! One queue of a device: its configuration, the task that takes requests, and the answers.
+//! One queue of a device: its configuration, its position in the ring, and the answers.
 //!
 //! A queue takes requests while it is started (its client has passed an event for kicks), enabled, and its connection
 //! runs. A kick that arrives earlier is not lost: the ring is examined whenever the queue becomes active.
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::rc::Rc;
 
-use blk::passed::Event;
+use blk::event::Event;
 use blk::sync::Signal;
 use blk::uring::SharedMemory;
 use blk::{Error, Result};
@@ -18,13 +18,8 @@ use super::address_space::AddressSpace;
 use super::inflight::Inflight;
 use super::message::RingAddresses;
 use super::protocol::*;
-use super::request;
 use super::ring::{Chain, Fault, Ring, RingRules};
 use super::session::{Halt, Session};
-
-/// Requests of one visit after which the ring is examined once more before the queue sleeps. One request alone is not
-/// worth another turn of the reactor.
-const BUSY_REQUESTS: usize = 2;
 
 pub(super) struct Queue {
     index: u16,
@@ -33,10 +28,14 @@ pub(super) struct Queue {
     /// Requests that were taken and have not ended.
     under_way: Cell<usize>,
     drained: Signal,
-    changed: Signal,
+    /// Signals a change of the configuration.
+    pub changed: Signal,
     call: RefCell<Option<Event>>,
+    /// Counts the events for interrupts, so that a signal to an earlier one is given up.
+    calls: Cell<u64>,
     interrupt_wanted: Cell<bool>,
-    interrupts: Signal,
+    /// Signals that an interrupt is wanted, or that the connection has detached.
+    pub interrupts: Signal,
 }
 
 #[derive(Default)]
@@ -88,19 +87,13 @@ impl Queue {
             drained: Signal::default(),
             changed: Signal::default(),
             call: RefCell::default(),
+            calls: Cell::new(0),
             interrupt_wanted: Cell::new(false),
             interrupts: Signal::default(),
         })
     }
 
-    /// Starts the tasks of the queue. They end when the connection has detached.
-    pub(super) fn spawn(self: &Rc<Self>) {
-        let env = &self.session.env;
-        env.spawn_detached(Box::pin(run(self.clone())));
-        env.spawn_detached(Box::pin(interrupt(self.clone())));
-    }
-
-    fn fault(&self, cause: &str) -> Error {
+    pub(super) fn fault(&self, cause: &str) -> Error {
         Error::invalid(&self.session.export, format!("queue {}: {cause}", self.index))
     }
 
@@ -161,6 +154,7 @@ impl Queue {
 
     pub(super) fn set_call(&self, call: Option<Event>) {
         self.call.replace(call);
+        self.calls.update(|n| n + 1);
         // An earlier process may have ended between an answer and its interrupt.
         self.interrupt();
     }
@@ -239,7 +233,7 @@ impl Queue {
     }
 
     /// Takes the next request.
-    fn take(self: &Rc<Self>) -> std::result::Result<Option<Taken>, Fault> {
+    pub(super) fn take(self: &Rc<Self>) -> std::result::Result<Option<Taken>, Fault> {
         let mut state = self.state.borrow_mut();
         if !self.is_active(&state) {
             return Ok(None);
@@ -267,31 +261,13 @@ impl Queue {
     }
 
     /// Requests a kick for the next request. Returns whether one waits already.
-    fn enable_kicks(&self) -> std::result::Result<bool, Fault> {
+    pub(super) fn enable_kicks(&self) -> std::result::Result<bool, Fault> {
         let mut state = self.state.borrow_mut();
         if !self.is_active(&state) {
             return Ok(false);
         }
         let space = self.session.space.borrow().clone();
         state.ring.as_mut().map_or(Ok(false), |ring| ring.enable_kicks(&space))
-    }
-
-    /// Takes all requests that wait, until there is none and the guest will kick for the next.
-    async fn serve(self: &Rc<Self>) -> std::result::Result<(), Fault> {
-        loop {
-            let mut taken = 0;
-            while let Some(request) = self.take()? {
-                request::start(request).await?;
-                taken += 1;
-            }
-            if taken >= BUSY_REQUESTS {
-                self.session.env.next_turn().await;
-                continue;
-            }
-            if !self.enable_kicks()? {
-                return Ok(());
-            }
-        }
     }
 
     /// Answers a request: the guest sees it from here on.
@@ -311,63 +287,25 @@ impl Queue {
         }
     }
 
+    /// Returns the event for an interrupt if one is wanted, and counts it as given.
+    pub(super) fn take_interrupt(&self) -> Option<Event> {
+        let call = self.call.borrow().clone();
+        call.filter(|_| self.interrupt_wanted.replace(false))
+    }
+
+    /// Returns the number of events for interrupts so far.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.get()
+    }
+
     fn interrupt(&self) {
         self.interrupt_wanted.set(true);
         self.interrupts.notify();
     }
 
-    fn kick(&self) -> (u64, Option<Event>) {
+    /// Returns the event for kicks, and its number.
+    pub(super) fn kick(&self) -> (u64, Option<Event>) {
         let state = self.state.borrow();
         (state.kicks, state.kick.clone())
-    }
-}
-
-/// Serves the ring at each kick and each change of the configuration.
-async fn run(queue: Rc<Queue>) {
-    let mut kicked = None;
-    while !queue.session.is_detached() {
-        let changed = queue.changed.wait();
-        if let Err(cause) = queue.serve().await {
-            return queue.session.fail(queue.fault(&cause));
-        }
-        let (number, event) = queue.kick();
-        let Some(event) = event else {
-            kicked = None;
-            changed.await;
-            continue;
-        };
-        if !matches!(kicked, Some((known, _)) if known == number) {
-            kicked = Some((number, event.wait()));
-        }
-        let (_, wait) = kicked.as_mut().expect("set above");
-        match select(wait, pin!(changed)).await {
-            Either::Left((Ok(()), _)) => kicked = None,
-            Either::Left((Err(error), _)) => return queue.session.fail(error),
-            Either::Right(_) => {}
-        }
-    }
-}
-
-/// Interrupts the guest when answers wait. Answers that arrive while an interrupt is under way cause another one.
-async fn interrupt(queue: Rc<Queue>) {
-    while !queue.session.is_detached() {
-        let wanted = queue.interrupts.wait();
-        let call = queue.call.borrow().clone();
-        let Some(call) = call.filter(|_| queue.interrupt_wanted.replace(false)) else {
-            wanted.await;
-            continue;
-        };
-        // A client that has filled its own counter is interrupted already.
-        let _ = select(call.signal(), pin!(detached(&queue))).await;
-    }
-}
-
-async fn detached(queue: &Queue) {
-    loop {
-        let changed = queue.interrupts.wait();
-        if queue.session.is_detached() {
-            return;
-        }
-        changed.await;
     }
 }

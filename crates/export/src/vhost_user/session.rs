@@ -10,7 +10,7 @@ use blk::{Env, Error};
 
 use super::address_space::AddressSpace;
 use super::blk_request::Disk;
-use super::front_end::Observer;
+use super::observer::Observer;
 use super::protocol::{F_FLUSH, SERIAL_BYTES};
 use crate::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use crate::limiter::Delay;

@@ -287,6 +287,7 @@ fn events_that_are_none_are_refused_and_a_full_one_blocks_nobody() {
     client.publish(0);
     client.kick();
     server.until("the guest sees the answer", |_| client.used_index() == 1);
+    assert_eq!(client.answer(), Some((0, 513)));
     assert_eq!(client.config(0, 8).len(), 8);
     let call = client.call.clone();
     client.send(SET_VRING_CALL, 0, &0u64.to_le_bytes(), &[call.as_fd()]);

@@ -16,7 +16,7 @@ use blk::{Env, Error, Result};
 use export::vhost_user::{FrontEnd, Serving, serve};
 use tracing::warn;
 
-use crate::daemon::running::client::exports::lasting_name;
+use crate::daemon::running::client::export_name::lasting_name;
 use crate::daemon::running::vm::RunningVm;
 use crate::log::LineLimit;
 
