@@ -147,6 +147,11 @@ impl Client {
         u64::from_le_bytes(self.reply(request).0[..8].try_into().unwrap())
     }
 
+    /// Returns the features that the server offers.
+    pub(crate) fn offered(&mut self) -> u64 {
+        self.ask(GET_FEATURES, &[])
+    }
+
     pub(crate) fn config(&mut self, offset: u32, len: u32) -> Vec<u8> {
         let mut payload: Vec<u8> = [offset, len, 0].iter().flat_map(|n| n.to_le_bytes()).collect();
         payload.resize(12 + len as usize, 0);
@@ -164,9 +169,9 @@ impl Client {
     pub(crate) fn set_up(&mut self, features: u64, base: u16) {
         self.event_idx = features & F_EVENT_IDX != 0;
         self.ask(GET_FEATURES, &[]);
-        self.ask(GET_PROTOCOL_FEATURES, &[]);
-        let protocol = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_INFLIGHT;
-        self.send(SET_PROTOCOL_FEATURES, 0, &protocol.to_le_bytes(), &[]);
+        let offered = self.ask(GET_PROTOCOL_FEATURES, &[]);
+        let known = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_INFLIGHT;
+        self.send(SET_PROTOCOL_FEATURES, 0, &(known & offered).to_le_bytes(), &[]);
         self.send(SET_OWNER, 0, &[], &[]);
         self.send(SET_FEATURES, 0, &features.to_le_bytes(), &[]);
         let table = self.memory_table();
