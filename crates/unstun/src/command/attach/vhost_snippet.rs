@@ -85,14 +85,14 @@ mod tests {
     use super::*;
 
     fn disks(sockets: &[Option<&str>]) -> Vec<Attached> {
-        let disk = |(number, socket): (usize, &Option<&str>)| Attached {
+        let disk = |(number, socket): (usize, Option<&str>)| Attached {
             number: number as u32,
             slot: format!("scsi0:{number}"),
             listen: "unix:/run/nbd.sock".parse().unwrap(),
             export: format!("web/disk{number}.g1"),
             vhost_user: socket.map(Into::into),
         };
-        sockets.iter().enumerate().map(disk).collect()
+        sockets.iter().copied().enumerate().map(disk).collect()
     }
 
     #[test]
