@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p export --example vhostload -- SOCKET DEPTH SECONDS
 //!
-//! Prints the requests per second, the mean latency in microseconds, and the processor time of the server per request in
-//! microseconds. The client is a driver without a guest. It uses event-idx, and polls briefly before it
+//! Prints a JSON object: requests per second, the mean latency in microseconds, and the processor time of the server per
+//! request in microseconds. The client is a driver without a guest. It uses event-idx, and polls briefly before it
 //! sleeps.
 
 // It measures real time.
@@ -94,5 +94,6 @@ fn run(socket: &Path, depth: u64, time: Duration) {
     let spent = began.elapsed().as_secs_f64();
     let processor_us = (processor_time(&client) - processor) * 1e6 / done as f64;
     let latency_us = spent * 1e6 * depth as f64 / done as f64;
-    println!("{:.0} IOPS, {latency_us:.1} us, server {processor_us:.2} us/IO", done as f64 / spent);
+    let iops = done as f64 / spent;
+    println!(r#"{{"iops": {iops:.0}, "latency_us": {latency_us:.1}, "server_us": {processor_us:.2}}}"#);
 }
