@@ -536,6 +536,7 @@ fn error_of(outcome: &Outcome) -> Option<Errno> {
     match outcome {
         Outcome::Unit(result) => result.err(),
         Outcome::Read(_, result) => result.err(),
+        Outcome::Received(_, result) => result.as_ref().err().copied(),
         Outcome::Count(result) => result.err(),
         Outcome::Opened(result) => result.err(),
         Outcome::Accepted(result) => result.as_ref().err().copied(),

@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use crate::daemon::heartbeat::{Heartbeat, beat};
 use crate::daemon::place::Place;
 use crate::daemon::running::client::exports::Catalogue;
+use crate::daemon::running::client::vhost_sockets::folder_beside;
 use crate::daemon::state::Daemon;
 
 /// Request to the core, which runs it on its thread as a separate task.
@@ -69,7 +70,7 @@ pub(super) fn run(
     assert!(ended.is_some(), "the core's reactor ended while disks are served");
 }
 
-fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
+fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
     let exports = Rc::new(Catalogue::new(daemon.running.clone()));
     for address in &place.nbd {
         let (handle, shown) = match address {
@@ -93,5 +94,27 @@ fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<
             nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.running.front_end.clone());
         daemon.track_front_end(daemon.env.spawn(served));
     }
+    serve_vhost_user(reactor, daemon, place, exports)
+}
+
+/// Serves every running disk over vhost-user, on sockets beside that of NBD. Without them NBD is served all the same.
+fn serve_vhost_user(
+    reactor: &Rc<UringReactor>,
+    daemon: &Rc<Daemon>,
+    place: &Place,
+    exports: Rc<Catalogue>,
+) -> Result<()> {
+    let unix = place.nbd.iter().find_map(|address| match address {
+        NbdListen::Unix(path) => Some(path),
+        NbdListen::Tcp(_) => None,
+    });
+    // vhost-user needs descriptors that only a Unix socket passes; a daemon for TCP alone serves none.
+    let Some(folder) = unix.map(|path| folder_beside(path)) else { return Ok(()) };
+    if let Err(error) = daemon.running.vhost.open(reactor.clone(), &folder, exports) {
+        warn!("vhost-user is not served: {error}");
+        return Ok(());
+    }
+    info!("vhost-user is on the sockets in {}", folder.display());
+    daemon.running.all().iter().for_each(|vm| daemon.running.vhost.follow(vm));
     Ok(())
 }

@@ -245,10 +245,13 @@ impl Daemon {
     /// headers.
     pub(super) async fn shut_down(&self) -> Result<()> {
         self.running.front_end.stop();
+        self.running.vhost.stop();
         for task in self.front_end_tasks.take() {
             // Requests that a hanging datastore does not answer are recovered by the next start.
             let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
         }
+        let ended = self.running.vhost.front_end.ended(&self.env);
+        let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(ended)).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
         self.end_bins().await;
         let mut result = Ok(());

@@ -19,7 +19,8 @@ use crate::daemon::datastore::hang::{Opening, until_hung};
 use crate::daemon::datastore::{Absent, Datastore, Home};
 use crate::daemon::defect::Planted;
 use crate::daemon::place::Place;
-use crate::daemon::running::client::front_end::front_end;
+use crate::daemon::running::client::front_end::{front_end, vhost_front_end};
+use crate::daemon::running::client::vhost_sockets::VhostSockets;
 use crate::daemon::running::messages::ControlSide;
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::tracked::Tracked;
@@ -85,7 +86,9 @@ impl Daemon {
         let main = Rc::new(open_main(&env, place).await?);
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let front_end = front_end(place.memory, descriptors.connections());
-        let running = RunningVms::new(env.clone(), front_end, control);
+        let vhost = vhost_front_end(&front_end, descriptors.vhost_user());
+        let vhost = VhostSockets::new(env.clone(), vhost, descriptors.sockets().clone());
+        let running = RunningVms::new(env.clone(), front_end, vhost, control);
         Ok(Rc::new(Daemon {
             env,
             datastores: RefCell::new(vec![main.clone()]),

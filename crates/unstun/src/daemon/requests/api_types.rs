@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::hang::Hang;
-use crate::daemon::running::client::exports;
+use crate::daemon::running::client::export_name;
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::registry::Idle;
@@ -188,7 +188,7 @@ pub(crate) fn disk(
     listed: &DiskLayers,
 ) -> Option<api::Disk> {
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
-    let export = exports::lasting_name(&entry.name, disk.number, state.generation);
+    let export = export_name::lasting_name(&entry.name, disk.number, state.generation);
     let running = entry.running.machine.disk(disk.number).ok();
     let counted = running.as_ref().map(|d| d.layer_counters()).unwrap_or_default();
     let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
@@ -200,6 +200,11 @@ pub(crate) fn disk(
         mode: mode(disk.mode),
         size_bytes: disk.size_bytes,
         nbd_uri: daemon.uri(&export),
+        vhost_user_socket: {
+            let vhost = &daemon.running.vhost;
+            vhost.follow(&entry.running);
+            vhost.path(&entry.name, &export)
+        },
         descriptor: layer_path(entry, &disk.top),
         layers: listed
             .layers

@@ -39,7 +39,8 @@ impl Daemon {
             total_bytes: space.total_bytes,
             direct_io,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
-            nbd_clients: self.running.front_end.sessions().len() as u64,
+            nbd_clients: (self.running.front_end.sessions().len()
+                + self.running.vhost.front_end.sessions().len()) as u64,
             vms: entries.len() as u64,
             disks: count(&|e| e.running.machine.disks().len()),
             snapshots: count(&|e| e.running.machine.state().snapshots.len()),

@@ -12,6 +12,7 @@ use export::nbd::FrontEnd;
 use futures_util::future::{Either, select};
 
 use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::client::vhost_sockets::VhostSockets;
 use crate::daemon::running::messages::ControlSide;
 use crate::daemon::running::vm::RunningVm;
 
@@ -29,13 +30,19 @@ const LOOK_AGAIN_US: u64 = 50_000;
 pub(crate) struct RunningVms {
     pub env: Env,
     pub front_end: Rc<FrontEnd>,
+    pub vhost: VhostSockets,
     pub control: ControlSide,
     vms: RefCell<BTreeMap<String, Rc<RunningVm>>>,
 }
 
 impl RunningVms {
-    pub(crate) fn new(env: Env, front_end: Rc<FrontEnd>, control: ControlSide) -> Rc<RunningVms> {
-        Rc::new(RunningVms { env, front_end, control, vms: RefCell::default() })
+    pub(crate) fn new(
+        env: Env,
+        front_end: Rc<FrontEnd>,
+        vhost: VhostSockets,
+        control: ControlSide,
+    ) -> Rc<RunningVms> {
+        Rc::new(RunningVms { env, front_end, vhost, control, vms: RefCell::default() })
     }
 
     pub(crate) fn all(&self) -> Vec<Rc<RunningVm>> {
@@ -48,11 +55,13 @@ impl RunningVms {
 
     /// Serves the VM under its name, in place of the one that had the name.
     pub(crate) fn serve(&self, vm: Rc<RunningVm>) {
-        self.vms.borrow_mut().insert(vm.name.clone(), vm);
+        self.vms.borrow_mut().insert(vm.name.clone(), vm.clone());
+        self.vhost.follow(&vm);
     }
 
     pub(crate) fn remove(&self, name: &str) {
         self.vms.borrow_mut().remove(name);
+        self.vhost.forget(name);
     }
 
     /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
@@ -105,6 +114,11 @@ impl RunningVms {
             let writes = !session.export.contains('@');
             if session.export.starts_with(&prefix) && (writes || who == Who::All) {
                 self.front_end.disconnect(session.id);
+            }
+        }
+        for session in self.vhost.front_end.sessions() {
+            if session.export.starts_with(&prefix) {
+                self.vhost.front_end.disconnect(session.id);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use api::{ClientAccess, VmClient};
 use engine::Machine;
-use export::nbd::Limiter;
+use export::Limiter;
 
 use crate::daemon::running::client::client_gate::{ClientGate, Who};
 

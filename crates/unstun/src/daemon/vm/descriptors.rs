@@ -1,5 +1,6 @@
 //! Budget of file descriptors. An operation is refused before it takes those that are reserved for open VMs.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -16,17 +17,29 @@ const VM_FILES: u64 = 8;
 pub(crate) struct Descriptors {
     env: Env,
     parts: memory::Descriptors,
+    /// Sockets that listen for vhost-user clients, one for each running disk.
+    sockets: Rc<Cell<u64>>,
 }
 
 impl Descriptors {
     /// Creates the budget of this process, and raises its limit as far as allowed.
     pub(crate) fn new(env: Env, memory: Memory) -> Rc<Descriptors> {
         let parts = memory::Descriptors::new(memory::raise_descriptors(), memory);
-        Rc::new(Descriptors { env, parts })
+        Rc::new(Descriptors { env, parts, sockets: Rc::default() })
     }
 
     pub(crate) fn connections(&self) -> usize {
         usize::try_from(self.parts.connections).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the most descriptors of all vhost-user connections together.
+    pub(crate) fn vhost_user(&self) -> u64 {
+        self.parts.vhost_user
+    }
+
+    /// Returns the counter of the sockets that listen for vhost-user clients.
+    pub(crate) fn sockets(&self) -> &Rc<Cell<u64>> {
+        &self.sockets
     }
 
     /// Admits a VM before it is created or opened.
@@ -43,19 +56,19 @@ impl Descriptors {
             Opening::Change => self.parts.reserve / 2,
             Opening::Free => 0,
         };
-        let (open, max) = (self.env.open_files(), self.parts.files_max(kept));
+        let (open, max) = (self.env.open_files() + self.sockets.get(), self.parts.files_max(kept));
         if open < max || opening == Opening::Free {
             return Ok(());
         }
-        let memory::Descriptors { limit, connections, reserve } = self.parts;
+        let memory::Descriptors { limit, connections, vhost_user, reserve } = self.parts;
         let purpose = match opening {
             Opening::Serve => "to serve the VM",
             _ => "for this change",
         };
         let cause = format!(
             "up to {wanted} file descriptors are needed {purpose}; the process may have {limit}, of which {open} are \
-             open files, {connections} are for connections, and {reserve} are reserved for takes, commits and \
-             closing"
+             open files and sockets, {connections} are for NBD connections, {vhost_user} for vhost-user ones, and \
+             {reserve} are reserved for takes, commits and closing"
         );
         let remedy = "close VMs (`unstun vm close`), commit snapshots, or raise LimitNOFILE= of the unit";
         Err(Error::new(ErrorKind::NoDescriptors, place, format!("{cause}; {remedy}")))

@@ -46,6 +46,8 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         refuse_shrink(&entry, number, size_bytes)?;
         entry.running.machine.clone().grow_disk(number, size_bytes).await?;
+        // vhost-user has a message for a new size.
+        self.running.vhost.front_end.sizes_changed();
         let reconnect: Vec<_> =
             entry.running.writers().into_iter().filter(|client| client.disk == Some(number)).collect();
         if !reconnect.is_empty() {

@@ -60,6 +60,21 @@ impl Daemon {
         }
         self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
+        self.follow_exports(entry);
+    }
+
+    /// Lets the sockets of the VM's disks follow a change of its disks or of their content.
+    fn follow_exports(&self, entry: &VmRecord) {
+        let (env, running, vm) = (&self.env, self.running.clone(), entry.running.clone());
+        // The event may be recorded before the operation has changed its last field.
+        let turn = env.clone();
+        env.spawn_detached(Box::pin(async move {
+            turn.next_turn().await;
+            if running.get(&vm.name).is_some_and(|present| Rc::ptr_eq(&present, &vm)) {
+                running.vhost.follow(&vm);
+                running.vhost.front_end.sizes_changed();
+            }
+        }));
     }
 
     /// Copies the VM's events so far to its new home.
