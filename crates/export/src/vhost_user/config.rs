@@ -86,7 +86,7 @@ mod tests {
     fn both_places_show_the_same_space_and_zeros_behind_it() {
         assert_eq!(read(&INFO, 0x100, 60), read(&INFO, 0, 60));
         assert_eq!(read(&INFO, 0, 256)[60..], [0; 196]);
-        assert_eq!(read(&INFO, u32::MAX, 256), [0; 255], "up to the end of the numbers");
+        assert_eq!(read(&INFO, u32::MAX, 256), [0; 256], "at the end of the numbers");
         assert_ne!(features(&INFO) & F_FLUSH, 0);
         assert_eq!(features(&INFO) & F_RO, 0);
         assert_ne!(features(&VolumeInfo { read_only: true, ..INFO }) & F_RO, 0);
