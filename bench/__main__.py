@@ -9,11 +9,25 @@ from pathlib import Path
 from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
-from bench.rows import commit, cores, lab, memory, native, peers, polls, serving, snapshot, stalls, stun
+from bench.rows import (
+    commit,
+    cores,
+    lab,
+    memory,
+    native,
+    peers,
+    polls,
+    serving,
+    snapshot,
+    stalls,
+    stun,
+    vhost,
+)
 from bench.servers import Unstun
 
 ROWS = {
     "serving": serving,
+    "vhost": vhost,
     "snapshot": snapshot,
     "commit": commit,
     "peers": peers,

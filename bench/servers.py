@@ -171,6 +171,22 @@ class QemuStorageDaemon(Server):
         self.wait_until(lambda: serves(self.target))
 
 
+class QemuVhostUser(Server):
+    """The peer of our vhost-user sockets."""
+
+    def __init__(self, base, folder):
+        folder = Path(folder)
+        self.socket = folder / "qsd-vhost.sock"
+        access = "aio=io_uring,cache.direct=on,locking=off"
+        command = [
+            "qemu-storage-daemon", "--blockdev", f"driver=file,node-name=base-file,filename={base},{access}",
+            "--blockdev", "driver=raw,node-name=base,file=base-file", "--export",
+            f"type=vhost-user-blk,id=disk,node-name=base,writable=on,addr.type=unix,addr.path={self.socket}",
+        ]  # fmt: skip
+        super().__init__("qemu-storage-daemon", command, folder / "qsd-vhost.log")
+        self.wait_until(self.socket.exists)
+
+
 class Nbdkit(Server):
     def __init__(self, base, folder, filters=(), parameters=()):
         self.base = base

@@ -5,5 +5,6 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 scripts/setup.sh bench
 cargo build --release --locked --package unstun --package lab
+cargo build --release --locked --package export --example vhostload
 export PYTHONDONTWRITEBYTECODE=1
 exec python3 -m bench --binary "${CARGO_TARGET_DIR:-target}/release/unstun" "$@"

@@ -91,6 +91,8 @@ pub struct Disk {
     pub mode: DiskMode,
     pub size_bytes: u64,
     pub nbd_uri: String,
+    /// Socket of the disk for vhost-user clients; null where none is served.
+    pub vhost_user_socket: Option<PathBuf>,
     /// Absolute path of the descriptor of the running (top) layer.
     pub descriptor: PathBuf,
     /// Layers from the base to the writable top.

@@ -28,6 +28,18 @@ pub enum AttachTo {
     Libvirt,
     /// A `qm set` command
     Proxmox,
+    /// Options for cloud-hypervisor (vhost-user alone)
+    CloudHypervisor,
+}
+
+/// The command line shows the variants' comments as its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum AttachVia {
+    /// Network block device, over the daemon's socket
+    Nbd,
+    /// vhost-user-blk: the guest's rings in shared memory, one socket for each disk
+    VhostUser,
 }
 
 /// Output of `attach`.
@@ -35,10 +47,12 @@ pub enum AttachTo {
 pub struct Attach {
     pub vm: VmName,
     pub to: AttachTo,
+    /// Protocol by which the disks are reached.
+    pub via: AttachVia,
     pub disks: Vec<AttachDisk>,
-    /// Unix socket of the export; null where NBD is served over TCP.
+    /// Unix socket of the export (of the first disk, with vhost-user); null where NBD is served over TCP.
     pub socket: Option<AttachSocket>,
-    /// Arguments for QEMU, XML for libvirt, a command for Proxmox.
+    /// Arguments for QEMU or cloud-hypervisor, XML for libvirt, a command for Proxmox.
     pub snippet: String,
     /// Shell lines that give QEMU's user access; comments begin with `#`.
     pub access: Vec<String>,
@@ -50,6 +64,8 @@ pub struct AttachDisk {
     /// Name of the NBD export.
     pub export: String,
     pub nbd_uri: String,
+    /// Socket of the disk for vhost-user clients; null where none is served.
+    pub vhost_user_socket: Option<PathBuf>,
 }
 
 /// A Unix socket, and its access permissions.

@@ -18,6 +18,7 @@ use crate::deadline::Deadline;
 use crate::error::{Errno, Result};
 use crate::memory::Memory;
 use crate::meter::{PollFigures, PollMeter};
+use crate::passed::Descriptor;
 use crate::reactor::{self, Handle, OffloadedWork, Op, Outcome, Pending, Reactor, Token};
 use crate::sync::OneShot;
 
@@ -382,6 +383,10 @@ impl Env {
 
     pub(crate) fn fence(&self, file: Handle, deadline: Arc<Deadline>) {
         self.reactor.fence(file, deadline);
+    }
+
+    pub(crate) fn adopt(&self, descriptor: Descriptor) -> Result<Handle, Errno> {
+        self.reactor.adopt(descriptor)
     }
 
     pub(crate) fn close(&self, handle: Handle) {

@@ -14,6 +14,7 @@ use crate::buf::{Buf, Slice};
 use crate::deadline::Deadline;
 use crate::error::Errno;
 use crate::memory::Memory;
+use crate::passed::Descriptor;
 use crate::peer::Peer;
 
 /// A piece of work for [`Reactor::run_offloaded`].
@@ -32,6 +33,9 @@ pub struct Token(pub u32);
 pub struct Limits {
     /// Offsets and lengths must be multiples of this (512 or 4096 on disks; 1 when buffered).
     pub logical_block: u32,
+    /// What the device writes as a whole: if the power goes during a smaller write, the rest of it may be damaged. 0:
+    /// unknown.
+    pub physical_block: u32,
     /// Memory addresses must be multiples of this.
     pub memory_align: u32,
     /// Largest single transfer.
@@ -156,6 +160,14 @@ pub enum Op {
     HungUp { socket: Handle },
     /// Sends the slices in order. Outcome: `Count`, which may be less than their sum.
     Send { socket: Handle, parts: Vec<Slice> },
+    /// Receives like `Recv`, with the descriptors that the peer passes. Outcome: `Received`.
+    RecvDescriptors { socket: Handle, buf: Buf, at: usize },
+    /// Sends the data with a descriptor, which arrives with its first byte. Outcome: `Count`, as of `Send`.
+    SendDescriptor { socket: Handle, data: Slice, descriptor: Descriptor },
+    /// Completes when the event's counter is not zero, and clears it.
+    WaitEvent { event: Descriptor },
+    /// Increments the event's counter.
+    SignalEvent { event: Descriptor },
 }
 
 impl Op {
@@ -185,6 +197,8 @@ pub enum Outcome {
     Unit(Result<(), Errno>),
     /// The buffer, which is always returned, and the number of bytes that were filled.
     Read(Buf, Result<usize, Errno>),
+    /// The buffer, the number of received bytes, and the passed descriptors.
+    Received(Buf, Result<(usize, Vec<Descriptor>), Errno>),
     /// A number of bytes.
     Count(Result<u64, Errno>),
     /// The new handle. For a directory, `Limits` has no meaning.
@@ -215,6 +229,11 @@ pub trait Reactor {
 
     /// Gives up the outcome of an operation. Its buffers and handles are released when the device is done.
     fn forget(&self, token: Token);
+
+    /// Makes a handle of a stream socket that a peer has passed.
+    fn adopt(&self, _descriptor: Descriptor) -> Result<Handle, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Closes a handle; operations under way on it still complete.
     fn close(&self, handle: Handle);

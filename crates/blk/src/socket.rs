@@ -1,10 +1,12 @@
 //! Stream sockets on the reactor, for front ends. The simulator has none.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
 use crate::buf::{Buf, Slice};
-use crate::error::{Errno, Result};
+use crate::error::{Errno, Error, Result};
 use crate::exec::Env;
+use crate::passed::Descriptor;
 pub use crate::peer::{ClientId, Peer};
 use crate::reactor::{Handle, Op, Outcome};
 
@@ -13,6 +15,7 @@ pub struct Listener {
     env: Env,
     handle: Handle,
     address: String,
+    closed: Cell<bool>,
 }
 
 /// A connected stream. Dropping it shuts the connection down.
@@ -25,7 +28,7 @@ pub struct Socket {
 impl Listener {
     /// Wraps the listening socket `handle`; `address` is for messages.
     pub fn new(env: Env, handle: Handle, address: String) -> Listener {
-        Listener { env, handle, address }
+        Listener { env, handle, address, closed: Cell::new(false) }
     }
 
     /// Returns the address as it was given when the socket was made.
@@ -33,8 +36,18 @@ impl Listener {
         &self.address
     }
 
+    /// Closes the socket now, and removes its file. An accept under way fails.
+    pub fn close(&self) {
+        if !self.closed.replace(true) {
+            self.env.close(self.handle);
+        }
+    }
+
     /// Waits for the next connection.
     pub async fn accept(&self) -> Result<Socket> {
+        if self.closed.get() {
+            return Err(Error::cancelled(&self.address));
+        }
         let Outcome::Accepted(result) = self.env.op(Op::Accept { socket: self.handle }).await else {
             unreachable!("an accept answers with a connection")
         };
@@ -45,7 +58,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.env.close(self.handle);
+        self.close();
     }
 }
 
@@ -54,6 +67,13 @@ impl Socket {
     pub(crate) fn connected(env: Env, handle: Handle, server: String) -> Socket {
         let peer = Peer { name: server, client: ClientId::Connection(u64::from(handle.0)) };
         Socket { env, handle, peer }
+    }
+
+    /// Wraps a stream that a peer has passed; `peer` is the process at its other end.
+    pub fn adopt(env: &Env, descriptor: Descriptor, peer: Peer) -> Result<Socket> {
+        let handle =
+            env.adopt(descriptor).map_err(|e| e.at(&peer.name, "using the socket that it passed"))?;
+        Ok(Socket { env: env.clone(), handle, peer })
     }
 
     /// Returns the name of the peer, for messages.
@@ -71,6 +91,24 @@ impl Socket {
         let outcome = self.env.op(Op::Recv { socket: self.handle, buf, at }).await;
         let Outcome::Read(buf, result) = outcome else { unreachable!("a receive answers with a read") };
         (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
+    }
+
+    /// Receives like [`Socket::recv`], with the descriptors that the peer passes.
+    pub async fn recv_descriptors(&self, buf: Buf, at: usize) -> (Buf, Result<(usize, Vec<Descriptor>)>) {
+        let outcome = self.env.op(Op::RecvDescriptors { socket: self.handle, buf, at }).await;
+        let Outcome::Received(buf, result) = outcome else {
+            unreachable!("it answers with what it received")
+        };
+        (buf, result.map_err(|e| e.at(self.peer(), "receiving")))
+    }
+
+    /// Sends the data with a descriptor. The number of bytes taken may be less than all.
+    pub async fn send_descriptor(&self, data: Slice, descriptor: Descriptor) -> Result<u64> {
+        let op = Op::SendDescriptor { socket: self.handle, data, descriptor };
+        let Outcome::Count(result) = self.env.op(op).await else {
+            unreachable!("a send answers with a count")
+        };
+        result.map_err(|e| e.at(self.peer(), "sending"))
     }
 
     /// Resolves when the peer will send no more. Bytes from it may still wait to be received.

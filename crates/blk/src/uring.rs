@@ -7,7 +7,7 @@
 //!
 //! Calls without a ring operation on the supported kernels (5.11 and later) run on a files thread for each file system,
 //! calls on paths on threads of their own, and long calculation on another. All `unsafe` of the data plane is in
-//! `uring::ring` and `uring::work` (and in `uring::raw`, the bare loop with which figures are compared).
+//! `uring::ring`, `uring::work`, `uring::message` and `uring::shared_memory`.
 
 // This is the source of real time.
 #![allow(clippy::disallowed_methods)]
@@ -18,10 +18,12 @@ mod clock;
 mod compute;
 mod core;
 mod descriptor;
+mod events;
 mod files;
 mod freeing;
 mod handles;
 mod memory;
+mod message;
 mod net;
 mod open;
 mod owners;
@@ -29,6 +31,7 @@ mod peer;
 mod plan;
 mod ring;
 mod shared;
+mod shared_memory;
 mod spin;
 mod task;
 mod wake;
@@ -45,18 +48,22 @@ use std::task::{Context, Poll};
 use self::clock::{boot_ns, clock_ns, now_ns};
 use self::compute::ComputeThread;
 use self::core::Core;
+pub(crate) use self::events::is_event;
+pub use self::events::new_event;
 use self::files::FilesThreads;
 pub use self::memory::MemoryFolder;
 use self::open::{Kind, Opened};
 pub use self::peer::look_up_process;
 use self::ring::Ring;
 pub use self::ring::{Counters, SUBMIT_BATCH};
+pub use self::shared_memory::SharedMemory;
 pub use self::spin::SPIN_US;
 use self::wake::EventWaker;
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::Deadline;
 use crate::memory::Memory;
+use crate::passed::Descriptor;
 use crate::reactor::OffloadedWork;
 use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, Token, Waker};
 use crate::socket::Socket;
@@ -91,19 +98,20 @@ impl UringReactor {
     /// Listens on a Unix socket with mode 0660. A socket file on which no process answers is replaced; `Locked` if a
     /// process answers. Closing the handle removes the file.
     pub fn listen_unix(&self, path: &str) -> Result<Handle> {
-        net::listen_unix(path).map(|opened| self.adopt(opened))
+        net::listen_unix(path).map(|opened| self.adopt_opened(opened))
     }
 
     /// Listens on "HOST:PORT". Accepted connections send without delay, and detect a vanished peer after two minutes.
     pub fn listen_tcp(&self, address: &str) -> Result<Handle> {
-        net::listen_tcp(address).map(|opened| self.adopt(opened))
+        net::listen_tcp(address).map(|opened| self.adopt_opened(opened))
     }
 
     /// Wraps a connected stream, for programs that are clients of other servers. `peer` is for messages.
     pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
         // This fails on a Unix socket, which has no delay to switch off.
         net::tune_tcp(&fd);
-        let handle = self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None });
+        let handle =
+            self.adopt_opened(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None });
         Socket::connected(env, handle, peer.to_string())
     }
 
@@ -135,7 +143,7 @@ impl UringReactor {
         std::mem::take(&mut self.core.borrow_mut().notices)
     }
 
-    fn adopt(&self, opened: Opened) -> Handle {
+    fn adopt_opened(&self, opened: Opened) -> Handle {
         self.core.borrow_mut().adopt(opened, None)
     }
 
@@ -165,6 +173,11 @@ impl Reactor for UringReactor {
         self.core.borrow_mut().forget(token);
     }
 
+    fn adopt(&self, descriptor: Descriptor) -> Result<Handle, Errno> {
+        let fd = events::stream(descriptor)?;
+        Ok(self.adopt_opened(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None }))
+    }
+
     fn close(&self, handle: Handle) {
         self.core.borrow_mut().close(handle);
     }
@@ -178,11 +191,11 @@ impl Reactor for UringReactor {
     }
 
     fn adopt_stream(&self, fd: OwnedFd) -> Option<Handle> {
-        Some(self.adopt(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None }))
+        Some(self.adopt_opened(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None }))
     }
 
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {
-        open::open_root(path).map(|opened| self.adopt(opened))
+        open::open_root(path).map(|opened| self.adopt_opened(opened))
     }
 
     fn submit_open_root(&self, path: &str) -> Option<Token> {

@@ -1,4 +1,4 @@
-//! The contract of a served disk: the operations that a front end (NBD, later vhost-user) may call.
+//! The contract of a served disk: the operations that a front end (NBD, vhost-user) may call.
 //!
 //! It contains no terms of snapshots: a front end serves a volume and does not depend on its origin. Ranges are in
 //! bytes, multiples of [`SECTOR`](crate::SECTOR), and within the size; the front end checks that before it calls.
@@ -83,6 +83,10 @@ pub trait Volume {
 
     /// Ends the requests that wait for space. Their client has disconnected, so the answers are not read.
     fn abandon(&self) {}
+
+    /// Ends the requests that wait for space now. Their client stays connected and waits for their end, as a guest that
+    /// resets its device does; later requests may wait again.
+    fn end_waits(&self) {}
 }
 
 /// An export in a front end's list.

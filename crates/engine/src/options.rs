@@ -136,6 +136,12 @@ pub enum Defect {
     WrongBirth,
     /// Native: blocks that a dropped state's successor still shows are freed.
     IgnoreSuccessor,
+    /// Native: backing blocks that a dropped state's successor still needs are freed.
+    ForgetBackings,
+    /// Native: a replay counts the sectors of records whose data is missing as present.
+    CountMissingSectors,
+    /// Native: a block that a take has shared meanwhile gets further sectors.
+    ExtendShared,
     /// Native: a checkpoint includes redirects whose records are not durable.
     CheckpointBeforeJournal,
     /// Native: the superblock is written before the pages it refers to are durable.

@@ -28,6 +28,10 @@ pub struct DiskStats {
     pub bytes_written: Cell<u64>,
     /// Ranges placed in a layer for the first time.
     pub first_writes: Cell<u64>,
+    /// Native: blocks that were placed with some of their sectors; the others stayed where they were.
+    pub partial_blocks: Cell<u64>,
+    /// Native: blocks that got further sectors at their place.
+    pub extended_blocks: Cell<u64>,
     /// Writes that went to both layers because their region was being moved.
     pub mirrored_writes: Cell<u64>,
     /// Regions of the map that were built from tables.

@@ -6,4 +6,17 @@
 
 #![warn(missing_docs)]
 
+mod bucket;
+mod fair;
+mod limiter;
+mod limits;
+pub mod memory;
 pub mod nbd;
+mod resources;
+mod sessions;
+pub mod vhost_user;
+
+pub use limiter::Limiter;
+pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
+pub use resources::Resources;
+pub use sessions::{ConnectionFailure, SessionInfo};

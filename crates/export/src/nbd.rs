@@ -4,17 +4,12 @@
 //! transfer their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose:
 //! TLS, oldstyle, extended headers.
 
-mod bucket;
 mod connection;
 mod connections;
-mod fair;
 mod front_end;
 mod handover;
 mod handshake;
 mod handshake_timer;
-mod limiter;
-mod limits;
-pub mod memory;
 mod negotiate;
 mod options;
 mod outbox;
@@ -29,10 +24,9 @@ mod status;
 mod wire;
 mod work;
 
+pub use crate::sessions::{ConnectionFailure, SessionInfo};
 pub use connections::Limits;
-pub use front_end::{ConnectionFailure, FrontEnd, Observer, SessionInfo};
+pub use front_end::{FrontEnd, Observer};
 pub use handover::{HandedOver, Routes};
-pub use limiter::Limiter;
-pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use reply::Failure;
 pub use server::{drain, resume, serve};

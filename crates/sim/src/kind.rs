@@ -78,7 +78,14 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::Timer { at_ns } => {
             Described { kind: OpKind::Timer, handle: None, name: "", offset: *at_ns, len: 0 }
         }
-        Op::Accept { .. } | Op::Recv { .. } | Op::HungUp { .. } | Op::Send { .. } => {
+        Op::Accept { .. }
+        | Op::Recv { .. }
+        | Op::HungUp { .. }
+        | Op::Send { .. }
+        | Op::RecvDescriptors { .. }
+        | Op::SendDescriptor { .. }
+        | Op::WaitEvent { .. }
+        | Op::SignalEvent { .. } => {
             Described { kind: OpKind::Socket, handle: None, name: "", offset: 0, len: 0 }
         }
     }
@@ -88,9 +95,12 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
 pub(crate) fn refusal(op: Op, errno: Errno) -> Outcome {
     match op {
         Op::Read { buf, .. } | Op::Recv { buf, .. } => Outcome::Read(buf, Err(errno)),
-        Op::Write { .. } | Op::Size { .. } | Op::Allocated { .. } | Op::Send { .. } => {
-            Outcome::Count(Err(errno))
-        }
+        Op::RecvDescriptors { buf, .. } => Outcome::Received(buf, Err(errno)),
+        Op::Write { .. }
+        | Op::Size { .. }
+        | Op::Allocated { .. }
+        | Op::Send { .. }
+        | Op::SendDescriptor { .. } => Outcome::Count(Err(errno)),
         Op::Extents { .. } => Outcome::Extents(Err(errno)),
         Op::OpenFile { .. } | Op::OpenDir { .. } | Op::Lock { .. } | Op::Accept { .. } => {
             Outcome::Opened(Err(errno))

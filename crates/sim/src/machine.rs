@@ -135,6 +135,7 @@ impl Machine {
         assert!(matches!(block, 512 | 4096), "logical blocks are 512 or 4096 bytes, not {block}");
         let limits = Limits {
             logical_block: block,
+            physical_block: block,
             memory_align: options.memory_align,
             max_io: options.max_io,
             direct: !options.page_cache,
@@ -535,6 +536,7 @@ fn error_of(outcome: &Outcome) -> Option<Errno> {
     match outcome {
         Outcome::Unit(result) => result.err(),
         Outcome::Read(_, result) => result.err(),
+        Outcome::Received(_, result) => result.as_ref().err().copied(),
         Outcome::Count(result) => result.err(),
         Outcome::Opened(result) => result.err(),
         Outcome::Accepted(result) => result.as_ref().err().copied(),

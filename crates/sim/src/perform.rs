@@ -42,9 +42,14 @@ impl Machine {
     pub(crate) fn perform_without_handle(&mut self, op: Op) -> Outcome {
         match op {
             Op::Timer { .. } => Outcome::Unit(Ok(())),
-            Op::Accept { .. } | Op::Recv { .. } | Op::HungUp { .. } | Op::Send { .. } => {
-                refusal(op, Errno::EOPNOTSUPP)
-            }
+            Op::Accept { .. }
+            | Op::Recv { .. }
+            | Op::HungUp { .. }
+            | Op::Send { .. }
+            | Op::RecvDescriptors { .. }
+            | Op::SendDescriptor { .. }
+            | Op::WaitEvent { .. }
+            | Op::SignalEvent { .. } => refusal(op, Errno::EOPNOTSUPP),
             op => refusal(op, EBADF),
         }
     }

@@ -15,12 +15,12 @@ use engine::native::FORMAT_VERSION;
 
 use crate::log::Filter;
 use crate::memory::Memory;
-use api::AttachTo;
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::NbdListen;
 use api::name::{DatastoreName, VmName};
 use api::units;
+use api::{AttachTo, AttachVia};
 
 pub use bin::{BinCommand, ConsentArgs};
 pub use disk::{DiskSpec, DiskSpecs};
@@ -257,6 +257,9 @@ pub struct AttachArgs {
     /// Print the lines for this hypervisor
     #[arg(long = "as", value_enum, default_value_t = AttachTo::Qemu)]
     pub to: AttachTo,
+    /// Reach the disks by this protocol
+    #[arg(long, value_enum, default_value_t = AttachVia::Nbd)]
+    pub via: AttachVia,
 }
 
 #[derive(Debug, Args)]

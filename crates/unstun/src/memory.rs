@@ -61,7 +61,7 @@ impl Memory {
 
     /// Returns the number of connections for which there is memory, at most `descriptors`.
     fn connections_max(self, descriptors: u64) -> u64 {
-        let promised = self.clients_bytes() / 2 / export::nbd::memory::CONNECTION_BYTES;
+        let promised = self.clients_bytes() / 2 / export::memory::CONNECTION_BYTES;
         promised.min(descriptors).min(CONNECTIONS_MAX)
     }
 }
@@ -72,12 +72,14 @@ impl Memory {
 /// |---|---|---|
 /// | the process's own | 320 | 320 |
 /// | connections: as memory allows (4096 with 1 GiB), at most half of the rest | 4096 | 352 |
+/// | vhost-user connections, up to 28 each: an eighth of the rest | 65,496 | 88 |
 /// | reserve: an eighth of the rest, at most 1024; takes and reverts leave half of it to commits, closing and removing | 1024 | 88 |
-/// | what is served: layers, folders, locks | 518,848 | 264 |
+/// | what is served: layers, folders, locks, and a socket for each disk | 453,352 | 176 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
     pub limit: u64,
     pub connections: u64,
+    pub vhost_user: u64,
     pub reserve: u64,
 }
 
@@ -85,12 +87,13 @@ impl Descriptors {
     pub(crate) fn new(limit: u64, memory: Memory) -> Descriptors {
         let rest = limit.saturating_sub(DESCRIPTORS_OWN);
         let connections = memory.connections_max(rest / 2);
-        Descriptors { limit, connections, reserve: (rest / 8).min(DESCRIPTORS_RESERVED_MAX) }
+        let reserve = (rest / 8).min(DESCRIPTORS_RESERVED_MAX);
+        Descriptors { limit, connections, vhost_user: rest / 8, reserve }
     }
 
     /// Returns the maximum number of descriptors of files, folders and locks if `kept` of them must stay free.
     pub(crate) fn files_max(self, kept: u64) -> u64 {
-        self.limit.saturating_sub(DESCRIPTORS_OWN + self.connections + kept)
+        self.limit.saturating_sub(DESCRIPTORS_OWN + self.connections + self.vhost_user + kept)
     }
 }
 
@@ -116,10 +119,10 @@ mod tests {
             let parts = Descriptors::new(limit, memory);
             (parts.connections, parts.reserve, parts.files_max(parts.reserve))
         };
-        assert_eq!(divided(1 << 20), (4096, 1024, (1 << 20) - 320 - 4096 - 1024));
-        assert_eq!(divided(524_288), (4096, 1024, 518_848));
-        assert_eq!(divided(65_536), (4096, 1024, 60_096));
-        assert_eq!(divided(1024), (352, 88, 264));
+        assert_eq!(divided(1 << 20), (4096, 1024, (1 << 20) - 320 - 4096 - 131_032 - 1024));
+        assert_eq!(divided(524_288), (4096, 1024, 453_352));
+        assert_eq!(divided(65_536), (4096, 1024, 51_944));
+        assert_eq!(divided(1024), (352, 88, 176));
         assert_eq!(divided(100), (0, 0, 0));
     }
 

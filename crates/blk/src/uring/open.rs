@@ -22,6 +22,7 @@ const UNKNOWN_BLOCK: u32 = 4096;
 /// Limits of directories, locks and sockets, which have no constraints.
 pub(super) const NO_LIMITS: Limits = Limits {
     logical_block: 1,
+    physical_block: 0,
     memory_align: 1,
     max_io: MAX_TRANSFER,
     direct: false,
@@ -101,7 +102,8 @@ pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str, mode: OpenMode) -> Resu
     if let Some((block, memory_align)) = direct_alignment(&fd, &stat)
         && rustix::fs::fcntl_setfl(&fd, OFlags::DIRECT).is_ok()
     {
-        let limits = Limits { logical_block: block, memory_align, direct: true, ..known };
+        let physical_block = physical_block(&stat).unwrap_or(0);
+        let limits = Limits { logical_block: block, physical_block, memory_align, direct: true, ..known };
         return Ok(Opened { fd, kind: Kind::File(limits), notice: None, shared, device: own });
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
@@ -143,22 +145,25 @@ fn direct_alignment(fd: &OwnedFd, stat: &rustix::fs::Statx) -> Option<(u32, u32)
         // Zero means that this file has no direct I/O (encrypted, compressed, journalled data).
         return (block.is_power_of_two() && memory.is_power_of_two()).then_some((block, memory));
     }
-    let (major, minor) = match on_device {
-        true => (stat.stx_rdev_major, stat.stx_rdev_minor),
-        false => (stat.stx_dev_major, stat.stx_dev_minor),
-    };
-    let block = sysfs_logical_block(major, minor).unwrap_or(UNKNOWN_BLOCK);
+    let block = sysfs_block(stat, "logical_block_size").unwrap_or(UNKNOWN_BLOCK);
     Some((block, block))
 }
 
-/// Returns the logical block of a device on kernels whose statx does not report it (before Linux 6.1). A partition has
-/// none of its own; that of its disk is one level up.
-fn sysfs_logical_block(major: u32, minor: u32) -> Option<u32> {
+/// Returns what the device under a file writes as a whole.
+fn physical_block(stat: &rustix::fs::Statx) -> Option<u32> {
+    sysfs_block(stat, "physical_block_size")
+}
+
+/// Returns a size that the kernel states for the device, or the device under a file. The logical block is also in the
+/// answer of statx, from Linux 6.1 on. A partition has no sizes of its own; those of its disk are one level up.
+fn sysfs_block(stat: &rustix::fs::Statx, name: &str) -> Option<u32> {
+    let (major, minor) = match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::BlockDevice => (stat.stx_rdev_major, stat.stx_rdev_minor),
+        _ => (stat.stx_dev_major, stat.stx_dev_minor),
+    };
     ["queue", "../queue"]
         .iter()
-        .find_map(|at| {
-            std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{at}/logical_block_size")).ok()
-        })
+        .find_map(|at| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{at}/{name}")).ok())
         .and_then(|text| text.trim().parse().ok())
         .filter(|block: &u32| block.is_power_of_two())
 }

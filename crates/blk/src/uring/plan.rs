@@ -143,6 +143,13 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::Send { socket, parts } => {
             ring(handles, socket, count, |s| Work::Send { fd: s.fd.clone(), parts, message: None })
         }
+        Op::RecvDescriptors { socket, buf, at } => recv_descriptors(handles, socket, buf, at),
+        Op::SendDescriptor { socket, data, descriptor } => ring(handles, socket, count, |s| {
+            let (fd, parts, descriptor) = (s.fd.clone(), vec![data], descriptor.0);
+            Work::SendDescriptor { fd, parts, descriptor, message: None }
+        }),
+        Op::WaitEvent { event } => Plan::Ring(Work::WaitEvent { fd: event.0 }),
+        Op::SignalEvent { event } => Plan::Ring(Work::SignalEvent { fd: event.0, count: Box::new(1) }),
     }
 }
 
@@ -152,6 +159,14 @@ fn recv(handles: &Handles, socket: Handle, buf: Buf, at: usize) -> Plan {
         Ok(_) if at >= buf.len() => Plan::Done(Outcome::Read(buf, Err(Errno::EINVAL))),
         Ok(s) => Plan::Ring(Work::Recv { fd: s.fd.clone(), buf, at }),
         Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
+    }
+}
+
+fn recv_descriptors(handles: &Handles, socket: Handle, buf: Buf, at: usize) -> Plan {
+    match handles.get(socket) {
+        Ok(_) if at >= buf.len() => Plan::Done(Outcome::Received(buf, Err(Errno::EINVAL))),
+        Ok(s) => Plan::Ring(Work::RecvDescriptors { fd: s.fd.clone(), buf, at, message: None }),
+        Err(e) => Plan::Done(Outcome::Received(buf, Err(e))),
     }
 }
 

@@ -12,13 +12,13 @@ use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
 
 use super::descriptor::{Fd, MAX_TRANSFER, size_of};
+use super::events;
+use super::message::Message;
 use super::task::Task;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::reactor::Outcome;
 
-/// IOV_MAX of Linux; more parts than that are sent by the next call.
-const SEND_PARTS_MAX: usize = 1024;
 /// Length of one write of zeros if the file system has no operation for zeros: 1 MiB, like its own largest requests.
 const ZERO_CHUNK: usize = 1 << 20;
 
@@ -88,6 +88,25 @@ pub(super) enum Work {
         parts: Vec<Slice>,
         message: Option<Box<Message>>,
     },
+    RecvDescriptors {
+        fd: Fd,
+        buf: Buf,
+        at: usize,
+        message: Option<Box<Message>>,
+    },
+    SendDescriptor {
+        fd: Fd,
+        parts: Vec<Slice>,
+        descriptor: Fd,
+        message: Option<Box<Message>>,
+    },
+    WaitEvent {
+        fd: Fd,
+    },
+    SignalEvent {
+        fd: Fd,
+        count: Box<u64>,
+    },
     /// The eventfd that other threads write to.
     Wake {
         fd: Fd,
@@ -154,6 +173,10 @@ impl Work {
             | Work::Recv { .. }
             | Work::HungUp { .. }
             | Work::Send { .. }
+            | Work::RecvDescriptors { .. }
+            | Work::SendDescriptor { .. }
+            | Work::WaitEvent { .. }
+            | Work::SignalEvent { .. }
             | Work::Wake { .. } => Class::Waiting,
         }
     }
@@ -199,6 +222,19 @@ impl Work {
                 opcode::PollAdd::new(raw(fd), events as u32).build()
             }
             Work::Send { fd, parts, message } => send(fd, parts, message),
+            Work::RecvDescriptors { fd, buf, at, message } => {
+                let message = message.insert(Message::receiving(&mut buf[*at..]));
+                opcode::RecvMsg::new(raw(fd), message.header()).flags(libc::MSG_CMSG_CLOEXEC as u32).build()
+            }
+            Work::SendDescriptor { fd, parts, descriptor, message } => {
+                let message = message.insert(Message::with_descriptor(parts, descriptor));
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+                opcode::SendMsg::new(raw(fd), message.header()).flags(flags as u32).build()
+            }
+            Work::WaitEvent { fd } => opcode::PollAdd::new(raw(fd), libc::POLLIN as u32).build(),
+            Work::SignalEvent { fd, count } => {
+                opcode::Write::new(raw(fd), (&raw const **count).cast(), size_of_val(&**count) as u32).build()
+            }
             Work::Wake { fd, count } => {
                 opcode::Read::new(raw(fd), (&raw mut **count).cast(), size_of_val(&**count) as u32).build()
             }
@@ -235,7 +271,18 @@ impl Work {
                 Err(e) => Step::Done(Outcome::Accepted(Err(e))),
             },
             Work::Recv { buf, .. } => Step::Done(Outcome::Read(buf, result)),
-            Work::Send { .. } => Step::Done(Outcome::Count(result.map(|n| n as u64))),
+            Work::Send { .. } | Work::SendDescriptor { .. } => {
+                Step::Done(Outcome::Count(result.map(|n| n as u64)))
+            }
+            Work::RecvDescriptors { buf, message, .. } => {
+                let taken = |n| (n, message.map_or_else(Vec::new, |mut message| message.take_descriptors()));
+                Step::Done(Outcome::Received(buf, result.map(taken)))
+            }
+            Work::WaitEvent { fd } => {
+                // A wait that was cancelled must not take the event from the next one.
+                Step::Done(Outcome::Unit(result.map(|_| events::clear(&fd))))
+            }
+            Work::SignalEvent { .. } => Step::Done(Outcome::Unit(result.map(drop))),
             Work::Wake { fd, count } => Step::Woken(Work::Wake { fd, count }),
         }
     }
@@ -327,28 +374,6 @@ fn zero_step(fd: Fd, offset: u64, len: u64, result: Result<usize, Errno>) -> Ste
     }
 }
 
-/// Header and vectors of a gathered send. The header points into the vector's heap memory.
-pub(super) struct Message {
-    header: libc::msghdr,
-    vectors: Vec<libc::iovec>,
-}
-
-impl Message {
-    fn new(parts: &[Slice]) -> Box<Message> {
-        let vectors = parts
-            .iter()
-            .take(SEND_PARTS_MAX)
-            .map(|p| libc::iovec { iov_base: p.as_ptr().cast_mut().cast(), iov_len: p.len() })
-            .collect();
-        // SAFETY: msghdr is plain C data of integers and pointers; all zeros is its empty value.
-        let header: libc::msghdr = unsafe { std::mem::zeroed() };
-        let mut message = Box::new(Message { header, vectors });
-        message.header.msg_iov = message.vectors.as_mut_ptr();
-        message.header.msg_iovlen = message.vectors.len();
-        message
-    }
-}
-
 /// Creates the entry of a send. With WAITALL the kernel completes a send that met a full socket buffer, without a turn
 /// of the reactor for each piece.
 fn send(fd: &Fd, parts: &[Slice], message: &mut Option<Box<Message>>) -> squeue::Entry {
@@ -356,6 +381,6 @@ fn send(fd: &Fd, parts: &[Slice], message: &mut Option<Box<Message>>) -> squeue:
     if let [only] = parts {
         return opcode::Send::new(raw(fd), only.as_ptr(), clamp_len(only.len())).flags(flags).build();
     }
-    let message = message.get_or_insert_with(|| Message::new(parts));
-    opcode::SendMsg::new(raw(fd), &raw const message.header).flags(flags as u32).build()
+    let message = message.get_or_insert_with(|| Message::of_parts(parts));
+    opcode::SendMsg::new(raw(fd), message.header()).flags(flags as u32).build()
 }

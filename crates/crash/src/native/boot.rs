@@ -77,6 +77,7 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
         match record {
             Record::Change(bytes) => ops.extend(decode(bytes, FILE)?),
             Record::Map { .. } => world.mark("redirects replayed"),
+            Record::Sectors(_) => world.mark("sectors replayed"),
             Record::Unmap { .. } => world.mark("discards replayed"),
         }
     }

@@ -65,11 +65,19 @@ impl Guest {
             Request::Zero(mode) => Request::Zero(ZeroMode { no_hole: self.rng.below(3) == 0, ..mode }),
             other => other,
         };
-        let redirects = place.disk.stats.first_writes.get();
+        let stats = &place.disk.stats;
+        let (redirects, partial, extended) =
+            (stats.first_writes.get(), stats.partial_blocks.get(), stats.extended_blocks.get());
         let done = place.target.carry_out(request).await;
         if request == Request::Write {
             let in_place = place.disk.stats.first_writes.get() == redirects;
             self.harness.mark(if in_place { "in place" } else { "redirected" });
+            if stats.partial_blocks.get() != partial {
+                self.harness.mark("redirected in part");
+            }
+            if stats.extended_blocks.get() != extended {
+                self.harness.mark("a block got further sectors");
+            }
         }
         if done == Ok(false) {
             self.harness.mark("a write found no space");

@@ -171,7 +171,11 @@ impl Plan {
         Plan {
             seed,
             world,
-            layout: NewStore { journal_pages, group_blocks: [64, 96, 200, 512][rng.below(4) as usize] },
+            layout: NewStore {
+                journal_pages,
+                group_blocks: [64, 96, 200, 512][rng.below(4) as usize],
+                sector_masks: seed % 4 != 3,
+            },
             options: draw_options(&mut rng, defects),
             growth: Growth {
                 ahead_blocks: [4, 32, 128][rng.below(3) as usize],

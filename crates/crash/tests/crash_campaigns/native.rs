@@ -10,7 +10,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
 /// Labels of what must happen at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 31] = [
+const MUST_HAPPEN: [&str; 34] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -23,6 +23,9 @@ const MUST_HAPPEN: [&str; 31] = [
     "an interrupted take is there",
     "in place",
     "redirected",
+    "redirected in part",
+    "a block got further sectors",
+    "sectors replayed",
     "datastore full",
     "a write found no space",
     "a replay across the ring's end",
@@ -45,11 +48,14 @@ const MUST_HAPPEN: [&str; 31] = [
 ];
 
 /// Each must show within `DEFECT_CUTS_MAX` cuts.
-const DEFECTS: [Defect; 11] = [
+const DEFECTS: [Defect; 14] = [
     Defect::EarlyFlushedLsn,
     Defect::EarlyReuse,
     Defect::WrongBirth,
     Defect::IgnoreSuccessor,
+    Defect::ForgetBackings,
+    Defect::CountMissingSectors,
+    Defect::ExtendShared,
     Defect::CheckpointBeforeJournal,
     Defect::SuperblockBeforePages,
     Defect::ForgetAborts,

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use blk::{Error, ErrorKind, Result};
 
-use super::journal::Record;
+use super::journal::{Record, SectorsRecord};
 use super::layout::{BLOCK, Extent};
 use super::lineage::{Node, TableGrowth};
 use super::store::Store;
-use super::table::Redirect;
+use super::table::{PartialBlock, Redirect};
 use super::view::{Scratch, find_over};
 
 /// Step, in runs in memory, by which the reserve follows them.
@@ -16,6 +16,27 @@ const RESERVE_STEP_RUNS: usize = 64;
 
 /// Longest discard, in blocks, whose map is looked up to leave out blocks without space: 64 MiB.
 const LOOKED_UP_MAX: u64 = (64 << 20) / BLOCK;
+
+/// Blocks that get a place, or a block that gets sectors there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewPart {
+    /// First block of the disk.
+    pub start: u64,
+    pub place: Extent,
+    /// The sectors, if they are not all; then the place is one block.
+    pub partial: Option<NewSectors>,
+    /// Checksum of the data: of the whole blocks, or of the added sectors.
+    pub checksum: u64,
+}
+
+/// Sectors of one block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewSectors {
+    pub present: u8,
+    pub added: u8,
+    /// Address and birth of the block that has the others.
+    pub backing: (u64, u64),
+}
 
 impl Store {
     /// Looks up the places of `blocks` of a node in memory alone; returns false when pages have to be read.
@@ -65,17 +86,42 @@ impl Store {
 
     /// Makes data that is complete, though not durable, part of the node: map, record and space change together. On an
     /// error its space is free again.
-    pub(super) fn publish(&self, node: &Node, start: u64, extent: Extent, checksum: u64) -> Result<()> {
+    pub(super) fn publish(
+        &self,
+        node: &Node,
+        extent: Extent,
+        parts: impl Iterator<Item = NewPart>,
+    ) -> Result<()> {
         if let Err(e) = self.may_record(node) {
             self.unplace(extent);
             return Err(e);
         }
-        let birth = self.generation.get();
-        let Extent { addr, len } = extent;
-        let lsn =
-            self.journal.append(Record::Map { node: node.id, start, len: len as u32, addr, birth, checksum });
         self.placed(extent);
-        self.put(node, start, Redirect { len, addr, birth, lsn });
+        parts.for_each(|part| self.publish_part(node, &part));
+        Ok(())
+    }
+
+    fn publish_part(&self, node: &Node, part: &NewPart) {
+        let NewPart { start, place: Extent { addr, len }, partial, checksum } = *part;
+        let birth = self.generation.get();
+        let (record, partial) = match partial {
+            None => (Record::Map { node: node.id, start, len: len as u32, addr, birth, checksum }, None),
+            Some(NewSectors { present, added, backing }) => {
+                let (node, block) = (node.id, start);
+                let record = SectorsRecord { node, block, addr, birth, present, added, backing, checksum };
+                let backing = record.backing_of(present);
+                let part = PartialBlock { backing, is_placed_here: record.is_first() };
+                (Record::Sectors(record), Some(part))
+            }
+        };
+        let lsn = self.journal.append(record);
+        self.put(node, start, Redirect { len, addr, birth, lsn }, partial);
+    }
+
+    /// Makes further sectors part of a block that has some: data that is complete, though not durable.
+    pub(super) fn publish_sectors(&self, node: &Node, part: &NewPart) -> Result<()> {
+        self.may_record(node)?;
+        self.publish_part(node, part);
         Ok(())
     }
 
@@ -105,7 +151,7 @@ impl Store {
         self.may_record(node)?;
         let (start, len, birth) = (blocks.start, blocks.end - blocks.start, self.generation.get());
         let lsn = self.journal.append(Record::Unmap { node: node.id, start, len, birth });
-        self.put(node, start, Redirect { len, addr: 0, birth, lsn });
+        self.put(node, start, Redirect { len, addr: 0, birth, lsn }, None);
         Ok(())
     }
 
@@ -123,9 +169,9 @@ impl Store {
         self.unmap(node, first.start..mapped.next_back().unwrap_or(first).end())
     }
 
-    fn put(&self, node: &Node, start: u64, redirect: Redirect) {
+    fn put(&self, node: &Node, start: u64, redirect: Redirect, part: Option<PartialBlock>) {
         let mut displaced = Vec::new();
-        self.count(node.id, node.put(start, redirect, &mut displaced));
+        self.count(node.id, node.put(start, redirect, part, &mut displaced));
         for extent in displaced {
             self.space.free_uncommitted(extent, redirect.lsn);
         }
@@ -145,7 +191,12 @@ impl Store {
             self.unmerged.borrow_mut().insert(node);
         }
         self.pending.set(self.pending.get().wrapping_add_signed(grown.runs));
-        self.pending_pages.update(|pages| pages + grown.pages);
+        self.pending_pages.update(|pages| pages + grown.pages * self.trees());
+    }
+
+    /// Returns the number of trees of a state that a merge may change.
+    pub(super) fn trees(&self) -> u64 {
+        1 + u64::from(self.superblock.get().has_sector_masks())
     }
 
     /// Sets the reserve to what this and the next checkpoint may still need: the pages that merges write, three for each

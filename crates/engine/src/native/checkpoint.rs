@@ -22,7 +22,7 @@ use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::Superblock;
 use super::table::Table;
-use super::tree::{MergePace, MergeSpace, Update, merge};
+use super::tree::{MergePace, MergeSpace, Roots, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
@@ -111,7 +111,7 @@ impl Store {
         let mut changed = self.changed_nodes.take();
         let mut unmerged = self.unmerged.borrow_mut();
         unmerged.retain(|id| {
-            lineage.get(*id).is_some_and(|node| frozen_view(&node, generation).root().is_none())
+            lineage.get(*id).is_some_and(|node| frozen_view(&node, generation).roots().is_none())
         });
         let mut views = Vec::new();
         for node in unmerged.iter().filter_map(|id| lineage.get(*id)) {
@@ -137,7 +137,7 @@ impl Store {
 
     async fn merge_view(&self, view: &Rc<View>) -> Result<()> {
         let Some(below) = view.below() else { return Ok(()) };
-        let below = below.root().expect("merged before those above it");
+        let below = below.roots().expect("merged before those above it");
         let updates = self.updates_of(view).await;
         let space = StoreSpace { store: self, parent: view.parent, freed: RefCell::default() };
         let pace = Pace { store: self, worked_from_ns: Cell::new(self.env.now_ns()) };
@@ -148,7 +148,7 @@ impl Store {
         let table = view.merged(merged?);
         let runs = table.as_ref().map_or(0, Table::len);
         self.pending.update(|pending| pending - runs);
-        self.pending_pages.update(|pages| pages.saturating_sub(view.pages));
+        self.pending_pages.update(|pages| pages.saturating_sub(view.pages * self.trees()));
         if runs > STEP_RUNS {
             self.env.offload(move || drop(table)).await;
         }
@@ -183,8 +183,8 @@ impl Store {
     fn note_nodes(&self, frozen: &Frozen) {
         let mut stored = self.stored.borrow_mut();
         for (id, item, view) in &frozen.nodes {
-            match view.root() {
-                Some(root) => stored.set(*id, NodeItem { root, ..*item }),
+            match view.roots() {
+                Some(roots) => stored.set(*id, NodeItem { roots, ..*item }),
                 None => drop(self.changed_nodes.borrow_mut().insert(*id)),
             }
         }
@@ -293,7 +293,7 @@ fn frozen_view(node: &Node, generation: u64) -> Rc<View> {
 fn add_unmerged(view: &Rc<View>, views: &mut Vec<Rc<View>>) {
     let mut chain = Vec::new();
     let mut at = Some(view.clone());
-    while let Some(unmerged) = at.filter(|v| v.root().is_none() && !v.listed.replace(true)) {
+    while let Some(unmerged) = at.filter(|v| v.roots().is_none() && !v.listed.replace(true)) {
         at = unmerged.below();
         chain.push(unmerged);
     }
@@ -307,7 +307,7 @@ fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
         size_blocks: node.size_blocks.get(),
         dropped: node.dropped.get(),
         cursor: node.cursor.get(),
-        root: None,
+        roots: Roots::default(),
     };
     (node.id, item, node.current_view())
 }

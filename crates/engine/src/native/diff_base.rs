@@ -5,16 +5,18 @@
 use std::ops::Range;
 
 use super::stored::NodeItem;
-use super::tree::Root;
+use super::tree::Roots;
+
+const NO_ROOTS: Roots = Roots { places: None, backings: None };
 
 /// A range of a disk over one base.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DiffRange {
     pub start: u64,
     pub end: u64,
-    /// The node that is the base, and its tree.
+    /// The node that is the base, and its trees.
     pub base_node: Option<u64>,
-    pub base: Option<Root>,
+    pub base: Roots,
     /// The node's own blocks in the range were born after this generation.
     pub since: u64,
 }
@@ -22,7 +24,7 @@ pub(super) struct DiffRange {
 impl DiffRange {
     /// The whole disk, over no base.
     pub(super) const ALL: DiffRange =
-        DiffRange { start: 0, end: u64::MAX, base_node: None, base: None, since: 0 };
+        DiffRange { start: 0, end: u64::MAX, base_node: None, base: NO_ROOTS, since: 0 };
 
     pub(super) fn blocks(&self) -> Range<u64> {
         self.start..self.end
@@ -49,7 +51,7 @@ pub(super) fn diff_ranges(id: u64, item_of: &dyn Fn(u64) -> Option<NodeItem>) ->
                 start,
                 end,
                 base_node: node,
-                base: base.and_then(|base| base.root),
+                base: base.map_or(NO_ROOTS, |base| base.roots),
                 since,
             });
             end = start;
@@ -73,7 +75,7 @@ mod tests {
     type Items = BTreeMap<u64, NodeItem>;
 
     fn item(parent: u64, sealed: u64, cursor: u64) -> NodeItem {
-        NodeItem { parent, sealed, size_blocks: 1000, dropped: cursor > 0, cursor, root: None }
+        NodeItem { parent, sealed, size_blocks: 1000, dropped: cursor > 0, cursor, roots: NO_ROOTS }
     }
 
     fn bases(items: &Items, id: u64) -> Vec<(Range<u64>, u64)> {

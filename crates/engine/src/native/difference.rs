@@ -9,6 +9,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
 use super::stored::NodeItem;
+use super::tree::Roots;
 use super::unmerged::{PAGES_AT_ONCE, State};
 
 impl Store {
@@ -32,7 +33,8 @@ impl Store {
             return Err(Error::invalid(self.path(), cause));
         }
         let (old, new) = (from.map(|id| self.node(id)).transpose()?, self.node(to)?);
-        let states = (old.as_ref().map_or(State::Tree(None), |old| State::Node(old)), State::Node(&new));
+        let states =
+            (old.as_ref().map_or(State::Trees(Roots::default()), |old| State::Node(old)), State::Node(&new));
         let _retained = self.space.retain(self.work.clone());
         let (mut ranges, mut done, end) = (Vec::new(), start / BLOCK, new.size_blocks.get());
         for step in (0..pages.max(1)).step_by(PAGES_AT_ONCE) {
@@ -56,7 +58,7 @@ pub(super) fn item_now(node: &Node) -> NodeItem {
         size_blocks: node.size_blocks.get(),
         dropped: node.dropped.get(),
         cursor: node.cursor.get(),
-        root: node.root().flatten(),
+        roots: node.roots().unwrap_or_default(),
     }
 }
 

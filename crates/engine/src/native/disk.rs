@@ -9,6 +9,7 @@ use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, Volu
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
+use super::backing::WritePath;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
@@ -104,7 +105,7 @@ impl NativeDisk {
             mapped += view.with_table(Table::mapped).unwrap_or(0);
             view = below;
         }
-        mapped += view.root().flatten().map_or(0, |root| root.pointer.count);
+        mapped += view.roots().and_then(|roots| roots.places).map_or(0, |root| root.pointer.count);
         (mapped * BLOCK).min(self.size_bytes())
     }
 
@@ -155,15 +156,14 @@ impl NativeDisk {
         self.scratch.borrow().iter().map(Scratch::is_small).collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns whether a write may go to the block's present place: no other state shows it, and no replay will doubt
-    /// it.
-    fn is_in_place(&self, found: &LookupRun) -> bool {
+    /// Returns whether no replay will doubt the record that placed a run.
+    pub(super) fn is_settled(&self, found: &LookupRun) -> bool {
         let journal = &self.store.journal;
         let settled = match self.store.options.defects.has(Defect::EarlyFlushedLsn) {
             true => journal.last_lsn(),
             false => journal.durable_flushed_lsn(),
         };
-        !found.is_hole() && found.birth > self.node.since.get() && found.lsn <= settled
+        found.lsn <= settled
     }
 
     /// Reads a range that was checked in the same poll.
@@ -191,6 +191,9 @@ impl NativeDisk {
         offset: u64,
         mut buf: Buf,
     ) -> (Buf, Result<()>) {
+        if found.iter().any(|found| !found.backing.is_none()) {
+            return self.read_sectors(found, offset, buf).await;
+        }
         if let Some(first) = found.first().filter(|_| is_contiguous(found)) {
             if first.is_hole() {
                 buf.fill(0);
@@ -223,8 +226,8 @@ impl NativeDisk {
     pub(super) async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
         let began_ns = self.store.env.now_ns();
         let len = data.len();
-        let blocks = blocks_of(offset, len as u64);
-        let changes = async || self.changes_map(blocks.clone()).await;
+        let range = offset..offset + len as u64;
+        let changes = async || self.changes_map(&range).await;
         let result =
             self.retry_for_space(changes, async || self.write_once(offset, data.clone()).await).await;
         // A write that finds no space is not counted: the guest's server repeats or refuses it.
@@ -235,11 +238,13 @@ impl NativeDisk {
         result
     }
 
-    /// Returns whether a write to these blocks changes the map. Pages that are missing in memory are read, which the
+    /// Returns whether a write to these bytes changes the map. Pages that are missing in memory are read, which the
     /// write would do in any case.
-    async fn changes_map(&self, blocks: Range<u64>) -> Result<bool> {
+    async fn changes_map(&self, range: &Range<u64>) -> Result<bool> {
         let _admitted = self.store.reads.enter();
-        self.with_found(blocks, async |found| Ok(!found.iter().all(|found| self.is_in_place(found)))).await
+        let in_place = |found: &LookupRun| self.path_of(found, range) == WritePath::InPlace;
+        let blocks = blocks_of(range.start, range.end - range.start);
+        self.with_found(blocks, async |found| Ok(!found.iter().all(in_place))).await
     }
 
     /// Waits for a turn, and for room, if the store is behind and a write `changes` the map.
@@ -298,7 +303,7 @@ impl NativeDisk {
         let _admitted = self.store.writes.enter();
         self.with_found(blocks, async |found| {
             if let [only] = found
-                && self.is_in_place(only)
+                && self.path_of(only, &(offset..offset + data.len() as u64)) == WritePath::InPlace
             {
                 return self.overwrite(only, offset, data).await;
             }
@@ -307,36 +312,38 @@ impl NativeDisk {
         .await
     }
 
-    async fn overwrite(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
+    pub(super) async fn overwrite(&self, found: &LookupRun, offset: u64, data: Slice) -> Result<()> {
         self.store.file.write(found.addr * BLOCK + (offset - found.start * BLOCK), data).await
     }
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
     async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let path_of = |found: &LookupRun| self.path_of(found, &(offset..end));
         // The usual first write: nothing is allocated for it.
-        if !found.iter().any(|found| self.is_in_place(found)) {
+        if found.iter().all(|found| path_of(found) == WritePath::Redirect) {
             return self.redirect(found, offset, data).await;
         }
-        let end = offset + data.len() as u64;
-        let mut stretches: Vec<(bool, &[LookupRun])> = Vec::new();
+        let mut stretches: Vec<(WritePath, &[LookupRun])> = Vec::new();
         let mut from = 0;
         for at in 0..found.len() {
-            let in_place = self.is_in_place(&found[at]);
+            let path = path_of(&found[at]);
             let joins = found.get(at + 1).is_some_and(|next| {
-                self.is_in_place(next) == in_place && (!in_place || found[at].is_continued_by(next))
+                path_of(next) == path && (path == WritePath::Redirect || found[at].is_continued_by(next))
             });
             if !joins {
-                stretches.push((in_place, &found[from..=at]));
+                stretches.push((path, &found[from..=at]));
                 from = at + 1;
             }
         }
-        let writes = stretches.into_iter().map(async |(in_place, found)| {
+        let writes = stretches.into_iter().map(async |(path, found)| {
             let first = offset.max(found[0].start * BLOCK);
             let last = end.min(found[found.len() - 1].end() * BLOCK);
             let part = data.slice((first - offset) as usize..(last - offset) as usize);
-            match in_place {
-                true => self.overwrite(&found[0], first, part).await,
-                false => self.redirect(found, first, part).await,
+            match path {
+                WritePath::InPlace => self.overwrite(&found[0], first, part).await,
+                WritePath::Extend => self.extend(&found[0], first, part).await,
+                WritePath::Redirect => self.redirect(found, first, part).await,
             }
         });
         all(writes).await

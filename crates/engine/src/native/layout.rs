@@ -42,6 +42,18 @@ impl Extent {
     }
 }
 
+/// Number of bits of an address and of a birth in an entry of a map.
+pub(crate) const WORD_BITS: u32 = 48;
+pub(crate) const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
+
+/// Position of the flags in an entry's first word: those of an entry of the tree of backing blocks are its sector mask.
+pub(crate) const FLAGS_SHIFT: u32 = WORD_BITS + 8;
+
+/// Returns the address in an entry's first word, without device and flags.
+pub(crate) const fn addr_of(place: u64) -> u64 {
+    place & WORD_MASK
+}
+
 /// Properties of a store that are fixed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
@@ -71,6 +83,13 @@ impl Geometry {
 /// Returns the CRC-64/NVME over `bytes`, whose own checksum field the caller has zeroed.
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+/// Returns the checksum over several parts, one behind the other.
+pub(crate) fn checksum_of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u64 {
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+    parts.for_each(|part| digest.update(part));
+    digest.finalize()
 }
 
 /// Returns the checksum of a page as if its field at `CHECKSUM_AT` were zero.

@@ -11,8 +11,8 @@ use blk::{Error, Result};
 use super::change::Op;
 use super::key::USER_KINDS;
 use super::layout::{BLOCK, Extent};
-use super::table::{Redirect, Table};
-use super::tree::{LEVEL_MAX, Root, span};
+use super::table::{PartialBlock, Redirect, Table};
+use super::tree::{LEVEL_MAX, Roots, span};
 use super::view::View;
 
 /// The parent of a root: no node.
@@ -85,15 +85,25 @@ impl Node {
         self.current_view()
     }
 
-    /// Returns the tree if a checkpoint has merged all of the node.
-    pub fn root(&self) -> Option<Option<Root>> {
-        self.current_view().root()
+    /// Returns the trees if a checkpoint has merged all of the node.
+    pub fn roots(&self) -> Option<Roots> {
+        self.current_view().roots()
     }
 
-    pub fn put(&self, start: u64, redirect: Redirect, displaced: &mut Vec<Extent>) -> TableGrowth {
+    /// Puts a run into the table of the running node; `part` if it is a block that was written in part.
+    pub fn put(
+        &self,
+        start: u64,
+        redirect: Redirect,
+        part: Option<PartialBlock>,
+        displaced: &mut Vec<Extent>,
+    ) -> TableGrowth {
         let mut active = self.active.borrow_mut();
         let (runs, leaves, size_blocks) = (active.len() as isize, active.leaves(), self.size_blocks.get());
-        active.insert(start, redirect, displaced);
+        match part {
+            Some(part) => active.insert_partial(start, redirect, part, displaced),
+            None => active.insert(start, redirect, displaced),
+        }
         let pages =
             merge_pages(active.leaves(), size_blocks).saturating_sub(merge_pages(leaves, size_blocks));
         self.pages.update(|before| before + pages);

@@ -1,6 +1,7 @@
 //! The native store: disks whose snapshots are metadata. The first write to a block after a snapshot is redirected to a
 //! new place; later writes overwrite it in place. `docs/formats/native.md` has the format and its invariants.
 
+mod backing;
 mod blocks;
 pub mod bytes;
 mod catalogue;
@@ -11,6 +12,8 @@ mod contents;
 mod diff_base;
 mod difference;
 mod disk;
+#[cfg(test)]
+mod fixture_tests;
 pub mod journal;
 mod key;
 pub mod layout;
@@ -28,6 +31,10 @@ mod randomized_tests;
 mod reclaim;
 mod recover;
 mod redirect;
+mod replayed_records;
+mod sector_masks;
+#[cfg(test)]
+mod sector_masks_tests;
 pub mod space;
 mod store;
 pub mod stored;

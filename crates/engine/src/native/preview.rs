@@ -9,7 +9,7 @@ use super::layout::BLOCK;
 use super::lineage::Node;
 use super::store::Store;
 use super::table::Table;
-use super::tree::{Root, WalkItem, gone};
+use super::tree::{Roots, WalkItem, gone};
 use super::view::View;
 
 /// Most pages of maps read for one state over one base: the byte count of larger states need not be exact. A state has
@@ -33,7 +33,7 @@ impl Store {
     async fn written(&self, node: &Node) -> Result<u64> {
         let _retained = self.space.retain(self.work.clone());
         let active = node.active.borrow().mapped();
-        let (pending, root) = merged_below(node.current_view(), node.parent.get());
+        let (pending, roots) = merged_below(node.current_view(), node.parent.get());
         let (since, mut merged) = (node.since.get(), 0);
         let mut add = |found: WalkItem| {
             if let WalkItem::Data(data) = found
@@ -44,21 +44,21 @@ impl Store {
         };
         for range in self.diff_ranges_now(node.id) {
             let base = range.base_node.and_then(|base| self.lineage.borrow().get(base));
-            let base = base.and_then(|base| base.current_view().tree_below());
-            let (from, to) = (range.start, range.end);
-            gone(&self.nodes, root.as_ref(), base.as_ref(), from, to, PAGES_MAX, &mut add).await?;
+            let base = base.map(|base| base.current_view().trees_below()).unwrap_or_default();
+            let (own, base) = (roots.places.as_ref(), base.places.as_ref());
+            gone(&self.nodes, own, base, range.start, range.end, PAGES_MAX, &mut add).await?;
         }
         Ok(active + pending + merged)
     }
 }
 
-/// Returns the number of blocks in the tables above the nearest tree that belong to a node over `parent`, and that
-/// tree.
-fn merged_below(view: Rc<View>, parent: u64) -> (u64, Option<Root>) {
+/// Returns the number of blocks in the tables above the nearest trees that belong to a node over `parent`, and these
+/// trees.
+fn merged_below(view: Rc<View>, parent: u64) -> (u64, Roots) {
     let (mut blocks, mut at) = (0, view);
     loop {
-        if let Some(root) = at.root() {
-            return (blocks, root);
+        if let Some(roots) = at.roots() {
+            return (blocks, roots);
         }
         if at.parent == parent {
             blocks += at.with_table(Table::mapped).unwrap_or(0);

@@ -11,6 +11,7 @@ use blk::{Buf, Env, Errno, Result};
 use futures_util::future::join_all;
 use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
+use super::backing::SECTOR;
 use super::change::{Key, Op};
 use super::disk::{DiskOptions, NativeDisk};
 use super::layout::BLOCK;
@@ -21,12 +22,13 @@ use super::tree::{WalkItem, gone};
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128 };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
 /// Blocks that the guests write: some leaves, near and far.
 const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
 const PLACE_BLOCKS: u64 = 24;
+const SECTORS: u64 = BLOCK / SECTOR;
 /// More I/Os than an opening and the first change need: a failed flush makes either fail, regardless of its error.
 const OPENING_IOS: u64 = 40;
 const ITEM: Key = Key { kind: 116, major: 1, minor: 1 };
@@ -42,7 +44,7 @@ impl Rng {
     }
 }
 
-/// What each block may show: the last value flushed, and all values issued since.
+/// What each sector may show: the last value flushed, and all values issued since.
 type Content = BTreeMap<u64, Vec<u8>>;
 
 #[derive(Default)]
@@ -63,9 +65,9 @@ impl Model {
         (!all.is_empty()).then(|| all[rng.next(all.len() as u64) as usize])
     }
 
-    fn issue(&mut self, node: u64, blocks: std::ops::Range<u64>, value: u8) {
+    fn issue(&mut self, node: u64, sectors: std::ops::Range<u64>, value: u8) {
         let content = &mut self.nodes.get_mut(&node).unwrap().1;
-        blocks.for_each(|block| content.entry(block).or_insert_with(|| vec![0]).push(value));
+        sectors.for_each(|sector| content.entry(sector).or_insert_with(|| vec![0]).push(value));
     }
 
     /// Notes that everything issued is durable.
@@ -125,6 +127,13 @@ impl Guests {
             let start = place + rng.next(PLACE_BLOCKS);
             let len = 1 + rng.next(PLACE_BLOCKS - (start - place));
             let unmaps = rng.next(4) == 0;
+            let (start, len) = (start * SECTORS, len * SECTORS);
+            // Every other write begins and ends anywhere within its first and last block.
+            let (from, less) = match unmaps || rng.next(2) == 0 {
+                true => (0, 0),
+                false => (rng.next(SECTORS), rng.next(SECTORS)),
+            };
+            let (start, len) = (start + from, len.saturating_sub(from + less).max(1));
             let value = {
                 let mut model = model.borrow_mut();
                 model.stamp = model.stamp % 250 + 1;
@@ -135,11 +144,11 @@ impl Guests {
             let disk = disk.clone();
             works.push(async move {
                 if unmaps {
-                    return disk.discard(start * BLOCK..(start + len) * BLOCK).await;
+                    return disk.discard(start * SECTOR..(start + len) * SECTOR).await;
                 }
-                let mut buf = Buf::alloc((len * BLOCK) as usize);
+                let mut buf = Buf::alloc((len * SECTOR) as usize);
                 buf.fill(value);
-                disk.write(start * BLOCK, buf.freeze()).await
+                disk.write(start * SECTOR, buf.freeze()).await
             });
         }
         for result in join_all(works).await {
@@ -219,11 +228,11 @@ async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what:
             let read = disk.clone().read(place * BLOCK, Buf::alloc((PLACE_BLOCKS * BLOCK) as usize));
             let (buf, result) = read.await;
             result.unwrap();
-            for (n, block) in buf.chunks_exact(BLOCK as usize).enumerate() {
-                let at = place + n as u64;
+            for (n, sector) in buf.chunks_exact(SECTOR as usize).enumerate() {
+                let at = place * SECTORS + n as u64;
                 let may = content.get(&at).cloned().unwrap_or_else(|| vec![0]);
-                let strange = block.iter().find(|byte| !may.contains(byte));
-                assert_eq!(strange, None, "{what}: node {id}, block {at}: expected one of {may:?}");
+                let strange = sector.iter().find(|byte| !may.contains(byte));
+                assert_eq!(strange, None, "{what}: node {id}, sector {at}: expected one of {may:?}");
             }
         }
     }
@@ -242,7 +251,8 @@ async fn exact(store: &Rc<Store>, what: &str) {
         assert!(e.is_no_space() && tries < 10, "{what}: {e}");
     }
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
-    let roots: Vec<_> = store.stored.borrow().all().map(|(_, item)| item.root).collect();
+    let roots: Vec<_> =
+        store.stored.borrow().all().flat_map(|(_, item)| [item.roots.places, item.roots.backings]).collect();
     for root in roots {
         let mut visit = |gone: WalkItem| match gone {
             WalkItem::Data(run) => (0..run.len).for_each(|n| {

@@ -10,7 +10,7 @@ use blk::{ErrorKind, Result};
 use super::layout::Extent;
 use super::store::Store;
 use super::stored::NodeItem;
-use super::tree::{WalkItem, gone};
+use super::tree::{Roots, WalkItem, gone_from_both};
 use crate::options::Defect;
 
 /// The end of every disk.
@@ -86,9 +86,13 @@ impl Store {
         let (child, since) = {
             let stored = self.stored.borrow();
             let child = stored.children(id).first().and_then(|child| stored.get(*child).copied());
-            (child.and_then(|child| child.root), stored.sealed(item.parent))
+            (child.map(|child| child.roots).unwrap_or_default(), stored.sealed(item.parent))
         };
-        let child = if self.options.defects.has(Defect::IgnoreSuccessor) { None } else { child };
+        let ignores = |defect| self.options.defects.has(defect);
+        let child = Roots {
+            places: child.places.filter(|_| !ignores(Defect::IgnoreSuccessor)),
+            backings: child.backings.filter(|_| !ignores(Defect::ForgetBackings)),
+        };
         let mut freed = Vec::new();
         let early = self.options.defects.has(Defect::WrongBirth);
         let is_own = |birth: u64| birth > since || (early && birth == since && since > 0);
@@ -103,9 +107,8 @@ impl Store {
             _ => {}
         };
         let loads = self.nodes.loads();
-        let cursor =
-            gone(&self.nodes, item.root.as_ref(), child.as_ref(), item.cursor, ALL, *budget, &mut visit)
-                .await?;
+        let rest = item.cursor..ALL;
+        let cursor = gone_from_both(&self.nodes, &item.roots, &child, rest, *budget, &mut visit).await?;
         *budget = budget.saturating_sub((self.nodes.loads() - loads) as usize);
         *blocks += freed.iter().map(|extent| extent.len).sum::<u64>();
         self.freed.borrow_mut().append(&mut freed);

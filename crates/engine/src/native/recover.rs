@@ -3,29 +3,26 @@
 //! A record above `flushed_lsn` counts only if its data is there. A record without its data is durably declared aborted
 //! before anything new happens. A later replay, which has a greater `flushed_lsn`, must not apply it.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use blk::memory::{HostId, clients_may_live};
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
-use futures_util::StreamExt;
-use futures_util::stream;
 
 use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
 use super::contents::{check_catalogue, read_nodes, read_summaries};
-use super::journal::{Journal, MemoryTail, Position, Record, Replayed, Start, pages_max, replay};
-use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, checksum};
-use super::media::read_hard;
+use super::journal::{
+    Journal, MemoryTail, Position, Record, Replayed, SectorsRecord, Start, pages_max, replay,
+};
+use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS};
+use super::replayed_records::{MissingSectors, ReplayedRecords};
 use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
-use super::superblock::{COUNTER_END, LEASED, SLOT_BLOCKS, Slots, Superblock};
-use super::table::Redirect;
+use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
+use super::table::{PartialBlock, Redirect};
 use super::tree::Nodes;
 use crate::options::Defect;
 
-/// Number of reads under way at once that compare data with its checksum.
-const COMPARED_AT_ONCE: usize = 16;
 /// Bytes of zeros written by one I/O.
 const ZEROS_BYTES: u64 = 1 << 20;
 /// Number of aborts that keeps a change well inside one record: 17 bytes each.
@@ -44,12 +41,15 @@ pub struct NewStore {
     pub journal_pages: u64,
     /// Blocks of a group, its two bitmap pages included.
     pub group_blocks: u64,
+    /// A first write of some sectors of a block leaves the others where they are, if the device writes sectors of 512
+    /// bytes.
+    pub sector_masks: bool,
 }
 
 impl Default for NewStore {
     /// A journal of 64 MiB and groups of 126 MiB.
     fn default() -> Self {
-        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX }
+        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX, sector_masks: true }
     }
 }
 
@@ -61,7 +61,8 @@ impl Store {
             journal_pages: new.journal_pages,
             group_blocks: new.group_blocks,
         };
-        let superblock = Superblock::first(&geometry, env.unix_us());
+        let mut superblock = Superblock::first(&geometry, env.unix_us());
+        superblock.features_incompat = if new.sector_masks { SECTOR_MASKS } else { 0 };
         write_zeros(file, geometry.groups_start() * BLOCK).await?;
         superblock.write(file).await?;
         file.flush().await
@@ -175,20 +176,34 @@ impl Store {
         if let Err(e) = self.space.load_for(changes.addresses()).await {
             self.fail_read_only(&e);
         }
-        for (count, (lsn, record)) in changes.valid().enumerate() {
+        let mut missing = MissingSectors::default();
+        for (count, (lsn, record)) in changes.records.iter().enumerate() {
             if count % STEP_RECORDS == STEP_RECORDS - 1 {
                 self.env.next_turn().await;
             }
+            let (lsn, counts) = (*lsn, changes.counts(*lsn));
+            if let Record::Sectors(sectors) = record
+                && !self.options.defects.has(Defect::CountMissingSectors)
+            {
+                missing.note(sectors, counts);
+            }
             match record {
+                _ if !counts => {}
+                Record::Sectors(sectors) => {
+                    self.repeat_sectors(sectors, &mut missing, lsn)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
+                }
                 Record::Map { node, start, len, addr, birth, .. } => {
                     let extent = Extent { addr: *addr, len: u64::from(*len) };
                     self.note_space(self.space.replay_place(extent));
                     let redirect = Redirect { len: extent.len, addr: *addr, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
+                    self.repeat_put(*node, *start, redirect, None)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Unmap { node, start, len, birth } => {
                     let redirect = Redirect { len: *len, addr: 0, birth: *birth, lsn };
-                    self.repeat_put(*node, *start, redirect).map_err(|cause| self.wrong(lsn, &cause))?;
+                    self.repeat_put(*node, *start, redirect, None)
+                        .map_err(|cause| self.wrong(lsn, &cause))?;
                 }
                 Record::Change(bytes) => {
                     let place = format!("{}: record {lsn}", self.path());
@@ -203,7 +218,29 @@ impl Store {
         Error::damaged(self.path(), format!("journal record {lsn}: {cause}"))
     }
 
-    fn repeat_put(&self, node: u64, start: u64, redirect: Redirect) -> Result<(), String> {
+    fn repeat_sectors(
+        &self,
+        record: &SectorsRecord,
+        missing: &mut MissingSectors,
+        lsn: u64,
+    ) -> Result<(), String> {
+        let SectorsRecord { node, block, addr, birth, .. } = *record;
+        let is_placed_here = missing.places(record);
+        if is_placed_here {
+            self.note_space(self.space.replay_place(Extent { addr, len: 1 }));
+        }
+        let backing = record.backing_of(record.present & !missing.of(addr));
+        let part = PartialBlock { backing, is_placed_here };
+        self.repeat_put(node, block, Redirect { len: 1, addr, birth, lsn }, Some(part))
+    }
+
+    fn repeat_put(
+        &self,
+        node: u64,
+        start: u64,
+        redirect: Redirect,
+        part: Option<PartialBlock>,
+    ) -> Result<(), String> {
         let known = self.lineage.borrow().get(node).filter(|node| node.is_running());
         let node = known.ok_or_else(|| format!("blocks of node {node}, which does not run"))?;
         let now = self.generation.get();
@@ -211,7 +248,7 @@ impl Store {
             return Err(format!("birth is {}, expected {now}", redirect.birth));
         }
         let mut displaced = Vec::new();
-        self.count(node.id, node.put(start, redirect, &mut displaced));
+        self.count(node.id, node.put(start, redirect, part, &mut displaced));
         for extent in displaced {
             self.note_space(self.space.replay_free(extent));
         }
@@ -316,97 +353,6 @@ impl RetainedTail {
         let clients_may_live = found.is_none() && clients_may_live(then, HostId::of(env.memory().as_deref()));
         RetainedTail { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
     }
-}
-
-/// The journal's records, and which of them count.
-struct ReplayedRecords {
-    records: Vec<(u64, Record)>,
-    /// Records whose data was not flushed and is missing.
-    missing: BTreeSet<u64>,
-    /// Records declared aborted by an earlier recovery.
-    aborted: BTreeSet<u64>,
-    /// Errors of the missing records whose data the device cannot read.
-    unreadable: Vec<Error>,
-    end: Position,
-    flushed_lsn: u64,
-    epoch: u64,
-}
-
-impl ReplayedRecords {
-    /// Reads all records; `tail` are those behind the journal's end.
-    async fn read(file: &File, found: Replayed, tail: &[(u64, Record)]) -> Result<ReplayedRecords> {
-        let Replayed { mut records, end, flushed_lsn, epoch, .. } = found;
-        records.extend_from_slice(tail);
-        let mut aborted = BTreeSet::new();
-        for (lsn, record) in &records {
-            let Record::Change(bytes) = record else { continue };
-            for op in decode(bytes, &format!("{}: record {lsn}", file.name()))? {
-                if let Op::Abort { first, last } = op {
-                    let (oldest, newest) = (records[0].0, records[records.len() - 1].0);
-                    aborted.extend(first.max(oldest)..=last.min(newest));
-                }
-            }
-        }
-        let doubtful = &records[records.partition_point(|(lsn, _)| *lsn <= flushed_lsn)..];
-        let doubtful = doubtful.iter().filter(|(lsn, _)| !aborted.contains(lsn));
-        let mut compared = stream::iter(doubtful.map(|(lsn, record)| compare_data(file, *lsn, record)))
-            .buffer_unordered(COMPARED_AT_ONCE);
-        let (mut missing, mut unreadable) = (BTreeSet::new(), Vec::new());
-        while let Some((lsn, data)) = compared.next().await {
-            match data? {
-                RecordData::There => {}
-                RecordData::Absent => drop(missing.insert(lsn)),
-                RecordData::Unreadable(e) => {
-                    missing.insert(lsn);
-                    unreadable.push(e);
-                }
-            }
-        }
-        drop(compared);
-        Ok(ReplayedRecords { records, missing, aborted, unreadable, end, flushed_lsn, epoch })
-    }
-
-    fn valid(&self) -> impl Iterator<Item = (u64, &Record)> {
-        let counts = |lsn: &u64| !self.missing.contains(lsn) && !self.aborted.contains(lsn);
-        self.records.iter().filter(move |(lsn, _)| counts(lsn)).map(|(lsn, record)| (*lsn, record))
-    }
-
-    fn addresses(&self) -> impl Iterator<Item = u64> {
-        self.valid().filter_map(|(_, record)| match record {
-            Record::Map { addr, .. } => Some(*addr),
-            _ => None,
-        })
-    }
-}
-
-/// What the medium holds of a record's data.
-enum RecordData {
-    There,
-    Absent,
-    Unreadable(Error),
-}
-
-async fn compare_data(file: &File, lsn: u64, record: &Record) -> (u64, Result<RecordData>) {
-    let Record::Map { node, start, len, addr, checksum: expected, .. } = record else {
-        return (lsn, Ok(RecordData::There));
-    };
-    let (data, result) = read_hard(file, addr * BLOCK, u64::from(*len) * BLOCK).await;
-    let data = match result {
-        Ok(()) if checksum(&data) == *expected => Ok(RecordData::There),
-        Ok(()) => Ok(RecordData::Absent),
-        // The file had not grown that far when the power went.
-        Err(e) if e.kind == ErrorKind::Damaged => Ok(RecordData::Absent),
-        // A sector may be unreadable if its write was under way when the power was lost.
-        Err(e) if e.kind == ErrorKind::Io => {
-            let blocks = format!("blocks {start}..{} of node {node}", start + u64::from(*len));
-            let cause = format!(
-                "{blocks} show what they held before journal record {lsn}: its data cannot be read: {e}"
-            );
-            Ok(RecordData::Unreadable(Error::damaged(file.name(), cause)))
-        }
-        Err(e) => Err(e),
-    };
-    (lsn, data)
 }
 
 /// Refuses a possibly stale superblock. If one slot holds no superblock, the other one may be stale: it counts only if

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use blk::sync::{Admission, Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
 
+use super::backing::SECTOR;
 use super::catalogue::Catalogue;
 use super::change::{Key, Op, encode};
 use super::journal::{Journal, Record};
@@ -16,7 +17,7 @@ use super::progress::Progress;
 use super::space::Space;
 use super::stored::StoredNodes;
 use super::superblock::Superblock;
-use super::tree::Nodes;
+use super::tree::{Nodes, Roots};
 use super::view::View;
 use super::write_coalescer::WriteCoalescer;
 use crate::options::{Defect, Defects};
@@ -72,6 +73,8 @@ pub struct Store {
     /// The settings of this opening.
     pub options: StoreOptions,
     pub(super) file: File,
+    /// A first write of some sectors of a block leaves the others where they are.
+    pub(super) masks_sectors: bool,
     pub(super) geometry: Geometry,
     pub(super) nodes: Nodes,
     pub(super) space: Rc<Space>,
@@ -164,6 +167,14 @@ pub(super) struct StoreParts {
     pub superblock: Superblock,
 }
 
+/// Returns whether a write of one sector harms no other, even if the power goes. The page cache writes whole pages.
+fn writes_single_sectors(file: &File) -> bool {
+    let limits = file.limits();
+    limits.direct
+        && u64::from(limits.logical_block.max(limits.physical_block)) == SECTOR
+        && limits.physical_block != 0
+}
+
 impl Store {
     pub(super) fn assemble(env: Env, options: StoreOptions, parts: StoreParts) -> Rc<Store> {
         let superblock = parts.superblock;
@@ -171,6 +182,7 @@ impl Store {
             coalescer: WriteCoalescer::new(env.clone(), parts.file.clone()),
             env,
             options,
+            masks_sectors: superblock.has_sector_masks() && writes_single_sectors(&parts.file),
             file: parts.file,
             geometry: parts.geometry,
             nodes: parts.nodes,
@@ -346,7 +358,7 @@ impl Store {
         match *op {
             Op::Create { node, size_blocks } => {
                 is_new(node, &lineage)?;
-                lineage.add(Node::new(node, NONE, size_blocks, View::tree(None, generation)));
+                lineage.add(Node::new(node, NONE, size_blocks, View::tree(Roots::default(), generation)));
             }
             Op::Take { running, sealed } => {
                 is_new(sealed, &lineage)?;

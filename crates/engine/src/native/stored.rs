@@ -10,7 +10,7 @@ pub use super::key::USER_KINDS;
 use super::lineage::{DISK_BLOCKS_MAX, check_size};
 use super::space::GroupSummary;
 use super::superblock::Superblock;
-use super::tree::Root;
+use super::tree::{Root, Roots};
 
 /// Kinds of items of the store itself.
 pub(crate) const GROUP: u8 = 1;
@@ -23,7 +23,7 @@ pub(crate) struct NodeItem {
     pub size_blocks: u64,
     pub dropped: bool,
     pub cursor: u64,
-    pub root: Option<Root>,
+    pub roots: Roots,
 }
 
 pub(crate) fn node_key(id: u64) -> Key {
@@ -40,8 +40,12 @@ impl NodeItem {
         out.u64(self.parent).u64(self.sealed).u64(self.size_blocks);
         out.u8(u8::from(self.dropped)).u64(self.cursor);
         let mut root = [0; Root::BYTES];
-        Root::put(self.root.as_ref(), &mut root);
+        Root::put(self.roots.places.as_ref(), &mut root);
         out.bytes(&root);
+        if self.roots.backings.is_some() {
+            Root::put(self.roots.backings.as_ref(), &mut root);
+            out.bytes(&root);
+        }
         out.done()
     }
 
@@ -50,14 +54,13 @@ impl NodeItem {
         let (parent, sealed) = (input.u64("parent of a node")?, input.u64("generation of a node")?);
         let size_blocks = input.u64("size of a node")?;
         check_size(size_blocks).map_err(|cause| Error::damaged(place, cause))?;
-        Ok(NodeItem {
-            parent,
-            sealed,
-            size_blocks,
-            dropped: input.u8("a node's dropped mark")? != 0,
-            cursor: input.u64("cursor of a node")?,
-            root: decode_root(input.bytes("root of a node")?, place)?,
-        })
+        let (dropped, cursor) = (input.u8("a node's dropped mark")? != 0, input.u64("cursor of a node")?);
+        let places = decode_root(input.bytes("root of a node")?, place)?;
+        let backings = match input.is_empty() {
+            true => None,
+            false => decode_root(input.bytes("second root of a node")?, place)?,
+        };
+        Ok(NodeItem { parent, sealed, size_blocks, dropped, cursor, roots: Roots { places, backings } })
     }
 }
 
@@ -76,8 +79,11 @@ impl NodeItem {
         // Only a dropped node is given back.
         let cursor_max = if self.dropped { DISK_BLOCKS_MAX } else { 0 };
         counted("cursor", self.cursor, 0..=cursor_max)?;
-        let birth = self.root.map_or(0, |root| root.pointer.birth);
-        counted("birth of the root", birth, 0..=superblock.generation)
+        for root in [self.roots.places, self.roots.backings] {
+            let birth = root.map_or(0, |root| root.pointer.birth);
+            counted("birth of a root", birth, 0..=superblock.generation)?;
+        }
+        Ok(())
     }
 
     /// Checks that the parent was sealed before the node: so no node is its own ancestor.

@@ -22,11 +22,14 @@ pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 pub const VERSION: [u16; 2] = [1, 0];
 
 /// Features that this program supports: `INCOMPAT_KNOWN` to read a store, `RO_COMPAT_KNOWN` to write one.
-const INCOMPAT_KNOWN: u64 = 0;
+const INCOMPAT_KNOWN: u64 = SECTOR_MASKS;
 const RO_COMPAT_KNOWN: u64 = LEASED;
 /// Read-only compatible: the store is written under its lease. A program that does not check the lease must not write
 /// it.
 pub(crate) const LEASED: u64 = 1;
+/// Incompatible: blocks may have some of their sectors elsewhere, so nodes may have a second tree, and the journal records
+/// of sectors.
+pub(crate) const SECTOR_MASKS: u64 = 1;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
@@ -143,6 +146,11 @@ impl Superblock {
             journal_pages: self.journal_pages,
             group_blocks: self.group_blocks,
         }
+    }
+
+    /// Returns whether blocks may have some of their sectors elsewhere.
+    pub fn has_sector_masks(&self) -> bool {
+        self.features_incompat & SECTOR_MASKS != 0
     }
 
     /// Returns the slot of this superblock: 0 or 1, in turn.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::backing::Backing;
 use super::layout::Extent;
 use super::tree::{Update, span};
 
@@ -20,6 +21,15 @@ pub struct Redirect {
     pub lsn: u64,
 }
 
+/// A block in a table that was written in part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartialBlock {
+    /// None once the block has all of its sectors.
+    pub backing: Backing,
+    /// The block got its place in this table, and did not only get further sectors there.
+    pub is_placed_here: bool,
+}
+
 /// Result of a lookup for a run of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookupRun {
@@ -30,6 +40,8 @@ pub struct LookupRun {
     pub birth: u64,
     /// Number of the record that placed the blocks; 0 once a checkpoint has settled them.
     pub lsn: u64,
+    /// The block that has the rest of the sectors; then `len` is 1.
+    pub backing: Backing,
 }
 
 impl LookupRun {
@@ -41,10 +53,20 @@ impl LookupRun {
         self.addr == 0
     }
 
+    /// Returns a part of a run without a backing block.
+    pub fn part(&self, blocks: Range<u64>) -> LookupRun {
+        let addr = if self.addr == 0 { 0 } else { self.addr + (blocks.start - self.start) };
+        LookupRun { start: blocks.start, len: blocks.end - blocks.start, addr, ..*self }
+    }
+
     /// Returns whether the disk's next blocks are also the store's next ones: one I/O reaches both, even if they were
     /// written at different times.
     pub fn is_continued_by(&self, next: &LookupRun) -> bool {
-        !self.is_hole() && self.end() == next.start && self.addr + self.len == next.addr
+        !self.is_hole()
+            && self.end() == next.start
+            && self.addr + self.len == next.addr
+            && self.backing.is_none()
+            && next.backing.is_none()
     }
 }
 
@@ -57,6 +79,8 @@ pub(super) fn is_contiguous(found: &[LookupRun]) -> bool {
 #[derive(Default)]
 pub struct Table {
     runs: BTreeMap<u64, Redirect>,
+    /// Blocks that were written in part; each is a run of its own.
+    parts: BTreeMap<u64, PartialBlock>,
     leaves: u64,
     mapped: u64,
 }
@@ -93,7 +117,8 @@ impl Table {
         }
     }
 
-    /// Inserts a run over earlier ones. The space of what it covers goes to `displaced`.
+    /// Inserts a run over earlier ones. The space that they got in this table, and that is not the new run's, goes to
+    /// `displaced`.
     pub fn insert(&mut self, start: u64, redirect: Redirect, displaced: &mut Vec<Extent>) {
         let blocks = start..start + redirect.len;
         let hole = redirect.addr == 0;
@@ -101,7 +126,12 @@ impl Table {
         let overlaps = match self.runs.range_mut(..blocks.end).next_back() {
             // The usual overwrite: the number of leaves does not change.
             Some((&at, old)) if at == start && old.len == redirect.len && (old.addr == 0) == hole => {
-                self.mapped -= note_displaced(&std::mem::replace(old, redirect), displaced);
+                let old = std::mem::replace(old, redirect);
+                match old.addr == redirect.addr {
+                    // A block that gets more of its sectors stays where it is.
+                    true => self.mapped -= if hole { 0 } else { old.len },
+                    false => self.displace(start, &old, displaced),
+                }
                 return;
             }
             Some((&at, old)) => at + old.len > start,
@@ -114,12 +144,43 @@ impl Table {
         self.runs.insert(start, redirect);
     }
 
+    /// Inserts a block that has only some of its sectors at its place, or that got its last ones.
+    pub fn insert_partial(
+        &mut self,
+        block: u64,
+        redirect: Redirect,
+        part: PartialBlock,
+        displaced: &mut Vec<Extent>,
+    ) {
+        assert!(redirect.len == 1 && redirect.addr != 0, "{redirect:?} of {part:?}");
+        let before = self.runs.get(&block).filter(|old| old.addr == redirect.addr);
+        let was_placed_here = before.map(|_| self.parts.get(&block).is_none_or(|part| part.is_placed_here));
+        self.insert(block, redirect, displaced);
+        let is_placed_here = was_placed_here.unwrap_or(part.is_placed_here);
+        match part.backing.is_none() && is_placed_here {
+            true => self.parts.remove(&block),
+            false => self.parts.insert(block, PartialBlock { is_placed_here, ..part }),
+        };
+    }
+
     fn cut_out(&mut self, blocks: &Range<u64>, displaced: &mut Vec<Extent>) {
         self.cut_at(blocks.start);
         self.cut_at(blocks.end);
-        while let Some((&at, old)) = self.runs.range(blocks.clone()).next() {
-            self.mapped -= note_displaced(old, displaced);
+        while let Some((at, old)) = self.runs.range(blocks.clone()).next().map(|(at, old)| (*at, *old)) {
+            self.displace(at, &old, displaced);
             self.runs.remove(&at);
+        }
+    }
+
+    /// Notes the space of a run that is replaced. A place that the block had before this table belongs to the tree.
+    fn displace(&mut self, start: u64, old: &Redirect, displaced: &mut Vec<Extent>) {
+        let part = if self.parts.is_empty() { None } else { self.parts.remove(&start) };
+        if old.addr == 0 {
+            return;
+        }
+        self.mapped -= old.len;
+        if part.is_none_or(|part| part.is_placed_here) {
+            displaced.push(Extent { addr: old.addr, len: old.len });
         }
     }
 
@@ -139,7 +200,16 @@ impl Table {
     /// Returns the run that holds `block`, cut to begin there.
     fn at(&self, block: u64) -> Option<LookupRun> {
         let (&start, redirect) = self.runs.range(..=block).next_back()?;
-        (block < start + redirect.len).then(|| clip(start, redirect, block..start + redirect.len))
+        let found =
+            (block < start + redirect.len).then(|| clip(start, redirect, block..start + redirect.len))?;
+        Some(LookupRun { backing: self.backing_of(start), ..found })
+    }
+
+    fn backing_of(&self, start: u64) -> Backing {
+        match self.parts.is_empty() {
+            true => Backing::NONE,
+            false => self.parts.get(&start).map_or(Backing::NONE, |part| part.backing),
+        }
     }
 
     /// Returns the run at `blocks.start`, or None, and the end of the run or of the gap.
@@ -166,6 +236,7 @@ impl Table {
             len: redirect.len,
             addr: redirect.addr,
             birth: redirect.birth,
+            backing: self.backing_of(start),
         }));
         runs.next().map(|(&start, _)| start)
     }
@@ -175,18 +246,10 @@ impl Table {
     }
 }
 
-/// Returns the number of blocks that a replaced run had.
-fn note_displaced(old: &Redirect, displaced: &mut Vec<Extent>) -> u64 {
-    if old.addr == 0 {
-        return 0;
-    }
-    displaced.push(Extent { addr: old.addr, len: old.len });
-    old.len
-}
-
 fn clip(start: u64, redirect: &Redirect, to: Range<u64>) -> LookupRun {
     let addr = if redirect.addr == 0 { 0 } else { redirect.addr + (to.start - start) };
-    LookupRun { start: to.start, len: to.end - to.start, addr, birth: redirect.birth, lsn: redirect.lsn }
+    let Redirect { birth, lsn, .. } = *redirect;
+    LookupRun { start: to.start, len: to.end - to.start, addr, birth, lsn, backing: Backing::NONE }
 }
 
 #[cfg(test)]
@@ -230,7 +293,7 @@ mod tests {
         let (mut table, mut gone) = (Table::default(), Vec::new());
         table.insert(10, redirect(4, 100, 7), &mut gone);
         assert_eq!(table.next(&(0..20)), (None, 10));
-        let found = LookupRun { start: 12, len: 2, addr: 102, birth: 1, lsn: 7 };
+        let found = LookupRun { start: 12, len: 2, addr: 102, birth: 1, lsn: 7, backing: Backing::NONE };
         assert_eq!(table.next(&(12..20)), (Some(found), 14));
         assert_eq!(table.next(&(14..20)), (None, 20));
     }

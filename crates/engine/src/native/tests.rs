@@ -7,13 +7,14 @@ use blk::volume::{STATUS_PIECES_MAX, Volume};
 use blk::{Buf, Env, Result};
 use sim::SimWorld;
 
+use super::backing::SECTOR;
 use super::change::Op;
 use super::space::Growth;
 use super::*;
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512 };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true };
 
 pub(super) async fn open_store(env: &Env) -> Result<Rc<Store>> {
     open_store_with(env, StoreOptions { reserve_blocks: 64, ..StoreOptions::default() }).await
@@ -40,6 +41,12 @@ pub(super) async fn fill(disk: &Rc<NativeDisk>, block: u64, count: usize, byte: 
     let mut buf = Buf::alloc(count * 4096);
     buf.fill(byte);
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
+}
+
+pub(super) async fn write_sectors(disk: &Rc<NativeDisk>, first: u64, count: u64, byte: u8) {
+    let mut buf = Buf::alloc((count * SECTOR) as usize);
+    buf.fill(byte);
+    disk.clone().write(first * SECTOR, buf.freeze()).await.unwrap();
 }
 
 pub(super) async fn shows(disk: &Rc<NativeDisk>, block: u64) -> u8 {

@@ -8,7 +8,8 @@ use blk::Result;
 use super::lineage::Node;
 use super::store::Store;
 use super::table::{LookupRun, Table};
-use super::tree::{Mapped, Root, WalkItem, differences, gone, span};
+use super::tree::{Mapped, Roots, WalkItem, differences, gone_from_both, span};
+use super::view::Scratch;
 
 /// Pages of each map compared in one step, before other tasks get a turn: some 100 us when all of them are in memory.
 pub(super) const PAGES_AT_ONCE: usize = 128;
@@ -22,23 +23,23 @@ const BLOCKS_AT_ONCE: u64 = PAGES_AT_ONCE as u64 * span(0);
 pub(super) enum State<'a> {
     /// A node as it is at each step, with its redirects.
     Node(&'a Node),
-    /// A tree. None: an empty disk.
-    Tree(Option<Root>),
+    /// Trees. Without them: an empty disk.
+    Trees(Roots),
 }
 
 impl State<'_> {
     fn at_moment(&self, blocks: Range<u64>) -> Moment {
         match self {
             State::Node(node) => Moment::of(node, blocks),
-            State::Tree(root) => Moment { root: *root, runs: Vec::new(), end: blocks.end },
+            State::Trees(roots) => Moment { roots: *roots, runs: Vec::new(), end: blocks.end },
         }
     }
 }
 
 /// The content of a state at one moment, in a range of blocks.
 struct Moment {
-    root: Option<Root>,
-    /// Runs that the tree does not have, ascending and apart from each other.
+    roots: Roots,
+    /// Runs that the trees do not have, ascending and apart from each other.
     runs: Vec<LookupRun>,
     /// End of the blocks that `runs` describes.
     end: u64,
@@ -54,9 +55,9 @@ impl Moment {
         let mut search =
             Search { runs: Vec::new(), end: blocks.end, gaps: vec![blocks], runs_max, blocks_max };
         search.look_through(&node.active.borrow());
-        let root = loop {
-            if let Some(root) = view.root() {
-                break root;
+        let roots = loop {
+            if let Some(roots) = view.roots() {
+                break roots;
             }
             view.with_table(|table| search.look_through(table));
             view = view.below().expect("a view without a tree is over another");
@@ -65,28 +66,27 @@ impl Moment {
         runs.retain(|run| run.start < end);
         runs.iter_mut().for_each(|run| run.len = run.end().min(end) - run.start);
         runs.sort_unstable_by_key(|run| run.start);
-        Moment { root, runs, end }
+        Moment { roots, runs, end }
     }
 
     /// Returns what the state has at `blocks`: runs and holes without gaps.
-    async fn content(&self, store: &Store, blocks: Range<u64>) -> Result<Vec<Mapped>> {
-        let mut found = Vec::new();
+    async fn content(&self, store: &Store, blocks: Range<u64>) -> Result<Vec<LookupRun>> {
+        let mut content = Scratch::default();
         let mut at = blocks.start;
         let first = self.runs.partition_point(|run| run.end() <= at);
         for run in self.runs[first..].iter().take_while(|run| run.start < blocks.end) {
             if at < run.start {
-                store.nodes.lookup(self.root.as_ref(), at..run.start, &mut found).await?;
+                content.find_in(&store.nodes, &self.roots, at..run.start).await?;
                 at = run.start;
             }
             let end = run.end().min(blocks.end);
-            let addr = if run.is_hole() { 0 } else { run.addr + (at - run.start) };
-            found.push(Mapped { start: at, len: end - at, addr, birth: run.birth });
+            content.found.push(run.part(at..end));
             at = end;
         }
         if at < blocks.end {
-            store.nodes.lookup(self.root.as_ref(), at..blocks.end, &mut found).await?;
+            content.find_in(&store.nodes, &self.roots, at..blocks.end).await?;
         }
-        Ok(found)
+        Ok(content.found)
     }
 }
 
@@ -151,12 +151,18 @@ impl Store {
             }
             other => visit(other),
         };
-        let (a_root, b_root) = (a.root.as_ref(), b.root.as_ref());
-        let from = blocks.start;
-        let done = gone(&self.nodes, a_root, b_root, from, end, PAGES_AT_ONCE, &mut visit_merged).await?;
-        self.compare_unmerged((&a, &b), &ranges, done, &mut |run, b_addr| {
-            if run.addr != 0 && run.addr != b_addr {
-                visit(WalkItem::Data(run));
+        let merged = blocks.start..end;
+        let done =
+            gone_from_both(&self.nodes, &a.roots, &b.roots, merged, PAGES_AT_ONCE, &mut visit_merged).await?;
+        self.compare_unmerged((&a, &b), &ranges, done, &mut |run, other| {
+            let is_gone = |addr: u64| addr != 0 && addr != other.addr && addr != other.backing.addr();
+            let LookupRun { start, len, .. } = run;
+            if is_gone(run.addr) {
+                visit(WalkItem::Data(Mapped { start, len, addr: run.addr, birth: run.birth }));
+            }
+            if is_gone(run.backing.addr()) {
+                let (addr, birth) = (run.backing.addr(), run.backing.birth);
+                visit(WalkItem::Data(Mapped { start, len, addr, birth }));
             }
         })
         .await?;
@@ -176,11 +182,11 @@ impl Store {
         let (ranges, end) = unmerged_ranges(&a, &b);
         let mut found = Vec::new();
         let mut visit = |blocks: Range<u64>| subtract(blocks, &ranges, |blocks| found.push(blocks));
-        let (a_root, b_root) = (a.root.as_ref(), b.root.as_ref());
+        let (a_root, b_root) = (a.roots.places.as_ref(), b.roots.places.as_ref());
         let budget = pages.min(PAGES_AT_ONCE);
         let done = differences(&self.nodes, a_root, b_root, blocks.start, end, budget, &mut visit).await?;
-        self.compare_unmerged((&a, &b), &ranges, done, &mut |run, b_addr| {
-            if run.addr != b_addr {
+        self.compare_unmerged((&a, &b), &ranges, done, &mut |run, other| {
+            if run.addr != other.addr {
                 found.push(run.start..run.start + run.len);
             }
         })
@@ -189,13 +195,13 @@ impl Store {
         Ok((found, done))
     }
 
-    /// Visits what `a` has in the ranges up to block `to`, each piece with the address that `b` has there.
+    /// Visits what `a` has in the ranges up to block `to`, each piece with what `b` has there.
     async fn compare_unmerged(
         &self,
         (a, b): (&Moment, &Moment),
         ranges: &[Range<u64>],
         to: u64,
-        visit: &mut dyn FnMut(Mapped, u64),
+        visit: &mut dyn FnMut(LookupRun, LookupRun),
     ) -> Result<()> {
         for range in ranges.iter().take_while(|range| range.start < to) {
             let blocks = range.start..range.end.min(to);
@@ -246,16 +252,16 @@ fn part_of(run: &Mapped, blocks: Range<u64>) -> Mapped {
     Mapped { start: blocks.start, len: blocks.end - blocks.start, addr, birth: run.birth }
 }
 
-/// Visits the pieces of `a` within which `b` has one run too, each with the address of `b`. Both describe the same
-/// blocks without gaps.
-fn visit_pieces(a: &[Mapped], b: &[Mapped], visit: &mut dyn FnMut(Mapped, u64)) {
+/// Visits the pieces of `a` within which `b` has one run too, each with that of `b`. Both describe the same blocks
+/// without gaps.
+fn visit_pieces(a: &[LookupRun], b: &[LookupRun], visit: &mut dyn FnMut(LookupRun, LookupRun)) {
     let mut others = b.iter().peekable();
     for run in a {
         let (mut at, end) = (run.start, run.start + run.len);
         while at < end {
             let other = others.peek().expect("both describe the same blocks");
             let piece = at..end.min(other.start + other.len);
-            visit(part_of(run, piece.clone()), part_of(other, piece.clone()).addr);
+            visit(run.part(piece.clone()), other.part(piece.clone()));
             at = piece.end;
             if at == other.start + other.len {
                 others.next();

@@ -7,12 +7,14 @@ use blk::Env;
 use blk::volume::Volume;
 use sim::{Rng, SimWorld};
 
+use super::backing::SECTOR;
 use super::change::Op;
 use super::layout::BLOCK;
 use super::store::Store;
-use super::tests::{disk, fill, open_store, run};
+use super::tests::{disk, fill, open_store, run, write_sectors};
 
 const DISK_BLOCKS: u64 = 100_000;
+const SECTORS: u64 = BLOCK / SECTOR;
 
 /// All that can be asked of all nodes: blocks that differ between two, blocks that one alone has, and shared bytes.
 async fn answers(store: &Store, nodes: &[u64]) -> Vec<(String, u64)> {
@@ -48,6 +50,10 @@ async fn change_at_random(store: &Rc<Store>, node: u64, rng: &mut Rng) {
         match rng.below(8) {
             0 => disk.clone().discard(block * BLOCK..(block + 1 + rng.below(400)) * BLOCK).await.unwrap(),
             1 => fill(&disk, block, 1 + rng.below(300) as usize, 1 + rng.below(250) as u8).await,
+            2 | 3 => {
+                let first = block * SECTORS + rng.below(SECTORS);
+                write_sectors(&disk, first, 1 + rng.below(20), 1 + rng.below(250) as u8).await;
+            }
             _ => fill(&disk, block, 1 + rng.below(4) as usize, 1 + rng.below(250) as u8).await,
         }
     }
@@ -75,6 +81,9 @@ async fn states_at_random(store: &Rc<Store>, rng: &mut Rng) -> Vec<u64> {
         if step == merged {
             store.checkpoint().await.unwrap();
         }
+        // What no replay doubts may be the backing block of later writes.
+        store.flush().await.unwrap();
+        store.flush().await.unwrap();
     }
     nodes
 }

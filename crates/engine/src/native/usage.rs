@@ -10,7 +10,7 @@ use super::difference::item_now;
 use super::layout::BLOCK;
 use super::lineage::{Lineage, Node};
 use super::store::Store;
-use super::tree::WalkItem;
+use super::tree::{Roots, WalkItem};
 use super::unmerged::State;
 
 /// Space of a store, in bytes. `grown` is the sum of `used`, `waiting`, `held` and `free`.
@@ -137,14 +137,14 @@ impl Store {
         Ok(self.mapped_blocks(&base).await?.saturating_sub(replaced.data) * BLOCK)
     }
 
-    /// Returns the number of data blocks of a state as it is now.
+    /// Returns the number of data blocks of a state as it is now, backing blocks included.
     async fn mapped_blocks(&self, node: &Node) -> Result<u64> {
-        let root = node.current_view().tree_below();
-        let (tree, now) = (State::Tree(root), State::Node(node));
+        let roots = node.current_view().trees_below();
+        let (tree, now) = (State::Trees(roots), State::Node(node));
         let (mut added, mut removed) = (BlockCounts::default(), BlockCounts::default());
         self.add_held(now, tree, &DiffRange::ALL, &mut added).await?;
         self.add_held(tree, now, &DiffRange::ALL, &mut removed).await?;
-        Ok((root.map_or(0, |root| root.pointer.count) + added.data).saturating_sub(removed.data))
+        Ok((roots.blocks() + added.data).saturating_sub(removed.data))
     }
 
     /// Returns the bytes that were written in one of `nodes` and are also shown by others: what clones read.
@@ -337,7 +337,7 @@ impl Store {
 
 /// Returns one side of a comparison; a node that does not exist has nothing.
 fn state_of(node: Option<&Rc<Node>>) -> State<'_> {
-    node.map_or(State::Tree(None), |node| State::Node(node))
+    node.map_or(State::Trees(Roots::default()), |node| State::Node(node))
 }
 
 #[cfg(test)]

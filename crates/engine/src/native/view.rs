@@ -7,8 +7,9 @@ use std::rc::Rc;
 
 use blk::Result;
 
+use super::backing::Backing;
 use super::table::{LookupRun, Table};
-use super::tree::{Mapped, Nodes, Root};
+use super::tree::{Mapped, Nodes, Roots};
 
 /// Most tables that a lookup in memory searches by recursion; deeper ones are searched step by step.
 const DEPTH_CACHED_MAX: usize = 64;
@@ -28,13 +29,13 @@ pub struct View {
 }
 
 enum Form {
-    Tree(Option<Root>),
+    Tree(Roots),
     Pending { table: Table, below: Rc<View> },
 }
 
 impl View {
-    pub fn tree(root: Option<Root>, stamp: u64) -> Rc<View> {
-        View::new(Form::Tree(root), stamp, (0, 0))
+    pub fn tree(roots: Roots, stamp: u64) -> Rc<View> {
+        View::new(Form::Tree(roots), stamp, (0, 0))
     }
 
     /// Creates a view over `below`. `merge`: the parent of the node, and the pages that a merge may write.
@@ -46,21 +47,21 @@ impl View {
         Rc::new(View { stamp, parent, pages, form: RefCell::new(form), listed: Cell::new(false) })
     }
 
-    /// Returns the tree; None while the view is not merged.
-    pub fn root(&self) -> Option<Option<Root>> {
+    /// Returns the trees; None while the view is not merged.
+    pub fn roots(&self) -> Option<Roots> {
         match &*self.form.borrow() {
-            Form::Tree(root) => Some(*root),
+            Form::Tree(roots) => Some(*roots),
             Form::Pending { .. } => None,
         }
     }
 
-    /// Returns the nearest tree: the content without the tables over it.
-    pub fn tree_below(&self) -> Option<Root> {
+    /// Returns the nearest trees: the content without the tables over it.
+    pub fn trees_below(&self) -> Roots {
         let mut below = self.below();
         while let Some(next) = below.as_ref().and_then(|view| view.below()) {
             below = Some(next);
         }
-        below.map_or_else(|| self.root(), |view| view.root()).flatten()
+        below.map_or_else(|| self.roots(), |view| view.roots()).unwrap_or_default()
     }
 
     pub fn below(&self) -> Option<Rc<View>> {
@@ -77,9 +78,9 @@ impl View {
         }
     }
 
-    /// Replaces the table by the tree that a checkpoint has written: the same content, elsewhere. Returns the table.
-    pub fn merged(&self, root: Option<Root>) -> Option<Table> {
-        match self.form.replace(Form::Tree(root)) {
+    /// Replaces the table by the trees that a checkpoint has written: the same content, elsewhere. Returns the table.
+    pub fn merged(&self, roots: Roots) -> Option<Table> {
+        match self.form.replace(Form::Tree(roots)) {
             Form::Tree(_) => None,
             Form::Pending { table, .. } => Some(table),
         }
@@ -104,14 +105,7 @@ impl View {
 
     fn find_within(&self, depth: usize, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> bool {
         match &*self.form.borrow() {
-            Form::Tree(root) => {
-                out.mapped.clear();
-                if !nodes.lookup_cached(root.as_ref(), blocks, &mut out.mapped) {
-                    return false;
-                }
-                out.take_mapped();
-                true
-            }
+            Form::Tree(roots) => out.find_in_cached(nodes, roots, blocks),
             Form::Pending { table, below } => find_over(table, blocks, out, |gap, out| {
                 depth > 0 && below.find_within(depth - 1, nodes, gap, out)
             }),
@@ -122,8 +116,8 @@ impl View {
     pub async fn find(self: &Rc<Self>, nodes: &Nodes, blocks: Range<u64>, out: &mut Scratch) -> Result<()> {
         let mut open = vec![(self.clone(), blocks)];
         while let Some((view, blocks)) = open.pop() {
-            let root = match &*view.form.borrow() {
-                Form::Tree(root) => *root,
+            let roots = match &*view.form.borrow() {
+                Form::Tree(roots) => *roots,
                 Form::Pending { table, below } => {
                     find_over(table, blocks, out, |gap, _| {
                         open.push((below.clone(), gap));
@@ -132,9 +126,7 @@ impl View {
                     continue;
                 }
             };
-            out.mapped.clear();
-            nodes.lookup(root.as_ref(), blocks, &mut out.mapped).await?;
-            out.take_mapped();
+            out.find_in(nodes, &roots, blocks).await?;
         }
         Ok(())
     }
@@ -143,7 +135,7 @@ impl View {
 impl Drop for View {
     /// Drops the views one after the other: a chain may have thousands, too many for recursion on the stack.
     fn drop(&mut self) {
-        let below = |form: &mut Form| match std::mem::replace(form, Form::Tree(None)) {
+        let below = |form: &mut Form| match std::mem::replace(form, Form::Tree(Roots::default())) {
             Form::Tree(_) => None,
             Form::Pending { below, .. } => Some(below),
         };
@@ -196,10 +188,77 @@ impl Scratch {
         self.found.capacity().max(self.mapped.capacity()) <= SCRATCH_FOUND_MAX
     }
 
-    fn take_mapped(&mut self) {
-        let found =
-            |m: &Mapped| LookupRun { start: m.start, len: m.len, addr: m.addr, birth: m.birth, lsn: 0 };
+    /// Appends what two trees have at `blocks`, from memory alone. Returns false when a page is missing there.
+    fn find_in_cached(&mut self, nodes: &Nodes, roots: &Roots, blocks: Range<u64>) -> bool {
+        self.mapped.clear();
+        if !nodes.lookup_cached(roots.places.as_ref(), blocks.clone(), &mut self.mapped) {
+            return false;
+        }
+        let first = self.take_mapped();
+        if roots.backings.is_none() {
+            return true;
+        }
+        let is_cached = nodes.lookup_cached(roots.backings.as_ref(), blocks, &mut self.mapped);
+        self.take_backings(first);
+        is_cached
+    }
+
+    /// Like `find_in_cached`, but reads missing pages.
+    pub(super) async fn find_in(&mut self, nodes: &Nodes, roots: &Roots, blocks: Range<u64>) -> Result<()> {
+        self.mapped.clear();
+        nodes.lookup(roots.places.as_ref(), blocks.clone(), &mut self.mapped).await?;
+        let first = self.take_mapped();
+        if roots.backings.is_some() {
+            nodes.lookup(roots.backings.as_ref(), blocks, &mut self.mapped).await?;
+            self.take_backings(first);
+        }
+        Ok(())
+    }
+
+    /// Returns the index of the first run that was appended.
+    fn take_mapped(&mut self) -> usize {
+        let first = self.found.len();
+        let found = |m: &Mapped| LookupRun {
+            start: m.start,
+            len: m.len,
+            addr: m.addr,
+            birth: m.birth,
+            lsn: 0,
+            backing: Backing::NONE,
+        };
         self.found.extend(self.mapped.iter().map(found));
+        self.mapped.clear();
+        first
+    }
+
+    /// Adds the backing blocks found to the runs from index `first` on: each such block becomes a run of its own.
+    fn take_backings(&mut self, first: usize) {
+        if self.mapped.iter().any(|run| run.addr != 0) {
+            let places = self.found.split_off(first);
+            let mut backings = self.mapped.iter().filter(|run| run.addr != 0).peekable();
+            for place in places {
+                let mut at = place.start;
+                while let Some(run) = backings.peek().filter(|run| run.start < place.end()) {
+                    let block = run.start.max(at);
+                    if at < block {
+                        self.found.push(place.part(at..block));
+                    }
+                    let end = (run.start + run.len).min(place.end());
+                    for block in block..end {
+                        let backing = Backing { place: run.addr + (block - run.start), birth: run.birth };
+                        self.found.push(LookupRun { backing, ..place.part(block..block + 1) });
+                    }
+                    at = end;
+                    if run.start + run.len > end {
+                        break;
+                    }
+                    backings.next();
+                }
+                if at < place.end() {
+                    self.found.push(place.part(at..place.end()));
+                }
+            }
+        }
         self.mapped.clear();
     }
 }

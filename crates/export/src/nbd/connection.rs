@@ -11,14 +11,15 @@ use std::task::Poll;
 use blk::volume::Volume;
 use blk::{Env, Slice};
 
-use super::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use super::front_end::Session;
-use super::limiter::Delay;
-use super::limits::IoCost;
 use super::negotiate::Terms;
 use super::outbox::{Batch, Outbox};
 use super::proto::*;
 use super::reply::{self, Failure};
+use crate::fair::{ClientGroup, FairScheduler, REQUEST_COST};
+use crate::limiter::Delay;
+use crate::limits::IoCost;
+use crate::memory::{DELAYED_BYTES_MAX, PIECE_BYTES_MAX};
 
 pub(super) struct Connection {
     pub volume: Rc<dyn Volume>,

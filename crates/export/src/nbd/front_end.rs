@@ -11,12 +11,14 @@ use blk::sync::Signal;
 use blk::{Env, ErrorKind};
 
 use super::connections::{Counts, Limits};
-use super::fair::FairScheduler;
 use super::handover::Routes;
-use super::limiter::Limiter;
-use super::memory::{Holding, Memory};
 use super::proto::REFUSALS_MAX;
 use super::reply::Failure;
+use crate::fair::FairScheduler;
+use crate::limiter::Limiter;
+use crate::memory::{Holding, Memory};
+use crate::resources::Resources;
+use crate::sessions::{ConnectionFailure, SessionInfo};
 
 /// Ended connections whose cause is kept for messages.
 const FAILURES_KEPT: usize = 16;
@@ -47,34 +49,6 @@ pub(super) struct Session {
     task: RefCell<Option<Waker>>,
 }
 
-/// One connection, for `vm show`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionInfo {
-    /// Number of the connection, unique in this front end.
-    pub id: u64,
-    /// [`blk::socket::Peer::name`] of the client.
-    pub peer: String,
-    /// Name of the export; empty until the client has chosen one.
-    pub export: String,
-    /// Requests accepted since the connection began.
-    pub requests: u64,
-    /// Bytes of payload of reads and writes.
-    pub bytes: u64,
-}
-
-/// Why a connection, or an attempt at one, ended otherwise than by the client's request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectionFailure {
-    /// Name of the client, like `SessionInfo::peer`.
-    pub peer: String,
-    /// Name of the export; empty before one was chosen.
-    pub export: String,
-    /// `Refused` for a refused connection or export; otherwise the kind of the error.
-    pub kind: ErrorKind,
-    /// The cause, which may contain untrusted text.
-    pub cause: String,
-}
-
 /// Receives reports for the operator. Every method returns at once.
 pub trait Observer {
     /// Called with every connection that is refused or ends by an error, and with every failed accept.
@@ -89,8 +63,7 @@ impl Observer for () {}
 /// The connections of all listeners of a server.
 pub struct FrontEnd {
     limits: Limits,
-    memory: Memory,
-    scheduler: Rc<FairScheduler>,
+    resources: Rc<Resources>,
     by_listener: Counts,
     by_export: Counts,
     /// Number of refused connections whose refusal is being sent.
@@ -98,7 +71,6 @@ pub struct FrontEnd {
     observer: Rc<dyn Observer>,
     routes: RefCell<Option<Rc<dyn Routes>>>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
-    next_id: Cell<u64>,
     stopping: Cell<bool>,
     /// Signals that a connection began or ended, or that `stop` was called.
     changed: Signal,
@@ -184,15 +156,13 @@ impl FrontEnd {
     pub fn observed(limits: Limits, observer: Rc<dyn Observer>) -> Rc<FrontEnd> {
         Rc::new(FrontEnd {
             limits,
-            memory: Memory::new(limits.memory_bytes),
-            scheduler: Rc::default(),
+            resources: Resources::new(limits.memory_bytes),
             by_listener: Counts::default(),
             by_export: Counts::default(),
             refusing: Cell::new(0),
             observer,
             routes: RefCell::default(),
             sessions: RefCell::default(),
-            next_id: Cell::new(0),
             stopping: Cell::new(false),
             changed: Signal::default(),
             failures: RefCell::default(),
@@ -201,17 +171,22 @@ impl FrontEnd {
 
     /// Returns the memory of all connections and requests.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        self.resources.memory()
+    }
+
+    /// Returns what this front end shares with the others of the server.
+    pub fn resources(&self) -> &Rc<Resources> {
+        &self.resources
     }
 
     /// Returns the limiter of all clients of a party (`Exports::client_group`). The limits apply as long as the
     /// limiter is kept.
     pub fn limiter(&self, party: &str) -> Rc<Limiter> {
-        self.scheduler.limiters.of(party)
+        self.resources.limiter(party)
     }
 
     pub(super) fn scheduler(&self) -> &Rc<FairScheduler> {
-        &self.scheduler
+        self.resources.scheduler()
     }
 
     /// Sends connections whose export another core serves to that core, from now on.
@@ -281,15 +256,14 @@ impl FrontEnd {
                 self.limits.connections_max
             ));
         }
-        let Some(memory) = Holding::new(&self.memory, self.limits.uncharged) else {
+        let Some(memory) = Holding::new(self.memory(), self.limits.uncharged) else {
             return Err(format!(
                 "too many connections: the memory for clients, {} MiB, has room for {all}; close idle ones or give \
                  the server more",
                 self.limits.memory_bytes >> 20
             ));
         };
-        let id = self.next_id.get() + 1;
-        self.next_id.set(id);
+        let id = self.resources.next_id();
         let halt = if self.stopping.get() { Halt::Finish } else { Halt::Run };
         let session = Rc::new(Session {
             id,

@@ -4,6 +4,7 @@ use blk::{Buf, Slice};
 
 use super::connection::Ticket;
 use super::proto::*;
+use crate::memory::REQUESTS_MAX;
 
 /// Space for the successes without payload of one batch: one for each request that can be under way.
 const ACKS_BYTES: usize = REQUESTS_MAX * SIMPLE_REPLY_BYTES;

@@ -14,11 +14,12 @@ use blk::{Buf, Env, Error, Result, SECTOR, Slice};
 use futures_util::future::{Either, select};
 
 use super::connection::{Connection, Ticket};
-use super::limits::IoCost;
 use super::proto::*;
 use super::reply::Failure;
 use super::request::{Command, Event, RequestParser};
 use super::work::{SplitRequest, begin, read_part, start, write, write_part};
+use crate::limits::IoCost;
+use crate::memory::PIECE_BYTES_MAX;
 
 pub(super) struct Receiver<'a> {
     env: Env,

@@ -9,10 +9,10 @@ use blk::volume::ZeroMode;
 use blk::{Buf, Env, Error, Result, Slice};
 
 use super::connection::{Connection, Ticket};
-use super::limits::IoCost;
 use super::reply::Failure;
 use super::request::Command;
 use super::status;
+use crate::limits::IoCost;
 
 /// Starts a command of one piece. Each kind gets a task no larger than necessary.
 pub(super) fn start(env: &Env, ticket: Ticket, command: Command) {

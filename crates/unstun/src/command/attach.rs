@@ -1,14 +1,16 @@
-//! `unstun attach`: the lines that give a VM's disks to QEMU, libvirt or Proxmox, and the lines that give their user
-//! access.
+//! `unstun attach`: the lines that give a VM's disks to a hypervisor, and the lines that give its user access.
 
 mod access;
 mod snippet;
+mod vhost_snippet;
+
+use std::path::PathBuf;
 
 use api::client::Client;
 use api::error::{Error, Result};
 use api::listen::NbdListen;
 use api::output::Output;
-use api::{Attach, AttachDisk, AttachTo};
+use api::{Attach, AttachDisk, AttachTo, AttachVia};
 
 use crate::cli::AttachArgs;
 
@@ -18,23 +20,22 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
     let mut disks = Vec::new();
     for disk in &vm.disks {
         let (listen, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
-        disks.push(Attached { number: disk.number, slot: disk.slot.clone(), listen, export });
+        let vhost_user = disk.vhost_user_socket.clone();
+        disks.push(Attached { number: disk.number, slot: disk.slot.clone(), listen, export, vhost_user });
     }
     let first =
         disks.first().ok_or_else(|| Error::refused(format!("VM {} has no disk to attach", vm.name)))?;
-    let socket = match &first.listen {
-        NbdListen::Unix(path) => Some(access::look(path)?),
-        NbdListen::Tcp(_) => None,
+    let socket = match (args.via, &first.listen) {
+        (AttachVia::VhostUser, _) => Some(access::look(vhost_snippet::socket(first)?)?),
+        (AttachVia::Nbd, NbdListen::Unix(path)) => Some(access::look(path)?),
+        (AttachVia::Nbd, NbdListen::Tcp(_)) => None,
     };
     let attach = Attach {
-        snippet: match to {
-            AttachTo::Qemu => snippet::qemu(&disks),
-            AttachTo::Libvirt => snippet::libvirt(&disks),
-            AttachTo::Proxmox => snippet::proxmox(&disks),
-        },
-        access: access::advice(to, socket.as_ref()),
+        snippet: snippet(args, &disks)?,
+        access: access::advice(to, args.via, socket.as_ref()),
         vm: vm.name,
         to,
+        via: args.via,
         disks: vm
             .disks
             .iter()
@@ -43,6 +44,7 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
                 number: disk.number,
                 export: attached.export.clone(),
                 nbd_uri: disk.nbd_uri.clone(),
+                vhost_user_socket: disk.vhost_user_socket.clone(),
             })
             .collect(),
         socket,
@@ -57,6 +59,28 @@ struct Attached {
     slot: String,
     listen: NbdListen,
     export: String,
+    /// Socket for vhost-user clients.
+    vhost_user: Option<PathBuf>,
+}
+
+fn snippet(args: &AttachArgs, disks: &[Attached]) -> Result<String> {
+    Ok(match (args.via, args.to) {
+        (AttachVia::Nbd, AttachTo::Qemu) => snippet::qemu(disks),
+        (AttachVia::Nbd, AttachTo::Libvirt) => snippet::libvirt(disks),
+        (AttachVia::Nbd, AttachTo::Proxmox) => snippet::proxmox(disks),
+        (AttachVia::Nbd, AttachTo::CloudHypervisor) => {
+            let cause = "cloud-hypervisor has no NBD client; add --via vhost-user";
+            return Err(Error::refused(cause.to_owned()));
+        }
+        (AttachVia::VhostUser, AttachTo::Qemu) => vhost_snippet::qemu(disks)?,
+        (AttachVia::VhostUser, AttachTo::Libvirt) => vhost_snippet::libvirt(disks)?,
+        (AttachVia::VhostUser, AttachTo::CloudHypervisor) => vhost_snippet::cloud_hypervisor(disks)?,
+        (AttachVia::VhostUser, AttachTo::Proxmox) => {
+            let cause = "vhost-user needs shared guest memory, which a VM of Proxmox does not have; attach the disks \
+                         over NBD: leave --via out";
+            return Err(Error::refused(cause.to_owned()));
+        }
+    })
 }
 
 fn describe(attach: &Attach) -> String {

@@ -15,7 +15,6 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
-use crate::daemon::running::client::front_end::end_connections;
 use crate::daemon::running::folders::SharedPending;
 use crate::daemon::running::running_vms::{CoreTask, RunningVms};
 
@@ -151,15 +150,28 @@ impl Cores {
         }
     }
 
+    /// Gives the running disks of all cores their sockets for vhost-user clients in `folder`.
+    pub(crate) fn serve_vhost_user(&self, folder: &Path) {
+        for link in &self.links {
+            let folder = folder.to_path_buf();
+            link.tell(move |running| running.serve_vhost_user(folder));
+        }
+    }
+
     /// Admits no further clients on any core.
     pub(crate) fn stop_clients(&self) {
-        self.links.iter().for_each(|link| link.tell(|running| running.front_end.stop()));
+        for link in &self.links {
+            link.tell(|running| {
+                running.front_end.stop();
+                running.vhost.stop();
+            });
+        }
     }
 
     /// Returns when the other cores have no connections any more, at the latest some seconds after they were stopped.
     pub(crate) async fn end_connections(&self) {
         let others = self.links.iter().filter(|link| link.own().is_none());
-        join_all(others.map(|link| link.run(async |running| end_connections(&running).await))).await;
+        join_all(others.map(|link| link.run(async |running| running.end_connections().await))).await;
     }
 
     /// Ends the threads of the other cores. Nothing is sent to them afterwards.

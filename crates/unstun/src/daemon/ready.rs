@@ -19,6 +19,7 @@ use crate::daemon::cores::core_thread;
 use crate::daemon::heartbeat::{Heartbeat, beat};
 use crate::daemon::place::Place;
 use crate::daemon::running::client::exports::Catalogue;
+use crate::daemon::running::client::vhost_sockets::{VhostSockets, folder_beside};
 use crate::daemon::running::messages;
 use crate::daemon::state::Daemon;
 
@@ -50,6 +51,7 @@ pub(super) fn run(
     let ended = executor.run(async move {
         let opened = async {
             let daemon = Daemon::open(env, &place, control, messages, cores).await?;
+            daemon.running.vhost.listen_on(reactor.clone());
             listen(&reactor, &daemon, &place)?;
             Ok(daemon)
         };
@@ -77,7 +79,7 @@ pub(super) fn run(
     assert!(ended.is_some(), "the core's reactor ended while disks are served");
 }
 
-fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
+fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
     let exports = Catalogue::route(&daemon.running);
     for address in &place.nbd {
         let (handle, shown) = match address {
@@ -101,5 +103,21 @@ fn listen(reactor: &UringReactor, daemon: &Rc<Daemon>, place: &Place) -> Result<
             nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.running.front_end.clone());
         daemon.track_front_end(daemon.env.spawn(served));
     }
+    serve_vhost_user(daemon, place);
     Ok(())
+}
+
+/// Serves every running disk over vhost-user, on sockets beside that of NBD. Without them NBD is served all the same.
+fn serve_vhost_user(daemon: &Rc<Daemon>, place: &Place) {
+    let unix = place.nbd.iter().find_map(|address| match address {
+        NbdListen::Unix(path) => Some(path),
+        NbdListen::Tcp(_) => None,
+    });
+    // vhost-user needs descriptors that only a Unix socket passes; a daemon for TCP alone serves none.
+    let Some(folder) = unix.map(|path| folder_beside(path)) else { return };
+    if let Err(error) = VhostSockets::prepare(&folder) {
+        return warn!("vhost-user is not served: {error}");
+    }
+    info!("vhost-user is on the sockets in {}", folder.display());
+    daemon.cores.serve_vhost_user(&folder);
 }

@@ -320,6 +320,8 @@ impl Daemon {
             let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(task.join())).await;
         }
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.cores.end_connections())).await;
+        let ended = self.running.vhost.front_end.ended(&self.env);
+        let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(ended)).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
         self.end_bins().await;
         let mut result = Ok(());

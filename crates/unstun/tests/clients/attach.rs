@@ -50,3 +50,19 @@ fn qemu_takes_the_snippets_for_it_and_for_proxmox() {
     );
     daemon.stop();
 }
+
+#[test]
+fn qemu_takes_the_vhost_user_snippet() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M,8M");
+    let attach = datastore.json("attach web --via vhost-user");
+    let snippet = attach["snippet"].as_str().unwrap().replace("size=1G", "size=128M");
+    let lines =
+        snippet.lines().filter(|line| !line.starts_with('#')).map(|line| line.trim_end_matches(" \\"));
+    let arguments: Vec<&str> =
+        ["-m", "128M"].into_iter().chain(lines.flat_map(str::split_whitespace)).collect();
+    qemu(&arguments);
+    assert!(attach["socket"]["path"].as_str().unwrap().contains("/vhost/web.disk0.g"), "{attach}");
+    daemon.stop();
+}

@@ -47,3 +47,6 @@ mod snapshots;
 mod space;
 mod supervised;
 mod tools;
+mod vhost;
+#[path = "../../../export/tests/vhost_user/client.rs"]
+mod vhost_client;

@@ -17,6 +17,8 @@ use crate::initramfs;
 use crate::wire::{Ask, CONTROL_PORT, ECHO_PORT};
 
 const QEMU: &str = "qemu-system-x86_64";
+/// The guest's memory.
+const MEMORY_MIB: u32 = 512;
 /// Time limits against hangs. A boot takes about ten seconds, an answer about one.
 const BOOT_MAX: Duration = Duration::from_secs(150);
 const ANSWER_MAX: Duration = Duration::from_secs(150);
@@ -62,12 +64,37 @@ impl<'a> Machine<'a> {
         Self::with(datastore, values.enumerate().map(|(disk, value)| (node(disk), value)).collect())
     }
 
+    /// Starts QEMU with the disks of `attach --via vhost-user`, as it prints them, except for the size of the memory.
+    pub(crate) fn over_vhost_user(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
+        let attach = datastore.json(&format!("attach {vm} --via vhost-user"));
+        let snippet = attach["snippet"].as_str().unwrap().replace("size=1G", &format!("size={MEMORY_MIB}M"));
+        let lines = snippet.lines().filter(|line| !line.starts_with('#'));
+        let words = lines.flat_map(|line| line.trim_end_matches(" \\").split_whitespace());
+        Self::booted(datastore, &words.map(str::to_owned).collect::<Vec<_>>())
+    }
+
     /// Starts QEMU with `disks`: the node of each, and the value of its `-blockdev`.
     fn with(datastore: &'a Datastore, disks: Vec<(String, String)>) -> Machine<'a> {
+        let arguments = disks.into_iter().enumerate().flat_map(|(disk, (node, blockdev))| {
+            let device = format!("virtio-blk-pci,drive={node},serial=disk{disk}");
+            ["-blockdev".to_owned(), blockdev, "-device".to_owned(), device]
+        });
+        Self::booted(datastore, &arguments.collect::<Vec<_>>())
+    }
+
+    /// Starts QEMU with the arguments that give it its disks.
+    fn booted(datastore: &'a Datastore, disks: &[String]) -> Machine<'a> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let echo = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut command = Command::new(QEMU);
-        command.args(["-machine", "pc,accel=tcg", "-m", "512", "-nodefaults", "-no-user-config"]);
+        command.args([
+            "-machine",
+            "pc,accel=tcg",
+            "-m",
+            &MEMORY_MIB.to_string(),
+            "-nodefaults",
+            "-no-user-config",
+        ]);
         command.args(["-display", "none", "-qmp", "stdio"]);
         command.arg("-serial").arg(format!("file:{}", datastore.beside("console.log").display()));
         boot_from(
@@ -77,10 +104,7 @@ impl<'a> Machine<'a> {
             echo.local_addr().unwrap().port(),
         );
         command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
-        for (disk, (node, blockdev)) in disks.iter().enumerate() {
-            command.args(["-blockdev", blockdev]);
-            command.args(["-device", &format!("virtio-blk-pci,drive={node},serial=disk{disk}")]);
-        }
+        command.args(disks);
         let log = fs::File::create(datastore.beside("qemu.log")).unwrap();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{QEMU}: {e}; `make setup` installs it"));

@@ -23,13 +23,14 @@ mod programs;
 mod random;
 mod reset;
 mod reverted;
+mod vhost;
 mod wire;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 5] = [
+const SCENARIOS: [(&str, fn()); 6] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
@@ -37,6 +38,7 @@ const SCENARIOS: [(&str, fn()); 5] = [
         "a_live_guest_never_writes_what_it_was_reverted_to",
         fenced::a_live_guest_never_writes_what_it_was_reverted_to,
     ),
+    ("a_guest_over_vhost_user_outlives_its_daemon", vhost::a_guest_over_vhost_user_outlives_its_daemon),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 

@@ -244,7 +244,8 @@ fn made_here(actual: &mut Actual) {
     actual.add("Repair", &repair);
     let undone = RepairUndone { path: "/a".into(), undo_copies: "/b".into(), files: Vec::new() };
     actual.add("RepairUndone", &undone);
-    let disk = AttachDisk { number: 0, export: String::new(), nbd_uri: String::new() };
+    let disk =
+        AttachDisk { number: 0, export: String::new(), nbd_uri: String::new(), vhost_user_socket: None };
     let socket =
         AttachSocket { path: "/s".into(), owner: String::new(), group: String::new(), mode: String::new() };
     actual.add("AttachDisk", &disk);
@@ -252,6 +253,7 @@ fn made_here(actual: &mut Actual) {
     let attach = Attach {
         vm: "web".parse().unwrap(),
         to: AttachTo::Qemu,
+        via: AttachVia::Nbd,
         disks: vec![disk],
         socket: Some(socket),
         snippet: String::new(),
@@ -361,7 +363,10 @@ fn every_word_is_on_the_page() {
         assert_eq!(spelled(condition), condition.as_str());
         words.push(spelled(condition));
     }
-    words.extend([AttachTo::Qemu, AttachTo::Libvirt, AttachTo::Proxmox].map(spelled));
+    words.extend(
+        [AttachTo::Qemu, AttachTo::Libvirt, AttachTo::Proxmox, AttachTo::CloudHypervisor].map(spelled),
+    );
+    words.extend([AttachVia::Nbd, AttachVia::VhostUser].map(spelled));
     words.extend([
         spelled(Store::Native),
         spelled(Store::Redo),
@@ -399,7 +404,7 @@ fn every_kind_of_error_stands_beside_its_exit_code() {
 fn the_promised_fields_exist() {
     let documented = documented();
     for (name, fields) in [
-        ("Disk", "id number slot store mode size_bytes nbd_uri descriptor layers"),
+        ("Disk", "id number slot store mode size_bytes nbd_uri vhost_user_socket descriptor layers"),
         ("Snapshot", "id name parent created current sealed"),
         ("Event", "time vm operation stun_us disks"),
         ("Job", "id operation state bytes_done bytes_total eta_s"),

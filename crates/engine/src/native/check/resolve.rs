@@ -6,7 +6,7 @@ use blk::{Env, Error, Result};
 
 use super::report::{AffectedRange, Fault, Report};
 use super::walk::{Location, UnresolvedFault, Walk, for_all};
-use crate::native::layout::{BLOCK, Extent};
+use crate::native::layout::{BLOCK, Extent, addr_of};
 use crate::native::stored::NodeItem;
 use crate::native::tree::{Nodes, WalkItem, has_page, span};
 
@@ -140,15 +140,17 @@ pub(super) async fn showing<'a>(
         if n % AT_ONCE == 0 {
             env.sleep_us(0).await;
         }
-        let root = item.root.as_ref();
-        let shows = match location.level {
-            Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
-            None => {
-                let mut found = Vec::new();
-                let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
-                looked.is_ok() && found.iter().any(|run| run.addr == extent.addr)
-            }
-        };
+        let mut shows = false;
+        for root in [item.roots.places.as_ref(), item.roots.backings.as_ref()] {
+            shows |= match location.level {
+                Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
+                None => {
+                    let mut found = Vec::new();
+                    let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
+                    looked.is_ok() && found.iter().any(|run| addr_of(run.addr) == extent.addr)
+                }
+            };
+        }
         let blocks = location.level.map_or(extent.len, span);
         let end = location.block.saturating_add(blocks).min(item.size_blocks);
         if shows && location.block < end {

@@ -14,12 +14,12 @@ use super::report::{Fault, Finding, Report};
 use super::resolve::showing;
 use super::walk::Location;
 use crate::job::{Job, JobState};
-use crate::native::diff_base::diff_ranges;
+use crate::native::diff_base::{DiffRange, diff_ranges};
 use crate::native::difference::item_now;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
 use crate::native::stored::NodeItem;
-use crate::native::tree::{Mapped, Nodes, Root, WalkItem, survey};
+use crate::native::tree::{Mapped, Nodes, Roots, WalkItem, survey};
 
 /// Pages of maps that a step reads: at most 16 * 252 blocks of data, 16 MiB.
 const STEP_PAGES: usize = 16;
@@ -43,9 +43,8 @@ struct ScrubPosition {
 /// The work of a step: a part of one tree over one base.
 struct ScrubStep {
     at: ScrubPosition,
-    root: Option<Root>,
-    base: Option<Root>,
-    end: u64,
+    roots: Roots,
+    range: DiffRange,
 }
 
 impl Store {
@@ -105,9 +104,17 @@ impl Store {
             WalkItem::Damaged { addr, level, first, error } => lost.push((addr, level, first, error)),
             WalkItem::Page { .. } | WalkItem::UnknownBase(_) => {}
         };
-        let (ScrubPosition { node, block }, end) = (step.at, step.end);
-        let (root, base) = (step.root.as_ref(), step.base.as_ref());
+        let (ScrubPosition { node, block }, end) = (step.at, step.range.end);
+        let (root, base) = (step.roots.places.as_ref(), step.range.base.places.as_ref());
         let done = survey(nodes, root, base, block..end, STEP_PAGES, &mut visit).await?;
+        // An older backing block is a place of an ancestor, with which it is read.
+        let mut visit_backing = |seen: WalkItem| {
+            if !matches!(&seen, WalkItem::Data(run) if run.birth <= step.range.since) {
+                visit(seen);
+            }
+        };
+        let (root, base) = (step.roots.backings.as_ref(), step.range.base.backings.as_ref());
+        survey(nodes, root, base, block..done, usize::MAX, &mut visit_backing).await?;
         for (addr, level, first, error) in lost {
             let (extent, location) =
                 (Extent { addr, len: 1 }, Location { node, level: Some(level), block: first });
@@ -140,7 +147,7 @@ impl Store {
             let unmerged = Cell::new(false);
             let item_of = |id: u64| {
                 let node = self.lineage.borrow().get(id)?;
-                unmerged.set(unmerged.get() || node.root().is_none());
+                unmerged.set(unmerged.get() || node.roots().is_none());
                 Some(item_now(&node))
             };
             let range = diff_ranges(at.node, &item_of).into_iter().find(|range| at.block < range.end);
@@ -154,8 +161,7 @@ impl Store {
                 continue;
             };
             at.block = at.block.max(range.start);
-            let root = node.root().flatten();
-            return Ok(Some(ScrubStep { at, root, base: range.base, end: range.end }));
+            return Ok(Some(ScrubStep { at, roots: node.roots().unwrap_or_default(), range }));
         }
     }
 
@@ -271,7 +277,7 @@ mod tests {
     /// Returns all blocks that a node shows, with their addresses.
     async fn data_of(store: &Store, node: u64) -> Vec<(u64, u64)> {
         let mut data = Vec::new();
-        let root = store.node(node).unwrap().root().unwrap();
+        let root = store.node(node).unwrap().roots().unwrap().places;
         let mut visit = |seen| {
             if let WalkItem::Data(run) = seen {
                 data.extend((0..run.len).map(|n| (run.addr + n, run.start + n)));

@@ -44,7 +44,7 @@ async fn family(env: &Env) -> Rc<Store> {
 
 /// Puts an entry into a node's table that no write would make.
 async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Redirect) -> Report {
-    let grown = store.node(node).unwrap().put(start, held, &mut Vec::new());
+    let grown = store.node(node).unwrap().put(start, held, None, &mut Vec::new());
     store.count(node, grown);
     store.check().await.unwrap()
 }
@@ -52,7 +52,7 @@ async fn plant(store: &Rc<Store>, node: u64, start: u64, held: Redirect) -> Repo
 /// Returns what a node refers to within its first leaf.
 async fn first_leaf(store: &Store, node: u64) -> Vec<WalkItem> {
     let mut met = Vec::new();
-    let root = store.node(node).unwrap().root().unwrap();
+    let root = store.node(node).unwrap().roots().unwrap().places;
     survey(&store.nodes, root.as_ref(), None, 0..252, usize::MAX, &mut |seen| met.push(seen)).await.unwrap();
     met
 }

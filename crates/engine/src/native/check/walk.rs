@@ -203,7 +203,19 @@ pub(super) async fn for_all(
                 }
                 visit(*id, &range, seen, unknown_to);
             };
-            let (root, base) = (item.root.as_ref(), range.base.as_ref());
+            let (root, base) = (item.roots.places.as_ref(), range.base.places.as_ref());
+            survey(&committed.nodes, root, base, range.blocks(), usize::MAX, &mut see).await?;
+            // An older backing block is a place of an ancestor, with which it was visited.
+            let mut unknown_to = 0;
+            let mut see = |seen: WalkItem| {
+                if let WalkItem::UnknownBase(blocks) = &seen {
+                    unknown_to = blocks.end;
+                }
+                if !matches!(&seen, WalkItem::Data(run) if run.birth <= range.since) {
+                    visit(*id, &range, seen, unknown_to);
+                }
+            };
+            let (root, base) = (item.roots.backings.as_ref(), range.base.backings.as_ref());
             survey(&committed.nodes, root, base, range.blocks(), usize::MAX, &mut see).await?;
         }
     }

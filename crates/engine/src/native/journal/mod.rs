@@ -37,7 +37,7 @@ use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
 pub(crate) use record::CHANGE_BYTES_MAX;
-pub use record::Record;
+pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};
 
 /// Pages of a `Change` of the greatest length: its 32 pages, and one more that its header spills into.
@@ -205,9 +205,11 @@ impl Journal {
         let bytes = draft.push(&record);
         self.memory_tail.append(lsn, bytes);
         state.next.lsn += 1;
-        if let Record::Map { len, .. } = record {
-            state.unflushed_bytes += u64::from(len) * BLOCK;
-        }
+        state.unflushed_bytes += match record {
+            Record::Map { len, .. } => u64::from(len) * BLOCK,
+            Record::Sectors(_) => BLOCK,
+            Record::Unmap { .. } | Record::Change(_) => 0,
+        };
         self.assert_inside(&state);
         lsn
     }

@@ -3,6 +3,7 @@
 
 use blk::{Error, Result};
 
+use super::super::backing::{ALL_SECTORS, Backing};
 use super::super::layout::{get_u64, put_u64};
 
 /// Longest payload of a `Change`: 32 pages, so that the record and its batch's header take 33 of a batch's 64.
@@ -14,11 +15,61 @@ const FIELD_END: u64 = 1 << 48;
 const KIND_MAP: u8 = 1;
 const KIND_UNMAP: u8 = 2;
 const KIND_CHANGE: u8 = 3;
+const KIND_SECTORS: u8 = 4;
 
 /// Length of the word of kind and length.
 const PREFIX: usize = 8;
 const MAP_BYTES: usize = PREFIX + 5 * 8;
 const UNMAP_BYTES: usize = PREFIX + 4 * 8;
+const SECTORS_BYTES: usize = PREFIX + 7 * 8;
+
+/// Some sectors of one block that are at a new place from now on; the others are where they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SectorsRecord {
+    /// The lineage node.
+    pub node: u64,
+    /// The guest's block.
+    pub block: u64,
+    /// The new place.
+    pub addr: u64,
+    /// The generation in which the entry was made.
+    pub birth: u64,
+    /// All sectors that are at the new place, the first in the lowest bit.
+    pub present: u8,
+    /// Those of them that this record brings there.
+    pub added: u8,
+    /// The block that has the other sectors, whole and without doubt, and its birth.
+    pub backing: (u64, u64),
+    /// Checksum of the data of `added`, in the order of the sectors.
+    pub checksum: u64,
+}
+
+impl SectorsRecord {
+    /// Returns whether no earlier record brought sectors to this place.
+    pub(crate) fn is_first(&self) -> bool {
+        self.present == self.added
+    }
+
+    /// Returns the backing of the block if it has the sectors `present`.
+    pub(crate) fn backing_of(&self, present: u8) -> Backing {
+        Backing::new(present, self.backing.0, self.backing.1)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_field("address", self.addr)?;
+        check_range("guest blocks", self.block, 1)?;
+        check_birth(self.birth)?;
+        check_field("address of the backing block", self.backing.0)?;
+        check_birth(self.backing.1)?;
+        if self.added == 0 || self.added & !self.present != 0 || self.added == ALL_SECTORS {
+            let (added, present) = (self.added, self.present);
+            return Err(format!(
+                "sectors {added:#x} are added to get {present:#x}, expected some of them, not all"
+            ));
+        }
+        check_field("node", self.node)
+    }
+}
 
 /// One record. Blocks are 4 KiB; `node` is a lineage node, `birth` the generation in which the entry was made.
 // Each variant says what its fields are.
@@ -29,6 +80,8 @@ pub enum Record {
     Map { node: u64, start: u64, len: u32, addr: u64, birth: u64, checksum: u64 },
     /// Guest blocks `start..start + len` read as zeros and have no space.
     Unmap { node: u64, start: u64, len: u64, birth: u64 },
+    /// Some sectors of one block are elsewhere from now on.
+    Sectors(SectorsRecord),
     /// A change of lineage or catalogue, encoded; at most `CHANGE_BYTES_MAX`.
     Change(Vec<u8>),
 }
@@ -39,6 +92,7 @@ impl Record {
         match self {
             Record::Map { .. } => MAP_BYTES,
             Record::Unmap { .. } => UNMAP_BYTES,
+            Record::Sectors(_) => SECTORS_BYTES,
             Record::Change(payload) => PREFIX + payload.len().next_multiple_of(8),
         }
     }
@@ -49,6 +103,7 @@ impl Record {
         let length = match self {
             Record::Map { len, .. } => *len,
             Record::Unmap { .. } => 0,
+            Record::Sectors(sectors) => u32::from(sectors.present) | u32::from(sectors.added) << 8,
             Record::Change(payload) => {
                 assert!(payload.len() <= CHANGE_BYTES_MAX, "a change of {} bytes", payload.len());
                 payload.len() as u32
@@ -63,6 +118,10 @@ impl Record {
                 put_words(out, [*node, *start, *addr, *birth, *checksum]);
             }
             Record::Unmap { node, start, len, birth } => put_words(out, [*node, *start, *len, *birth]),
+            Record::Sectors(sectors) => {
+                let SectorsRecord { node, block, addr, birth, backing, checksum, .. } = *sectors;
+                put_words(out, [node, block, addr, birth, checksum, backing.0, backing.1]);
+            }
             Record::Change(payload) => {
                 out[PREFIX..PREFIX + payload.len()].copy_from_slice(payload);
                 out[PREFIX + payload.len()..].fill(0);
@@ -74,6 +133,7 @@ impl Record {
         match self {
             Record::Map { .. } => KIND_MAP,
             Record::Unmap { .. } => KIND_UNMAP,
+            Record::Sectors(_) => KIND_SECTORS,
             Record::Change(_) => KIND_CHANGE,
         }
     }
@@ -99,6 +159,7 @@ impl Record {
                 check_birth(birth)?;
                 check_field("node", node)
             }
+            Record::Sectors(sectors) => sectors.check(),
             Record::Change(_) => Ok(()),
         }
     }
@@ -156,8 +217,10 @@ fn encoded_len(kind: u8, length: u32) -> Result<usize, String> {
         KIND_CHANGE if length as usize <= CHANGE_BYTES_MAX => {
             Ok(PREFIX + (length as usize).next_multiple_of(8))
         }
+        KIND_SECTORS if length <= u16::MAX.into() => Ok(SECTORS_BYTES),
+        KIND_SECTORS => Err(format!("sectors of a block are {length:#x}, expected two masks of 8 bits")),
         KIND_CHANGE => Err(format!("a change of {length} bytes, expected at most {CHANGE_BYTES_MAX}")),
-        _ => Err(format!("kind is {kind}, expected {KIND_MAP} to {KIND_CHANGE}")),
+        _ => Err(format!("kind is {kind}, expected {KIND_MAP} to {KIND_SECTORS}")),
     }
 }
 
@@ -175,6 +238,16 @@ fn fields(kind: u8, length: u32, body: &[u8]) -> Record {
             checksum: word(4),
         },
         KIND_UNMAP => Record::Unmap { node: word(0), start: word(1), len: word(2), birth: word(3) },
+        KIND_SECTORS => Record::Sectors(SectorsRecord {
+            node: word(0),
+            block: word(1),
+            addr: word(2),
+            birth: word(3),
+            present: length as u8,
+            added: (length >> 8) as u8,
+            backing: (word(5), word(6)),
+            checksum: word(4),
+        }),
         _ => Record::Change(body[..length as usize].to_vec()),
     }
 }

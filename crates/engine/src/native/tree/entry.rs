@@ -5,7 +5,8 @@ use std::ops::Range;
 use blk::{Error, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::native::layout::{BLOCK, get_struct, get_u64};
+use crate::native::backing::Backing;
+use crate::native::layout::{BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, get_struct, get_u64};
 
 /// Length of a page's header; entries or pointers follow.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -37,30 +38,28 @@ pub(crate) const fn span(level: u8) -> u64 {
     SPANS[level as usize]
 }
 
-/// Number of bits of an address and of a birth.
-const WORD_BITS: u32 = 48;
-const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
-
 /// Checks the words that an entry and a pointer have in common: the reserved bits are zero.
-fn check_words(place: u64, born: u64) -> Result<(), String> {
-    let (addr, device, flags) = (place & WORD_MASK, place >> WORD_BITS & 0xFF, place >> (WORD_BITS + 8));
+fn check_words(place: u64, born: u64, flags_max: u64) -> Result<(), String> {
+    let (addr, device, flags) = (addr_of(place), place >> WORD_BITS & 0xFF, place >> FLAGS_SHIFT);
     let (birth, reserved) = (born & WORD_MASK, born >> WORD_BITS);
     if device != 0 {
         return Err(format!("device is {device}, expected 0"));
     }
-    if flags != 0 {
-        return Err(format!("flags are {flags:#x}, expected 0: was it written by a newer version?"));
+    if flags > flags_max {
+        return Err(format!(
+            "flags are {flags:#x}, expected at most {flags_max:#x}: was it written by a newer version?"
+        ));
     }
     if reserved != 0 {
         return Err(format!("reserved bits are {reserved:#x}, expected 0"));
     }
-    if addr == 0 && birth != 0 {
-        return Err(format!("birth of a hole is {birth}, expected 0"));
+    if addr == 0 && (birth, flags) != (0, 0) {
+        return Err(format!("birth of a hole is {birth}, its flags {flags:#x}, expected 0"));
     }
     Ok(())
 }
 
-/// The place of one block of a disk. All zero: a hole.
+/// The place of one block of a disk. All zero: a hole. `addr` is the whole word, with the flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Entry {
@@ -69,12 +68,15 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn get(bytes: &[u8]) -> Result<Entry, String> {
+    pub(super) fn get(bytes: &[u8], flags_max: u64) -> Result<Entry, String> {
         let entry: Entry = get_struct(bytes);
-        check_words(entry.addr, entry.birth)?;
+        check_words(entry.addr, entry.birth, flags_max)?;
         Ok(entry)
     }
 }
+
+/// Greatest sector mask: a block that has all of its eight sectors has none.
+pub(super) const MASK_MAX: u64 = 0xFE;
 
 /// The place of a child and the expected properties of its page. All zero: a hole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -95,7 +97,7 @@ impl Pointer {
     /// Decodes a pointer; `level` is that of the node to which it points.
     pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
         let pointer: Pointer = get_struct(bytes);
-        check_words(pointer.addr, pointer.birth)?;
+        check_words(pointer.addr, pointer.birth, 0)?;
         if pointer.is_hole() && pointer != Pointer::default() {
             return Err("a hole has a checksum or a count, expected zeros".to_string());
         }
@@ -145,6 +147,31 @@ impl Root {
 
     pub(super) fn spot(&self) -> Spot {
         Spot { level: self.level, first: 0, pointer: self.pointer }
+    }
+}
+
+/// Content of a tree. Every page has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TreeKind {
+    /// Places of blocks. The flags of entries are 0.
+    Places = 0,
+    /// Backing blocks, with sector masks as flags.
+    Backings = 1,
+}
+
+/// The two trees of a state. Their leaves cover the same blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Roots {
+    /// Each block's place.
+    pub places: Option<Root>,
+    /// For each block that has only some sectors at its place: the mask of these, and the block that has the others.
+    pub backings: Option<Root>,
+}
+
+impl Roots {
+    /// Returns the number of data blocks of both trees.
+    pub fn blocks(&self) -> u64 {
+        [self.places, self.backings].iter().flatten().map(|root| root.pointer.count).sum()
     }
 }
 
@@ -200,7 +227,7 @@ impl Source {
 pub struct Mapped {
     pub start: u64,
     pub len: u64,
-    /// 0: a hole.
+    /// 0: a hole. In the tree of backing blocks the flags are the sector mask, the same for all blocks.
     pub addr: u64,
     /// 0 for a hole.
     pub birth: u64,
@@ -230,14 +257,22 @@ pub(super) fn push_hole(out: &mut Vec<Mapped>, mark: usize, blocks: Range<u64>) 
 pub struct Update {
     pub start: u64,
     pub len: u64,
-    /// 0: unmap.
+    /// 0: unmap. In the tree of backing blocks the flags are the sector mask.
     pub addr: u64,
     pub birth: u64,
+    /// The block that has the rest of the sectors, which the merge must not free; then `len` is 1.
+    pub backing: Backing,
 }
 
 impl Update {
     pub fn end(&self) -> u64 {
         self.start + self.len
+    }
+
+    /// Returns the update of the tree of backing blocks.
+    pub(super) fn of_backing(&self) -> Update {
+        let Backing { place, birth } = self.backing;
+        Update { addr: place, birth, backing: Backing::NONE, ..*self }
     }
 
     /// Returns the new entry of `block`, one of the update's blocks.
@@ -251,7 +286,8 @@ impl Update {
     pub(super) fn check(&self, stamp: u64) {
         assert!(self.len > 0, "an update of no blocks: {self:?}");
         assert!(self.addr == 0 || self.birth <= stamp, "born after its node, {stamp}: {self:?}");
-        assert!(self.addr == 0 || self.addr + self.len <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
+        let end = addr_of(self.addr) + self.len;
+        assert!(self.addr == 0 || end <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
         assert!(stamp <= WORD_MASK, "generation {stamp} has more than {WORD_BITS} bits");
     }
 }

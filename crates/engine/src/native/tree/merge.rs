@@ -17,10 +17,10 @@ use super::entry::*;
 use super::node::{Body, NO_ENTRIES, Node};
 use super::plan::{MergeSpace, Planner, Step};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
-use crate::native::layout::{BLOCK, Extent};
+use crate::native::layout::{BLOCK, Extent, addr_of};
 
-/// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the tree and returns its new root; None
-/// when nothing is mapped any more.
+/// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the trees of a state and returns their new
+/// roots; None when nothing is mapped any more.
 ///
 /// New nodes are born at `stamp`, which is no earlier than the old root's birth. They are written but not flushed. An
 /// old entry is freed if it is exclusive and its block is elsewhere now; an old node is freed if it is exclusive and
@@ -28,15 +28,58 @@ use crate::native::layout::{BLOCK, Extent};
 ///
 /// # Errors
 /// Errors of the medium and of `place_node`; `Damaged` for old pages; `Invalid` for a block that no tree covers. The
-/// old tree is unchanged then, and nothing of it is freed.
+/// old trees are unchanged then, and nothing of them is freed.
 pub(crate) async fn merge(
     nodes: &Nodes,
-    root: Option<Root>,
+    roots: Roots,
     updates: &[Update],
     stamp: u64,
     space: &dyn MergeSpace,
     pace: &dyn MergePace,
-) -> Result<Option<Root>> {
+) -> Result<Roots> {
+    let (places, merged) =
+        begin(nodes, (TreeKind::Places, roots.places), updates, stamp, space, pace).await?;
+    let backed: Vec<Update>;
+    let mut backings = None;
+    let mut result = merged;
+    let has_backings = roots.backings.is_some() || updates.iter().any(|update| !update.backing.is_none());
+    if result.is_ok() && has_backings {
+        backed = updates.iter().map(Update::of_backing).collect();
+        let quiet = Uncounted(pace);
+        match begin(nodes, (TreeKind::Backings, roots.backings), &backed, stamp, space, &quiet).await {
+            Ok((second, merged)) => {
+                backings = Some(second);
+                result = merged;
+            }
+            Err(e) => result = Err(e),
+        }
+    }
+    // Either both trees are new, or neither is.
+    places.settle(result.is_ok(), pace).await;
+    if let Some(second) = &backings {
+        second.settle(result.is_ok(), pace).await;
+    }
+    result.map(|()| Roots { places: places.root, backings: backings.and_then(|second| second.root) })
+}
+
+/// The pace of the second tree: its updates are those of the first, which were counted.
+struct Uncounted<'a>(&'a dyn MergePace);
+
+impl MergePace for Uncounted<'_> {
+    fn merged(&self, _: usize) -> Local<'_, ()> {
+        self.0.merged(0)
+    }
+}
+
+/// Writes the new nodes of one tree; `settle` must follow.
+async fn begin<'a>(
+    nodes: &'a Nodes,
+    (kind, root): (TreeKind, Option<Root>),
+    updates: &'a [Update],
+    stamp: u64,
+    space: &'a dyn MergeSpace,
+    pace: &dyn MergePace,
+) -> Result<(Merge<'a>, Result<()>)> {
     updates.iter().for_each(|update| update.check(stamp));
     assert!(updates.windows(2).all(|pair| pair[0].end() <= pair[1].start), "updates out of order");
     assert!(root.is_none_or(|root| root.pointer.birth <= stamp), "merging at {stamp} into {root:?}");
@@ -44,6 +87,7 @@ pub(crate) async fn merge(
     let planner = Planner { nodes, space, root, level, updates };
     let mut merge = Merge {
         planner,
+        kind,
         stamp,
         open: Vec::new(),
         root,
@@ -53,8 +97,7 @@ pub(crate) async fn merge(
         nodes_freed: Vec::new(),
     };
     let result = merge.run(pace).await;
-    merge.settle(result.is_ok(), pace).await;
-    result.map(|()| merge.root)
+    Ok((merge, result))
 }
 
 /// Returns the lowest level, not below the root's, that covers all mapped blocks.
@@ -89,6 +132,7 @@ impl Open {
 
 struct Merge<'a> {
     planner: Planner<'a>,
+    kind: TreeKind,
     stamp: u64,
     /// The path to the last step, from the highest node down.
     open: Vec<Open>,
@@ -196,7 +240,8 @@ impl Merge<'_> {
             for block in update.start.max(step.first)..update.end().min(step.blocks().end) {
                 let index = (block - step.first) as usize;
                 new[index] = update.entry(block);
-                if new[index].addr != old[index].addr {
+                let (old_addr, new_addr) = (addr_of(old[index].addr), addr_of(new[index].addr));
+                if old_addr != new_addr && old_addr != update.backing.addr() {
                     self.free_data(old[index], block);
                 }
             }
@@ -230,7 +275,8 @@ impl Merge<'_> {
             pointer.addr = self.planner.space.place_node().await?;
             pointer.birth = self.stamp;
             self.placed.push(pointer.addr);
-            let (node, page) = Node::seal(self.planner.nodes.store_id, Spot { level, first, pointer }, body);
+            let (node, page) =
+                Node::seal(self.planner.nodes.store_id, self.kind, Spot { level, first, pointer }, body);
             pointer = node.spot.pointer;
             self.unwritten.push((node, page));
         }
@@ -254,9 +300,10 @@ impl Merge<'_> {
         if old.addr == 0 || !self.planner.space.is_exclusive(old.birth, &(block..block + 1)) {
             return;
         }
+        let addr = addr_of(old.addr);
         match self.data_freed.last_mut() {
-            Some(last) if last.end() == old.addr => last.len += 1,
-            _ => self.data_freed.push(Extent { addr: old.addr, len: 1 }),
+            Some(last) if last.end() == addr => last.len += 1,
+            _ => self.data_freed.push(Extent { addr, len: 1 }),
         }
     }
 

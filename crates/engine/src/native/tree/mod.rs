@@ -14,10 +14,10 @@ mod plan;
 mod walk;
 
 pub(crate) use cache::Nodes;
-pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Update, span};
+pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Roots, Update, span};
 pub(crate) use merge::{MergePace, merge};
 pub(crate) use plan::MergeSpace;
-pub(crate) use walk::{WalkItem, differences, gone, has_page, survey};
+pub(crate) use walk::{WalkItem, differences, gone, gone_from_both, has_page, survey};
 
 /// Most reads or writes under way at once by one merge or lookup: enough to keep the disks of a RAID busy, few enough
 /// that a guest's request does not wait behind them.

@@ -12,15 +12,17 @@ use zerocopy::IntoBytes;
 
 use super::entry::*;
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64, seal_page,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64,
+    seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");
 const BIRTH_AT: usize = 32;
 const FIRST_BLOCK_AT: usize = 40;
 const COUNT_AT: usize = 48;
-/// Level in the first byte; the other seven are zero.
+/// Level in the first byte, kind of the tree in the second; the other six are zero.
 const LEVEL_AT: usize = 56;
+const KIND_AT: usize = LEVEL_AT + 1;
 
 /// Most runs of a leaf that is kept as runs: 126 * 16 B are half of the 4032 B of a dense one.
 const RUNS_MAX: usize = LEAF_ENTRIES / 2;
@@ -28,8 +30,8 @@ const RUNS_MAX: usize = LEAF_ENTRIES / 2;
 pub(super) type Entries = [Entry; LEAF_ENTRIES];
 pub(super) const NO_ENTRIES: Entries = [Entry { addr: 0, birth: 0 }; LEAF_ENTRIES];
 
-/// A run within a leaf, holes included: an entry's two words with its first index and its length in the top bits. 16
-/// bytes.
+/// A run within a leaf, holes included: an entry's two words, with its first index in the bits of the device, which is
+/// always 0, and its length in the top bits of the birth. 16 bytes.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     place: u64,
@@ -38,6 +40,9 @@ struct Run {
 
 const TOP: u32 = 48;
 const LOW: u64 = (1 << TOP) - 1;
+/// The bits of the device.
+const INDEX: u64 = 0xFF << TOP;
+const _: () = assert!(LEAF_ENTRIES <= 0xFF);
 
 impl Run {
     fn new(start: usize, entry: Entry) -> Run {
@@ -45,7 +50,7 @@ impl Run {
     }
 
     fn start(&self) -> u64 {
-        self.place >> TOP
+        (self.place & INDEX) >> TOP
     }
 
     fn end(&self) -> u64 {
@@ -54,7 +59,7 @@ impl Run {
 
     /// Returns the entry at `index`, which is inside of the run.
     fn entry(&self, index: u64) -> Entry {
-        let addr = self.place & LOW;
+        let addr = self.place & !INDEX;
         let addr = if addr == 0 { 0 } else { addr + index - self.start() };
         Entry { addr, birth: self.born & LOW }
     }
@@ -153,14 +158,14 @@ impl Node {
     }
 
     /// Makes a new node of `body` and its page. `spot` has everything of the pointer but count and checksum.
-    pub(super) fn seal(store_id: u64, mut spot: Spot, body: Body) -> (Node, Buf) {
+    pub(super) fn seal(store_id: u64, kind: TreeKind, mut spot: Spot, body: Body) -> (Node, Buf) {
         spot.pointer.count = body.count();
         let mut page = Buf::zeroed(BLOCK as usize);
         put_head(&mut page, MAGIC, store_id, spot.pointer.addr);
         put_u64(&mut page, BIRTH_AT, spot.pointer.birth);
         put_u64(&mut page, FIRST_BLOCK_AT, spot.first);
         put_u64(&mut page, COUNT_AT, spot.pointer.count);
-        put_u64(&mut page, LEVEL_AT, u64::from(spot.level));
+        put_u64(&mut page, LEVEL_AT, u64::from(spot.level) | u64::from(kind as u8) << 8);
         body.put(&mut page[HEADER_BYTES..]);
         spot.pointer.checksum = seal_page(&mut page);
         (Node::new(spot, body), page)
@@ -256,7 +261,8 @@ impl Reader<'_> {
         self.check("checksum against its content", CHECKSUM_AT, page_checksum(self.page))?;
         self.check("checksum against its parent", CHECKSUM_AT, pointer.checksum)?;
         self.check("birth", BIRTH_AT, pointer.birth)?;
-        self.check("level", LEVEL_AT, u64::from(level))?;
+        let kind = u64::from(self.page[KIND_AT]).min(TreeKind::Backings as u64);
+        self.check("level", LEVEL_AT, u64::from(level) | kind << 8)?;
         self.check("first block", FIRST_BLOCK_AT, first)?;
         self.check("count", COUNT_AT, pointer.count)
     }
@@ -273,11 +279,15 @@ impl Reader<'_> {
             }
             return Ok(Body::interior(&children));
         }
+        let flags_max = if self.page[KIND_AT] == TreeKind::Places as u8 { 0 } else { MASK_MAX };
         let mut entries = NO_ENTRIES;
         for (index, at) in bytes.chunks_exact(ENTRY_BYTES).enumerate() {
             entries[index] =
-                Entry::get(at).map_err(|cause| self.damaged(format!("entry {index}: {cause}")))?;
+                Entry::get(at, flags_max).map_err(|cause| self.damaged(format!("entry {index}: {cause}")))?;
             self.check_birth("entry", index, entries[index].birth)?;
+            if flags_max > 0 && entries[index].addr != 0 && entries[index].addr >> FLAGS_SHIFT == 0 {
+                return Err(self.wrong(&format!("sector mask of entry {index}"), 0, "1 to 254"));
+            }
         }
         Ok(Body::leaf(&entries))
     }

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use sim::{Options, SimWorld};
 
 use super::*;
+use crate::native::backing::Backing;
 use crate::native::layout::{BLOCK, HEADER_BLOCKS};
 
 mod damage;
@@ -75,11 +76,12 @@ impl Store {
     }
 
     async fn merge(&self, root: Option<Root>, updates: &[Update]) -> Result<Option<Root>> {
-        merge(&self.nodes, root, updates, self.now(), self, self).await
+        let roots = Roots { places: root, backings: None };
+        merge(&self.nodes, roots, updates, self.now(), self, self).await.map(|roots| roots.places)
     }
 
     fn map(&self, start: u64, len: u64) -> Update {
-        Update { start, len, addr: self.place(len), birth: self.now() }
+        Update { start, len, addr: self.place(len), birth: self.now(), backing: Backing::NONE }
     }
 
     /// Returns every block to which these trees refer, after a check that it is in use.
@@ -149,7 +151,7 @@ impl MergeSpace for Store {
 }
 
 fn unmap(start: u64, len: u64) -> Update {
-    Update { start, len, addr: 0, birth: 0 }
+    Update { start, len, addr: 0, birth: 0, backing: Backing::NONE }
 }
 
 fn apply(model: &mut Model, updates: &[Update]) {

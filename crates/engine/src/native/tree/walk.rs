@@ -14,6 +14,7 @@ use futures_util::future::join;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, NO_ENTRIES, Node};
+use crate::native::layout::addr_of;
 
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
@@ -34,6 +35,57 @@ pub(crate) async fn gone(
     visit: &mut dyn FnMut(WalkItem),
 ) -> Result<u64> {
     compare(nodes, old, new, from..to, budget, &mut SurveyTask { goes_on: false, visit }).await
+}
+
+/// Like `gone`, for both trees of two states: a block that `new` has as a backing block is not gone. `old` must be an
+/// ancestor's state, or this one's: no block that it has as a backing block is a place of `new`.
+pub(crate) async fn gone_from_both(
+    nodes: &Nodes,
+    old: &Roots,
+    new: &Roots,
+    blocks: Range<u64>,
+    budget: usize,
+    visit: &mut dyn FnMut(WalkItem),
+) -> Result<u64> {
+    let (from, to) = (blocks.start, blocks.end);
+    let (old_places, new_places) = (old.places.as_ref(), new.places.as_ref());
+    let (old_backings, new_backings) = (old.backings.as_ref(), new.backings.as_ref());
+    if old_backings.is_none() && new_backings.is_none() {
+        return gone(nodes, old_places, new_places, from, to, budget, visit).await;
+    }
+    let mut found = Vec::new();
+    let done =
+        gone(nodes, old_backings, new_backings, from, to, budget, &mut |item| found.push(item)).await?;
+    let mut in_places = Vec::new();
+    let done =
+        gone(nodes, old_places, new_places, from, done, budget, &mut |item| in_places.push(item)).await?;
+    found.into_iter().filter(|item| item.end() <= done).for_each(&mut *visit);
+    for item in in_places {
+        match item {
+            WalkItem::Data(run) if new_backings.is_some() => {
+                let mut backings = Vec::new();
+                nodes.lookup(new_backings, run.start..run.start + run.len, &mut backings).await?;
+                without_backings(&run, &backings, &mut |part| visit(WalkItem::Data(part)));
+            }
+            item => visit(item),
+        }
+    }
+    Ok(done)
+}
+
+/// Visits the parts of a run whose blocks are not the backing blocks there.
+fn without_backings(run: &Mapped, backings: &[Mapped], visit: &mut dyn FnMut(Mapped)) {
+    let mut rest = Vec::new();
+    for backing in backings {
+        for n in 0..backing.len {
+            let block = backing.start + n;
+            let addr = run.addr + (block - run.start);
+            if backing.addr == 0 || addr_of(backing.addr) + n != addr {
+                push_run(&mut rest, 0, Mapped { start: block, len: 1, addr, birth: run.birth });
+            }
+        }
+    }
+    rest.into_iter().for_each(visit);
 }
 
 /// Visits the maximal ranges within `from..to` in which two trees differ, in order. Budget and result are those of
@@ -73,6 +125,19 @@ pub(crate) enum WalkItem {
     },
     /// The same for a page of the base: what follows within these blocks may belong to the base too.
     UnknownBase(Range<u64>),
+}
+
+impl WalkItem {
+    /// Returns the end of the blocks that the item is about.
+    fn end(&self) -> u64 {
+        match self {
+            WalkItem::Data(run) => run.start + run.len,
+            WalkItem::Page { level, first, .. } | WalkItem::Damaged { level, first, .. } => {
+                first + span(*level)
+            }
+            WalkItem::UnknownBase(blocks) => blocks.end,
+        }
+    }
 }
 
 /// Visits what `root` refers to within `blocks` and `base` does not at the same place, and continues behind damage.
@@ -131,14 +196,14 @@ impl LeafOf<'_> {
     }
 }
 
-/// Returns the runs that `a` has and `b` does not have at the same place.
+/// Returns the runs that `a` has and `b` does not have at the same place, without flags.
 fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
     let (a, b) = (a.entries(), b.entries());
     let mut runs = Vec::new();
     for block in blocks {
         let index = (block % span(0)) as usize;
-        let Entry { addr, birth } = a[index];
-        if addr != 0 && addr != b[index].addr {
+        let (addr, birth) = (addr_of(a[index].addr), a[index].birth);
+        if addr != 0 && addr != addr_of(b[index].addr) {
             push_run(&mut runs, 0, Mapped { start: block, len: 1, addr, birth });
         }
     }

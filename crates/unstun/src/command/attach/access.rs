@@ -4,15 +4,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::error::{Error, Result};
-use api::{AttachSocket, AttachTo};
+use api::{AttachSocket, AttachTo, AttachVia};
 
 /// Permission bit that lets all users pass through a folder.
 const SEARCHABLE_BY_ALL: u32 = 0o001;
 const PERMISSION_BITS: u32 = 0o777;
 
 pub(super) fn look(path: &Path) -> Result<AttachSocket> {
-    let metadata =
-        path.metadata().map_err(|e| Error::failed(format!("NBD socket {}: {e}", path.display())))?;
+    let metadata = path.metadata().map_err(|e| Error::failed(format!("socket {}: {e}", path.display())))?;
     Ok(AttachSocket {
         path: path.to_owned(),
         owner: named("/etc/passwd", metadata.uid()),
@@ -34,7 +33,7 @@ fn named(file: &str, id: u32) -> String {
 }
 
 /// Returns lines for a shell, with comments.
-pub(super) fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String> {
+pub(super) fn advice(to: AttachTo, via: AttachVia, socket: Option<&AttachSocket>) -> Vec<String> {
     let Some(socket) = socket else {
         return vec![
             "# NBD over TCP has no access control: every client that reaches the address can write the disks"
@@ -56,8 +55,12 @@ pub(super) fn advice(to: AttachTo, socket: Option<&AttachSocket>) -> Vec<String>
                 .to_owned(),
         ),
         AttachTo::Qemu => lines.push("# USER: the user that starts QEMU".to_owned()),
+        AttachTo::CloudHypervisor => lines.push("# USER: the user that starts cloud-hypervisor".to_owned()),
     }
     lines.extend(grants(&socket.path));
+    if via == AttachVia::VhostUser {
+        lines.push("# the same for the sockets of the other disks, and again after a revert, which replaces the sockets".to_owned());
+    }
     lines.push(format!("# without ACLs: chgrp GROUP {shown}, with a group that USER is in"));
     lines.push(
         "# the daemon creates the socket anew at each start; for permanent rights, use a separate folder:"
@@ -108,14 +111,14 @@ mod tests {
         let path = private.join("nbd.sock");
         std::fs::write(&path, "").unwrap();
         let socket = look(&path).unwrap();
-        let lines = advice(AttachTo::Libvirt, Some(&socket));
+        let lines = advice(AttachTo::Libvirt, AttachVia::Nbd, Some(&socket));
         assert!(
             lines.iter().any(|l| l.starts_with("setfacl -m u:USER:x '") && l.ends_with("it'\\''s mine'"))
         );
         assert!(lines.iter().any(|l| l.starts_with("setfacl -m u:USER:rw")), "{lines:?}");
         let apparmor = format!("#   \"{}\" rw,", path.display());
         assert!(lines.contains(&apparmor), "{lines:?}");
-        assert!(!advice(AttachTo::Qemu, Some(&socket)).contains(&apparmor));
+        assert!(!advice(AttachTo::Qemu, AttachVia::Nbd, Some(&socket)).contains(&apparmor));
     }
 
     #[test]
@@ -126,6 +129,6 @@ mod tests {
 
     #[test]
     fn over_tcp_there_is_a_warning() {
-        assert!(advice(AttachTo::Qemu, None)[0].contains("no access control"));
+        assert!(advice(AttachTo::Qemu, AttachVia::Nbd, None)[0].contains("no access control"));
     }
 }

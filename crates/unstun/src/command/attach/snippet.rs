@@ -60,7 +60,7 @@ fn node(disk: &Attached) -> String {
 }
 
 /// Escapes a value: a comma in it is written twice.
-fn escape(value: &str) -> String {
+pub(super) fn escape(value: &str) -> String {
     value.replace(',', ",,")
 }
 
@@ -91,7 +91,7 @@ pub(super) fn libvirt(disks: &[Attached]) -> String {
 }
 
 /// Returns the letters by which the kernel names its disks: a, b, ... z, aa, ab.
-fn letters(mut at: usize) -> String {
+pub(super) fn letters(mut at: usize) -> String {
     let mut name = Vec::new();
     loop {
         name.push(b'a' + (at % 26) as u8);
@@ -103,7 +103,7 @@ fn letters(mut at: usize) -> String {
     name.iter().rev().map(|&byte| char::from(byte)).collect()
 }
 
-fn xml(text: &str) -> String {
+pub(super) fn xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
 }
 
@@ -118,6 +118,7 @@ mod tests {
             slot: format!("scsi0:{number}"),
             listen: listen.clone(),
             export: format!("web/disk{number}"),
+            vhost_user: None,
         };
         vec![disk(0), disk(1)]
     }

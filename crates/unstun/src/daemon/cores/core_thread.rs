@@ -92,6 +92,7 @@ fn run(
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let front_end = front_end(place.memory, descriptors.connections(), core.count);
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors, Some(own));
+        running.vhost.listen_on(reactor.clone());
         Catalogue::route(&running);
         env.spawn_detached(Box::pin(running.clone().watch_slow()));
         let watched = running.clone();

@@ -13,7 +13,7 @@ use engine::{
     CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, GenerationChange, JobControl, Loss,
     Machine, Options, SpaceUsage,
 };
-use export::nbd::IoLimits;
+use export::IoLimits;
 
 use crate::daemon::cores::CoreLink;
 use crate::daemon::running::client::client_gate::Who;
@@ -172,6 +172,17 @@ impl VmHandle {
         }
     }
 
+    /// Lets the sockets of the VM's disks follow a change of its disks or of their content.
+    pub(crate) fn follow_exports(&self) {
+        match &self.vm {
+            Location::Here(vm) => self.core.own().expect("the VM is here").follow_exports(vm.clone()),
+            Location::Elsewhere { number, .. } => {
+                let number = *number;
+                self.core.tell(move |running| running.follow_exports(running.kept.vm(number)));
+            }
+        }
+    }
+
     /// Lets the VM's core send the VM's events and notices, those so far first. They have arrived when this returns.
     pub(crate) async fn send_events(&self) {
         let Some(number) = self.number() else { return };
@@ -182,7 +193,12 @@ impl VmHandle {
     // State.
 
     pub(crate) async fn view(&self) -> VmView {
-        self.run(async |_, vm| vm.view()).await
+        self.run(async |running: Rc<RunningVms>, vm| running.view(&vm)).await
+    }
+
+    /// Tells the VM's vhost-user clients the present sizes of its disks.
+    pub(crate) fn tell_sizes(&self) {
+        self.core.tell(|running| running.vhost.front_end.sizes_changed());
     }
 
     pub(crate) async fn state(&self) -> VmState {
@@ -191,9 +207,9 @@ impl VmHandle {
 
     /// Returns the view, and the layers of the running disks.
     pub(crate) async fn view_with_layers(&self) -> (VmView, blk::Result<Vec<DiskLayers>>) {
-        let look = async |_, vm: Rc<RunningVm>| {
+        let look = async |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
             let layers = vm.machine.listing().await;
-            (vm.view(), layers)
+            (running.view(&vm), layers)
         };
         self.run(look).await
     }

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::datastore::hang::Hang;
-use crate::daemon::running::client::exports;
+use crate::daemon::running::client::export_name;
 use crate::daemon::running::vm::{DiskView, VmView};
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
@@ -182,7 +182,7 @@ pub(crate) fn disk(
 ) -> Option<api::Disk> {
     let state = &view.state;
     let disk = state.disks.iter().find(|d| d.number == listed.number)?;
-    let export = exports::lasting_name(&entry.name, disk.number, state.generation);
+    let export = export_name::lasting_name(&entry.name, disk.number, state.generation);
     let running = view.disks.iter().find(|d| d.number == disk.number);
     let counted = running.map(|d| d.layers.as_slice()).unwrap_or_default();
     let io_of = |l: &LayerInfo| counted.iter().find(|c| c.name == l.name).map(|c| layer_io(c.counters));
@@ -194,6 +194,7 @@ pub(crate) fn disk(
         mode: mode(disk.mode),
         size_bytes: disk.size_bytes,
         nbd_uri: daemon.uri(&export),
+        vhost_user_socket: running.and_then(|disk| disk.vhost_user_socket.clone()),
         descriptor: layer_path(entry, &disk.top),
         layers: listed
             .layers

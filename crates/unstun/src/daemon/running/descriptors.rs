@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blk::manifest::Opening;
 use blk::{Env, Error, ErrorKind, Result};
@@ -12,6 +13,9 @@ use crate::memory::{self, Memory};
 /// Number of descriptors of a VM besides its layers: its folders, its lock, and one file at a time that is read or
 /// written anew.
 const VM_FILES: u64 = 8;
+
+/// Sockets of all cores that listen for vhost-user clients, one for each running disk.
+pub(crate) static LISTENING: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct Descriptors {
     env: Env,
@@ -29,6 +33,11 @@ impl Descriptors {
         usize::try_from(self.parts.connections).unwrap_or(usize::MAX)
     }
 
+    /// Returns the most descriptors of all vhost-user connections together.
+    pub(crate) fn vhost_user(&self) -> u64 {
+        self.parts.vhost_user
+    }
+
     /// Admits a VM before it is created or opened.
     ///
     /// # Errors
@@ -43,19 +52,20 @@ impl Descriptors {
             Opening::Change => self.parts.reserve / 2,
             Opening::Free => 0,
         };
-        let (open, max) = (self.env.open_files(), self.parts.files_max(kept));
+        let (open, max) =
+            (self.env.open_files() + LISTENING.load(Ordering::Relaxed), self.parts.files_max(kept));
         if open < max || opening == Opening::Free {
             return Ok(());
         }
-        let memory::Descriptors { limit, connections, reserve } = self.parts;
+        let memory::Descriptors { limit, connections, vhost_user, reserve } = self.parts;
         let purpose = match opening {
             Opening::Serve => "to serve the VM",
             _ => "for this change",
         };
         let cause = format!(
             "up to {wanted} file descriptors are needed {purpose}; the process may have {limit}, of which {open} are \
-             open files, {connections} are for connections, and {reserve} are reserved for takes, commits and \
-             closing"
+             open files and sockets, {connections} are for NBD connections, {vhost_user} for vhost-user ones, and \
+             {reserve} are reserved for takes, commits and closing"
         );
         let remedy = "close VMs (`unstun vm close`), commit snapshots, or raise LimitNOFILE= of the unit";
         Err(Error::new(ErrorKind::NoDescriptors, place, format!("{cause}; {remedy}")))

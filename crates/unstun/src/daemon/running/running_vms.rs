@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,17 +13,20 @@ use blk::Env;
 use blk::meter::PollFigures;
 use blk::volume::Exports;
 use engine::{Options, Vm};
-use export::nbd::FrontEnd;
+use export::nbd::{self, FrontEnd};
 use futures_util::future::{Either, select};
 use tokio::sync::mpsc::WeakUnboundedSender;
 
 use crate::daemon::running::client::client_gate::{Shut, Who};
+use crate::daemon::running::client::export_name::lasting_name;
+use crate::daemon::running::client::front_end::vhost_front_end;
+use crate::daemon::running::client::vhost_sockets::VhostSockets;
 use crate::daemon::running::descriptors::Descriptors;
 use crate::daemon::running::folders::WatchedFolders;
 use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::running::kept::{KeptObjects, ReleaseFromElsewhere};
 use crate::daemon::running::messages::ControlSide;
-use crate::daemon::running::vm::{ClientSettings, RunningVm};
+use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
 
 /// Maximum time in microseconds until disconnected clients are gone: their requests run to their end first. A request
 /// that waits for space on a full datastore may never end; the operation is refused then.
@@ -42,6 +46,7 @@ pub(crate) struct RunningVms {
     pub core: CoreNumber,
     pub env: Env,
     pub front_end: Rc<FrontEnd>,
+    pub vhost: VhostSockets,
     pub control: ControlSide,
     pub descriptors: Rc<Descriptors>,
     /// VMs that clients can open, by name.
@@ -89,8 +94,10 @@ impl RunningVms {
         descriptors: Rc<Descriptors>,
         inbox: Option<WeakUnboundedSender<CoreTask>>,
     ) -> Rc<RunningVms> {
+        let vhost = vhost_front_end(&front_end, descriptors.vhost_user() / core.count as u64);
         Rc::new(RunningVms {
             core,
+            vhost: VhostSockets::new(env.clone(), vhost),
             env,
             front_end,
             control,
@@ -104,8 +111,45 @@ impl RunningVms {
     }
 
     pub(crate) fn figures(&self) -> CoreFigures {
-        let nbd_clients = self.front_end.sessions().len() as u64;
+        let nbd_clients = (self.front_end.sessions().len() + self.vhost.front_end.sessions().len()) as u64;
         CoreFigures { number: self.core.own, nbd_clients, polls: self.env.polls() }
+    }
+
+    /// Returns what the control side shows of a VM.
+    pub(crate) fn view(&self, vm: &RunningVm) -> VmView {
+        let mut view = vm.view();
+        self.vhost.follow(vm);
+        for disk in &mut view.disks {
+            let export = lasting_name(&vm.name, disk.number, view.state.generation);
+            disk.vhost_user_socket = self.vhost.path(&vm.name, &export);
+        }
+        view
+    }
+
+    /// Lets the sockets of a VM's disks follow a change of its disks or of their content.
+    pub(crate) fn follow_exports(self: &Rc<Self>, vm: Rc<RunningVm>) {
+        let running = self.clone();
+        // The event may be recorded before the operation has changed its last field.
+        self.env.spawn_detached(Box::pin(async move {
+            running.env.next_turn().await;
+            if running.get(&vm.name).is_some_and(|present| Rc::ptr_eq(&present, &vm)) {
+                running.vhost.follow(&vm);
+                running.vhost.front_end.sizes_changed();
+            }
+        }));
+    }
+
+    /// Gives every running disk a socket for vhost-user clients in `folder`, now and later.
+    pub(crate) fn serve_vhost_user(&self, folder: PathBuf) {
+        let Some(exports) = self.exports.get() else { return };
+        self.vhost.open(folder, exports.clone());
+        self.all().iter().for_each(|vm| self.vhost.follow(vm));
+    }
+
+    /// Waits until the connections of the core are closed, after its front ends were stopped.
+    pub(crate) async fn end_connections(&self) {
+        nbd::drain(&self.env, &self.front_end).await;
+        self.vhost.front_end.ended(&self.env).await;
     }
 
     /// Ends the core, which has nothing open any more.
@@ -127,7 +171,8 @@ impl RunningVms {
 
     /// Serves the VM under its name, in place of the one that had the name.
     pub(crate) fn serve(&self, vm: Rc<RunningVm>) {
-        self.vms.borrow_mut().insert(vm.name.clone(), vm);
+        self.vms.borrow_mut().insert(vm.name.clone(), vm.clone());
+        self.vhost.follow(&vm);
     }
 
     /// Opens a VM with files, and does not serve it yet.
@@ -148,6 +193,7 @@ impl RunningVms {
         let mut vms = self.vms.borrow_mut();
         if vms.get(&vm.name).is_some_and(|served| Rc::ptr_eq(served, vm)) {
             vms.remove(&vm.name);
+            self.vhost.forget(&vm.name);
         }
     }
 
@@ -252,6 +298,11 @@ impl RunningVms {
             let writes = !session.export.contains('@');
             if session.export.starts_with(&prefix) && (writes || who == Who::All) {
                 self.front_end.disconnect(session.id);
+            }
+        }
+        for session in self.vhost.front_end.sessions() {
+            if session.export.starts_with(&prefix) {
+                self.vhost.front_end.disconnect(session.id);
             }
         }
     }

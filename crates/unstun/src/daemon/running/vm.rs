@@ -1,6 +1,7 @@
 //! A VM that a core runs, and the clients of its disks and sealed states.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use api::{ClientAccess, VmClient};
@@ -8,7 +9,8 @@ use blk::file::FileCounters;
 use blk::manifest::VmState;
 use engine::stats::LayerCounters;
 use engine::{Machine, RunningDisk};
-use export::nbd::{FrontEnd, IoLimits, Limiter};
+use export::nbd::FrontEnd;
+use export::{IoLimits, Limiter};
 
 use crate::daemon::running::client::client_gate::{ClientGate, Who};
 use crate::daemon::running::home_files::HomeFiles;
@@ -54,6 +56,8 @@ pub(crate) struct DiskView {
     pub map_loads: u64,
     pub device: FileCounters,
     pub layers: Vec<LayerCounters>,
+    /// Path of the disk's socket for vhost-user clients.
+    pub vhost_user_socket: Option<PathBuf>,
 }
 
 impl DiskView {
@@ -68,6 +72,7 @@ impl DiskView {
             map_loads: guest.map_loads.get(),
             device: disk.device_counters(),
             layers: disk.layer_counters(),
+            vhost_user_socket: None,
         }
     }
 }

@@ -47,6 +47,8 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         refuse_shrink(&entry, number, size_bytes).await?;
         entry.running.grow_disk(number, size_bytes).await?;
+        // vhost-user has a message for a new size.
+        entry.running.tell_sizes();
         let mut reconnect = entry.running.present(Who::Writers).await;
         reconnect.retain(|client| client.disk == Some(number));
         if !reconnect.is_empty() {

@@ -68,6 +68,7 @@ impl Daemon {
         }
         self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
+        entry.running.follow_exports();
     }
 
     /// Copies the VM's events so far to its new home.

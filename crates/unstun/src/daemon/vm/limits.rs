@@ -9,7 +9,7 @@ use api::error::Result;
 use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use blk::{Dir, Error, ErrorKind};
-use export::nbd::{Burst, IoLimits, RateLimit};
+use export::{Burst, IoLimits, RateLimit};
 
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::paths;

@@ -2,7 +2,7 @@
 
 use blk::{Buf, Error, ErrorKind};
 
-use super::super::entry::{ENTRY_BYTES, HEADER_BYTES, Pointer, Spot};
+use super::super::entry::{ENTRY_BYTES, HEADER_BYTES, Pointer, Spot, TreeKind};
 use super::super::node::{Body, NO_ENTRIES, Node};
 use super::*;
 use crate::native::layout::{BLOCK, CHECKSUM_AT, page_checksum, put_u64};
@@ -12,7 +12,8 @@ const BIRTH: u64 = 9;
 
 fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     let pointer = Pointer { addr: ADDR, birth: BIRTH, ..Pointer::default() };
-    let (node, page) = Node::seal(STORE, Spot { level, first: 5 * span(level), pointer }, body);
+    let (node, page) =
+        Node::seal(STORE, TreeKind::Places, Spot { level, first: 5 * span(level), pointer }, body);
     (node.spot, page)
 }
 
@@ -83,6 +84,7 @@ fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
         (48, 1, "count"),
         (56, 2, "level"),
         (56, 1 << 63, "level"),
+        (56, 2 << 8, "level"),
     ];
     let words = [
         (entry, 1000 | 1 << 48, "entry 50: device is 1, expected 0"),
@@ -183,7 +185,12 @@ fn misdirected_stale_and_missing_pages_are_damage() {
         let mut children = [Pointer::default(); 126];
         children[0] = Pointer { addr: 50, birth: 1, checksum: 1, count: 1 };
         let pointer = Pointer { addr, birth: 1, ..Pointer::default() };
-        let (_, stale) = Node::seal(STORE, Spot { level: 1, first: 0, pointer }, Body::interior(&children));
+        let (_, stale) = Node::seal(
+            STORE,
+            TreeKind::Places,
+            Spot { level: 1, first: 0, pointer },
+            Body::interior(&children),
+        );
         file.write(addr * BLOCK, stale).await.unwrap();
         let error = lookup_error(&file, &new).await;
         assert!(error.cause.contains(&format!("block {addr}: checksum against its parent")), "{error}");

@@ -178,7 +178,7 @@ fn adjacent_pages_are_written_together_and_guests_run_between() {
         let store = Store::new(file.clone(), CACHE_BYTES);
         let pace = CountedPace::default();
         let updates = [store.map(0, 256 * span(0))];
-        merge(&store.nodes, None, &updates, store.now(), &store, &pace).await.unwrap();
+        merge(&store.nodes, Roots::default(), &updates, store.now(), &store, &pace).await.unwrap();
         // Three of 64 pages or less in two I/Os, two of 65 pages in three, and the last two interior pages.
         assert_eq!((file.counters().writes, file.counters().reads), (2 * 2 + 2 * 3 + 1, 0));
         assert_eq!((pace.turns.get(), pace.merged.get()), (256 / 8 + 4, 1));

@@ -3,26 +3,19 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{ContentGeneration, DiskState};
+use blk::manifest::DiskState;
 use blk::socket::{ClientId, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Error, Local, Result};
 use export::nbd::{self, HandedOver, Routes};
 use tracing::{debug, info, warn};
 
+use crate::daemon::running::client::export_name::{GENERATION_MARK, lasting_name};
 use crate::daemon::running::client::switchable_volume::Guest;
 use crate::daemon::running::client::writers::{ClientVolume, DiskClient};
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::running::vm::RunningVm;
 use crate::log::{LineLimit, Reported};
-
-/// Separator between a disk's number and its generation. It has no meaning in a URI, a shell, XML or QEMU's options.
-const GENERATION_MARK: &str = ".g";
-
-/// Returns the export name that always refers to the same content.
-pub(crate) fn lasting_name(vm: &str, number: u32, generation: ContentGeneration) -> String {
-    format!("{vm}/disk{number}{GENERATION_MARK}{}", generation.present)
-}
 
 /// Maximum number of log lines per second. If many clients connect and disconnect at once, further lines are counted
 /// instead of written.
@@ -299,6 +292,8 @@ impl Exports for Catalogue {
 
 #[cfg(test)]
 mod tests {
+    use blk::manifest::ContentGeneration;
+
     use super::*;
 
     fn read(name: &str) -> Option<(String, u32, Option<u64>, Option<String>)> {

@@ -1,13 +1,13 @@
-//! The NBD front end as the daemon runs it, and what the log shows of its connections and of failed requests.
+//! The front ends as the daemon runs them, and what the log shows of their connections and of failed requests.
 
 use std::rc::Rc;
 
 use blk::ErrorKind;
 use export::nbd::proto::NbdErrno;
-use export::nbd::{self, ConnectionFailure, Failure, FrontEnd, Limits, Observer};
+use export::nbd::{Failure, FrontEnd, Limits, Observer};
+use export::{ConnectionFailure, vhost_user};
 use tracing::{debug, info, warn};
 
-use crate::daemon::running::running_vms::RunningVms;
 use crate::log::LineLimit;
 use crate::memory::Memory;
 
@@ -27,9 +27,36 @@ pub(crate) fn front_end(memory: Memory, connections_max: usize, cores: usize) ->
     FrontEnd::observed(limits, Rc::new(log))
 }
 
-/// Waits until the connections of a core are closed, after its front end was stopped.
-pub(crate) async fn end_connections(running: &RunningVms) {
-    nbd::drain(&running.env, &running.front_end).await;
+/// Returns the vhost-user front end, whose clients share memory, turns and limits with those of NBD.
+pub(crate) fn vhost_front_end(nbd: &FrontEnd, descriptors_max: u64) -> Rc<vhost_user::FrontEnd> {
+    let log = FrontEndLog {
+        connections: LineLimit::new(CONNECTION_LINES_MAX),
+        requests: LineLimit::new(REQUEST_LINES_MAX),
+    };
+    vhost_user::FrontEnd::with_descriptors(nbd.resources(), descriptors_max, Rc::new(log))
+}
+
+impl vhost_user::Observer for FrontEndLog {
+    fn connection_failed(&self, failure: &ConnectionFailure) {
+        let Some(left_out) = self.connections.admit() else { return };
+        let ConnectionFailure { peer, export, kind, cause } = failure;
+        match kind {
+            // A client tries again every second, and its first refusal is in the log and among the events.
+            ErrorKind::NotFound | ErrorKind::Locked => debug!("{peer} is refused at {export}: {cause}"),
+            ErrorKind::Io => info!("vhost-user of {peer} at {export}: {cause}{left_out}"),
+            ErrorKind::Refused => warn!("{peer} is refused at {export}: {cause}{left_out}"),
+            _ => warn!("vhost-user of {peer} at {export}: {cause}{left_out}"),
+        }
+    }
+
+    fn request_failed(&self, peer: &str, export: &str, error: &blk::Error) {
+        if matches!(error.kind, ErrorKind::Refused | ErrorKind::Locked | ErrorKind::Cancelled) {
+            return debug!("a request of {peer} to {export} failed: {error}");
+        }
+        if let Some(left_out) = self.requests.admit() {
+            warn!("a request of {peer} to {export} failed: {error}{left_out}");
+        }
+    }
 }
 
 struct FrontEndLog {

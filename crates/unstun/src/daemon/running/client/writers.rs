@@ -164,13 +164,15 @@ pub(crate) struct ClientVolume {
     may_write: Cell<bool>,
     /// Whether the connection has closed.
     gone: Cell<bool>,
+    /// Number of times that the waits for space were ended; a request that began before does not wait again.
+    ended_waits: Cell<u64>,
     left: Signal,
 }
 
 impl ClientVolume {
     pub(crate) fn new(env: Env, switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
-        let (may_write, gone) = (Cell::new(false), Cell::new(false));
-        Rc::new(ClientVolume { env, switch, client, may_write, gone, left: Signal::default() })
+        let (may_write, gone, ended_waits) = (Cell::new(false), Cell::new(false), Cell::new(0));
+        Rc::new(ClientVolume { env, switch, client, may_write, gone, ended_waits, left: Signal::default() })
     }
 
     fn change(
@@ -194,10 +196,11 @@ impl ClientVolume {
         let (mut admitted, mut volume) = self.switch.enter();
         Box::pin(async move {
             let (mut waiting, mut may_be_made) = (None, true);
+            let began = self.ended_waits.get();
             loop {
                 let result = on(volume).await;
                 drop(admitted);
-                if may_be_made && result.as_ref().is_err_and(Error::is_no_space) && !self.gone.get() {
+                if may_be_made && result.as_ref().is_err_and(Error::is_no_space) && self.may_wait(began) {
                     let left = pin!(self.left.wait());
                     let room = pin!(self.client.control.make_room(&self.client.vm));
                     may_be_made = matches!(select(left, room).await, Either::Right((true, _)));
@@ -206,7 +209,7 @@ impl ClientVolume {
                         continue;
                     }
                 }
-                if !result.as_ref().is_err_and(|e| self.waits_after(e)) {
+                if !result.as_ref().is_err_and(|e| self.waits_after(e, began)) {
                     return result;
                 }
                 waiting.get_or_insert_with(|| Waiting::begin(&self.switch, &self.client));
@@ -216,8 +219,12 @@ impl ClientVolume {
         })
     }
 
-    fn waits_after(&self, error: &Error) -> bool {
-        error.is_no_space() && self.client.gate.guests.waits_for_space.get() && !self.gone.get()
+    fn waits_after(&self, error: &Error, began: u64) -> bool {
+        error.is_no_space() && self.client.gate.guests.waits_for_space.get() && self.may_wait(began)
+    }
+
+    fn may_wait(&self, began: u64) -> bool {
+        !self.gone.get() && self.ended_waits.get() == began
     }
 }
 
@@ -255,6 +262,11 @@ impl Volume for ClientVolume {
 
     fn abandon(&self) {
         self.gone.set(true);
+        self.left.notify();
+    }
+
+    fn end_waits(&self) {
+        self.ended_waits.update(|n| n + 1);
         self.left.notify();
     }
 }

@@ -17,26 +17,26 @@ use std::task::{Poll, Waker};
 use blk::Env;
 use blk::sync::TaskMutex;
 
-use super::limiter::{Limiter, Limiters};
-use super::limits::WEIGHT_DEFAULT;
+use crate::limiter::{Limiter, Limiters};
+use crate::limits::WEIGHT_DEFAULT;
 
 /// Cost of a request in addition to its bytes: its tasks and system calls occupy the core for as long as copying this
 /// much.
-pub(super) const REQUEST_COST: u64 = 8 << 10;
+pub(crate) const REQUEST_COST: u64 = 8 << 10;
 /// Credit of a party of default weight for one turn if one party waits: 53 requests of 4 KiB, or half of the largest
 /// piece of a request. Copying that much takes about 0.1 ms.
-pub(super) const TURN_CREDIT: u64 = 640 << 10;
+pub(crate) const TURN_CREDIT: u64 = 640 << 10;
 /// Smallest credit of a party of average weight, however many parties wait. A hundred parties begin 6 MiB a turn, which
 /// takes about 1 ms.
-pub(super) const TURN_CREDIT_MIN: u64 = 64 << 10;
+pub(crate) const TURN_CREDIT_MIN: u64 = 64 << 10;
 
 /// Credit of a party that has been the only one for [`ALONE_TURNS`]. Nothing else limits its requests then, and a new
 /// party waits for at most 1 ms of work.
-pub(super) const ALONE_CREDIT: u64 = 8 << 20;
+pub(crate) const ALONE_CREDIT: u64 = 8 << 20;
 const ALONE_TURNS: u64 = 256;
 
 /// All parties with connections, and those whose connections wait.
-pub(super) struct FairScheduler {
+pub(crate) struct FairScheduler {
     pub limiters: Limiters,
     groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
     /// Parties with waiting connections. A task grants them credit as long as there are any.
@@ -49,7 +49,7 @@ pub(super) struct FairScheduler {
 }
 
 /// Connections that share one credit.
-pub(super) struct ClientGroup {
+pub(crate) struct ClientGroup {
     /// Credit left in turn `turn`. A piece that began with little credit left makes it negative.
     credit: Cell<i64>,
     turn: Cell<u64>,
@@ -155,7 +155,7 @@ impl Default for FairScheduler {
 }
 
 impl FairScheduler {
-    pub(super) fn group(&self, name: &str) -> Rc<ClientGroup> {
+    pub(crate) fn group(&self, name: &str) -> Rc<ClientGroup> {
         let mut known = self.groups.borrow_mut();
         if let Some(group) = known.get(name).and_then(Weak::upgrade) {
             return group;
@@ -183,7 +183,7 @@ impl FairScheduler {
     }
 
     /// Waits until `group` may begin work of this cost, and spends it.
-    pub(super) async fn take(self: &Rc<Self>, env: &Env, group: &Rc<ClientGroup>, cost: u64) {
+    pub(crate) async fn take(self: &Rc<Self>, env: &Env, group: &Rc<ClientGroup>, cost: u64) {
         let turn = env.turns();
         self.note(group, turn);
         if group.queue.borrow().is_empty() {

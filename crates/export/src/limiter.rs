@@ -15,8 +15,8 @@ use blk::Env;
 use blk::sync::Signal;
 use futures_util::future::select;
 
-use super::bucket::Buckets;
-use super::limits::{IoCost, IoLimits};
+use crate::bucket::Buckets;
+use crate::limits::{IoCost, IoLimits};
 
 /// Shortest sleep in microseconds. Requests that may begin within this time begin together; the buckets hold more than
 /// that.
@@ -55,7 +55,7 @@ enum WaiterState {
 }
 
 /// The wait of a request. Resolves to true when the request may begin, and to false when it must not begin any more.
-pub(super) struct Delay {
+pub(crate) struct Delay {
     limiter: Rc<Limiter>,
     waiter: Rc<Waiter>,
 }
@@ -74,7 +74,7 @@ impl Limiter {
         self.queue.borrow().len() as u64
     }
 
-    pub(super) fn weight(&self) -> u64 {
+    pub(crate) fn weight(&self) -> u64 {
         u64::from(self.limits.get().weight.max(1))
     }
 
@@ -83,7 +83,7 @@ impl Limiter {
     }
 
     /// Pays for a request that may begin now, or returns its wait.
-    pub(super) fn admit(self: &Rc<Self>, env: &Env, connection: u64, cost: IoCost) -> Option<Delay> {
+    pub(crate) fn admit(self: &Rc<Self>, env: &Env, connection: u64, cost: IoCost) -> Option<Delay> {
         if self.queue.borrow().is_empty() {
             if !self.is_limited() {
                 return None;
@@ -102,7 +102,7 @@ impl Limiter {
     }
 
     /// Pays for a request that begins now without a wait. Later requests of the party wait the longer.
-    pub(super) fn pay(&self, env: &Env, cost: IoCost) {
+    pub(crate) fn pay(&self, env: &Env, cost: IoCost) {
         let now_ns = env.now_ns();
         self.ios.borrow_mut().take(now_ns, cost.ios);
         self.bytes.borrow_mut().take(now_ns, cost.bytes);
@@ -115,7 +115,7 @@ impl Limiter {
     }
 
     /// Lets all waiting requests of a connection begin, because its client sends no more and waits for its answers.
-    pub(super) fn permit_all(&self, env: &Env, connection: u64) {
+    pub(crate) fn permit_all(&self, env: &Env, connection: u64) {
         for waiter in self.remove(connection) {
             self.pay(env, waiter.cost);
             waiter.end(WaiterState::Permitted);
@@ -123,7 +123,7 @@ impl Limiter {
     }
 
     /// Ends the waits of a connection that is closed. Its requests do not begin.
-    pub(super) fn drop_all(&self, connection: u64) {
+    pub(crate) fn drop_all(&self, connection: u64) {
         self.remove(connection).into_iter().for_each(|waiter| waiter.end(WaiterState::Dropped));
     }
 
@@ -201,11 +201,11 @@ impl Drop for Delay {
 
 /// The limiters that are in use, by party.
 #[derive(Default)]
-pub(super) struct Limiters(RefCell<BTreeMap<String, Weak<Limiter>>>);
+pub(crate) struct Limiters(RefCell<BTreeMap<String, Weak<Limiter>>>);
 
 impl Limiters {
     /// Returns the limiter of a party, created without limits.
-    pub(super) fn of(&self, party: &str) -> Rc<Limiter> {
+    pub(crate) fn of(&self, party: &str) -> Rc<Limiter> {
         let mut known = self.0.borrow_mut();
         if let Some(limiter) = known.get(party).and_then(Weak::upgrade) {
             return limiter;

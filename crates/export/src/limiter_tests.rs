@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::Env;
 use sim::SimWorld;
 
-use super::super::limits::RateLimit;
 use super::*;
+use crate::limits::RateLimit;
 
 const IO: IoCost = IoCost { ios: 1, bytes: 0 };
 

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::Env;
 use sim::SimWorld;
 
-use super::super::limits::{IoLimits, WEIGHT_MAX};
 use super::*;
+use crate::limits::{IoLimits, WEIGHT_MAX};
 
 const GREEDY_COST: u64 = REQUEST_COST + (1 << 20);
 const SMALL_COST: u64 = REQUEST_COST + 4096;

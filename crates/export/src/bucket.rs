@@ -4,7 +4,7 @@
 //! unit costs one second divided by the rate. Times are picoseconds in 128 bits, so that rounding does not change a
 //! rate noticeably, and no sum overflows.
 
-use super::limits::RateLimit;
+use crate::limits::RateLimit;
 
 const PS_PER_S: u128 = 1_000_000_000_000;
 const PS_PER_NS: u128 = 1_000;
@@ -16,7 +16,7 @@ const AHEAD_PS: u128 = PS_PER_S / 10;
 
 /// One rate, and how far a party may run ahead of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     /// Units per second, at least 1.
     rate: u64,
     /// How far `due` may be in the future.
@@ -54,14 +54,14 @@ impl Bucket {
 /// The first bucket holds what a burst has beyond the rate. It is empty after a burst of the permitted length, and
 /// fills again while the party is below its rate.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Buckets {
+pub(crate) struct Buckets {
     limit: Option<RateLimit>,
     buckets: Vec<Bucket>,
 }
 
 impl Buckets {
     /// Changes the limit. A limit that stays the same keeps its state; any other starts with full buckets.
-    pub(super) fn set(&mut self, limit: Option<RateLimit>) {
+    pub(crate) fn set(&mut self, limit: Option<RateLimit>) {
         if self.limit == limit {
             return;
         }
@@ -73,12 +73,12 @@ impl Buckets {
         self.limit = limit;
     }
 
-    pub(super) fn is_limited(&self) -> bool {
+    pub(crate) fn is_limited(&self) -> bool {
         self.limit.is_some()
     }
 
     /// Returns how long `units` have to wait from `now_ns` on, in microseconds. No units never wait.
-    pub(super) fn wait_us(&self, now_ns: u64, units: u64) -> u64 {
+    pub(crate) fn wait_us(&self, now_ns: u64, units: u64) -> u64 {
         let buckets = self.buckets.iter().filter(|_| units > 0);
         let ready_ps = buckets.map(|bucket| bucket.ready_ps(units)).max().unwrap_or(0);
         let wait_ps = ready_ps.saturating_sub(u128::from(now_ns) * PS_PER_NS);
@@ -87,7 +87,7 @@ impl Buckets {
 
     /// Pays for `units` that begin now, whether or not they have waited. Units that begin early are paid for by those
     /// that follow.
-    pub(super) fn take(&mut self, now_ns: u64, units: u64) {
+    pub(crate) fn take(&mut self, now_ns: u64, units: u64) {
         if units > 0 {
             self.buckets.iter_mut().for_each(|bucket| bucket.take(u128::from(now_ns) * PS_PER_NS, units));
         }

@@ -23,8 +23,18 @@ use std::rc::Rc;
 use blk::budget::{Budget, Charge};
 use blk::buf::slab_bytes;
 
-use super::proto::{IN_FLIGHT_BYTES_MAX, PIECE_BYTES_MAX, REQUESTS_MAX};
-
+/// Largest piece of a request that is held, read or written at once. Larger requests are carried out in pieces, so that
+/// none needs much memory, or the core for long.
+pub const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// Requests of one connection (and pieces of large ones) that are accepted and whose reply has not been sent; no more
+/// are received. 256 simple replies are one page. Known clients keep at most 64 (nbdcopy) or 128 (kernel) under way.
+pub const REQUESTS_MAX: usize = 256;
+/// Limit of the memory of these requests in both directions, however much is free: 64 MiB of payload, and 1 MiB in
+/// addition.
+pub const IN_FLIGHT_BYTES_MAX: u64 = 65 << 20;
+/// Maximum memory of a connection's requests while requests of its VM wait for the VM's limits. They may wait for long, and
+/// other VMs need the memory.
+pub const DELAYED_BYTES_MAX: u64 = 8 << 20;
 /// Promise to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, names and list
 /// entries, and `OWN_BYTES` for requests.
 pub const CONNECTION_BYTES: u64 = 64 << 10;

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::limits::Burst;
 use super::*;
+use crate::limits::Burst;
 
 const S: u64 = 1_000_000_000;
 

@@ -42,17 +42,17 @@ impl Default for IoLimits {
 
 /// What a request costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct IoCost {
+pub(crate) struct IoCost {
     pub ios: u64,
     pub bytes: u64,
 }
 
 impl IoCost {
     /// A request without payload: a discard or zeroes.
-    pub(super) const NO_PAYLOAD: IoCost = IoCost { ios: 1, bytes: 0 };
+    pub(crate) const NO_PAYLOAD: IoCost = IoCost { ios: 1, bytes: 0 };
 
     /// Returns the cost of a piece of a read or write. The first piece pays for the request.
-    pub(super) fn of_piece(is_first: bool, bytes: u64) -> IoCost {
+    pub(crate) fn of_piece(is_first: bool, bytes: u64) -> IoCost {
         IoCost { ios: u64::from(is_first), bytes }
     }
 }

@@ -1,0 +1,216 @@
+//! State of one connection that its tasks and the front end share.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use blk::socket::Peer;
+use blk::sync::{Signal, TaskMutex};
+use blk::volume::Volume;
+use blk::{Env, Error};
+
+use super::address_space::AddressSpace;
+use super::blk_request::Disk;
+use super::observer::Observer;
+use super::protocol::{F_FLUSH, SERIAL_BYTES};
+use crate::fair::{ClientGroup, FairScheduler, REQUEST_COST};
+use crate::limiter::Delay;
+use crate::limits::IoCost;
+use crate::memory::{DELAYED_BYTES_MAX, Holding, PIECE_BYTES_MAX};
+use crate::resources::Resources;
+use crate::sessions::SessionInfo;
+
+/// What a connection has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Halt {
+    Run,
+    /// Take no further request, answer those under way, close.
+    Finish,
+    /// Close now. Requests under way run to their end and are not answered.
+    Cut,
+}
+
+pub(super) struct Session {
+    pub env: Env,
+    pub id: u64,
+    pub peer: Peer,
+    pub export: String,
+    pub serial: [u8; SERIAL_BYTES],
+    pub volume: Rc<dyn Volume>,
+    pub disk: Cell<Disk>,
+    /// The guest's memory, as the client has described it last.
+    pub space: RefCell<Rc<AddressSpace>>,
+    /// Features that the guest has accepted.
+    pub features: Cell<u64>,
+    /// Signals a change of `halt`, of the disk's size, or a fault.
+    pub changed: Signal,
+    halt: Cell<Halt>,
+    /// Whether the guest's memory must not be touched any more.
+    detached: Cell<bool>,
+    fault: RefCell<Option<Error>>,
+    observer: Rc<dyn Observer>,
+    memory: Holding,
+    freed: Signal,
+    /// Held by the queue that waits for memory. The queues of a device take turns.
+    admission: TaskMutex,
+    scheduler: Rc<FairScheduler>,
+    group: Rc<ClientGroup>,
+    /// Whether the limits of the VM delay no request any more.
+    undelayed: Cell<bool>,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+/// What a session is made of, beside the front end's own.
+pub(super) struct Attached {
+    pub peer: Peer,
+    pub export: String,
+    pub serial: [u8; SERIAL_BYTES],
+    pub volume: Rc<dyn Volume>,
+    pub group: String,
+}
+
+/// Memory for one piece of a request, until it is dropped.
+pub(super) struct Grant {
+    session: Rc<Session>,
+    cost: u64,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.session.memory.give_back(self.cost);
+        self.session.freed.notify();
+    }
+}
+
+impl Session {
+    pub(super) fn new(
+        env: &Env,
+        attached: Attached,
+        memory: Holding,
+        resources: &Resources,
+        observer: &Rc<dyn Observer>,
+    ) -> Rc<Session> {
+        let Attached { peer, export, serial, volume, group } = attached;
+        let info = volume.info();
+        Rc::new(Session {
+            env: env.clone(),
+            id: resources.next_id(),
+            peer,
+            export,
+            serial,
+            disk: Cell::new(Disk { size_bytes: info.size_bytes, read_only: info.read_only }),
+            volume,
+            space: RefCell::default(),
+            features: Cell::new(0),
+            changed: Signal::default(),
+            halt: Cell::new(Halt::Run),
+            detached: Cell::new(false),
+            fault: RefCell::default(),
+            observer: observer.clone(),
+            memory,
+            freed: Signal::default(),
+            admission: TaskMutex::default(),
+            scheduler: resources.scheduler().clone(),
+            group: resources.scheduler().group(&group),
+            undelayed: Cell::new(false),
+            requests: Cell::new(0),
+            bytes: Cell::new(0),
+        })
+    }
+
+    pub(super) fn info(&self) -> SessionInfo {
+        SessionInfo {
+            id: self.id,
+            peer: self.peer.name.clone(),
+            export: self.export.clone(),
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+        }
+    }
+
+    pub(super) fn tell(&self, halt: Halt) {
+        self.halt.set(self.halt.get().max(halt));
+        self.changed.notify();
+    }
+
+    pub(super) fn halt(&self) -> Halt {
+        self.halt.get()
+    }
+
+    /// Ends the connection because of what its client or its guest did.
+    pub(super) fn fail(&self, error: Error) {
+        self.fault.borrow_mut().get_or_insert(error);
+        self.changed.notify();
+    }
+
+    pub(super) fn take_fault(&self) -> Option<Error> {
+        self.fault.borrow_mut().take()
+    }
+
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached.get()
+    }
+
+    /// Touches the guest's memory no more, begins no delayed request, and ends the waits of those that have begun.
+    pub(super) fn detach(&self) {
+        self.detached.set(true);
+        self.undelayed.set(true);
+        self.group.limiter.drop_all(self.id);
+        self.volume.abandon();
+        self.changed.notify();
+    }
+
+    /// Lets the requests begin that the limits of the VM delay: the client waits for their end.
+    pub(super) fn permit_delayed(&self) {
+        self.group.limiter.permit_all(&self.env, self.id);
+    }
+
+    /// Whether each change must be durable before its answer, because the guest does not flush.
+    pub(super) fn is_writethrough(&self) -> bool {
+        self.features.get() & F_FLUSH == 0
+    }
+
+    pub(super) fn count(&self, bytes: u64) {
+        self.requests.update(|n| n + 1);
+        self.bytes.update(|n| n + bytes);
+    }
+
+    pub(super) fn report_failure(&self, error: &Error) {
+        self.observer.request_failed(&self.peer.name, &self.export, error);
+    }
+
+    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many bytes were granted. The
+    /// queue takes no request meanwhile.
+    pub(super) async fn admit(self: &Rc<Self>, len: u64) -> (Grant, u64) {
+        let turn = self.admission.lock().await;
+        let (granted, cost) = loop {
+            let freed = self.freed.wait();
+            let grant = if self.is_held_back(len) { None } else { self.memory.grant(len) };
+            match grant {
+                Some(grant) => break grant,
+                None => freed.await,
+            }
+        };
+        drop(turn);
+        let grant = Grant { session: self.clone(), cost };
+        self.scheduler.take(&self.env, &self.group, REQUEST_COST + granted).await;
+        (grant, granted)
+    }
+
+    /// Returns whether a request has to wait until fewer bytes of the connection wait for the limits of its VM.
+    fn is_held_back(&self, len: u64) -> bool {
+        let wanted = self.memory.held() + len.min(PIECE_BYTES_MAX);
+        let waits = self.memory.requests() > 0 && self.group.limiter.delayed() > 0;
+        len > 0 && waits && wanted > DELAYED_BYTES_MAX
+    }
+
+    /// Pays for a request from the limits of its VM. Returns a wait if the request may not begin yet.
+    pub(super) fn limit(&self, cost: IoCost) -> Option<Delay> {
+        let limiter = &self.group.limiter;
+        if self.undelayed.get() {
+            limiter.pay(&self.env, cost);
+            return None;
+        }
+        limiter.admit(&self.env, self.id, cost)
+    }
+}
