@@ -2,7 +2,8 @@
 //!
 //! The other process may change any byte at any time. No reference to the memory is therefore ever made: bytes are
 //! copied, and fields that both sides use are accessed atomically. A file that its owner could shorten would end this
-//! process by SIGBUS, so only files that are sealed against that are mapped.
+//! process by SIGBUS, so only files that are sealed against that are mapped. Huge pages are refused: a seal does not keep
+//! their owner from punching one out, which nothing replaces when the pool is empty.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -14,9 +15,26 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::passed::Descriptor;
 
-/// Start of a mapping in its file. Mappings begin at multiples of the largest page of x86-64, so that memory of huge
-/// pages can be mapped whatever their size is.
-const MAP_ALIGN: u64 = 1 << 30;
+/// Length of a page, at which mappings begin.
+const MAP_ALIGN: u64 = 4096;
+
+/// Longest sum of all mappings of this process: a quarter of the addresses that a process has on x86-64, 2^47. A client
+/// may pass a file of any length, which takes no memory.
+const MAPPED_MAX: u64 = 1 << 45;
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts `len` bytes among the mapped ones.
+fn admit(len: u64) -> Result<()> {
+    let mapped = MAPPED.fetch_add(len, Ordering::Relaxed);
+    if mapped.saturating_add(len) <= MAPPED_MAX {
+        return Ok(());
+    }
+    MAPPED.fetch_sub(len, Ordering::Relaxed);
+    let cause = format!(
+        "{len} bytes are to be mapped beside {mapped}, expected at most {MAPPED_MAX} in all; end other clients first"
+    );
+    Err(Error::refused("shared memory", cause))
+}
 
 /// A mapped part of a memfd.
 #[derive(Debug)]
@@ -45,11 +63,15 @@ impl SharedMemory {
         })?;
         let from = offset / MAP_ALIGN * MAP_ALIGN;
         let (mapped, start) = ((end - from) as usize, (offset - from) as usize);
+        admit(end - from)?;
         // SAFETY: the kernel chooses an unused place, so no memory of this process changes.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, fd, from)
         };
+        if base.is_err() {
+            MAPPED.fetch_sub(end - from, Ordering::Relaxed);
+        }
         let base = NonNull::new(base.map_err(failed)?.cast()).expect("the kernel maps nothing at zero");
         Ok(SharedMemory { base, mapped, start, len: len as usize })
     }
@@ -161,10 +183,19 @@ impl Drop for SharedMemory {
         // SAFETY: nothing refers to the mapping any more: all accesses borrow `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
         unmapped.expect("the whole of a mapping can be unmapped");
+        MAPPED.fetch_sub(self.mapped as u64, Ordering::Relaxed);
     }
 }
 
+/// File system of memory in huge pages (linux/magic.h).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
+
 fn refuse_unsealed(descriptor: &Descriptor) -> Result<()> {
+    if rustix::fs::fstatfs(&*descriptor.0).is_ok_and(|found| found.f_type as u64 == HUGETLBFS_MAGIC) {
+        let cause = "the memory has huge pages, which can be removed while they are in use; use a memfd without \
+                     hugetlb=on (in libvirt, without <hugepages/>)";
+        return Err(Error::refused("shared memory", cause));
+    }
     match rustix::fs::fcntl_get_seals(&*descriptor.0) {
         Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(()),
         Ok(_) => Err(Error::refused(
@@ -223,6 +254,31 @@ mod tests {
         rustix::fs::ftruncate(&memfd, 4096).unwrap();
         let error = SharedMemory::map(&Descriptor(memfd.into()), 0, 4096).unwrap_err();
         assert!(error.cause.contains("seal=on"), "{error}");
+    }
+
+    #[test]
+    fn more_than_the_process_can_map_is_refused() {
+        let flags = MemfdFlags::ALLOW_SEALING;
+        let memfd = rustix::fs::memfd_create("sparse", flags).unwrap();
+        rustix::fs::ftruncate(&memfd, MAPPED_MAX).unwrap();
+        rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
+        let descriptor = Descriptor(memfd.into());
+        let half = SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2).unwrap();
+        let error = SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2 + 4096).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Refused, "{error}");
+        drop(half);
+        SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2 + 4096).unwrap();
+    }
+
+    #[test]
+    fn memory_in_huge_pages_is_refused() {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel without huge pages has no such memory.
+        let Ok(memfd) = rustix::fs::memfd_create("huge", flags) else { return };
+        rustix::fs::ftruncate(&memfd, 1 << 30).unwrap();
+        rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
+        let error = SharedMemory::map(&Descriptor(memfd.into()), 0, 4096).unwrap_err();
+        assert!(error.cause.contains("huge pages"), "{error}");
     }
 
     fn tempfile_of(len: u64) -> OwnedFd {

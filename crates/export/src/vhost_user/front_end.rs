@@ -28,6 +28,8 @@ pub struct FrontEnd {
     connections_max: usize,
     observer: Rc<dyn Observer>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
+    /// Number of connections, those included that wait for an earlier one to end.
+    reserved: Cell<usize>,
     pub(super) stopping: Cell<bool>,
     /// Signals that a connection began, changed or ended, or that `stop` was called.
     changed: Signal,
@@ -44,6 +46,15 @@ impl Drop for SessionEntry {
     fn drop(&mut self) {
         self.front_end.sessions.borrow_mut().remove(&self.session.id);
         self.front_end.changed.notify();
+    }
+}
+
+/// Counts a connection from its acceptance to its end.
+pub(super) struct Reserved(Rc<FrontEnd>);
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.0.reserved.update(|n| n - 1);
     }
 }
 
@@ -65,6 +76,7 @@ impl FrontEnd {
             connections_max: usize::try_from(connections).unwrap_or(usize::MAX),
             observer,
             sessions: RefCell::default(),
+            reserved: Cell::new(0),
             stopping: Cell::new(false),
             changed: Signal::default(),
             failures: RefCell::default(),
@@ -126,19 +138,22 @@ impl FrontEnd {
         failures.push_back(failure);
     }
 
-    /// Reserves the memory of one more connection.
+    /// Reserves the memory and the descriptors of one more connection.
     ///
     /// # Errors
     /// The reason of a refusal.
-    pub(super) fn reserve(&self) -> Result<Holding, String> {
-        let all = self.sessions.borrow().len();
+    pub(super) fn reserve(self: &Rc<Self>) -> Result<(Holding, Reserved), String> {
+        let all = self.reserved.get();
         if all >= self.connections_max {
             return Err(format!(
                 "too many vhost-user connections: {all}; raise the limit on file descriptors"
             ));
         }
         let holding = Holding::new(self.resources.memory(), false);
-        holding.ok_or_else(|| "the memory for clients is used up; give the server more".to_owned())
+        let holding =
+            holding.ok_or_else(|| "the memory for clients is used up; give the server more".to_owned())?;
+        self.reserved.set(all + 1);
+        Ok((holding, Reserved(self.clone())))
     }
 
     pub(super) fn enter(self: &Rc<Self>, env: &Env, attached: Attached, memory: Holding) -> SessionEntry {

@@ -80,6 +80,10 @@ fn start_whole(session: &Rc<Session>, request: Rc<GuestRequest>, command: Comman
     match command {
         Command::Flush => session.env.spawn_detached(Box::pin(flush(request, memory))),
         Command::GetId => {
+            // A guest whose connection has detached may use its memory for something else.
+            if session.is_detached() {
+                return;
+            }
             let serial = session.serial;
             let written = scatter(&request.space, &request.layout.answer, 0, &serial);
             request.answer(if written.is_some() { STATUS_OK } else { STATUS_IOERR }, SERIAL_BYTES as u32);
@@ -141,6 +145,11 @@ async fn read(piece: Piece) {
 async fn write(piece: Piece) {
     let mut data = Buf::alloc(piece.len as usize);
     let request = &piece.request;
+    // The guest may have given the memory another use since then. The request is repeated by its record.
+    if request.session().is_detached() {
+        let error = Error::cancelled(&*request.session().export);
+        return piece.end(Err(error)).await;
+    }
     let copied = gather(&request.space, &request.layout.payload, piece.skip, &mut data);
     let result = match copied {
         Some(()) => request.session().volume.clone().write(piece.offset, data.freeze()).await,

@@ -97,7 +97,7 @@ async fn connection(socket: Socket, target: Rc<Target>) {
 async fn attach_and_serve(socket: Socket, target: &Target) -> Result<()> {
     let Target { env, exports, export, front_end, .. } = target;
     let refused = |cause| Error::refused(export, cause);
-    let memory = front_end.reserve().map_err(refused)?;
+    let (memory, _reserved) = front_end.reserve().map_err(refused)?;
     let peer = socket.client().clone();
     if !predecessor_ended(env, front_end.without_predecessor(export, &peer)).await {
         let cause = "an earlier connection of this client is still open, or has requests that have not ended";

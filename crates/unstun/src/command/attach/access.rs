@@ -67,7 +67,7 @@ pub(super) fn advice(to: AttachTo, via: AttachVia, socket: Option<&AttachSocket>
             .to_owned(),
     );
     lines.push(
-        "# `unstun up --nbd unix:/run/unstun/nbd.sock`, and setfacl -m u:USER:x,d:u:USER:rw /run/unstun"
+        "# `unstun up --nbd unix:/run/unstun/nbd.sock`, and setfacl -m u:USER:x,d:u:USER:rwx /run/unstun"
             .to_owned(),
     );
     if to == AttachTo::Libvirt {

@@ -26,7 +26,7 @@ pub(super) fn socket(disk: &Attached) -> Result<&Path> {
 /// Arguments to be put behind those of a `qemu-system-*`.
 pub(super) fn qemu(disks: &[Attached]) -> Result<String> {
     let mut lines = vec![
-        "-object memory-backend-memfd,id=unstun-memory,size=1G,share=on".to_owned(),
+        "-object memory-backend-memfd,id=unstun-memory,size=1G,share=on,prealloc=on".to_owned(),
         "-numa node,memdev=unstun-memory".to_owned(),
     ];
     for disk in disks {
@@ -39,7 +39,7 @@ pub(super) fn qemu(disks: &[Attached]) -> Result<String> {
     }
     let text = lines.join(" \\\n");
     Ok(format!(
-        "{text}\n\n# Replace size=1G by the guest's memory, the value of -m. The daemon maps this memory.\n\
+        "{text}\n\n# Replace size=1G by the guest's memory, the value of -m. The daemon maps this memory; without\n         # prealloc=on the pages that it fills first would count as its own memory.\n\
          # The guest needs virtio drivers. A revert replaces the sockets: power the guest off before it."
     ))
 }
@@ -48,7 +48,7 @@ pub(super) fn qemu(disks: &[Attached]) -> Result<String> {
 pub(super) fn libvirt(disks: &[Attached]) -> Result<String> {
     let mut text = String::from(
         "<!-- for `virsh edit DOMAIN`, under <domain> -->\n<memoryBacking>\n  <source type='memfd'/>\n  \
-         <access mode='shared'/>\n</memoryBacking>\n<!-- under <devices> -->\n",
+         <access mode='shared'/>\n  <allocation mode='immediate'/>\n</memoryBacking>\n<!-- under <devices> -->\n",
     );
     for (at, disk) in disks.iter().enumerate() {
         let lines = [

@@ -90,7 +90,7 @@ impl VhostSockets {
         std::fs::create_dir_all(folder).map_err(failed)?;
         for entry in std::fs::read_dir(folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if entry.file_name().to_string_lossy().ends_with(SUFFIX) {
+            if is_own_name(&entry.file_name().to_string_lossy()) {
                 std::fs::remove_file(entry.path()).map_err(failed)?;
             }
         }
@@ -175,6 +175,18 @@ fn socket_path(folder: &Path, export: &str) -> Result<PathBuf> {
     })
 }
 
+/// Returns whether a file has the name of a disk's socket. Other files in the folder belong to other programs.
+fn is_own_name(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(name) = name.strip_suffix(SUFFIX) else { return false };
+    let is_hash = name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let of_disk = name.rsplit_once(".g").and_then(|(disk, generation)| {
+        let (vm, number) = disk.rsplit_once(".disk")?;
+        Some(!vm.is_empty() && is_number(number) && is_number(generation))
+    });
+    is_hash || of_disk == Some(true)
+}
+
 /// Returns the FNV-1a hash of 64 bits.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -202,6 +214,23 @@ mod tests {
             path(&format!("/{}", "d".repeat(60)), &format!("{}/disk11.g123456", "v".repeat(64))).unwrap();
         assert_eq!(long.as_os_str().len(), 61 + 1 + 16 + 5);
         assert!(path(&format!("/{}", "d".repeat(100)), "web/disk0.g1").unwrap_err().cause.contains("--nbd"));
+    }
+
+    #[test]
+    fn only_names_of_disks_sockets_are_removed() {
+        for own in ["web.disk0.g7.sock", "a.b.disk12.g4096.sock", "0123456789abcdef.sock"] {
+            assert!(is_own_name(own), "{own}");
+        }
+        for other in [
+            "nbd.sock",
+            "web.disk.g7.sock",
+            ".disk0.g7.sock",
+            "web.disk0.g.sock",
+            "web.disk0.g7",
+            "0123.sock",
+        ] {
+            assert!(!is_own_name(other), "{other}");
+        }
     }
 
     #[test]
