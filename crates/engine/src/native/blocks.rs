@@ -202,7 +202,7 @@ impl Store {
     /// Sets the reserve to what this and the next checkpoint may still need: the pages that merges write, three for each
     /// run until the next update, and the catalogue.
     pub(super) fn set_reserve(&self) {
-        let soon = RESERVE_STEP_RUNS as u64 * 3;
+        let soon = RESERVE_STEP_RUNS as u64 * 3 * self.trees();
         let pages = self.pending_pages.get().saturating_sub(self.pages_placed.get());
         self.space.set_reserve(pages + soon + self.options.reserve_blocks);
     }

@@ -224,7 +224,14 @@ impl Store {
         missing: &mut MissingSectors,
         lsn: u64,
     ) -> Result<(), String> {
-        let SectorsRecord { node, block, addr, birth, .. } = *record;
+        let SectorsRecord { node, block, addr, birth, backing: (backing_addr, backing_birth), .. } = *record;
+        // A backing block was born before the last take of the node.
+        if backing_birth >= birth || backing_addr == addr || !self.space.is_data(backing_addr) {
+            return Err(format!(
+                "the backing block {backing_addr} of block {addr} is of generation {backing_birth}, expected another \
+                 block of data from before generation {birth}"
+            ));
+        }
         let is_placed_here = missing.places(record);
         if is_placed_here {
             self.note_space(self.space.replay_place(Extent { addr, len: 1 }));

@@ -94,7 +94,7 @@ impl NativeDisk {
     /// Returns the first and the last block of a write, if it leaves out sectors of them that may stay where they are:
     /// in a block that is whole, and whose record no replay will doubt.
     fn partial_blocks(&self, found: &[LookupRun], range: Range<u64>) -> PartialBlocks {
-        if !self.can_mask(&range) {
+        if range.is_empty() || !self.can_mask(&range) {
             return PartialBlocks::default();
         }
         let block_of = |block: u64| {
@@ -102,7 +102,7 @@ impl NativeDisk {
             let run = found.iter().find(|run| run.start <= block && block < run.end())?;
             let may_stay = !run.is_hole() && run.backing.is_none() && self.is_settled(run);
             let backing = (run.addr + (block - run.start), run.birth);
-            (present != ALL_SECTORS && may_stay)
+            (present != 0 && present != ALL_SECTORS && may_stay)
                 .then_some((block, NewSectors { present, added: present, backing }))
         };
         let (first, last) = (range.start / BLOCK, (range.end - 1) / BLOCK);

@@ -9,7 +9,8 @@ use sim::SimWorld;
 use super::NativeDisk;
 use super::backing::SECTOR;
 use super::change::Op;
-use super::layout::BLOCK;
+use super::journal::{Record, SectorsRecord};
+use super::layout::{BLOCK, checksum};
 use super::store::Store;
 use super::tests::{disk, fill, open_store, run, write_sectors};
 
@@ -69,6 +70,32 @@ fn a_first_write_of_some_sectors_reads_nothing() {
         assert_eq!(sectors(&disk(&store, 2), 101).await, [1; 8]);
         store.close().await.unwrap();
     });
+}
+
+#[test]
+fn a_record_with_an_impossible_backing_block_is_damage() {
+    for (addr, birth) in [(5000, 1 << 40), (1 << 47, 0), (3, 0)] {
+        let world = SimWorld::new(1, sim::Options::default());
+        run(&world, move |env| async move {
+            let (store, _) = with_snapshot(&env).await;
+            let place = store.place(1, None).await.unwrap();
+            store.journal.append(Record::Sectors(SectorsRecord {
+                node: 1,
+                block: 5,
+                addr: place.addr,
+                birth: store.generation.get(),
+                present: 1,
+                added: 1,
+                backing: (addr, birth),
+                checksum: checksum(&[0; SECTOR as usize]),
+            }));
+            store.flush().await.unwrap();
+            store.flush().await.unwrap();
+        });
+        let opened = world.run(async |env| open_store(&env).await.err());
+        let error = opened.unwrap().expect("it is refused");
+        assert!(error.cause.contains("backing block"), "{error}");
+    }
 }
 
 #[test]

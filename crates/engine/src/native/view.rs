@@ -5,9 +5,10 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::Result;
+use blk::{Error, Result};
 
 use super::backing::Backing;
+use super::layout::addr_of;
 use super::table::{LookupRun, Table};
 use super::tree::{Mapped, Nodes, Roots};
 
@@ -195,12 +196,12 @@ impl Scratch {
             return false;
         }
         let first = self.take_mapped();
-        if roots.backings.is_none() {
-            return true;
+        let mut is_cached = true;
+        if roots.backings.is_some() {
+            is_cached = nodes.lookup_cached(roots.backings.as_ref(), blocks, &mut self.mapped);
+            self.take_backings(first);
         }
-        let is_cached = nodes.lookup_cached(roots.backings.as_ref(), blocks, &mut self.mapped);
-        self.take_backings(first);
-        is_cached
+        is_cached && self.is_sound(first)
     }
 
     /// Like `find_in_cached`, but reads missing pages.
@@ -209,10 +210,26 @@ impl Scratch {
         nodes.lookup(roots.places.as_ref(), blocks.clone(), &mut self.mapped).await?;
         let first = self.take_mapped();
         if roots.backings.is_some() {
-            nodes.lookup(roots.backings.as_ref(), blocks, &mut self.mapped).await?;
+            nodes.lookup(roots.backings.as_ref(), blocks.clone(), &mut self.mapped).await?;
             self.take_backings(first);
         }
-        Ok(())
+        match self.is_sound(first) {
+            true => Ok(()),
+            false => {
+                let cause = format!(
+                    "blocks {blocks:?} of a map: a place has flags, or a backing block has no mask or belongs to a hole"
+                );
+                Err(Error::damaged(nodes.path(), cause))
+            }
+        }
+    }
+
+    /// Returns whether the runs from index `first` on are such as two trees of one state have.
+    fn is_sound(&self, first: usize) -> bool {
+        self.found[first..].iter().all(|run| {
+            let (has_flags, backing) = (run.addr != addr_of(run.addr), &run.backing);
+            !has_flags && (backing.is_none() || (!run.is_hole() && backing.present() != 0))
+        })
     }
 
     /// Returns the index of the first run that was appended.

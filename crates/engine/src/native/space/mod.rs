@@ -272,6 +272,12 @@ impl Space {
         Err(Error::damaged(self.file.name(), cause))
     }
 
+    /// Returns whether a block is in a group of data.
+    pub(crate) fn is_data(&self, addr: u64) -> bool {
+        let state = self.state.borrow();
+        state.locate(Extent { addr, len: 1 }).is_some_and(|(group, _)| !state.groups[group].meta)
+    }
+
     pub(crate) fn totals(&self) -> Totals {
         self.state.borrow().totals()
     }

@@ -28,6 +28,11 @@ impl Nodes {
         Nodes { file: file.tables(), store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
     }
 
+    /// Returns the path of the store's file, for messages.
+    pub fn path(&self) -> &str {
+        self.file.name()
+    }
+
     /// Drops the page at `addr`, which is free from now on.
     pub fn forget(&self, addr: u64) {
         self.cache.borrow_mut().remove(addr);
