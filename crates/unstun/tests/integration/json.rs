@@ -302,6 +302,7 @@ fn made_here(actual: &mut Actual) {
     actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
+    actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0 });
 }
 
 #[test]
