@@ -67,8 +67,9 @@ impl Store {
         if !self.options.defects.has(Defect::CheckpointBeforeJournal) {
             // A merged redirect counts as committed, so no replay may doubt its data any more.
             while self.journal.durable_flushed_lsn() < frozen.journal.lsn - 1 {
-                // A failed journal is not tried again, regardless of the error.
+                // A failed journal is not tried again, regardless of the error, nor is one of a store that failed meanwhile.
                 self.flush().await?;
+                self.refuse_when_broken()?;
             }
         }
         let merged = self.merge_views(&frozen.views).await;
