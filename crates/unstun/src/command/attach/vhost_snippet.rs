@@ -39,7 +39,8 @@ pub(super) fn qemu(disks: &[Attached]) -> Result<String> {
     }
     let text = lines.join(" \\\n");
     Ok(format!(
-        "{text}\n\n# Replace size=1G by the guest's memory, the value of -m. The daemon maps this memory; without\n         # prealloc=on the pages that it fills first would count as its own memory.\n\
+        "{text}\n\n# Replace size=1G by the guest's memory, the value of -m. The daemon maps this memory; without\n\
+         # prealloc=on the pages that it fills first would count as its own memory.\n\
          # The guest needs virtio drivers. A revert replaces the sockets: power the guest off before it."
     ))
 }
