@@ -13,6 +13,7 @@ from bench.rows import (
     commit,
     cores,
     lab,
+    large,
     memory,
     native,
     peers,
@@ -33,6 +34,7 @@ ROWS = {
     "peers": peers,
     "stun": stun,
     "memory": memory,
+    "large": large,
     "native": native,
     "polls": polls,
     "cores": cores,
@@ -90,7 +92,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "polls", "stalls", "cores"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Every size of a disk is a whole number of sectors.
 const SECTOR: u64 = blk::SECTOR;
-/// VMware's largest virtual disk: 62 TiB. A format may allow less; the engine then reports its limit.
-pub const DISK_BYTES_MAX: u64 = 62 << 40;
+/// Largest disk: 64 TiB, 2 TiB more than VMware's. A format may allow less; the engine then reports its limit.
+pub const DISK_BYTES_MAX: u64 = 64 << 40;
 
 const SUFFIXES: [(char, u32); 6] = [('B', 0), ('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
 
@@ -40,7 +40,7 @@ fn suffix_shift(suffix: &str) -> Option<u32> {
     }
 }
 
-/// Parses a disk's size: a multiple of 512 bytes, not zero, at most 62 TiB.
+/// Parses a disk's size: a multiple of 512 bytes, not zero, at most 64 TiB.
 pub fn parse_disk_size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text)?;
     check_disk_size(bytes)?;
@@ -156,7 +156,7 @@ mod tests {
             ("4096", 4096),
             ("4096B", 4096),
             ("64k", 64 << 10),
-            ("62T", DISK_BYTES_MAX),
+            ("64T", DISK_BYTES_MAX),
         ] {
             assert_eq!(parse_disk_size(text), Ok(bytes), "{text}");
         }
@@ -171,7 +171,7 @@ mod tests {
         assert!(parse_bytes("99999999P").unwrap_err().contains("64 bits"));
         assert!(parse_disk_size("1000").unwrap_err().contains("multiple of 512"));
         assert!(parse_disk_size("0").unwrap_err().contains("multiple of 512"));
-        assert!(parse_disk_size("63T").unwrap_err().contains("at most 62 TiB"));
+        assert!(parse_disk_size("65T").unwrap_err().contains("at most 64 TiB"));
     }
 
     #[test]

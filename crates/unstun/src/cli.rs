@@ -106,10 +106,10 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
-    /// Limit the memory for maps of native disks, per datastore, in bytes or with K, M, G
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_map_cache)]
-    pub map_cache: usize,
-    /// Limit the memory of the daemon, without --map-cache of added datastores, in bytes or with K, M, G
+    /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: a sixteenth]
+    #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]
+    pub map_cache: Option<usize>,
+    /// Limit the memory of the daemon, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
     /// Run VMs with files on N cores, 1 to 16; VMs of the native store run on the first

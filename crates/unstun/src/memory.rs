@@ -7,9 +7,10 @@
 //! | clients: 64 KiB each, and their requests | 512 MiB, a half | `export`: connections are refused, requests wait and are cut |
 //! | resolved maps of redo disks | 96 MiB, 3/32 | `engine`: the coldest regions are built again |
 //! | grain tables | 72 MiB | `vmdk`: 48 MiB of clean ones, `engine`: 24 MiB that wait to be written |
-//! | map pages of a native store | 64 MiB | `--map-cache`, for each datastore |
+//! | map pages of all native stores | 64 MiB, 1/16; or `--map-cache` | `engine`: the coldest pages are read again |
+//! | bitmaps and unmerged redirects of native stores | 128 MiB, 1/8 | `datastore/store_memory.rs`: parts of 2 to 64 MiB |
 //! | free I/O buffers | 32 MiB | `blk` |
-//! | the rest: code, catalogues, bitmaps, layers, verbs | 248 MiB | no limit: depends on the VMs and snapshots |
+//! | the rest: code, catalogues, layers, verbs | 120 MiB | no limit: depends on the VMs and snapshots |
 //!
 //! With `up --cores N`, each core has the N-th part of what clients, redo disks' maps, grain tables and free buffers may
 //! take together: 2 cores with 1 GiB have 256, 48, 36 and 16 MiB each. Native stores are on one core, undivided.
@@ -24,6 +25,10 @@ pub struct Memory(u64);
 const BYTES_MIN: u64 = 512 << 20;
 /// Maximum; a larger number is a mistake.
 const BYTES_MAX: u64 = 1 << 40;
+/// Parts whose size does not depend on the memory: grain tables and free I/O buffers.
+const FIXED_BYTES: u64 = (72 + 32) << 20;
+/// Least memory of the rest that a larger cache of map pages must leave.
+const REST_BYTES_MIN: u64 = 16 << 20;
 /// Descriptors other than those of a datastore's files, folders and locks: 256 logs in the host's memory, which the cores
 /// divide (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings of up to 16 cores and the threads' own.
 const DESCRIPTORS_OWN: u64 = 320;
@@ -51,6 +56,29 @@ impl Memory {
     /// Returns the memory of the resolved maps of all redo disks, bytes.
     pub fn maps_bytes(self) -> usize {
         usize::try_from(self.0 / 32 * 3).expect("at most 1 TiB")
+    }
+
+    /// Returns the memory for the bitmaps and the unmerged redirects of all native stores, bytes.
+    pub fn store_parts_bytes(self) -> u64 {
+        self.0 / 8
+    }
+
+    /// Returns the cap of the cache of map pages: `wanted`, or the default.
+    ///
+    /// # Errors
+    /// The error says what is possible.
+    pub fn map_cache_bytes(self, wanted: Option<usize>) -> Result<usize, String> {
+        let others = self.clients_bytes() + self.maps_bytes() as u64 + self.store_parts_bytes() + FIXED_BYTES;
+        let max = usize::try_from(self.0 - others - REST_BYTES_MIN).expect("at most 1 TiB");
+        let default = usize::try_from(self.0 / 16).expect("at most 1 TiB").min(max);
+        let bytes = wanted.unwrap_or(default);
+        if bytes > max {
+            let [bytes, max, all] = [bytes as u64, max as u64, self.0].map(units::format_bytes);
+            return Err(format!(
+                "--map-cache: found {bytes}, expected at most {max} with --memory {all}; a larger --memory allows more"
+            ));
+        }
+        Ok(bytes)
     }
 
     /// Lets this core's thread keep its part of the caches that `cores` share: tables and free buffers.
@@ -115,6 +143,10 @@ mod tests {
     fn a_gibibyte_is_divided_as_the_table_says() {
         let memory = Memory::new(1 << 30).unwrap();
         assert_eq!((memory.clients_bytes() >> 20, memory.maps_bytes() >> 20), (512, 96));
+        assert_eq!(
+            (memory.store_parts_bytes() >> 20, memory.map_cache_bytes(None).unwrap() >> 20),
+            (128, 64)
+        );
         let divided = |limit| {
             let parts = Descriptors::new(limit, memory);
             (parts.connections, parts.reserve, parts.files_max(parts.reserve))
@@ -129,8 +161,10 @@ mod tests {
     #[test]
     fn the_least_still_has_room_for_the_fixed_parts() {
         let memory = Memory::new(BYTES_MIN).unwrap();
-        let fixed = (72 + 64 + 32) << 20;
-        assert!(memory.clients_bytes() + memory.maps_bytes() as u64 + fixed < BYTES_MIN);
+        assert_eq!(memory.map_cache_bytes(None).unwrap() >> 20, 24);
+        assert_eq!(memory.map_cache_bytes(Some(16 << 20)).unwrap() >> 20, 16);
+        let refused = memory.map_cache_bytes(Some(25 << 20)).unwrap_err();
+        assert!(refused.contains("found 25 MiB, expected at most 24 MiB with --memory 512 MiB"), "{refused}");
         assert!(Memory::new(BYTES_MIN - 1).is_err() && Memory::new(u64::MAX).is_err());
     }
 }

@@ -278,6 +278,7 @@ pub(super) fn soon(rng: &mut Rng) -> Cut {
 fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
     StoreOptions {
         map_cache_bytes: [16 << 10, 64 << 10, 1 << 20][rng.below(3) as usize],
+        bitmap_bytes: 32 << 20,
         pending_runs_max: [4, 24, 100, 2000][rng.below(4) as usize],
         pending_depth_max: rng.between(1, 8) as usize,
         flush_us: [300, 3000, 1_000_000][rng.below(3) as usize],

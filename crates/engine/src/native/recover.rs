@@ -20,7 +20,7 @@ use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
 use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
 use super::table::{PartialBlock, Redirect};
-use super::tree::Nodes;
+use super::tree::{MapCache, Nodes};
 use crate::options::Defect;
 
 /// Bytes of zeros written by one I/O.
@@ -76,6 +76,20 @@ impl Store {
         growth: Growth,
         can_grow: bool,
     ) -> Result<Rc<Store>> {
+        let map_cache = MapCache::new(options.map_cache_bytes);
+        Store::open_with_cache(env, file, options, growth, can_grow, &map_cache).await
+    }
+
+    /// Like `open`, with a cache of map pages that other stores of the core may share. The options' size of the cache
+    /// is not used.
+    pub async fn open_with_cache(
+        env: Env,
+        file: File,
+        options: StoreOptions,
+        growth: Growth,
+        can_grow: bool,
+        map_cache: &MapCache,
+    ) -> Result<Rc<Store>> {
         let Slots { newest: superblock, other, .. } = Superblock::read(&file).await?;
         superblock.check_writable(file.name())?;
         let geometry = superblock.geometry();
@@ -108,9 +122,10 @@ impl Store {
         let ready_to = opened.superblock.ready_to;
         journal.gives_up.set(options.defects.has(Defect::DoubtFullDevice));
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
+        space.keep_bitmaps_within(options.bitmap_bytes);
         check_catalogue(&catalogue, &space, file.name())?;
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
-        let nodes = Nodes::new(file.clone(), geometry.store_id, options.map_cache_bytes);
+        let nodes = Nodes::new(file.clone(), geometry.store_id, map_cache);
         let parts = StoreParts {
             file,
             geometry,

@@ -25,12 +25,17 @@ use crate::options::{Defect, Defects};
 /// Longest change, which is one record: a take of a few hundred disks, each with two nodes, and its name.
 const CHANGE_BYTES_MAX: usize = 128 << 10;
 
+/// Memory of one redirect that is not merged yet, with its part of the table's nodes.
+pub const PENDING_RUN_BYTES: usize = 64;
+
 /// Settings of a store.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreOptions {
     /// Cache for pages of trees.
     pub map_cache_bytes: usize,
-    /// Redirects in memory, about 64 bytes each, beyond those that a checkpoint has merged: half of them make a
+    /// Cap of the maps of groups in memory. Groups that are changing stay, regardless of their number.
+    pub bitmap_bytes: usize,
+    /// Redirects in memory, about 64 bytes each (`PENDING_RUN_BYTES`), beyond those that a checkpoint has merged: half of them make a
     /// checkpoint due, and writers are delayed so that there are never more. Twice as many with the merged ones.
     pub pending_runs_max: usize,
     /// Tables over a tree that make a checkpoint due: a lookup may have to search them one by one.
@@ -54,6 +59,7 @@ impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             map_cache_bytes: 64 << 20,
+            bitmap_bytes: 32 << 20,
             pending_runs_max: 256 << 10,
             pending_depth_max: 8,
             flush_us: 1_000_000,

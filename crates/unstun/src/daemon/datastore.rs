@@ -9,6 +9,7 @@ pub(super) mod native;
 pub(super) mod reserve;
 pub(super) mod scrub;
 pub(super) mod signature;
+pub(super) mod store_memory;
 pub(super) mod unflushed;
 pub(super) mod watch;
 
@@ -32,6 +33,7 @@ use engine::native::{Store, TakeOver};
 use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
 use crate::daemon::datastore::native::Native;
+use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::register::Register;
 use crate::daemon::running::folders::SharedPending;
 use crate::daemon::vm::home_records::HomeRecords;
@@ -100,7 +102,7 @@ impl Datastore {
         env: &Env,
         name: DatastoreName,
         root: &Path,
-        map_cache_bytes: usize,
+        memory: StoreMemory,
         opening: &Opening,
     ) -> Result<Datastore> {
         let shown = root.to_string_lossy().into_owned();
@@ -121,7 +123,7 @@ impl Datastore {
             ),
             _ => e.into(),
         })?;
-        let native = Native::in_folder(env.clone(), dir.clone(), map_cache_bytes);
+        let native = Native::in_folder(env.clone(), dir.clone(), memory);
         let datastore = Datastore::over(name, (root, root), (dir, own), native, Some(lock)).await?;
         // A datastore that is full already has no space for the reserve.
         let _ = datastore.set_reserve_aside().await;
@@ -135,13 +137,13 @@ impl Datastore {
         name: DatastoreName,
         path: &Path,
         main: &Datastore,
-        map_cache_bytes: usize,
+        memory: StoreMemory,
         take_over: TakeOver,
         opening: &Opening,
     ) -> Result<Datastore> {
         let device = device::claim(env, path).await?;
         opening.has_file(&device.file);
-        let native = Native::on_device(env.clone(), device, map_cache_bytes, take_over);
+        let native = Native::on_device(env.clone(), device, memory, take_over);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
                 let make = format!("`unstun datastore create {}`", path.display());

@@ -13,7 +13,7 @@ use crate::memory::Memory;
 pub(crate) struct Place {
     pub name: DatastoreName,
     pub root: PathBuf,
-    /// Cache size in bytes for the maps of each datastore's store.
+    /// Cap in bytes of the cache of native stores' map pages.
     pub map_cache_bytes: usize,
     pub memory: Memory,
     /// What is kept of removed VMs.

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::cores::{Cores, StartedCore};
 use crate::daemon::datastore::hang::{Opening, until_hung};
+use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::datastore::{Absent, Datastore, Home};
 use crate::daemon::defect::Planted;
 use crate::daemon::place::Place;
@@ -43,7 +44,7 @@ pub(crate) struct Daemon {
     /// Datastores that were added and could not be opened. The others are served.
     pub(super) absent: RefCell<Vec<Absent>>,
     /// Cache size in bytes for the maps of each store.
-    pub map_cache_bytes: usize,
+    pub store_memory: StoreMemory,
     pub memory: Memory,
     pub bin: BinPolicy,
     /// Whether the daemon is ending; nothing is evicted any more then.
@@ -87,7 +88,8 @@ impl Daemon {
         control: ControlSide,
         cores: Vec<StartedCore>,
     ) -> Result<Rc<Daemon>> {
-        let main = Rc::new(open_main(&env, place).await?);
+        let store_memory = StoreMemory::new(place.memory, place.map_cache_bytes);
+        let main = Rc::new(open_main(&env, place, store_memory.clone()).await?);
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let core = CoreNumber { own: 0, count: cores.len() + 1 };
         let front_end = front_end(place.memory, descriptors.connections(), core.count);
@@ -97,7 +99,7 @@ impl Daemon {
             datastores: RefCell::new(vec![main.clone()]),
             main,
             absent: RefCell::default(),
-            map_cache_bytes: place.map_cache_bytes,
+            store_memory,
             memory: place.memory,
             bin: place.bin,
             bin_ends: Cell::new(false),
@@ -155,11 +157,10 @@ impl Daemon {
 }
 
 /// Opens and locks the main datastore's folder. Without it nothing is served.
-async fn open_main(env: &Env, place: &Place) -> Result<Datastore> {
+async fn open_main(env: &Env, place: &Place, memory: StoreMemory) -> Result<Datastore> {
     let opening = Opening::new(env, &place.name);
     let open = async {
-        let (name, cache) = (place.name.clone(), place.map_cache_bytes);
-        let main = Datastore::in_folder(env, name, &place.root, cache, &opening).await?;
+        let main = Datastore::in_folder(env, place.name.clone(), &place.root, memory, &opening).await?;
         main.set_served_by(None).await?;
         Ok(main)
     };

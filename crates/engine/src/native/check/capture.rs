@@ -12,7 +12,7 @@ use crate::native::space::{GroupSummary, Marks, Retained};
 use crate::native::store::Store;
 use crate::native::stored::{NodeItem, decode_group, group_key, node_key};
 use crate::native::superblock::{SLOT_BLOCKS, Superblock};
-use crate::native::tree::Nodes;
+use crate::native::tree::{MapCache, Nodes};
 
 /// Cache for pages of maps: those on the path to the walk's position, in the state and its base, and some more.
 const CACHE_BYTES: usize = 1 << 20;
@@ -59,7 +59,7 @@ impl Committed {
             superblock,
             items,
             catalogue,
-            nodes: Nodes::new(store.file.clone(), store.id(), CACHE_BYTES),
+            nodes: Nodes::new(store.file.clone(), store.id(), &MapCache::new(CACHE_BYTES)),
             lacks_nodes,
             _retained: retained,
         };

@@ -19,7 +19,7 @@ use crate::native::difference::item_now;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
 use crate::native::stored::NodeItem;
-use crate::native::tree::{Mapped, Nodes, Roots, WalkItem, survey};
+use crate::native::tree::{MapCache, Mapped, Nodes, Roots, WalkItem, survey};
 
 /// Pages of maps that a step reads: at most 16 * 252 blocks of data, 16 MiB.
 const STEP_PAGES: usize = 16;
@@ -69,7 +69,7 @@ impl Store {
     async fn scrub_for(&self, job: &Job) -> Result<Report> {
         let mut report = self.check().await?;
         job.bytes_total.set(report.data_blocks * BLOCK);
-        let nodes = Nodes::new(self.file.clone(), self.id(), CACHE_BYTES);
+        let nodes = Nodes::new(self.file.clone(), self.id(), &MapCache::new(CACHE_BYTES));
         let mut at = ScrubPosition { node: 0, block: 0 };
         loop {
             job.checkpoint().await?;

@@ -10,19 +10,21 @@ use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, SLOTS, Space, page};
 use crate::native::layout::BLOCK;
 
-/// Cap of the maps of groups in memory. Groups that are changing stay, regardless of their number.
-pub(crate) const RESIDENT_BYTES_MAX: usize = 32 << 20;
-
 /// Number of maps of one group: busy, uncommitted, committed, waiting.
 const MAPS: usize = 4;
 
 /// Returns how many groups' maps fit into `bytes`, at least four: one each for lanes, gaps, metadata, and the next
 /// load.
-pub(super) fn groups_within(bytes: usize, group_blocks: u64) -> usize {
+fn groups_within(bytes: usize, group_blocks: u64) -> usize {
     (bytes / (MAPS * group_blocks.div_ceil(8) as usize)).max(4)
 }
 
 impl Space {
+    /// Limits the maps of groups in memory. Groups that are changing stay, regardless of their number.
+    pub(crate) fn keep_bitmaps_within(&self, bytes: usize) {
+        self.resident_groups_max.set(groups_within(bytes, self.geometry.group_blocks));
+    }
+
     /// Loads the groups of `addrs` for a replay, and keeps them loaded until the next `freeze`. Addresses outside of
     /// all groups are skipped. Returns `Damaged` when a page is not the one that the catalogue describes.
     pub(crate) async fn load_for(self: &Rc<Self>, addrs: impl Iterator<Item = u64>) -> Result<()> {

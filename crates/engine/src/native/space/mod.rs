@@ -31,7 +31,6 @@ pub(crate) use self::batch::sorted;
 use self::group::BlockState;
 pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
-pub(crate) use self::load::RESIDENT_BYTES_MAX;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
 use self::state::State;
@@ -98,7 +97,6 @@ impl Space {
         can_grow: bool,
     ) -> Rc<Space> {
         assert!((GROUP_BLOCKS_MIN..=GROUP_BLOCKS_MAX).contains(&geometry.group_blocks), "{geometry:?}");
-        let groups_max = load::groups_within(RESIDENT_BYTES_MAX, geometry.group_blocks);
         Rc::new(Space {
             env,
             file,
@@ -114,7 +112,7 @@ impl Space {
             ready_blocks: Cell::new(0),
             ready_blocked: Cell::new(false),
             never_punches: Cell::new(false),
-            resident_groups_max: Cell::new(groups_max),
+            resident_groups_max: Cell::new(usize::MAX),
             retainers: Cell::new(0),
             damage: RefCell::new(None),
         })

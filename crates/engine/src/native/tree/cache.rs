@@ -1,6 +1,6 @@
 //! Cache of tree nodes: each is read once, verified once, and evicted by second chance.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
@@ -9,23 +9,41 @@ use blk::{Buf, File, Result};
 use futures_util::stream::{self, StreamExt};
 
 use super::entry::Spot;
-use super::node::Node;
+use super::node::{Node, Seat};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
 use crate::native::layout::BLOCK;
 
-/// The pages of one store's maps, behind a cache of bounded size.
+/// A cache of map pages of bounded size, which several stores of a core may share.
+#[derive(Clone)]
+pub struct MapCache(Rc<RefCell<Cache>>);
+
+impl MapCache {
+    /// Creates an empty cache. `cap_bytes` bounds what it keeps, not what is in use.
+    pub fn new(cap_bytes: usize) -> MapCache {
+        MapCache(Rc::new(RefCell::new(Cache { cap_bytes, ..Cache::default() })))
+    }
+}
+
+/// The pages of one store's maps, behind a cache.
 pub struct Nodes {
     pub(super) file: File,
     pub(super) store_id: u64,
-    pub(super) cache: RefCell<Cache>,
+    cache: MapCache,
+    /// Distinguishes the pages of this store in the cache.
+    owner: u32,
     loads: Cell<u64>,
 }
 
 impl Nodes {
-    /// Creates the cache. `cap_bytes` bounds what it keeps, not what is in use.
-    pub fn new(file: File, store_id: u64, cap_bytes: usize) -> Nodes {
-        let cache = Cache { index: Index::default(), ring: Vec::new(), hand: 0, bytes: 0, cap_bytes };
-        Nodes { file: file.tables(), store_id, cache: RefCell::new(cache), loads: Cell::new(0) }
+    /// Reads pages of `file` through `cache`, which forgets them when this is dropped.
+    pub fn new(file: File, store_id: u64, cache: &MapCache) -> Nodes {
+        let owner = cache.0.borrow_mut().new_owner();
+        Nodes { file: file.tables(), store_id, cache: cache.clone(), owner, loads: Cell::new(0) }
+    }
+
+    /// Returns this store's pages that are in memory.
+    pub(super) fn cached(&self) -> CachedPages<'_> {
+        CachedPages { cache: self.cache.0.borrow(), owner: self.owner }
     }
 
     /// Returns the path of the store's file, for messages.
@@ -35,12 +53,13 @@ impl Nodes {
 
     /// Drops the page at `addr`, which is free from now on.
     pub fn forget(&self, addr: u64) {
-        self.cache.borrow_mut().remove(addr);
+        self.cache.0.borrow_mut().remove((self.owner, addr));
     }
 
+    /// Returns the bytes of all pages in the cache.
     #[cfg(test)]
     pub fn resident_bytes(&self) -> usize {
-        self.cache.borrow().bytes
+        self.cache.0.borrow().bytes
     }
 
     /// Returns the number of pages read so far.
@@ -50,7 +69,7 @@ impl Nodes {
 
     /// Returns the verified node at a place that is not a hole.
     pub(super) async fn load(&self, spot: &Spot) -> Result<Rc<Node>> {
-        if let Some(node) = self.cache.borrow().get(spot) {
+        if let Some(node) = self.cached().get(spot) {
             return Ok(node.clone());
         }
         self.loads.set(self.loads.get() + 1);
@@ -65,7 +84,7 @@ impl Nodes {
     /// many at once, neighbours by one I/O. The cache keeps leaves only if `keeps_leaves`: a merge replaces them.
     pub(super) async fn load_all(&self, spots: &[Spot], keeps_leaves: bool) -> Result<Vec<Option<Rc<Node>>>> {
         let mut loaded: Vec<Option<Rc<Node>>> =
-            spots.iter().map(|spot| self.cache.borrow().get(spot).cloned()).collect();
+            spots.iter().map(|spot| self.cached().get(spot).cloned()).collect();
         let mut missing: Vec<usize> = (0..spots.len()).filter(|n| loaded[*n].is_none()).collect();
         missing.retain(|n| !spots[*n].pointer.is_hole());
         missing.sort_unstable_by_key(|n| spots[*n].pointer.addr);
@@ -108,7 +127,13 @@ impl Nodes {
     }
 
     pub(super) fn keep(&self, node: Rc<Node>) {
-        self.cache.borrow_mut().insert(node);
+        self.cache.0.borrow_mut().insert(self.owner, node);
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.cache.0.borrow_mut().remove_all(self.owner);
     }
 }
 
@@ -131,7 +156,8 @@ fn adjacent<T>(items: &[T], addr: impl Fn(&T) -> u64) -> impl Iterator<Item = &[
     })
 }
 
-/// Hashes addresses. They are dense: one multiplication spreads them, and the order is the same in every run.
+/// Hashes the keys of pages. Addresses are dense: one multiplication spreads them, and the order is the same in every
+/// run.
 #[derive(Default, Clone, Copy)]
 pub(super) struct AddrHasher(u64);
 
@@ -140,68 +166,102 @@ impl Hasher for AddrHasher {
         self.0
     }
     fn write(&mut self, _: &[u8]) {
-        unreachable!("only addresses are hashed")
+        unreachable!("only owners and addresses are hashed")
+    }
+    fn write_u32(&mut self, owner: u32) {
+        self.0 = u64::from(owner);
     }
     fn write_u64(&mut self, addr: u64) {
-        self.0 = addr.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = (addr ^ self.0.rotate_right(16)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.0 ^= self.0 >> 29;
     }
 }
 
-type Index = HashMap<u64, Rc<Node>, BuildHasherDefault<AddrHasher>>;
+/// Owner and address of a page.
+type PageKey = (u32, u64);
 
-/// Nodes by address. A node is returned only for exactly the pointer against which it was verified, so a page is never
-/// mistaken for a later one at the same address.
-pub(super) struct Cache {
+type Index = HashMap<PageKey, Rc<Node>, BuildHasherDefault<AddrHasher>>;
+
+/// Nodes by owner and address. A node is returned only for exactly the pointer against which it was verified, so a page
+/// is never mistaken for a later one at the same address.
+#[derive(Default)]
+struct Cache {
     index: Index,
     /// The same nodes; each has the index of its seat.
     ring: Vec<Rc<Node>>,
     hand: usize,
     bytes: usize,
     cap_bytes: usize,
+    last_owner: u32,
 }
 
-impl Cache {
+/// The pages of one owner in the cache.
+pub(super) struct CachedPages<'a> {
+    cache: Ref<'a, Cache>,
+    owner: u32,
+}
+
+impl CachedPages<'_> {
     pub(super) fn get(&self, spot: &Spot) -> Option<&Rc<Node>> {
-        let node = self.index.get(&spot.pointer.addr).filter(|node| node.spot == *spot)?;
+        let key = (self.owner, spot.pointer.addr);
+        let node = self.cache.index.get(&key).filter(|node| node.spot == *spot)?;
         node.used.set(true);
         Some(node)
     }
+}
 
-    fn insert(&mut self, node: Rc<Node>) {
-        self.remove(node.spot.pointer.addr);
-        node.used.set(false);
-        node.seat.set(self.ring.len());
-        self.bytes += node.bytes();
-        self.ring.push(node.clone());
-        let addr = node.spot.pointer.addr;
-        self.index.insert(addr, node);
-        self.evict(addr);
+fn key_of(node: &Node) -> PageKey {
+    (node.seat.get().owner, node.spot.pointer.addr)
+}
+
+impl Cache {
+    /// Returns a number that no present page has as its owner.
+    fn new_owner(&mut self) -> u32 {
+        self.last_owner = self.last_owner.wrapping_add(1);
+        self.remove_all(self.last_owner);
+        self.last_owner
     }
 
-    fn remove(&mut self, addr: u64) {
-        let Some(node) = self.index.remove(&addr) else { return };
+    fn insert(&mut self, owner: u32, node: Rc<Node>) {
+        let key = (owner, node.spot.pointer.addr);
+        self.remove(key);
+        node.used.set(false);
+        node.seat.set(Seat { owner, index: self.ring.len() as u32 });
+        self.bytes += node.bytes();
+        self.ring.push(node.clone());
+        self.index.insert(key, node);
+        self.evict(key);
+    }
+
+    fn remove(&mut self, key: PageKey) {
+        let Some(node) = self.index.remove(&key) else { return };
         self.bytes -= node.bytes();
         let seat = node.seat.get();
-        self.ring.swap_remove(seat);
-        if let Some(moved) = self.ring.get(seat) {
-            moved.seat.set(seat);
+        self.ring.swap_remove(seat.index as usize);
+        if let Some(moved) = self.ring.get(seat.index as usize) {
+            moved.seat.set(Seat { index: seat.index, ..moved.seat.get() });
         }
+    }
+
+    fn remove_all(&mut self, owner: u32) {
+        let owned = self.ring.iter().map(|node| key_of(node)).filter(|key| key.0 == owner);
+        let owned: Vec<PageKey> = owned.collect();
+        owned.into_iter().for_each(|key| self.remove(key));
     }
 
     /// Evicts nodes over the cap, except for the newest one and, once, those used again since the hand last passed
     /// them.
-    fn evict(&mut self, newest: u64) {
+    fn evict(&mut self, newest: PageKey) {
         while self.bytes > self.cap_bytes && self.ring.len() > 1 {
             if self.hand >= self.ring.len() {
                 self.hand = 0;
             }
             let node = &self.ring[self.hand];
-            let addr = node.spot.pointer.addr;
+            let key = key_of(node);
             // The last node of the ring takes the seat of the evicted one; the hand passes it too.
             self.hand += 1;
-            if !node.used.replace(false) && addr != newest {
-                self.remove(addr);
+            if !node.used.replace(false) && key != newest {
+                self.remove(key);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::Result;
 
 use super::IOS_AT_ONCE;
-use super::cache::{Cache, Nodes};
+use super::cache::{CachedPages, Nodes};
 use super::entry::{Mapped, Root, Spot, push_hole, span};
 use super::node::Node;
 
@@ -18,7 +18,7 @@ enum CachedPath<'a> {
     Missing,
 }
 
-impl Cache {
+impl CachedPages<'_> {
     fn cached_path(&self, root: Option<&Root>, block: u64) -> CachedPath<'_> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
             return CachedPath::Hole(u64::MAX);
@@ -45,11 +45,11 @@ impl Nodes {
     /// Appends the runs of `blocks`, holes included, without I/O. Returns false when a page is missing; `out` is
     /// unchanged then.
     pub fn lookup_cached(&self, root: Option<&Root>, blocks: Range<u64>, out: &mut Vec<Mapped>) -> bool {
-        let cache = self.cache.borrow();
+        let pages = self.cached();
         let mark = out.len();
         let mut at = blocks.start;
         while at < blocks.end {
-            let end = match cache.cached_path(root, at) {
+            let end = match pages.cached_path(root, at) {
                 CachedPath::Leaf(node) => {
                     let end = node.spot.end().min(blocks.end);
                     node.push_runs(at..end, mark, out);

@@ -13,6 +13,7 @@ mod node;
 mod plan;
 mod walk;
 
+pub use cache::MapCache;
 pub(crate) use cache::Nodes;
 pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Roots, Update, span};
 pub(crate) use merge::{MergePace, merge};

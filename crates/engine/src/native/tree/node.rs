@@ -147,14 +147,22 @@ impl Body {
 pub(super) struct Node {
     pub spot: Spot,
     body: Body,
-    /// State of the cache: whether the node was used since the hand last passed it, and its seat.
+    /// State of the cache: whether the node was used since the hand last passed it, and its seat. A node is in one cache
+    /// at most.
     pub used: Cell<bool>,
-    pub seat: Cell<usize>,
+    pub seat: Cell<Seat>,
+}
+
+/// Place of a node in a cache: the store that it belongs to, and its index in the ring.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seat {
+    pub owner: u32,
+    pub index: u32,
 }
 
 impl Node {
     fn new(spot: Spot, body: Body) -> Node {
-        Node { spot, body, used: Cell::new(false), seat: Cell::new(0) }
+        Node { spot, body, used: Cell::new(false), seat: Cell::default() }
     }
 
     /// Makes a new node of `body` and its page. `spot` has everything of the pointer but count and checksum.

@@ -50,7 +50,7 @@ struct Store {
 impl Store {
     fn new(file: File, cap_bytes: usize) -> Store {
         Store {
-            nodes: Nodes::new(file, STORE, cap_bytes),
+            nodes: Nodes::new(file, STORE, &MapCache::new(cap_bytes)),
             next: Cell::new(HEADER_BLOCKS),
             sealed: Cell::new(0),
             sealed_before: Cell::new(0),

@@ -164,10 +164,10 @@ impl Daemon {
         opening: &Opening,
     ) -> Result<Rc<Datastore>> {
         self.refuse_nested(path).await?;
-        let cache = self.map_cache_bytes;
+        let memory = self.store_memory.clone();
         if is_device(&self.env, path).await {
             let datastore =
-                Datastore::on_device(&self.env, name, path, &self.main, cache, take_over, opening).await?;
+                Datastore::on_device(&self.env, name, path, &self.main, memory, take_over, opening).await?;
             return match self.refuse_twin(&datastore) {
                 Ok(()) => Ok(Rc::new(datastore)),
                 Err(e) => {
@@ -176,7 +176,7 @@ impl Daemon {
                 }
             };
         }
-        let datastore = Datastore::in_folder(&self.env, name, path, cache, opening).await?;
+        let datastore = Datastore::in_folder(&self.env, name, path, memory, opening).await?;
         datastore.set_served_by(Some(&self.main.root)).await?;
         self.open_on_cores(&datastore).await?;
         Ok(Rc::new(datastore))

@@ -11,10 +11,11 @@ use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::native::space::Growth;
-use engine::native::{NewStore, Store, StoreOptions, TakeOver};
+use engine::native::{NewStore, Store, TakeOver};
 
 use crate::daemon::datastore::device::Claimed;
 use crate::daemon::datastore::lease::{self, Leased};
+use crate::daemon::datastore::store_memory::{StoreMemory, StorePart};
 use crate::daemon::vm::mark;
 
 /// Name of the store's file in the datastore's folder.
@@ -32,8 +33,10 @@ enum Ground {
 pub(crate) struct Native {
     env: Env,
     ground: Ground,
-    /// Size in bytes of the tree pages kept in memory.
-    map_cache_bytes: usize,
+    /// Memory of all native stores.
+    memory: StoreMemory,
+    /// The part of the open store.
+    part: RefCell<Option<StorePart>>,
     store: RefCell<Option<Rc<Store>>>,
     /// Device and inode of the store's file in a folder, as of its opening.
     file_id: Cell<Option<(u64, u64)>>,
@@ -49,23 +52,18 @@ pub(crate) struct Native {
 }
 
 impl Native {
-    pub(crate) fn in_folder(env: Env, dir: Dir, map_cache_bytes: usize) -> Native {
-        Native::over(env, Ground::Folder(dir), map_cache_bytes, TakeOver::FromOwnHost)
+    pub(crate) fn in_folder(env: Env, dir: Dir, memory: StoreMemory) -> Native {
+        Native::over(env, Ground::Folder(dir), memory, TakeOver::FromOwnHost)
     }
 
-    pub(crate) fn on_device(
-        env: Env,
-        device: Claimed,
-        map_cache_bytes: usize,
-        take_over: TakeOver,
-    ) -> Native {
-        Native::over(env, Ground::Device(device), map_cache_bytes, take_over)
+    pub(crate) fn on_device(env: Env, device: Claimed, memory: StoreMemory, take_over: TakeOver) -> Native {
+        Native::over(env, Ground::Device(device), memory, take_over)
     }
 
-    fn over(env: Env, ground: Ground, map_cache_bytes: usize, take_over: TakeOver) -> Native {
+    fn over(env: Env, ground: Ground, memory: StoreMemory, take_over: TakeOver) -> Native {
         let (store, lock, lease) = (RefCell::default(), RefCell::default(), RefCell::default());
-        let (file_id, opening) = (Cell::default(), TaskMutex::default());
-        Native { env, ground, map_cache_bytes, store, file_id, lock, lease, take_over, opening }
+        let (part, file_id, opening) = (RefCell::default(), Cell::default(), TaskMutex::default());
+        Native { env, ground, memory, part, store, file_id, lock, lease, take_over, opening }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -83,8 +81,9 @@ impl Native {
         }
     }
 
+    /// Returns the cap of the cache of map pages, which all stores of the daemon share.
     pub(crate) fn map_cache_bytes(&self) -> usize {
-        self.map_cache_bytes
+        self.memory.map_cache_bytes()
     }
 
     /// Returns the open store; None before its first use.
@@ -186,17 +185,19 @@ impl Native {
             }
             Ground::Device(device) => (device.open().await?, false),
         };
+        let part = self.memory.take(&self.path().to_string_lossy())?;
         let leased = self.lease(&file).await?;
         if let Some(leased) = &leased {
             file.set_fence(leased.lease.fence());
         }
-        let options = StoreOptions { map_cache_bytes: self.map_cache_bytes, ..StoreOptions::default() };
-        let opened = Store::open(self.env.clone(), file, options, Growth::default(), can_grow).await;
+        let (env, growth) = (self.env.clone(), Growth::default());
+        let opened = Store::open_with_cache(env, file, part.options, growth, can_grow, &part.map_cache).await;
         if let (Err(_), Some(leased)) = (&opened, &leased) {
             // If the lease cannot be released, other daemons wait for its end.
             let _ = leased.release().await;
         }
         *self.store.borrow_mut() = Some(opened.clone()?);
+        *self.part.borrow_mut() = Some(part);
         *self.lease.borrow_mut() = leased;
         opened
     }

@@ -159,7 +159,7 @@ async fn page(file: &File, addr: u64) -> Buf {
 }
 
 async fn lookup_error(file: &File, root: &Root) -> Error {
-    let nodes = Nodes::new(file.clone(), STORE, CACHE_BYTES);
+    let nodes = Nodes::new(file.clone(), STORE, &MapCache::new(CACHE_BYTES));
     let before = Mapped { start: 0, len: 1, addr: 1, birth: 1 };
     let mut out = vec![before];
     let error = nodes.lookup(Some(root), 0..500, &mut out).await.unwrap_err();

@@ -131,7 +131,7 @@ fn shared_subtrees_are_not_read() {
         let old = store.merge(None, &[store.map(0, 3 * span(1))]).await.unwrap();
         store.take();
         let new = store.merge(old, &[store.map(span(1) + 5, 1)]).await.unwrap();
-        let nodes = Nodes::new(store.nodes.file.clone(), STORE, 1);
+        let nodes = Nodes::new(store.nodes.file.clone(), STORE, &MapCache::new(1));
         let mut found = Vec::new();
         let mut visit = |gone| found.push(gone);
         let done = gone(&nodes, old.as_ref(), new.as_ref(), 0, u64::MAX, 100, &mut visit).await;
