@@ -58,6 +58,8 @@ class Result:
     # Of reads and writes together, the worse of the two, in microseconds.
     p99_us: float
     max_us: float
+    # Processor time of fio itself for each I/O, in microseconds, without interrupts.
+    processor_us: float
 
     @property
     def ios(self):
@@ -98,6 +100,8 @@ class Running:
 def parse(job):
     sides = [job["read"], job["write"]]
     busy = [side for side in sides if side["total_ios"]]
+    ios = sum(side["total_ios"] for side in sides)
+    processor_ms = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]
 
     def worst_us(value):
         return max((value(side["clat_ns"]) / 1000 for side in busy), default=0.0)
@@ -108,6 +112,7 @@ def parse(job):
         iops=sum(side["iops"] for side in sides),
         p99_us=worst_us(lambda clat: clat["percentile"]["99.000000"]),
         max_us=worst_us(lambda clat: clat["max"]),
+        processor_us=processor_ms * 1000 / max(ios, 1),
     )
 
 

@@ -1,5 +1,6 @@
 //! Events by which two processes wake each other.
 
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -7,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Env, OpFuture};
 use crate::passed::Descriptor;
 use crate::reactor::{Op, Outcome};
+use crate::uring::closing::is_event;
 
 /// A counter of the kernel by which two processes wake each other.
 ///
@@ -24,7 +26,7 @@ impl Event {
     /// # Errors
     /// `Invalid` if it is not an eventfd: a read of another file could return at once without end.
     pub fn new(env: &Env, descriptor: Descriptor) -> Result<Event> {
-        if !crate::uring::is_event(&descriptor) {
+        if !is_event(descriptor.as_fd()) {
             return Err(Error::invalid("passed descriptor", "it is not an eventfd"));
         }
         Ok(Event { env: env.clone(), descriptor })

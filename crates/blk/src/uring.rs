@@ -15,6 +15,7 @@
 mod age;
 mod blocking;
 mod clock;
+pub(crate) mod closing;
 mod compute;
 mod core;
 mod descriptor;
@@ -48,7 +49,6 @@ use std::task::{Context, Poll};
 use self::clock::{boot_ns, clock_ns, now_ns};
 use self::compute::ComputeThread;
 use self::core::Core;
-pub(crate) use self::events::is_event;
 pub use self::events::new_event;
 use self::files::FilesThreads;
 pub use self::memory::MemoryFolder;

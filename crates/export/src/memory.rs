@@ -38,6 +38,11 @@ pub const DELAYED_BYTES_MAX: u64 = 8 << 20;
 /// Promise to each connection: a receive buffer of 8 KiB, a page of answers, 12 KiB for its tasks, names and list
 /// entries, and `OWN_BYTES` for requests.
 pub const CONNECTION_BYTES: u64 = 64 << 10;
+/// Longest list of a request's parts, which a vhost-user request has in addition to its payload. One request of a
+/// connection at a time may have more than [`SHORT_LIST_BYTES`] and begin.
+pub(crate) const LIST_BYTES_MAX: u64 = (16 << 10) + 128;
+/// Longest list of an ordinary request.
+pub(crate) const SHORT_LIST_BYTES: u64 = (2 << 10) + 128;
 /// Memory that a connection's requests may always use: one of 32 KiB with its headroom, or four of 4 KiB.
 pub(crate) const OWN_BYTES: u64 = 40 << 10;
 /// Memory of a request's tasks, in addition to its payload.
@@ -69,6 +74,8 @@ fn piece_cost(len: u64) -> u64 {
 }
 
 const _: () = assert!(OWN_BYTES + (24 << 10) <= CONNECTION_BYTES);
+// A piece of 16 KiB fits beside the longest list, so that a request with one always goes on.
+const _: () = assert!(LIST_BYTES_MAX + TASK_BYTES + (20 << 10) <= OWN_BYTES);
 
 impl Memory {
     pub(crate) fn new(bytes: u64) -> Memory {
@@ -93,8 +100,13 @@ impl Memory {
 impl Holding {
     /// Creates the holding of a connection. None if there is no memory for another connection.
     pub(crate) fn new(memory: &Memory, uncharged: bool) -> Option<Holding> {
+        Holding::with_promise(memory, CONNECTION_BYTES, uncharged)
+    }
+
+    /// Creates the holding of a connection that is promised `promise` bytes, at least [`CONNECTION_BYTES`].
+    pub(crate) fn with_promise(memory: &Memory, promise: u64, uncharged: bool) -> Option<Holding> {
         Some(Holding {
-            _promised: memory.promises.take(CONNECTION_BYTES)?,
+            _promised: memory.promises.take(promise)?,
             shared: memory.shared.clone(),
             buffers: memory.buffers.clone(),
             excess: RefCell::new(memory.shared.take(0)?),
@@ -118,8 +130,9 @@ impl Holding {
 
     /// Charges a piece of up to `len` bytes. Returns the granted length and the memory charged for it. The length is
     /// less than `len` only if nothing else of this connection is under way. None: the piece must wait for requests of
-    /// its own connection.
-    pub(crate) fn grant(&self, len: u64) -> Option<(u64, u64)> {
+    /// its own connection. `list` bytes, at most [`SHORT_LIST_BYTES`], are charged with it.
+    pub(crate) fn grant(&self, len: u64, list: u64) -> Option<(u64, u64)> {
+        assert!(list <= SHORT_LIST_BYTES, "a longer list is held by `hold_list`");
         if self.requests.get() >= REQUESTS_MAX {
             return None;
         }
@@ -129,15 +142,30 @@ impl Holding {
             return Some((wanted, 0));
         }
         let allowed = self.allowed();
-        let granted = match piece_cost(wanted) <= allowed {
+        let granted = match piece_cost(wanted) + list <= allowed {
             true => wanted,
             false if self.requests.get() > 0 => return None,
-            false => cut(wanted, allowed.max(OWN_BYTES)),
+            // What is held without a piece is one long list.
+            false => cut(wanted, allowed.max(OWN_BYTES - self.held.get()) - list),
         };
-        let cost = piece_cost(granted);
+        let cost = piece_cost(granted) + list;
         self.hold(self.held.get() + cost);
         self.requests.set(self.requests.get() + 1);
         Some((granted, cost))
+    }
+
+    /// Charges a list of up to [`LIST_BYTES_MAX`], for which only one request at a time may ask. Returns false if it must
+    /// wait for requests of its own connection.
+    pub(crate) fn hold_list(&self, bytes: u64) -> bool {
+        let fits = bytes <= self.allowed() || self.requests.get() == 0;
+        if fits {
+            self.hold(self.held.get() + bytes);
+        }
+        fits
+    }
+
+    pub(crate) fn give_back_list(&self, bytes: u64) {
+        self.hold(self.held.get() - bytes);
     }
 
     /// Returns the memory of accepted requests whose reply has not been sent.
@@ -188,7 +216,7 @@ mod tests {
         while granted {
             granted = false;
             for Greedy(holding, costs) in &mut all {
-                if let Some((_, cost)) = holding.grant(len) {
+                if let Some((_, cost)) = holding.grant(len, 0) {
                     costs.push(cost);
                     granted = true;
                 }
@@ -206,7 +234,7 @@ mod tests {
             let most = greedy.iter().map(|Greedy(holding, _)| holding.held.get()).max().unwrap();
             let next = Holding::new(&memory, false).unwrap();
             assert!(next.allowed() + MIB >= most / 2, "{} beside {most}", next.allowed());
-            assert!(next.grant(256 << 10).is_some(), "the next one has a share");
+            assert!(next.grant(256 << 10, 0).is_some(), "the next one has a share");
         }
     }
 
@@ -218,17 +246,37 @@ mod tests {
             costs.iter().for_each(|cost| holding.give_back(*cost));
             // The other connections take what was freed at once: all that is free.
             taken.push(memory.shared.take(memory.shared.free()).unwrap());
-            let (granted, cost) = holding.grant(32 * MIB).expect("its own is always there");
+            let (granted, cost) = holding.grant(32 * MIB, 0).expect("its own is always there");
             assert_eq!((granted, cost <= OWN_BYTES), (32 << 10, true));
-            assert!(holding.grant(MIB).is_none(), "and no more than that");
+            assert!(holding.grant(MIB, 0).is_none(), "and no more than that");
         }
+    }
+
+    #[test]
+    fn lists_are_charged_and_the_longest_leaves_memory_for_a_piece() {
+        let memory = Memory::new(MIB);
+        let holding = Holding::new(&memory, false).unwrap();
+        let _greedy = memory.shared.take(memory.shared.free()).unwrap();
+        assert!(holding.hold_list(LIST_BYTES_MAX), "its own memory is always there");
+        let (granted, cost) = holding.grant(MIB, 0).unwrap();
+        assert_eq!(granted, 16 << 10);
+        assert!(!holding.hold_list(LIST_BYTES_MAX), "the second one waits");
+        holding.give_back(cost);
+        holding.give_back_list(LIST_BYTES_MAX);
+        let (granted, cost) = holding.grant(4096, SHORT_LIST_BYTES).unwrap();
+        assert_eq!((granted, cost, holding.held()), (4096, piece_cost(4096) + SHORT_LIST_BYTES, cost));
+        holding.give_back(cost);
+        let (granted, cost) = holding.grant(MIB, 2 << 10).unwrap();
+        assert_eq!(granted, 32 << 10);
+        holding.give_back(cost);
+        assert_eq!(holding.held(), 0);
     }
 
     #[test]
     fn all_memory_is_returned() {
         let memory = Memory::new(256 * MIB);
         let holding = Holding::new(&memory, false).unwrap();
-        let costs: Vec<u64> = std::iter::from_fn(|| holding.grant(MIB)).map(|(_, cost)| cost).collect();
+        let costs: Vec<u64> = std::iter::from_fn(|| holding.grant(MIB, 0)).map(|(_, cost)| cost).collect();
         assert!((20..=32).contains(&costs.len()), "{} pieces of half of 64 MiB", costs.len());
         costs.into_iter().for_each(|cost| holding.give_back(cost));
         assert_eq!(memory.used(), CONNECTION_BYTES);

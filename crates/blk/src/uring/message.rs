@@ -4,9 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 
-use super::descriptor::Fd;
 use crate::buf::Slice;
 use crate::passed::Descriptor;
 
@@ -44,7 +42,7 @@ impl Message {
     }
 
     /// Returns the message of a send that carries one descriptor.
-    pub(super) fn with_descriptor(parts: &[Slice], fd: &Fd) -> Box<Message> {
+    pub(super) fn with_descriptor(parts: &[Slice], fd: &Descriptor) -> Box<Message> {
         let mut message = Message::of_parts(parts);
         message.header.msg_control = message.control.as_mut_ptr().cast();
         // SAFETY: CMSG_SPACE and CMSG_LEN only calculate. The control data is aligned, zeroed, and larger than one
@@ -89,7 +87,7 @@ impl Message {
                     let data = libc::CMSG_DATA(control).cast::<i32>();
                     for at in 0..bytes / size_of::<i32>() {
                         let fd = OwnedFd::from_raw_fd(data.add(at).read_unaligned());
-                        found.push(Descriptor(Arc::new(fd)));
+                        found.push(Descriptor::from(fd));
                     }
                 }
                 control = libc::CMSG_NXTHDR(&raw const self.header, control);

@@ -133,11 +133,11 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         }
         Op::RecvDescriptors { socket, buf, at } => recv_descriptors(handles, socket, buf, at),
         Op::SendDescriptor { socket, data, descriptor } => ring(handles, socket, count, |s| {
-            let (fd, parts, descriptor) = (s.fd.clone(), vec![data], descriptor.0);
+            let (fd, parts) = (s.fd.clone(), vec![data]);
             Work::SendDescriptor { fd, parts, descriptor, message: None }
         }),
-        Op::WaitEvent { event } => Plan::Ring(Work::WaitEvent { fd: event.0 }),
-        Op::SignalEvent { event } => Plan::Ring(Work::SignalEvent { fd: event.0, count: Box::new(1) }),
+        Op::WaitEvent { event } => Plan::Ring(Work::WaitEvent { event }),
+        Op::SignalEvent { event } => Plan::Ring(Work::SignalEvent { event, count: Box::new(1) }),
     }
 }
 

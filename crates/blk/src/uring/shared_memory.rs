@@ -2,17 +2,22 @@
 //!
 //! The other process may change any byte at any time. No reference to the memory is therefore ever made: bytes are
 //! copied, and fields that both sides use are accessed atomically. A file that its owner could shorten would end this
-//! process by SIGBUS, so only files that are sealed against that are mapped. Huge pages are refused: a seal does not keep
-//! their owner from punching one out, which nothing replaces when the pool is empty.
+//! process by SIGBUS, so only files that are sealed against that are mapped; those that can be sealed are sealed here. Huge
+//! pages are refused: a seal does not keep their owner from punching one out, which nothing replaces when the pool is
+//! empty.
+//!
+//! A mapping is removed on another thread: the last user of a guest's memory frees all of it.
 #![allow(unsafe_code)]
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::error::{Errno, Error, ErrorKind, Result};
+use super::closing::close_elsewhere;
+use crate::error::{Errno, Error, Result};
 use crate::passed::Descriptor;
 
 /// Length of a page, at which mappings begin.
@@ -21,19 +26,53 @@ const MAP_ALIGN: u64 = 4096;
 /// Longest sum of all mappings of this process: a quarter of the addresses that a process has on x86-64, 2^47. A client
 /// may pass a file of any length, which takes no memory.
 const MAPPED_MAX: u64 = 1 << 45;
-static MAPPED: AtomicU64 = AtomicU64::new(0);
+/// Most mappings of this process: a quarter of what the kernel allows a process by default (vm.max_map_count, 65530).
+/// The rest is for its threads and its own memory.
+const MAPPINGS_MAX: u64 = 16_384;
 
-/// Counts `len` bytes among the mapped ones.
-fn admit(len: u64) -> Result<()> {
-    let mapped = MAPPED.fetch_add(len, Ordering::Relaxed);
-    if mapped.saturating_add(len) <= MAPPED_MAX {
-        return Ok(());
+/// What this process has mapped.
+static MAPPED: Mapped = Mapped::nothing();
+
+/// Sums of mappings.
+#[derive(Debug)]
+struct Mapped {
+    bytes: AtomicU64,
+    mappings: AtomicU64,
+}
+
+/// Place of one mapping in the sums, until it is dropped.
+#[derive(Debug)]
+struct Admitted {
+    sums: &'static Mapped,
+    bytes: u64,
+}
+
+impl Mapped {
+    const fn nothing() -> Mapped {
+        Mapped { bytes: AtomicU64::new(0), mappings: AtomicU64::new(0) }
     }
-    MAPPED.fetch_sub(len, Ordering::Relaxed);
-    let cause = format!(
-        "{len} bytes are to be mapped beside {mapped}, expected at most {MAPPED_MAX} in all; end other clients first"
-    );
-    Err(Error::refused("shared memory", cause))
+
+    fn admit(&'static self, len: u64) -> Result<Admitted> {
+        let bytes = self.bytes.fetch_add(len, Ordering::Relaxed);
+        let mappings = self.mappings.fetch_add(1, Ordering::Relaxed);
+        // Dropped, and given back, if it is refused.
+        let admitted = Admitted { sums: self, bytes: len };
+        let cause = if bytes.saturating_add(len) > MAPPED_MAX {
+            format!("{len} bytes are to be mapped beside {bytes}, expected at most {MAPPED_MAX} in all")
+        } else if mappings >= MAPPINGS_MAX {
+            format!("{mappings} parts of memory are mapped, expected at most {MAPPINGS_MAX} in all")
+        } else {
+            return Ok(admitted);
+        };
+        Err(Error::refused("shared memory", format!("{cause}; end other clients first")))
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.sums.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.sums.mappings.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A mapped part of a memfd.
@@ -45,6 +84,8 @@ pub struct SharedMemory {
     /// First byte of the part in the mapping, and the length of the part.
     start: usize,
     len: usize,
+    /// Given back after the mapping is removed; None only while that happens.
+    admitted: Option<Admitted>,
 }
 
 impl SharedMemory {
@@ -55,25 +96,22 @@ impl SharedMemory {
     /// be mapped.
     pub fn map(descriptor: &Descriptor, offset: u64, len: u64) -> Result<SharedMemory> {
         let failed = |e: rustix::io::Errno| Errno::from(e).at("shared memory", "mapping it");
-        let fd = &*descriptor.0;
-        refuse_unsealed(descriptor)?;
+        let fd = descriptor.as_fd();
+        seal(fd)?;
         let size = u64::try_from(rustix::fs::fstat(fd).map_err(failed)?.st_size).unwrap_or(0);
         let end = offset.checked_add(len).filter(|end| *end <= size && len > 0).ok_or_else(|| {
             Error::invalid("shared memory", format!("{len} bytes at {offset} of a file of {size} bytes"))
         })?;
         let from = offset / MAP_ALIGN * MAP_ALIGN;
         let (mapped, start) = ((end - from) as usize, (offset - from) as usize);
-        admit(end - from)?;
+        let admitted = Some(MAPPED.admit(end - from)?);
         // SAFETY: the kernel chooses an unused place, so no memory of this process changes.
         let base = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, fd, from)
         };
-        if base.is_err() {
-            MAPPED.fetch_sub(end - from, Ordering::Relaxed);
-        }
         let base = NonNull::new(base.map_err(failed)?.cast()).expect("the kernel maps nothing at zero");
-        Ok(SharedMemory { base, mapped, start, len: len as usize })
+        Ok(SharedMemory { base, mapped, start, len: len as usize, admitted })
     }
 
     /// Creates zeroed memory that a peer can map, and that nobody can shorten.
@@ -86,7 +124,7 @@ impl SharedMemory {
         let fd = rustix::fs::memfd_create(name, flags).map_err(failed)?;
         rustix::fs::ftruncate(&fd, len).map_err(failed)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).map_err(failed)?;
-        let descriptor = Descriptor(fd.into());
+        let descriptor = Descriptor::from(fd);
         Ok((SharedMemory::map(&descriptor, 0, len)?, descriptor))
     }
 
@@ -180,36 +218,49 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to the mapping any more: all accesses borrow `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
-        unmapped.expect("the whole of a mapping can be unmapped");
-        MAPPED.fetch_sub(self.mapped as u64, Ordering::Relaxed);
+        let (base, mapped, admitted) =
+            (self.base.as_ptr().expose_provenance(), self.mapped, self.admitted.take());
+        close_elsewhere(move || {
+            let base = std::ptr::with_exposed_provenance_mut(base);
+            // SAFETY: nothing refers to the mapping any more: all accesses borrow the memory, which is dropped. This
+            // call is the only one with its address.
+            let unmapped = unsafe { rustix::mm::munmap(base, mapped) };
+            unmapped.expect("the whole of a mapping can be unmapped");
+            drop(admitted);
+        });
     }
 }
 
 /// File system of memory in huge pages (linux/magic.h).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
 
-fn refuse_unsealed(descriptor: &Descriptor) -> Result<()> {
-    if rustix::fs::fstatfs(&*descriptor.0).is_ok_and(|found| found.f_type as u64 == HUGETLBFS_MAGIC) {
-        let cause = "the memory has huge pages, which can be removed while they are in use; use a memfd without \
-                     hugetlb=on (in libvirt, without <hugepages/>)";
-        return Err(Error::refused("shared memory", cause));
-    }
-    match rustix::fs::fcntl_get_seals(&*descriptor.0) {
-        Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(()),
-        Ok(_) => Err(Error::refused(
-            "shared memory",
-            "the memory can be shortened while it is in use; it must be sealed against that, as QEMU does with \
-             -object memory-backend-memfd,share=on,seal=on",
-        )),
-        Err(_) => Err(Error::new(
-            ErrorKind::Refused,
-            "shared memory",
+/// Seals a file against being shortened, unless it is sealed already.
+///
+/// # Errors
+/// `Refused` for a file that cannot be sealed.
+fn seal(fd: BorrowedFd<'_>) -> Result<()> {
+    let refused = |cause| Err(Error::refused("shared memory", cause));
+    // Asked first: of any other file it is an error, without a question to the file system, which may not answer.
+    let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else {
+        return refused(
             "the memory is a file, which could be shortened while it is in use; use a memfd: in QEMU -object \
              memory-backend-memfd,share=on, in libvirt <source type='memfd'/>",
-        )),
+        );
+    };
+    if rustix::fs::fstatfs(fd).is_ok_and(|found| found.f_type as u64 == HUGETLBFS_MAGIC) {
+        return refused(
+            "the memory has huge pages, which can be removed while they are in use; use a memfd without \
+             hugetlb=on (in libvirt, without <hugepages/>)",
+        );
     }
+    if seals.contains(SealFlags::SHRINK) || rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK).is_ok() {
+        return Ok(());
+    }
+    refused(
+        "the memory can be shortened while it is in use, and was created so that it cannot be sealed against that \
+         (without MFD_ALLOW_SEALING, as cloud-hypervisor does); serve this client over NBD, or use QEMU with -object \
+         memory-backend-memfd,share=on",
+    )
 }
 
 #[cfg(test)]
@@ -217,6 +268,7 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn both_mappings_show_the_same_bytes_and_nothing_outside() {
@@ -245,29 +297,52 @@ mod tests {
         }
     }
 
+    fn memfd(flags: MemfdFlags, len: u64) -> Descriptor {
+        let memfd = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&memfd, len).unwrap();
+        Descriptor::from(memfd)
+    }
+
     #[test]
-    fn memory_that_can_be_shortened_is_refused() {
-        let file: OwnedFd = tempfile_of(8192);
-        let error = SharedMemory::map(&Descriptor(file.into()), 0, 4096).unwrap_err();
+    fn memory_that_can_be_shortened_is_refused_or_sealed() {
+        let error = SharedMemory::map(&tempfile_of(8192).into(), 0, 4096).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Refused);
-        let memfd = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&memfd, 4096).unwrap();
-        let error = SharedMemory::map(&Descriptor(memfd.into()), 0, 4096).unwrap_err();
-        assert!(error.cause.contains("seal=on"), "{error}");
+        let error = SharedMemory::map(&memfd(MemfdFlags::empty(), 4096), 0, 4096).unwrap_err();
+        assert!(error.cause.contains("cannot be sealed"), "{error}");
+        let sealed = memfd(MemfdFlags::ALLOW_SEALING, 8192);
+        assert!(rustix::fs::ftruncate(&sealed, 8191).is_ok(), "it can be shortened before");
+        let _mapped = SharedMemory::map(&sealed, 0, 4096).unwrap();
+        assert!(rustix::fs::ftruncate(&sealed, 4096).is_err(), "and not afterwards");
     }
 
     #[test]
     fn more_than_the_process_can_map_is_refused() {
-        let flags = MemfdFlags::ALLOW_SEALING;
-        let memfd = rustix::fs::memfd_create("sparse", flags).unwrap();
-        rustix::fs::ftruncate(&memfd, MAPPED_MAX).unwrap();
-        rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
-        let descriptor = Descriptor(memfd.into());
-        let half = SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2).unwrap();
-        let error = SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2 + 4096).unwrap_err();
+        static SUMS: Mapped = Mapped::nothing();
+        let half = SUMS.admit(MAPPED_MAX / 2).unwrap();
+        let error = SUMS.admit(MAPPED_MAX / 2 + 4096).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Refused, "{error}");
         drop(half);
-        SharedMemory::map(&descriptor, 0, MAPPED_MAX / 2 + 4096).unwrap();
+        drop(SUMS.admit(MAPPED_MAX / 2 + 4096).unwrap());
+        let mut mappings: Vec<_> = (0..MAPPINGS_MAX).map(|_| SUMS.admit(4096).unwrap()).collect();
+        let error = SUMS.admit(4096).unwrap_err();
+        assert!(error.cause.contains("16384 parts"), "{error}");
+        mappings.pop();
+        mappings.push(SUMS.admit(4096).unwrap());
+        let descriptor = memfd(MemfdFlags::ALLOW_SEALING, MAPPED_MAX + 4096);
+        let error = SharedMemory::map(&descriptor, 0, MAPPED_MAX + 4096).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Refused, "a mapping is counted: {error}");
+    }
+
+    #[test]
+    fn a_dropped_mapping_is_removed() {
+        let name = "unstun-dropped-mapping";
+        let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(name);
+        let (memory, descriptor) = SharedMemory::create(name, 4096).unwrap();
+        assert!(is_mapped());
+        drop((memory, descriptor));
+        while is_mapped() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
@@ -276,8 +351,7 @@ mod tests {
         // A kernel without huge pages has no such memory.
         let Ok(memfd) = rustix::fs::memfd_create("huge", flags) else { return };
         rustix::fs::ftruncate(&memfd, 1 << 30).unwrap();
-        rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
-        let error = SharedMemory::map(&Descriptor(memfd.into()), 0, 4096).unwrap_err();
+        let error = SharedMemory::map(&memfd.into(), 0, 4096).unwrap_err();
         assert!(error.cause.contains("huge pages"), "{error}");
     }
 

@@ -17,6 +17,7 @@ use super::message::Message;
 use super::task::Task;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
+use crate::passed::Descriptor;
 use crate::reactor::Outcome;
 
 /// Length of one write of zeros if the file system has no operation for zeros: 1 MiB, like its own largest requests.
@@ -97,14 +98,14 @@ pub(super) enum Work {
     SendDescriptor {
         fd: Fd,
         parts: Vec<Slice>,
-        descriptor: Fd,
+        descriptor: Descriptor,
         message: Option<Box<Message>>,
     },
     WaitEvent {
-        fd: Fd,
+        event: Descriptor,
     },
     SignalEvent {
-        fd: Fd,
+        event: Descriptor,
         count: Box<u64>,
     },
     /// The eventfd that other threads write to.
@@ -231,9 +232,10 @@ impl Work {
                 let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
                 opcode::SendMsg::new(raw(fd), message.header()).flags(flags as u32).build()
             }
-            Work::WaitEvent { fd } => opcode::PollAdd::new(raw(fd), libc::POLLIN as u32).build(),
-            Work::SignalEvent { fd, count } => {
-                opcode::Write::new(raw(fd), (&raw const **count).cast(), size_of_val(&**count) as u32).build()
+            Work::WaitEvent { event } => opcode::PollAdd::new(raw(event), libc::POLLIN as u32).build(),
+            Work::SignalEvent { event, count } => {
+                opcode::Write::new(raw(event), (&raw const **count).cast(), size_of_val(&**count) as u32)
+                    .build()
             }
             Work::Wake { fd, count } => {
                 opcode::Read::new(raw(fd), (&raw mut **count).cast(), size_of_val(&**count) as u32).build()
@@ -278,9 +280,9 @@ impl Work {
                 let taken = |n| (n, message.map_or_else(Vec::new, |mut message| message.take_descriptors()));
                 Step::Done(Outcome::Received(buf, result.map(taken)))
             }
-            Work::WaitEvent { fd } => {
+            Work::WaitEvent { event } => {
                 // A wait that was cancelled must not take the event from the next one.
-                Step::Done(Outcome::Unit(result.map(|_| events::clear(&fd))))
+                Step::Done(Outcome::Unit(result.map(|_| events::clear(&event))))
             }
             Work::SignalEvent { .. } => Step::Done(Outcome::Unit(result.map(drop))),
             Work::Wake { fd, count } => Step::Woken(Work::Wake { fd, count }),
@@ -295,7 +297,7 @@ fn own(fd: usize) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd as i32) }
 }
 
-fn raw(fd: &Fd) -> types::Fd {
+fn raw(fd: &impl AsRawFd) -> types::Fd {
     types::Fd(fd.as_raw_fd())
 }
 

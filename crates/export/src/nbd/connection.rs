@@ -72,7 +72,7 @@ impl Connection {
     pub(super) async fn admit(self: &Rc<Self>, env: &Env, cookie: u64, len: u64) -> (Ticket, u64) {
         let memory = self.session.memory();
         let (granted, cost) = poll_fn(|_| {
-            let grant = if self.is_held_back(len) { None } else { memory.grant(len) };
+            let grant = if self.is_held_back(len) { None } else { memory.grant(len, 0) };
             grant.map_or(Poll::Pending, Poll::Ready)
         })
         .await;

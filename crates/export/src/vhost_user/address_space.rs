@@ -3,7 +3,7 @@
 //! A table is never changed. A new one replaces it, and requests under way keep theirs, so that no memory disappears
 //! under a copy.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::passed::Descriptor;
@@ -11,7 +11,7 @@ use blk::uring::SharedMemory;
 use blk::{Error, Result};
 
 use super::message::Region;
-use super::protocol::REGIONS_MAX;
+use super::protocol::{MAPPINGS_MAX, REGIONS_MAX};
 
 /// Unit of the log of dirty memory.
 const LOG_PAGE: u64 = 4096;
@@ -21,6 +21,16 @@ const LOG_PAGE: u64 = 4096;
 struct Mapped {
     region: Region,
     memory: Rc<SharedMemory>,
+    _counted: Rc<Counted>,
+}
+
+/// Counts a mapping until the last table that has it is dropped.
+struct Counted(Rc<Cell<usize>>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.update(|n| n - 1);
+    }
 }
 
 /// All regions of one guest, sorted by guest address, and the log of the pages that this process writes.
@@ -29,6 +39,8 @@ pub(super) struct AddressSpace {
     regions: Vec<Mapped>,
     /// Shared by all tables of a guest: a request that began before the log is kept writes into it too.
     log: Rc<RefCell<Option<SharedMemory>>>,
+    /// Number of mappings of all tables of a guest.
+    mappings: Rc<Cell<usize>>,
 }
 
 /// A run of bytes inside one region, for a ring. The memory stays mapped as long as it lives.
@@ -41,14 +53,15 @@ pub(super) struct Place {
 impl AddressSpace {
     /// Maps a whole table. The log stays.
     pub(super) fn replaced(&self, regions: &[Region], files: &[Descriptor]) -> Result<AddressSpace> {
-        let empty = AddressSpace { regions: Vec::new(), log: self.log.clone() };
+        let empty = AddressSpace { regions: Vec::new(), ..self.clone() };
         regions.iter().zip(files).try_fold(empty, |space, (region, file)| space.with(region, file))
     }
 
     /// Returns the table with one more region.
     ///
     /// # Errors
-    /// `Invalid` for a region that overlaps another, or is one too many; `Refused` for memory that could shrink.
+    /// `Invalid` for a region that overlaps another, or is one too many; `Refused` for memory that could shrink, and
+    /// while requests under way keep too many earlier tables.
     pub(super) fn with(&self, region: &Region, file: &Descriptor) -> Result<AddressSpace> {
         if self.regions.len() >= REGIONS_MAX {
             return Err(Error::invalid("guest memory", format!("more than {REGIONS_MAX} regions")));
@@ -64,11 +77,25 @@ impl AddressSpace {
                 format!("two regions overlap at {:#x}", region.guest),
             ));
         }
-        let memory = Rc::new(SharedMemory::map(file, region.offset, region.len)?);
+        let mapped = self.map(region, file)?;
         let mut next = self.clone();
         let at = next.regions.partition_point(|known| known.region.guest < region.guest);
-        next.regions.insert(at, Mapped { region: *region, memory });
+        next.regions.insert(at, mapped);
         Ok(next)
+    }
+
+    fn map(&self, region: &Region, file: &Descriptor) -> Result<Mapped> {
+        let mappings = self.mappings.get();
+        if mappings >= MAPPINGS_MAX {
+            let cause = format!(
+                "{mappings} regions are mapped, expected at most {MAPPINGS_MAX}: requests under way use earlier tables; \
+                 wait for them before the next table"
+            );
+            return Err(Error::refused("guest memory", cause));
+        }
+        let memory = Rc::new(SharedMemory::map(file, region.offset, region.len)?);
+        self.mappings.set(mappings + 1);
+        Ok(Mapped { region: *region, memory, _counted: Rc::new(Counted(self.mappings.clone())) })
     }
 
     /// Returns the table without one region.
@@ -109,7 +136,7 @@ impl AddressSpace {
         while done < len {
             let at = guest + done as u64;
             let after = self.regions.partition_point(|m| m.region.guest <= at);
-            let Mapped { region, memory } = self.regions.get(after.checked_sub(1)?)?;
+            let Mapped { region, memory, .. } = self.regions.get(after.checked_sub(1)?)?;
             let inside = at - region.guest;
             let left = region.len.checked_sub(inside).filter(|left| *left > 0)?;
             let now = (len - done).min(usize::try_from(left).unwrap_or(usize::MAX));

@@ -7,6 +7,7 @@ use blk::SECTOR;
 use super::address_space::AddressSpace;
 use super::protocol::*;
 use super::ring::{Chain, Fault, Segment};
+use crate::memory::{LIST_BYTES_MAX, SHORT_LIST_BYTES};
 
 /// What a guest requests. Ranges are inside the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,24 @@ pub(super) struct Layout {
     pub answer: Vec<Segment>,
     /// Guest address of the status byte.
     pub status: u64,
+}
+
+/// Segments up to which a list is not moved to release memory: the first four are allocated together.
+const LIST_SPARE: usize = 4;
+
+/// Returns the most memory of both lists of a request.
+const fn list_bytes_max(segments: usize) -> u64 {
+    ((segments + 2 * LIST_SPARE) * size_of::<Segment>()) as u64
+}
+
+const _: () = assert!(list_bytes_max(CHAIN_DESCRIPTORS_SHORT) <= SHORT_LIST_BYTES);
+const _: () = assert!(list_bytes_max(CHAIN_DESCRIPTORS_MAX) <= LIST_BYTES_MAX);
+
+impl Layout {
+    /// Returns the bytes of memory that the lists of segments take.
+    pub(super) fn list_bytes(&self) -> u64 {
+        ((self.payload.capacity() + self.answer.capacity()) * size_of::<Segment>()) as u64
+    }
 }
 
 /// The disk, as far as a request must keep to it.
@@ -81,26 +100,36 @@ fn parts(segments: &[Segment], skip: u64, len: u64) -> impl Iterator<Item = (u64
     })
 }
 
-/// Returns the segments without their first `skip` bytes.
-fn without_head(segments: &[Segment], skip: u64) -> Vec<Segment> {
-    parts(segments, skip, u64::MAX).map(|(address, len)| Segment { address, len: len as u32 }).collect()
+/// Returns the segments of the `len` bytes behind the first `skip` ones, without memory that they do not need.
+fn part(mut segments: Vec<Segment>, skip: u64, len: u64) -> Vec<Segment> {
+    let (mut skip, mut left) = (skip, len);
+    segments.retain_mut(|segment| {
+        let bytes = u64::from(segment.len);
+        let skipped = skip.min(bytes);
+        let kept = (bytes - skipped).min(left);
+        (skip, left) = (skip - skipped, left - kept);
+        (segment.address, segment.len) = (segment.address + skipped, kept as u32);
+        kept > 0
+    });
+    if segments.len() > LIST_SPARE {
+        segments.shrink_to_fit();
+    }
+    segments
 }
 
 /// Decodes a request.
 ///
 /// # Errors
 /// The chain has no header or no place for the status, so that it cannot even be refused.
-pub(super) fn decode(space: &AddressSpace, chain: &Chain, disk: Disk) -> Result<(Layout, Command), Fault> {
+pub(super) fn decode(space: &AddressSpace, chain: Chain, disk: Disk) -> Result<(Layout, Command), Fault> {
     let mut header = [0; BLK_HEADER_BYTES];
     gather(space, &chain.readable, 0, &mut header).ok_or("a request without a whole header")?;
     let writable = total(&chain.writable);
     let before_status = writable.checked_sub(1).ok_or("a request without a place for its status")?;
     let status = parts(&chain.writable, before_status, 1).next().ok_or("a request without a status")?.0;
-    let answer =
-        parts(&chain.writable, 0, before_status).map(|(address, len)| Segment { address, len: len as u32 });
     let layout = Layout {
-        payload: without_head(&chain.readable, BLK_HEADER_BYTES as u64),
-        answer: answer.collect(),
+        payload: part(chain.readable, BLK_HEADER_BYTES as u64, u64::MAX),
+        answer: part(chain.writable, 0, before_status),
         status,
     };
     let (kind, rest) = header.split_first_chunk().expect("16 bytes");

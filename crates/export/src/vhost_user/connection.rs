@@ -13,6 +13,10 @@ use super::device::{Device, Reply};
 use super::message::{self, Header, Request};
 use super::protocol::*;
 use super::session::{Halt, Session};
+use crate::fair::REQUEST_COST;
+
+/// Cost of a file that a client passes, in requests: two system calls for its kind, a mapping, and a thread that closes it.
+const FILE_REQUESTS: u64 = 16;
 
 /// Serves an attached connection until the client closes it, breaks a rule, or the front end ends it.
 ///
@@ -78,6 +82,8 @@ async fn exchange(socket: &Socket, session: &Rc<Session>, device: &Device) -> Re
     while let Some((header, payload, passed)) = receive(socket).await? {
         let wants_reply = header.flags & FLAG_NEED_REPLY != 0;
         let request = message::request(&header, &payload, passed.len()).map_err(invalid)?;
+        // Each file may become a mapping, and end on a thread of its own.
+        session.pay(REQUEST_COST * (1 + FILE_REQUESTS * passed.len() as u64)).await;
         let carried_out = carry_out(socket, device, request, passed).await?;
         match carried_out {
             Ok(Reply::Done) if wants_reply => acknowledge(socket, header.request, 0).await?,
@@ -168,7 +174,7 @@ async fn receive_exactly(socket: &Socket, len: usize, passed: &mut Vec<Descripto
     Ok(Some(buf))
 }
 
-/// Attaches the client, and serves it.
+/// Returns the first bytes of a text as a serial number, zeros behind them.
 pub(super) fn serial_of(text: &str) -> [u8; SERIAL_BYTES] {
     let mut serial = [0; SERIAL_BYTES];
     let len = text.len().min(SERIAL_BYTES);

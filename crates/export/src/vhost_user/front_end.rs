@@ -13,7 +13,7 @@ use futures_util::future::{Either, select};
 use super::observer::Observer;
 use super::protocol::*;
 use super::session::{Attached, Halt, Session};
-use crate::memory::Holding;
+use crate::memory::{CONNECTION_BYTES, Holding, LIST_BYTES_MAX};
 use crate::resources::Resources;
 use crate::sessions::{ConnectionFailure, SessionInfo};
 
@@ -149,7 +149,9 @@ impl FrontEnd {
                 "too many vhost-user connections: {all}; raise the limit on file descriptors"
             ));
         }
-        let holding = Holding::new(self.resources.memory(), false);
+        // One list of a request waits for memory.
+        let promise = CONNECTION_BYTES + LIST_BYTES_MAX;
+        let holding = Holding::with_promise(self.resources.memory(), promise, false);
         let holding =
             holding.ok_or_else(|| "the memory for clients is used up; give the server more".to_owned())?;
         self.reserved.set(all + 1);

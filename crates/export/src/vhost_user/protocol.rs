@@ -128,8 +128,14 @@ pub const QUEUES_MAX: u16 = 8;
 pub const RING_ENTRIES_MAX: u16 = 32_768;
 /// Most descriptors of one request, like QEMU's own limit. Its list then takes 16 KiB.
 pub const CHAIN_DESCRIPTORS_MAX: usize = 1024;
+/// Most descriptors that a guest uses which keeps to `SEGMENTS_MAX`, with header and status. The list takes 2 KiB. One
+/// request of a connection at a time may have a longer list that waits for memory.
+pub const CHAIN_DESCRIPTORS_SHORT: usize = SEGMENTS_MAX as usize + 2;
 /// Most regions of memory: QEMU's table has at most eight, and a guest that grows adds one for each module.
 pub const REGIONS_MAX: usize = 32;
+/// Most regions that are mapped for one guest, those of earlier tables included: eight tables. Earlier ones stay mapped
+/// as long as requests under way use them.
+pub const MAPPINGS_MAX: usize = 8 * REGIONS_MAX;
 /// Segments of a request that the guest is told: a queue of 128 entries, less header and status.
 pub const SEGMENTS_MAX: u32 = 126;
 /// Ranges of one discard or write-zeroes that the guest is told. The list has 256 bytes.
@@ -141,6 +147,8 @@ pub const STOP_GRACE_US: u64 = 5_000_000;
 /// Time for which a ring that the client stops waits for requests that wait for space. They fail afterwards: the guest
 /// stands still meanwhile.
 pub const DRAIN_WAIT_US: u64 = 1_000_000;
+/// Time after which requests fail that began to wait for space since then.
+pub const DRAIN_AGAIN_US: u64 = 50_000;
 /// Pause after a failed accept.
 pub const ACCEPT_RETRY_US: u64 = 100_000;
 /// Time for which a new connection waits for the end of an earlier one of its client, whose requests must not run beside

@@ -52,6 +52,9 @@ struct State {
     inflight: Option<Inflight>,
     /// Requests of an earlier process that are executed again, in order.
     repeated: VecDeque<u16>,
+    /// The client stops the queue: only `repeated` is taken. The guest counts these requests as taken, and the client may
+    /// never pass their records again.
+    stopping: bool,
 }
 
 /// A request that was taken and has not ended.
@@ -68,7 +71,9 @@ impl Drop for UnderWay {
 pub(super) struct Taken {
     pub under_way: UnderWay,
     pub space: Rc<AddressSpace>,
-    pub chain: Chain,
+    pub head: u16,
+    /// None if it has more descriptors than the usual number: `Queue::long_chain` reads them.
+    pub chain: Option<Chain>,
 }
 
 impl UnderWay {
@@ -192,22 +197,43 @@ impl Queue {
         Ok(())
     }
 
-    /// Stops the queue, and waits until all its requests are answered. Returns the position of the next request. A
-    /// request that waits for space or for a limit for long fails or begins: the guest stands still meanwhile.
+    /// Stops the queue, and waits until all its requests are answered, those of an earlier process included. Returns the
+    /// position of the next request. A request that waits for space or for a limit for long fails or begins: the guest
+    /// stands still meanwhile.
     pub(super) async fn stop(&self) -> u16 {
-        self.state.borrow_mut().kick = None;
-        self.changed.notify();
-        let late = pin!(self.session.env.sleep_us(DRAIN_WAIT_US));
-        if let Either::Right(_) = select(pin!(self.drain()), late).await {
+        self.begin_stop();
+        let mut patience_us = DRAIN_WAIT_US;
+        loop {
+            let late = pin!(self.session.env.sleep_us(patience_us));
+            if let Either::Left(_) = select(pin!(self.all_answered()), late).await {
+                break;
+            }
+            // Repeated, because requests that begin afterwards may wait too.
             self.session.permit_delayed();
             self.session.volume.end_waits();
-            self.drain().await;
+            patience_us = DRAIN_AGAIN_US;
         }
         let mut state = self.state.borrow_mut();
         state.base = state.ring.take().map_or(state.base, |ring| ring.next_available());
-        state.inflight = None;
-        state.repeated.clear();
+        (state.inflight, state.stopping) = (None, false);
         state.base
+    }
+
+    fn begin_stop(&self) {
+        let mut state = self.state.borrow_mut();
+        (state.kick, state.stopping) = (None, true);
+        self.changed.notify();
+    }
+
+    /// Resolves when no request is under way, and none of an earlier process is left.
+    async fn all_answered(&self) {
+        loop {
+            let drained = self.drained.wait();
+            if self.under_way.get() == 0 && self.state.borrow().repeated.is_empty() {
+                return;
+            }
+            drained.await;
+        }
     }
 
     /// Resolves when no request is under way.
@@ -229,7 +255,8 @@ impl Queue {
 
     fn is_active(&self, state: &State) -> bool {
         let is_enabled = state.enabled || self.session.features.get() & F_PROTOCOL_FEATURES == 0;
-        state.kick.is_some() && is_enabled && !self.session.is_detached() && self.session.halt() == Halt::Run
+        let is_started = state.kick.is_some() && is_enabled || state.stopping && !state.repeated.is_empty();
+        is_started && !self.session.is_detached() && self.session.halt() == Halt::Run
     }
 
     /// Takes the next request.
@@ -254,10 +281,23 @@ impl Queue {
         self.under_way.update(|n| n + 1);
         let under_way = UnderWay(self.clone());
         let space = self.session.space.borrow().clone();
-        let chain = ring.chain(&space, head);
         // The guard of a bad request changes the counter, not the state.
-        let chain = chain?;
-        Ok(Some(Taken { under_way, space, chain }))
+        let chain = ring.chain(&space, head, CHAIN_DESCRIPTORS_SHORT)?;
+        Ok(Some(Taken { under_way, space, head, chain }))
+    }
+
+    /// Reads the descriptors of a request that has more than the usual number. None if the connection has detached.
+    pub(super) fn long_chain(
+        &self,
+        space: &AddressSpace,
+        head: u16,
+    ) -> std::result::Result<Option<Chain>, Fault> {
+        let state = self.state.borrow();
+        let Some(ring) = state.ring.as_ref().filter(|_| !self.session.is_detached()) else { return Ok(None) };
+        match ring.chain(space, head, CHAIN_DESCRIPTORS_MAX)? {
+            Some(chain) => Ok(Some(chain)),
+            None => Err(format!("a chain of more than {CHAIN_DESCRIPTORS_MAX} descriptors")),
+        }
     }
 
     /// Requests a kick for the next request. Returns whether one waits already.

@@ -5,7 +5,7 @@ use blk::uring::SharedMemory;
 use super::address_space::AddressSpace;
 use super::blk_request::{Disk, decode};
 use super::message::{self, Region, Request, RingAddresses};
-use super::protocol::HEADER_BYTES;
+use super::protocol::{CHAIN_DESCRIPTORS_MAX, HEADER_BYTES};
 use super::ring::{Ring, RingRules};
 
 /// Guest memory of a replay, in bytes.
@@ -34,20 +34,32 @@ pub fn messages(stream: &[u8]) -> Vec<Result<Request, String>> {
     decoded
 }
 
-/// Takes all requests from a ring whose guest memory begins with `bytes`, answers them, and returns what was decoded.
-pub fn ring(bytes: &[u8]) -> Vec<Result<String, String>> {
-    let Ok((memory, file)) = SharedMemory::create("replay", MEMORY_BYTES as u64) else { return Vec::new() };
-    let filled = memory.write(0, &bytes[..bytes.len().min(MEMORY_BYTES)]);
+thread_local! {
+    /// Memory that the replays of a thread share: to map it takes longer than a replay.
+    static MEMORY: Option<(SharedMemory, AddressSpace)> = mapped();
+}
+
+fn mapped() -> Option<(SharedMemory, AddressSpace)> {
+    let (memory, file) = SharedMemory::create("replay", MEMORY_BYTES as u64).ok()?;
     let region = Region { guest: 0, len: MEMORY_BYTES as u64, user: 0, offset: 0 };
-    let (Some(()), Ok(space)) = (filled, AddressSpace::default().with(&region, &file)) else {
-        return Vec::new();
-    };
+    Some((memory, AddressSpace::default().with(&region, &file).ok()?))
+}
+
+/// Takes all requests from a ring whose guest memory begins with `bytes`, answers them, and returns what was decoded.
+/// Returns nothing if the system has no memory.
+pub fn ring(bytes: &[u8]) -> Vec<Result<String, String>> {
     let addresses = RingAddresses { logged: false, descriptors: 0, used: USED, available: AVAILABLE, log: 0 };
     let rules = RingRules { event_idx: true, indirect: true };
-    match Ring::new(&space, &addresses, ENTRIES, rules, 0) {
-        Ok(ring) => serve(ring, &space),
-        Err(fault) => vec![Err(fault)],
-    }
+    let mut content = bytes[..bytes.len().min(MEMORY_BYTES)].to_vec();
+    content.resize(MEMORY_BYTES, 0);
+    MEMORY.with(|mapped| {
+        let Some((memory, space)) = mapped else { return Vec::new() };
+        memory.write(0, &content).expect("of the same length");
+        match Ring::new(space, &addresses, ENTRIES, rules, 0) {
+            Ok(ring) => serve(ring, space),
+            Err(fault) => vec![Err(fault)],
+        }
+    })
 }
 
 fn serve(mut ring: Ring, space: &AddressSpace) -> Vec<Result<String, String>> {
@@ -64,7 +76,9 @@ fn serve(mut ring: Ring, space: &AddressSpace) -> Vec<Result<String, String>> {
             }
         };
         ring.take();
-        let request = ring.chain(space, head).and_then(|chain| decode(space, &chain, disk));
+        let chain = ring.chain(space, head, CHAIN_DESCRIPTORS_MAX);
+        let chain = chain.and_then(|chain| chain.ok_or_else(|| "a longer chain".to_owned()));
+        let request = chain.and_then(|chain| decode(space, chain, disk));
         decoded.push(request.map(|(_, command)| format!("{command:?}")));
         ring.answer(space, head, 1, |_, show| show());
         ring.wants_interrupt();

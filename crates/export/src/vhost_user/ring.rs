@@ -30,7 +30,6 @@ pub(super) struct Segment {
 /// The descriptors of one request: those that the device reads, then those that it writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain {
-    pub head: u16,
     pub readable: Vec<Segment>,
     pub writable: Vec<Segment>,
 }
@@ -161,9 +160,10 @@ impl Ring {
         self.next_available = self.next_available.wrapping_add(1);
     }
 
-    /// Reads the descriptors of a request, all of which must be in the guest's memory.
-    pub(super) fn chain(&self, space: &AddressSpace, head: u16) -> Result<Chain, Fault> {
-        let mut chain = Chain { head, readable: Vec::new(), writable: Vec::new() };
+    /// Reads the descriptors of a request, all of which must be in the guest's memory. None if there are more than
+    /// `most`.
+    pub(super) fn chain(&self, space: &AddressSpace, head: u16, most: usize) -> Result<Option<Chain>, Fault> {
+        let mut chain = Chain { readable: Vec::new(), writable: Vec::new() };
         let mut next = head;
         let mut length = 0;
         loop {
@@ -179,24 +179,28 @@ impl Ring {
                 return Err("a chain of more descriptors than the ring has".to_owned());
             }
             if descriptor.flags & FLAG_INDIRECT != 0 {
-                self.read_indirect(space, &descriptor, &mut chain)?;
-                return Ok(chain);
+                let is_whole = self.read_indirect(space, &descriptor, &mut chain, most)?;
+                return Ok(is_whole.then_some(chain));
+            }
+            if chain.len() == most {
+                return Ok(None);
             }
             chain.add(space, &descriptor)?;
             if descriptor.flags & FLAG_NEXT == 0 {
-                return Ok(chain);
+                return Ok(Some(chain));
             }
             next = descriptor.next;
         }
     }
 
-    /// Reads a table of descriptors, which ends the chain.
+    /// Reads a table of descriptors, which ends the chain. Returns false if the chain has more than `most` then.
     fn read_indirect(
         &self,
         space: &AddressSpace,
         descriptor: &Descriptor,
         chain: &mut Chain,
-    ) -> Result<(), Fault> {
+        most: usize,
+    ) -> Result<bool, Fault> {
         let len = descriptor.len as usize;
         let count = len / DESCRIPTOR_BYTES as usize;
         if !self.indirect || descriptor.flags & FLAG_NEXT != 0 {
@@ -204,6 +208,9 @@ impl Ring {
         }
         if !len.is_multiple_of(DESCRIPTOR_BYTES as usize) || count == 0 || count > CHAIN_DESCRIPTORS_MAX {
             return Err(format!("an indirect table of {len} bytes"));
+        }
+        if chain.len() + count > most {
+            return Ok(false);
         }
         // Copied once, so that what is checked is what is used.
         let mut table = vec![0; len];
@@ -219,7 +226,7 @@ impl Ring {
             }
             chain.add(space, &descriptor)?;
             if descriptor.flags & FLAG_NEXT == 0 {
-                return Ok(());
+                return Ok(true);
             }
             next = usize::from(descriptor.next);
         }
@@ -295,11 +302,12 @@ fn passes(wanted: u16, now: u16, before: u16) -> bool {
 }
 
 impl Chain {
+    fn len(&self) -> usize {
+        self.readable.len() + self.writable.len()
+    }
+
     fn add(&mut self, space: &AddressSpace, descriptor: &Descriptor) -> Result<(), Fault> {
         let segment = Segment { address: descriptor.address, len: descriptor.len };
-        if self.readable.len() + self.writable.len() >= CHAIN_DESCRIPTORS_MAX {
-            return Err(format!("a chain of more than {CHAIN_DESCRIPTORS_MAX} descriptors"));
-        }
         if !space.contains(segment.address, segment.len) {
             let Segment { address, len } = segment;
             return Err(format!("{len} bytes at {address:#x}, outside of the guest's memory"));

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::socket::Peer;
-use blk::sync::{Signal, TaskMutex};
+use blk::sync::{RangeGuard, Signal, TaskMutex};
 use blk::volume::Volume;
 use blk::{Env, Error};
 
@@ -68,6 +68,22 @@ pub(super) struct Attached {
     pub volume: Rc<dyn Volume>,
     pub group: String,
 }
+
+/// Memory for the list of a request with many descriptors, until it is dropped.
+pub(super) struct List {
+    session: Rc<Session>,
+    bytes: u64,
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.session.memory.give_back_list(self.bytes);
+        self.session.freed.notify();
+    }
+}
+
+/// The right of one request to be the next of its connection that gets memory.
+pub(super) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] RangeGuard);
 
 /// Memory for one piece of a request, until it is dropped.
 pub(super) struct Grant {
@@ -179,22 +195,54 @@ impl Session {
         self.observer.request_failed(&self.peer.name, &self.export, error);
     }
 
-    /// Waits for memory for `len` bytes of payload, and for the party's turn. Returns how many bytes were granted. The
-    /// queue takes no request meanwhile.
-    pub(super) async fn admit(self: &Rc<Self>, len: u64) -> (Grant, u64) {
-        let turn = self.admission.lock().await;
+    /// Waits until no other request of the connection waits for memory.
+    pub(super) async fn turn(&self) -> Turn {
+        Turn(self.admission.lock().await)
+    }
+
+    /// Waits for memory for `len` bytes of payload and a list of `list` bytes, and for the party's turn. Returns how many
+    /// bytes of payload were granted. The queue takes no request meanwhile.
+    pub(super) async fn admit(self: &Rc<Self>, len: u64, list: u64) -> (Grant, u64) {
+        let turn = self.turn().await;
+        let (grant, granted) = self.memory_for(&turn, len, list).await;
+        drop(turn);
+        self.pay(REQUEST_COST + granted).await;
+        (grant, granted)
+    }
+
+    /// Like `admit`, for a request that keeps its turn.
+    pub(super) async fn admit_in_turn(self: &Rc<Self>, turn: &Turn, len: u64) -> (Grant, u64) {
+        let (grant, granted) = self.memory_for(turn, len, 0).await;
+        self.pay(REQUEST_COST + granted).await;
+        (grant, granted)
+    }
+
+    async fn memory_for(self: &Rc<Self>, _: &Turn, len: u64, list: u64) -> (Grant, u64) {
         let (granted, cost) = loop {
             let freed = self.freed.wait();
-            let grant = if self.is_held_back(len) { None } else { self.memory.grant(len) };
+            let grant = if self.is_held_back(len) { None } else { self.memory.grant(len, list) };
             match grant {
                 Some(grant) => break grant,
                 None => freed.await,
             }
         };
-        drop(turn);
-        let grant = Grant { session: self.clone(), cost };
-        self.scheduler.take(&self.env, &self.group, REQUEST_COST + granted).await;
-        (grant, granted)
+        (Grant { session: self.clone(), cost }, granted)
+    }
+
+    /// Waits for memory for a list of many descriptors. The request keeps its turn until all its pieces have begun.
+    pub(super) async fn admit_list(self: &Rc<Self>, _: &Turn, bytes: u64) -> List {
+        loop {
+            let freed = self.freed.wait();
+            if self.memory.hold_list(bytes) {
+                return List { session: self.clone(), bytes };
+            }
+            freed.await;
+        }
+    }
+
+    /// Waits for the party's turn on the core, and pays for work of this cost.
+    pub(super) async fn pay(&self, cost: u64) {
+        self.scheduler.take(&self.env, &self.group, cost).await;
     }
 
     /// Returns whether a request has to wait until fewer bytes of the connection wait for the limits of its VM.

@@ -221,11 +221,17 @@ fn rings_outside_of_memory_are_refused() {
 fn memory_that_may_shrink_or_is_no_memory_is_refused() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(MEMORY_BYTES).unwrap();
-    let memfd = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&memfd, MEMORY_BYTES).unwrap();
-    for (what, file, expected) in
-        [("a file", file.as_fd(), "use a memfd"), ("a memfd without its seal", memfd.as_fd(), "seal=on")]
-    {
+    let memfd = |flags| {
+        let memfd = rustix::fs::memfd_create("open", flags).unwrap();
+        rustix::fs::ftruncate(&memfd, MEMORY_BYTES).unwrap();
+        memfd
+    };
+    // cloud-hypervisor's memory.
+    let never_sealed = memfd(rustix::fs::MemfdFlags::CLOEXEC);
+    for (what, file, expected) in [
+        ("a file", file.as_fd(), "use a memfd"),
+        ("a memfd that cannot be sealed", never_sealed.as_fd(), "serve this client over NBD"),
+    ] {
         let server = Server::start(MIB);
         let mut client = Client::connect(&server.socket(), 64);
         let table = client.memory_table();
@@ -233,6 +239,12 @@ fn memory_that_may_shrink_or_is_no_memory_is_refused() {
         assert!(client.is_closed());
         assert!(server.failure().contains(expected), "{what}: {}", server.failure());
     }
+    let server = Server::start(MIB);
+    let mut client = Client::connect(&server.socket(), 64);
+    let table = client.memory_table();
+    let unsealed = memfd(rustix::fs::MemfdFlags::ALLOW_SEALING);
+    assert_eq!(client.acked(SET_MEM_TABLE, &table, &[unsealed.as_fd()]), 0);
+    assert!(rustix::fs::ftruncate(&unsealed, 0).is_err(), "the server has sealed it");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod bytes;
 mod client;
 mod hostile;
+mod limits;
 mod recovery;
 mod requests;
 mod server;

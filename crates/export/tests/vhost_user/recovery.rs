@@ -88,6 +88,77 @@ fn an_answer_whose_records_were_cut_short_is_not_given_again() {
     assert_eq!(client.execute(BLK_IN, 0, 512).0, STATUS_OK);
 }
 
+/// Requests of a whole piece each. The memory of a connection is too small for all of them at once.
+const LARGE: u64 = 20;
+
+fn publish_large(client: &mut Client, kind: u32) {
+    for slot in 0..LARGE {
+        client.prepare(slot, kind, 0, 1 << 20);
+        client.publish(3 * slot as u16);
+    }
+}
+
+#[test]
+fn a_stop_answers_the_requests_of_an_earlier_process_first() {
+    let server = Server::start(MIB);
+    let mut client = Client::connect(&server.socket(), 64);
+    client.get_inflight();
+    publish_large(&mut client, BLK_IN);
+    // The records of an earlier process that had taken all of them.
+    let (file, layout) = client.inflight.clone().unwrap();
+    let len = u64::from_le_bytes(layout[..8].try_into().unwrap());
+    let records = blk::uring::SharedMemory::map(&file, 0, len).unwrap();
+    records.store_u16(8, 1).unwrap();
+    records.store_u16(10, 64).unwrap();
+    for slot in 0..LARGE {
+        let record = 16 + 16 * 3 * slot;
+        records.store_u8(record, 1).unwrap();
+        records.store_u64(record + 8, slot).unwrap();
+    }
+    server.knobs.held.store(true, SeqCst);
+    client.set_up(FEATURES, 0);
+    client.start();
+    server.until("some of them are under way", |knobs| knobs.under_way.load(SeqCst) > 0);
+    client.send(request::GET_VRING_BASE, 0, &pair(0, 0), &[]);
+    server.knobs.held.store(false, SeqCst);
+    let (base, _) = client.reply(request::GET_VRING_BASE);
+    assert_eq!(base[4..], (LARGE as u32).to_le_bytes());
+    let mut heads: Vec<u32> = std::iter::from_fn(|| client.answer()).map(|(head, _)| head / 3).collect();
+    heads.sort_unstable();
+    assert_eq!(heads, (0..LARGE as u32).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_stop_ends_in_time_while_writes_wait_for_space() {
+    let server = Server::start(MIB);
+    let mut client = Client::connect(&server.socket(), 64);
+    client.set_up(FEATURES, 0);
+    client.start();
+    // The limit delays the later writes: they begin during the stop, and wait for space from then on.
+    server.knobs.iops.store(1, SeqCst);
+    server.until("the limit is set", |knobs| knobs.iops_set.load(SeqCst) == 1);
+    server.knobs.waits.store(true, SeqCst);
+    for slot in 0..8 {
+        client.prepare(slot, BLK_OUT, 0, 512);
+        client.publish(3 * slot as u16);
+    }
+    client.kick();
+    server.until("a write waits for space", |knobs| knobs.writes.load(SeqCst) > 0);
+    let base = client.stop();
+    assert_eq!(client.used_index(), base, "all that was taken is answered");
+    while let Some((head, _)) = client.answer() {
+        assert_eq!(client.status(u64::from(head) / 3), STATUS_IOERR);
+    }
+    server.knobs.waits.store(false, SeqCst);
+    server.knobs.iops.store(0, SeqCst);
+    client.send(request::SET_VRING_BASE, 0, &pair(0, base.into()), &[]);
+    client.start();
+    for _ in base..8 {
+        client.wait();
+    }
+    assert_eq!(client.execute(BLK_OUT, 0, 512).0, STATUS_OK, "and the ring goes on");
+}
+
 #[test]
 fn a_connection_that_ends_leaves_guest_memory_alone_and_its_successor_waits() {
     let server = Server::start(MIB);

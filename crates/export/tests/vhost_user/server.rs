@@ -22,6 +22,9 @@ pub(crate) struct Knobs {
     pub held: AtomicBool,
     /// Changes fail.
     pub full: AtomicBool,
+    /// Changes wait for space until their waits are ended.
+    pub waits: AtomicBool,
+    pub waits_ended: AtomicU64,
     pub read_only: AtomicBool,
     /// Further bytes of the disk.
     pub grown: AtomicU64,
@@ -37,6 +40,8 @@ pub(crate) struct Knobs {
     pub look: AtomicBool,
     /// Requests per second of the VM; 0 for no limit.
     pub iops: AtomicU64,
+    /// The limit that applies.
+    pub iops_set: AtomicU64,
     pub memory_used: AtomicU64,
     /// Causes of ended connections.
     pub failures: Mutex<Vec<String>>,
@@ -59,7 +64,12 @@ impl Disk {
 
     async fn change(&self, what: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         self.gate().await;
-        if self.1.full.load(Ordering::SeqCst) {
+        let began = self.1.waits_ended.load(Ordering::SeqCst);
+        let ended = || self.1.waits_ended.load(Ordering::SeqCst) > began;
+        while self.1.waits.load(Ordering::SeqCst) && !ended() {
+            self.0.sleep_us(1000).await;
+        }
+        if self.1.full.load(Ordering::SeqCst) || ended() {
             return Err(Error::new(ErrorKind::NoSpace, "memory", "set to be full"));
         }
         what(&mut self.1.content.lock().unwrap());
@@ -98,6 +108,10 @@ impl Volume for Disk {
             self.1.flushes.fetch_add(1, Ordering::SeqCst);
             Ok(())
         })
+    }
+
+    fn end_waits(&self) {
+        self.1.waits_ended.fetch_add(1, Ordering::SeqCst);
     }
 
     fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
@@ -222,6 +236,7 @@ fn run(path: &Path, knobs: &Arc<Knobs>, ready: &mpsc::Sender<()>) {
             if set.replace(rate) != rate {
                 let ios = (rate > 0).then_some(RateLimit { rate, burst: None });
                 limiter.set(IoLimits { ios, ..IoLimits::default() });
+                knobs.iops_set.store(rate, Ordering::SeqCst);
             }
             let causes = front_end.failures().into_iter().map(|failure| failure.cause).collect();
             *knobs.failures.lock().unwrap() = causes;
