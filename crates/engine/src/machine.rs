@@ -91,6 +91,9 @@ pub trait Machine {
     /// Returns the layers of every running disk, in the order of the state.
     fn listing(&self) -> Local<'_, Result<Vec<DiskLayers>>>;
 
+    /// Returns the bytes of running chains' deltas that no snapshot owns. It reads files only after a change.
+    fn unowned_bytes(&self) -> Local<'_, Result<u64>>;
+
     /// Returns bytes by snapshot id. Redo store: what the deltas on top of the snapshot hold, on all its branches and
     /// disks. Native store: what only the snapshot holds, which is freed when it is removed.
     fn delta_bytes(&self) -> Local<'_, Result<BTreeMap<u128, u64>>>;
@@ -287,6 +290,7 @@ macro_rules! implement_machine {
             boxed! { $vm, &'a self:
                 change_generation(change: GenerationChange) -> ();
                 listing() -> Vec<DiskLayers>;
+                unowned_bytes() -> u64;
                 delta_bytes() -> BTreeMap<u128, u64>;
                 used() -> SpaceUsage;
                 differences(between: DiffRequest<'a>) -> Differences;

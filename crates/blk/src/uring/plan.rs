@@ -6,7 +6,7 @@ use super::handles::{Entry, Handles};
 use super::open::Kind;
 use super::task::Task;
 use super::work::Work;
-use crate::buf::Buf;
+use crate::buf::{Buf, Slice};
 use crate::error::Errno;
 use crate::reactor::{Handle, Op, Outcome};
 
@@ -80,20 +80,8 @@ fn ring(
 
 pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
     match op {
-        Op::Read { file, offset, buf } => match transfer(handles, file, offset, buf.len() as u64) {
-            Ok(entry) => {
-                let block = entry.kind.limits().logical_block;
-                Plan::Ring(Work::Read { fd: entry.fd.clone(), offset, buf, done: 0, block })
-            }
-            Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
-        },
-        Op::Write { file, offset, data } => match transfer(handles, file, offset, data.len() as u64) {
-            Ok(entry) => {
-                let block = entry.kind.limits().logical_block;
-                Plan::Ring(Work::Write { fd: entry.fd.clone(), offset, data, done: 0, block })
-            }
-            Err(e) => Plan::Done(count(e)),
-        },
+        Op::Read { file, offset, buf } => read(handles, file, offset, buf),
+        Op::Write { file, offset, data } => write(handles, file, offset, data),
         Op::Flush { file } => ring(handles, file, unit, |f| Work::Flush { fd: f.fd.clone() }),
         Op::Allocate { file, offset, len } => {
             space(handles, file, offset, len, |fd| Work::Reserve { fd, offset, len })
@@ -150,6 +138,26 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         }),
         Op::WaitEvent { event } => Plan::Ring(Work::WaitEvent { fd: event.0 }),
         Op::SignalEvent { event } => Plan::Ring(Work::SignalEvent { fd: event.0, count: Box::new(1) }),
+    }
+}
+
+fn read(handles: &Handles, file: Handle, offset: u64, buf: Buf) -> Plan {
+    match transfer(handles, file, offset, buf.len() as u64) {
+        Ok(entry) => {
+            let block = entry.kind.limits().logical_block;
+            Plan::Ring(Work::Read { fd: entry.fd.clone(), offset, buf, done: 0, block })
+        }
+        Err(e) => Plan::Done(Outcome::Read(buf, Err(e))),
+    }
+}
+
+fn write(handles: &Handles, file: Handle, offset: u64, data: Slice) -> Plan {
+    match transfer(handles, file, offset, data.len() as u64) {
+        Ok(entry) => {
+            let block = entry.kind.limits().logical_block;
+            Plan::Ring(Work::Write { fd: entry.fd.clone(), offset, data, done: 0, block })
+        }
+        Err(e) => Plan::Done(count(e)),
     }
 }
 

@@ -291,6 +291,23 @@ impl Store {
         items.range(first..).take_while(|(key, _)| key.kind == kind).map(|(k, v)| (*k, v.clone())).collect()
     }
 
+    /// Returns the value of a present item.
+    pub(super) fn item(&self, key: Key) -> Option<Vec<u8>> {
+        self.items.borrow().get(&key).cloned()
+    }
+
+    /// Returns whether the item is present.
+    pub(super) fn has_item(&self, key: Key) -> bool {
+        self.items.borrow().contains_key(&key)
+    }
+
+    /// Returns the present items of a kind that belong to one VM. The others' items are not visited: a store has
+    /// thousands of VMs.
+    pub(super) fn items_of(&self, kind: u8, vm: u128) -> Vec<(Key, Vec<u8>)> {
+        let all = Key { kind, major: vm, minor: 0 }..=Key { kind, major: vm, minor: u64::MAX };
+        self.items.borrow().range(all).map(|(k, v)| (*k, v.clone())).collect()
+    }
+
     /// Applies all of `ops` in memory at once; the next flush makes them durable. It has no await, so it can be the
     /// swap of a take.
     pub fn change(&self, ops: &[Op]) -> Result<u64> {

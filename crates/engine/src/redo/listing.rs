@@ -1,6 +1,7 @@
 //! Layers under a VM's disks, and the space of each snapshot's deltas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use blk::Result;
 use blk::manifest::{DiskState, LayerInfo, LayerName, VmState};
@@ -26,6 +27,38 @@ impl Vm {
             listing.push(DiskLayers { number: disk.number, layers, unowned });
         }
         Ok(listing)
+    }
+
+    /// Returns the bytes of the deltas that no snapshot owns. Each answer of the daemon has their sum over all VMs, so
+    /// descriptors are read only where the chains in memory leave it open, and once for each change of them.
+    pub async fn unowned_bytes(&self) -> Result<u64> {
+        let Some(chains) = self.unfrozen_chains() else { return Ok(0) };
+        if self.owned_chains.get() == Some(chains) {
+            return Ok(0);
+        }
+        let listing = self.listing().await?;
+        let mut unowned = listing.iter().flat_map(|disk| &disk.unowned).peekable();
+        if unowned.peek().is_none() && self.unfrozen_chains() == Some(chains) {
+            self.owned_chains.set(Some(chains));
+        }
+        Ok(unowned.fold(0, |sum, layer| sum.saturating_add(layer.allocated_bytes)))
+    }
+
+    /// Returns a hash of the running chains and of what the snapshots froze. None if a snapshot or a reset state froze
+    /// every layer below the tops: then no delta is unowned.
+    fn unfrozen_chains(&self) -> Option<u64> {
+        let state = self.state.borrow();
+        let resets = state.disks.iter().filter_map(|disk| disk.reset_to.as_deref());
+        let taken = state.snapshots.iter().flat_map(|s| s.disks.iter().map(|(_, layer)| layer.as_str()));
+        let frozen: BTreeSet<&str> = taken.chain(resets).collect();
+        let (mut hasher, mut all_frozen) = (DefaultHasher::new(), true);
+        frozen.hash(&mut hasher);
+        for disk in self.disks() {
+            let links = &disk.chain().links;
+            links.iter().for_each(|link| link.layer.name().hash(&mut hasher));
+            all_frozen &= links.iter().rev().skip(1).all(|link| frozen.contains(link.layer.name()));
+        }
+        (!all_frozen).then(|| hasher.finish())
     }
 
     /// Returns, by snapshot id, the bytes held by the deltas on top of the snapshot, on all its branches and disks.

@@ -35,6 +35,8 @@ pub struct Vm {
     pub(crate) manifest: Rc<dyn Manifest>,
     pub(crate) state: RefCell<VmState>,
     pub(crate) disks: RefCell<Vec<Rc<Disk>>>,
+    /// Hash of the chains in which the last look found no delta without an owner.
+    pub(crate) owned_chains: Cell<Option<u64>>,
     /// Open layers by name: all readers of a layer share one set of tables.
     layers: RefCell<BTreeMap<LayerName, Weak<dyn Layer>>>,
     /// Serialises opening: two tasks that open the same layer at once would each have tables of their own.
@@ -66,6 +68,7 @@ impl Vm {
             manifest,
             state: RefCell::new(state),
             disks: RefCell::default(),
+            owned_chains: Cell::default(),
             layers: RefCell::default(),
             opening: TaskMutex::default(),
             creations: Rc::default(),

@@ -232,6 +232,11 @@ impl Datastore {
 
     /// Returns the store for native VMs, and creates it before its first use.
     pub(super) async fn native_store(&self) -> blk::Result<Rc<Store>> {
+        if self.native.opened().is_some() {
+            // The homes matter only where a store is made; to find them, every folder of the datastore is opened.
+            self.native.refuse_when_unlinked().await?;
+            return self.native.open().await;
+        }
         let mut homes = self.inhabitants().await?;
         let binned = self.bin.all().into_iter();
         homes.extend(binned.map(|(entry, record)| {

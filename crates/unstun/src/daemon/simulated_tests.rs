@@ -7,6 +7,7 @@ use std::rc::Rc;
 use api::{BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
 use blk::reactor::OpenMode;
 use blk::{Buf, Env, File};
+use engine::Machine;
 use engine::native::{NewStore, Store};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home as VmFiles, NewVm};
@@ -173,32 +174,23 @@ pub(super) async fn evict(daemon: &Rc<Daemon>) -> Outcome<()> {
     done.left.first().map_or(Ok(()), |left| Err(left.cause.clone()))
 }
 
+/// Returns the engine's VM, which runs on the only core.
+pub(super) fn machine(daemon: &Rc<Daemon>, name: &str) -> blk::Result<Rc<dyn Machine>> {
+    Ok(daemon.entry(name)?.running.own().expect("the only core").machine.clone())
+}
+
 /// Fills the start of the VM's first disk with `byte`, durably.
 pub(super) async fn write(daemon: &Rc<Daemon>, name: &str, byte: u8) -> Outcome<()> {
-    let entry = daemon.entry(name).map_err(low("writing"))?;
-    let (volume, _client) = entry
-        .running
-        .own()
-        .expect("the only core")
-        .machine
-        .attach(0, "test")
-        .await
-        .map_err(low("writing"))?;
+    let machine = machine(daemon, name).map_err(low("writing"))?;
+    let (volume, _client) = machine.attach(0, "test").await.map_err(low("writing"))?;
     let data = Buf::copy_of(&[byte; WRITTEN]).freeze();
     volume.clone().write(0, data).await.map_err(low("writing"))?;
     volume.flush().await.map_err(low("flushing"))
 }
 
 pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
-    let entry = daemon.entry(name).map_err(low("reading"))?;
-    let (volume, _client) = entry
-        .running
-        .own()
-        .expect("the only core")
-        .machine
-        .attach(0, "test")
-        .await
-        .map_err(low("reading"))?;
+    let machine = machine(daemon, name).map_err(low("reading"))?;
+    let (volume, _client) = machine.attach(0, "test").await.map_err(low("reading"))?;
     let (buf, read) = volume.read(0, Buf::alloc(WRITTEN)).await;
     read.map_err(low("reading"))?;
     match buf.iter().all(|byte| *byte == buf[0]) {

@@ -127,7 +127,7 @@ impl Daemon {
             let home = datastore.at(&path);
             // An operation that creates, moves or removes the VM is under way.
             let Ok(_claim) = self.claim(&name) else { continue };
-            if self.homes().contains(&path) {
+            if self.has_home(&path) {
                 continue;
             }
             if self.has_left(&home).await {

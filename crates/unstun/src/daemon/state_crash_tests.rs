@@ -10,7 +10,9 @@ use sim::SimWorld;
 
 use crate::daemon::crash_tests::{Trouble, all_cuts, end, strike, sweep};
 use crate::daemon::defect::Defect;
-use crate::daemon::simulated_tests::{Outcome, boot, create, evict, read, served, take, text, world, write};
+use crate::daemon::simulated_tests::{
+    Outcome, boot, create, evict, machine, read, served, take, text, world, write,
+};
 use crate::daemon::state::Daemon;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,16 +99,7 @@ async fn shown(daemon: &Rc<Daemon>) -> Outcome<Shown> {
     if let Some(notice) = daemon.main.notices.borrow().first() {
         return Err(format!("a notice: {notice}"));
     }
-    let states = daemon
-        .entry(VM)
-        .map_err(|e| e.to_string())?
-        .running
-        .own()
-        .expect("the only core")
-        .machine
-        .state()
-        .bin
-        .len();
+    let states = machine(daemon, VM).map_err(|e| e.to_string())?.state().bin.len();
     if states > 1 {
         return Err(format!("the bin has {states} states"));
     }
@@ -114,15 +107,7 @@ async fn shown(daemon: &Rc<Daemon>) -> Outcome<Shown> {
 }
 
 fn generation(daemon: &Rc<Daemon>) -> Outcome<u64> {
-    Ok(daemon
-        .entry(VM)
-        .map_err(|e| e.to_string())?
-        .running
-        .own()
-        .expect("the only core")
-        .machine
-        .generation()
-        .present)
+    Ok(machine(daemon, VM).map_err(|e| e.to_string())?.generation().present)
 }
 
 /// Checks the state after recovery. Other content has another generation. So may the same content after a failed flush,

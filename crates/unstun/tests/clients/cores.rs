@@ -31,6 +31,14 @@ fn create(datastore: &Datastore, (vm, store, core): (&str, &str, u64)) -> Twin {
     Twin::called(&format!("{vm}.raw"), datastore, SIZE, seed())
 }
 
+/// Creates a VM on each of two cores: `a` on the first, `b` on the other one.
+fn create_on_two_cores(datastore: &Datastore, size: &str) {
+    for (vm, core) in [("a", 0), ("b", 1)] {
+        datastore.json(&format!("vm create {vm} --disk {size} --store redo"));
+        assert_eq!(core_of(datastore, vm), core, "{vm}");
+    }
+}
+
 /// Takes a snapshot, writes on, takes another one and commits it, while clients of the other VMs do the same.
 fn snapshot_and_write(datastore: &Datastore, vm: &str, twin: &mut Twin) {
     let uri = datastore.uri(&format!("{vm}/disk0"));
@@ -85,9 +93,7 @@ fn vms_on_two_cores_keep_every_write_through_takes_commits_kills_and_other_numbe
 fn fio_verifies_on_both_cores_at_once() {
     let datastore = Datastore::new();
     let daemon = start_on("2", &datastore);
-    for vm in ["a", "b"] {
-        datastore.json(&format!("vm create {vm} --disk 256M --store redo"));
-    }
+    create_on_two_cores(&datastore, "256M");
     let mut all = ["a", "b"].map(|vm| (vm, Fio::verify(&datastore.uri(&format!("{vm}/disk0")), 96)));
     let mut round = 0;
     while all.iter_mut().any(|(_, fio)| fio.is_running()) {
@@ -105,9 +111,7 @@ fn fio_verifies_on_both_cores_at_once() {
 fn a_client_of_another_core_is_shown_refused_and_disconnected() {
     let datastore = Datastore::new();
     let daemon = start_on("2", &datastore);
-    for vm in ["a", "b"] {
-        datastore.json(&format!("vm create {vm} --disk 16M --store redo"));
-    }
+    create_on_two_cores(&datastore, "16M");
     run_script(&datastore.uri("b/disk0"), &["write -P 7 0 64k".to_owned()]);
     datastore.json("snapshot take b s");
     let guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();

@@ -27,10 +27,10 @@ impl Store {
         slots: &mut BTreeMap<u128, Vec<KeptSlot>>,
     ) -> Result<Vec<BinnedState>> {
         let mut bin = Vec::new();
-        for (key, value) in self.items(items::BIN).iter().filter(|(key, _)| key.major == vm) {
+        for (key, value) in &self.items_of(items::BIN, vm) {
             bin.push(items::read_binned(self, *key, value)?);
         }
-        for (key, value) in self.items(items::BINNED_SNAPSHOT).iter().filter(|(key, _)| key.major == vm) {
+        for (key, value) in &self.items_of(items::BINNED_SNAPSHOT, vm) {
             let (entry, snapshot, kept) = items::read_binned_snapshot(self, *key, value)?;
             let binned = bin.iter_mut().find(|binned| binned.id == entry).ok_or_else(|| {
                 let place = format!("{}: snapshot {} in the bin of VM {vm:032x}", self.path(), key.minor);

@@ -14,9 +14,7 @@ impl Store {
 
     /// Returns the home of a VM; None if the store has recorded none.
     pub fn home_of(&self, id: u128) -> Result<Option<VmHome>> {
-        let found = self.items(items::HOME);
-        let found = found.iter().find(|(key, _)| *key == home_key(id));
-        found.map(|(_, value)| items::read_home(value, self.path())).transpose()
+        self.item(home_key(id)).map(|value| items::read_home(&value, self.path())).transpose()
     }
 
     /// Records the home of a complete VM. Durable when this resolves.

@@ -69,6 +69,11 @@ impl NativeVm {
         layers.collect()
     }
 
+    /// Returns 0: a native disk has no deltas.
+    pub(crate) async fn unowned_bytes(&self) -> Result<u64> {
+        Ok(0)
+    }
+
     pub(crate) async fn delta_bytes(&self) -> Result<BTreeMap<u128, u64>> {
         let snapshots = self.state.borrow().snapshots.clone();
         let mut found = BTreeMap::new();

@@ -38,6 +38,11 @@ impl Store {
         found.iter().map(|(key, value)| Ok((key.major, items::read_name(value, self.path())?))).collect()
     }
 
+    /// Returns whether the store has the VM.
+    pub fn has_vm(&self, id: u128) -> bool {
+        self.has_item(vm_key(id))
+    }
+
     /// Raises every VM's content generation: earlier clients may rely on writes that are lost. Durable when this
     /// resolves.
     pub(in super::super) async fn raise_generations(&self) -> Result<()> {
@@ -59,7 +64,7 @@ impl Store {
 
     /// Returns whether the VM is one side of a move that has not ended: the copy in the other store may be the VM.
     pub fn is_moving(&self, id: u128) -> bool {
-        self.items(items::MOVING).iter().any(|(key, _)| key.major == id)
+        self.has_item(moving_key(id))
     }
 
     /// Marks the VM as one side of a move, or removes the mark. Durable when this resolves.
@@ -72,12 +77,10 @@ impl Store {
     }
 
     pub(super) async fn read_vm(&self, id: u128) -> Result<(VmState, BTreeMap<u128, Vec<KeptSlot>>)> {
-        let found = self.items(items::VM);
-        let value = found.iter().find(|(key, _)| key.major == id).map(|(_, value)| value);
         let missing = || Error::not_found(self.path(), format!("no VM {id:032x}"));
-        let mut state = items::read_vm(self, id, value.ok_or_else(missing)?)?;
+        let mut state = items::read_vm(self, id, &self.item(vm_key(id)).ok_or_else(missing)?)?;
         let mut slots = BTreeMap::new();
-        for (key, value) in self.items(items::SNAPSHOT).iter().filter(|(key, _)| key.major == id) {
+        for (key, value) in &self.items_of(items::SNAPSHOT, id) {
             let (snapshot, kept) = items::read_snapshot(self, *key, value)?;
             slots.insert(snapshot.id, kept);
             state.snapshots.push(snapshot);

@@ -295,7 +295,7 @@ impl Daemon {
             return Ok(());
         }
         let store = datastore.native.open().await?;
-        let is_there = store.vms().await?.iter().any(|(vm, _)| *vm == id);
+        let is_there = store.has_vm(id);
         let recorded = store.home_of(id)?;
         if is_there && recorded.is_none_or(|recorded| recorded.state != VmHomeState::Whole) {
             return Ok(());

@@ -12,7 +12,7 @@ use super::policy::HOUR_US;
 use super::*;
 use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::simulated_tests::{
-    Outcome, bin, boot_with, create, evict, read, remove, restore, text, world, write,
+    Outcome, bin, boot_with, create, evict, machine, read, remove, restore, text, world, write,
 };
 
 const STORES: [Store; 2] = [Store::Native, Store::Redo];
@@ -164,14 +164,7 @@ fn an_entry_has_one_way_out_at_a_time() {
 fn a_state_goes_when_its_time_is_over() {
     for store in STORES {
         serve(&three(store), BinPolicy::default(), |daemon| async move {
-            let vm = daemon
-                .entry("one")
-                .map_err(|e| e.to_string())?
-                .running
-                .own()
-                .expect("the only core")
-                .machine
-                .clone();
+            let vm = machine(&daemon, "one").map_err(|e| e.to_string())?;
             vm.clone().take("a", "").await.map_err(|e| e.to_string())?;
             vm.clone().revert(None, None, true).await.map_err(|e| e.to_string())?;
             pass_hours(&daemon, 20).await;

@@ -246,6 +246,10 @@ impl VmHandle {
         self.on_machine(async |vm| vm.listing().await).await
     }
 
+    pub(crate) async fn unowned_bytes(&self) -> blk::Result<u64> {
+        self.on_machine(async |vm| vm.unowned_bytes().await).await
+    }
+
     pub(crate) async fn delta_bytes(&self) -> blk::Result<BTreeMap<u128, u64>> {
         self.on_machine(async |vm| vm.delta_bytes().await).await
     }

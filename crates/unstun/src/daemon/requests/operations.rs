@@ -186,9 +186,7 @@ impl Daemon {
         let mut bytes = used.waiting.saturating_add(used.held);
         for entry in self.entries().into_iter().filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
             // A VM that cannot be read now is reported elsewhere.
-            let listing = entry.running.listing().await.unwrap_or_default();
-            let unowned = listing.iter().flat_map(|disk| &disk.unowned);
-            bytes = bytes.saturating_add(total(unowned.map(|layer| layer.allocated_bytes)));
+            bytes = bytes.saturating_add(entry.running.unowned_bytes().await.unwrap_or_default());
         }
         bytes
     }

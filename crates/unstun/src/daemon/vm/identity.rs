@@ -173,7 +173,7 @@ impl Daemon {
             }
             // Both are on record when a whole datastore was copied with its records. The home that is served first
             // stays.
-            if own && !self.homes().contains(&path) {
+            if own && !self.has_home(&path) {
                 datastore.records.remove(&other).await?;
                 continue;
             }
@@ -241,7 +241,7 @@ impl Daemon {
         match id {
             VmId::Native(id) => {
                 let store = home.datastore.native.open().await?;
-                let known = store.vms().await?.iter().any(|(vm, _)| *vm == id);
+                let known = store.has_vm(id);
                 let path = home.datastore.relative(&home.path);
                 let recorded = store.home_of(id)?.is_some_and(|recorded| recorded.path == path);
                 if !known || recorded || store.broken().is_some() {

@@ -83,8 +83,8 @@ impl Daemon {
     ) -> Result<api::Vm> {
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
-        if let Some(owner) = self.homes().into_iter().find(|home| *home == source.folder) {
-            let cause = format!("{} is already the home of a VM of this daemon", owner.display());
+        if self.has_home(&source.folder) {
+            let cause = format!("{} is already the home of a VM of this daemon", source.folder.display());
             return Err(Error::new(ErrorKind::Exists, cause));
         }
         if self.is_in_bin(&source.folder) {

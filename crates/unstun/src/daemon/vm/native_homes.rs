@@ -1,5 +1,6 @@
 //! Native VMs of a datastore: creation, removal, and their homes. Each home records its VM's ID in the store.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -94,7 +95,7 @@ pub(crate) async fn recorded_at(home: &Home) -> Result<Option<u128>> {
 pub(crate) async fn remove_with_home(home: &Home, id: u128) -> Result<()> {
     match home.datastore.native.open().await {
         Ok(store) => {
-            if store.vms().await?.iter().any(|(vm, _)| *vm == id) {
+            if store.has_vm(id) {
                 store.begin_removal(id, &home.datastore.relative(&home.path)).await?;
             }
         }
@@ -164,7 +165,7 @@ pub(crate) async fn is_moving(home: &Home) -> Result<bool> {
 pub(crate) async fn is_whole(home: &Home) -> Result<bool> {
     let Some(id) = mark::read(home.datastore.dir.env(), &home.path).await? else { return Ok(false) };
     let store = home.datastore.native.open().await?;
-    Ok(!store.is_moving(id) && store.vms().await?.iter().any(|(vm, _)| *vm == id))
+    Ok(!store.is_moving(id) && store.has_vm(id))
 }
 
 /// Durably records in the store whether the home's VM is one side of a move.
@@ -179,12 +180,12 @@ pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
 /// created or removed are left out.
 async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
     // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
-    let mut vms = store.vms().await?;
+    let mut vms: BTreeMap<u128, String> = store.vms().await?.into_iter().collect();
     for (id, home) in store.homes()? {
         if home.state != VmHomeState::Whole {
-            vms.retain(|(vm, _)| *vm != id);
+            vms.remove(&id);
         }
-        if let Some((_, name)) = vms.iter_mut().find(|(vm, _)| *vm == id && !home.path.starts_with('/')) {
+        if let Some(name) = vms.get_mut(&id).filter(|_| !home.path.starts_with('/')) {
             *name = home.path;
         }
     }
@@ -194,9 +195,9 @@ async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Ve
             Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
             marked => marked.ok().flatten(),
         };
-        vms.retain(|(id, _)| Some(*id) != marked);
+        marked.map(|id| vms.remove(&id));
     }
-    Ok(vms)
+    Ok(vms.into_iter().collect())
 }
 
 /// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports

@@ -1,6 +1,6 @@
 //! Registry of VMs by name, over all datastores: served, closed, or broken.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
@@ -30,6 +30,19 @@ impl Drop for Claim {
     }
 }
 
+/// Maximum number of VMs that a message names.
+const NAMED_MAX: usize = 20;
+
+/// Returns the names of the VMs for a message, which stays a line where there are thousands.
+fn name_some<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> String {
+    let (count, some) = (names.len(), names.take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", "));
+    match count {
+        0 => "there are no VMs".into(),
+        1..=NAMED_MAX => format!("the VMs are {some}"),
+        _ => format!("the VMs are {some} and {} others (`unstun vm list`)", count - NAMED_MAX),
+    }
+}
+
 impl Daemon {
     pub(crate) fn entries(&self) -> Vec<Rc<VmRecord>> {
         self.vms.borrow().values().cloned().collect()
@@ -54,12 +67,7 @@ impl Daemon {
             let cause = format!("the VM is closed; `unstun vm open {name}` opens it");
             return Err(blk::Error::refused(format!("VM {name}"), cause));
         }
-        let known: Vec<_> = self.vms.borrow().keys().cloned().collect();
-        let known = if known.is_empty() {
-            "there are no VMs".into()
-        } else {
-            format!("the VMs are {}", known.join(", "))
-        };
+        let known = name_some(self.vms.borrow().keys());
         Err(blk::Error::not_found(self.place(), format!("no VM {name:?}; {known}")))
     }
 
@@ -129,9 +137,26 @@ impl Daemon {
         self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
     }
 
-    /// Returns every home in the registry, served or not.
-    pub(crate) fn homes(&self) -> Vec<PathBuf> {
-        let served = self.entries().into_iter().map(|entry| entry.home.clone());
-        served.chain(self.idle().into_iter().map(|idle| idle.home.path)).collect()
+    /// Returns whether the registry has the home, served or not. The start calls this once for each VM, so that it
+    /// copies nothing, and compares the paths as bytes.
+    pub(crate) fn has_home(&self, path: &Path) -> bool {
+        let is = |home: &Path| home.as_os_str() == path.as_os_str();
+        self.vms.borrow().values().any(|entry| is(&entry.home))
+            || self.closed.borrow().values().any(|home| is(&home.path))
+            || self.broken.borrow().values().any(|broken| is(&broken.home.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_a_bounded_number_of_vms() {
+        let names = |count: usize| (0..count).map(|n| format!("vm{n}")).collect::<Vec<_>>();
+        assert_eq!(name_some(names(0).iter()), "there are no VMs");
+        assert_eq!(name_some(names(2).iter()), "the VMs are vm0, vm1");
+        let many = name_some(names(5000).iter());
+        assert!(many.ends_with("vm19 and 4980 others (`unstun vm list`)"), "{many}");
     }
 }
