@@ -50,8 +50,8 @@ pub(crate) const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
 pub(crate) const FLAGS_SHIFT: u32 = WORD_BITS + 8;
 const FLAGS_MASK: u64 = 0xFF << FLAGS_SHIFT;
 
-/// The device of blocks that read as zeros and have no space, in the map of what has landed.
-pub(crate) const ZEROS_DEVICE: u8 = 0xFF;
+/// Greatest number of a device other than the store; 255 is reserved.
+pub(crate) const DEVICE_MAX: u8 = 254;
 
 /// Returns the address in an entry's first word, without device and flags.
 pub(crate) const fn addr_of(place: u64) -> u64 {

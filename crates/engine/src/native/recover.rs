@@ -16,6 +16,7 @@ use super::journal::{
 };
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS};
 use super::replayed_records::{MissingSectors, ReplayedRecords};
+use super::source::read_sources;
 use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
 use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
@@ -110,6 +111,7 @@ impl Store {
         let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
         check_catalogue(&catalogue, &space, file.name())?;
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
+        let sources = read_sources(&catalogue.items, &superblock, file.name())?;
         let nodes = Nodes::new(file.clone(), geometry.store_id, options.map_cache_bytes);
         let parts = StoreParts {
             file,
@@ -121,6 +123,7 @@ impl Store {
             catalogue,
             stored,
             superblock: opened.superblock,
+            sources,
         };
         let store = Store::assemble(env, options, parts);
         if let Some(lost) = &lost {

@@ -120,7 +120,10 @@ impl Pointer {
         }
         if device_of(pointer.addr) != 0 && addr_of(pointer.addr) + span(level) > WORD_MASK + 1 {
             let first = addr_of(pointer.addr);
-            return Err(format!("{} blocks of a device from {first} on end behind 2^{WORD_BITS}", span(level)));
+            return Err(format!(
+                "{} blocks of a device from {first} on end behind 2^{WORD_BITS}",
+                span(level)
+            ));
         }
         if pointer.count > span(level) {
             return Err(format!("count is {}, expected at most {}", pointer.count, span(level)));

@@ -14,7 +14,7 @@ use futures_util::stream::{self, StreamExt};
 
 use super::cache::Nodes;
 use super::entry::*;
-use super::node::{Body, NO_ENTRIES, Node};
+use super::node::{Body, Node};
 use super::plan::{MergeSpace, Planner, Step};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
 use crate::native::layout::{BLOCK, Extent, addr_of, has_space, place_of};

@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::entry::*;
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, WORD_BITS, WORD_MASK, advance, device_of, get_u64,
-    has_space, page_checksum, put_head, put_u64, seal_page,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, WORD_BITS, WORD_MASK, advance, device_of,
+    get_u64, has_space, page_checksum, put_head, put_u64, seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");

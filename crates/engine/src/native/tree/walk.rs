@@ -173,6 +173,8 @@ trait Task {
     /// Returns whether a place at which the trees are not the same has to be visited.
     fn wants(&self, a: &Source, b: &Source) -> bool;
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>);
+    /// Called instead of a visit for a place at which neither tree has a page, and each block differs.
+    fn apart(&mut self, _blocks: Range<u64>) {}
     /// Called when all below a page of `a` is done.
     fn end_of(&mut self, _page: &Spot) {}
     /// Handles an unreadable page: an error ends the walk; otherwise it continues behind the page.
@@ -267,6 +269,10 @@ impl Task for DifferenceTask<'_> {
         true
     }
 
+    fn apart(&mut self, blocks: Range<u64>) {
+        self.add(blocks);
+    }
+
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
         let (a, b) = (a.entries(), b.entries());
         for block in blocks {
@@ -325,6 +331,12 @@ impl Pair {
             return Err(Error::damaged(nodes.file.name(), cause));
         }
         Ok(a == b)
+    }
+
+    /// Returns whether all of the place is a hole, or consecutive blocks of one device, on either side.
+    fn has_no_page(&self) -> bool {
+        let has_none = |side: &Source| matches!(side, Source::Hole | Source::Device(_));
+        has_none(&self.a) && has_none(&self.b)
     }
 
     /// Returns the page of one side.
@@ -394,6 +406,10 @@ async fn compare(
         if same || !task.wants(&child.a, &child.b) {
             continue;
         }
+        if child.has_no_page() {
+            task.apart(child.first.max(blocks.start)..child.end().min(blocks.end));
+            continue;
+        }
         if asked >= budget && child.first > blocks.start {
             return Ok(child.first);
         }
@@ -407,7 +423,11 @@ async fn compare(
             continue;
         }
         let within = child.first.max(blocks.start)..child.end().min(blocks.end);
-        task.leaf(within, &LeafOf(child.a_node.as_deref(), child.a), &LeafOf(child.b_node.as_deref(), child.b));
+        task.leaf(
+            within,
+            &LeafOf(child.a_node.as_deref(), child.a),
+            &LeafOf(child.b_node.as_deref(), child.b),
+        );
         child.finish(blocks.end, task);
     }
     Ok(blocks.end)
