@@ -107,6 +107,7 @@ impl Harness {
         if let Some(e) = self.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
+        self.model.borrow_mut().images.begin_boot(&self.store);
         self.check_unreadable().await?;
         let checked = (self.plan.seed / 2 + self.boot) % CHECKED_EVERY;
         if checked == 0 {

@@ -32,6 +32,8 @@ pub struct Images {
     all: BTreeMap<String, Rc<ImageContent>>,
     /// Images that are not there any more: all of them had landed.
     gone: BTreeSet<String>,
+    /// Names of the sources that the present boot began with.
+    present: BTreeSet<String>,
 }
 
 impl ImageContent {
@@ -123,6 +125,17 @@ impl Images {
     /// Notes that an image is not there any more.
     pub(super) fn lose(&mut self, name: &str) {
         self.gone.insert(name.to_string());
+    }
+
+    /// Notes the sources that a boot begins with.
+    pub(super) fn begin_boot(&mut self, store: &Store) {
+        self.present = store.sources().iter().map(|source| source.name.clone()).collect();
+    }
+
+    /// Returns whether a source that the boot began with has been removed.
+    pub(super) fn has_fewer(&self, store: &Store) -> bool {
+        let sources = store.sources();
+        self.present.iter().any(|name| !sources.iter().any(|source| source.name == *name))
     }
 
     /// Attaches the images that are still there.

@@ -41,6 +41,9 @@ impl Harness {
     pub(super) async fn land_some(self: Rc<Harness>, mut rng: Rng) -> Result<(), String> {
         for _ in 0..LANDINGS {
             self.env.sleep_us(rng.below(PAUSE_US_MAX)).await;
+            if self.model.borrow().images.has_fewer(&self.store) {
+                self.mark("a source was removed");
+            }
             let sources = self.store.sources();
             let Some(source) = rng.pick(&sources).filter(|source| source.is_attached()) else { continue };
             let job = Job::new(self.env.clone(), 1, LAND, source.name.clone());
@@ -61,6 +64,13 @@ impl Harness {
             self.faults.survive(&self.env, landed).await?;
         }
         Ok(())
+    }
+
+    /// Copies the first source that has not landed, if there is one.
+    pub(super) async fn land_first(&self) -> Result<(), String> {
+        let sources = self.store.sources();
+        let Some(source) = sources.iter().find(|source| source.is_attached()) else { return Ok(()) };
+        self.land(source.device, &Job::new(self.env.clone(), 1, LAND, source.name.clone())).await
     }
 
     async fn land(&self, device: u8, job: &Job) -> Result<(), String> {

@@ -42,7 +42,7 @@ const MUST_HAPPEN: [&str; 41] = [
     "cut in a landing",
     "sources replayed",
     "disks over sources replayed",
-    "removals of sources replayed",
+    "a source was removed",
     "a flush failed",
     "only the process ended",
     "sectors were unreadable",
