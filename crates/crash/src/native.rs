@@ -6,6 +6,9 @@
 //! recovery from the cut before. Every boot begins by comparing everything with the oracle. The last boot has no cut:
 //! every request must complete, everything dropped must give its space back, and the store must be exact.
 //!
+//! In some runs the first disk of a machine is over a source. Sources are landed while the guests run; an image is gone
+//! from then on.
+//!
 //! In some runs sectors whose write was under way at a cut cannot be read, and the newest superblock is lost between
 //! boots: the store may then refuse to open, but must never show wrong content. In some runs one flush fails.
 //!
@@ -16,11 +19,13 @@ mod boot;
 pub mod corruption;
 mod guest;
 mod harness;
+mod images;
 mod media;
 mod model;
 mod plan;
 pub mod script;
 mod snapshot_check;
+mod sources;
 mod space_audit;
 mod user;
 pub mod vms;
@@ -37,14 +42,14 @@ use crate::flush_faults::{FAULT_TASK, FlushFaults};
 use crate::run::{BootPhase, replayed};
 use harness::{Harness, MACHINE, put};
 use model::{Existence, ExpectedDisk, ExpectedMachine, NativeRun};
-use plan::Plan;
+use plan::{Plan, SOURCES_TASK};
 
 /// Number of the first machine, which is never removed; branches have greater numbers.
 const FIRST_MACHINE: u64 = 0;
 
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
-    replayed(seed, || run_plan(Plan::draw(seed, defects).on_bad_media()))
+    replayed(seed, || run_plan(Plan::draw(seed, defects).on_bad_media().with_sources()))
 }
 
 /// Plays a run on a tree of up to 64 snapshots and six machines, without power cuts.
@@ -84,8 +89,14 @@ fn create(run: &NativeRun) -> Result<(), String> {
             })
             .collect();
         let nodes: Vec<u64> = disks.iter().map(|disk| disk.node).collect();
-        let op = |disk: &ExpectedDisk| Op::Create { node: disk.node, size_blocks: disk.windows.size_blocks };
-        let mut ops: Vec<Op> = disks.iter().map(op).collect();
+        let mut rng = run.plan.rng(0, SOURCES_TASK);
+        let mut ops: Vec<Op> = Vec::new();
+        for (n, ExpectedDisk { node, model, windows, .. }) in disks.iter().enumerate() {
+            ops.push(match n == 0 && run.plan.over_sources {
+                true => harness.plan_over(&mut rng, *node, model, windows).await?,
+                false => Op::Create { node: *node, size_blocks: windows.size_blocks },
+            });
+        }
         ops.push(put(MACHINE, FIRST_MACHINE, &nodes));
         harness.store.change(&ops)?;
         let machine = ExpectedMachine { disks, existence: Existence::There, moving: None };

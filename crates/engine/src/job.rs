@@ -18,6 +18,8 @@ pub const COMMIT: &str = "commit";
 pub const MOVE: &str = "move";
 /// Operation of a job that commits deltas that no snapshot owns.
 pub const CONSOLIDATE: &str = "consolidation";
+/// Operation of a job that copies a source's image into a native store.
+pub const LAND: &str = "landing";
 /// Operation of a job that reads all data of a native store.
 pub const SCRUB: &str = "scrub";
 

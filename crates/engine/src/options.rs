@@ -150,6 +150,10 @@ pub enum Defect {
     ForgetAborts,
     /// Native: space that a checkpoint freed is used again before any batch of the journal names that checkpoint.
     ReuseBeforeNamed,
+    /// Native: what landed of a source is recorded before the data is durable.
+    LandedBeforeFlush,
+    /// Native: an image counts as not needed before it is durable that all of it has landed.
+    DetachBeforeFlush,
     /// Native: writers are not delayed, so they wait for whole checkpoints.
     UnpacedWriters,
     /// A flush that is tried again after one that failed counts as a success.

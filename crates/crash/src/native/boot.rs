@@ -7,6 +7,7 @@ use std::rc::Rc;
 use blk::Env;
 use engine::native::change::{Op, decode};
 use engine::native::journal::{Record, replay};
+use engine::native::stored::USER_KINDS;
 use engine::native::superblock::Superblock;
 use sim::SimWorld;
 
@@ -14,7 +15,7 @@ use super::guest::Guest;
 use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
 use super::model::{Existence, NativeRun};
-use super::plan::{Medium, Plan};
+use super::plan::{Medium, Plan, SOURCES_TASK};
 use super::user::User;
 use crate::flush_faults::{FAULT_TASK, fill_up};
 use crate::run::{BootPhase, all_joined};
@@ -27,6 +28,9 @@ const MAPPED_EVERY: u64 = 3;
 const JOURNAL_EVERY: u64 = 5;
 /// One boot of this many checks the last checkpoint, and another one checks everything.
 const CHECKED_EVERY: u64 = 4;
+
+/// Kind of the items of sources.
+const SOURCE: u8 = USER_KINDS + 6;
 
 const RECOVERING: &str = "cut in recovery";
 
@@ -87,6 +91,9 @@ async fn note_journal(env: &Env, world: &SimWorld, plan: &Plan, boot: u64) -> bl
             Op::Take { .. } => world.mark("takes replayed"),
             Op::Branch { .. } => world.mark("branches replayed"),
             Op::Drop { .. } => world.mark("drops replayed"),
+            Op::CreateOver { .. } => world.mark("disks over sources replayed"),
+            Op::Put { key, .. } if key.kind == SOURCE => world.mark("sources replayed"),
+            Op::Delete { key } if key.kind == SOURCE => world.mark("removals of sources replayed"),
             _ => {}
         }
     }
@@ -100,6 +107,7 @@ impl Harness {
         if let Some(e) = self.store.broken() {
             return Err(format!("the store is read-only: {e}"));
         }
+        self.model.borrow_mut().images.begin_boot(&self.store);
         self.check_unreadable().await?;
         let checked = (self.plan.seed / 2 + self.boot) % CHECKED_EVERY;
         if checked == 0 {
@@ -222,6 +230,9 @@ impl Harness {
         }
         let user = User { harness: self.clone(), rng: self.plan.rng(self.boot, 1) };
         tasks.push(self.env.spawn(user.run()));
+        if self.plan.over_sources {
+            tasks.push(self.env.spawn(self.clone().land_some(self.plan.rng(self.boot, SOURCES_TASK))));
+        }
         all_joined(tasks).await
     }
 
@@ -248,6 +259,7 @@ impl Harness {
         for number in sealed {
             user.remove_snapshot(number).await?;
         }
+        self.wait_for_sources().await?;
         self.wait_for_space().await?;
         self.check_all("at the end").await?;
         self.check_live().await?;

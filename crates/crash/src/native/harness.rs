@@ -93,6 +93,7 @@ pub(super) async fn open_store(env: &Env, plan: &Plan) -> blk::Result<Rc<Store>>
 impl Harness {
     pub async fn open(env: &Env, run: &NativeRun, boot: u64) -> blk::Result<Rc<Harness>> {
         let store = open_store(env, &run.plan).await?;
+        run.model.borrow().images.attach(env, &store)?;
         Ok(Rc::new(Harness {
             run: run.clone(),
             env: env.clone(),

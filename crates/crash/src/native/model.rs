@@ -7,6 +7,7 @@ use engine::native::Store;
 use sim::SimWorld;
 use sim::oracle::DiskModel;
 
+use super::images::Images;
 use super::plan::Plan;
 use super::windows::Windows;
 use crate::content::Image;
@@ -71,6 +72,7 @@ pub struct Model {
     pub machines: BTreeMap<u64, ExpectedMachine>,
     pub snapshots: BTreeMap<u64, ExpectedSnapshot>,
     next: u64,
+    pub images: Images,
     /// What is under way, as the marks of a cut in it.
     pub doing: BTreeSet<&'static str>,
     /// The newest superblock was made unreadable and has not been written or read since.

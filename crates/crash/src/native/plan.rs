@@ -21,6 +21,10 @@ const EAGER_EVERY: u64 = 5;
 const AIMED_BITS_MAX: u64 = 8;
 /// Task number of the draws for media; they change nothing else in a plan.
 const MEDIA_TASK: u64 = 1 << 33;
+/// One seed in this many has disks over sources. It has no divisor in common with those above.
+const OVER_SOURCES_EVERY: u64 = 3;
+/// Task number of the draws for sources.
+pub(super) const SOURCES_TASK: u64 = 1 << 34;
 /// Seed of the random values in the scripted plan.
 const SCRIPTED_SEED: u64 = 4;
 
@@ -90,6 +94,8 @@ pub struct Plan {
     pub loses_superblocks: bool,
     /// A flush fails in some of the boots.
     pub failing_flushes: bool,
+    /// The first disk of a machine may be over a source.
+    pub over_sources: bool,
     /// The power is cut in boots other than the last.
     pub cuts: bool,
     pub aim: Aim,
@@ -118,6 +124,11 @@ impl Plan {
             (rng.below(3) == 0, rng.below(3) == 0, rng.below(3) == 0);
         let world = sim::Options { unreadable_sectors, page_cache, ..self.world };
         Plan { world, loses_superblocks, failing_flushes, ..self }
+    }
+
+    /// Returns the plan with disks over sources, in some runs.
+    pub fn with_sources(self) -> Plan {
+        Plan { over_sources: self.seed.is_multiple_of(OVER_SOURCES_EVERY), ..self }
     }
 
     pub fn loses_superblock(&self, boot: u64) -> bool {
@@ -202,6 +213,7 @@ impl Plan {
             machines_max: 3,
             loses_superblocks: false,
             failing_flushes: false,
+            over_sources: false,
             cuts: true,
             aim: Aim::Anything,
         }

@@ -45,6 +45,8 @@ operations! {
     Zero,
     Checkpoint,
     Grow,
+    /// The first disk's source is copied into the store. Scripts with it begin over a source, others do not.
+    Land,
     /// A clean stop and a start.
     Reopen,
     /// A power cut and a start.
@@ -91,7 +93,7 @@ pub struct Script {
 /// Runs the operations, and compares content and space after every start and at the end.
 pub fn run_sequence(operations: &[Operation]) -> Result<(), String> {
     caught(|| {
-        let script = Script::begin(Defects::default())?;
+        let script = Script::begin_for(operations, Defects::default())?;
         for part in operations.split_inclusive(|operation| operation.ends_boot()) {
             script.boot(part)?;
         }
@@ -109,7 +111,7 @@ pub fn run_failing(
     io_fault: IoFault,
 ) -> Result<bool, String> {
     caught(|| {
-        let script = Script::begin(Defects::default())?;
+        let script = Script::begin_for(&[before, operation], Defects::default())?;
         let struck = script.start(async move |actor| {
             let world = actor.harness.world.clone();
             actor.act(before).await?;
@@ -137,7 +139,7 @@ pub fn run_full_once(
     nth: u64,
 ) -> Result<bool, String> {
     caught(|| {
-        let script = Script::begin(defects)?;
+        let script = Script::begin_for(&[before, operation], defects)?;
         let struck = script.start(async move |actor| {
             let world = actor.harness.world.clone();
             actor.act(before).await?;
@@ -161,8 +163,13 @@ pub fn run_full_once(
 impl Script {
     /// Begins with two snapshots and a branch of the older one, some of it merged and some not.
     pub fn begin(defects: Defects) -> Result<Script, String> {
+        Script::begin_for(&[], defects)
+    }
+
+    fn begin_for(operations: &[Operation], defects: Defects) -> Result<Script, String> {
         let mut plan = Plan::scripted();
         plan.options.defects = defects;
+        plan.over_sources = operations.contains(&Operation::Land);
         let script = Script { run: plan.run() };
         create(&script.run)?;
         script.start(async |actor| actor.prepare().await)?;
@@ -273,6 +280,7 @@ impl Actor {
             Operation::Zero => self.request(Request::Zero(ZeroMode::default()), 12, 36).await,
             Operation::Checkpoint => self.user.checkpoint().await,
             Operation::Grow => self.user.grow().await,
+            Operation::Land => self.harness.land_first().await,
             Operation::Reopen => self.close().await,
             Operation::Cut => {
                 self.harness.world.switch_off();

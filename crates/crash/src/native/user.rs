@@ -20,6 +20,9 @@ const AIMED_EVERY: u64 = 4;
 /// Most blocks that a disk may grow by.
 const GROWN_BLOCKS_MAX: u64 = 12;
 
+/// One branch of this many is a new machine over a source instead.
+const OVER_SOURCE_EVERY: u64 = 2;
+
 const REMOVING: &str = "cut in a removal";
 
 pub struct User {
@@ -222,6 +225,9 @@ impl User {
 
     /// Makes a new machine on a snapshot.
     pub async fn branch(&mut self) -> Result<(), String> {
+        if self.harness.plan.over_sources && self.rng.below(OVER_SOURCE_EVERY) == 0 {
+            return self.make_over_a_source().await;
+        }
         let Some(number) = self.any_sealed() else { return Ok(()) };
         if self.harness.model.borrow().machines.len() >= self.harness.plan.machines_max {
             return self.remove_something().await;
@@ -246,6 +252,40 @@ impl User {
         self.flush("cut in a branch").await?;
         self.harness.model.borrow_mut().machine(machine).existence = Existence::There;
         self.harness.mark("branched");
+        self.harness.start(machine).map_err(|e| e.to_string())
+    }
+
+    /// Makes a new machine whose first disk is over a new source, and whose other disks are empty.
+    async fn make_over_a_source(&mut self) -> Result<(), String> {
+        if self.harness.model.borrow().machines.len() >= self.harness.plan.machines_max {
+            return self.remove_something().await;
+        }
+        let machine = self.harness.model.borrow_mut().next_number();
+        let (mut disks, mut ops) = (Vec::new(), Vec::new());
+        for (n, windows) in self.harness.plan.disks.clone().into_iter().enumerate() {
+            let node = self.harness.store.new_node_id();
+            let model = Rc::new(DiskModel::starting_at(n as u32, machine * BRANCH_SEQUENCES));
+            let op = match n {
+                0 => self.harness.plan_over(&mut self.rng, node, &model, &windows).await,
+                _ => Ok(Op::Create { node, size_blocks: windows.size_blocks }),
+            };
+            match op {
+                Ok(op) => ops.push(op),
+                Err(e) if e.is_no_space() => return Ok(()),
+                Err(e) => return Err(format!("making a source: {e}")),
+            }
+            disks.push(ExpectedDisk { node, model, windows, growing: None });
+        }
+        let nodes: Vec<u64> = disks.iter().map(|disk| disk.node).collect();
+        ops.push(put(MACHINE, machine, &nodes));
+        if !self.change(&ops)? {
+            return Ok(());
+        }
+        let made = ExpectedMachine { disks, existence: Existence::Making, moving: None };
+        self.harness.model.borrow_mut().machines.insert(machine, made);
+        self.flush("cut while a disk is made over a source").await?;
+        self.harness.model.borrow_mut().machine(machine).existence = Existence::There;
+        self.harness.mark("made a machine over a source");
         self.harness.start(machine).map_err(|e| e.to_string())
     }
 

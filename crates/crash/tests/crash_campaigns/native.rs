@@ -10,7 +10,7 @@ const CUTS_DEFAULT: u64 = 10_000;
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
 /// Labels of what must happen at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 34] = [
+const MUST_HAPPEN: [&str; 41] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -36,6 +36,13 @@ const MUST_HAPPEN: [&str; 34] = [
     "drops replayed",
     "voids replayed",
     "removed a machine",
+    "made a machine over a source",
+    "a source has landed",
+    "a landing was cancelled",
+    "cut in a landing",
+    "sources replayed",
+    "disks over sources replayed",
+    "a source was removed",
     "a flush failed",
     "only the process ended",
     "sectors were unreadable",
@@ -48,7 +55,7 @@ const MUST_HAPPEN: [&str; 34] = [
 ];
 
 /// Each must show within `DEFECT_CUTS_MAX` cuts.
-const DEFECTS: [Defect; 14] = [
+const DEFECTS: [Defect; 16] = [
     Defect::EarlyFlushedLsn,
     Defect::EarlyReuse,
     Defect::WrongBirth,
@@ -61,6 +68,8 @@ const DEFECTS: [Defect; 14] = [
     Defect::ForgetAborts,
     Defect::SealWithoutDrain,
     Defect::ReuseBeforeNamed,
+    Defect::LandedBeforeFlush,
+    Defect::DetachBeforeFlush,
     Defect::FlushRetried,
     Defect::ForgetMemory,
 ];

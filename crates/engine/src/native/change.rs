@@ -25,6 +25,8 @@ pub enum Op {
     Put { key: Key, value: Vec<u8> },
     /// Removes an item of the catalogue.
     Delete { key: Key },
+    /// Creates a running node whose first `blocks` blocks are those of a source; the rest are holes.
+    CreateOver { node: u64, size_blocks: u64, device: u8, blocks: u64 },
     /// Declares records from `first` to `last` aborted: a cut destroyed their data before it was flushed.
     Abort { first: u64, last: u64 },
 }
@@ -37,6 +39,7 @@ const RESIZE: u8 = 5;
 const PUT: u8 = 6;
 const DELETE: u8 = 7;
 const ABORT: u8 = 8;
+const CREATE_OVER: u8 = 9;
 
 pub(crate) fn encode(ops: &[Op]) -> Vec<u8> {
     let mut out = Writer::default();
@@ -50,6 +53,9 @@ pub(crate) fn encode(ops: &[Op]) -> Vec<u8> {
             Op::Put { key, value } => out.u8(PUT).key(key).bytes(value),
             Op::Delete { key } => out.u8(DELETE).key(key),
             Op::Abort { first, last } => out.u8(ABORT).u64(*first).u64(*last),
+            Op::CreateOver { node, size_blocks, device, blocks } => {
+                out.u8(CREATE_OVER).u64(*node).u64(*size_blocks).u8(*device).u64(*blocks)
+            }
         };
     }
     out.done()
@@ -70,8 +76,15 @@ pub fn decode(bytes: &[u8], place: &str) -> Result<Vec<Op>> {
             PUT => Op::Put { key: input.key()?, value: input.bytes("value")?.to_vec() },
             DELETE => Op::Delete { key: input.key()? },
             ABORT => Op::Abort { first: input.u64("first")?, last: input.u64("last")? },
+            CREATE_OVER => Op::CreateOver {
+                node: input.u64("node")?,
+                size_blocks: input.u64("size")?,
+                device: input.u8("device")?,
+                blocks: input.u64("blocks of a source")?,
+            },
             _ => {
-                let cause = format!("operation of a change: found {kind}, expected {CREATE} to {ABORT}");
+                let cause =
+                    format!("operation of a change: found {kind}, expected {CREATE} to {CREATE_OVER}");
                 return Err(Error::damaged(place, cause));
             }
         });
@@ -95,6 +108,7 @@ mod tests {
             Op::Put { key, value: b"text".to_vec() },
             Op::Delete { key },
             Op::Abort { first: 4, last: 5 },
+            Op::CreateOver { node: 4, size_blocks: 9, device: 254, blocks: 8 },
         ];
         let bytes = encode(&ops);
         assert_eq!(decode(&bytes, "here").unwrap(), ops);

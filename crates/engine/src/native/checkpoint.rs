@@ -20,7 +20,7 @@ use super::lineage::Node;
 use super::space::{GroupSummary, sorted};
 use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
-use super::superblock::Superblock;
+use super::superblock::{SOURCES, Superblock};
 use super::table::Table;
 use super::tree::{MergePace, MergeSpace, Roots, Update, merge};
 use super::view::View;
@@ -194,6 +194,9 @@ impl Store {
     async fn write_catalogue(&self, catalogue: &mut Catalogue, frozen: &Frozen) -> Result<Superblock> {
         let mut superblock = self.superblock.get();
         superblock.checkpoint += 1;
+        if self.declares_sources.get() {
+            superblock.features_incompat |= SOURCES;
+        }
         for (id, item) in self.stored.borrow_mut().take_dirty() {
             catalogue.set(node_key(id), item.map(|item| item.encode()));
         }
@@ -308,6 +311,7 @@ fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
         size_blocks: node.size_blocks.get(),
         dropped: node.dropped.get(),
         cursor: node.cursor.get(),
+        device: node.device,
         roots: Roots::default(),
     };
     (node.id, item, node.current_view())

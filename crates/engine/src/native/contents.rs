@@ -50,6 +50,7 @@ pub(super) fn read_nodes(
         item.check(key.minor, superblock).map_err(|cause| Error::damaged(place, cause))?;
         // Its pages belong to an earlier generation: no merge uses this stamp any more.
         let node = Node::new(key.minor, item.parent, item.size_blocks, View::tree(item.roots, item.sealed));
+        let node = node.on(item.device);
         node.sealed.set(item.sealed);
         node.dropped.set(item.dropped);
         node.cursor.set(item.cursor);

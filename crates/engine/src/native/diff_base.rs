@@ -75,7 +75,15 @@ mod tests {
     type Items = BTreeMap<u64, NodeItem>;
 
     fn item(parent: u64, sealed: u64, cursor: u64) -> NodeItem {
-        NodeItem { parent, sealed, size_blocks: 1000, dropped: cursor > 0, cursor, roots: NO_ROOTS }
+        NodeItem {
+            parent,
+            sealed,
+            size_blocks: 1000,
+            dropped: cursor > 0,
+            cursor,
+            device: 0,
+            roots: NO_ROOTS,
+        }
     }
 
     fn bases(items: &Items, id: u64) -> Vec<(Range<u64>, u64)> {

@@ -58,6 +58,7 @@ pub(super) fn item_now(node: &Node) -> NodeItem {
         size_blocks: node.size_blocks.get(),
         dropped: node.dropped.get(),
         cursor: node.cursor.get(),
+        device: node.device,
         roots: node.roots().unwrap_or_default(),
     }
 }

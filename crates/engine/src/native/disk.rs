@@ -5,31 +5,22 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::sync::RangeLock;
-use blk::volume::{BlockStatus, STATUS_BYTES_MAX, STATUS_PIECES_MAX, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
 use super::backing::WritePath;
 use super::layout::BLOCK;
 use super::lineage::Node;
+use super::sources::{Resolved, SourceEdges, read_images};
 use super::store::Store;
 use super::streams::Streams;
 use super::table::{LookupRun, Table, is_contiguous};
-use super::tree::Mapped;
 use super::view::Scratch;
 use crate::event::SpaceWaits;
 use crate::join::all;
 use crate::options::{Defect, SpacePolicy};
 use crate::stats::DiskStats;
-
-/// Bytes that a status call looks up at once: at worst every block is a piece of its own.
-const STATUS_STEP_BYTES: u64 = 32 << 20;
-const STATUS_STEP_BLOCKS: usize = (STATUS_STEP_BYTES / BLOCK) as usize;
-const _: () = assert!(
-    STATUS_STEP_BLOCKS * (size_of::<LookupRun>() + size_of::<Mapped>())
-        + (STATUS_PIECES_MAX + STATUS_STEP_BLOCKS) * size_of::<BlockStatus>()
-        <= STATUS_BYTES_MAX
-);
 
 /// Most results of lookups that a disk keeps for later ones: those of a deep queue.
 const SCRATCH_KEPT: usize = 64;
@@ -109,7 +100,7 @@ impl NativeDisk {
         (mapped * BLOCK).min(self.size_bytes())
     }
 
-    fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+    pub(super) fn check_range(&self, offset: u64, len: u64) -> Result<()> {
         // The node's blocks may belong to another node by now.
         if self.node.dropped.get() {
             return Err(Error::new(ErrorKind::Refused, &self.name, "the snapshot was discarded"));
@@ -132,7 +123,7 @@ impl NativeDisk {
     }
 
     /// Runs `work` with the places of `blocks`, in order; the caller is admitted.
-    async fn with_found<T>(
+    pub(super) async fn with_found<T>(
         &self,
         blocks: Range<u64>,
         work: impl AsyncFnOnce(&[LookupRun]) -> Result<T>,
@@ -169,23 +160,37 @@ impl NativeDisk {
     /// Reads a range that was checked in the same poll.
     async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
         let began_ns = self.store.env.now_ns();
-        let _admitted = self.store.reads.enter();
+        let admitted = self.store.reads.enter();
         let blocks = blocks_of(offset, buf.len() as u64);
-        let mut kept = Some(buf);
-        let result = self
+        let (mut kept, mut images) = (Some(buf), Vec::new());
+        let mut result = self
             .with_found(blocks, async |found| {
-                let (buf, result) = self.read_found(found, offset, kept.take().expect("taken once")).await;
+                let resolved: Resolved;
+                let found = match found.iter().any(|found| found.device() != 0) {
+                    false => found,
+                    true => {
+                        resolved = self.store.resolve(found).await?;
+                        images = resolved.images;
+                        &resolved.runs
+                    }
+                };
+                let (buf, result) = self.read_stored(found, offset, kept.take().expect("taken once")).await;
                 kept = Some(buf);
                 result
             })
             .await;
-        let buf = kept.expect("put back");
+        drop(admitted);
+        let mut buf = kept.expect("put back");
+        if !images.is_empty() && result.is_ok() {
+            (buf, result) = read_images(&images, offset, buf).await;
+        }
         self.stats.read_done(buf.len(), self.store.env.now_ns() - began_ns, result.is_ok());
         self.store.requests.update(|n| n + 1);
         (buf, result)
     }
 
-    pub(super) async fn read_found(
+    /// Reads blocks of which none is a source's.
+    pub(super) async fn read_stored(
         &self,
         found: &[LookupRun],
         offset: u64,
@@ -300,6 +305,9 @@ impl NativeDisk {
         let blocks = blocks_of(offset, data.len() as u64);
         let _range = self.writes.lock(blocks.clone()).await;
         self.check_write(offset, data.len() as u64)?;
+        let edges = self.source_edges(offset..offset + data.len() as u64).await?;
+        // The disk may have been closed while an image was read.
+        self.check_write(offset, data.len() as u64)?;
         let _admitted = self.store.writes.enter();
         self.with_found(blocks, async |found| {
             if let [only] = found
@@ -307,7 +315,7 @@ impl NativeDisk {
             {
                 return self.overwrite(only, offset, data).await;
             }
-            self.write_found(found, offset, data).await
+            self.write_found(found, offset, data, &edges).await
         })
         .await
     }
@@ -317,12 +325,18 @@ impl NativeDisk {
     }
 
     /// Overwrites the ranges that may be overwritten, and redirects each range in between.
-    async fn write_found(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+    async fn write_found(
+        &self,
+        found: &[LookupRun],
+        offset: u64,
+        data: Slice,
+        edges: &SourceEdges,
+    ) -> Result<()> {
         let end = offset + data.len() as u64;
         let path_of = |found: &LookupRun| self.path_of(found, &(offset..end));
         // The usual first write: nothing is allocated for it.
         if found.iter().all(|found| path_of(found) == WritePath::Redirect) {
-            return self.redirect(found, offset, data).await;
+            return self.redirect(found, offset, data, edges).await;
         }
         let mut stretches: Vec<(WritePath, &[LookupRun])> = Vec::new();
         let mut from = 0;
@@ -343,45 +357,10 @@ impl NativeDisk {
             match path {
                 WritePath::InPlace => self.overwrite(&found[0], first, part).await,
                 WritePath::Extend => self.extend(&found[0], first, part).await,
-                WritePath::Redirect => self.redirect(found, first, part).await,
+                WritePath::Redirect => self.redirect(found, first, part, edges).await,
             }
         });
         all(writes).await
-    }
-
-    /// Returns which parts have space and which read as zeros, until there are enough pieces.
-    async fn status_of(&self, range: Range<u64>) -> Result<Vec<BlockStatus>> {
-        self.check_range(range.start, range.end - range.start)?;
-        let _admitted = self.store.reads.enter();
-        let mut out: Vec<BlockStatus> = Vec::new();
-        let mut at = range.start;
-        while at < range.end && out.len() < STATUS_PIECES_MAX {
-            if at > range.start {
-                self.store.env.next_turn().await;
-                // The node may have been dropped meanwhile.
-                self.check_range(range.start, range.end - range.start)?;
-            }
-            let end = range.end.min((at / STATUS_STEP_BYTES + 1) * STATUS_STEP_BYTES);
-            self.status_step(at..end, &mut out).await?;
-            at = end;
-        }
-        Ok(out)
-    }
-
-    async fn status_step(&self, range: Range<u64>, out: &mut Vec<BlockStatus>) -> Result<()> {
-        let blocks = blocks_of(range.start, range.end - range.start);
-        self.with_found(blocks, async |found| {
-            for f in found {
-                let len = range.end.min(f.end() * BLOCK) - range.start.max(f.start * BLOCK);
-                let hole = f.is_hole();
-                match out.last_mut() {
-                    Some(last) if last.hole == hole => last.len += len,
-                    _ => out.push(BlockStatus { len, hole, zero: hole }),
-                }
-            }
-            Ok(())
-        })
-        .await
     }
 
     async fn flush_now(&self) -> Result<()> {

@@ -3,7 +3,7 @@
 //! `UNSTUN_WRITE_FIXTURES=1 cargo test -p engine fixture` writes them anew, for a feature that is new. The fixture of a
 //! feature that has been released never changes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use blk::reactor::OpenMode;
@@ -16,12 +16,14 @@ use super::backing::SECTOR;
 use super::change::Op;
 use super::layout::BLOCK;
 use super::recover::NewStore;
+use super::sources::tests::{PatternImage, over_a_source, pattern};
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
 use super::tests::{disk, fill, run, write_sectors};
+use crate::job::{Job, LAND};
 
-const PLAIN: &[u8] = include_bytes!("fixtures/plain.bin");
-const SECTOR_MASKS: &[u8] = include_bytes!("fixtures/sector-masks.bin");
+const FIXTURES: [(&str, Feature); 3] =
+    [("plain", Feature::Plain), ("sector-masks", Feature::SectorMasks), ("sources", Feature::Sources)];
 const DISK_BLOCKS: u64 = 2000;
 const SECTORS: u64 = BLOCK / SECTOR;
 
@@ -32,11 +34,59 @@ async fn open(env: &Env) -> Rc<Store> {
     Store::open(env.clone(), file, options, growth, true).await.unwrap()
 }
 
+/// The feature that a fixture has; each has those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Feature {
+    Plain,
+    SectorMasks,
+    Sources,
+}
+
+/// Bytes of the two sources of a fixture. The first has landed.
+const IMAGE_BYTES: u64 = 24 * BLOCK - SECTOR;
+/// A running node over the first source, the state that was sealed before, and a node over the second source.
+const OVER: u64 = 50;
+const SEALED_OVER: u64 = 51;
+const OVER_SECOND: u64 = 60;
+
+/// Makes disks over two sources, of which one has landed.
+async fn make_sources(env: &Env, store: &Rc<Store>) {
+    let first = over_a_source(store, OVER, 30, IMAGE_BYTES).await.unwrap();
+    store.attach_source(first, PatternImage::new(env, IMAGE_BYTES, 0)).unwrap();
+    let job = Job::new(env.clone(), 1, LAND, String::new());
+    store.land(first, &job).await.unwrap();
+    fill(&disk(store, OVER), 12, 2, 1).await;
+    store.change(&[Op::Take { running: OVER, sealed: SEALED_OVER }]).unwrap();
+    store.checkpoint().await.unwrap();
+    disk(store, OVER).discard(10 * BLOCK..11 * BLOCK).await.unwrap();
+    over_a_source(store, OVER_SECOND, 300, IMAGE_BYTES).await.unwrap();
+    fill(&disk(store, OVER_SECOND), 6, 1, 2).await;
+}
+
+async fn verify_sources(store: &Rc<Store>) {
+    let image = |blocks: std::ops::Range<u64>| {
+        let sectors = blocks.start * SECTORS..blocks.end * SECTORS;
+        sectors.map(|sector| pattern(IMAGE_BYTES, sector)).collect::<Vec<_>>()
+    };
+    let sealed = [image(5..12), vec![1; 16], image(14..30)].concat();
+    assert_eq!(sectors(&disk(store, SEALED_OVER), 5, 25).await, sealed);
+    let running = [image(9..10), vec![0; 8], image(11..12), vec![1; 8]].concat();
+    assert_eq!(sectors(&disk(store, OVER), 9, 4).await, running);
+    let landed: Vec<bool> = store.sources().iter().map(|source| source.has_landed()).collect();
+    assert_eq!(landed, [true, false]);
+    let second = disk(store, OVER_SECOND);
+    let (_, missing) = second.clone().read(5 * BLOCK, Buf::alloc(BLOCK as usize)).await;
+    assert_eq!(missing.unwrap_err().kind, blk::ErrorKind::Refused);
+    store.attach_source(2, PatternImage::new(&store.env, IMAGE_BYTES, 0)).unwrap();
+    assert_eq!(sectors(&second, 5, 3).await, [image(5..6), vec![2; 8], image(7..8)].concat());
+}
+
 /// Makes a store with sealed, running and dropped states, of which a part is merged and the rest is in the journal.
-async fn make(env: &Env, sector_masks: bool) {
+async fn make(env: &Env, feature: Feature) {
     let dir = env.open_root("/").unwrap();
     let file = dir.create_new("store").await.unwrap();
-    let layout = NewStore { journal_pages: 824, group_blocks: 64, sector_masks };
+    let layout =
+        NewStore { journal_pages: 824, group_blocks: 64, sector_masks: feature >= Feature::SectorMasks };
     Store::format(env, &file, layout).await.unwrap();
     dir.sync().await.unwrap();
     let store = open(env).await;
@@ -53,6 +103,9 @@ async fn make(env: &Env, sector_masks: bool) {
     write_sectors(&running, 11 * SECTORS + 7, 3, 5).await;
     write_sectors(&disk(&store, 3), 900 * SECTORS + 2, 2, 6).await;
     running.clone().discard(16 * BLOCK..17 * BLOCK).await.unwrap();
+    if feature == Feature::Sources {
+        make_sources(env, &store).await;
+    }
     store.flush().await.unwrap();
 }
 
@@ -123,13 +176,22 @@ async fn verify(store: &Rc<Store>) {
     assert!(report.is_sound(), "{report:?}");
 }
 
-fn is_read(fixture: &'static [u8], sector_masks: bool) {
+fn path_of(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/native/fixtures").join(format!("{name}.bin"))
+}
+
+fn is_read(fixture: Vec<u8>, feature: Feature) {
+    let sector_masks = feature >= Feature::SectorMasks;
     let world = SimWorld::new(1, sim::Options::default());
     run(&world, |env| async move {
-        restore(&env, fixture).await;
+        restore(&env, &fixture).await;
         let store = open(&env).await;
         assert_eq!(store.superblock.get().has_sector_masks(), sector_masks);
+        assert_eq!(store.superblock.get().has_sources(), feature == Feature::Sources);
         verify(&store).await;
+        if feature == Feature::Sources {
+            verify_sources(&store).await;
+        }
         assert_eq!(store.node(1).unwrap().roots().unwrap().backings.is_some(), sector_masks);
         store.change(&[Op::Drop { node: 2 }]).unwrap();
         store.close().await.unwrap();
@@ -147,15 +209,15 @@ fn is_read(fixture: &'static [u8], sector_masks: bool) {
 #[test]
 fn a_fixture_of_each_feature_is_read_and_written() {
     if std::env::var_os("UNSTUN_WRITE_FIXTURES").is_some() {
-        for (name, sector_masks) in [("plain", false), ("sector-masks", true)] {
+        for (name, feature) in FIXTURES {
             let world = SimWorld::new(1, sim::Options::default());
-            run(&world, move |env| async move { make(&env, sector_masks).await });
+            run(&world, move |env| async move { make(&env, feature).await });
             let bytes = world.run(async |env| encode(&env).await).unwrap();
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/native/fixtures");
-            std::fs::write(folder.join(format!("{name}.bin")), bytes).unwrap();
+            std::fs::write(path_of(name), bytes).unwrap();
         }
         return;
     }
-    is_read(PLAIN, false);
-    is_read(SECTOR_MASKS, true);
+    for (name, feature) in FIXTURES {
+        is_read(std::fs::read(path_of(name)).unwrap(), feature);
+    }
 }

@@ -48,10 +48,39 @@ pub(crate) const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
 
 /// Position of the flags in an entry's first word: those of an entry of the tree of backing blocks are its sector mask.
 pub(crate) const FLAGS_SHIFT: u32 = WORD_BITS + 8;
+const FLAGS_MASK: u64 = 0xFF << FLAGS_SHIFT;
+
+/// Greatest number of a device other than the store; 255 is reserved.
+pub(crate) const DEVICE_MAX: u8 = 254;
 
 /// Returns the address in an entry's first word, without device and flags.
 pub(crate) const fn addr_of(place: u64) -> u64 {
     place & WORD_MASK
+}
+
+/// Returns device and address in an entry's first word, without flags.
+pub(crate) const fn place_of(word: u64) -> u64 {
+    word & !FLAGS_MASK
+}
+
+/// Returns the device in an entry's first word: 0 is the store itself, the others have no space in it.
+pub(crate) const fn device_of(word: u64) -> u8 {
+    (word >> WORD_BITS) as u8
+}
+
+/// Returns whether an entry's blocks have space in the store.
+pub(crate) const fn has_space(word: u64) -> bool {
+    addr_of(word) != 0 && device_of(word) == 0
+}
+
+/// Returns the first word of an entry for block `addr` of a device.
+pub(crate) const fn device_word(device: u8, addr: u64) -> u64 {
+    (device as u64) << WORD_BITS | addr
+}
+
+/// Returns the first word of the entry `blocks` after one with `word`; a hole is followed by holes.
+pub(crate) const fn advance(word: u64, blocks: u64) -> u64 {
+    if word == 0 { 0 } else { word + blocks }
 }
 
 /// Properties of a store that are fixed when it is made.

@@ -26,6 +26,8 @@ pub struct Node {
     /// the drop; 0 while it runs.
     pub sealed: Cell<u64>,
     pub size_blocks: Cell<u64>,
+    /// Device of the source that blocks of the node may be on; 0: none.
+    pub device: u8,
     /// Nothing refers to the node. Its space is given back when it has at most one child.
     pub dropped: Cell<bool>,
     /// Of a dropped node: blocks below this one have been given back, or belong to its child now.
@@ -46,6 +48,7 @@ impl Node {
             parent: Cell::new(parent),
             sealed: Cell::new(0),
             size_blocks: Cell::new(size_blocks),
+            device: 0,
             dropped: Cell::new(false),
             cursor: Cell::new(0),
             since: Cell::new(0),
@@ -53,6 +56,11 @@ impl Node {
             view: RefCell::new(view),
             pages: Cell::new(0),
         }
+    }
+
+    /// Returns the node with blocks that may be on a device.
+    pub fn on(self, device: u8) -> Node {
+        Node { device, ..self }
     }
 
     pub fn is_running(&self) -> bool {
@@ -156,6 +164,8 @@ pub(super) struct Lineage {
     dropped: BTreeSet<u64>,
     /// The nodes among these that have been given back in part.
     begun: BTreeSet<u64>,
+    /// Number of nodes over each source, dropped ones included.
+    over: BTreeMap<u8, u64>,
     /// Nodes that were removed, with the node that their children descend from now: for views that were frozen before.
     forward: BTreeMap<u64, u64>,
 }
@@ -165,6 +175,7 @@ impl Lineage {
         let node = Rc::new(node);
         self.children.entry(node.parent.get()).or_default().insert(node.id);
         self.nodes.insert(node.id, node.clone());
+        *self.over.entry(node.device).or_default() += 1;
         self.settle_since(&node);
         if node.dropped.get() {
             self.dropped.insert(node.id);
@@ -186,6 +197,11 @@ impl Lineage {
     pub(super) fn drop_node(&mut self, node: &Rc<Node>) {
         node.dropped.set(true);
         self.dropped.insert(node.id);
+    }
+
+    /// Returns whether a node is over the source, dropped ones included.
+    pub(super) fn is_over(&self, device: u8) -> bool {
+        self.over.get(&device).is_some_and(|nodes| *nodes > 0)
     }
 
     pub(super) fn dropped(&self) -> Vec<u64> {
@@ -224,6 +240,7 @@ impl Lineage {
         let Some(node) = self.nodes.remove(&id) else { return };
         self.dropped.remove(&id);
         self.begun.remove(&id);
+        self.over.entry(node.device).and_modify(|nodes| *nodes -= 1);
         for child in self.children.remove(&id).unwrap_or_default() {
             let child = self.nodes[&child].clone();
             self.reparent(&child, node.parent.get());
@@ -256,6 +273,11 @@ impl Lineage {
             };
             let (id, state) = match *op {
                 Op::Create { node, size_blocks } => {
+                    expect_new(node)?;
+                    check_size(size_blocks)?;
+                    (node, NodeState::Running)
+                }
+                Op::CreateOver { node, size_blocks, .. } => {
                     expect_new(node)?;
                     check_size(size_blocks)?;
                     (node, NodeState::Running)

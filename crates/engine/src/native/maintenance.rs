@@ -109,6 +109,7 @@ impl Store {
                 self.rest((self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest).await;
             }
         }
+        self.remove_sources().await?;
         let idle = self.is_idle();
         let (punch_us, ready_us) = (self.punch(idle).await?, self.make_ready(idle).await?);
         Ok(punch_us.into_iter().chain(ready_us).min())

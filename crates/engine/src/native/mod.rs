@@ -35,7 +35,10 @@ mod replayed_records;
 mod sector_masks;
 #[cfg(test)]
 mod sector_masks_tests;
+mod source;
+mod sources;
 pub mod space;
+mod status;
 mod store;
 pub mod stored;
 mod streams;
@@ -58,6 +61,7 @@ mod zero;
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use recover::NewStore;
+pub use source::Source;
 pub use store::{PENDING_RUN_BYTES, Store, StoreOptions};
 pub use superblock::VERSION as FORMAT_VERSION;
 pub use tree::MapCache;

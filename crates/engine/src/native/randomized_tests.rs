@@ -16,15 +16,19 @@ use super::change::{Key, Op};
 use super::disk::{DiskOptions, NativeDisk};
 use super::layout::BLOCK;
 use super::recover::NewStore;
+use super::sources::tests::{IMAGE_BYTES, PatternImage, over_a_source, pattern};
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
 use super::tree::{WalkItem, gone};
+use crate::job::{Job, LAND};
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
+/// The first node of a disk; a source's landing map has a smaller number.
+const FIRST: u64 = 5;
 /// Blocks that the guests write: some leaves, near and far.
 const PLACES: [u64; 6] = [0, 240, 500, 1000, 31_740, 69_000];
 const PLACE_BLOCKS: u64 = 24;
@@ -47,7 +51,7 @@ impl Rng {
 /// What each sector may show: the last value flushed, and all values issued since.
 type Content = BTreeMap<u64, Vec<u8>>;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Model {
     /// Present states by node: whether it runs, and what it shows.
     nodes: BTreeMap<u64, (bool, Content)>,
@@ -57,17 +61,27 @@ struct Model {
     durable_item: u64,
     next: u64,
     stamp: u8,
+    /// The first disk is over a source.
+    is_over: bool,
+    /// All of the source has landed, durably: its image is gone.
+    has_landed: bool,
 }
 
 impl Model {
+    /// Returns a model of a disk that is over a source in every second run.
+    fn of(seed: u64) -> Rc<RefCell<Model>> {
+        Rc::new(RefCell::new(Model { is_over: seed.is_multiple_of(2), ..Model::default() }))
+    }
+
     fn pick(&self, rng: &mut Rng, running: bool) -> Option<u64> {
         let all: Vec<u64> = self.nodes.iter().filter(|(_, n)| n.0 == running).map(|(id, _)| *id).collect();
         (!all.is_empty()).then(|| all[rng.next(all.len() as u64) as usize])
     }
 
     fn issue(&mut self, node: u64, sectors: std::ops::Range<u64>, value: u8) {
-        let content = &mut self.nodes.get_mut(&node).unwrap().1;
-        sectors.for_each(|sector| content.entry(sector).or_insert_with(|| vec![0]).push(value));
+        let (content, is_over) = (&mut self.nodes.get_mut(&node).unwrap().1, self.is_over);
+        let first = |sector| vec![initial(is_over, sector)];
+        sectors.for_each(|sector| content.entry(sector).or_insert_with(|| first(sector)).push(value));
     }
 
     /// Notes that everything issued is durable.
@@ -77,6 +91,18 @@ impl Model {
         }
         self.durable = self.nodes.keys().copied().collect();
         self.durable_item = self.item;
+    }
+}
+
+/// Returns what a sector shows that was never written.
+fn initial(is_over: bool, sector: u64) -> u8 {
+    if is_over { pattern(IMAGE_BYTES, sector) } else { 0 }
+}
+
+/// Attaches the image of the source, if there is one and the image is not gone.
+fn attach(env: &Env, store: &Store, has_landed: bool) {
+    for source in store.sources().iter().filter(|_| !has_landed) {
+        store.attach_source(source.device, PatternImage::new(env, IMAGE_BYTES, 3000)).unwrap();
     }
 }
 
@@ -105,6 +131,7 @@ async fn open(env: &Env) -> Result<Rc<Store>> {
 
 struct Guests {
     store: Rc<Store>,
+    landing: Option<Rc<Job>>,
     disks: BTreeMap<u64, Rc<NativeDisk>>,
 }
 
@@ -201,8 +228,29 @@ impl Guests {
         }
     }
 
-    async fn step(&mut self, model: &RefCell<Model>, rng: &mut Rng) {
-        match rng.next(16) {
+    /// Starts a landing, unless one is under way, which may be cancelled.
+    fn land(&mut self, model: &Rc<RefCell<Model>>, rng: &mut Rng) {
+        let under_way = self.landing.take_if(|job| job.state().is_over());
+        if let Some(job) = self.landing.as_ref().filter(|_| under_way.is_none()) {
+            if rng.next(3) == 0 {
+                job.cancel().unwrap();
+            }
+            return;
+        }
+        let Some(source) = self.store.sources().first().cloned() else { return };
+        let (store, model) = (self.store.clone(), model.clone());
+        let job = Job::new(store.env.clone(), 1, LAND, String::new());
+        self.landing = Some(job.clone());
+        self.store.env.spawn(async move {
+            if store.land(source.device, &job).await.is_ok() {
+                model.borrow_mut().has_landed = true;
+            }
+        });
+    }
+
+    async fn step(&mut self, model: &Rc<RefCell<Model>>, rng: &mut Rng) {
+        match rng.next(17) {
+            16 => self.land(model, rng),
             0..=8 => self.write_some(model, rng).await,
             9..=11 => self.change(model, rng),
             12 => drop(self.store.checkpoint().await),
@@ -221,8 +269,8 @@ impl Guests {
 }
 
 /// Checks that every state shows allowed content.
-async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what: &str) {
-    for (id, (_, content)) in nodes {
+async fn verify(store: &Rc<Store>, model: &Model, what: &str) {
+    for (id, (_, content)) in &model.nodes {
         let disk = NativeDisk::new(store, store.node(*id).unwrap(), format!("node{id}"), 0, TERMS);
         for place in PLACES {
             let read = disk.clone().read(place * BLOCK, Buf::alloc((PLACE_BLOCKS * BLOCK) as usize));
@@ -230,7 +278,7 @@ async fn verify(store: &Rc<Store>, nodes: &BTreeMap<u64, (bool, Content)>, what:
             result.unwrap();
             for (n, sector) in buf.chunks_exact(SECTOR as usize).enumerate() {
                 let at = place * SECTORS + n as u64;
-                let may = content.get(&at).cloned().unwrap_or_else(|| vec![0]);
+                let may = content.get(&at).cloned().unwrap_or_else(|| vec![initial(model.is_over, at)]);
                 let strange = sector.iter().find(|byte| !may.contains(byte));
                 assert_eq!(strange, None, "{what}: node {id}, sector {at}: expected one of {may:?}");
             }
@@ -290,20 +338,36 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     let store = open(&env).await.unwrap();
     let mut rng = Rng(seed * 0x9E37_79B9 + 1);
     if model.borrow().nodes.is_empty() {
-        store.change(&[Op::Create { node: 1, size_blocks: DISK_BLOCKS }]).unwrap();
+        let is_over = model.borrow().is_over;
+        let made = match is_over {
+            true => over_a_source(&store, FIRST, DISK_BLOCKS, IMAGE_BYTES).await.map(drop),
+            false => store.change(&[Op::Create { node: FIRST, size_blocks: DISK_BLOCKS }]).map(drop),
+        };
+        if made.is_err() && is_over {
+            // The checkpoint that declares the sources found no space.
+            return;
+        }
+        made.unwrap();
         store.flush().await.unwrap();
-        model.borrow_mut().nodes.insert(1, (true, Content::new()));
+        model.borrow_mut().nodes.insert(FIRST, (true, Content::new()));
         model.borrow_mut().flushed();
     }
-    let mut guests = Guests { store: store.clone(), disks: BTreeMap::new() };
+    attach(&env, &store, model.borrow().has_landed);
+    let mut guests = Guests { store: store.clone(), landing: None, disks: BTreeMap::new() };
     for _ in 0..steps {
         guests.step(&model, &mut rng).await;
         if store.broken().is_some() {
             return;
         }
     }
-    let nodes = model.borrow().nodes.clone();
-    verify(&store, &nodes, "at work").await;
+    if let Some(job) = guests.landing.take().filter(|job| !job.state().is_over()) {
+        job.cancel().unwrap();
+        while !job.state().is_over() {
+            env.sleep_us(1000).await;
+        }
+    }
+    let now = model.borrow().clone();
+    verify(&store, &now, "at work").await;
     exact(&store, "at work").await;
     drop(guests);
     if store.close().await.is_ok() {
@@ -316,13 +380,14 @@ async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
     let store = open(&env).await.unwrap();
     assert!(store.broken().is_none(), "{what}: {:?}", store.broken());
     let mut model = model.take();
+    attach(&env, &store, model.has_landed);
     let durable = model.durable.clone();
     model.nodes.retain(|id, _| durable.contains(id));
-    verify(&store, &model.nodes, &what).await;
+    verify(&store, &model, &what).await;
     let found = item(&store).await;
     assert!(found >= model.durable_item, "{what}: item {found}, flushed was {}", model.durable_item);
     exact(&store, &what).await;
-    verify(&store, &model.nodes, &what).await;
+    verify(&store, &model, &what).await;
     store.close().await.unwrap();
 }
 
@@ -345,7 +410,7 @@ fn crashes(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, what: &str) 
 fn random_operations_leave_the_expected_content() {
     for seed in 1..40 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
-        let model = Rc::new(RefCell::new(Model::default()));
+        let model = Model::of(seed);
         let kept = model.clone();
         world.run(move |env| work(env, kept, seed, 150)).expect("nothing cuts the power");
         world.run(move |env| look_again(env, model, format!("seed {seed}"))).expect("nothing cuts it");
@@ -357,7 +422,7 @@ fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
     for seed in 1..400 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
         world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
-        let model = Rc::new(RefCell::new(Model::default()));
+        let model = Model::of(seed);
         let kept = model.clone();
         world.cut_at(Cut::Event(20 + seed * 37 % 2500));
         if world.run(move |env| work(env, kept, seed, 120)).is_none() {
@@ -371,7 +436,7 @@ fn space_that_runs_out_at_any_point_loses_nothing() {
     for seed in 1..150 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
         world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
-        let model = Rc::new(RefCell::new(Model::default()));
+        let model = Model::of(seed);
         let (nth, full) = (seed * 13 % 700, Action::Fail(Errno::ENOSPC));
         world.add_fault(match seed % 2 {
             0 => Fault::nth(5 + nth, full).of(OpKind::Write),

@@ -16,6 +16,7 @@ use super::journal::{
 };
 use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS};
 use super::replayed_records::{MissingSectors, ReplayedRecords};
+use super::source::read_sources;
 use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
 use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
@@ -125,6 +126,7 @@ impl Store {
         space.keep_bitmaps_within(options.bitmap_bytes);
         check_catalogue(&catalogue, &space, file.name())?;
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
+        let sources = read_sources(&catalogue.items, &superblock, file.name())?;
         let nodes = Nodes::new(file.clone(), geometry.store_id, map_cache);
         let parts = StoreParts {
             file,
@@ -136,6 +138,7 @@ impl Store {
             catalogue,
             stored,
             superblock: opened.superblock,
+            sources,
         };
         let store = Store::assemble(env, options, parts);
         if let Some(lost) = &lost {

@@ -9,7 +9,8 @@ use futures_util::future::join_all;
 use super::backing::{ALL_SECTORS, groups_of, sectors_of};
 use super::blocks::{NewPart, NewSectors};
 use super::disk::{NativeDisk, blocks_of};
-use super::layout::{BLOCK, Extent, checksum, checksum_of};
+use super::layout::{BLOCK, Extent, checksum, checksum_of, has_space};
+use super::sources::SourceEdges;
 use super::table::{LookupRun, is_contiguous};
 
 /// Most blocks of one redirect: a record counts them in 32 bits, and a recovery reads their data with one I/O.
@@ -68,13 +69,20 @@ fn new_parts(
 
 impl NativeDisk {
     /// Redirects a range to new blocks. The parts of the first and the last block that the write leaves out stay where
-    /// they are, or are read.
-    pub(super) async fn redirect(&self, found: &[LookupRun], offset: u64, data: Slice) -> Result<()> {
+    /// they are, or are read; `edges` has those of a source.
+    pub(super) async fn redirect(
+        &self,
+        found: &[LookupRun],
+        offset: u64,
+        data: Slice,
+        edges: &SourceEdges,
+    ) -> Result<()> {
+        self.refuse_foreign(found)?;
         self.stats.first_writes.update(|n| n + 1);
         let blocks = blocks_of(offset, data.len() as u64);
         let partial = self.partial_blocks(found, offset..offset + data.len() as u64);
         self.stats.partial_blocks.update(|n| n + partial.blocks().count() as u64);
-        let whole = self.whole_blocks(found, &partial, &blocks, offset, data).await?;
+        let whole = self.whole_blocks(found, (&partial, edges), &blocks, offset, data).await?;
         let mut at = blocks.start;
         while at < blocks.end {
             let want = (blocks.end - at).min(REDIRECT_BLOCKS_MAX);
@@ -100,7 +108,7 @@ impl NativeDisk {
         let block_of = |block: u64| {
             let present = sectors_of(block, range.start, range.end);
             let run = found.iter().find(|run| run.start <= block && block < run.end())?;
-            let may_stay = !run.is_hole() && run.backing.is_none() && self.is_settled(run);
+            let may_stay = has_space(run.addr) && run.backing.is_none() && self.is_settled(run);
             let backing = (run.addr + (block - run.start), run.birth);
             (present != 0 && present != ALL_SECTORS && may_stay)
                 .then_some((block, NewSectors { present, added: present, backing }))
@@ -120,7 +128,7 @@ impl NativeDisk {
     async fn whole_blocks(
         &self,
         found: &[LookupRun],
-        partial: &PartialBlocks,
+        left_out: (&PartialBlocks, &SourceEdges),
         blocks: &Range<u64>,
         offset: u64,
         data: Slice,
@@ -129,7 +137,7 @@ impl NativeDisk {
         if offset == start && offset + data.len() as u64 == end {
             return Ok(data);
         }
-        let mut whole = self.old_edges(found, partial, blocks, offset, data.len() as u64).await?;
+        let mut whole = self.old_edges(found, left_out, blocks, offset, data.len() as u64).await?;
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(&data);
         Ok(whole.freeze())
@@ -140,7 +148,7 @@ impl NativeDisk {
     async fn old_edges(
         &self,
         found: &[LookupRun],
-        partial: &PartialBlocks,
+        (partial, edges_of_source): (&PartialBlocks, &SourceEdges),
         blocks: &Range<u64>,
         offset: u64,
         len: u64,
@@ -155,14 +163,19 @@ impl NativeDisk {
             whole[at..at + BLOCK as usize].fill(0);
         }
         edges.retain(|block| is_partial(block) && partial.get(*block).is_none());
+        for (block, content) in edges_of_source.within(blocks) {
+            let at = (block * BLOCK - start) as usize;
+            whole[at..at + BLOCK as usize].copy_from_slice(content);
+            edges.retain(|edge| *edge != block);
+        }
         if edges.len() == 2 && is_contiguous(found) && end - start <= EDGES_APART_BYTES {
-            let (whole, result) = self.read_found(found, start, whole).await;
+            let (whole, result) = self.read_stored(found, start, whole).await;
             return result.map(|()| whole);
         }
         let reads = edges.into_iter().map(async |block| {
             let part = found.iter().find(|f| f.start <= block && block < f.end());
             let part = std::slice::from_ref(part.expect("found covers its blocks"));
-            let (old, result) = self.read_found(part, block * BLOCK, Buf::alloc(BLOCK as usize)).await;
+            let (old, result) = self.read_stored(part, block * BLOCK, Buf::alloc(BLOCK as usize)).await;
             result.map(|()| (block, old))
         });
         for old in join_all(reads).await {

@@ -8,7 +8,8 @@ use futures_util::future::join_all;
 use super::backing::{SECTOR, WritePath, groups_of, sectors_of};
 use super::blocks::{NewPart, NewSectors};
 use super::disk::NativeDisk;
-use super::layout::{BLOCK, Extent, checksum_of};
+use super::layout::{BLOCK, Extent, checksum_of, has_space};
+use super::sources::SourceEdges;
 use super::table::LookupRun;
 use crate::options::Defect;
 
@@ -58,7 +59,7 @@ impl SectorPieces {
 impl NativeDisk {
     /// Returns how a write of the bytes `range` reaches the blocks of a run.
     pub(super) fn path_of(&self, found: &LookupRun, range: &Range<u64>) -> WritePath {
-        if found.is_hole() || found.birth <= self.node.since.get() {
+        if !has_space(found.addr) || found.birth <= self.node.since.get() {
             return WritePath::Redirect;
         }
         if found.backing.is_none() {
@@ -107,7 +108,8 @@ impl NativeDisk {
         self.overwrite(found, offset, data.clone()).await?;
         if self.node.since.get() != since && !self.store.options.defects.has(Defect::ExtendShared) {
             // A take has shared the place meanwhile. The sealed state shows these sectors of the backing block.
-            return self.redirect(std::slice::from_ref(found), offset, data).await;
+            let found = std::slice::from_ref(found);
+            return self.redirect(found, offset, data, &SourceEdges::default()).await;
         }
         let had = found.backing.present();
         let written = sectors_of(found.start, offset, offset + data.len() as u64);

@@ -11,13 +11,14 @@ use super::backing::SECTOR;
 use super::catalogue::Catalogue;
 use super::change::{Key, Op, encode};
 use super::journal::{Journal, Record};
-use super::layout::{Extent, Geometry};
+use super::layout::{Extent, Geometry, device_word};
 use super::lineage::{Lineage, NONE, Node};
 use super::progress::Progress;
+use super::source::{SOURCE, Source};
 use super::space::Space;
 use super::stored::StoredNodes;
 use super::superblock::Superblock;
-use super::tree::{Nodes, Roots};
+use super::tree::{Nodes, Root, Roots};
 use super::view::View;
 use super::write_coalescer::WriteCoalescer;
 use crate::options::{Defect, Defects};
@@ -95,6 +96,10 @@ pub struct Store {
     /// Items and nodes changed since the last freeze.
     pub(super) changed_items: RefCell<BTreeMap<Key, Option<Vec<u8>>>>,
     pub(super) changed_nodes: RefCell<BTreeSet<u64>>,
+    /// The sources, as their items are now.
+    pub(super) sources: RefCell<BTreeMap<u8, Rc<Source>>>,
+    /// The next superblock declares that the store has sources.
+    pub(super) declares_sources: Cell<bool>,
     /// Nodes that may have redirects that no tree has yet.
     pub(super) unmerged: RefCell<BTreeSet<u64>>,
     /// The catalogue of the last checkpoint, with the items frozen for the one under way; the holder of
@@ -171,6 +176,7 @@ pub(super) struct StoreParts {
     pub catalogue: Catalogue,
     pub stored: StoredNodes,
     pub superblock: Superblock,
+    pub sources: BTreeMap<u8, Rc<Source>>,
 }
 
 /// Returns whether a write of one sector harms no other, even if the power goes. The page cache writes whole pages.
@@ -200,6 +206,8 @@ impl Store {
             items: RefCell::new(parts.catalogue.user_items()),
             changed_items: RefCell::default(),
             changed_nodes: RefCell::default(),
+            sources: RefCell::new(parts.sources),
+            declares_sources: Cell::default(),
             unmerged: RefCell::default(),
             catalogue: RefCell::new(parts.catalogue),
             stored: RefCell::new(parts.stored),
@@ -354,7 +362,8 @@ impl Store {
 
     /// Applies operations: those of a change that is being made, or of one that the journal replays.
     pub(super) fn apply(&self, ops: &[Op]) -> Result<()> {
-        self.lineage.borrow().check(ops).map_err(|cause| Error::damaged(self.path(), cause))?;
+        let checked = self.lineage.borrow().check(ops).and_then(|()| self.check_sources(ops));
+        checked.map_err(|cause| Error::damaged(self.path(), cause))?;
         let generation = self.generation.get();
         let mut took = false;
         for op in ops {
@@ -383,12 +392,20 @@ impl Store {
                 is_new(node, &lineage)?;
                 lineage.add(Node::new(node, NONE, size_blocks, View::tree(Roots::default(), generation)));
             }
+            Op::CreateOver { node, size_blocks, device, blocks } => {
+                is_new(node, &lineage)?;
+                let places = Root::of_device(device_word(device, 0), blocks);
+                let view = View::tree(Roots { places, backings: None }, generation);
+                lineage.add(Node::new(node, NONE, size_blocks, view).on(device));
+                self.source_is_used(device);
+            }
             Op::Take { running, sealed } => {
                 is_new(sealed, &lineage)?;
                 let running = lineage.known(running, self.path())?;
                 let view = running.freeze(generation);
                 self.deepest.set(self.deepest.get().max(view.depth()));
                 let node = Node::new(sealed, running.parent.get(), running.size_blocks.get(), view);
+                let node = node.on(running.device);
                 node.sealed.set(generation);
                 lineage.add(node);
                 lineage.reparent(&running, sealed);
@@ -398,7 +415,8 @@ impl Store {
             Op::Branch { from, node } => {
                 is_new(node, &lineage)?;
                 let from = lineage.known(from, self.path())?;
-                lineage.add(Node::new(node, from.id, from.size_blocks.get(), from.current_view()));
+                let node = Node::new(node, from.id, from.size_blocks.get(), from.current_view());
+                let node = lineage.add(node.on(from.device)).id;
                 self.unmerged.borrow_mut().insert(node);
             }
             Op::Drop { node } => {
@@ -415,10 +433,16 @@ impl Store {
                 changed.insert(node);
             }
             Op::Put { key, ref value } => {
+                if key.kind == SOURCE {
+                    self.note_source(key, Some(value))?;
+                }
                 self.items.borrow_mut().insert(key, value.clone());
                 self.changed_items.borrow_mut().insert(key, Some(value.clone()));
             }
             Op::Delete { key } => {
+                if key.kind == SOURCE {
+                    self.note_source(key, None)?;
+                }
                 self.items.borrow_mut().remove(&key);
                 self.changed_items.borrow_mut().insert(key, None);
             }

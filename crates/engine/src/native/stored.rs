@@ -7,6 +7,7 @@ use blk::{Error, Result};
 use super::bytes::{Reader, Writer};
 use super::key::Key;
 pub use super::key::USER_KINDS;
+use super::layout::{DEVICE_MAX, device_of};
 use super::lineage::{DISK_BLOCKS_MAX, check_size};
 use super::space::GroupSummary;
 use super::superblock::Superblock;
@@ -23,6 +24,8 @@ pub(crate) struct NodeItem {
     pub size_blocks: u64,
     pub dropped: bool,
     pub cursor: u64,
+    /// Device of the source that its blocks may be on; 0: none.
+    pub device: u8,
     pub roots: Roots,
 }
 
@@ -42,9 +45,12 @@ impl NodeItem {
         let mut root = [0; Root::BYTES];
         Root::put(self.roots.places.as_ref(), &mut root);
         out.bytes(&root);
-        if self.roots.backings.is_some() {
+        if self.roots.backings.is_some() || self.device != 0 {
             Root::put(self.roots.backings.as_ref(), &mut root);
             out.bytes(&root);
+        }
+        if self.device != 0 {
+            out.u8(self.device);
         }
         out.done()
     }
@@ -60,7 +66,9 @@ impl NodeItem {
             true => None,
             false => decode_root(input.bytes("second root of a node")?, place)?,
         };
-        Ok(NodeItem { parent, sealed, size_blocks, dropped, cursor, roots: Roots { places, backings } })
+        let device = if input.is_empty() { 0 } else { input.u8("device of a node")? };
+        let roots = Roots { places, backings };
+        Ok(NodeItem { parent, sealed, size_blocks, dropped, cursor, device, roots })
     }
 }
 
@@ -79,7 +87,13 @@ impl NodeItem {
         // Only a dropped node is given back.
         let cursor_max = if self.dropped { DISK_BLOCKS_MAX } else { 0 };
         counted("cursor", self.cursor, 0..=cursor_max)?;
-        for root in [self.roots.places, self.roots.backings] {
+        let device_max = if superblock.has_sources() { DEVICE_MAX } else { 0 };
+        counted("device", self.device.into(), 0..=device_max.into())?;
+        for (root, device) in [(self.roots.places, self.device), (self.roots.backings, 0)] {
+            let found = root.map_or(0, |root| device_of(root.pointer.addr));
+            if found != 0 && found != device {
+                return Err(format!("device of a root of node {id} is {found}, expected 0 or {device}"));
+            }
             let birth = root.map_or(0, |root| root.pointer.birth);
             counted("birth of a root", birth, 0..=superblock.generation)?;
         }

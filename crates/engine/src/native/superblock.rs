@@ -22,7 +22,7 @@ pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 pub const VERSION: [u16; 2] = [1, 0];
 
 /// Features that this program supports: `INCOMPAT_KNOWN` to read a store, `RO_COMPAT_KNOWN` to write one.
-const INCOMPAT_KNOWN: u64 = SECTOR_MASKS;
+const INCOMPAT_KNOWN: u64 = SECTOR_MASKS | SOURCES;
 const RO_COMPAT_KNOWN: u64 = LEASED;
 /// Read-only compatible: the store is written under its lease. A program that does not check the lease must not write
 /// it.
@@ -30,6 +30,8 @@ pub(crate) const LEASED: u64 = 1;
 /// Incompatible: blocks may have some of their sectors elsewhere, so nodes may have a second tree, and the journal records
 /// of sectors.
 pub(crate) const SECTOR_MASKS: u64 = 1;
+/// Incompatible: blocks may be those of a source, so entries, pointers and nodes may have a device.
+pub(crate) const SOURCES: u64 = 2;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
@@ -151,6 +153,11 @@ impl Superblock {
     /// Returns whether blocks may have some of their sectors elsewhere.
     pub fn has_sector_masks(&self) -> bool {
         self.features_incompat & SECTOR_MASKS != 0
+    }
+
+    /// Returns whether blocks may be those of a source.
+    pub fn has_sources(&self) -> bool {
+        self.features_incompat & SOURCES != 0
     }
 
     /// Returns the slot of this superblock: 0 or 1, in turn.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::backing::Backing;
-use super::layout::Extent;
+use super::layout::{Extent, device_of};
 use super::tree::{Update, span};
 
 /// Blocks covered by a leaf of a tree.
@@ -51,6 +51,11 @@ impl LookupRun {
 
     pub fn is_hole(&self) -> bool {
         self.addr == 0
+    }
+
+    /// Returns the number of the source that has the blocks; 0: the blocks are the store's, or a hole.
+    pub fn device(&self) -> u8 {
+        device_of(self.addr)
     }
 
     /// Returns a part of a run without a backing block.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use blk::Result;
 
+use super::layout::has_space;
 use super::lineage::Node;
 use super::store::Store;
 use super::table::{LookupRun, Table};
@@ -155,7 +156,7 @@ impl Store {
         let done =
             gone_from_both(&self.nodes, &a.roots, &b.roots, merged, PAGES_AT_ONCE, &mut visit_merged).await?;
         self.compare_unmerged((&a, &b), &ranges, done, &mut |run, other| {
-            let is_gone = |addr: u64| addr != 0 && addr != other.addr && addr != other.backing.addr();
+            let is_gone = |addr: u64| has_space(addr) && addr != other.addr && addr != other.backing.addr();
             let LookupRun { start, len, .. } = run;
             if is_gone(run.addr) {
                 visit(WalkItem::Data(Mapped { start, len, addr: run.addr, birth: run.birth }));

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use blk::{Error, Result};
 
 use super::backing::Backing;
-use super::layout::addr_of;
+use super::layout::{addr_of, device_of, has_space, place_of};
 use super::table::{LookupRun, Table};
 use super::tree::{Mapped, Nodes, Roots};
 
@@ -217,7 +217,8 @@ impl Scratch {
             true => Ok(()),
             false => {
                 let cause = format!(
-                    "blocks {blocks:?} of a map: a place has flags, or a backing block has no mask or belongs to a hole"
+                    "blocks {blocks:?} of a map: a place has flags, a block of a source another number, or a backing \
+                     block no mask or no block of the store"
                 );
                 Err(Error::damaged(nodes.path(), cause))
             }
@@ -227,8 +228,11 @@ impl Scratch {
     /// Returns whether the runs from index `first` on are such as two trees of one state have.
     fn is_sound(&self, first: usize) -> bool {
         self.found[first..].iter().all(|run| {
-            let (has_flags, backing) = (run.addr != addr_of(run.addr), &run.backing);
-            !has_flags && (backing.is_none() || (!run.is_hole() && backing.present() != 0))
+            let (has_flags, backing) = (run.addr != place_of(run.addr), &run.backing);
+            // A source's blocks have the numbers that they have in the disk.
+            let place = device_of(run.addr) == 0 || addr_of(run.addr) == run.start;
+            let backed = has_space(run.addr) && device_of(backing.place) == 0 && backing.present() != 0;
+            !has_flags && place && (backing.is_none() || backed)
         })
     }
 

@@ -8,6 +8,7 @@ use super::report::{AffectedRange, Fault, Report};
 use crate::native::catalogue::Catalogue;
 use crate::native::change::Key;
 use crate::native::layout::{BLOCK, Extent};
+use crate::native::source::read_sources;
 use crate::native::space::{GroupSummary, Marks, Retained};
 use crate::native::store::Store;
 use crate::native::stored::{NodeItem, decode_group, group_key, node_key};
@@ -22,6 +23,8 @@ pub(super) struct Committed {
     pub name: String,
     pub superblock: Superblock,
     pub items: Items,
+    /// Sources, by the nodes of their landing maps.
+    pub landing: Landing,
     /// Blocks of the catalogue itself.
     pub catalogue: Vec<Extent>,
     /// A cache apart from the store's: the pages in the store's memory say nothing about the medium.
@@ -33,6 +36,8 @@ pub(super) struct Committed {
 
 /// Nodes by id.
 type Items = BTreeMap<u64, NodeItem>;
+/// Numbers of sources, by the nodes of their landing maps.
+type Landing = BTreeMap<u64, u8>;
 type CatalogueItems = BTreeMap<Key, Vec<u8>>;
 
 impl Committed {
@@ -47,7 +52,8 @@ impl Committed {
             return Ok(None);
         };
         let (items, lacks_nodes) = read_nodes(store, &all, report);
-        check_lineage(store, &superblock, &items, report);
+        let landing = read_landing(store, &superblock, &all, &items, report);
+        check_lineage(store, &superblock, &items, &landing, report);
         let summaries = read_summaries(store, &superblock, &all, report);
         let mut damaged = |group: u64, error: Error| {
             let extent = Extent { addr: store.geometry.group_start(group), len: store.geometry.group_blocks };
@@ -58,6 +64,7 @@ impl Committed {
             name: store.path().to_string(),
             superblock,
             items,
+            landing,
             catalogue,
             nodes: Nodes::new(store.file.clone(), store.id(), &MapCache::new(CACHE_BYTES)),
             lacks_nodes,
@@ -67,9 +74,10 @@ impl Committed {
         Ok(Some((committed, marks)))
     }
 
-    /// Returns the nodes that are not dropped.
+    /// Returns the nodes that are not dropped; those of landing maps are no states of disks.
     pub(super) fn kept(&self) -> impl Iterator<Item = (u64, &NodeItem)> {
-        self.items.iter().filter(|(_, item)| !item.dropped).map(|(id, item)| (*id, item))
+        let is_kept = |id: &u64, item: &NodeItem| !item.dropped && !self.landing.contains_key(id);
+        self.items.iter().filter(move |(id, item)| is_kept(id, item)).map(|(id, item)| (*id, item))
     }
 }
 
@@ -130,9 +138,45 @@ fn read_nodes(store: &Store, all: &CatalogueItems, report: &mut Report) -> (Item
     (items, lacks_nodes)
 }
 
-fn check_lineage(store: &Store, superblock: &Superblock, items: &Items, report: &mut Report) {
+/// Reads the sources, and checks that each has its landing map.
+fn read_landing(
+    store: &Store,
+    superblock: &Superblock,
+    all: &CatalogueItems,
+    items: &Items,
+    report: &mut Report,
+) -> Landing {
+    let sources = match read_sources(all, superblock, store.path()) {
+        Ok(sources) => sources,
+        Err(error) => {
+            report.add(Fault::Lineage, error, None, Vec::new());
+            return Landing::new();
+        }
+    };
+    for (device, source) in &sources {
+        let (node, name) = (source.landing, &source.name);
+        if items.get(&node).is_none_or(|item| item.sealed != 0 || item.dropped || item.device != 0) {
+            let cause = format!(
+                "source {device} ({name}) has its landing map in node {node}, which is not a running one"
+            );
+            report.add(Fault::Lineage, Error::damaged(store.path(), cause), None, Vec::new());
+        }
+    }
+    sources.values().map(|source| (source.landing, source.device)).collect()
+}
+
+fn check_lineage(
+    store: &Store,
+    superblock: &Superblock,
+    items: &Items,
+    landing: &Landing,
+    report: &mut Report,
+) {
     for (id, item) in items {
-        let Some(cause) = contradiction(superblock, items, *id, item) else { continue };
+        let is_over = |device: u8| device == 0 || landing.values().any(|source| *source == device);
+        let unknown = (!item.dropped && !is_over(item.device))
+            .then(|| format!("is over source {}, which is not there", item.device));
+        let Some(cause) = unknown.or_else(|| contradiction(superblock, items, *id, item)) else { continue };
         let error = Error::damaged(store.path(), format!("node {id} {cause}"));
         let affected = match item.dropped {
             true => Vec::new(),

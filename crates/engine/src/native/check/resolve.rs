@@ -1,12 +1,13 @@
 //! Judgement of the walk's doubts: the fault of each, and the states that it affects.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use blk::{Env, Error, Result};
 
 use super::report::{AffectedRange, Fault, Report};
 use super::walk::{Location, UnresolvedFault, Walk, for_all};
-use crate::native::layout::{BLOCK, Extent, addr_of};
+use crate::native::layout::{BLOCK, Extent, addr_of, device_of};
 use crate::native::stored::NodeItem;
 use crate::native::tree::{Nodes, WalkItem, has_page, span};
 
@@ -121,17 +122,23 @@ impl Walk<'_> {
 
     async fn showing(&self, env: &Env, extent: Extent, location: Location) -> Vec<AffectedRange> {
         match self.report.has_room() {
-            true => showing(env, &self.committed.nodes, self.committed.kept(), extent, location).await,
+            true => {
+                let committed = self.committed;
+                let source = committed.landing.get(&location.node).copied();
+                showing(env, &committed.nodes, committed.kept(), source, extent, location).await
+            }
             false => Vec::new(),
         }
     }
 }
 
-/// Returns which of the `kept` states show an extent at a spot, with the bytes of their disks that it covers.
+/// Returns which of the `kept` states show an extent at a spot, with the bytes of their disks that it covers. `source`:
+/// the spot is in the landing map of this one, so states show it where their blocks are the source's.
 pub(super) async fn showing<'a>(
     env: &Env,
     nodes: &Nodes,
     kept: impl Iterator<Item = (u64, &'a NodeItem)>,
+    source: Option<u8>,
     extent: Extent,
     location: Location,
 ) -> Vec<AffectedRange> {
@@ -140,24 +147,42 @@ pub(super) async fn showing<'a>(
         if n % AT_ONCE == 0 {
             env.sleep_us(0).await;
         }
-        let mut shows = false;
-        for root in [item.roots.places.as_ref(), item.roots.backings.as_ref()] {
-            shows |= match location.level {
-                Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
-                None => {
-                    let mut found = Vec::new();
-                    let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
-                    looked.is_ok() && found.iter().any(|run| addr_of(run.addr) == extent.addr)
-                }
-            };
-        }
         let blocks = location.level.map_or(extent.len, span);
         let end = location.block.saturating_add(blocks).min(item.size_blocks);
+        let shows = match source {
+            None => shows(nodes, item, extent, location).await,
+            Some(source) => item.device == source && has_blocks_of(nodes, item, location.block..end).await,
+        };
         if shows && location.block < end {
             affected.push(AffectedRange { node, bytes: location.block * BLOCK..end * BLOCK });
         }
     }
     affected
+}
+
+async fn shows(nodes: &Nodes, item: &NodeItem, extent: Extent, location: Location) -> bool {
+    let mut shows = false;
+    for root in [item.roots.places.as_ref(), item.roots.backings.as_ref()] {
+        shows |= match location.level {
+            Some(level) => has_page(nodes, root, level, location.block, extent.addr).await,
+            None => {
+                let mut found = Vec::new();
+                let looked = nodes.lookup(root, location.block..location.block + 1, &mut found).await;
+                looked.is_ok() && found.iter().any(|run| addr_of(run.addr) == extent.addr)
+            }
+        };
+    }
+    shows
+}
+
+/// Returns whether a state that is over a source may have blocks of it in this range: many are not looked at.
+async fn has_blocks_of(nodes: &Nodes, item: &NodeItem, blocks: Range<u64>) -> bool {
+    if blocks.is_empty() || blocks.end - blocks.start > span(0) {
+        return !blocks.is_empty();
+    }
+    let mut found = Vec::new();
+    let looked = nodes.lookup(item.roots.places.as_ref(), blocks, &mut found).await;
+    looked.is_err() || found.iter().any(|run| device_of(run.addr) != 0)
 }
 
 impl Suspect {

@@ -212,12 +212,16 @@ impl Store {
         if report.findings.iter().any(is_known) {
             return;
         }
+        let sources = self.sources();
+        let lands = |id: u64| sources.iter().find(|source| source.landing == id);
         let kept: BTreeMap<u64, NodeItem> = {
             let lineage = self.lineage.borrow();
-            lineage.all().filter(|node| !node.dropped.get()).map(|node| (node.id, item_now(node))).collect()
+            let kept = lineage.all().filter(|node| !node.dropped.get() && lands(node.id).is_none());
+            kept.map(|node| (node.id, item_now(node))).collect()
         };
-        let affected =
-            showing(&self.env, nodes, kept.iter().map(|(id, item)| (*id, item)), extent, location).await;
+        let (states, source) =
+            (kept.iter().map(|(id, item)| (*id, item)), lands(location.node).map(|source| source.device));
+        let affected = showing(&self.env, nodes, states, source, extent, location).await;
         report.add(fault, error, Some(extent), affected);
     }
 }

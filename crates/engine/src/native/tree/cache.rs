@@ -80,13 +80,13 @@ impl Nodes {
         Ok(node)
     }
 
-    /// Returns several nodes; None for holes. Those that are not in the cache are read in the order of their addresses,
+    /// Returns several nodes; None where there is no page. Those that are not in the cache are read in the order of their addresses,
     /// many at once, neighbours by one I/O. The cache keeps leaves only if `keeps_leaves`: a merge replaces them.
     pub(super) async fn load_all(&self, spots: &[Spot], keeps_leaves: bool) -> Result<Vec<Option<Rc<Node>>>> {
         let mut loaded: Vec<Option<Rc<Node>>> =
             spots.iter().map(|spot| self.cached().get(spot).cloned()).collect();
         let mut missing: Vec<usize> = (0..spots.len()).filter(|n| loaded[*n].is_none()).collect();
-        missing.retain(|n| !spots[*n].pointer.is_hole());
+        missing.retain(|n| spots[*n].pointer.is_page());
         missing.sort_unstable_by_key(|n| spots[*n].pointer.addr);
         let runs = adjacent(&missing, |n| spots[*n].pointer.addr);
         let mut reads = stream::iter(runs.map(async |run| (run, self.read_run(spots, run).await)))

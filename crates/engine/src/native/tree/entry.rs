@@ -6,7 +6,9 @@ use blk::{Error, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::native::backing::Backing;
-use crate::native::layout::{BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, get_struct, get_u64};
+use crate::native::layout::{
+    BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, advance, device_of, get_struct, get_u64,
+};
 
 /// Length of a page's header; entries or pointers follow.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -40,10 +42,13 @@ pub(crate) const fn span(level: u8) -> u64 {
 
 /// Checks the words that an entry and a pointer have in common: the reserved bits are zero.
 fn check_words(place: u64, born: u64, flags_max: u64) -> Result<(), String> {
-    let (addr, device, flags) = (addr_of(place), place >> WORD_BITS & 0xFF, place >> FLAGS_SHIFT);
+    let (addr, device, flags) = (addr_of(place), device_of(place), place >> FLAGS_SHIFT);
     let (birth, reserved) = (born & WORD_MASK, born >> WORD_BITS);
-    if device != 0 {
-        return Err(format!("device is {device}, expected 0"));
+    if device != 0 && (birth, flags) != (0, 0) {
+        return Err(format!("birth on device {device} is {birth}, its flags {flags:#x}, expected 0"));
+    }
+    if device != 0 && flags_max != 0 {
+        return Err(format!("device of a backing block is {device}, expected 0"));
     }
     if flags > flags_max {
         return Err(format!(
@@ -53,13 +58,13 @@ fn check_words(place: u64, born: u64, flags_max: u64) -> Result<(), String> {
     if reserved != 0 {
         return Err(format!("reserved bits are {reserved:#x}, expected 0"));
     }
-    if addr == 0 && (birth, flags) != (0, 0) {
+    if addr == 0 && device == 0 && (birth, flags) != (0, 0) {
         return Err(format!("birth of a hole is {birth}, its flags {flags:#x}, expected 0"));
     }
     Ok(())
 }
 
-/// The place of one block of a disk. All zero: a hole. `addr` is the whole word, with the flags.
+/// The place of one block of a disk. All zero: a hole. `addr` is the whole word, with device and flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct Entry {
@@ -78,7 +83,8 @@ impl Entry {
 /// Greatest sector mask: a block that has all of its eight sectors has none.
 pub(super) const MASK_MAX: u64 = 0xFE;
 
-/// The place of a child and the expected properties of its page. All zero: a hole.
+/// The place of a child and the expected properties of its page. All zero: a hole. With a device other than 0, the
+/// blocks below are those of the device from the address on, and there is no page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Pointer {
@@ -90,19 +96,37 @@ pub struct Pointer {
 }
 
 impl Pointer {
+    pub(super) const HOLE: Pointer = Pointer { addr: 0, birth: 0, checksum: 0, count: 0 };
+
+    /// Returns the pointer for blocks of a device, the first of which has this word.
+    pub(super) fn of_device(word: u64) -> Pointer {
+        Pointer { addr: word, ..Pointer::HOLE }
+    }
+
     pub fn is_hole(&self) -> bool {
         self.addr == 0
+    }
+
+    pub(super) fn is_page(&self) -> bool {
+        !self.is_hole() && device_of(self.addr) == 0
     }
 
     /// Decodes a pointer; `level` is that of the node to which it points.
     pub(super) fn get(bytes: &[u8], level: u8) -> Result<Pointer, String> {
         let pointer: Pointer = get_struct(bytes);
         check_words(pointer.addr, pointer.birth, 0)?;
-        if pointer.is_hole() && pointer != Pointer::default() {
-            return Err("a hole has a checksum or a count, expected zeros".to_string());
+        if !pointer.is_page() && (pointer.checksum, pointer.count) != (0, 0) {
+            return Err("without a page there is a checksum or a count, expected zeros".to_string());
         }
-        if !pointer.is_hole() && !(1..=span(level)).contains(&pointer.count) {
-            return Err(format!("count is {}, expected 1 to {}", pointer.count, span(level)));
+        if device_of(pointer.addr) != 0 && addr_of(pointer.addr) + span(level) > WORD_MASK + 1 {
+            let first = addr_of(pointer.addr);
+            return Err(format!(
+                "{} blocks of a device from {first} on end behind 2^{WORD_BITS}",
+                span(level)
+            ));
+        }
+        if pointer.count > span(level) {
+            return Err(format!("count is {}, expected at most {}", pointer.count, span(level)));
         }
         Ok(pointer)
     }
@@ -145,6 +169,12 @@ impl Root {
         Ok((!pointer.is_hole()).then_some(Root { level, pointer }))
     }
 
+    /// Returns the lowest root that maps at least `blocks` blocks onto those of a device; None if no block is.
+    pub fn of_device(word: u64, blocks: u64) -> Option<Root> {
+        let level = (0..=LEVEL_MAX).find(|level| blocks <= span(*level)).filter(|_| blocks > 0)?;
+        Some(Root { level, pointer: Pointer::of_device(word) })
+    }
+
     pub(super) fn spot(&self) -> Spot {
         Spot { level: self.level, first: 0, pointer: self.pointer }
     }
@@ -153,7 +183,7 @@ impl Root {
 /// Content of a tree. Every page has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TreeKind {
-    /// Places of blocks. The flags of entries are 0.
+    /// Places of blocks. The flags of entries are 0, and only here entries have devices.
     Places = 0,
     /// Backing blocks, with sector masks as flags.
     Backings = 1,
@@ -187,6 +217,11 @@ impl Spot {
     pub(super) fn end(&self) -> u64 {
         self.first + span(self.level)
     }
+
+    /// Returns the first word of the entry of `block`, which is within the spot, if there is no page.
+    pub(super) fn word_at(&self, block: u64) -> u64 {
+        advance(self.pointer.addr, block - self.first)
+    }
 }
 
 /// The content of a tree at a place of itself or of a larger tree.
@@ -194,28 +229,50 @@ impl Spot {
 pub(super) enum Source {
     Hole,
     Page(Pointer),
+    /// The blocks of a device, the first of which has this word.
+    Device(u64),
     /// The place is above the root. The root is its first descendant at the root's level.
     Above(Root),
 }
 
 impl Source {
+    /// Returns the pointer to what is at the place.
+    pub(super) fn pointer(&self) -> Pointer {
+        match *self {
+            Source::Hole | Source::Above(_) => Pointer::HOLE,
+            Source::Page(pointer) => pointer,
+            Source::Device(word) => Pointer::of_device(word),
+        }
+    }
+
+    /// Returns the entries of a place of level 0 that has no page.
+    pub(super) fn entries(&self) -> [Entry; LEAF_ENTRIES] {
+        let Source::Device(word) = *self else { return [Entry::default(); LEAF_ENTRIES] };
+        std::array::from_fn(|index| Entry { addr: word + index as u64, birth: 0 })
+    }
+
     /// Returns the source at block 0 of `level`, which is not below the root's level.
     pub(super) fn top(root: Option<&Root>, level: u8) -> Source {
         match root {
             None => Source::Hole,
-            Some(root) if root.level == level => Source::Page(root.pointer),
+            Some(root) if root.level == level => Source::of(root.pointer),
             Some(root) => Source::Above(*root),
         }
     }
 
-    pub(super) fn page(pointer: Pointer) -> Source {
-        if pointer.is_hole() { Source::Hole } else { Source::Page(pointer) }
+    pub(super) fn of(pointer: Pointer) -> Source {
+        match (pointer.is_hole(), pointer.is_page()) {
+            (true, _) => Source::Hole,
+            (_, true) => Source::Page(pointer),
+            _ => Source::Device(pointer.addr),
+        }
     }
 
     /// Returns child `index`, which is of `level`; `children` are those of the page, if it is one.
     pub(super) fn child(&self, level: u8, index: usize, children: &[Pointer]) -> Source {
         match self {
-            Source::Page(_) => children.get(index).map_or(Source::Hole, |pointer| Source::page(*pointer)),
+            Source::Page(_) => children.get(index).map_or(Source::Hole, |pointer| Source::of(*pointer)),
+            Source::Device(word) => Source::Device(word + index as u64 * span(level)),
             Source::Above(root) if index == 0 => Source::top(Some(root), level),
             Source::Above(_) | Source::Hole => Source::Hole,
         }
@@ -227,15 +284,16 @@ impl Source {
 pub struct Mapped {
     pub start: u64,
     pub len: u64,
-    /// 0: a hole. In the tree of backing blocks the flags are the sector mask, the same for all blocks.
+    /// 0: a hole. In the tree of backing blocks the flags are the sector mask, the same for all blocks; in the other
+    /// one there may be a device.
     pub addr: u64,
-    /// 0 for a hole.
+    /// 0 for a hole, and for blocks of a device.
     pub birth: u64,
 }
 
 impl Mapped {
     fn is_continued_by(&self, next: &Mapped) -> bool {
-        let addr = if self.addr == 0 { 0 } else { self.addr + self.len };
+        let addr = advance(self.addr, self.len);
         self.start + self.len == next.start && self.birth == next.birth && addr == next.addr
     }
 }
@@ -248,8 +306,9 @@ pub(super) fn push_run(out: &mut Vec<Mapped>, mark: usize, run: Mapped) {
     }
 }
 
-pub(super) fn push_hole(out: &mut Vec<Mapped>, mark: usize, blocks: Range<u64>) {
-    push_run(out, mark, Mapped { start: blocks.start, len: blocks.end - blocks.start, addr: 0, birth: 0 });
+/// Appends blocks without a page: a hole, or blocks of a device, the first of which has `word`.
+pub(super) fn push_span(out: &mut Vec<Mapped>, mark: usize, blocks: Range<u64>, word: u64) {
+    push_run(out, mark, Mapped { start: blocks.start, len: blocks.end - blocks.start, addr: word, birth: 0 });
 }
 
 /// A change that a merge makes at `start..start + len`.
@@ -280,13 +339,14 @@ impl Update {
         if self.addr == 0 {
             return Entry::default();
         }
-        Entry { addr: self.addr + (block - self.start), birth: self.birth }
+        Entry { addr: advance(self.addr, block - self.start), birth: self.birth }
     }
 
     pub(super) fn check(&self, stamp: u64) {
         assert!(self.len > 0, "an update of no blocks: {self:?}");
         assert!(self.addr == 0 || self.birth <= stamp, "born after its node, {stamp}: {self:?}");
         let end = addr_of(self.addr) + self.len;
+        assert!(device_of(self.addr) == 0 || self.birth == 0, "born on a device: {self:?}");
         assert!(self.addr == 0 || end <= WORD_MASK, "more than {WORD_BITS} bits: {self:?}");
         assert!(stamp <= WORD_MASK, "generation {stamp} has more than {WORD_BITS} bits");
     }

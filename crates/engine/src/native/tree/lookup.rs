@@ -7,38 +7,51 @@ use blk::Result;
 
 use super::IOS_AT_ONCE;
 use super::cache::{CachedPages, Nodes};
-use super::entry::{Mapped, Root, Spot, push_hole, span};
+use super::entry::{Mapped, Root, Spot, push_span, span};
 use super::node::Node;
 
 /// Result of the path from the root to a block.
 enum CachedPath<'a> {
     Leaf(&'a Node),
-    /// Nothing is mapped from the block up to this one.
-    Hole(u64),
+    NoPage(Stretch),
     Missing,
+}
+
+/// Blocks without a page, from the one looked up to `end`: a hole, or blocks of a device.
+struct Stretch {
+    end: u64,
+    word: u64,
+}
+
+impl Stretch {
+    const BEHIND_ALL: Stretch = Stretch { end: u64::MAX, word: 0 };
+
+    fn of(spot: &Spot, block: u64) -> Stretch {
+        Stretch { end: spot.end(), word: spot.word_at(block) }
+    }
 }
 
 impl CachedPages<'_> {
     fn cached_path(&self, root: Option<&Root>, block: u64) -> CachedPath<'_> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
-            return CachedPath::Hole(u64::MAX);
+            return CachedPath::NoPage(Stretch::BEHIND_ALL);
         };
         let mut spot = root.spot();
-        while !spot.pointer.is_hole() {
+        while spot.pointer.is_page() {
             let Some(node) = self.get(&spot) else { return CachedPath::Missing };
             if spot.level == 0 {
                 return CachedPath::Leaf(node);
             }
             spot = node.child_at(block);
         }
-        CachedPath::Hole(spot.end())
+        CachedPath::NoPage(Stretch::of(&spot, block))
     }
 }
 
 /// Result of a path that stops at the parent of leaves at the latest, so that leaves can be read together.
 enum ReadPath {
     Node(Rc<Node>),
-    Hole(u64),
+    NoPage(Stretch),
 }
 
 impl Nodes {
@@ -55,8 +68,8 @@ impl Nodes {
                     node.push_runs(at..end, mark, out);
                     end
                 }
-                CachedPath::Hole(end) => {
-                    push_hole(out, mark, at..end.min(blocks.end));
+                CachedPath::NoPage(Stretch { end, word }) => {
+                    push_span(out, mark, at..end.min(blocks.end), word);
                     end
                 }
                 CachedPath::Missing => {
@@ -95,8 +108,8 @@ impl Nodes {
         let mut at = blocks.start;
         while at < blocks.end {
             match self.read_path(root, at).await? {
-                ReadPath::Hole(end) => {
-                    push_hole(out, mark, at..end.min(blocks.end));
+                ReadPath::NoPage(Stretch { end, word }) => {
+                    push_span(out, mark, at..end.min(blocks.end), word);
                     at = end;
                 }
                 ReadPath::Node(node) => {
@@ -111,17 +124,17 @@ impl Nodes {
 
     async fn read_path(&self, root: Option<&Root>, block: u64) -> Result<ReadPath> {
         let Some(root) = root.filter(|root| block < span(root.level)) else {
-            return Ok(ReadPath::Hole(u64::MAX));
+            return Ok(ReadPath::NoPage(Stretch::BEHIND_ALL));
         };
         let mut spot = root.spot();
-        while !spot.pointer.is_hole() {
+        while spot.pointer.is_page() {
             let node = self.load(&spot).await?;
             if spot.level <= 1 {
                 return Ok(ReadPath::Node(node));
             }
             spot = node.child_at(block);
         }
-        Ok(ReadPath::Hole(spot.end()))
+        Ok(ReadPath::NoPage(Stretch::of(&spot, block)))
     }
 
     /// Appends the runs below `node`, which is a leaf or the parent of leaves and covers `blocks`.
@@ -144,7 +157,7 @@ impl Nodes {
                 let end = spot.end().min(blocks.end);
                 match leaf {
                     Some(leaf) => leaf.push_runs(at..end, mark, out),
-                    None => push_hole(out, mark, at..end),
+                    None => push_span(out, mark, at..end, spot.word_at(at)),
                 }
                 at = end;
             }

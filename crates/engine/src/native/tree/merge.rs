@@ -14,10 +14,10 @@ use futures_util::stream::{self, StreamExt};
 
 use super::cache::Nodes;
 use super::entry::*;
-use super::node::{Body, NO_ENTRIES, Node};
+use super::node::{Body, Node};
 use super::plan::{MergeSpace, Planner, Step};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
-use crate::native::layout::{BLOCK, Extent, addr_of};
+use crate::native::layout::{BLOCK, Extent, addr_of, has_space, place_of};
 
 /// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the trees of a state and returns their new
 /// roots; None when nothing is mapped any more.
@@ -221,32 +221,34 @@ impl Merge<'_> {
                 Some(parent) => parent.children[parent.index_of(first)],
                 None => self.root.map_or(Pointer::default(), |root| root.pointer),
             };
-            let children = if old.is_hole() {
-                vec![Pointer::default(); FANOUT]
-            } else {
-                paths.get(&(level, first)).expect("the path to a step is read").children().to_vec()
+            let source = Source::of(old);
+            let children = match source {
+                Source::Page(_) => {
+                    paths.get(&(level, first)).expect("the path to a step is read").children().to_vec()
+                }
+                _ => (0..FANOUT).map(|index| source.child(level - 1, index, &[]).pointer()).collect(),
             };
-            let old = (!old.is_hole()).then_some(old);
+            let old = old.is_page().then_some(old);
             self.open.push(Open { level, first, old, children, changed: false });
             level -= 1;
         }
     }
 
     async fn change_leaf(&mut self, step: &Step) -> Result<()> {
-        let old = step.node.as_ref().map_or(NO_ENTRIES, |node| node.entries());
+        let old = step.node.as_ref().map_or(step.source.entries(), |node| node.entries());
         let mut new = old;
         let updates = self.planner.updates;
         for update in &updates[step.updates.clone()] {
             for block in update.start.max(step.first)..update.end().min(step.blocks().end) {
                 let index = (block - step.first) as usize;
                 new[index] = update.entry(block);
-                let (old_addr, new_addr) = (addr_of(old[index].addr), addr_of(new[index].addr));
-                if old_addr != new_addr && old_addr != update.backing.addr() {
+                let (old_place, new_place) = (place_of(old[index].addr), place_of(new[index].addr));
+                if old_place != new_place && old_place != update.backing.addr() {
                     self.free_data(old[index], block);
                 }
             }
         }
-        let known = step.node.is_some() || step.source == Source::Hole;
+        let known = step.node.is_some() || !matches!(step.source, Source::Page(_));
         if known && new == old {
             return Ok(());
         }
@@ -268,10 +270,10 @@ impl Merge<'_> {
         self.add(open.level, open.first, Body::interior(&open.children)).await
     }
 
-    /// Adds a new node, unless it is empty, and the pointer to it.
+    /// Adds a new node, unless all of it is a hole or consecutive blocks of a device, and the pointer to it.
     async fn add(&mut self, level: u8, first: u64, body: Body) -> Result<()> {
-        let mut pointer = Pointer::default();
-        if body.count() > 0 {
+        let mut pointer = body.device_word(level).map_or(Pointer::default(), Pointer::of_device);
+        if pointer.is_hole() && !body.is_empty() {
             pointer.addr = self.planner.space.place_node().await?;
             pointer.birth = self.stamp;
             self.placed.push(pointer.addr);
@@ -297,7 +299,7 @@ impl Merge<'_> {
     }
 
     fn free_data(&mut self, old: Entry, block: u64) {
-        if old.addr == 0 || !self.planner.space.is_exclusive(old.birth, &(block..block + 1)) {
+        if !has_space(old.addr) || !self.planner.space.is_exclusive(old.birth, &(block..block + 1)) {
             return;
         }
         let addr = addr_of(old.addr);

@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::entry::*;
 use crate::native::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, get_u64, page_checksum, put_head, put_u64,
-    seal_page,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, WORD_BITS, WORD_MASK, advance, device_of,
+    get_u64, has_space, page_checksum, put_head, put_u64, seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");
@@ -30,44 +30,40 @@ const RUNS_MAX: usize = LEAF_ENTRIES / 2;
 pub(super) type Entries = [Entry; LEAF_ENTRIES];
 pub(super) const NO_ENTRIES: Entries = [Entry { addr: 0, birth: 0 }; LEAF_ENTRIES];
 
-/// A run within a leaf, holes included: an entry's two words, with its first index in the bits of the device, which is
-/// always 0, and its length in the top bits of the birth. 16 bytes.
+/// A run within a leaf, holes included: an entry's two words, with its first index and its length in the two bytes above
+/// the birth. 16 bytes.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     place: u64,
     born: u64,
 }
 
-const TOP: u32 = 48;
-const LOW: u64 = (1 << TOP) - 1;
-/// The bits of the device.
-const INDEX: u64 = 0xFF << TOP;
+const INDEX_SHIFT: u32 = WORD_BITS;
+const LEN_SHIFT: u32 = WORD_BITS + 8;
 const _: () = assert!(LEAF_ENTRIES <= 0xFF);
 
 impl Run {
     fn new(start: usize, entry: Entry) -> Run {
-        Run { place: entry.addr | (start as u64) << TOP, born: entry.birth | 1 << TOP }
+        Run { place: entry.addr, born: entry.birth | (start as u64) << INDEX_SHIFT | 1 << LEN_SHIFT }
     }
 
     fn start(&self) -> u64 {
-        (self.place & INDEX) >> TOP
+        self.born >> INDEX_SHIFT & 0xFF
     }
 
     fn end(&self) -> u64 {
-        self.start() + (self.born >> TOP)
+        self.start() + (self.born >> LEN_SHIFT)
     }
 
     /// Returns the entry at `index`, which is inside of the run.
     fn entry(&self, index: u64) -> Entry {
-        let addr = self.place & !INDEX;
-        let addr = if addr == 0 { 0 } else { addr + index - self.start() };
-        Entry { addr, birth: self.born & LOW }
+        Entry { addr: advance(self.place, index - self.start()), birth: self.born & WORD_MASK }
     }
 
     /// Extends the run by the next entry if that continues it, and returns whether it did.
     fn extend(&mut self, entry: Entry) -> bool {
         let fits = self.entry(self.end()) == entry;
-        self.born += u64::from(fits) << TOP;
+        self.born += u64::from(fits) << LEN_SHIFT;
         fits
     }
 }
@@ -101,11 +97,33 @@ impl Body {
         Body(Kind::Pointers(children.into()))
     }
 
-    /// Returns the number of mapped blocks below.
+    pub(super) fn is_empty(&self) -> bool {
+        match &self.0 {
+            Kind::Pointers(children) => children.iter().all(Pointer::is_hole),
+            Kind::Runs(runs) => runs.iter().all(|run| run.place == 0),
+            Kind::Dense(entries) => entries.iter().all(|entry| entry.addr == 0),
+        }
+    }
+
+    /// Returns the word of the first block if all blocks are consecutive ones of a device. `level` is the node's.
+    pub(super) fn device_word(&self, level: u8) -> Option<u64> {
+        let word = match &self.0 {
+            Kind::Pointers(children) => {
+                let (first, step) = (children[0].addr, span(level - 1));
+                let follows = |(n, child): (usize, &Pointer)| child.addr == first + n as u64 * step;
+                children.iter().enumerate().all(follows).then_some(first)
+            }
+            Kind::Runs(runs) if runs.len() == 1 => Some(runs[0].place),
+            _ => None,
+        };
+        word.filter(|word| device_of(*word) != 0)
+    }
+
+    /// Returns the number of blocks of the store that are mapped below.
     pub(super) fn count(&self) -> u64 {
         match &self.0 {
             Kind::Pointers(children) => children.iter().map(|child| child.count).sum(),
-            _ => self.entries().iter().filter(|entry| entry.addr != 0).count() as u64,
+            _ => self.entries().iter().filter(|entry| has_space(entry.addr)).count() as u64,
         }
     }
 

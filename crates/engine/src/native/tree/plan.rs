@@ -155,7 +155,7 @@ impl Planner<'_> {
     /// anything is exclusive, the first block is.
     fn may_be_freed(&self, source: &Source, blocks: &Range<u64>) -> bool {
         match source {
-            Source::Hole => false,
+            Source::Hole | Source::Device(_) => false,
             Source::Page(pointer) => {
                 self.space.is_exclusive(pointer.birth, &(blocks.start..blocks.start + 1))
             }

@@ -13,8 +13,8 @@ use futures_util::future::join;
 
 use super::cache::Nodes;
 use super::entry::*;
-use super::node::{Entries, NO_ENTRIES, Node};
-use crate::native::layout::addr_of;
+use super::node::{Entries, Node};
+use crate::native::layout::{addr_of, has_space, place_of};
 
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
@@ -159,7 +159,7 @@ pub(crate) async fn survey(
 pub(crate) async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, block: u64, addr: u64) -> bool {
     let root = root.filter(|root| root.level >= level && block < span(root.level));
     let Some(mut spot) = root.map(Root::spot) else { return false };
-    while spot.level > level && !spot.pointer.is_hole() {
+    while spot.level > level && spot.pointer.is_page() {
         match nodes.load(&spot).await {
             Ok(node) => spot = node.child_at(block),
             Err(_) => return false,
@@ -173,6 +173,8 @@ trait Task {
     /// Returns whether a place at which the trees are not the same has to be visited.
     fn wants(&self, a: &Source, b: &Source) -> bool;
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>);
+    /// Called instead of a visit for a place at which neither tree has a page, and each block differs.
+    fn apart(&mut self, _blocks: Range<u64>) {}
     /// Called when all below a page of `a` is done.
     fn end_of(&mut self, _page: &Spot) {}
     /// Handles an unreadable page: an error ends the walk; otherwise it continues behind the page.
@@ -187,24 +189,24 @@ enum Side {
     B,
 }
 
-/// The entries of a leaf; holes if there is none.
-struct LeafOf<'a>(Option<&'a Node>);
+/// The entries of a leaf, or of a place without one.
+struct LeafOf<'a>(Option<&'a Node>, Source);
 
 impl LeafOf<'_> {
     fn entries(&self) -> Entries {
-        self.0.map_or(NO_ENTRIES, |node| node.entries())
+        self.0.map_or(self.1.entries(), |node| node.entries())
     }
 }
 
-/// Returns the runs that `a` has and `b` does not have at the same place, without flags.
+/// Returns the runs that `a` has in the store and `b` does not have at the same place, without flags.
 fn only_in(blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) -> Vec<Mapped> {
     let (a, b) = (a.entries(), b.entries());
     let mut runs = Vec::new();
     for block in blocks {
         let index = (block % span(0)) as usize;
-        let (addr, birth) = (addr_of(a[index].addr), a[index].birth);
-        if addr != 0 && addr != addr_of(b[index].addr) {
-            push_run(&mut runs, 0, Mapped { start: block, len: 1, addr, birth });
+        let Entry { addr: word, birth } = a[index];
+        if has_space(word) && place_of(word) != place_of(b[index].addr) {
+            push_run(&mut runs, 0, Mapped { start: block, len: 1, addr: addr_of(word), birth });
         }
     }
     runs
@@ -218,7 +220,7 @@ struct SurveyTask<'a> {
 
 impl Task for SurveyTask<'_> {
     fn wants(&self, a: &Source, _: &Source) -> bool {
-        *a != Source::Hole
+        !matches!(a, Source::Hole | Source::Device(_))
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
@@ -265,6 +267,10 @@ impl DifferenceTask<'_> {
 impl Task for DifferenceTask<'_> {
     fn wants(&self, _: &Source, _: &Source) -> bool {
         true
+    }
+
+    fn apart(&mut self, blocks: Range<u64>) {
+        self.add(blocks);
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
@@ -325,6 +331,12 @@ impl Pair {
             return Err(Error::damaged(nodes.file.name(), cause));
         }
         Ok(a == b)
+    }
+
+    /// Returns whether all of the place is a hole, or consecutive blocks of one device, on either side.
+    fn has_no_page(&self) -> bool {
+        let has_none = |side: &Source| matches!(side, Source::Hole | Source::Device(_));
+        has_none(&self.a) && has_none(&self.b)
     }
 
     /// Returns the page of one side.
@@ -394,6 +406,10 @@ async fn compare(
         if same || !task.wants(&child.a, &child.b) {
             continue;
         }
+        if child.has_no_page() {
+            task.apart(child.first.max(blocks.start)..child.end().min(blocks.end));
+            continue;
+        }
         if asked >= budget && child.first > blocks.start {
             return Ok(child.first);
         }
@@ -407,7 +423,11 @@ async fn compare(
             continue;
         }
         let within = child.first.max(blocks.start)..child.end().min(blocks.end);
-        task.leaf(within, &LeafOf(child.a_node.as_deref()), &LeafOf(child.b_node.as_deref()));
+        task.leaf(
+            within,
+            &LeafOf(child.a_node.as_deref(), child.a),
+            &LeafOf(child.b_node.as_deref(), child.b),
+        );
         child.finish(blocks.end, task);
     }
     Ok(blocks.end)

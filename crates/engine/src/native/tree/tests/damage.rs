@@ -87,7 +87,7 @@ fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
         (56, 2 << 8, "level"),
     ];
     let words = [
-        (entry, 1000 | 1 << 48, "entry 50: device is 1, expected 0"),
+        (entry, 1000 | 1 << 48, "entry 50: birth on device 1 is 3, its flags 0x0, expected 0"),
         (entry, 1000 | 4 << 56, "entry 50: flags are 0x4"),
         (entry + 8, 3 | 1 << 60, "entry 50: reserved bits are 0x1000"),
         (entry + 8, 10, "birth of entry 50 is 10, expected at most 9"),
@@ -95,12 +95,12 @@ fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
         (HEADER_BYTES, 77, "number of mapped blocks is 127, expected 126"),
     ];
     let pointers = [
-        (pointer, 3000 | 1 << 50, "pointer 0: device"),
+        (pointer, 3000 | 1 << 50, "pointer 0: birth on device 4"),
         (pointer + 8, 10, "birth of pointer 0"),
-        (pointer + 24, 0, "pointer 0: count is 0, expected 1 to 252"),
+        (pointer + 24, 253, "pointer 0: count is 253, expected at most 252"),
         (pointer + 24, u64::MAX, "pointer 0: count"),
         (pointer + 24, 2, "number of mapped blocks"),
-        (pointer + 32 * 40 + 16, 1, "pointer 40: a hole has a checksum"),
+        (pointer + 32 * 40 + 16, 1, "pointer 40: without a page there is a checksum"),
     ];
     let cases = [(0, &header[..]), (2, &header[..]), (0, &words[..]), (2, &pointers[..])];
     for (page, fields) in cases {

@@ -3,6 +3,7 @@
 use blk::ErrorKind;
 
 use super::*;
+use crate::native::layout::device_word;
 
 /// Blocks that change: around the ends of nodes of every level up to 4.
 fn places() -> impl Strategy<Value = u64> {
@@ -79,8 +80,64 @@ async fn play(env: Env, batches: Vec<Batch>, cap_bytes: usize) {
     assert!(store.reachable(&roots).await == *store.used.borrow(), "in use is what a kept tree refers to");
 }
 
+/// The device of the trees that are over one.
+const DEVICE: u8 = 3;
+
+/// Checks what a tree over a device has around the edges of its nodes: what was written, holes where blocks were
+/// unmapped, and the device elsewhere.
+async fn check_over(store: &Store, root: Option<&Root>, written: &Model, holes: &BTreeSet<u64>) {
+    for edge in [0, span(1), 3 * span(1), span(2), span(3), 2 * span(3) + span(1)] {
+        let blocks = edge.saturating_sub(400)..edge + 40 * span(0);
+        let below = |block: u64| {
+            let is_device = block < span(3) && !holes.contains(&block);
+            is_device.then_some((device_word(DEVICE, block), 0))
+        };
+        let expected = |block| Some((block, written.get(&block).copied().or_else(|| below(block))?));
+        let expected: Model = blocks.clone().filter_map(expected).collect();
+        assert!(store.content(root, blocks).await.unwrap() == expected, "around block {edge}");
+    }
+}
+
+/// Merges into a tree over a device, of which takes keep earlier states.
+async fn play_over(env: Env, batches: Vec<Batch>, cap_bytes: usize) {
+    let store = Store::new(create(&env).await, cap_bytes);
+    let (mut written, mut holes) = (Model::new(), BTreeSet::new());
+    let mut root = Root::of_device(device_word(DEVICE, 0), span(3));
+    let mut kept = Vec::new();
+    for batch in batches {
+        let updates = updates(&store, &batch.changes);
+        root = store.merge(root, &updates).await.unwrap();
+        apply(&mut written, &updates);
+        for update in &updates {
+            let blocks = update.start..update.end();
+            match update.addr {
+                0 => holes.extend(blocks),
+                _ => holes.retain(|block| !blocks.contains(block)),
+            }
+        }
+        check_over(&store, root.as_ref(), &written, &holes).await;
+        assert_eq!(store.merge(root, &updates).await.unwrap(), root, "the same again changes nothing");
+        assert_eq!(root.map_or(0, |root| root.pointer.count), written.len() as u64);
+        if batch.take {
+            kept.push((root, written.clone(), holes.clone()));
+            store.take();
+        }
+    }
+    kept.push((root, written, holes));
+    for (root, written, holes) in &kept {
+        check_over(&store, root.as_ref(), written, holes).await;
+    }
+    let roots: Vec<Option<Root>> = kept.iter().map(|(root, ..)| *root).collect();
+    assert!(store.reachable(&roots).await == *store.used.borrow(), "in use is what a kept tree refers to");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn trees_over_a_device_hold_what_was_merged(batches in batches(), tiny_cache in any::<bool>()) {
+        in_world(async move |env| play_over(env, batches, if tiny_cache { 1 } else { CACHE_BYTES }).await);
+    }
+
     #[test]
     fn trees_hold_what_was_merged_and_free_the_rest_once(batches in batches(), tiny_cache in any::<bool>()) {
         in_world(async move |env| play(env, batches, if tiny_cache { 1 } else { CACHE_BYTES }).await);
@@ -197,4 +254,19 @@ impl MergePace for CountedPace {
         self.merged.update(|merged| merged + updates);
         Box::pin(ready(()))
     }
+}
+
+#[test]
+fn blocks_of_a_device_have_no_pages_and_a_tree_without_them_is_removed() {
+    in_world(async |env| {
+        let store = Store::new(create(&env).await, CACHE_BYTES);
+        let whole = Root::of_device(device_word(DEVICE, 0), span(2));
+        assert_eq!((whole.unwrap().level, Root::of_device(device_word(DEVICE, 0), 0)), (2, None));
+        let root = store.merge(whole, &[store.map(span(1) + 5, 1)]).await.unwrap();
+        assert_eq!(store.used.borrow().len(), 4, "a block, and its path of three pages");
+        let root = store.merge(root, &[unmap(0, span(1))]).await.unwrap();
+        assert_eq!(store.used.borrow().len(), 4, "a page of holes does not exist either");
+        assert_eq!(store.merge(root, &[unmap(0, span(2))]).await.unwrap(), None);
+        assert_eq!(*store.used.borrow(), BTreeSet::new());
+    });
 }
