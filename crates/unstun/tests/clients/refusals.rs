@@ -28,7 +28,7 @@ fn exit_codes_distinguish_the_kinds_of_refusal() {
         ("vm create ../web --disk 16M", 2, "../web"),
         ("vm create big --disk 16Q", 2, "16Q"),
         ("vm create odd --disk 1000", 2, "1000"),
-        ("vm create huge --disk 63T", 2, "63T"),
+        ("vm create huge --disk 65T", 2, "65T"),
         ("snapshot take web a/b", 2, "a/b"),
         ("vm create web --disk 16M", 3, "web"),
         ("snapshot take web a", 3, "a"),

@@ -51,7 +51,7 @@ impl StoreMemory {
             let (all, least) = (format_bytes(self.parts.total()), format_bytes(PART_BYTES_MIN));
             let cause = format!(
                 "the other native stores of this daemon have all of their {all} of memory, and this one needs {least}; \
-                 start the daemon with more (`unstun up --memory`), or remove a datastore"
+                 start the daemon with more (`unstun up --memory 2G`), or remove a datastore"
             );
             return Err(Error::refused(place, cause));
         };
