@@ -432,22 +432,24 @@ impl Store {
                 lineage.known(node, self.path())?.size_blocks.set(size_blocks);
                 changed.insert(node);
             }
-            Op::Put { key, ref value } => {
-                if key.kind == SOURCE {
-                    self.note_source(key, Some(value))?;
-                }
-                self.items.borrow_mut().insert(key, value.clone());
-                self.changed_items.borrow_mut().insert(key, Some(value.clone()));
-            }
-            Op::Delete { key } => {
-                if key.kind == SOURCE {
-                    self.note_source(key, None)?;
-                }
-                self.items.borrow_mut().remove(&key);
-                self.changed_items.borrow_mut().insert(key, None);
-            }
+            Op::Put { key, ref value } => self.change_item(key, Some(value.clone()))?,
+            Op::Delete { key } => self.change_item(key, None)?,
             Op::Abort { .. } => {}
         }
+        Ok(())
+    }
+
+    /// Sets an item, or removes it if there is no value.
+    fn change_item(&self, key: Key, value: Option<Vec<u8>>) -> Result<()> {
+        if key.kind == SOURCE {
+            self.note_source(key, value.as_deref())?;
+        }
+        let mut items = self.items.borrow_mut();
+        match &value {
+            Some(value) => items.insert(key, value.clone()),
+            None => items.remove(&key),
+        };
+        self.changed_items.borrow_mut().insert(key, value);
         Ok(())
     }
 
