@@ -8,7 +8,7 @@
 //! | resolved maps of redo disks | 96 MiB, 3/32 | `engine`: the coldest regions are built again |
 //! | grain tables | 72 MiB | `vmdk`: 48 MiB of clean ones, `engine`: 24 MiB that wait to be written |
 //! | map pages of all native stores | 64 MiB, 1/16; or `--map-cache` | `engine`: the coldest pages are read again |
-//! | bitmaps and unmerged redirects of native stores | 128 MiB, 1/8 | `datastore/store_memory.rs`: parts of 2 to 64 MiB |
+//! | bitmaps and unmerged redirects of native stores | 128 MiB, 1/8 | `datastore/store_memory.rs`: parts of 2 to 64 MiB; behind the seventh store 2 MiB each, of the rest |
 //! | free I/O buffers | 32 MiB | `blk` |
 //! | the rest: code, catalogues, layers, verbs | 120 MiB | no limit: depends on the VMs and snapshots |
 //!

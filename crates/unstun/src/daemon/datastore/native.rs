@@ -185,7 +185,7 @@ impl Native {
             }
             Ground::Device(device) => (device.open().await?, false),
         };
-        let part = self.memory.take(&self.path().to_string_lossy())?;
+        let part = self.memory.take();
         let leased = self.lease(&file).await?;
         if let Some(leased) = &leased {
             file.set_fence(leased.lease.fence());

@@ -2,9 +2,7 @@
 
 use std::rc::Rc;
 
-use api::units::format_bytes;
 use blk::budget::{Budget, Charge};
-use blk::{Error, Result};
 use engine::native::{MapCache, PENDING_RUN_BYTES, StoreOptions};
 
 use crate::memory::Memory;
@@ -26,7 +24,8 @@ pub(crate) struct StoreMemory {
 pub(crate) struct StorePart {
     pub map_cache: MapCache,
     pub options: StoreOptions,
-    _charge: Charge,
+    /// None: the part is not one of those that are counted.
+    _charge: Option<Charge>,
 }
 
 impl StoreMemory {
@@ -41,20 +40,12 @@ impl StoreMemory {
         self.map_cache_bytes
     }
 
-    /// Takes the memory of one store: half of what is free, so that further stores can open too.
-    ///
-    /// # Errors
-    /// `Refused` when the open stores have all of it. `place`: the store's path.
-    pub(crate) fn take(&self, place: &str) -> Result<StorePart> {
+    /// Takes the memory of one store: half of what is free, so that further stores have some too. When nothing is left, a
+    /// store takes the least part of what the daemon has for everything else: VMs that were served before must be served
+    /// after any start.
+    pub(crate) fn take(&self) -> StorePart {
         let bytes = (self.parts.free() / 2).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
-        let Some(charge) = self.parts.take(bytes) else {
-            let (all, least) = (format_bytes(self.parts.total()), format_bytes(PART_BYTES_MIN));
-            let cause = format!(
-                "the other native stores of this daemon have all of their {all} of memory, and this one needs {least}; \
-                 start the daemon with more (`unstun up --memory 2G`), or remove a datastore"
-            );
-            return Err(Error::refused(place, cause));
-        };
+        let charge = self.parts.take(bytes);
         let half = (bytes / 2) as usize;
         let options = StoreOptions {
             bitmap_bytes: half,
@@ -62,7 +53,7 @@ impl StoreMemory {
             pending_runs_max: half / 2 / PENDING_RUN_BYTES,
             ..StoreOptions::default()
         };
-        Ok(StorePart { map_cache: self.map_cache.clone(), options, _charge: charge })
+        StorePart { map_cache: self.map_cache.clone(), options, _charge: charge }
     }
 }
 
@@ -71,23 +62,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stores_take_parts_until_the_memory_is_used_up_and_return_them() {
+    fn stores_share_the_memory_and_none_is_refused() {
         let memory = StoreMemory::new(Memory::new(1 << 30).unwrap(), 64 << 20);
-        let first = memory.take("a").unwrap();
         let default = StoreOptions::default();
-        assert_eq!(first.options.bitmap_bytes, default.bitmap_bytes);
-        assert_eq!(first.options.pending_runs_max, default.pending_runs_max);
-        let mut parts = vec![first];
-        let refused = loop {
-            match memory.take("b") {
-                Ok(part) => parts.push(part),
-                Err(e) => break e,
-            }
-            assert!(memory.parts.used() <= memory.parts.total());
-        };
-        assert_eq!(parts.len(), 7);
-        assert!(refused.to_string().contains("128 MiB of memory, and this one needs 2 MiB"), "{refused}");
+        let bitmap_mib = |part: &StorePart| part.options.bitmap_bytes >> 20;
+        let mut parts: Vec<StorePart> = (0..9).map(|_| memory.take()).collect();
+        assert_eq!(parts[0].options.bitmap_bytes, default.bitmap_bytes);
+        assert_eq!(parts[0].options.pending_runs_max, default.pending_runs_max);
+        assert_eq!(parts.iter().map(bitmap_mib).collect::<Vec<_>>(), [32, 16, 8, 4, 2, 1, 1, 1, 1]);
+        assert_eq!(memory.parts.used(), memory.parts.total(), "the last ones are not counted");
         parts.remove(0);
-        assert_eq!(memory.take("b").unwrap().options.pending_runs_max, default.pending_runs_max / 2);
+        assert_eq!(memory.take().options.pending_runs_max, default.pending_runs_max / 2);
     }
 }
