@@ -10,7 +10,8 @@ from pathlib import Path
 from bench.fio import Target
 from bench.rest import Rest
 
-START_S = 20
+# Against hangs only: a daemon with thousands of VMs takes half a minute.
+START_S = 120
 STOP_S = 60
 
 
