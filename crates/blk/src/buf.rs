@@ -219,6 +219,15 @@ impl Slice {
         assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
         Slice { buf: self.buf.clone(), start: self.start + range.start, len: range.end - range.start }
     }
+
+    /// Returns the bytes as a buffer of its own, which may go to another core. Copies them if other slices of the buffer
+    /// exist.
+    pub fn into_buf(self) -> Buf {
+        match Rc::try_unwrap(self.buf) {
+            Ok(buf) => Buf { start: buf.start + self.start, len: self.len, slab: buf.slab },
+            Err(shared) => Buf::copy_of(&shared[self.start..self.start + self.len]),
+        }
+    }
 }
 
 impl Deref for Slice {
@@ -259,6 +268,11 @@ mod tests {
         let whole = Buf::copy_of(&[1, 2, 3, 4]).freeze();
         let part = whole.slice(1..3);
         assert_eq!(&part[..], &[2, 3]);
+        assert_eq!(&part.clone().into_buf()[..], &[2, 3]);
+        drop(whole);
+        let at = part.as_ptr();
+        let own = part.into_buf();
+        assert_eq!((&own[..], own.as_ptr()), (&[2, 3][..], at));
     }
 
     #[test]

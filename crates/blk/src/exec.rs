@@ -19,7 +19,7 @@ use crate::error::{Errno, Result};
 use crate::memory::Memory;
 use crate::meter::{PollFigures, PollMeter};
 use crate::passed::Descriptor;
-use crate::reactor::{self, Handle, OffloadedWork, Op, Outcome, Pending, Reactor, Token};
+use crate::reactor::{self, Handle, OffloadedWork, Op, Outcome, Pending, Reactor, SharedDescriptor, Token};
 use crate::sync::OneShot;
 
 /// A boxed future of this core: what object-safe contracts return.
@@ -35,6 +35,12 @@ struct Queue {
     /// Set while the core may sleep in the kernel, so that only wakes from other threads need the system call.
     sleeping: AtomicBool,
     reactor: Arc<dyn reactor::Waker>,
+}
+
+impl Queue {
+    fn next(&self) -> Option<u32> {
+        self.ready.lock().expect("no panic inside").pop_front()
+    }
 }
 
 struct TaskWaker {
@@ -149,6 +155,34 @@ impl Executor {
             }
         }
     }
+
+    /// Polls up to `most` ready tasks, and returns how many. For a world of several executors, which turns its reactor
+    /// itself.
+    pub fn poll_some(&self, most: usize) -> usize {
+        let mut polled = 0;
+        while polled < most
+            && let Some(id) = self.core.queue.next()
+        {
+            self.core.poll_task(id);
+            polled += 1;
+        }
+        polled
+    }
+
+    /// Returns whether a task is ready.
+    pub fn has_ready(&self) -> bool {
+        !self.core.queue.ready.lock().expect("no panic inside").is_empty()
+    }
+
+    /// Returns whether a task waits for the next turn of the reactor.
+    pub fn is_turn_awaited(&self) -> bool {
+        self.core.is_turn_awaited()
+    }
+
+    /// Notes that the reactor has turned, as [`Env::next_turn`] awaits it.
+    pub fn turned(&self) {
+        self.core.turned();
+    }
 }
 
 impl Drop for Executor {
@@ -181,8 +215,7 @@ impl Core {
         let mut polls = 0;
         let mut began_ns = self.begin_polls();
         loop {
-            let next = self.queue.ready.lock().expect("no panic inside").pop_front();
-            let Some(id) = next else { return };
+            let Some(id) = self.queue.next() else { return };
             let started_at = self.poll_task(id);
             began_ns = self.end_poll(began_ns, started_at);
             polls += 1;
@@ -379,6 +412,19 @@ impl Env {
     /// Returns a handle for the same core's tasks over another reactor: one of several machines of a simulated world.
     pub fn over(&self, reactor: Rc<dyn Reactor>) -> Env {
         Env { reactor, core: self.core.clone() }
+    }
+
+    /// A moment within a poll at which another core may have acted; see [`Reactor::crossing`].
+    pub fn crossing(&self) {
+        self.reactor.crossing();
+    }
+
+    pub(crate) fn share(&self, file: Handle) -> Result<SharedDescriptor, Errno> {
+        self.reactor.share(file)
+    }
+
+    pub(crate) fn adopt_shared(&self, descriptor: SharedDescriptor) -> Result<Handle, Errno> {
+        self.reactor.adopt_shared(descriptor)
     }
 
     pub(crate) fn fence(&self, file: Handle, deadline: Arc<Deadline>) {

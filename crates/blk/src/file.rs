@@ -9,14 +9,16 @@
 //! and may forget the data that could not be written: a later flush would succeed without it. The ranges that no flush
 //! has covered by then may contain old data, now or later, so reading them is an error.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell};
 use std::ops::{AddAssign, Range};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
-use crate::fence::Fence;
+use crate::fence::{Deadline, Fence};
+use crate::opening::{Condition, Opened, Opening, SharedFile};
 use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
@@ -66,20 +68,19 @@ struct Inner {
     /// The path as the user knows it, for messages.
     name: String,
     limits: Limits,
-    latch: RefCell<Option<Error>>,
-    counters: Cell<FileCounters>,
+    opening: Arc<Opening>,
+    condition: Arc<Condition>,
     /// Device blocks under read-modify-write. If blocks are larger than sectors: all blocks that are being changed.
     partial: RangeLock,
     /// Allows one flush at a time. If two flushes of one descriptor overlap, the kernel reports an error to only one of
     /// them.
     flushes: TaskMutex,
-    unflushed: RefCell<Unflushed>,
-    /// A flush has failed: the ranges in `unflushed` are in doubt.
-    flush_failed: Cell<bool>,
     /// The device cannot free space without writing. The first attempt detects this.
     keeps_space: Cell<bool>,
     /// The fence that every operation passes before it starts, if other machines share the file.
     fence: OnceCell<Rc<Fence>>,
+    /// The deadline of the fence of the core that has shared this file.
+    deadline: Option<Arc<Deadline>>,
 }
 
 impl Drop for Inner {
@@ -94,18 +95,23 @@ impl File {
     }
 
     pub(crate) fn new(env: Env, handle: Handle, name: String, limits: Limits) -> File {
+        let condition = Arc::<Condition>::default();
+        File::of(Opened { env, handle, name, limits, condition, deadline: None })
+    }
+
+    pub(crate) fn of(opened: Opened) -> File {
+        let Opened { env, handle, name, limits, condition, deadline } = opened;
         assert!(limits.logical_block.is_power_of_two() && limits.memory_align.is_power_of_two());
         let inner = Inner {
             env,
             handle,
             name,
             limits,
-            latch: RefCell::new(None),
-            counters: Cell::default(),
+            opening: condition.add_opening(),
+            condition,
+            deadline,
             partial: RangeLock::default(),
             flushes: TaskMutex::default(),
-            unflushed: RefCell::default(),
-            flush_failed: Cell::new(false),
             keeps_space: Cell::new(false),
             fence: OnceCell::new(),
         };
@@ -179,24 +185,44 @@ impl File {
         self.inner.limits
     }
 
-    /// Returns the counts of all handles of this file since it was opened.
+    /// Returns the file for another core of this process. What is opened there has the same latch, and the flushes of this
+    /// file cover its writes.
+    ///
+    /// # Errors
+    /// `NoDescriptors` if the process has none left.
+    pub fn share(&self) -> Result<SharedFile> {
+        let descriptor = self.inner.env.share(self.inner.handle);
+        Ok(SharedFile {
+            descriptor: descriptor.map_err(|e| e.at(self.name(), "sharing it with another core"))?,
+            name: self.inner.name.clone(),
+            limits: self.inner.limits,
+            condition: self.inner.condition.clone(),
+            deadline: self.inner.fence.get().map(|fence| fence.deadline()),
+        })
+    }
+
+    /// Returns whether an answer that needs no operation may be given now. Unlike [`File::pass_fence`] it does not wait;
+    /// it is for a file that another core has shared.
+    pub fn may_answer(&self) -> bool {
+        self.inner.deadline.as_ref().is_none_or(|deadline| deadline.is_open(self.inner.env.boot_ns()))
+    }
+
+    /// Returns the counts of all handles of this file since it was opened, on all cores.
     pub fn counters(&self) -> FileCounters {
-        self.inner.counters.get()
+        self.inner.condition.counters()
     }
 
     fn count(&self, change: impl FnOnce(&mut FileCounters)) {
-        let mut counters = self.inner.counters.get();
-        change(&mut counters);
-        self.inner.counters.set(counters);
+        self.inner.opening.count(change);
     }
 
     /// Returns the error that latched this file, if one has.
     pub fn latched(&self) -> Option<Error> {
-        self.inner.latch.borrow().clone()
+        self.inner.condition.latched()
     }
 
     fn check_latch(&self) -> Result<()> {
-        match &*self.inner.latch.borrow() {
+        match &self.inner.condition.latched() {
             None => Ok(()),
             Some(first) => Err(Error::new(
                 ErrorKind::Latched,
@@ -214,7 +240,7 @@ impl File {
             ErrorKind::NoSpace | ErrorKind::Unsupported | ErrorKind::LeaseLost | ErrorKind::NoDescriptors
         );
         if !is_known {
-            self.inner.latch.borrow_mut().get_or_insert_with(|| error.clone());
+            self.inner.condition.latch(&error);
         }
         error
     }
@@ -282,7 +308,7 @@ impl File {
     /// Fails if a flush has failed during the read and the range is in doubt.
     fn vouch(&self, offset: u64, len: usize) -> Result<()> {
         let range = offset..offset.saturating_add(len as u64);
-        if !self.inner.flush_failed.get() || !self.inner.unflushed.borrow().overlaps(&range) {
+        if !self.inner.condition.is_in_doubt(&range) {
             return Ok(());
         }
         let cause = format!(
@@ -391,7 +417,7 @@ impl File {
         let _turn = self.inner.flushes.lock().await;
         self.check_latch()?;
         self.count(|c| c.flushes += 1);
-        let covered = self.inner.unflushed.take();
+        let covered = self.inner.condition.take_unflushed();
         let mut flush = Flush { file: self, covered, failure: Some("given up before its end".to_string()) };
         match self.unit_op(|file| Op::Flush { file }).await {
             Ok(()) => {
@@ -532,7 +558,7 @@ struct Written<'a> {
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        self.file.unflushed.borrow_mut().insert(self.range.clone());
+        self.file.opening.unflushed().insert(self.range.clone());
     }
 }
 
@@ -547,7 +573,7 @@ impl Flush<'_> {
     /// Withdraws a flush that was not started. It has not failed: a later flush covers the same writes.
     fn take_back(&mut self) {
         self.failure = None;
-        self.file.inner.unflushed.borrow_mut().append(std::mem::take(&mut self.covered));
+        self.file.inner.opening.unflushed().append(std::mem::take(&mut self.covered));
     }
 }
 
@@ -555,15 +581,12 @@ impl Drop for Flush<'_> {
     fn drop(&mut self) {
         let Some(cause) = self.failure.take() else { return };
         let inner = &self.file.inner;
-        let mut unflushed = inner.unflushed.borrow_mut();
-        unflushed.append(std::mem::take(&mut self.covered));
+        inner.opening.unflushed().append(std::mem::take(&mut self.covered));
+        let bytes = inner.condition.flush_failed();
         let cause = format!(
-            "flushing: {cause}; {} bytes written since the last flush that succeeded may be lost",
-            unflushed.bytes()
+            "flushing: {cause}; {bytes} bytes written since the last flush that succeeded may be lost"
         );
-        inner.flush_failed.set(true);
-        let error = Error::new(ErrorKind::Io, self.file.name(), cause);
-        inner.latch.borrow_mut().get_or_insert(error);
+        inner.condition.latch(&Error::new(ErrorKind::Io, self.file.name(), cause));
     }
 }
 

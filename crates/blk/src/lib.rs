@@ -14,10 +14,12 @@ pub mod exec;
 pub mod fence;
 pub mod file;
 pub mod layer;
+pub mod mailbox;
 pub mod manifest;
 pub mod memory;
 pub mod meter;
 mod offload;
+mod opening;
 pub mod passed;
 mod peer;
 pub mod reactor;
@@ -33,6 +35,7 @@ pub use error::{Errno, Error, ErrorKind, Result};
 pub use exec::{Env, Executor, Local};
 pub use fence::Fence;
 pub use file::File;
+pub use opening::SharedFile;
 
 /// The unit of every on-disk field and every guest address: 512 bytes, whatever the device's block is.
 pub const SECTOR: u64 = 512;

@@ -213,6 +213,22 @@ pub enum Outcome {
     Space(Result<Space, Errno>),
 }
 
+/// An open file between the reactors of two cores of one process.
+#[derive(Debug)]
+pub enum SharedDescriptor {
+    /// A duplicate of the kernel's descriptor.
+    Descriptor {
+        /// The duplicate.
+        fd: OwnedFd,
+        /// The file's limits as found when it was opened.
+        limits: Limits,
+        /// The file system of the file.
+        device: Option<(u32, u32)>,
+    },
+    /// The number of a simulated file.
+    Number(u64),
+}
+
 /// Wakes a reactor that waits for the kernel, from any thread.
 pub trait Waker: Send + Sync {
     /// Ends the present or the next [`Reactor::wait`]. Repeated calls before that are cheap.
@@ -248,6 +264,19 @@ pub trait Reactor {
     fn adopt_stream(&self, _fd: OwnedFd) -> Option<Handle> {
         None
     }
+
+    /// Returns a descriptor of an open file for the reactor of another core of this process.
+    fn share(&self, _file: Handle) -> Result<SharedDescriptor, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Makes a handle of a descriptor that the reactor of another core has shared.
+    fn adopt_shared(&self, _descriptor: SharedDescriptor) -> Result<Handle, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// A moment within a poll at which another core may have acted. Simulated worlds let other cores run here.
+    fn crossing(&self) {}
 
     /// Sets the deadline of a file. Operations that the kernel does not have by then complete with `Errno::FENCED` and
     /// have no effect, whenever they were submitted. Parts of an operation that are submitted again are treated alike.

@@ -45,6 +45,10 @@ impl Unflushed {
         ranges.into_iter().for_each(|(start, end)| self.insert(start..end));
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     pub(crate) fn append(&mut self, other: Unflushed) {
         other.ranges.into_iter().for_each(|(start, end)| self.insert(start..end));
     }

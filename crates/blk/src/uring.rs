@@ -65,7 +65,7 @@ use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::passed::Descriptor;
 use crate::reactor::OffloadedWork;
-use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, Token, Waker};
+use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, SharedDescriptor, Token, Waker};
 use crate::socket::Socket;
 
 /// One core's reactor. Belongs to the thread that made it.
@@ -192,6 +192,21 @@ impl Reactor for UringReactor {
 
     fn adopt_stream(&self, fd: OwnedFd) -> Option<Handle> {
         Some(self.adopt_opened(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None }))
+    }
+
+    fn share(&self, file: Handle) -> Result<SharedDescriptor, Errno> {
+        let core = self.core.borrow();
+        let entry = core.entry(file)?;
+        let (fd, limits, device) = (entry.fd.try_clone()?, entry.kind.limits(), entry.device);
+        Ok(SharedDescriptor::Descriptor { fd, limits, device })
+    }
+
+    fn adopt_shared(&self, descriptor: SharedDescriptor) -> Result<Handle, Errno> {
+        let SharedDescriptor::Descriptor { fd, limits, device } = descriptor else {
+            return Err(Errno::EINVAL);
+        };
+        let kind = Kind::File(limits);
+        Ok(self.adopt_opened(Opened { fd, kind, notice: None, shared: None, device }))
     }
 
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {

@@ -22,6 +22,7 @@
 
 mod bytes;
 mod content;
+mod cores;
 mod device;
 mod dir;
 mod fault;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use blk::Errno;
 use blk::fence::Deadline;
 use blk::memory::Memory;
-use blk::reactor::{Handle, Op, Outcome, Reactor, Token, Waker};
+use blk::reactor::{Handle, Op, Outcome, Reactor, SharedDescriptor, Token, Waker};
 
 use crate::machine::{Machine, Step};
 
@@ -55,6 +55,16 @@ impl Reactor for SimReactor {
 
     fn close(&self, handle: Handle) {
         self.alive(|machine| machine.close(handle));
+    }
+
+    fn share(&self, file: Handle) -> Result<SharedDescriptor, Errno> {
+        Ok(SharedDescriptor::Number(file.0.into()))
+    }
+
+    /// Opens the file again, which the sharing handle keeps open until then.
+    fn adopt_shared(&self, descriptor: SharedDescriptor) -> Result<Handle, Errno> {
+        let SharedDescriptor::Number(number) = descriptor else { return Err(Errno::EINVAL) };
+        self.alive(|machine| machine.open_again(number)).unwrap_or(Err(Errno::EIO))
     }
 
     fn open_root(&self, path: &str) -> Result<Handle, Errno> {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use blk::{Env, Executor};
 
+use crate::cores::Cores;
 use crate::fault::{Cut, Fault};
 use crate::hosts::{Host, Hosts};
 use crate::kind::OpKind;
@@ -68,10 +69,26 @@ impl SimWorld {
         self.run_on(executor, main(env, machines))
     }
 
+    /// Runs several cores of one machine like `run`: each has an executor, and the seed interleaves their tasks. `main`
+    /// runs on the first core and gets the handles of all.
+    pub fn run_cores<T, F>(&self, count: usize, main: impl FnOnce(Vec<Env>) -> F) -> Option<T>
+    where
+        T: 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let cores = Cores::new(self.boot(), count);
+        let outcome = cores.run(main(cores.envs()));
+        self.check_end(outcome, || drop(cores))
+    }
+
     fn run_on<T: 'static>(&self, executor: Executor, main: impl Future<Output = T> + 'static) -> Option<T> {
         let outcome = executor.run(main);
+        self.check_end(outcome, || drop(executor))
+    }
+
+    fn check_end<T>(&self, outcome: Option<T>, end: impl FnOnce()) -> Option<T> {
         let cut = self.is_off();
-        drop(executor);
+        end();
         let where_and_when = self.place_and_time();
         assert!(cut || outcome.is_some(), "{where_and_when}: nothing is under way and the run is not done");
         outcome.filter(|_| !cut)
