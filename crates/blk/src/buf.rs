@@ -220,6 +220,12 @@ impl Slice {
         Slice { buf: self.buf.clone(), start: self.start + range.start, len: range.end - range.start }
     }
 
+    /// Returns the buffer if this is its only slice.
+    pub fn try_into_buf(self) -> Option<Buf> {
+        let buf = Rc::try_unwrap(self.buf).ok()?;
+        Some(Buf { start: buf.start + self.start, len: self.len, slab: buf.slab })
+    }
+
     /// Returns the bytes as a buffer of its own, which may go to another core. Copies them if other slices of the buffer
     /// exist.
     pub fn into_buf(self) -> Buf {

@@ -126,8 +126,12 @@ pub struct Outbox<T> {
 impl<T: Send + 'static> Outbox<T> {
     /// Starts to send on the core of `env`.
     pub fn start(env: &Env, sender: Sender<T>) -> Rc<Outbox<T>> {
-        let outbox =
-            Rc::new(Outbox { sender, queue: RefCell::default(), queued: Signal::default(), ended: Cell::new(false) });
+        let outbox = Rc::new(Outbox {
+            sender,
+            queue: RefCell::default(),
+            queued: Signal::default(),
+            ended: Cell::new(false),
+        });
         let sending = outbox.clone();
         env.spawn_detached(Box::pin(async move { sending.send().await }));
         outbox

@@ -27,7 +27,8 @@ impl SharedFile {
     /// # Errors
     /// Those of the reactor: a descriptor of another kind of world.
     pub fn open(self, env: &Env) -> Result<File> {
-        let handle = env.adopt_shared(self.descriptor).map_err(|e| e.at(&self.name, "opening a shared file"))?;
+        let handle =
+            env.adopt_shared(self.descriptor).map_err(|e| e.at(&self.name, "opening a shared file"))?;
         if let Some(deadline) = &self.deadline {
             env.fence(handle, deadline.clone());
         }
@@ -89,7 +90,8 @@ impl Condition {
     /// Adds an opening. The first one takes over what ended ones have left.
     pub(crate) fn add_opening(&self) -> Arc<Opening> {
         let mut openings = self.lock_openings();
-        let (present, ended) = std::mem::take(&mut *openings).into_iter().partition(|opening| Arc::strong_count(opening) > 1);
+        let (present, ended) =
+            std::mem::take(&mut *openings).into_iter().partition(|opening| Arc::strong_count(opening) > 1);
         *openings = present;
         let added = Arc::<Opening>::default();
         openings.push(added.clone());

@@ -156,6 +156,12 @@ pub enum Defect {
     DetachBeforeFlush,
     /// Native: writers are not delayed, so they wait for whole checkpoints.
     UnpacedWriters,
+    /// Native: grants of another core stay when the map changes.
+    KeepGrants,
+    /// Native: I/O of another core under a withdrawn grant is not waited for.
+    ForgetRemoteIo,
+    /// Native: another core goes on overwriting blocks that a take has shared.
+    WriteSealedInPlace,
     /// A flush that is tried again after one that failed counts as a success.
     FlushRetried,
     /// Data that a killed process had not flushed is served without a flush.

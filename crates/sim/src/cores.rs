@@ -38,7 +38,9 @@ impl Cores {
             rng: RefCell::new(Rng::new(world.random())),
             world,
         });
-        let executor = |_| Executor::new(Rc::new(CoreReactor { world: cores.world.clone(), cores: Rc::downgrade(&cores) }));
+        let executor = |_| {
+            Executor::new(Rc::new(CoreReactor { world: cores.world.clone(), cores: Rc::downgrade(&cores) }))
+        };
         let executors = (0..count).map(executor).collect();
         assert!(cores.executors.set(executors).is_ok(), "set once");
         cores

@@ -186,7 +186,8 @@ impl Machine {
     /// Makes another handle of the file that the handle of this number has open.
     pub(crate) fn open_again(&mut self, number: u64) -> Result<Handle, Errno> {
         let shared = usize::try_from(number).ok().and_then(|at| self.opens.get(at)?.as_ref());
-        let (node, name, writable) = shared.map(|open| (open.node, open.name.clone(), open.writable)).ok_or(EBADF)?;
+        let (node, name, writable) =
+            shared.map(|open| (open.node, open.name.clone(), open.writable)).ok_or(EBADF)?;
         Ok(self.add_open(node, &name, writable, false))
     }
 

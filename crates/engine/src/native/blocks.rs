@@ -171,6 +171,7 @@ impl Store {
 
     fn put(&self, node: &Node, start: u64, redirect: Redirect, part: Option<PartialBlock>) {
         let mut displaced = Vec::new();
+        self.withdraw(node, start..start + redirect.len);
         self.count(node.id, node.put(start, redirect, part, &mut displaced));
         for extent in displaced {
             self.space.free_uncommitted(extent, redirect.lsn);

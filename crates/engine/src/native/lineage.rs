@@ -11,6 +11,7 @@ use blk::{Error, Result};
 use super::change::Op;
 use super::key::USER_KINDS;
 use super::layout::{BLOCK, Extent};
+use super::remote::NodeGrants;
 use super::table::{PartialBlock, Redirect, Table};
 use super::tree::{LEVEL_MAX, Roots, span};
 use super::view::View;
@@ -39,6 +40,8 @@ pub struct Node {
     pub view: RefCell<Rc<View>>,
     /// Pages that a merge of `active` may write.
     pages: Cell<u64>,
+    /// What other cores may do with the node's blocks.
+    pub(super) grants: NodeGrants,
 }
 
 impl Node {
@@ -55,6 +58,7 @@ impl Node {
             active: RefCell::default(),
             view: RefCell::new(view),
             pages: Cell::new(0),
+            grants: NodeGrants::default(),
         }
     }
 

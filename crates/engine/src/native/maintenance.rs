@@ -103,9 +103,9 @@ impl Store {
         if self.wants_checkpoint() || self.starved.take() {
             self.checkpoint().await?;
         } else if self.has_to_reclaim() {
-            let (began_ns, before) = (self.env.now_ns(), self.requests.get());
+            let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
             self.checkpoint().await?;
-            if self.requests.get() != before {
+            if self.guest_requests() != before {
                 self.rest((self.env.now_ns() - began_ns) / 1000 * self.options.reclaim_rest).await;
             }
         }
@@ -117,7 +117,7 @@ impl Store {
 
     /// Returns whether no request has begun or ended for `IDLE_NS`, as far as earlier looks can say.
     fn is_idle(&self) -> bool {
-        let (requests, now_ns) = (self.requests.get(), self.env.now_ns());
+        let (requests, now_ns) = (self.guest_requests(), self.env.now_ns());
         let under_way = self.reads.in_flight() + self.writes.in_flight() > 0;
         if self.requests_at_look.replace(requests) != requests || under_way {
             self.active_ns.set(now_ns);
@@ -141,7 +141,7 @@ impl Store {
             if !self.space.wants_ready() {
                 return Ok(None);
             }
-            if !idle || self.requests.get() != self.requests_at_look.get() {
+            if !idle || self.guest_requests() != self.requests_at_look.get() {
                 return Ok(Some(IDLE_LOOK_US));
             }
             if self.ends() || self.starved.get() || self.wants_checkpoint() {
@@ -155,7 +155,7 @@ impl Store {
     /// Ends a step of calculation that began at `began_ns`: pauses `reclaim_rest` times as long while guests are active,
     /// unless they wait for this work. Other tasks get a turn in any case.
     pub(super) async fn yield_to_guests(&self, began_ns: u64) {
-        let requests = self.requests.get();
+        let requests = self.guest_requests();
         let idle = self.requests_at_step.replace(requests) == requests;
         if idle || self.starved.get() || self.is_behind() || self.ends() {
             self.env.next_turn().await;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blk::sync::{Admission, Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
@@ -14,6 +15,7 @@ use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry, device_word};
 use super::lineage::{Lineage, NONE, Node};
 use super::progress::Progress;
+use super::remote::SharedDisk;
 use super::source::{SOURCE, Source};
 use super::space::Space;
 use super::stored::StoredNodes;
@@ -140,8 +142,10 @@ pub struct Store {
     pub(super) held_back: RefCell<BTreeSet<u64>>,
     /// Dropped nodes with damaged pages: their space stays.
     pub(super) unreclaimable: RefCell<BTreeMap<u64, Error>>,
-    /// Guest requests completed, over all disks: shows whether guests are active.
+    /// Guest requests completed, over all disks of this core: shows whether guests are active.
     pub(super) requests: Cell<u64>,
+    /// Disks that other cores serve.
+    pub(super) remote_disks: RefCell<Vec<Arc<SharedDisk>>>,
     pub(super) closed: Cell<bool>,
     /// Number of running tasks that tend the store; their work may be under way.
     pub(super) tended: Cell<u32>,
@@ -232,6 +236,7 @@ impl Store {
             held_back: RefCell::default(),
             unreclaimable: RefCell::default(),
             requests: Cell::new(0),
+            remote_disks: RefCell::default(),
             closed: Cell::new(false),
             tended: Cell::new(0),
             flush_due_ns: Cell::new(0),
@@ -262,7 +267,10 @@ impl Store {
     }
 
     pub(super) fn fail_read_only(&self, cause: &Error) {
-        self.broken.borrow_mut().get_or_insert_with(|| cause.clone());
+        if self.broken.borrow().is_none() {
+            *self.broken.borrow_mut() = Some(cause.clone());
+            self.end_all_remote_writes();
+        }
         self.work.notify();
         self.progress.notify();
     }
@@ -402,6 +410,7 @@ impl Store {
             Op::Take { running, sealed } => {
                 is_new(sealed, &lineage)?;
                 let running = lineage.known(running, self.path())?;
+                self.end_remote_writes(&running);
                 let view = running.freeze(generation);
                 self.deepest.set(self.deepest.get().max(view.depth()));
                 let node = Node::new(sealed, running.parent.get(), running.size_blocks.get(), view);
@@ -421,6 +430,7 @@ impl Store {
             }
             Op::Drop { node } => {
                 let node = lineage.known(node, self.path())?;
+                self.end_grants(&node);
                 if node.is_running() {
                     node.freeze(generation);
                     node.sealed.set(generation);
@@ -429,8 +439,10 @@ impl Store {
                 changed.insert(node.id);
             }
             Op::Resize { node, size_blocks } => {
-                lineage.known(node, self.path())?.size_blocks.set(size_blocks);
-                changed.insert(node);
+                let node = lineage.known(node, self.path())?;
+                node.size_blocks.set(size_blocks);
+                self.tell_size(&node);
+                changed.insert(node.id);
             }
             Op::Put { key, ref value } => self.change_item(key, Some(value.clone()))?,
             Op::Delete { key } => self.change_item(key, None)?,
@@ -458,12 +470,29 @@ impl Store {
         self.closed.set(true);
         self.journal.gives_up.set(true);
         self.work.notify();
+        self.end_remote_io().await;
         let written = self.write_all().await;
         while self.tended.get() > 0 {
             self.progress.wait().await;
         }
         self.space.stop().await;
         written
+    }
+
+    /// Ends what other cores do with the store's file.
+    async fn end_remote_io(&self) {
+        self.lineage.borrow().all().for_each(|node| self.end_grants(node));
+        let (reads, writes) = (self.reads.drain(), self.writes.drain());
+        if !self.remote_disks.borrow().is_empty() {
+            reads.await;
+            writes.await;
+        }
+    }
+
+    /// Returns the number of guest requests that have ended, on all cores.
+    pub(super) fn guest_requests(&self) -> u64 {
+        let remote = self.remote_disks.borrow().iter().map(|disk| disk.requests()).sum::<u64>();
+        self.requests.get() + remote
     }
 
     async fn write_all(&self) -> Result<()> {

@@ -76,11 +76,11 @@ impl Store {
             if self.closed.get() {
                 return Err(Error::cancelled(format!("scrub of {}", self.path())));
             }
-            let (began_ns, before) = (self.env.now_ns(), self.requests.get());
+            let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
             let Some((next, bytes)) = self.scrub_step(&nodes, at, &mut report).await? else { break };
             at = next;
             job.moved(bytes).await;
-            if self.requests.get() != before {
+            if self.guest_requests() != before {
                 let pause_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
                 job.pause_us(pause_us.min(REST_US_MAX)).await;
             }

@@ -27,6 +27,8 @@ mod unreadable_tests;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use blk::sync::Signal;
 use blk::{Env, Error, File, Result};
@@ -108,6 +110,8 @@ pub(crate) struct Journal {
     rounds: Signal,
     /// Makes a write that finds no space fail, instead of waiting for some.
     pub gives_up: Cell<bool>,
+    /// `durable_flushed_lsn` for other cores.
+    shared_flushed_lsn: Arc<AtomicU64>,
 }
 
 struct State {
@@ -185,6 +189,7 @@ impl Journal {
             written: Signal::default(),
             rounds: Signal::default(),
             gives_up: Cell::new(false),
+            shared_flushed_lsn: Arc::new(AtomicU64::new(start.flushed_lsn)),
         })
     }
 
@@ -359,6 +364,11 @@ impl Journal {
     /// Returns the number up to which every later replay will accept the records as durable, with their data.
     pub(crate) fn durable_flushed_lsn(&self) -> u64 {
         self.state.borrow().durable
+    }
+
+    /// Returns `durable_flushed_lsn` as other cores see it.
+    pub(crate) fn shared_flushed_lsn(&self) -> Arc<AtomicU64> {
+        self.shared_flushed_lsn.clone()
     }
 
     /// Returns the data bytes of `Map` records since the last round began.

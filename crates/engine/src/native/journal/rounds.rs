@@ -1,6 +1,7 @@
 //! Group commit: callers that arrive before a round begins share it; those that arrive later share the next one.
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use blk::Result;
 
@@ -122,6 +123,7 @@ impl Journal {
                 state.tail = state.checkpoint_tail;
             }
         }
+        self.shared_flushed_lsn.store(covered.carried, Ordering::Release);
         self.memory_tail.settle();
     }
 }

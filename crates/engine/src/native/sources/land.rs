@@ -58,7 +58,7 @@ impl Store {
             }
             self.refuse_landing(&source)?;
             let end = blocks.min(at + PIECE_BLOCKS * PIECES_AT_ONCE);
-            let (began_ns, before) = (self.env.now_ns(), self.requests.get());
+            let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
             let pieces = (at..end).step_by(PIECE_BLOCKS as usize);
             let copies = pieces.map(|start| land_piece(&map, &source, start..end.min(start + PIECE_BLOCKS)));
             let written: Result<u64> = join_all(copies).await.into_iter().sum();
@@ -69,7 +69,7 @@ impl Store {
             if at == blocks || at - source.landed.get() >= RECORD_BLOCKS {
                 self.record_landed(&source, at).await?;
             }
-            if self.requests.get() - before > written {
+            if self.guest_requests() - before > written {
                 let pause_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
                 job.pause_us(pause_us.min(REST_US_MAX)).await;
             }

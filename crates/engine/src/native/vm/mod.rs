@@ -169,6 +169,7 @@ impl NativeVm {
     async fn stop_writes(&self, disks: &[Rc<NativeDisk>], stop: bool) {
         disks.iter().for_each(|disk| disk.closing.set(stop));
         if stop {
+            disks.iter().for_each(|disk| self.store.end_remote_writes(&disk.node));
             self.store.drain_writes().await;
         }
     }

@@ -1,0 +1,362 @@
+//! A disk whose store is on another core: it reads and overwrites in place by grants, and asks the store for the rest.
+
+use std::cell::RefCell;
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blk::sync::{RangeGuard, RangeLock};
+use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
+use blk::{Buf, Error, ErrorKind, File, Local, Result, Slice};
+use futures_util::future::join_all;
+
+use super::super::disk::blocks_of;
+use super::super::layout::BLOCK;
+use super::grant::{Grant, Piece};
+use super::link::{Answer, Work};
+use super::mark::SharedDisk;
+use super::store_side::DiskTicket;
+use super::vm_side::VmSide;
+use super::{GRANTS_MAX, windows_of};
+use crate::join::all;
+use crate::stats::DiskStats;
+
+/// A disk of a store on another core.
+pub struct RemoteDisk {
+    side: Rc<VmSide>,
+    number: u64,
+    /// Name for messages: `web/disk0`.
+    pub name: String,
+    read_only: bool,
+    file: File,
+    shared: Arc<SharedDisk>,
+    flushed_lsn: Arc<AtomicU64>,
+    grants: RefCell<Grants>,
+    /// Ranges that a write works on, in blocks: here or at the store.
+    writes: RangeLock,
+    /// Requests since the disk was opened here.
+    pub stats: DiskStats,
+}
+
+/// The grants of a disk.
+#[derive(Default)]
+struct Grants {
+    by_window: HashMap<u64, Rc<Grant>, BuildHasherDefault<DefaultHasher>>,
+    /// Windows in the order of their first grants.
+    order: VecDeque<u64>,
+}
+
+impl Grants {
+    fn get(&self, window: u64) -> Option<&Rc<Grant>> {
+        self.by_window.get(&window)
+    }
+
+    /// Adds a grant, and gives up the oldest one if there are too many.
+    fn add(&mut self, grant: Grant) {
+        let window = grant.window;
+        if self.by_window.insert(window, Rc::new(grant)).is_some() {
+            return;
+        }
+        self.order.push_back(window);
+        if self.order.len() > GRANTS_MAX
+            && let Some(given_up) = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest))
+        {
+            given_up.mark.withdraw();
+        }
+    }
+}
+
+/// Grants that an I/O uses. They stay in force until it is dropped, at the end of the I/O.
+struct Entered<'a> {
+    disk: &'a RemoteDisk,
+    first: Option<Rc<Grant>>,
+    more: Vec<Rc<Grant>>,
+    /// Epoch by which the I/O writes.
+    writes: Option<u64>,
+    pieces: Pieces,
+}
+
+/// The pieces of an I/O, mostly one.
+#[derive(Default)]
+struct Pieces {
+    first: Option<Piece>,
+    more: Vec<Piece>,
+}
+
+impl Pieces {
+    fn add(&mut self, piece: Piece) {
+        match self.more.last_mut().or(self.first.as_mut()).map(|last| last.extend(&piece)) {
+            Some(true) => {}
+            Some(false) => self.more.push(piece),
+            None => self.first = Some(piece),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// Returns the piece if there is one alone.
+    fn only(&self) -> Option<&Piece> {
+        self.first.as_ref().filter(|_| self.more.is_empty())
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(epoch) = self.writes {
+            self.disk.shared.leave_write(epoch);
+        }
+        self.first.iter().chain(&self.more).for_each(|grant| grant.mark.leave());
+    }
+}
+
+impl RemoteDisk {
+    pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
+        Ok(Rc::new(RemoteDisk {
+            side: side.clone(),
+            number: ticket.number,
+            name: ticket.name,
+            read_only: ticket.read_only,
+            file: ticket.file.open(&side.env)?,
+            shared: ticket.shared,
+            flushed_lsn: ticket.flushed_lsn,
+            grants: RefCell::default(),
+            writes: RangeLock::default(),
+            stats: DiskStats::default(),
+        }))
+    }
+
+    pub(super) fn take_grants(&self, grants: Vec<Grant>) {
+        let mut known = self.grants.borrow_mut();
+        grants.into_iter().for_each(|grant| known.add(grant));
+    }
+
+    fn has(&self, offset: u64, len: u64) -> bool {
+        len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.shared.size_bytes())
+    }
+
+    /// Begins an I/O of these bytes under grants. None if some of them need the store.
+    fn enter(&self, offset: u64, len: u64, writes: bool) -> Option<Entered<'_>> {
+        if !self.has(offset, len) || !self.file.may_answer() {
+            return None;
+        }
+        let blocks = blocks_of(offset, len);
+        let grants = self.grants.borrow();
+        let pieces = Pieces::default();
+        let mut entered = Entered { disk: self, first: None, more: Vec::new(), writes: None, pieces };
+        for window in windows_of(&blocks) {
+            let grant = grants.get(window)?;
+            // With a withdrawn grant, what was entered so far is left.
+            if !grant.mark.enter() {
+                return None;
+            }
+            match entered.first {
+                None => entered.first = Some(grant.clone()),
+                Some(_) => entered.more.push(grant.clone()),
+            }
+            if !grant.places(&blocks, &mut |piece| entered.pieces.add(piece)) {
+                return None;
+            }
+        }
+        match writes {
+            true => self.may_overwrite(entered),
+            false => Some(entered),
+        }
+    }
+
+    /// Continues a write if all of its blocks may be overwritten in place, and counts it among those under way.
+    fn may_overwrite<'a>(&'a self, mut entered: Entered<'a>) -> Option<Entered<'a>> {
+        let flushed_lsn = self.flushed_lsn.load(Ordering::Acquire);
+        if !entered.pieces.iter().all(|piece| !piece.is_hole() && piece.settled_at <= flushed_lsn) {
+            return None;
+        }
+        let mut epochs = entered.first.iter().chain(&entered.more).map(|grant| grant.epoch);
+        let epoch = epochs.next()?;
+        let is_one = epochs.all(|other| other == epoch);
+        if !is_one || !self.shared.enter_write(epoch) {
+            return None;
+        }
+        entered.writes = Some(epoch);
+        Some(entered)
+    }
+
+    async fn read_range(&self, offset: u64, buf: Buf) -> (Buf, Result<()>) {
+        let len = buf.len() as u64;
+        let buf = match self.enter(offset, len, false) {
+            None => buf,
+            Some(entered) => {
+                let (buf, result) = self.read_pieces(&entered.pieces, offset, buf).await;
+                drop(entered);
+                if !result.as_ref().is_err_and(is_for_the_store) {
+                    self.shared.count_request();
+                    return (buf, result);
+                }
+                buf
+            }
+        };
+        match self.side.ask(self.number, Work::Read { offset, buf }, None).await {
+            Answer::Buf(Some(buf), result) => (buf, result),
+            Answer::Done(result) => (Buf::alloc(len as usize), result.and_then(|()| Err(self.confused()))),
+            _ => (Buf::alloc(len as usize), Err(self.confused())),
+        }
+    }
+
+    async fn read_pieces(&self, pieces: &Pieces, offset: u64, mut buf: Buf) -> (Buf, Result<()>) {
+        if let Some(only) = pieces.only() {
+            if only.is_hole() {
+                buf.fill(0);
+                return (buf, Ok(()));
+            }
+            return self.file.read(only.addr * BLOCK + (offset - only.start * BLOCK), buf).await;
+        }
+        let end = offset + buf.len() as u64;
+        let reads = pieces.iter().map(async |piece| {
+            let (from, to) = (offset.max(piece.start * BLOCK), end.min(piece.end() * BLOCK));
+            let len = (to - from) as usize;
+            let (part, result) = match piece.is_hole() {
+                true => (Buf::zeroed(len), Ok(())),
+                false => {
+                    let at = piece.addr * BLOCK + (from - piece.start * BLOCK);
+                    self.file.read(at, Buf::alloc(len)).await
+                }
+            };
+            (from, part, result)
+        });
+        let mut result = Ok(());
+        for (from, part, outcome) in join_all(reads).await {
+            let at = (from - offset) as usize;
+            buf[at..at + part.len()].copy_from_slice(&part);
+            result = result.and(outcome);
+        }
+        (buf, result)
+    }
+
+    async fn write_range(&self, offset: u64, data: Slice) -> Result<()> {
+        let range = self.lock(offset..offset.saturating_add(data.len() as u64)).await;
+        if let Some(entered) = self.enter(offset, data.len() as u64, true) {
+            let result = self.overwrite(&entered.pieces, offset, data.clone()).await;
+            drop(entered);
+            if !result.as_ref().is_err_and(is_for_the_store) {
+                self.shared.count_request();
+                return result;
+            }
+        }
+        self.done(Work::Write { offset, data: data.into_buf() }, Some(range)).await
+    }
+
+    async fn overwrite(&self, pieces: &Pieces, offset: u64, data: Slice) -> Result<()> {
+        if let Some(only) = pieces.only() {
+            return self.file.write(only.addr * BLOCK + (offset - only.start * BLOCK), data).await;
+        }
+        let end = offset + data.len() as u64;
+        let writes = pieces.iter().map(async |piece| {
+            let (from, to) = (offset.max(piece.start * BLOCK), end.min(piece.end() * BLOCK));
+            let part = data.slice((from - offset) as usize..(to - offset) as usize);
+            self.file.write(piece.addr * BLOCK + (from - piece.start * BLOCK), part).await
+        });
+        all(writes).await
+    }
+
+    /// Waits for the earlier writes to the blocks of a range of bytes.
+    fn lock(&self, range: Range<u64>) -> impl Future<Output = RangeGuard> + use<> {
+        self.writes.lock(range.start / BLOCK..range.end.div_ceil(BLOCK))
+    }
+
+    async fn done(&self, work: Work, range: Option<RangeGuard>) -> Result<()> {
+        match self.side.ask(self.number, work, range).await {
+            Answer::Done(result) | Answer::Buf(_, result) => result,
+            Answer::Status(_) => Err(self.confused()),
+        }
+    }
+
+    fn confused(&self) -> Error {
+        Error::new(ErrorKind::Io, &self.name, "the store's core answered another request")
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.side.env.now_ns()
+    }
+}
+
+impl Drop for RemoteDisk {
+    fn drop(&mut self) {
+        self.side.close(self.number);
+    }
+}
+
+/// Returns whether the store may succeed where this core could not: it waits for space and for its lease.
+fn is_for_the_store(error: &Error) -> bool {
+    error.may_pass() || error.kind == ErrorKind::LeaseLost
+}
+
+impl Volume for RemoteDisk {
+    fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            size_bytes: self.shared.size_bytes(),
+            read_only: self.read_only,
+            preferred_bytes: BLOCK as u32,
+            fast_zero: !self.read_only,
+        }
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        Box::pin(async move {
+            let began_ns = self.now_ns();
+            let (buf, result) = self.read_range(offset, buf).await;
+            self.stats.read_done(buf.len(), self.now_ns() - began_ns, result.is_ok());
+            (buf, result)
+        })
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            let (began_ns, len) = (self.now_ns(), data.len());
+            let result = self.write_range(offset, data).await;
+            if !result.as_ref().is_err_and(Error::is_no_space) {
+                self.stats.write_done(len, self.now_ns() - began_ns, result.is_ok());
+            }
+            result
+        })
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            if self.read_only {
+                return Ok(());
+            }
+            let began_ns = self.now_ns();
+            let result = self.done(Work::Flush, None).await;
+            self.stats.flush_done(self.now_ns() - began_ns, result.is_ok());
+            result
+        })
+    }
+
+    fn discard(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            let held = self.lock(range.clone()).await;
+            self.done(Work::Discard(range), Some(held)).await
+        })
+    }
+
+    fn write_zeroes(self: Rc<Self>, range: Range<u64>, mode: ZeroMode) -> Local<'static, Result<()>> {
+        Box::pin(async move {
+            let held = self.lock(range.clone()).await;
+            self.done(Work::Zero(range, mode), Some(held)).await
+        })
+    }
+
+    fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+        Box::pin(async move {
+            match self.side.ask(self.number, Work::Status(range), None).await {
+                Answer::Status(result) => result,
+                Answer::Done(result) => result.and_then(|()| Err(self.confused())),
+                Answer::Buf(..) => Err(self.confused()),
+            }
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! Messages between the store's core and a VM's core.
+
+use std::ops::Range;
+
+use blk::mailbox::{Receiver, Sender, mailbox};
+use blk::volume::{BlockStatus, ZeroMode};
+use blk::{Buf, Result};
+
+use super::grant::Grant;
+
+/// A request that needs the store.
+pub(super) enum Work {
+    Read {
+        offset: u64,
+        buf: Buf,
+    },
+    Write {
+        offset: u64,
+        data: Buf,
+    },
+    Flush,
+    Discard(Range<u64>),
+    Zero(Range<u64>, ZeroMode),
+    Status(Range<u64>),
+    /// The VM's core does not serve the disk any more. There is no answer.
+    Close,
+}
+
+pub(super) struct Request {
+    /// Number of the disk.
+    pub disk: u64,
+    /// Number of the request on its core.
+    pub id: u32,
+    pub work: Work,
+}
+
+pub(super) enum Answer {
+    /// The buffer of a read, or that of a write, which the core that made it uses again.
+    Buf(Option<Buf>, Result<()>),
+    Done(Result<()>),
+    Status(Result<Vec<BlockStatus>>),
+}
+
+pub(super) struct Reply {
+    pub disk: u64,
+    pub id: u32,
+    pub answer: Answer,
+    /// They replace earlier grants of the same windows.
+    pub grants: Vec<Grant>,
+}
+
+/// The store's end of a connection between two cores.
+pub struct StoreEnd {
+    pub(super) requests: Receiver<Request>,
+    pub(super) replies: Sender<Reply>,
+}
+
+/// The VM's end of a connection between two cores.
+pub struct VmEnd {
+    pub(super) requests: Sender<Request>,
+    pub(super) replies: Receiver<Reply>,
+}
+
+/// Connects the core of stores with one that serves their disks.
+pub fn connect() -> (StoreEnd, VmEnd) {
+    let (ask, requests) = mailbox();
+    let (answer, replies) = mailbox();
+    (StoreEnd { requests, replies: answer }, VmEnd { requests: ask, replies })
+}

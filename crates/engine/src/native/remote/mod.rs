@@ -1,0 +1,42 @@
+//! Disks of a store on other cores than the store's.
+//!
+//! The store's core owns journal, map, space and checkpoints. It *grants* another core windows of a disk: where their
+//! blocks are, and which of them may be overwritten in place. With a grant that core reads and overwrites without a
+//! message. Everything else goes to the store's core as a message, in batches, and the answer brings new grants.
+//!
+//! A grant is withdrawn in the poll that changes the map, before the change (`Store::withdraw`): its mark is one atomic
+//! word with the number of I/Os under way, so either an I/O finds the grant withdrawn, or the store finds the I/O. The
+//! store then counts it among the requests of its own core until it ends, so that no block is used again, and no
+//! snapshot is sealed, before that (`crate::native::store::Store::reads`, `writes`). A take withdraws the permission to
+//! write of a whole disk with one word.
+
+mod disk;
+mod grant;
+mod link;
+mod mark;
+#[cfg(test)]
+mod randomized_tests;
+mod store_side;
+#[cfg(test)]
+mod tests;
+mod vm_side;
+mod withdraw;
+
+pub use disk::RemoteDisk;
+pub use link::{StoreEnd, VmEnd, connect};
+pub(super) use mark::SharedDisk;
+pub use store_side::{DiskTicket, StoreSide};
+pub use vm_side::VmSide;
+pub(super) use withdraw::NodeGrants;
+
+/// Blocks of one grant: 128 KiB, so that one answer serves the neighbours of a request, and a redirect withdraws little.
+const WINDOW_BLOCKS: u64 = 32;
+/// Most windows that one answer grants: those of a request of 1 MiB that begins anywhere.
+const WINDOWS_AT_ONCE: u64 = 9;
+/// Grants that one disk keeps: 16 GiB of the disk, and 24 bytes for each run of blocks.
+const GRANTS_MAX: usize = 128 << 10;
+
+/// Returns the windows of a range of blocks, which is not empty.
+fn windows_of(blocks: &std::ops::Range<u64>) -> std::ops::RangeInclusive<u64> {
+    blocks.start / WINDOW_BLOCKS..=(blocks.end - 1) / WINDOW_BLOCKS
+}

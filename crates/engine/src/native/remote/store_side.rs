@@ -1,0 +1,222 @@
+//! The store's side: carries out the requests that other cores send, and grants windows with the answers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use blk::mailbox::Outbox;
+use blk::volume::Volume;
+use blk::{Env, Error, ErrorKind, Result, SharedFile};
+
+use super::super::disk::{NativeDisk, blocks_of};
+use super::super::layout::has_space;
+use super::super::table::LookupRun;
+use super::super::view::Scratch;
+use super::grant::Grant;
+use super::link::{Answer, Reply, Request, StoreEnd, Work};
+use super::mark::SharedDisk;
+use super::withdraw::GrantedDisk;
+use super::{WINDOW_BLOCKS, WINDOWS_AT_ONCE, windows_of};
+use crate::options::Defect;
+
+/// A disk of a store on its way to the core that is to serve it.
+pub struct DiskTicket {
+    pub(super) number: u64,
+    pub(super) name: String,
+    pub(super) read_only: bool,
+    pub(super) shared: Arc<SharedDisk>,
+    pub(super) file: SharedFile,
+    pub(super) flushed_lsn: Arc<AtomicU64>,
+}
+
+/// A disk that another core serves.
+struct ServedDisk {
+    disk: Rc<NativeDisk>,
+    granted: Rc<GrantedDisk>,
+}
+
+/// Serves the disks of this core's stores to one other core.
+pub struct StoreSide {
+    env: Env,
+    replies: Rc<Outbox<Reply>>,
+    disks: RefCell<BTreeMap<u64, Rc<ServedDisk>>>,
+    next_number: Cell<u64>,
+}
+
+impl StoreSide {
+    /// Starts to serve on the core of `env`, which is the stores'. It ends with the other core's end.
+    pub fn start(env: &Env, end: StoreEnd) -> Rc<StoreSide> {
+        let StoreEnd { mut requests, replies } = end;
+        let side = Rc::new(StoreSide {
+            env: env.clone(),
+            replies: Outbox::start(env, replies),
+            disks: RefCell::default(),
+            next_number: Cell::new(1),
+        });
+        let serving = side.clone();
+        env.spawn_detached(Box::pin(async move {
+            while let Some(batch) = requests.receive().await {
+                batch.into_iter().for_each(|request| serving.begin(request));
+            }
+            serving.end();
+        }));
+        side
+    }
+
+    /// Returns the number of batches of answers so far.
+    pub fn batches(&self) -> u64 {
+        self.replies.batches()
+    }
+
+    /// Lets the other core serve a disk. Until it closes the disk, the disk must not be written by anything else: only
+    /// that core orders overlapping writes.
+    ///
+    /// # Errors
+    /// `NoDescriptors` if there is none for the store's file.
+    pub fn serve(&self, disk: Rc<NativeDisk>) -> Result<DiskTicket> {
+        let number = self.next_number.replace(self.next_number.get() + 1);
+        let shared = Arc::<SharedDisk>::default();
+        shared.set_size(disk.size_bytes());
+        let ticket = DiskTicket {
+            number,
+            name: disk.name.clone(),
+            read_only: disk.read_only,
+            shared: shared.clone(),
+            file: disk.store.file.share()?,
+            flushed_lsn: disk.store.journal.shared_flushed_lsn(),
+        };
+        let granted = Rc::new(GrantedDisk { number, shared, draining: Cell::new(0) });
+        disk.node.grants.add_disk(granted.clone());
+        disk.store.remote_disks.borrow_mut().push(granted.shared.clone());
+        self.disks.borrow_mut().insert(number, Rc::new(ServedDisk { disk, granted }));
+        Ok(ticket)
+    }
+
+    fn begin(self: &Rc<Self>, request: Request) {
+        let Request { disk, id, work } = request;
+        if let Work::Close = work {
+            return self.close(disk);
+        }
+        let served = self.disks.borrow().get(&disk).cloned();
+        let side = self.clone();
+        self.env.spawn_detached(Box::pin(async move {
+            let (answer, grants) = match served {
+                Some(served) => served.carry_out(work).await,
+                None => (Answer::Done(Err(closed())), Vec::new()),
+            };
+            side.replies.push(Reply { disk, id, answer, grants });
+        }));
+    }
+
+    /// Ends a disk's grants. Its requests under way go on.
+    fn close(&self, number: u64) {
+        let Some(served) = self.disks.borrow_mut().remove(&number) else { return };
+        let (disk, shared) = (&served.disk, &served.granted.shared);
+        disk.store.end_remote_writes(&disk.node);
+        disk.store.withdraw_disk(&disk.node, number);
+        disk.node.grants.remove_disk(number);
+        disk.store.remote_disks.borrow_mut().retain(|other| !Arc::ptr_eq(other, shared));
+        disk.store.requests.update(|n| n + shared.requests());
+    }
+
+    fn end(&self) {
+        let numbers: Vec<u64> = self.disks.borrow().keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.close(number));
+        self.replies.end();
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Cancelled, "", "the disk is not served by this core any more")
+}
+
+impl ServedDisk {
+    async fn carry_out(&self, work: Work) -> (Answer, Vec<Grant>) {
+        let disk = self.disk.clone();
+        match work {
+            Work::Read { offset, buf } => {
+                let range = offset..offset.saturating_add(buf.len() as u64);
+                let (buf, result) = disk.read(offset, buf).await;
+                let grants = if result.is_ok() { self.grants(range, false).await } else { Vec::new() };
+                (Answer::Buf(Some(buf), result), grants)
+            }
+            Work::Write { offset, data } => {
+                let range = offset..offset.saturating_add(data.len() as u64);
+                let data = data.freeze();
+                let result = disk.write(offset, data.clone()).await;
+                let grants = if result.is_ok() { self.grants(range, true).await } else { Vec::new() };
+                (Answer::Buf(data.try_into_buf(), result), grants)
+            }
+            Work::Flush => (Answer::Done(disk.flush().await), Vec::new()),
+            Work::Discard(range) => (Answer::Done(disk.discard(range).await), Vec::new()),
+            Work::Zero(range, mode) => (Answer::Done(disk.write_zeroes(range, mode).await), Vec::new()),
+            Work::Status(range) => (Answer::Status(disk.status(range).await), Vec::new()),
+            Work::Close => unreachable!("handled where it arrives"),
+        }
+    }
+
+    /// Grants the windows of a range of bytes: after a read those that are not granted, after a write all, because more
+    /// blocks may be overwritten in place now.
+    async fn grants(&self, range: Range<u64>, written: bool) -> Vec<Grant> {
+        let blocks = blocks_of(range.start, range.end - range.start);
+        if blocks.is_empty() {
+            return Vec::new();
+        }
+        let mut grants = Vec::new();
+        for window in windows_of(&blocks).take(WINDOWS_AT_ONCE as usize) {
+            if (written || !self.disk.node.grants.has(window, self.granted.number))
+                && let Some(grant) = self.grant(window).await
+            {
+                grants.push(grant);
+            }
+        }
+        grants
+    }
+
+    async fn grant(&self, window: u64) -> Option<Grant> {
+        let mut found = Scratch::default();
+        if let Some(grant) = self.grant_cached(window, &mut found) {
+            return Some(grant);
+        }
+        // Pages of the map are missing in memory. What is found while they are read may be old.
+        let admitted = self.disk.store.reads.enter();
+        let read = self.disk.store.find(&self.disk.node, self.blocks(window), &mut found).await;
+        drop(admitted);
+        read.ok().and_then(|()| self.grant_cached(window, &mut found))
+    }
+
+    fn blocks(&self, window: u64) -> Range<u64> {
+        let (start, size) = (window * WINDOW_BLOCKS, self.disk.node.size_blocks.get());
+        start.min(size)..(start + WINDOW_BLOCKS).min(size)
+    }
+
+    /// Grants a window, if its part of the map is in memory. It has no await, so the map cannot change before the grant is
+    /// noted.
+    fn grant_cached(&self, window: u64, found: &mut Scratch) -> Option<Grant> {
+        let (disk, node) = (&self.disk, &self.disk.node);
+        let (store, number) = (&disk.store, self.granted.number);
+        if node.dropped.get() || store.closed.get() || !store.find_cached(node, self.blocks(window), found) {
+            return None;
+        }
+        found.found.sort_unstable_by_key(|found| found.start);
+        store.withdraw_window(node, window, number);
+        let may_write = self.may_write();
+        let early = store.options.defects.has(Defect::EarlyFlushedLsn);
+        let settled_at = |run: &LookupRun| {
+            let is_own = has_space(run.addr) && run.birth > node.since.get();
+            (may_write && is_own).then_some(if early { 0 } else { run.lsn })
+        };
+        let grant = Grant::new(window, &found.found, &self.granted.shared, settled_at);
+        node.grants.add(window, number, &grant.mark);
+        Some(grant)
+    }
+
+    fn may_write(&self) -> bool {
+        let disk = &self.disk;
+        let is_open = disk.node.is_running() && !disk.read_only && !disk.closing.get();
+        is_open && disk.store.broken().is_none() && self.granted.draining.get() == 0
+    }
+}

@@ -1,0 +1,264 @@
+//! Disks on another core than their store: what needs messages, and what a change waits for.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use blk::volume::{Volume, ZeroMode};
+use blk::{Buf, Env, Errno, ErrorKind, Local, Result, Slice};
+use sim::{Action, Fault, OpKind, SimWorld};
+
+use super::super::change::Op;
+use super::super::disk::NativeDisk;
+use super::super::store::{Store, StoreOptions};
+use super::super::tests::{disk, open_store_with, shows};
+use super::*;
+use crate::options::{Defect, Defects};
+
+/// A store's core and a VM's core, connected.
+pub(in super::super) struct TwoCores {
+    pub vm_env: Env,
+    pub store_side: Rc<StoreSide>,
+    pub vm_side: Rc<VmSide>,
+}
+
+impl TwoCores {
+    pub(in super::super) fn start(envs: &[Env]) -> Rc<TwoCores> {
+        let (store_end, vm_end) = connect();
+        let (store_side, vm_side) = (StoreSide::start(&envs[0], store_end), VmSide::start(&envs[1], vm_end));
+        Rc::new(TwoCores { vm_env: envs[1].clone(), store_side, vm_side })
+    }
+
+    pub(in super::super) fn open(&self, disk: Rc<NativeDisk>) -> Rc<RemoteDisk> {
+        self.vm_side.open(self.store_side.serve(disk).unwrap()).unwrap()
+    }
+
+    /// Opens a disk as tasks of the first core see it.
+    pub(in super::super) fn bridged(&self, disk: Rc<NativeDisk>) -> Rc<Bridge> {
+        Rc::new(Bridge { env: self.vm_env.clone(), disk: self.open(disk) })
+    }
+}
+
+/// A disk of another core, for tasks of this one: the requests run there.
+pub(in super::super) struct Bridge {
+    env: Env,
+    pub disk: Rc<RemoteDisk>,
+}
+
+impl Bridge {
+    fn run<T: 'static>(&self, request: Local<'static, T>) -> Local<'static, T> {
+        Box::pin(self.env.spawn(request).join())
+    }
+}
+
+impl Volume for Bridge {
+    fn info(&self) -> blk::volume::VolumeInfo {
+        self.disk.info()
+    }
+
+    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+        self.run(self.disk.clone().read(offset, buf))
+    }
+
+    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
+        self.run(self.disk.clone().write(offset, data))
+    }
+
+    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+        self.run(self.disk.clone().flush())
+    }
+
+    fn discard(self: Rc<Self>, range: std::ops::Range<u64>) -> Local<'static, Result<()>> {
+        self.run(self.disk.clone().discard(range))
+    }
+
+    fn write_zeroes(
+        self: Rc<Self>,
+        range: std::ops::Range<u64>,
+        mode: ZeroMode,
+    ) -> Local<'static, Result<()>> {
+        self.run(self.disk.clone().write_zeroes(range, mode))
+    }
+}
+
+fn run_two<F: Future<Output = ()> + 'static>(
+    world: &SimWorld,
+    defects: Defects,
+    work: impl FnOnce(Rc<Store>, Rc<TwoCores>) -> F + 'static,
+) {
+    let ran = world.run_cores(2, |envs| async move {
+        let options = StoreOptions { reserve_blocks: 64, defects, ..StoreOptions::default() };
+        let store = open_store_with(&envs[0], options).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        work(store, TwoCores::start(&envs)).await;
+    });
+    ran.expect("nothing cuts the power");
+}
+
+async fn put(disk: &Rc<Bridge>, block: u64, byte: u8) {
+    let mut buf = Buf::alloc(4096);
+    buf.fill(byte);
+    disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
+}
+
+async fn get(disk: &Rc<Bridge>, block: u64) -> u8 {
+    let (buf, result) = disk.clone().read(block * 4096, Buf::alloc(4096)).await;
+    result.unwrap();
+    assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is mixed");
+    buf[0]
+}
+
+#[test]
+fn reads_and_overwrites_need_no_message() {
+    let world = SimWorld::new(1, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        for block in 0..100 {
+            put(&disk, block, 1).await;
+        }
+        // The second flush makes durable that the first one was.
+        disk.clone().flush().await.unwrap();
+        disk.clone().flush().await.unwrap();
+        let (asked, _) = cores.vm_side.messages();
+        for block in 0..100 {
+            assert_eq!(get(&disk, block).await, 1);
+            put(&disk, block, 2).await;
+            assert_eq!(get(&disk, block).await, 2);
+        }
+        assert_eq!(cores.vm_side.messages().0, asked);
+        assert_eq!((disk.disk.stats.reads.get(), disk.disk.stats.writes.get()), (200, 200));
+        store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+        assert_eq!(get(&disk, 7).await, 2);
+        assert_eq!(cores.vm_side.messages().0, asked, "a take leaves the permission to read");
+        put(&disk, 7, 3).await;
+        assert_eq!(cores.vm_side.messages().0, asked + 1);
+        assert_eq!((get(&disk, 7).await, get(&disk, 8).await), (3, 2));
+        assert_eq!(shows(&super::super::tests::disk(&store, 2), 7).await, 2);
+    });
+}
+
+#[test]
+fn a_grown_disk_is_served_to_its_end_and_a_dropped_one_not_at_all() {
+    let world = SimWorld::new(2, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 999, 1).await;
+        let (_, result) = disk.clone().read(1000 * 4096, Buf::alloc(4096)).await;
+        assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
+        store.change(&[Op::Resize { node: 1, size_blocks: 2000 }]).unwrap();
+        assert_eq!(disk.info().size_bytes, 2000 * 4096);
+        put(&disk, 1000, 2).await;
+        assert_eq!((get(&disk, 999).await, get(&disk, 1000).await, get(&disk, 1999).await), (1, 2, 0));
+        store.change(&[Op::Drop { node: 1 }]).unwrap();
+        let (_, result) = disk.clone().read(999 * 4096, Buf::alloc(4096)).await;
+        assert_eq!(result.unwrap_err().kind, ErrorKind::Refused);
+    });
+}
+
+/// Takes a snapshot while a write in place is under way. Returns whether the write had ended when the take had.
+fn take_during_a_write(defects: Defects) -> bool {
+    let world = SimWorld::new(3, sim::Options::default());
+    let ended = Rc::new(Cell::new(false));
+    let (out, slow) = (ended.clone(), world.clone());
+    run_two(&world, defects, |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        get(&disk, 5).await;
+        slow.add_fault(Fault::nth(1, Action::Delay { ns: 50_000_000 }).of(OpKind::Write));
+        let (asked, writing) = (cores.vm_side.messages().0, Rc::new(Cell::new(true)));
+        let (writer, under_way) = (disk.clone(), writing.clone());
+        store.env.spawn(async move {
+            put(&writer, 5, 2).await;
+            under_way.set(false);
+        });
+        store.env.sleep_us(1000).await;
+        store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+        store.drain_writes().await;
+        // The end of the write has a way of some polls to this core.
+        store.env.sleep_us(1000).await;
+        out.set(!writing.get());
+        assert_eq!(cores.vm_side.messages().0, asked, "the write began in place");
+        store.env.sleep_us(100_000).await;
+    });
+    ended.get()
+}
+
+#[test]
+fn a_take_waits_for_writes_of_another_core() {
+    assert!(take_during_a_write(Defects::default()));
+    assert!(!take_during_a_write(Defects::only(Defect::ForgetRemoteIo)), "the defect is found");
+}
+
+#[test]
+fn freed_blocks_wait_for_reads_of_another_core() {
+    for (defects, waits) in [(Defects::default(), true), (Defects::only(Defect::ForgetRemoteIo), false)] {
+        let world = SimWorld::new(4, sim::Options::default());
+        let slow = world.clone();
+        run_two(&world, defects, move |store, cores| async move {
+            let disk = cores.bridged(disk(&store, 1));
+            put(&disk, 5, 1).await;
+            get(&disk, 5).await;
+            slow.add_fault(Fault::nth(1, Action::Delay { ns: 50_000_000 }).of(OpKind::Read));
+            let reader = disk.clone();
+            let read = store.env.spawn(async move { get(&reader, 5).await });
+            store.env.sleep_us(1000).await;
+            disk.clone().discard(5 * 4096..6 * 4096).await.unwrap();
+            assert_eq!(store.reads.in_flight() > 0, waits);
+            assert_eq!((read.join().await, get(&disk, 5).await), (1, 0));
+            store.env.sleep_us(1000).await;
+            assert_eq!(store.reads.in_flight(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_failed_write_of_another_core_ends_the_store() {
+    let world = SimWorld::new(5, sim::Options::default());
+    let failing = world.clone();
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        put(&disk, 5, 2).await;
+        failing.add_fault(Fault::nth(1, Action::Fail(Errno::EIO)).of(OpKind::Write));
+        let mut buf = Buf::alloc(4096);
+        buf.fill(3);
+        let failed = disk.clone().write(5 * 4096, buf.freeze()).await.unwrap_err();
+        assert_eq!(failed.kind, ErrorKind::Io);
+        assert!(disk.clone().flush().await.is_err(), "no flush vouches for a write that failed");
+        assert!(store.broken().is_some());
+        let refused = disk.clone().write(5 * 4096, Buf::zeroed(4096).freeze()).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Refused);
+    });
+}
+
+#[test]
+fn writes_that_find_no_space_here_are_left_to_the_store() {
+    let world = SimWorld::new(6, sim::Options::default());
+    let full = world.clone();
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        put(&disk, 5, 2).await;
+        full.add_fault(Fault::nth(1, Action::Fail(Errno::ENOSPC)).of(OpKind::Write));
+        put(&disk, 5, 3).await;
+        assert_eq!(get(&disk, 5).await, 3);
+        assert!(store.broken().is_none());
+    });
+}
+
+#[test]
+fn after_its_close_a_store_lets_no_core_reach_the_file() {
+    let world = SimWorld::new(7, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        put(&disk, 5, 2).await;
+        store.close().await.unwrap();
+        let (asked, _) = cores.vm_side.messages();
+        drop(disk.clone().write(5 * 4096, Buf::zeroed(4096).freeze()).await);
+        assert_eq!(cores.vm_side.messages().0, asked + 1, "nothing is overwritten here");
+    });
+}

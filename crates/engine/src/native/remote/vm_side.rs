@@ -1,0 +1,121 @@
+//! The VM's side: sends requests to the store's core, and hands out the answers.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use blk::mailbox::Outbox;
+use blk::sync::{OneShot, RangeGuard};
+use blk::{Env, Result};
+
+use super::disk::RemoteDisk;
+use super::link::{Answer, Reply, Request, VmEnd, Work};
+use super::store_side::DiskTicket;
+
+/// A request whose answer is awaited.
+struct Asked {
+    answer: Rc<OneShot<Answer>>,
+    /// The range that the request changes: it stays locked until the store has answered, even if the caller is dropped.
+    _range: Option<RangeGuard>,
+}
+
+/// Serves disks of the stores of another core on this one.
+pub struct VmSide {
+    pub(super) env: Env,
+    requests: Rc<Outbox<Request>>,
+    asked: RefCell<BTreeMap<u32, Asked>>,
+    next_id: Cell<u32>,
+    messages: Cell<u64>,
+    disks: RefCell<BTreeMap<u64, Weak<RemoteDisk>>>,
+}
+
+impl VmSide {
+    /// Starts to serve on the core of `env`.
+    pub fn start(env: &Env, end: VmEnd) -> Rc<VmSide> {
+        let VmEnd { requests, mut replies } = end;
+        let side = Rc::new(VmSide {
+            env: env.clone(),
+            requests: Outbox::start(env, requests),
+            asked: RefCell::default(),
+            next_id: Cell::new(0),
+            messages: Cell::new(0),
+            disks: RefCell::default(),
+        });
+        let receiving = side.clone();
+        env.spawn_detached(Box::pin(async move {
+            while let Some(batch) = replies.receive().await {
+                batch.into_iter().for_each(|reply| receiving.answered(reply));
+            }
+        }));
+        side
+    }
+
+    /// Serves a disk on this core.
+    ///
+    /// # Errors
+    /// Those of opening the store's file here.
+    pub fn open(self: &Rc<Self>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
+        let number = ticket.number;
+        match RemoteDisk::open(self, ticket) {
+            Ok(disk) => {
+                self.disks.borrow_mut().insert(number, Rc::downgrade(&disk));
+                Ok(disk)
+            }
+            Err(e) => {
+                self.close(number);
+                Err(e)
+            }
+        }
+    }
+
+    /// Returns the messages sent so far, and the batches in which they were sent.
+    pub fn messages(&self) -> (u64, u64) {
+        (self.messages.get(), self.requests.batches())
+    }
+
+    /// Ends the connection once what was sent so far has left.
+    pub fn end(&self) {
+        self.requests.end();
+    }
+
+    pub(super) fn close(&self, disk: u64) {
+        self.disks.borrow_mut().remove(&disk);
+        self.send(disk, Work::Close);
+    }
+
+    fn send(&self, disk: u64, work: Work) -> u32 {
+        let mut id = self.next_id.get();
+        while self.asked.borrow().contains_key(&id) {
+            id = id.wrapping_add(1);
+        }
+        self.next_id.set(id.wrapping_add(1));
+        self.messages.update(|n| n + 1);
+        self.requests.push(Request { disk, id, work });
+        id
+    }
+
+    /// Sends a request to the store's core now, and returns its answer. `range` is what it changes.
+    pub(super) fn ask(
+        &self,
+        disk: u64,
+        work: Work,
+        range: Option<RangeGuard>,
+    ) -> impl Future<Output = Answer> + use<> {
+        let answer = Rc::new(OneShot::default());
+        let id = self.send(disk, work);
+        self.asked.borrow_mut().insert(id, Asked { answer: answer.clone(), _range: range });
+        async move { answer.take().await }
+    }
+
+    fn answered(&self, reply: Reply) {
+        let Reply { disk, id, answer, grants } = reply;
+        let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
+        if let Some(served) = served {
+            served.take_grants(grants);
+        }
+        let asked = self.asked.borrow_mut().remove(&id);
+        if let Some(asked) = asked {
+            asked.answer.set(answer);
+        }
+    }
+}
