@@ -24,6 +24,7 @@ mod media;
 mod model;
 mod plan;
 pub mod script;
+mod second_core;
 mod snapshot_check;
 mod sources;
 mod space_audit;
@@ -52,19 +53,31 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     replayed(seed, || run_plan(Plan::draw(seed, defects).on_bad_media().with_sources()))
 }
 
+/// Plays one run whose guests are on another core than the store.
+pub fn run_on_two_cores(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    replayed(seed, || {
+        let run: NativeRun = Plan::draw(seed, defects).on_bad_media().with_sources().run();
+        run.guests_core.is_second.set(true);
+        play(&run)
+    })
+}
+
 /// Plays a run on a tree of up to 64 snapshots and six machines, without power cuts.
 pub fn run_tree(seed: u64) -> Result<Outcome, String> {
     caught(|| run_plan(Plan::tree(seed))).map_err(|e| format!("tree {seed}: {e}"))
 }
 
 fn run_plan(plan: Plan) -> Result<Outcome, String> {
-    let run: NativeRun = plan.run();
+    play(&plan.run())
+}
+
+fn play(run: &NativeRun) -> Result<Outcome, String> {
     run.world.ignore_memory_writes(run.plan.options.defects.has(Defect::ForgetMemory));
-    create(&run)?;
+    create(run)?;
     run.play(run.plan.boots, |number| {
         let faults = FlushFaults::none(&run.world);
         run.plan.arm(&run.world, number, BootPhase::Recovery);
-        let ended = boot::boot(&run, number);
+        let ended = boot::boot(run, number);
         let mut model = run.model.borrow_mut();
         if ended.is_none() {
             model.mark_cut(&run.world);

@@ -1,6 +1,6 @@
 //! One run of a campaign: its world, plan and model, and the boots that power cuts end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use blk::Env;
@@ -23,18 +23,33 @@ pub struct Run<P, M> {
     pub world: SimWorld,
     pub plan: Rc<P>,
     pub model: Rc<RefCell<M>>,
+    pub guests_core: Rc<GuestsCore>,
+}
+
+/// The core of the guests, if it is another than the store's.
+#[derive(Default)]
+pub struct GuestsCore {
+    /// Boots have two cores.
+    pub is_second: Cell<bool>,
+    /// The second core of the present boot.
+    pub env: RefCell<Option<Env>>,
 }
 
 impl<P, M> Clone for Run<P, M> {
     fn clone(&self) -> Run<P, M> {
-        Run { world: self.world.clone(), plan: self.plan.clone(), model: self.model.clone() }
+        Run {
+            world: self.world.clone(),
+            plan: self.plan.clone(),
+            model: self.model.clone(),
+            guests_core: self.guests_core.clone(),
+        }
     }
 }
 
 impl<P: 'static, M: 'static> Run<P, M> {
     pub fn new(seed: u64, options: &sim::Options, plan: P, model: M) -> Run<P, M> {
         let world = SimWorld::new(seed, watch::options(options));
-        Run { world, plan: Rc::new(plan), model: Rc::new(RefCell::new(model)) }
+        Run { world, plan: Rc::new(plan), model: Rc::new(RefCell::new(model)), guests_core: Rc::default() }
     }
 
     /// Boots the machine once and runs `work`. Returns None if the power was cut.
@@ -43,7 +58,14 @@ impl<P: 'static, M: 'static> Run<P, M> {
         self.world.set_capacity(None);
         self.world.clear_faults();
         let run = self.clone();
-        let ended = self.world.run(|env| async move { work(env, run).await });
+        let ended = match self.guests_core.is_second.get() {
+            false => self.world.run(|env| async move { work(env, run).await }),
+            true => self.world.run_cores(2, |mut envs| {
+                run.guests_core.env.replace(envs.pop());
+                async move { work(envs.remove(0), run).await }
+            }),
+        };
+        self.guests_core.env.take();
         if ended.is_none() {
             watch::print_end(&self.world, "POWER CUT");
         }

@@ -20,6 +20,7 @@
 //!
 //! Absent on purpose: real time, threads, real files, and randomness that is not drawn from the seed.
 
+mod bridge;
 mod bytes;
 mod content;
 mod cores;
@@ -46,6 +47,7 @@ mod unreadable;
 mod volatile_content;
 mod world;
 
+pub use bridge::Bridge;
 pub use device::{
     Buffers, Cached, Calls, Cost, Device, Disk, Flash, Group, Level, Model, Place, Remote, Seek, Storage,
     Tags, Tiered, Unit,

@@ -93,7 +93,7 @@ impl Harness {
         let known = model.disk(machine.number, index);
         let (offset, room) = known.windows.on_disk(first);
         let disk = machine.disks.borrow()[index].clone();
-        let (volume, model, count) = (disk.clone(), known.model.clone(), count.min(room));
+        let (volume, model, count) = (self.volume(&disk), known.model.clone(), count.min(room));
         GuestRange { target: Target { volume, model, first, count, offset }, machine: machine.number, disk }
     }
 }

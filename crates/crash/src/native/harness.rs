@@ -16,6 +16,7 @@ use engine::native::{NativeDisk, Store};
 
 use super::model::{Contents, ExpectedDisk, NativeRun};
 use super::plan::{Medium, Plan};
+use super::second_core::SecondCore;
 use super::windows::Windows;
 use crate::content::{Image, read_pieces};
 use crate::flush_faults::FlushFaults;
@@ -43,6 +44,7 @@ pub struct Harness {
     pub running: RefCell<BTreeMap<u64, Rc<RunningMachine>>>,
     /// Failing flushes during the work of this boot.
     pub faults: FlushFaults,
+    second_core: Option<SecondCore>,
 }
 
 impl Deref for Harness {
@@ -94,6 +96,7 @@ impl Harness {
     pub async fn open(env: &Env, run: &NativeRun, boot: u64) -> blk::Result<Rc<Harness>> {
         let store = open_store(env, &run.plan).await?;
         run.model.borrow().images.attach(env, &store)?;
+        let second_core = run.guests_core.env.borrow().as_ref().map(|core| SecondCore::start(env, core));
         Ok(Rc::new(Harness {
             run: run.clone(),
             env: env.clone(),
@@ -101,7 +104,16 @@ impl Harness {
             boot,
             running: RefCell::default(),
             faults: FlushFaults::none(&run.world),
+            second_core,
         }))
+    }
+
+    /// Returns a running disk as its guests see it.
+    pub fn volume(&self, disk: &Rc<NativeDisk>) -> Rc<dyn Volume> {
+        match &self.second_core {
+            None => disk.clone(),
+            Some(core) => core.volume(disk),
+        }
     }
 
     /// Returns what the store keeps: the nodes of every machine, or of every snapshot.

@@ -41,7 +41,7 @@ fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
 /// Opens the store. The opening may be refused, or the store be read-only, if one fault does not explain what cannot be
 /// read. The store must open once everything can be read again.
 pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result<Rc<Harness>, String> {
-    let NativeRun { world, plan, model } = run;
+    let NativeRun { world, plan, model, .. } = run;
     let loses_superblocks = plan.loses_superblock(boot) && make_superblock_unreadable(world);
     let (superblocks, pages) = unreadable_pages(world, plan);
     // An earlier boot may have made it unreadable, and may have been cut before it wrote another superblock.

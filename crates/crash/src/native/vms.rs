@@ -61,12 +61,24 @@ pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     replayed(seed, || run_plan(Plan::draw(seed, defects)))
 }
 
+/// Plays one run whose guests are on another core than the store.
+pub fn run_on_two_cores(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    replayed(seed, || {
+        let run: VmRun = Plan::draw(seed, defects).run();
+        run.guests_core.is_second.set(true);
+        play(&run)
+    })
+}
+
 fn run_plan(plan: Plan) -> Result<Outcome, String> {
-    let run: VmRun = plan.run();
-    create(&run)?;
+    play(&plan.run())
+}
+
+fn play(run: &VmRun) -> Result<Outcome, String> {
+    create(run)?;
     run.play(run.plan.boots, |number| {
         run.plan.arm(&run.world, number, BootPhase::Recovery);
-        let ended = boot(&run, number);
+        let ended = boot(run, number);
         if ended.is_none() {
             run.world.mark(run.model.borrow_mut().doing.take().unwrap_or("cut between verbs"));
             run.world.power_cut();

@@ -80,6 +80,24 @@ fn power_cuts_break_no_promise() {
 }
 
 #[test]
+fn power_cuts_break_no_promise_to_guests_of_another_core() {
+    assert_promises_hold(
+        native::run_on_two_cores,
+        cuts_wanted(CUTS_DEFAULT / 4, 1),
+        &["cut", "cut in a take"],
+    );
+}
+
+/// Each must show where guests and store have a core each.
+const CORE_DEFECTS: [Defect; 4] =
+    [Defect::KeepGrants, Defect::ForgetRemoteIo, Defect::WriteSealedInPlace, Defect::EarlyFlushedLsn];
+
+#[test]
+fn planted_defects_of_grants_are_found() {
+    assert_defects_are_found(native::run_on_two_cores, &CORE_DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
+}
+
+#[test]
 fn planted_defects_are_found() {
     // About one cut in 35,000 shows it: the search begins near one.
     let first = [(Defect::CountMissingSectors, 7690)];

@@ -32,6 +32,12 @@ fn power_cuts_in_any_verb_leave_a_vm_on_one_side_of_it() {
 }
 
 #[test]
+fn power_cuts_in_any_verb_leave_a_vm_of_another_core_on_one_side_of_it() {
+    let cuts = cuts_wanted(CUTS_DEFAULT / 2, 1);
+    assert_promises_hold(vms::run_on_two_cores, cuts, &VERBS.map(|(_, _, label)| label));
+}
+
+#[test]
 fn planted_defects_are_found() {
     assert_defects_are_found(vms::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
 }

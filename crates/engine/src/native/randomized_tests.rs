@@ -16,6 +16,7 @@ use super::change::{Key, Op};
 use super::disk::{DiskOptions, NativeDisk};
 use super::layout::BLOCK;
 use super::recover::NewStore;
+use super::remote::tests::TwoCores;
 use super::sources::tests::{IMAGE_BYTES, PatternImage, over_a_source, pattern};
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
@@ -132,13 +133,21 @@ async fn open(env: &Env) -> Result<Rc<Store>> {
 struct Guests {
     store: Rc<Store>,
     landing: Option<Rc<Job>>,
-    disks: BTreeMap<u64, Rc<NativeDisk>>,
+    disks: BTreeMap<u64, Rc<dyn Volume>>,
+    /// The guests are on another core.
+    cores: Option<Rc<TwoCores>>,
 }
 
 impl Guests {
-    fn disk(&mut self, node: u64) -> Rc<NativeDisk> {
-        let store = &self.store;
-        let made = || NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS);
+    fn disk(&mut self, node: u64) -> Rc<dyn Volume> {
+        let (store, cores) = (&self.store, &self.cores);
+        let made = || -> Rc<dyn Volume> {
+            let disk = NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS);
+            match cores {
+                None => disk,
+                Some(cores) => cores.bridged(disk),
+            }
+        };
         self.disks.entry(node).or_insert_with(made).clone()
     }
 
@@ -334,7 +343,8 @@ async fn item(store: &Store) -> u64 {
 }
 
 /// Works until the power is lost or `steps` are done.
-async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
+async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
+    let env = envs[0].clone();
     let store = open(&env).await.unwrap();
     let mut rng = Rng(seed * 0x9E37_79B9 + 1);
     if model.borrow().nodes.is_empty() {
@@ -353,7 +363,8 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
         model.borrow_mut().flushed();
     }
     attach(&env, &store, model.borrow().has_landed);
-    let mut guests = Guests { store: store.clone(), landing: None, disks: BTreeMap::new() };
+    let cores = (envs.len() > 1).then(|| TwoCores::start(&envs));
+    let mut guests = Guests { store: store.clone(), landing: None, disks: BTreeMap::new(), cores };
     for _ in 0..steps {
         guests.step(&model, &mut rng).await;
         if store.broken().is_some() {
@@ -373,6 +384,12 @@ async fn work(env: Env, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     if store.close().await.is_ok() {
         model.borrow_mut().flushed();
     }
+}
+
+/// Works on a world, in every third run with the guests on another core than the store.
+fn run_work(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, steps: usize) -> Option<()> {
+    let model = model.clone();
+    world.run_cores(if seed.is_multiple_of(3) { 2 } else { 1 }, move |envs| work(envs, model, seed, steps))
 }
 
 /// Checks that the state after a crash is one that the model allows.
@@ -412,7 +429,7 @@ fn random_operations_leave_the_expected_content() {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
         let model = Model::of(seed);
         let kept = model.clone();
-        world.run(move |env| work(env, kept, seed, 150)).expect("nothing cuts the power");
+        run_work(&world, &kept, seed, 150).expect("nothing cuts the power");
         world.run(move |env| look_again(env, model, format!("seed {seed}"))).expect("nothing cuts it");
     }
 }
@@ -425,7 +442,7 @@ fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
         let model = Model::of(seed);
         let kept = model.clone();
         world.cut_at(Cut::Event(20 + seed * 37 % 2500));
-        if world.run(move |env| work(env, kept, seed, 120)).is_none() {
+        if run_work(&world, &kept, seed, 120).is_none() {
             crashes(&world, &model, seed, &format!("seed {seed}"));
         }
     }
@@ -443,7 +460,7 @@ fn space_that_runs_out_at_any_point_loses_nothing() {
             _ => Fault::nth(OPENING_IOS + nth, full),
         });
         let kept = model.clone();
-        world.run(move |env| work(env, kept, seed, 120)).expect("nothing cuts the power");
+        run_work(&world, &kept, seed, 120).expect("nothing cuts the power");
         world.clear_faults();
         let what = format!("seed {seed}");
         world.run(move |env| look_again(env, model, what)).expect("nothing cuts the power");

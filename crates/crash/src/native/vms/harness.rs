@@ -29,6 +29,7 @@ pub(super) struct Running {
     pub vm: Rc<NativeVm>,
     pub gate: RequestGate,
     pub attached: RefCell<BTreeMap<u32, Attached<Client>>>,
+    harness: Rc<Harness>,
 }
 
 pub(super) struct VmHarness {
@@ -65,8 +66,9 @@ impl Running {
     pub(super) async fn attach(&self, number: u32) -> Result<(), String> {
         let machine: &dyn Machine = &*self.vm;
         let entered = machine.attach(number, "guest").await;
-        let entered = entered.map_err(|e| format!("attaching disk{number}: {e}"))?;
-        self.attached.borrow_mut().insert(number, entered);
+        let (_, client) = entered.map_err(|e| format!("attaching disk{number}: {e}"))?;
+        let disk = self.vm.disk(number).map_err(|e| e.to_string())?;
+        self.attached.borrow_mut().insert(number, (self.harness.volume(&disk), client));
         Ok(())
     }
 }
@@ -74,7 +76,12 @@ impl Running {
 impl VmHarness {
     /// Opens the store, and compares every VM in it.
     pub(super) async fn open(env: &Env, run: &VmRun, boot: u64) -> Result<Rc<VmHarness>, String> {
-        let under = Run { world: run.world.clone(), plan: run.plan.clone(), model: Rc::default() };
+        let under = Run {
+            world: run.world.clone(),
+            plan: run.plan.clone(),
+            model: Rc::default(),
+            guests_core: run.guests_core.clone(),
+        };
         let inner = Harness::open(env, &under, boot).await.map_err(|e| format!("opening the store: {e}"))?;
         if let Some(e) = inner.store.broken() {
             return Err(format!("the store is read-only: {e}"));
@@ -109,8 +116,13 @@ impl VmHarness {
     pub(super) async fn serve(self: &Rc<VmHarness>, id: u128) -> Result<Rc<Running>, String> {
         let vm = NativeVm::open(&self.inner.store, id, self.options()).await.map_err(|e| e.to_string())?;
         let name = vm.name.clone();
-        let running =
-            Running { name: name.clone(), vm, gate: RequestGate::default(), attached: RefCell::default() };
+        let running = Running {
+            name: name.clone(),
+            vm,
+            gate: RequestGate::default(),
+            attached: RefCell::default(),
+            harness: self.inner.clone(),
+        };
         running.stop().await;
         let running = Rc::new(running);
         self.running.borrow_mut().insert(name, running.clone());

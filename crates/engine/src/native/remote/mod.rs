@@ -18,7 +18,7 @@ mod mark;
 mod randomized_tests;
 mod store_side;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod vm_side;
 mod withdraw;
 

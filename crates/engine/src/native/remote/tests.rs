@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use blk::volume::{Volume, ZeroMode};
-use blk::{Buf, Env, Errno, ErrorKind, Local, Result, Slice};
-use sim::{Action, Fault, OpKind, SimWorld};
+use blk::volume::Volume;
+use blk::{Buf, Env, Errno, ErrorKind};
+use sim::{Action, Bridge, Fault, OpKind, SimWorld};
 
 use super::super::change::Op;
 use super::super::disk::NativeDisk;
@@ -34,49 +34,7 @@ impl TwoCores {
 
     /// Opens a disk as tasks of the first core see it.
     pub(in super::super) fn bridged(&self, disk: Rc<NativeDisk>) -> Rc<Bridge> {
-        Rc::new(Bridge { env: self.vm_env.clone(), disk: self.open(disk) })
-    }
-}
-
-/// A disk of another core, for tasks of this one: the requests run there.
-pub(in super::super) struct Bridge {
-    env: Env,
-    pub disk: Rc<RemoteDisk>,
-}
-
-impl Bridge {
-    fn run<T: 'static>(&self, request: Local<'static, T>) -> Local<'static, T> {
-        Box::pin(self.env.spawn(request).join())
-    }
-}
-
-impl Volume for Bridge {
-    fn info(&self) -> blk::volume::VolumeInfo {
-        self.disk.info()
-    }
-
-    fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
-        self.run(self.disk.clone().read(offset, buf))
-    }
-
-    fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
-        self.run(self.disk.clone().write(offset, data))
-    }
-
-    fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
-        self.run(self.disk.clone().flush())
-    }
-
-    fn discard(self: Rc<Self>, range: std::ops::Range<u64>) -> Local<'static, Result<()>> {
-        self.run(self.disk.clone().discard(range))
-    }
-
-    fn write_zeroes(
-        self: Rc<Self>,
-        range: std::ops::Range<u64>,
-        mode: ZeroMode,
-    ) -> Local<'static, Result<()>> {
-        self.run(self.disk.clone().write_zeroes(range, mode))
+        Bridge::new(&self.vm_env, self.open(disk))
     }
 }
 
@@ -111,7 +69,8 @@ async fn get(disk: &Rc<Bridge>, block: u64) -> u8 {
 fn reads_and_overwrites_need_no_message() {
     let world = SimWorld::new(1, sim::Options::default());
     run_two(&world, Defects::default(), |store, cores| async move {
-        let disk = cores.bridged(disk(&store, 1));
+        let remote = cores.open(disk(&store, 1));
+        let disk = Bridge::new(&cores.vm_env, remote.clone());
         for block in 0..100 {
             put(&disk, block, 1).await;
         }
@@ -125,7 +84,7 @@ fn reads_and_overwrites_need_no_message() {
             assert_eq!(get(&disk, block).await, 2);
         }
         assert_eq!(cores.vm_side.messages().0, asked);
-        assert_eq!((disk.disk.stats.reads.get(), disk.disk.stats.writes.get()), (200, 200));
+        assert_eq!((remote.stats.reads.get(), remote.stats.writes.get()), (200, 200));
         store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
         assert_eq!(get(&disk, 7).await, 2);
         assert_eq!(cores.vm_side.messages().0, asked, "a take leaves the permission to read");

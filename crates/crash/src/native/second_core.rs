@@ -1,0 +1,42 @@
+//! The guests of a store on a core of their own.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use blk::Env;
+use blk::volume::Volume;
+use engine::native::{NativeDisk, StoreSide, VmSide, connect};
+use sim::Bridge;
+
+/// The guests' core, connected with the store's.
+pub(super) struct SecondCore {
+    env: Env,
+    store_side: Rc<StoreSide>,
+    vm_side: Rc<VmSide>,
+    /// The disks that were opened there, by their node.
+    disks: RefCell<BTreeMap<u64, Rc<dyn Volume>>>,
+}
+
+impl SecondCore {
+    pub(super) fn start(store_core: &Env, env: &Env) -> SecondCore {
+        let (store_end, vm_end) = connect();
+        SecondCore {
+            env: env.clone(),
+            store_side: StoreSide::start(store_core, store_end),
+            vm_side: VmSide::start(env, vm_end),
+            disks: RefCell::default(),
+        }
+    }
+
+    /// Returns a disk as its guests see it. A disk stays open on the guests' core until the boot ends.
+    pub(super) fn volume(&self, disk: &Rc<NativeDisk>) -> Rc<dyn Volume> {
+        let mut disks = self.disks.borrow_mut();
+        let open = || -> Rc<dyn Volume> {
+            let ticket = self.store_side.serve(disk.clone()).expect("a simulated process has descriptors");
+            let remote = self.vm_side.open(ticket).expect("the store's file is open");
+            Bridge::new(&self.env, remote)
+        };
+        disks.entry(disk.node.id).or_insert_with(open).clone()
+    }
+}
