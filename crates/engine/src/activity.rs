@@ -1,5 +1,6 @@
 //! Users, jobs and events of an open VM, the same for both kinds of store.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -47,12 +48,21 @@ impl Activity {
 
     /// Counts a writable client of a running disk until the guard is dropped.
     pub(crate) fn attach(&self, disk: u32, client: &str) -> Rc<Client> {
-        self.clients.enter(Client { disk, name: client.to_string() })
+        self.attach_held(disk, client, None)
+    }
+
+    /// Counts a client like `attach`; `held` is dropped with the guard.
+    pub(crate) fn attach_held(&self, disk: u32, client: &str, held: Option<Box<dyn Any>>) -> Rc<Client> {
+        self.clients.enter(Client { disk, name: client.to_string(), _held: held })
     }
 
     /// Counts a reader of a sealed state until the guard is dropped. `still`: see `View`.
     pub(crate) fn view(&self, snapshot: u128, client: &str, still: bool) -> Rc<View> {
-        self.views.enter(View { snapshot, client: client.to_string(), still })
+        self.view_held(View { snapshot, client: client.to_string(), still, _held: None })
+    }
+
+    pub(crate) fn view_held(&self, view: View) -> Rc<View> {
+        self.views.enter(view)
     }
 
     /// Returns the writable clients: (disk number, client).

@@ -1,6 +1,7 @@
 //! Users of a VM: writable clients of its running disks and readers of its sealed states. Also changes of the content
 //! generation.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
@@ -13,6 +14,8 @@ pub struct Client {
     pub disk: u32,
     /// The name that the front end gives it.
     pub name: String,
+    /// Keeps the client counted on the core of the VM's store too.
+    pub(crate) _held: Option<Box<dyn Any>>,
 }
 
 /// A guard on a sealed state. The layers under the state may not change while the guard exists.
@@ -24,6 +27,8 @@ pub struct View {
     /// Set for work outside of the engine that opens the layers itself: nothing under the state may be folded
     /// meanwhile.
     pub still: bool,
+    /// Keeps the reader counted on the core of the VM's store too.
+    pub(crate) _held: Option<Box<dyn Any>>,
 }
 
 /// A change of the content generation alone.

@@ -15,7 +15,7 @@ pub(super) struct SecondCore {
     store_side: Rc<StoreSide>,
     vm_side: Rc<VmSide>,
     /// The disks that were opened there, by their node.
-    disks: RefCell<BTreeMap<u64, Rc<dyn Volume>>>,
+    disks: RefCell<BTreeMap<u64, (Rc<NativeDisk>, Rc<dyn Volume>)>>,
 }
 
 impl SecondCore {
@@ -29,14 +29,18 @@ impl SecondCore {
         }
     }
 
-    /// Returns a disk as its guests see it. A disk stays open on the guests' core until the boot ends.
+    /// Returns a disk as its guests see it. It stays open on their core until the VM is opened again or the boot ends.
     pub(super) fn volume(&self, disk: &Rc<NativeDisk>) -> Rc<dyn Volume> {
         let mut disks = self.disks.borrow_mut();
-        let open = || -> Rc<dyn Volume> {
-            let ticket = self.store_side.serve(disk.clone()).expect("a simulated process has descriptors");
-            let remote = self.vm_side.open(ticket).expect("the store's file is open");
-            Bridge::new(&self.env, remote)
-        };
-        disks.entry(disk.node.id).or_insert_with(open).clone()
+        if let Some((known, volume)) = disks.get(&disk.node.id)
+            && Rc::ptr_eq(known, disk)
+        {
+            return volume.clone();
+        }
+        let ticket = self.store_side.serve(disk.clone()).expect("a simulated process has descriptors");
+        let remote = self.vm_side.open(ticket).expect("the store's file is open");
+        let volume: Rc<dyn Volume> = Bridge::new(&self.env, remote);
+        disks.insert(disk.node.id, (disk.clone(), volume.clone()));
+        volume
     }
 }

@@ -62,7 +62,7 @@ mod zero;
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use recover::NewStore;
-pub use remote::{DiskTicket, RemoteDisk, StoreEnd, StoreSide, VmEnd, VmSide, connect};
+pub use remote::{DiskTicket, RemoteDisk, RemoteVm, StoreEnd, StoreSide, VmEnd, VmSide, VmTicket, connect};
 pub use source::Source;
 pub use store::{PENDING_RUN_BYTES, Store, StoreOptions};
 pub use superblock::VERSION as FORMAT_VERSION;

@@ -72,6 +72,7 @@ impl Daemon {
         let mut all: Vec<(String, Vec<ExportEntry>)> = Vec::new();
         for core in self.cores.all() {
             let list = async |running: Rc<RunningVms>| {
+                running.refresh_all().await;
                 let vms = running.all();
                 vms.iter().map(|vm| (vm.name.clone(), exports_of(vm))).collect::<Vec<_>>()
             };

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use api::error::{Error, Result};
+use engine::native::{StoreEnd, StoreSide};
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
@@ -22,6 +23,8 @@ use crate::daemon::running::running_vms::{CoreTask, RunningVms};
 pub(crate) struct CoreLink {
     pub number: usize,
     location: Location,
+    /// Serves the native VMs of the control side's core to another core.
+    store_side: Option<Rc<StoreSide>>,
 }
 
 enum Location {
@@ -32,7 +35,8 @@ enum Location {
 
 impl CoreLink {
     pub(crate) fn here(running: Rc<RunningVms>) -> Rc<CoreLink> {
-        Rc::new(CoreLink { number: running.core.own, location: Location::Here(running) })
+        let number = running.core.own;
+        Rc::new(CoreLink { number, location: Location::Here(running), store_side: None })
     }
 
     /// Returns what the core runs if it is the control side's own core.
@@ -41,6 +45,11 @@ impl CoreLink {
             Location::Here(running) => Some(running),
             Location::Elsewhere(_) => None,
         }
+    }
+
+    /// Returns what serves the native VMs of the control side's core to this one; None for the control side's own core.
+    pub(crate) fn store_side(&self) -> Option<&Rc<StoreSide>> {
+        self.store_side.as_ref()
     }
 
     /// Sends work to the core without an answer. The control side's own core carries it out at once.
@@ -93,6 +102,8 @@ impl CoreLink {
 pub(crate) struct StartedCore {
     pub inbox: mpsc::UnboundedSender<CoreTask>,
     pub thread: JoinHandle<()>,
+    /// The end of the control side's core, where the stores are.
+    pub store_end: StoreEnd,
 }
 
 /// All cores of the daemon in the order of their numbers, the control side's own first.
@@ -104,10 +115,13 @@ pub(crate) struct Cores {
 impl Cores {
     /// `others` are the cores beside the control side's own, in the order of their numbers.
     pub(crate) fn new(running: Rc<RunningVms>, others: Vec<StartedCore>) -> Cores {
+        let env = running.env.clone();
         let mut links = vec![CoreLink::here(running)];
         let mut threads = Vec::new();
-        for StartedCore { inbox, thread } in others {
-            links.push(Rc::new(CoreLink { number: links.len(), location: Location::Elsewhere(inbox) }));
+        for StartedCore { inbox, thread, store_end } in others {
+            let store_side = Some(StoreSide::start(&env, store_end));
+            let location = Location::Elsewhere(inbox);
+            links.push(Rc::new(CoreLink { number: links.len(), location, store_side }));
             threads.push(thread);
         }
         Cores { links, threads: RefCell::new(threads) }
@@ -117,7 +131,7 @@ impl Cores {
         &self.links
     }
 
-    /// Returns the control side's own core. It runs the VMs of all stores, and the targets of moves.
+    /// Returns the control side's own core. It has all stores, and runs the targets of moves.
     pub(crate) fn own(&self) -> &Rc<CoreLink> {
         &self.links[0]
     }

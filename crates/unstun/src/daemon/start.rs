@@ -262,8 +262,15 @@ impl Daemon {
     ) -> Result<(VmHandle, Kept)> {
         if let Some(id) = mark::read(&self.env, &home.path).await? {
             let vm = native_homes::open_vm(&home.datastore, id, self.options()).await?;
-            let running = RunningVm::new(&self.running.front_end, name, vm.clone(), None, settings);
-            return Ok((VmHandle::here(self.cores.own(), running), Kept::Native(vm)));
+            let core = if here { self.cores.own().clone() } else { self.core_for_vm() };
+            let handle = match core.own() {
+                Some(running) => {
+                    let vm = RunningVm::new(&running.front_end, name, vm.clone(), None, settings);
+                    VmHandle::here(&core, vm)
+                }
+                None => VmHandle::native_elsewhere(&core, self.cores.own(), vm.clone(), settings).await,
+            };
+            return Ok((handle, Kept::Native(vm)));
         }
         let core = if here { self.cores.own().clone() } else { self.core_for_vm() };
         let handle = match core.own() {
@@ -279,7 +286,7 @@ impl Daemon {
         Ok((handle, Kept::Redo))
     }
 
-    /// Returns the core for one more VM with files.
+    /// Returns the core for one more VM.
     fn core_for_vm(&self) -> Rc<CoreLink> {
         let vms = self.entries();
         self.cores.least_used(vms.iter().map(|entry| entry.running.core())).clone()
@@ -294,6 +301,7 @@ impl Daemon {
             files: side.files.clone(),
             gate: was.gate.clone(),
             limiter: was.limiter.clone(),
+            remote: None,
         });
         let entry = Rc::new(VmRecord {
             name: old.name.clone(),
@@ -307,7 +315,7 @@ impl Daemon {
             notices: RefCell::default(),
             moving: Cell::new(0),
         });
-        self.listen(&entry, &running);
+        self.listen(&entry, &*running.machine);
         self.register(entry);
     }
 

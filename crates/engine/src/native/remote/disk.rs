@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use blk::file::FileCounters;
 use blk::sync::{RangeGuard, RangeLock};
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, File, Local, Result, Slice};
@@ -23,12 +24,14 @@ use super::store_side::DiskTicket;
 use super::vm_side::VmSide;
 use super::{GRANTS_MAX, windows_of};
 use crate::join::all;
-use crate::stats::DiskStats;
+use crate::machine::RunningDisk;
+use crate::stats::{DiskStats, LayerCounters};
 
 /// A disk of a store on another core.
 pub struct RemoteDisk {
     side: Rc<VmSide>,
-    number: u64,
+    /// Number of the disk among those of the store's core.
+    pub(super) number: u64,
     /// Name for messages: `web/disk0`.
     pub name: String,
     read_only: bool,
@@ -270,7 +273,7 @@ impl RemoteDisk {
     async fn done(&self, work: Work, range: Option<RangeGuard>) -> Result<()> {
         match self.side.ask(self.number, work, range).await {
             Answer::Done(result) | Answer::Buf(_, result) => result,
-            Answer::Status(_) => Err(self.confused()),
+            _ => Err(self.confused()),
         }
     }
 
@@ -280,6 +283,25 @@ impl RemoteDisk {
 
     fn now_ns(&self) -> u64 {
         self.side.env.now_ns()
+    }
+}
+
+impl RunningDisk for RemoteDisk {
+    fn stats(&self) -> &DiskStats {
+        &self.stats
+    }
+
+    fn device_counters(&self) -> FileCounters {
+        self.file.counters()
+    }
+
+    fn layer_counters(&self) -> Vec<LayerCounters> {
+        Vec::new()
+    }
+
+    /// The store's core alone can tell.
+    fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
+        Box::pin(std::future::ready(Ok(self.shared.size_bytes())))
     }
 }
 
@@ -355,7 +377,7 @@ impl Volume for RemoteDisk {
             match self.side.ask(self.number, Work::Status(range), None).await {
                 Answer::Status(result) => result,
                 Answer::Done(result) => result.and_then(|()| Err(self.confused())),
-                Answer::Buf(..) => Err(self.confused()),
+                _ => Err(self.confused()),
             }
         })
     }

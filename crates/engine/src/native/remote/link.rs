@@ -1,12 +1,15 @@
 //! Messages between the store's core and a VM's core.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use blk::mailbox::{Receiver, Sender, mailbox};
+use blk::manifest::VmState;
 use blk::volume::{BlockStatus, ZeroMode};
 use blk::{Buf, Result};
 
 use super::grant::Grant;
+use super::store_side::DiskTicket;
 
 /// A request that needs the store.
 pub(super) enum Work {
@@ -24,6 +27,45 @@ pub(super) enum Work {
     Status(Range<u64>),
     /// The VM's core does not serve the disk any more. There is no answer.
     Close,
+    /// A request about a VM.
+    Vm(VmWork),
+}
+
+/// A request about a VM; `Request::disk` is the VM's number then.
+pub(super) enum VmWork {
+    State,
+    Attach {
+        number: u32,
+        client: String,
+    },
+    OpenView {
+        snapshot: String,
+        number: u32,
+        client: String,
+    },
+    /// A client or a reader has left. There is no answer.
+    Leave(u64),
+    /// The VM's core does not serve the VM any more. There is no answer.
+    Close,
+}
+
+/// State of a VM, as its clients' core keeps it.
+pub(super) struct VmNow {
+    pub state: VmState,
+    /// Snapshots whose content may still change.
+    pub unsealed: BTreeSet<u128>,
+}
+
+/// A client of a VM, attached on the store's core.
+pub(super) struct AttachedThere {
+    /// Number of the disk.
+    pub disk: u64,
+    /// The disk, unless the VM's core has it.
+    pub ticket: Option<DiskTicket>,
+    /// The snapshot, of a sealed state.
+    pub snapshot: u128,
+    /// Number by which the client leaves.
+    pub guard: u64,
 }
 
 pub(super) struct Request {
@@ -39,6 +81,8 @@ pub(super) enum Answer {
     Buf(Option<Buf>, Result<()>),
     Done(Result<()>),
     Status(Result<Vec<BlockStatus>>),
+    Vm(VmNow),
+    Attached(Box<(VmNow, Result<AttachedThere>)>),
 }
 
 pub(super) struct Reply {

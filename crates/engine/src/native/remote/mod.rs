@@ -16,16 +16,20 @@ mod link;
 mod mark;
 #[cfg(test)]
 mod randomized_tests;
+mod served_vm;
 mod store_side;
 #[cfg(test)]
 pub(super) mod tests;
+mod vm;
 mod vm_side;
 mod withdraw;
 
 pub use disk::RemoteDisk;
 pub use link::{StoreEnd, VmEnd, connect};
 pub(super) use mark::SharedDisk;
+pub use served_vm::VmTicket;
 pub use store_side::{DiskTicket, StoreSide};
+pub use vm::RemoteVm;
 pub use vm_side::VmSide;
 pub(super) use withdraw::NodeGrants;
 

@@ -18,6 +18,7 @@ use super::super::view::Scratch;
 use super::grant::Grant;
 use super::link::{Answer, Reply, Request, StoreEnd, Work};
 use super::mark::SharedDisk;
+use super::served_vm::ServedVm;
 use super::withdraw::GrantedDisk;
 use super::{WINDOW_BLOCKS, WINDOWS_AT_ONCE, windows_of};
 use crate::options::Defect;
@@ -40,9 +41,10 @@ struct ServedDisk {
 
 /// Serves the disks of this core's stores to one other core.
 pub struct StoreSide {
-    env: Env,
+    pub(super) env: Env,
     replies: Rc<Outbox<Reply>>,
     disks: RefCell<BTreeMap<u64, Rc<ServedDisk>>>,
+    pub(super) vms: RefCell<BTreeMap<u64, Rc<ServedVm>>>,
     next_number: Cell<u64>,
 }
 
@@ -54,6 +56,7 @@ impl StoreSide {
             env: env.clone(),
             replies: Outbox::start(env, replies),
             disks: RefCell::default(),
+            vms: RefCell::default(),
             next_number: Cell::new(1),
         });
         let serving = side.clone();
@@ -77,7 +80,7 @@ impl StoreSide {
     /// # Errors
     /// `NoDescriptors` if there is none for the store's file.
     pub fn serve(&self, disk: Rc<NativeDisk>) -> Result<DiskTicket> {
-        let number = self.next_number.replace(self.next_number.get() + 1);
+        let number = self.new_number();
         let shared = Arc::<SharedDisk>::default();
         shared.set_size(disk.size_bytes());
         let ticket = DiskTicket {
@@ -95,11 +98,21 @@ impl StoreSide {
         Ok(ticket)
     }
 
+    pub(super) fn new_number(&self) -> u64 {
+        self.next_number.replace(self.next_number.get() + 1)
+    }
+
+    pub(super) fn answer(&self, disk: u64, id: u32, answer: Answer) {
+        self.replies.push(Reply { disk, id, answer, grants: Vec::new() });
+    }
+
     fn begin(self: &Rc<Self>, request: Request) {
         let Request { disk, id, work } = request;
-        if let Work::Close = work {
-            return self.close(disk);
-        }
+        let work = match work {
+            Work::Close => return self.close(disk),
+            Work::Vm(work) => return self.begin_vm(disk, id, work),
+            work => work,
+        };
         let served = self.disks.borrow().get(&disk).cloned();
         let side = self.clone();
         self.env.spawn_detached(Box::pin(async move {
@@ -109,6 +122,11 @@ impl StoreSide {
             };
             side.replies.push(Reply { disk, id, answer, grants });
         }));
+    }
+
+    /// Returns whether the other core has not closed the disk.
+    pub(super) fn has(&self, number: u64) -> bool {
+        self.disks.borrow().contains_key(&number)
     }
 
     /// Ends a disk's grants. Its requests under way go on.
@@ -125,11 +143,12 @@ impl StoreSide {
     fn end(&self) {
         let numbers: Vec<u64> = self.disks.borrow().keys().copied().collect();
         numbers.into_iter().for_each(|number| self.close(number));
+        self.vms.borrow_mut().clear();
         self.replies.end();
     }
 }
 
-fn closed() -> Error {
+pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Cancelled, "", "the disk is not served by this core any more")
 }
 
@@ -154,7 +173,7 @@ impl ServedDisk {
             Work::Discard(range) => (Answer::Done(disk.discard(range).await), Vec::new()),
             Work::Zero(range, mode) => (Answer::Done(disk.write_zeroes(range, mode).await), Vec::new()),
             Work::Status(range) => (Answer::Status(disk.status(range).await), Vec::new()),
-            Work::Close => unreachable!("handled where it arrives"),
+            Work::Close | Work::Vm(_) => unreachable!("handled where it arrives"),
         }
     }
 

@@ -9,8 +9,10 @@ use blk::sync::{OneShot, RangeGuard};
 use blk::{Env, Result};
 
 use super::disk::RemoteDisk;
-use super::link::{Answer, Reply, Request, VmEnd, Work};
+use super::link::{Answer, Reply, Request, VmEnd, VmWork, Work};
+use super::served_vm::VmTicket;
 use super::store_side::DiskTicket;
+use super::vm::RemoteVm;
 
 /// A request whose answer is awaited.
 struct Asked {
@@ -27,6 +29,7 @@ pub struct VmSide {
     next_id: Cell<u32>,
     messages: Cell<u64>,
     disks: RefCell<BTreeMap<u64, Weak<RemoteDisk>>>,
+    vms: RefCell<BTreeMap<u64, Weak<RemoteVm>>>,
 }
 
 impl VmSide {
@@ -40,6 +43,7 @@ impl VmSide {
             next_id: Cell::new(0),
             messages: Cell::new(0),
             disks: RefCell::default(),
+            vms: RefCell::default(),
         });
         let receiving = side.clone();
         env.spawn_detached(Box::pin(async move {
@@ -107,8 +111,34 @@ impl VmSide {
         async move { answer.take().await }
     }
 
-    fn answered(&self, reply: Reply) {
-        let Reply { disk, id, answer, grants } = reply;
+    /// Serves a VM's disks on this core.
+    pub fn open_vm(self: &Rc<Self>, ticket: VmTicket) -> Rc<RemoteVm> {
+        let number = ticket.number;
+        let vm = RemoteVm::new(self, ticket);
+        self.vms.borrow_mut().insert(number, Rc::downgrade(&vm));
+        vm
+    }
+
+    pub(super) fn close_vm(&self, vm: u64) {
+        self.vms.borrow_mut().remove(&vm);
+        self.send(vm, Work::Vm(VmWork::Close));
+    }
+
+    pub(super) fn leave(&self, vm: u64, guard: u64) {
+        self.send(vm, Work::Vm(VmWork::Leave(guard)));
+    }
+
+    fn answered(self: &Rc<Self>, reply: Reply) {
+        let Reply { disk, id, mut answer, grants } = reply;
+        // Disks are opened in the order of the answers: a later attachment finds the disk of an earlier one.
+        if let Answer::Attached(attached) = &mut answer
+            && let (_, Ok(there)) = &mut **attached
+            && let Some(ticket) = there.ticket.take()
+            && let Some(vm) = self.vms.borrow().get(&disk).and_then(Weak::upgrade)
+        {
+            let number = ticket.number;
+            vm.opened(number, self.open(ticket));
+        }
         let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
         if let Some(served) = served {
             served.take_grants(grants);

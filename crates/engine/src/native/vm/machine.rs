@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use blk::file::FileCounters;
 use blk::manifest::{LayerInfo, SnapshotState, VmState};
-use blk::volume::Volume;
 use blk::{Error, Local, Result};
 
 use super::super::disk::NativeDisk;
@@ -152,6 +151,17 @@ impl NativeVm {
         number: u32,
         client: &str,
     ) -> Result<Attached<View>> {
+        let (disk, view) = self.open_sealed(snapshot, number, client)?;
+        Ok((disk, view))
+    }
+
+    /// Opens a sealed state of one disk.
+    pub(in super::super) fn open_sealed(
+        &self,
+        snapshot: &str,
+        number: u32,
+        client: &str,
+    ) -> Result<(Rc<NativeDisk>, Rc<View>)> {
         let found = self.sealed(snapshot)?;
         let Some((_, layer)) = found.disks.iter().find(|(n, _)| *n == number) else {
             let cause = format!("disk{number} is not part of snapshot {snapshot}");
@@ -159,7 +169,7 @@ impl NativeVm {
         };
         let name = format!("{}/disk{number}@{}", self.name, found.name);
         let node = self.store.node(node_of(layer))?;
-        let disk: Rc<dyn Volume> = NativeDisk::new(&self.store, node, name, number, self.terms);
+        let disk = NativeDisk::new(&self.store, node, name, number, self.terms);
         Ok((disk, self.activity.view(found.id, client, false)))
     }
 

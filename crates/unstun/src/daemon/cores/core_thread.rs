@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use api::error::{Error, Result};
 use blk::Executor;
 use blk::uring::UringReactor;
+use engine::native::{StoreEnd, VmEnd, connect};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -29,6 +30,8 @@ struct CoreStart {
     control: ControlSide,
     /// Count of the open descriptors of all cores.
     open_files: Arc<AtomicU64>,
+    /// This core's end of the connection with the core of the stores.
+    vm_end: VmEnd,
 }
 
 /// Starts the cores beside the control side's own, one for each of `heartbeats`.
@@ -39,19 +42,22 @@ pub(crate) fn start_all(
     open_files: &Arc<AtomicU64>,
 ) -> Result<Vec<StartedCore>> {
     let start_one = |(at, heartbeat): (usize, &Arc<Heartbeat>)| {
-        start(CoreStart {
+        let (store_end, vm_end) = connect();
+        let core = CoreStart {
             core: CoreNumber { own: at + 1, count: place.cores },
             place: place.clone(),
             heartbeat: heartbeat.clone(),
             control: control.clone(),
             open_files: open_files.clone(),
-        })
+            vm_end,
+        };
+        start(core, store_end)
     };
     heartbeats.iter().enumerate().map(start_one).collect()
 }
 
 /// Starts the thread of a core. Returns once the core carries out work.
-fn start(start: CoreStart) -> Result<StartedCore> {
+fn start(start: CoreStart, store_end: StoreEnd) -> Result<StartedCore> {
     let (sender, inbox) = mpsc::unbounded_channel::<CoreTask>();
     let (tell, told) = std::sync::mpsc::channel();
     let number = start.core.own;
@@ -61,7 +67,7 @@ fn start(start: CoreStart) -> Result<StartedCore> {
         .spawn(move || run(start, own, inbox, &tell))
         .map_err(|e| Error::failed(format!("starting the thread of core{number}: {e}")))?;
     told.recv().map_err(|_| Error::failed(format!("core{number} ended before it was ready")))??;
-    Ok(StartedCore { inbox: sender, thread })
+    Ok(StartedCore { inbox: sender, thread, store_end })
 }
 
 /// Makes the reactor of a core, which shares the process's limits with the others.
@@ -79,7 +85,7 @@ fn run(
     mut inbox: mpsc::UnboundedReceiver<CoreTask>,
     tell: &Sender<Result<()>>,
 ) {
-    let CoreStart { core, place, heartbeat, control, open_files } = start;
+    let CoreStart { core, place, heartbeat, control, open_files, vm_end } = start;
     let reactor = match reactor(&place, &open_files) {
         Ok(reactor) => reactor,
         Err(e) => return drop(tell.send(Err(e))),
@@ -92,6 +98,7 @@ fn run(
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let front_end = front_end(place.memory, descriptors.connections(), core.count);
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors, Some(own));
+        running.serve_native_vms(vm_end);
         running.vhost.listen_on(reactor.clone());
         Catalogue::route(&running);
         env.spawn_detached(Box::pin(running.clone().watch_slow()));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use api::VmClient;
 use api::error::Result;
 use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use engine::native::NativeVm;
 use engine::{
     CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, GenerationChange, JobControl, Loss,
     Machine, Options, SpaceUsage,
@@ -25,6 +26,13 @@ use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
 pub(crate) struct VmHandle {
     core: Rc<CoreLink>,
     vm: Location,
+    native: Option<NativeHere>,
+}
+
+/// A native VM whose clients are on another core than the control side's, where its store is. Its operations run here.
+struct NativeHere {
+    machine: Rc<dyn Machine>,
+    own: Rc<RunningVms>,
 }
 
 enum Location {
@@ -60,15 +68,32 @@ impl Drop for VmHandle {
     }
 }
 
-fn jobs_of(vm: &RunningVm) -> Vec<Arc<JobControl>> {
-    vm.machine.jobs().iter().map(|job| job.control().clone()).collect()
+fn jobs_of(machine: &dyn Machine) -> Vec<Arc<JobControl>> {
+    machine.jobs().iter().map(|job| job.control().clone()).collect()
 }
 
 impl VmHandle {
     /// Returns the handle of a VM of the control side's own core.
     pub(crate) fn here(core: &Rc<CoreLink>, vm: Rc<RunningVm>) -> VmHandle {
         assert!(core.own().is_some(), "a VM of core{} is not here", core.number);
-        VmHandle { core: core.clone(), vm: Location::Here(vm) }
+        VmHandle { core: core.clone(), vm: Location::Here(vm), native: None }
+    }
+
+    /// Serves the clients of a native VM on another core than the control side's. `own` is the control side's core.
+    pub(crate) async fn native_elsewhere(
+        core: &Rc<CoreLink>,
+        own: &Rc<CoreLink>,
+        vm: Rc<NativeVm>,
+        settings: ClientSettings,
+    ) -> VmHandle {
+        let store_side = core.store_side().expect("the core is not the stores'");
+        let (name, ticket) = (vm.name.clone(), store_side.serve_vm(vm.clone()));
+        let open = async move |running: Rc<RunningVms>| {
+            running.kept.keep_vm(running.open_native(&name, ticket, settings))
+        };
+        let vm_there = Location::Elsewhere { number: core.run(open).await, jobs: RefCell::default() };
+        let own = own.own().expect("the control side is on the stores' core").clone();
+        VmHandle { core: core.clone(), vm: vm_there, native: Some(NativeHere { machine: vm, own }) }
     }
 
     /// Opens a VM with files on another core than the control side's.
@@ -84,12 +109,12 @@ impl VmHandle {
             let folders = running.folders.all();
             let files = HomeFiles::open_planned(&running.env, &running.descriptors, plan, folders).await?;
             let vm = running.open_redo(&name, files, options, settings).await?;
-            let jobs = jobs_of(&vm);
+            let jobs = jobs_of(&*vm.machine);
             Ok::<_, blk::Error>((running.kept.keep_vm(vm), jobs))
         };
         let (number, jobs) = core.run(open).await?;
         let vm = Location::Elsewhere { number, jobs: RefCell::new(jobs) };
-        Ok(VmHandle { core: core.clone(), vm })
+        Ok(VmHandle { core: core.clone(), vm, native: None })
     }
 
     /// Returns the number of the VM's core.
@@ -105,6 +130,15 @@ impl VmHandle {
         }
     }
 
+    /// Returns the machine if it is on the control side's own core.
+    pub(crate) fn own_machine(&self) -> Option<&Rc<dyn Machine>> {
+        match (&self.native, &self.vm) {
+            (Some(native), _) => Some(&native.machine),
+            (None, Location::Here(vm)) => Some(&vm.machine),
+            (None, Location::Elsewhere { .. }) => None,
+        }
+    }
+
     /// Returns the number by which messages of another core name the VM.
     pub(crate) fn number(&self) -> Option<u64> {
         match self.vm {
@@ -113,7 +147,7 @@ impl VmHandle {
         }
     }
 
-    /// Runs `work` on the VM's core. Where that is another core, `work` goes on if the caller stops waiting.
+    /// Runs `work` on the core of the VM's clients. Where that is another core, `work` goes on if the caller stops waiting.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(Rc<RunningVms>, Rc<RunningVm>) -> T + Send + 'static,
@@ -122,6 +156,10 @@ impl VmHandle {
             (Location::Here(vm), Some(running)) => work(running.clone(), vm.clone()).await,
             (Location::Elsewhere { number, .. }, None) => {
                 let number = *number;
+                let work = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+                    vm.refresh().await;
+                    work(running, vm).await
+                };
                 self.core.run_on(move |running| running.kept.vm(number), work).await
             }
             _ => unreachable!("a VM is where its core is"),
@@ -132,7 +170,22 @@ impl VmHandle {
         &self,
         work: impl AsyncFnOnce(Rc<dyn Machine>) -> T + Send + 'static,
     ) -> T {
-        self.run(async move |_, vm| work(vm.machine.clone()).await).await
+        match self.own_machine() {
+            Some(machine) => work(machine.clone()).await,
+            None => self.run(async move |_, vm| work(vm.machine.clone()).await).await,
+        }
+    }
+
+    /// Runs `work`, which may be refused because of clients: those that have left do not count any more.
+    async fn on_machine_without_clients<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(Rc<dyn Machine>) -> T + Send + 'static,
+    ) -> T {
+        if self.native.is_some() {
+            // The departures have been sent to the stores' core before, in order.
+            self.run(async |_, _| ()).await;
+        }
+        self.on_machine(work).await
     }
 
     /// Runs `work` with the files of a VM that has files.
@@ -145,6 +198,23 @@ impl VmHandle {
 
     fn guard(&self, number: GuardNumber) -> Guard {
         Guard { number, here: self.core.own().cloned() }
+    }
+
+    /// Keeps something of the machine's, on its core.
+    async fn keep_of_machine<T: Send + 'static, Kept: 'static>(
+        &self,
+        work: impl AsyncFnOnce(Rc<dyn Machine>) -> blk::Result<(T, Kept)> + Send + 'static,
+    ) -> blk::Result<(T, Guard)> {
+        if let Some(NativeHere { machine, own }) = &self.native {
+            let (value, kept) = work(machine.clone()).await?;
+            return Ok((value, Guard { number: own.kept.keep(kept), here: Some(own.clone()) }));
+        }
+        let keep = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
+            let (value, kept) = work(vm.machine.clone()).await?;
+            Ok::<_, blk::Error>((value, running.kept.keep(kept)))
+        };
+        let (value, number) = self.run(keep).await?;
+        Ok((value, self.guard(number)))
     }
 
     /// Serves the VM to clients under its name.
@@ -193,7 +263,21 @@ impl VmHandle {
     // State.
 
     pub(crate) async fn view(&self) -> VmView {
-        self.run(async |running: Rc<RunningVms>, vm| running.view(&vm)).await
+        let view = self.run(async |running: Rc<RunningVms>, vm| running.view(&vm)).await;
+        self.with_counters_of_store(view)
+    }
+
+    /// Adds what the stores' core counts of a native VM's disks.
+    fn with_counters_of_store(&self, mut view: VmView) -> VmView {
+        let Some(native) = &self.native else { return view };
+        for shown in &mut view.disks {
+            if let Ok(disk) = native.machine.disk(shown.number) {
+                shown.first_writes = disk.stats().first_writes.get();
+                shown.map_loads = disk.stats().map_loads.get();
+                shown.device = disk.device_counters();
+            }
+        }
+        view
     }
 
     /// Tells the VM's vhost-user clients the present sizes of its disks.
@@ -202,11 +286,14 @@ impl VmHandle {
     }
 
     pub(crate) async fn state(&self) -> VmState {
-        self.run(async |_, vm| vm.machine.state()).await
+        self.on_machine(async |vm| vm.state()).await
     }
 
     /// Returns the view, and the layers of the running disks.
     pub(crate) async fn view_with_layers(&self) -> (VmView, blk::Result<Vec<DiskLayers>>) {
+        if self.native.is_some() {
+            return (self.view().await, self.listing().await);
+        }
         let look = async |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
             let layers = vm.machine.listing().await;
             (running.view(&vm), layers)
@@ -275,9 +362,10 @@ impl VmHandle {
 
     /// Returns the VM's jobs, finished ones included.
     pub(crate) fn jobs(&self) -> Vec<Arc<JobControl>> {
-        match &self.vm {
-            Location::Here(vm) => jobs_of(vm),
-            Location::Elsewhere { jobs, .. } => jobs.borrow().clone(),
+        match (self.own_machine(), &self.vm) {
+            (None, Location::Elsewhere { jobs, .. }) => jobs.borrow().clone(),
+            (Some(machine), _) => jobs_of(&**machine),
+            (None, Location::Here(_)) => unreachable!("a VM that is here has its machine here"),
         }
     }
 
@@ -286,10 +374,13 @@ impl VmHandle {
     }
 
     pub(crate) async fn commit(&self, what: &CommitWhat) -> blk::Result<Arc<JobControl>> {
+        if let Some(native) = &self.native {
+            return Ok(native.machine.clone().commit(what).await?.control().clone());
+        }
         let what = what.clone();
         let commit = async move |_, vm: Rc<RunningVm>| {
             let job = vm.machine.clone().commit(&what).await?;
-            Ok::<_, blk::Error>((job.control().clone(), jobs_of(&vm)))
+            Ok::<_, blk::Error>((job.control().clone(), jobs_of(&*vm.machine)))
         };
         let (job, now) = self.run(commit).await?;
         if let Location::Elsewhere { jobs, .. } = &self.vm {
@@ -337,20 +428,23 @@ impl VmHandle {
         keep: bool,
     ) -> blk::Result<SnapshotState> {
         let (wanted, first) = (wanted.map(str::to_owned), take_first.map(str::to_owned));
-        self.on_machine(async move |vm| vm.revert(wanted.as_deref(), first.as_deref(), keep).await).await
+        self.on_machine_without_clients(async move |vm| {
+            vm.revert(wanted.as_deref(), first.as_deref(), keep).await
+        })
+        .await
     }
 
     pub(crate) async fn discard(&self, wanted: &str, keep: bool) -> blk::Result<Loss> {
         let wanted = wanted.to_owned();
-        self.on_machine(async move |vm| vm.discard(&wanted, keep).await).await
+        self.on_machine_without_clients(async move |vm| vm.discard(&wanted, keep).await).await
     }
 
     pub(crate) async fn reset(&self, keep: bool) -> blk::Result<Loss> {
-        self.on_machine(async move |vm| vm.reset(keep).await).await
+        self.on_machine_without_clients(async move |vm| vm.reset(keep).await).await
     }
 
     pub(crate) async fn restore(&self, id: u64, keep: bool) -> blk::Result<Loss> {
-        self.on_machine(async move |vm| vm.restore(id, keep).await).await
+        self.on_machine_without_clients(async move |vm| vm.restore(id, keep).await).await
     }
 
     pub(crate) async fn empty_bin(&self, ids: Vec<u64>) -> blk::Result<u64> {
@@ -363,15 +457,15 @@ impl VmHandle {
     }
 
     pub(crate) async fn remove_disk(&self, number: u32, remove_files: bool) -> blk::Result<()> {
-        self.on_machine(async move |vm| vm.remove_disk(number, remove_files).await).await
+        self.on_machine_without_clients(async move |vm| vm.remove_disk(number, remove_files).await).await
     }
 
     pub(crate) async fn grow_disk(&self, number: u32, size_bytes: u64) -> blk::Result<()> {
-        self.on_machine(async move |vm| vm.grow_disk(number, size_bytes).await).await
+        self.on_machine_without_clients(async move |vm| vm.grow_disk(number, size_bytes).await).await
     }
 
     pub(crate) async fn set_mode(&self, number: u32, mode: DiskMode) -> blk::Result<()> {
-        self.on_machine(async move |vm| vm.set_mode(number, mode).await).await
+        self.on_machine_without_clients(async move |vm| vm.set_mode(number, mode).await).await
     }
 
     pub(crate) async fn change_generation(&self, change: GenerationChange) -> blk::Result<()> {
@@ -379,7 +473,15 @@ impl VmHandle {
     }
 
     pub(crate) async fn close(&self) -> blk::Result<()> {
-        self.on_machine(async |vm| vm.close().await).await
+        if self.native.is_some() {
+            let close_disks = async |_, vm: Rc<RunningVm>| {
+                if let Some(remote) = &vm.remote {
+                    remote.close_disks();
+                }
+            };
+            self.run(close_disks).await;
+        }
+        self.on_machine_without_clients(async |vm| vm.close().await).await
     }
 
     // Clients.
@@ -441,21 +543,14 @@ impl VmHandle {
 
     /// Holds back guest writes that may take space of the file system, until the guard is dropped.
     pub(crate) async fn hold_writes(&self) -> Guard {
-        let hold = async |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
-            running.kept.keep(vm.machine.hold_writes().await)
-        };
-        let number = self.run(hold).await;
-        self.guard(number)
+        let hold = async |vm: Rc<dyn Machine>| Ok(((), vm.hold_writes().await));
+        let held: blk::Result<((), Guard)> = self.keep_of_machine(hold).await;
+        held.expect("holding writes back does not fail").1
     }
 
     /// Returns a sealed snapshot, whose content stays in place until the guard is dropped.
     pub(crate) async fn hold(&self, snapshot: &str, client: &str) -> blk::Result<(SnapshotState, Guard)> {
         let (snapshot, client) = (snapshot.to_owned(), client.to_owned());
-        let hold = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
-            let (state, view) = vm.machine.hold(&snapshot, &client).await?;
-            Ok::<_, blk::Error>((state, running.kept.keep(view)))
-        };
-        let (state, number) = self.run(hold).await?;
-        Ok((state, self.guard(number)))
+        self.keep_of_machine(async move |vm| vm.hold(&snapshot, &client).await).await
     }
 }

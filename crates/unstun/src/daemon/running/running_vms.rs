@@ -12,6 +12,7 @@ use api::error::{Error, Result};
 use blk::Env;
 use blk::meter::PollFigures;
 use blk::volume::Exports;
+use engine::native::{VmEnd, VmSide, VmTicket};
 use engine::{Options, Vm};
 use export::nbd::{self, FrontEnd};
 use futures_util::future::{Either, select};
@@ -57,6 +58,8 @@ pub(crate) struct RunningVms {
     pub kept: KeptObjects,
     /// The catalogue that clients of this core see.
     pub exports: OnceCell<Rc<dyn Exports>>,
+    /// Serves native VMs of the control side's core on another core.
+    vm_side: OnceCell<Rc<VmSide>>,
     ended: Cell<bool>,
 }
 
@@ -106,8 +109,32 @@ impl RunningVms {
             folders: WatchedFolders::default(),
             kept: KeptObjects::new(inbox.map(release_by_message)),
             exports: OnceCell::new(),
+            vm_side: OnceCell::new(),
             ended: Cell::new(false),
         })
+    }
+
+    /// Serves native VMs of the control side's core from now on, where this is another core.
+    pub(crate) fn serve_native_vms(&self, end: VmEnd) {
+        self.vm_side.get_or_init(|| VmSide::start(&self.env, end));
+    }
+
+    /// Opens a native VM of the control side's core, and does not serve it yet.
+    pub(crate) fn open_native(
+        &self,
+        name: &str,
+        ticket: VmTicket,
+        settings: ClientSettings,
+    ) -> Rc<RunningVm> {
+        let side = self.vm_side.get().expect("a core beside the control side's is connected with the stores");
+        RunningVm::of_store_elsewhere(&self.front_end, name, side.open_vm(ticket), settings)
+    }
+
+    /// Brings the copies of the states of native VMs up to date.
+    pub(crate) async fn refresh_all(&self) {
+        for vm in self.all() {
+            vm.refresh().await;
+        }
     }
 
     pub(crate) fn figures(&self) -> CoreFigures {
@@ -132,6 +159,7 @@ impl RunningVms {
         // The event may be recorded before the operation has changed its last field.
         self.env.spawn_detached(Box::pin(async move {
             running.env.next_turn().await;
+            vm.refresh().await;
             if running.get(&vm.name).is_some_and(|present| Rc::ptr_eq(&present, &vm)) {
                 running.vhost.follow(&vm);
                 running.vhost.front_end.sizes_changed();

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use api::{ClientAccess, VmClient};
 use blk::file::FileCounters;
 use blk::manifest::VmState;
+use engine::native::RemoteVm;
 use engine::stats::LayerCounters;
 use engine::{Machine, RunningDisk};
 use export::nbd::FrontEnd;
@@ -24,6 +25,8 @@ pub(crate) struct RunningVm {
     pub gate: Rc<ClientGate>,
     /// Delays the requests of all clients when the VM has reached its limits. A move keeps it.
     pub limiter: Rc<Limiter>,
+    /// The machine, if it is the clients' side of a native VM whose store is on another core.
+    pub remote: Option<Rc<RemoteVm>>,
 }
 
 /// Settings of a VM that its clients notice.
@@ -88,10 +91,31 @@ impl RunningVm {
     ) -> Rc<RunningVm> {
         let limiter = front_end.limiter(name);
         limiter.set(settings.limits);
-        let vm = RunningVm { name: name.to_owned(), machine, files, gate: Rc::default(), limiter };
+        let (name, gate) = (name.to_owned(), Rc::default());
+        let vm = RunningVm { name, machine, files, gate, limiter, remote: None };
         vm.gate.guests.shared_writers.set(settings.shared_writers);
         vm.gate.guests.waits_for_space.set(settings.waits_for_space);
         Rc::new(vm)
+    }
+
+    /// Creates the running side of a native VM whose store is on another core.
+    pub(crate) fn of_store_elsewhere(
+        front_end: &FrontEnd,
+        name: &str,
+        remote: Rc<RemoteVm>,
+        settings: ClientSettings,
+    ) -> Rc<RunningVm> {
+        let vm = RunningVm::new(front_end, name, remote.clone(), None, settings);
+        let mut vm = Rc::into_inner(vm).expect("it was made just now");
+        vm.remote = Some(remote);
+        Rc::new(vm)
+    }
+
+    /// Brings the copy of the machine's state up to date, where the store is on another core.
+    pub(crate) async fn refresh(&self) {
+        if let Some(remote) = &self.remote {
+            remote.refresh().await;
+        }
     }
 
     pub(crate) fn view(&self) -> VmView {

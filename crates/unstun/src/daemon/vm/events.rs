@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use engine::EventKind;
+use engine::{EventKind, Machine};
 use tracing::{debug, error, info, warn};
 
 use crate::daemon::datastore::Home;
 use crate::daemon::requests::api_types;
-use crate::daemon::running::vm::RunningVm;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::journal;
 use crate::daemon::vm::vm_record::VmRecord;
@@ -38,9 +37,9 @@ impl Daemon {
 
     /// Numbers each event and writes it to file. Records the events from before the listener (a recovery) first.
     pub(in crate::daemon) async fn listen_to(self: &Rc<Self>, entry: &Rc<VmRecord>) {
-        if let Some(vm) = entry.running.own() {
-            vm.machine.events().iter().for_each(|event| self.record(entry, event));
-            return self.listen(entry, vm);
+        if let Some(machine) = entry.running.own_machine() {
+            machine.events().iter().for_each(|event| self.record(entry, event));
+            return self.listen(entry, &**machine);
         }
         if let Some(number) = entry.running.number() {
             let mut listened = self.listened.borrow_mut();
@@ -50,9 +49,9 @@ impl Daemon {
         entry.running.send_events().await;
     }
 
-    pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>, vm: &RunningVm) {
+    pub(in crate::daemon) fn listen(self: &Rc<Self>, entry: &Rc<VmRecord>, machine: &dyn Machine) {
         let (daemon, weak) = (Rc::downgrade(self), Rc::downgrade(entry));
-        vm.machine.listen(Box::new(move |event| {
+        machine.listen(Box::new(move |event| {
             if let (Some(daemon), Some(entry)) = (daemon.upgrade(), weak.upgrade()) {
                 daemon.record(&entry, event);
             }

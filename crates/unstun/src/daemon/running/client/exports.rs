@@ -104,6 +104,7 @@ impl Catalogue {
         let Some(running) = self.running.get(vm) else {
             return self.running.control.refuse_not_running(vm).await;
         };
+        running.refresh().await;
         // The client is counted as a client before it stops counting as one that is being admitted.
         let _entering = running.gate.enter(&running.name)?;
         match wanted {
