@@ -98,6 +98,10 @@ pub struct Core {
     /// Number of open VMs that it runs.
     pub vms: u64,
     pub nbd_clients: u64,
+    /// Requests that native VMs of this core have sent to the core of their stores: other writes than overwrites, and flushes.
+    pub store_messages: u64,
+    /// Batches in which they were sent.
+    pub store_batches: u64,
 }
 
 /// Space on the datastore against the worst case: every delta may grow to the size of its disk.

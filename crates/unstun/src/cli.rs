@@ -112,7 +112,7 @@ pub struct UpArgs {
     /// Limit the memory of the daemon, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
-    /// Run VMs with files on N cores, 1 to 16; VMs of the native store run on the first
+    /// Run VMs on N cores, 1 to 16; native stores are on the first
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cores)]
     pub cores: usize,
     /// Keep removed VMs and discarded states in the bin for this time, in hours (0: keep nothing)

@@ -1,5 +1,4 @@
-//! A daemon on two cores: VMs with files on both, VMs of the native store on the first, and clients of all of them over
-//! one listener.
+//! A daemon on two cores: VMs with files and native VMs on both, and clients of all of them over one listener.
 
 use std::thread;
 
@@ -14,8 +13,14 @@ use crate::tools::{Twin, assert_same, run_script};
 
 const SIZE: u64 = 24 << 20;
 /// VMs, their stores and the cores that two cores give them, in the order of their creation.
-const VMS: [(&str, &str, u64); 4] =
-    [("a", "redo", 0), ("b", "redo", 1), ("n", "native", 0), ("c", "redo", 1)];
+const VMS: [(&str, &str, u64); 6] = [
+    ("a", "redo", 0),
+    ("b", "native", 1),
+    ("n", "native", 0),
+    ("c", "redo", 1),
+    ("d", "redo", 0),
+    ("m", "native", 1),
+];
 
 fn start_on<'a>(cores: &str, datastore: &'a Datastore) -> Daemon<'a> {
     datastore.start_as(&["--cores", cores])
@@ -32,9 +37,9 @@ fn create(datastore: &Datastore, (vm, store, core): (&str, &str, u64)) -> Twin {
 }
 
 /// Creates a VM on each of two cores: `a` on the first, `b` on the other one.
-fn create_on_two_cores(datastore: &Datastore, size: &str) {
+fn create_on_two_cores(datastore: &Datastore, size: &str, store: &str) {
     for (vm, core) in [("a", 0), ("b", 1)] {
-        datastore.json(&format!("vm create {vm} --disk {size} --store redo"));
+        datastore.json(&format!("vm create {vm} --disk {size} --store {store}"));
         assert_eq!(core_of(datastore, vm), core, "{vm}");
     }
 }
@@ -75,7 +80,7 @@ fn vms_on_two_cores_keep_every_write_through_takes_commits_kills_and_other_numbe
     });
     let status = datastore.json("status");
     let cores: Vec<_> = status["cores"].as_array().unwrap().iter().map(|core| &core["vms"]).collect();
-    assert_eq!((cores, &status["snapshots"]), (vec![&json!(2), &json!(2)], &json!(4)), "{status}");
+    assert_eq!((cores, &status["snapshots"]), (vec![&json!(3), &json!(3)], &json!(6)), "{status}");
     let check = |datastore: &Datastore| {
         VMS.iter().zip(&twins).for_each(|((vm, ..), twin)| assert_content(datastore, vm, twin));
     };
@@ -90,10 +95,19 @@ fn vms_on_two_cores_keep_every_write_through_takes_commits_kills_and_other_numbe
 }
 
 #[test]
-fn fio_verifies_on_both_cores_at_once() {
+fn fio_verifies_vms_with_files_on_both_cores_at_once() {
+    verify_on_both_cores("redo");
+}
+
+#[test]
+fn fio_verifies_native_vms_on_both_cores_at_once() {
+    verify_on_both_cores("native");
+}
+
+fn verify_on_both_cores(store: &str) {
     let datastore = Datastore::new();
     let daemon = start_on("2", &datastore);
-    create_on_two_cores(&datastore, "256M");
+    create_on_two_cores(&datastore, "256M", store);
     let mut all = ["a", "b"].map(|vm| (vm, Fio::verify(&datastore.uri(&format!("{vm}/disk0")), 96)));
     let mut round = 0;
     while all.iter_mut().any(|(_, fio)| fio.is_running()) {
@@ -109,9 +123,15 @@ fn fio_verifies_on_both_cores_at_once() {
 
 #[test]
 fn a_client_of_another_core_is_shown_refused_and_disconnected() {
+    for (store, other) in [("redo", "native"), ("native", "redo")] {
+        show_refuse_and_disconnect(store, other);
+    }
+}
+
+fn show_refuse_and_disconnect(store: &str, other: &str) {
     let datastore = Datastore::new();
     let daemon = start_on("2", &datastore);
-    create_on_two_cores(&datastore, "16M");
+    create_on_two_cores(&datastore, "16M", store);
     run_script(&datastore.uri("b/disk0"), &["write -P 7 0 64k".to_owned()]);
     datastore.json("snapshot take b s");
     let guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();
@@ -122,7 +142,8 @@ fn a_client_of_another_core_is_shown_refused_and_disconnected() {
         "{status}"
     );
     assert_eq!(datastore.json("vm show b")["nbd_clients"], 1);
-    for line in ["snapshot revert b s --yes", "vm close b", "vm move b --store native"] {
+    let moved = format!("vm move b --store {other}");
+    for line in ["snapshot revert b s --yes", "vm close b", &moved] {
         let (code, said) = datastore.fails(line);
         assert!(code == 3 && said.contains("disk0"), "{line}: {said}");
     }
@@ -135,6 +156,35 @@ fn a_client_of_another_core_is_shown_refused_and_disconnected() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(cause), "{export}: {said}");
     }
+    daemon.stop();
+}
+
+#[test]
+fn a_native_vm_of_another_core_goes_through_its_operations() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    datastore.json("vm create a --disk 24M --store native");
+    let mut twin = create(&datastore, ("b", "native", 1));
+    let uri = datastore.uri("b/disk0");
+    snapshot_and_write(&datastore, "b", &mut twin);
+    let shown = datastore.json("vm show b");
+    let io = &shown["disks"][0]["io"];
+    assert!(io["guest_writes"].as_u64().unwrap() > 0 && io["first_writes"].as_u64().unwrap() > 0, "{io}");
+    datastore.json("snapshot revert b kept --yes");
+    let mut kept = Twin { path: datastore.beside("b.kept.raw"), ..twin };
+    let uri_now =
+        datastore.json("vm show b")["disks"][0]["nbd_uri"].as_str().map(str::to_owned).unwrap_or(uri);
+    assert_same(&kept.path, "raw", &uri_now);
+    kept.scribble(&uri_now, 20);
+    datastore.json("snapshot take b again");
+    datastore.json("vm disk grow b/disk0 32M");
+    datastore.json("snapshot discard b@again --yes");
+    let clone = datastore.json("vm clone b@kept c");
+    assert_eq!(clone["core"], 0, "{clone}");
+    datastore.json("vm close b");
+    datastore.json("vm open b");
+    assert_eq!(core_of(&datastore, "b"), 1);
+    datastore.json("vm remove b --yes");
     daemon.stop();
 }
 

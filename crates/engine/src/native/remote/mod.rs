@@ -22,6 +22,8 @@ mod store_side;
 pub(super) mod tests;
 mod vm;
 mod vm_side;
+#[cfg(test)]
+mod vm_tests;
 mod withdraw;
 
 pub use disk::RemoteDisk;

@@ -72,7 +72,9 @@ impl Daemon {
     fn show_core(&self, core: &CoreFigures) -> api::Core {
         let vms =
             self.entries().into_iter().filter(|entry| entry.running.core() == core.number).count() as u64;
-        api::Core { number: core.number as u64, vms, nbd_clients: core.nbd_clients }
+        let (store_messages, store_batches) = core.store_messages;
+        let (number, nbd_clients) = (core.number as u64, core.nbd_clients);
+        api::Core { number, vms, nbd_clients, store_messages, store_batches }
     }
 
     /// Returns the VMs sorted by name.

@@ -75,6 +75,8 @@ pub(crate) struct CoreNumber {
 pub(crate) struct CoreFigures {
     pub number: usize,
     pub nbd_clients: u64,
+    /// Messages to the core of the native stores, and their batches.
+    pub store_messages: (u64, u64),
     pub polls: PollFigures,
 }
 
@@ -139,7 +141,8 @@ impl RunningVms {
 
     pub(crate) fn figures(&self) -> CoreFigures {
         let nbd_clients = (self.front_end.sessions().len() + self.vhost.front_end.sessions().len()) as u64;
-        CoreFigures { number: self.core.own, nbd_clients, polls: self.env.polls() }
+        let store_messages = self.vm_side.get().map(|side| side.messages()).unwrap_or_default();
+        CoreFigures { number: self.core.own, nbd_clients, store_messages, polls: self.env.polls() }
     }
 
     /// Returns what the control side shows of a VM.
