@@ -182,7 +182,7 @@ fn a_native_vm_of_another_core_goes_through_its_operations() {
     datastore.json("vm close b");
     datastore.json("vm open b");
     assert_eq!(core_of(&datastore, "b"), 1);
-    datastore.json("vm remove b --yes");
+    datastore.json("vm remove b --delete-disks --yes");
     daemon.stop();
 }
 
