@@ -298,6 +298,7 @@ fn draw_options(rng: &mut Rng, defects: Defects) -> StoreOptions {
         reserve_blocks: rng.between(16, 48),
         reclaim_pages: [1, 2, 8, 64][rng.below(4) as usize],
         reclaim_rest: rng.below(3),
+        handed_out_blocks: 4,
         defects,
     }
 }

@@ -278,6 +278,7 @@ impl NativeDisk {
                 Err(e) if e.is_no_space() && self.waits_for_journal(&changes).await => {}
                 Err(e) if e.is_no_space() => {
                     self.store.starved.set(true);
+                    self.store.recall_stocks();
                     self.store.work.notify();
                     if self.policy == SpacePolicy::Error || self.closing.get() {
                         break Err(e);

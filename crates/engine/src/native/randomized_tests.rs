@@ -125,6 +125,7 @@ async fn open(env: &Env) -> Result<Rc<Store>> {
         pending_depth_max: 3,
         reclaim_pages: 3,
         flush_us: 20_000,
+        handed_out_blocks: 8,
         ..StoreOptions::default()
     };
     Store::open(env.clone(), file, options, AHEAD, true).await

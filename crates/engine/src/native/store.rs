@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use blk::sync::{Admission, Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
@@ -15,7 +14,7 @@ use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry, device_word};
 use super::lineage::{Lineage, NONE, Node};
 use super::progress::Progress;
-use super::remote::SharedDisk;
+use super::remote::GrantedDisk;
 use super::source::{SOURCE, Source};
 use super::space::Space;
 use super::stored::StoredNodes;
@@ -54,6 +53,8 @@ pub struct StoreOptions {
     pub reclaim_pages: usize,
     /// While guests are active, reclaim pauses this many times as long as its last step took.
     pub reclaim_rest: u64,
+    /// Blocks that a disk of another core has in advance for redirects, at most this and half as many more.
+    pub handed_out_blocks: u64,
     /// Planted to prove that tests find them; none in production.
     pub defects: Defects,
 }
@@ -70,6 +71,7 @@ impl Default for StoreOptions {
             reserve_blocks: 1024,
             reclaim_pages: 256,
             reclaim_rest: 16,
+            handed_out_blocks: 64,
             defects: Defects::default(),
         }
     }
@@ -145,7 +147,7 @@ pub struct Store {
     /// Guest requests completed, over all disks of this core: shows whether guests are active.
     pub(super) requests: Cell<u64>,
     /// Disks that other cores serve.
-    pub(super) remote_disks: RefCell<Vec<Arc<SharedDisk>>>,
+    pub(super) remote_disks: RefCell<Vec<Rc<GrantedDisk>>>,
     pub(super) closed: Cell<bool>,
     /// Number of running tasks that tend the store; their work may be under way.
     pub(super) tended: Cell<u32>,
@@ -482,6 +484,7 @@ impl Store {
     /// Ends what other cores do with the store's file.
     async fn end_remote_io(&self) {
         self.lineage.borrow().all().for_each(|node| self.end_grants(node));
+        self.remote_disks.borrow().iter().for_each(|disk| disk.end_stock(self));
         let (reads, writes) = (self.reads.drain(), self.writes.drain());
         if !self.remote_disks.borrow().is_empty() {
             reads.await;
@@ -491,7 +494,7 @@ impl Store {
 
     /// Returns the number of guest requests that have ended, on all cores.
     pub(super) fn guest_requests(&self) -> u64 {
-        let remote = self.remote_disks.borrow().iter().map(|disk| disk.requests()).sum::<u64>();
+        let remote = self.remote_disks.borrow().iter().map(|disk| disk.shared.requests()).sum::<u64>();
         self.requests.get() + remote
     }
 

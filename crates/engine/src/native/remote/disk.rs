@@ -16,16 +16,21 @@ use blk::{Buf, Error, ErrorKind, File, Local, Result, Slice};
 use futures_util::future::join_all;
 
 use super::super::disk::blocks_of;
-use super::super::layout::BLOCK;
+use super::super::layout::{BLOCK, checksum};
+use super::super::write_coalescer::WriteCoalescer;
 use super::grant::{Grant, Piece};
 use super::link::{Answer, Work};
 use super::mark::SharedDisk;
+use super::stock::{HandedOut, TakenBlocks, VmStock, WrittenBlocks};
 use super::store_side::DiskTicket;
 use super::vm_side::VmSide;
 use super::{GRANTS_MAX, windows_of};
 use crate::join::all;
 use crate::machine::RunningDisk;
 use crate::stats::{DiskStats, LayerCounters};
+
+/// Longest write that is redirected here; a longer one costs little more as a message.
+const REDIRECTED_BYTES_MAX: u64 = 64 << 10;
 
 /// A disk of a store on another core.
 pub struct RemoteDisk {
@@ -39,6 +44,8 @@ pub struct RemoteDisk {
     shared: Arc<SharedDisk>,
     flushed_lsn: Arc<AtomicU64>,
     grants: RefCell<Grants>,
+    stock: VmStock,
+    coalescer: Rc<WriteCoalescer>,
     /// Ranges that a write works on, in blocks: here or at the store.
     writes: RangeLock,
     /// Requests since the disk was opened here.
@@ -120,12 +127,15 @@ impl Drop for Entered<'_> {
 
 impl RemoteDisk {
     pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
+        let file = ticket.file.open(&side.env)?;
         Ok(Rc::new(RemoteDisk {
+            coalescer: WriteCoalescer::new(side.env.clone(), file.clone()),
+            stock: VmStock::default(),
             side: side.clone(),
             number: ticket.number,
             name: ticket.name,
             read_only: ticket.read_only,
-            file: ticket.file.open(&side.env)?,
+            file,
             shared: ticket.shared,
             flushed_lsn: ticket.flushed_lsn,
             grants: RefCell::default(),
@@ -134,7 +144,8 @@ impl RemoteDisk {
         }))
     }
 
-    pub(super) fn take_grants(&self, grants: Vec<Grant>) {
+    pub(super) fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
+        stock.into_iter().for_each(|batch| self.stock.add(batch));
         let mut known = self.grants.borrow_mut();
         grants.into_iter().for_each(|grant| known.add(grant));
     }
@@ -249,7 +260,68 @@ impl RemoteDisk {
                 return result;
             }
         }
+        let range = match self.take_for_redirect(offset, data.len() as u64) {
+            None => range,
+            Some(taken) => {
+                let published = self.redirect(offset, &data, taken, range).await;
+                if !published.as_ref().is_err_and(is_for_the_store) {
+                    return published;
+                }
+                self.lock(offset..offset.saturating_add(data.len() as u64)).await
+            }
+        };
         self.done(Work::Write { offset, data: data.into_buf() }, Some(range)).await
+    }
+
+    /// Takes blocks for a write of whole blocks, none of which may be overwritten in place.
+    fn take_for_redirect(&self, offset: u64, len: u64) -> Option<Vec<TakenBlocks>> {
+        let is_whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
+        if !is_whole || !self.has(offset, len) || len > REDIRECTED_BYTES_MAX {
+            return None;
+        }
+        let blocks = blocks_of(offset, len);
+        let (grants, flushed_lsn) = (self.grants.borrow(), self.flushed_lsn.load(Ordering::Acquire));
+        for window in windows_of(&blocks) {
+            let mut none_in_place = true;
+            let grant = grants.get(window).filter(|grant| !grant.mark.is_withdrawn())?;
+            let is_current = grant.epoch == self.shared.epoch();
+            let mut look = |piece: Piece| {
+                none_in_place &= piece.is_hole() || !is_current || piece.settled_at > flushed_lsn;
+            };
+            if !grant.places(&blocks, &mut look) || !none_in_place {
+                return None;
+            }
+        }
+        self.stock.take(len / BLOCK)
+    }
+
+    /// Writes data to blocks handed out in advance, and lets the store record them.
+    async fn redirect(
+        &self,
+        offset: u64,
+        data: &Slice,
+        taken: Vec<TakenBlocks>,
+        range: RangeGuard,
+    ) -> Result<()> {
+        let mut from = 0;
+        let parts: Vec<(WrittenBlocks, Slice)> = taken
+            .iter()
+            .map(|blocks| {
+                let part = data.slice(from..from + (blocks.extent.len * BLOCK) as usize);
+                let start = (offset + from as u64) / BLOCK;
+                from += part.len();
+                (WrittenBlocks { start, place: blocks.extent, checksum: checksum(&part) }, part)
+            })
+            .collect();
+        let writes =
+            parts.iter().map(|(written, part)| self.coalescer.write(written.place.addr, part.clone()));
+        if let Err(e) = all(writes).await {
+            self.stock.put_back(taken);
+            return Err(e);
+        }
+        drop(taken);
+        let written = parts.into_iter().map(|(written, _)| written).collect();
+        self.done(Work::Publish(written), Some(range)).await
     }
 
     async fn overwrite(&self, pieces: &Pieces, offset: u64, data: Slice) -> Result<()> {
@@ -311,9 +383,10 @@ impl Drop for RemoteDisk {
     }
 }
 
-/// Returns whether the store may succeed where this core could not: it waits for space and for its lease.
+/// Returns whether the store may succeed where this core could not, as it waits for space and for its lease, or has the
+/// reason of a failure.
 fn is_for_the_store(error: &Error) -> bool {
-    error.may_pass() || error.kind == ErrorKind::LeaseLost
+    error.may_pass() || matches!(error.kind, ErrorKind::LeaseLost | ErrorKind::Latched)
 }
 
 impl Volume for RemoteDisk {

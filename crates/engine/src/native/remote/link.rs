@@ -9,6 +9,7 @@ use blk::volume::{BlockStatus, ZeroMode};
 use blk::{Buf, Result};
 
 use super::grant::Grant;
+use super::stock::{HandedOut, WrittenBlocks};
 use super::store_side::DiskTicket;
 
 /// A request that needs the store.
@@ -21,6 +22,8 @@ pub(super) enum Work {
         offset: u64,
         data: Buf,
     },
+    /// Makes data part of the disk that is complete in blocks handed out in advance.
+    Publish(Vec<WrittenBlocks>),
     Flush,
     Discard(Range<u64>),
     Zero(Range<u64>, ZeroMode),
@@ -91,6 +94,8 @@ pub(super) struct Reply {
     pub answer: Answer,
     /// They replace earlier grants of the same windows.
     pub grants: Vec<Grant>,
+    /// Further blocks for redirects.
+    pub stock: Option<HandedOut>,
 }
 
 /// The store's end of a connection between two cores.

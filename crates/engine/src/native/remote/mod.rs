@@ -17,6 +17,7 @@ mod mark;
 #[cfg(test)]
 mod randomized_tests;
 mod served_vm;
+mod stock;
 mod store_side;
 #[cfg(test)]
 pub(super) mod tests;
@@ -28,12 +29,11 @@ mod withdraw;
 
 pub use disk::RemoteDisk;
 pub use link::{StoreEnd, VmEnd, connect};
-pub(super) use mark::SharedDisk;
 pub use served_vm::VmTicket;
 pub use store_side::{DiskTicket, StoreSide};
 pub use vm::RemoteVm;
 pub use vm_side::VmSide;
-pub(super) use withdraw::NodeGrants;
+pub(super) use withdraw::{GrantedDisk, NodeGrants};
 
 /// Blocks of one grant: 128 KiB, so that one answer serves the neighbours of a request, and a redirect withdraws little.
 const WINDOW_BLOCKS: u64 = 32;

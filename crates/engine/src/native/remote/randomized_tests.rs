@@ -112,6 +112,7 @@ async fn open(env: &Env, defects: Defects) -> Result<Rc<Store>> {
         pending_depth_max: 3,
         reclaim_pages: 3,
         flush_us: 20_000,
+        handed_out_blocks: 8,
         defects,
         ..StoreOptions::default()
     };

@@ -11,14 +11,16 @@ use blk::mailbox::Outbox;
 use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Result, SharedFile};
 
+use super::super::blocks::NewPart;
 use super::super::disk::{NativeDisk, blocks_of};
-use super::super::layout::has_space;
+use super::super::layout::{BLOCK, has_space};
 use super::super::table::LookupRun;
 use super::super::view::Scratch;
 use super::grant::Grant;
 use super::link::{Answer, Reply, Request, StoreEnd, Work};
 use super::mark::SharedDisk;
 use super::served_vm::ServedVm;
+use super::stock::{HandedOut, StoreStock, WrittenBlocks};
 use super::withdraw::GrantedDisk;
 use super::{WINDOW_BLOCKS, WINDOWS_AT_ONCE, windows_of};
 use crate::options::Defect;
@@ -91,9 +93,10 @@ impl StoreSide {
             file: disk.store.file.share()?,
             flushed_lsn: disk.store.journal.shared_flushed_lsn(),
         };
-        let granted = Rc::new(GrantedDisk { number, shared, draining: Cell::new(0) });
+        let (stock, draining) = (StoreStock::default(), Cell::new(0));
+        let granted = Rc::new(GrantedDisk { number, shared, stock, draining });
         disk.node.grants.add_disk(granted.clone());
-        disk.store.remote_disks.borrow_mut().push(granted.shared.clone());
+        disk.store.remote_disks.borrow_mut().push(granted.clone());
         self.disks.borrow_mut().insert(number, Rc::new(ServedDisk { disk, granted }));
         Ok(ticket)
     }
@@ -103,7 +106,7 @@ impl StoreSide {
     }
 
     pub(super) fn answer(&self, disk: u64, id: u32, answer: Answer) {
-        self.replies.push(Reply { disk, id, answer, grants: Vec::new() });
+        self.replies.push(Reply { disk, id, answer, grants: Vec::new(), stock: None });
     }
 
     fn begin(self: &Rc<Self>, request: Request) {
@@ -113,14 +116,22 @@ impl StoreSide {
             Work::Vm(work) => return self.begin_vm(disk, id, work),
             work => work,
         };
-        let served = self.disks.borrow().get(&disk).cloned();
+        let Some(served) = self.disks.borrow().get(&disk).cloned() else {
+            return self.answer(disk, id, Answer::Done(Err(closed())));
+        };
+        if let Work::Publish(written) = &work
+            && !served.take_from_stock(written)
+        {
+            let recalled = Error::new(ErrorKind::NoSpace, &served.disk.name, "the blocks were recalled");
+            return self.answer(disk, id, Answer::Done(Err(recalled)));
+        }
         let side = self.clone();
         self.env.spawn_detached(Box::pin(async move {
-            let (answer, grants) = match served {
-                Some(served) => served.carry_out(work).await,
-                None => (Answer::Done(Err(closed())), Vec::new()),
-            };
-            side.replies.push(Reply { disk, id, answer, grants });
+            let redirects = matches!(work, Work::Publish(_) | Work::Write { .. });
+            let (answer, grants) = served.carry_out(work).await;
+            let is_served = redirects && side.has(disk);
+            let stock = if is_served { served.refill() } else { None };
+            side.replies.push(Reply { disk, id, answer, grants, stock });
         }));
     }
 
@@ -132,12 +143,13 @@ impl StoreSide {
     /// Ends a disk's grants. Its requests under way go on.
     fn close(&self, number: u64) {
         let Some(served) = self.disks.borrow_mut().remove(&number) else { return };
-        let (disk, shared) = (&served.disk, &served.granted.shared);
+        let (disk, granted) = (&served.disk, &served.granted);
         disk.store.end_remote_writes(&disk.node);
         disk.store.withdraw_disk(&disk.node, number);
         disk.node.grants.remove_disk(number);
-        disk.store.remote_disks.borrow_mut().retain(|other| !Arc::ptr_eq(other, shared));
-        disk.store.requests.update(|n| n + shared.requests());
+        granted.stock.recall(&disk.store);
+        disk.store.remote_disks.borrow_mut().retain(|other| !Rc::ptr_eq(other, granted));
+        disk.store.requests.update(|n| n + granted.shared.requests());
     }
 
     fn end(&self) {
@@ -169,12 +181,68 @@ impl ServedDisk {
                 let grants = if result.is_ok() { self.grants(range, true).await } else { Vec::new() };
                 (Answer::Buf(data.try_into_buf(), result), grants)
             }
+            Work::Publish(written) => {
+                let blocks = |part: &WrittenBlocks| part.start * BLOCK..(part.start + part.place.len) * BLOCK;
+                let range = written.iter().map(blocks).reduce(|all, part| all.start..part.end);
+                let result = self.publish(written).await;
+                let grants = match range.filter(|_| result.is_ok()) {
+                    Some(range) => self.grants(range, true).await,
+                    None => Vec::new(),
+                };
+                (Answer::Done(result), grants)
+            }
             Work::Flush => (Answer::Done(disk.flush().await), Vec::new()),
             Work::Discard(range) => (Answer::Done(disk.discard(range).await), Vec::new()),
             Work::Zero(range, mode) => (Answer::Done(disk.write_zeroes(range, mode).await), Vec::new()),
             Work::Status(range) => (Answer::Status(disk.status(range).await), Vec::new()),
             Work::Close | Work::Vm(_) => unreachable!("handled where it arrives"),
         }
+    }
+
+    fn refill(&self) -> Option<HandedOut> {
+        self.may_write().then(|| self.granted.stock.refill(&self.disk.store, &self.granted.shared)).flatten()
+    }
+
+    /// Takes the blocks of records that have arrived. Returns false if one was recalled; all are free then.
+    fn take_from_stock(&self, written: &[WrittenBlocks]) -> bool {
+        let store = &self.disk.store;
+        for (at, part) in written.iter().enumerate() {
+            if !self.granted.stock.take(store, part.place) {
+                written[..at].iter().for_each(|part| store.unplace(part.place));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes data part of the disk that another core has written to blocks handed out in advance.
+    async fn publish(&self, written: Vec<WrittenBlocks>) -> Result<()> {
+        let (disk, store) = (&self.disk, &self.disk.store);
+        let mut left = written.into_iter();
+        let mut result = self.admit(left.as_slice()).await;
+        while result.is_ok()
+            && let Some(WrittenBlocks { start, place, checksum }) = left.next()
+        {
+            let part = NewPart { start, place, partial: None, checksum };
+            result = store.publish(&disk.node, place, std::iter::once(part));
+        }
+        left.for_each(|part| store.unplace(part.place));
+        disk.stats.first_writes.update(|n| n + 1);
+        store.requests.update(|n| n + 2);
+        result
+    }
+
+    /// Waits for the store's pace, and checks that the disk may be written.
+    async fn admit(&self, written: &[WrittenBlocks]) -> Result<()> {
+        let (disk, store) = (&self.disk, &self.disk.store);
+        match store.is_behind() {
+            true => store.pace().await?,
+            false => store.refuse_when_broken()?,
+        }
+        if store.closed.get() {
+            return Err(closed());
+        }
+        written.iter().try_for_each(|part| disk.check_write(part.start * BLOCK, part.place.len * BLOCK))
     }
 
     /// Grants the windows of a range of bytes: after a read those that are not granted, after a write all, because more

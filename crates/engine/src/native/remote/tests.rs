@@ -221,3 +221,73 @@ fn after_its_close_a_store_lets_no_core_reach_the_file() {
         assert_eq!(cores.vm_side.messages().0, asked + 1, "nothing is overwritten here");
     });
 }
+
+/// Makes the disk's blocks 0 to 63 data that a snapshot shares, and gives the other core blocks in advance.
+async fn shared_with_stock(store: &Rc<Store>, disk: &Rc<Bridge>) {
+    for block in 0..64 {
+        put(disk, block, 1).await;
+    }
+    store.checkpoint().await.unwrap();
+    store.change(&[Op::Take { running: 1, sealed: 2 }]).unwrap();
+    put(disk, 0, 2).await;
+}
+
+#[test]
+fn redirects_go_to_blocks_handed_out_in_advance() {
+    let world = SimWorld::new(8, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let disk = cores.bridged(disk(&store, 1));
+        shared_with_stock(&store, &disk).await;
+        let placed = store.unpublished.borrow().clone();
+        for block in 1..40 {
+            put(&disk, block, 3).await;
+        }
+        let mut found = super::super::view::Scratch::default();
+        store.find(&store.node(1).unwrap(), 1..40, &mut found).await.unwrap();
+        let is_handed_out =
+            |addr: u64| placed.iter().any(|extent| (extent.addr..extent.end()).contains(&addr));
+        assert!(found.found.iter().all(|run| is_handed_out(run.addr)), "{placed:?}");
+        for block in 0..64 {
+            let expected = [2, 3, 1][usize::from(block > 0) + usize::from(block > 39)];
+            assert_eq!(get(&disk, block).await, expected, "{block}");
+            assert_eq!(shows(&super::super::tests::disk(&store, 2), block).await, 1);
+        }
+        drop(disk);
+        store.env.sleep_us(1000).await;
+        assert!(store.unpublished.borrow().is_empty(), "what is left goes back");
+        store.close().await.unwrap();
+    });
+    run_after(&world, 39, 3);
+}
+
+/// Checks a block of the running disk in a store that is opened again.
+fn run_after(world: &SimWorld, block: u64, byte: u8) {
+    let ran = world.run(|env| async move {
+        let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
+        let store = open_store_with(&env, options).await.unwrap();
+        assert_eq!(shows(&disk(&store, 1), block).await, byte);
+        store.close().await.unwrap();
+    });
+    ran.expect("nothing cuts the power");
+}
+
+#[test]
+fn recalled_blocks_are_free_after_the_writes_to_them_and_the_write_is_repeated() {
+    for (defects, waits) in [(Defects::default(), true), (Defects::only(Defect::ForgetRemoteIo), false)] {
+        let world = SimWorld::new(9, sim::Options::default());
+        let slow = world.clone();
+        run_two(&world, defects, move |store, cores| async move {
+            let disk = cores.bridged(disk(&store, 1));
+            shared_with_stock(&store, &disk).await;
+            slow.add_fault(Fault::nth(1, Action::Delay { ns: 50_000_000 }).of(OpKind::Write));
+            let writer = disk.clone();
+            let written = store.env.spawn(async move { put(&writer, 9, 4).await });
+            store.env.sleep_us(1000).await;
+            store.recall_stocks();
+            assert_eq!(!store.unpublished.borrow().is_empty(), waits);
+            written.join().await;
+            assert_eq!(get(&disk, 9).await, 4);
+            assert_eq!(shows(&super::super::tests::disk(&store, 2), 9).await, 1);
+        });
+    }
+}

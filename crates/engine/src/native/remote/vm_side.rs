@@ -129,7 +129,7 @@ impl VmSide {
     }
 
     fn answered(self: &Rc<Self>, reply: Reply) {
-        let Reply { disk, id, mut answer, grants } = reply;
+        let Reply { disk, id, mut answer, grants, stock } = reply;
         // Disks are opened in the order of the answers: a later attachment finds the disk of an earlier one.
         if let Answer::Attached(attached) = &mut answer
             && let (_, Ok(there)) = &mut **attached
@@ -141,7 +141,7 @@ impl VmSide {
         }
         let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
         if let Some(served) = served {
-            served.take_grants(grants);
+            served.take_grants(grants, stock);
         }
         let asked = self.asked.borrow_mut().remove(&id);
         if let Some(asked) = asked {

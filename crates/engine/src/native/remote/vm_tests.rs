@@ -60,15 +60,15 @@ fn clients_count_on_both_cores_and_share_their_disk() {
         assert_eq!((on(&*vm), on(&*remote)), (both.to_vec(), both.to_vec()));
         let disk = Bridge::new(&cores.vm_env, first);
         disk.clone().write(0, filled(1)).await.unwrap();
-        vm.take("one", "").await.unwrap();
+        vm.clone().take("one", "").await.unwrap();
         disk.clone().write(0, filled(2)).await.unwrap();
-        assert_eq!(vm.revert(Some("one"), None, false).await.unwrap_err().kind, ErrorKind::Refused);
+        assert_eq!(vm.clone().revert(Some("one"), None, false).await.unwrap_err().kind, ErrorKind::Refused);
         drop((a, b, second, disk));
         let refreshed = remote.clone();
         there(&cores.vm_env, async move { refreshed.refresh().await }).await;
         assert_eq!(remote.state(), vm.state());
         assert!(on(&*vm).is_empty() && on(&*remote).is_empty());
-        vm.revert(Some("one"), None, false).await.unwrap();
+        vm.clone().revert(Some("one"), None, false).await.unwrap();
         let (disk, _client) = attach("c").await;
         assert_eq!(first_byte(Bridge::new(&cores.vm_env, disk)).await, 1);
     });
@@ -80,7 +80,7 @@ fn a_sealed_state_is_read_on_another_core_and_protected() {
     let ran = SimWorld::new(12, sim::Options::default()).run_cores(2, |envs| async move {
         let (vm, cores, remote) = made(&envs).await;
         vm.disk(1).unwrap().write(0, filled(5)).await.unwrap();
-        vm.take("one", "").await.unwrap();
+        vm.clone().take("one", "").await.unwrap();
         vm.disk(1).unwrap().write(0, filled(6)).await.unwrap();
         let open = |snapshot: &'static str| {
             let remote = remote.clone();
@@ -91,11 +91,11 @@ fn a_sealed_state_is_read_on_another_core_and_protected() {
         assert_eq!(first_byte(Bridge::new(&cores.vm_env, sealed.clone())).await, 5);
         let refused = sealed.clone().write(0, filled(7));
         assert_eq!(there(&cores.vm_env, refused).await.unwrap_err().kind, ErrorKind::Refused);
-        assert_eq!(vm.discard("one", false).await.err().map(|e| e.kind), Some(ErrorKind::Refused));
+        assert_eq!(vm.clone().discard("one", false).await.err().map(|e| e.kind), Some(ErrorKind::Refused));
         drop((sealed, view));
         let refreshed = remote.clone();
         there(&cores.vm_env, async move { refreshed.refresh().await }).await;
-        vm.discard("one", false).await.unwrap();
+        vm.clone().discard("one", false).await.unwrap();
     });
     ran.expect("nothing cuts the power");
 }

@@ -9,16 +9,26 @@ use std::sync::Arc;
 use super::super::lineage::Node;
 use super::super::store::Store;
 use super::mark::{Mark, SharedDisk};
+use super::stock::StoreStock;
 use super::{GRANTS_MAX, windows_of};
 use crate::options::Defect;
 
 /// A disk that another core serves, as its node sees it.
-pub(super) struct GrantedDisk {
+pub(crate) struct GrantedDisk {
     /// Number of the disk, over all stores.
-    pub number: u64,
-    pub shared: Arc<SharedDisk>,
+    pub(super) number: u64,
+    pub(in super::super) shared: Arc<SharedDisk>,
+    /// Blocks that the other core has in advance.
+    pub(super) stock: StoreStock,
     /// Withdrawals of the permission to write whose writes are under way: nothing may be written in place meanwhile.
-    pub draining: Cell<u32>,
+    pub(super) draining: Cell<u32>,
+}
+
+impl GrantedDisk {
+    /// Ends the writes of the other core to blocks that it has in advance.
+    pub(in super::super) fn end_stock(&self, store: &Store) {
+        self.stock.end(store);
+    }
 }
 
 /// What other cores may do with a node's blocks.
@@ -91,12 +101,22 @@ impl Store {
                 continue;
             }
             // What is freed from now on is not used again before this I/O has ended.
-            let admitted = (self.reads.enter(), self.writes.enter());
-            self.env.spawn_detached(Box::pin(async move {
-                wait_until(&mark.disk, || mark.is_over()).await;
-                drop(admitted);
-            }));
+            self.admit_until_over(mark);
         }
+    }
+
+    /// Counts the I/O under a withdrawn mark among the store's own until it has ended.
+    pub(super) fn admit_until_over(&self, mark: Arc<Mark>) {
+        let admitted = (self.reads.enter(), self.writes.enter());
+        self.env.spawn_detached(Box::pin(async move {
+            wait_until(&mark.disk, || mark.is_over()).await;
+            drop(admitted);
+        }));
+    }
+
+    /// Recalls the blocks that other cores have in advance.
+    pub(in super::super) fn recall_stocks(self: &Rc<Self>) {
+        self.remote_disks.borrow().iter().for_each(|disk| disk.stock.recall(self));
     }
 
     /// Ends the permission of other cores to write a node's blocks in place. The writes under way count as admitted
@@ -142,7 +162,7 @@ impl Store {
 }
 
 /// Waits for a condition that the VM's core signals.
-async fn wait_until(disk: &SharedDisk, is_met: impl Fn() -> bool) {
+pub(super) async fn wait_until(disk: &SharedDisk, is_met: impl Fn() -> bool) {
     loop {
         let signalled = disk.drained.wait();
         if is_met() {
