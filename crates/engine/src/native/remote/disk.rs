@@ -1,6 +1,6 @@
 //! A disk whose store is on another core: it reads and overwrites in place by grants, and asks the store for the rest.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -65,17 +65,19 @@ impl Grants {
         self.by_window.get(&window)
     }
 
-    /// Adds a grant, and gives up the oldest one if there are too many.
-    fn add(&mut self, grant: Grant) {
+    /// Adds a grant, and gives up the disk's oldest one if the core has too many. `total` is their number.
+    fn add(&mut self, grant: Grant, total: &Cell<usize>) {
         let window = grant.window;
         if self.by_window.insert(window, Rc::new(grant)).is_some() {
             return;
         }
         self.order.push_back(window);
-        if self.order.len() > GRANTS_MAX
+        total.update(|n| n + 1);
+        if total.get() > GRANTS_MAX
             && let Some(given_up) = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest))
         {
             given_up.mark.withdraw();
+            total.update(|n| n - 1);
         }
     }
 }
@@ -147,7 +149,7 @@ impl RemoteDisk {
     pub(super) fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
         stock.into_iter().for_each(|batch| self.stock.add(batch));
         let mut known = self.grants.borrow_mut();
-        grants.into_iter().for_each(|grant| known.add(grant));
+        grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
     }
 
     fn has(&self, offset: u64, len: u64) -> bool {
@@ -379,6 +381,8 @@ impl RunningDisk for RemoteDisk {
 
 impl Drop for RemoteDisk {
     fn drop(&mut self) {
+        let grants = self.grants.get_mut().by_window.len();
+        self.side.grants.update(|n| n - grants);
         self.side.close(self.number);
     }
 }

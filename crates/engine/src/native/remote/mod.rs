@@ -39,8 +39,9 @@ pub(super) use withdraw::{GrantedDisk, NodeGrants};
 const WINDOW_BLOCKS: u64 = 32;
 /// Most windows that one answer grants: those of a request of 1 MiB that begins anywhere.
 const WINDOWS_AT_ONCE: u64 = 9;
-/// Grants that one disk keeps: 16 GiB of the disk, and 24 bytes for each run of blocks.
-const GRANTS_MAX: usize = 128 << 10;
+/// Grants that the disks of one core keep together: 32 GiB of them. Each takes some 150 bytes on both cores, and 24 for each
+/// run of blocks: 40 MiB, and up to 200 where no two blocks are neighbours.
+const GRANTS_MAX: usize = 256 << 10;
 
 /// Returns the windows of a range of blocks, which is not empty.
 fn windows_of(blocks: &std::ops::Range<u64>) -> std::ops::RangeInclusive<u64> {

@@ -39,6 +39,8 @@ pub struct DiskTicket {
 struct ServedDisk {
     disk: Rc<NativeDisk>,
     granted: Rc<GrantedDisk>,
+    /// Buffer of lookups.
+    scratch: RefCell<Scratch>,
 }
 
 /// Serves the disks of this core's stores to one other core.
@@ -97,7 +99,9 @@ impl StoreSide {
         let granted = Rc::new(GrantedDisk { number, shared, stock, draining });
         disk.node.grants.add_disk(granted.clone());
         disk.store.remote_disks.borrow_mut().push(granted.clone());
-        self.disks.borrow_mut().insert(number, Rc::new(ServedDisk { disk, granted }));
+        self.disks
+            .borrow_mut()
+            .insert(number, Rc::new(ServedDisk { disk, granted, scratch: RefCell::default() }));
         Ok(ticket)
     }
 
@@ -119,11 +123,15 @@ impl StoreSide {
         let Some(served) = self.disks.borrow().get(&disk).cloned() else {
             return self.answer(disk, id, Answer::Done(Err(closed())));
         };
-        if let Work::Publish(written) = &work
-            && !served.take_from_stock(written)
-        {
-            let recalled = Error::new(ErrorKind::NoSpace, &served.disk.name, "the blocks were recalled");
-            return self.answer(disk, id, Answer::Done(Err(recalled)));
+        if let Work::Publish(written) = &work {
+            if !served.take_from_stock(written) {
+                let recalled = Error::new(ErrorKind::NoSpace, &served.disk.name, "the blocks were recalled");
+                return self.answer(disk, id, Answer::Done(Err(recalled)));
+            }
+            if let Some((result, grants)) = served.publish_now(written) {
+                let (answer, stock) = (Answer::Done(result), served.refill());
+                return self.replies.push(Reply { disk, id, answer, grants, stock });
+            }
         }
         let side = self.clone();
         self.env.spawn_detached(Box::pin(async move {
@@ -217,11 +225,39 @@ impl ServedDisk {
 
     /// Makes data part of the disk that another core has written to blocks handed out in advance.
     async fn publish(&self, written: Vec<WrittenBlocks>) -> Result<()> {
+        let paced = self.disk.store.pace().await;
+        self.publish_admitted(&written, paced)
+    }
+
+    /// Does the same at once, with grants. None if the store is behind. A window whose part of the map is
+    /// not in memory is not granted.
+    fn publish_now(&self, written: &[WrittenBlocks]) -> Option<(Result<()>, Vec<Grant>)> {
+        if self.disk.store.is_behind() {
+            return None;
+        }
+        let result = self.publish_admitted(written, Ok(()));
+        let mut grants = Vec::new();
+        if let (Ok(()), Some(first), Some(last)) = (&result, written.first(), written.last()) {
+            let mut found = self.scratch.take();
+            let windows = windows_of(&(first.start..last.start + last.place.len));
+            grants.extend(windows.filter_map(|window| self.grant_cached(window, &mut found)));
+            self.keep_scratch(found);
+        }
+        Some((result, grants))
+    }
+
+    fn keep_scratch(&self, scratch: Scratch) {
+        if scratch.is_small() {
+            self.scratch.replace(scratch);
+        }
+    }
+
+    fn publish_admitted(&self, written: &[WrittenBlocks], admitted: Result<()>) -> Result<()> {
         let (disk, store) = (&self.disk, &self.disk.store);
-        let mut left = written.into_iter();
-        let mut result = self.admit(left.as_slice()).await;
+        let mut left = written.iter();
+        let mut result = admitted.and_then(|()| self.check(written));
         while result.is_ok()
-            && let Some(WrittenBlocks { start, place, checksum }) = left.next()
+            && let Some(&WrittenBlocks { start, place, checksum }) = left.next()
         {
             let part = NewPart { start, place, partial: None, checksum };
             result = store.publish(&disk.node, place, std::iter::once(part));
@@ -232,13 +268,10 @@ impl ServedDisk {
         result
     }
 
-    /// Waits for the store's pace, and checks that the disk may be written.
-    async fn admit(&self, written: &[WrittenBlocks]) -> Result<()> {
+    /// Checks that the disk may be written.
+    fn check(&self, written: &[WrittenBlocks]) -> Result<()> {
         let (disk, store) = (&self.disk, &self.disk.store);
-        match store.is_behind() {
-            true => store.pace().await?,
-            false => store.refuse_when_broken()?,
-        }
+        store.refuse_when_broken()?;
         if store.closed.get() {
             return Err(closed());
         }
@@ -264,8 +297,9 @@ impl ServedDisk {
     }
 
     async fn grant(&self, window: u64) -> Option<Grant> {
-        let mut found = Scratch::default();
+        let mut found = self.scratch.take();
         if let Some(grant) = self.grant_cached(window, &mut found) {
+            self.keep_scratch(found);
             return Some(grant);
         }
         // Pages of the map are missing in memory. What is found while they are read may be old.

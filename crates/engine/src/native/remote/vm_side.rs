@@ -28,6 +28,8 @@ pub struct VmSide {
     asked: RefCell<BTreeMap<u32, Asked>>,
     next_id: Cell<u32>,
     messages: Cell<u64>,
+    /// Number of grants of all disks.
+    pub(super) grants: Cell<usize>,
     disks: RefCell<BTreeMap<u64, Weak<RemoteDisk>>>,
     vms: RefCell<BTreeMap<u64, Weak<RemoteVm>>>,
 }
@@ -42,6 +44,7 @@ impl VmSide {
             asked: RefCell::default(),
             next_id: Cell::new(0),
             messages: Cell::new(0),
+            grants: Cell::new(0),
             disks: RefCell::default(),
             vms: RefCell::default(),
         });

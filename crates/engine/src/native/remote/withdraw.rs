@@ -10,8 +10,11 @@ use super::super::lineage::Node;
 use super::super::store::Store;
 use super::mark::{Mark, SharedDisk};
 use super::stock::StoreStock;
-use super::{GRANTS_MAX, windows_of};
+use super::windows_of;
 use crate::options::Defect;
+
+/// Fewest marks of a node among which given up ones are looked for.
+const SWEPT_MIN: usize = 1024;
 
 /// A disk that another core serves, as its node sees it.
 pub(crate) struct GrantedDisk {
@@ -37,6 +40,8 @@ pub(crate) struct NodeGrants {
     disks: RefCell<Vec<Rc<GrantedDisk>>>,
     /// Marks by window and number of the disk.
     marks: RefCell<BTreeMap<(u64, u64), Arc<Mark>>>,
+    /// Number of marks at which those that the other core has given up are removed.
+    swept_at: Cell<usize>,
 }
 
 impl NodeGrants {
@@ -51,9 +56,9 @@ impl NodeGrants {
     /// Adds a mark. The one before is withdrawn.
     pub(super) fn add(&self, window: u64, disk: u64, mark: &Arc<Mark>) {
         let mut marks = self.marks.borrow_mut();
-        if marks.len() >= 2 * GRANTS_MAX * self.disks.borrow().len() {
-            // The VM's core has given up at least half of them.
+        if marks.len() >= self.swept_at.get().max(SWEPT_MIN) {
             marks.retain(|_, mark| !mark.is_over());
+            self.swept_at.set(2 * marks.len());
         }
         marks.insert((window, disk), mark.clone());
     }
