@@ -14,7 +14,7 @@ use super::journal::{Journal, Record};
 use super::layout::{Extent, Geometry, device_word};
 use super::lineage::{Lineage, NONE, Node};
 use super::progress::Progress;
-use super::remote::GrantedDisk;
+use super::remote::{GrantedDisk, StoreStock};
 use super::source::{SOURCE, Source};
 use super::space::Space;
 use super::stored::StoredNodes;
@@ -53,7 +53,7 @@ pub struct StoreOptions {
     pub reclaim_pages: usize,
     /// While guests are active, reclaim pauses this many times as long as its last step took.
     pub reclaim_rest: u64,
-    /// Blocks that a disk of another core has in advance for redirects, at most this and half as many more.
+    /// Blocks that another core has in advance for redirects, at most this and half as many more.
     pub handed_out_blocks: u64,
     /// Planted to prove that tests find them; none in production.
     pub defects: Defects,
@@ -71,7 +71,7 @@ impl Default for StoreOptions {
             reserve_blocks: 1024,
             reclaim_pages: 256,
             reclaim_rest: 16,
-            handed_out_blocks: 64,
+            handed_out_blocks: 256,
             defects: Defects::default(),
         }
     }
@@ -148,6 +148,8 @@ pub struct Store {
     pub(super) requests: Cell<u64>,
     /// Disks that other cores serve.
     pub(super) remote_disks: RefCell<Vec<Rc<GrantedDisk>>>,
+    /// Blocks that other cores have in advance.
+    pub(super) remote_stocks: RefCell<Vec<Rc<StoreStock>>>,
     pub(super) closed: Cell<bool>,
     /// Number of running tasks that tend the store; their work may be under way.
     pub(super) tended: Cell<u32>,
@@ -239,6 +241,7 @@ impl Store {
             unreclaimable: RefCell::default(),
             requests: Cell::new(0),
             remote_disks: RefCell::default(),
+            remote_stocks: RefCell::default(),
             closed: Cell::new(false),
             tended: Cell::new(0),
             flush_due_ns: Cell::new(0),
@@ -484,9 +487,9 @@ impl Store {
     /// Ends what other cores do with the store's file.
     async fn end_remote_io(&self) {
         self.lineage.borrow().all().for_each(|node| self.end_grants(node));
-        self.remote_disks.borrow().iter().for_each(|disk| disk.end_stock(self));
+        self.remote_stocks.borrow().iter().for_each(|stock| stock.end(self));
         let (reads, writes) = (self.reads.drain(), self.writes.drain());
-        if !self.remote_disks.borrow().is_empty() {
+        if !self.remote_disks.borrow().is_empty() || !self.remote_stocks.borrow().is_empty() {
             reads.await;
             writes.await;
         }

@@ -17,13 +17,12 @@ use futures_util::future::join_all;
 
 use super::super::disk::blocks_of;
 use super::super::layout::{BLOCK, checksum};
-use super::super::write_coalescer::WriteCoalescer;
 use super::grant::{Grant, Piece};
 use super::link::{Answer, Work};
 use super::mark::SharedDisk;
-use super::stock::{HandedOut, TakenBlocks, VmStock, WrittenBlocks};
+use super::stock::{HandedOut, TakenBlocks, WrittenBlocks};
 use super::store_side::DiskTicket;
-use super::vm_side::VmSide;
+use super::vm_side::{StoreHere, VmSide};
 use super::{GRANTS_MAX, windows_of};
 use crate::join::all;
 use crate::machine::RunningDisk;
@@ -44,8 +43,7 @@ pub struct RemoteDisk {
     shared: Arc<SharedDisk>,
     flushed_lsn: Arc<AtomicU64>,
     grants: RefCell<Grants>,
-    stock: VmStock,
-    coalescer: Rc<WriteCoalescer>,
+    store: Rc<StoreHere>,
     /// Ranges that a write works on, in blocks: here or at the store.
     writes: RangeLock,
     /// Requests since the disk was opened here.
@@ -131,8 +129,7 @@ impl RemoteDisk {
     pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
         let file = ticket.file.open(&side.env)?;
         Ok(Rc::new(RemoteDisk {
-            coalescer: WriteCoalescer::new(side.env.clone(), file.clone()),
-            stock: VmStock::default(),
+            store: side.store_here(ticket.store, &file),
             side: side.clone(),
             number: ticket.number,
             name: ticket.name,
@@ -147,7 +144,7 @@ impl RemoteDisk {
     }
 
     pub(super) fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
-        stock.into_iter().for_each(|batch| self.stock.add(batch));
+        stock.into_iter().for_each(|batch| self.store.stock.add(batch));
         let mut known = self.grants.borrow_mut();
         grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
     }
@@ -294,7 +291,7 @@ impl RemoteDisk {
                 return None;
             }
         }
-        self.stock.take(len / BLOCK)
+        self.store.stock.take(len / BLOCK)
     }
 
     /// Writes data to blocks handed out in advance, and lets the store record them.
@@ -316,9 +313,9 @@ impl RemoteDisk {
             })
             .collect();
         let writes =
-            parts.iter().map(|(written, part)| self.coalescer.write(written.place.addr, part.clone()));
+            parts.iter().map(|(written, part)| self.store.coalescer.write(written.place.addr, part.clone()));
         if let Err(e) = all(writes).await {
-            self.stock.put_back(taken);
+            self.store.stock.put_back(taken);
             return Err(e);
         }
         drop(taken);

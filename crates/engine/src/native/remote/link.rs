@@ -30,6 +30,8 @@ pub(super) enum Work {
     Status(Range<u64>),
     /// The VM's core does not serve the disk any more. There is no answer.
     Close,
+    /// No disk of a store is served any more; `Request::disk` is the store's number. There is no answer.
+    Recall,
     /// A request about a VM.
     Vm(VmWork),
 }

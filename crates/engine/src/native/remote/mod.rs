@@ -30,6 +30,7 @@ mod withdraw;
 pub use disk::RemoteDisk;
 pub use link::{StoreEnd, VmEnd, connect};
 pub use served_vm::VmTicket;
+pub(super) use stock::StoreStock;
 pub use store_side::{DiskTicket, StoreSide};
 pub use vm::RemoteVm;
 pub use vm_side::VmSide;

@@ -1,8 +1,9 @@
 //! Blocks that the store's core hands out in advance: another core writes redirected data to them without a message, and
 //! sends only their records.
 //!
-//! A batch of blocks counts as placed for data that no record refers to. It has a mark like a grant: the store recalls
-//! the batch when it is short of space, or when the disk is closed, and the blocks are free once no write to them is under
+//! All disks of a store on that core use the same blocks, one behind the other, so their writes are coalesced. A batch of
+//! blocks counts as placed for data that no record refers to. It has a mark like a grant: the store recalls
+//! the batch when it is short of space, or when the core serves none of its disks any more, and the blocks are free once no write to them is under
 //! way. A record for blocks that were recalled is refused, and the write is repeated as a message.
 
 use std::cell::RefCell;
@@ -16,7 +17,7 @@ use super::mark::{Mark, SharedDisk};
 use super::withdraw::wait_until;
 use crate::options::Defect;
 
-/// A disk gets another batch when it has fewer blocks left than a batch divided by this.
+/// A core gets another batch when it has fewer blocks left than a batch divided by this.
 const LOW_DIVISOR: u64 = 2;
 /// Batches that must be free in the store when one is handed out.
 const FREE_BATCHES: u64 = 4;
@@ -36,14 +37,18 @@ pub(super) struct WrittenBlocks {
     pub checksum: u64,
 }
 
-/// The blocks that a disk has on another core, as the store's core sees them.
+/// The blocks that another core has of a store, as the store's core sees them.
 #[derive(Default)]
-pub(super) struct StoreStock(RefCell<Vec<(Extent, Arc<Mark>)>>);
+pub(crate) struct StoreStock {
+    batches: RefCell<Vec<(Extent, Arc<Mark>)>>,
+    /// Signals the end of writes to recalled blocks.
+    shared: Arc<SharedDisk>,
+}
 
 impl StoreStock {
     /// Hands out another batch if few blocks are left and space is not short.
-    pub(super) fn refill(&self, store: &Store, disk: &Arc<SharedDisk>) -> Option<HandedOut> {
-        let mut batches = self.0.borrow_mut();
+    pub(super) fn refill(&self, store: &Store) -> Option<HandedOut> {
+        let mut batches = self.batches.borrow_mut();
         let left: u64 = batches.iter().map(|(extent, _)| extent.len).sum();
         let batch = store.options.handed_out_blocks;
         let is_short = store.starved.get() || store.space.totals().free_data < FREE_BATCHES * batch;
@@ -52,7 +57,7 @@ impl StoreStock {
         }
         let extent = store.space.try_place(batch, None)?;
         store.unpublished.borrow_mut().push(extent);
-        let mark = Mark::new(disk);
+        let mark = Mark::new(&self.shared);
         batches.push((extent, mark.clone()));
         Some(HandedOut { extent, mark })
     }
@@ -60,7 +65,7 @@ impl StoreStock {
     /// Takes blocks for which a record has arrived: they count as placed for one write from here on. Returns false if
     /// they were recalled, or never handed out.
     pub(super) fn take(&self, store: &Store, part: Extent) -> bool {
-        let mut batches = self.0.borrow_mut();
+        let mut batches = self.batches.borrow_mut();
         let has = |(whole, _): &(Extent, Arc<Mark>)| whole.addr <= part.addr && part.end() <= whole.end();
         let Some(at) = batches.iter().position(has) else { return false };
         let (whole, mark) = batches.swap_remove(at);
@@ -72,15 +77,15 @@ impl StoreStock {
     }
 
     /// Ends all writes to blocks that no record refers to: the store is being closed.
-    pub(super) fn end(&self, store: &Store) {
-        for (_, mark) in self.0.take().into_iter().filter(|(_, mark)| mark.withdraw()) {
+    pub(in super::super) fn end(&self, store: &Store) {
+        for (_, mark) in self.batches.take().into_iter().filter(|(_, mark)| mark.withdraw()) {
             store.admit_until_over(mark);
         }
     }
 
     /// Recalls all blocks. They are free once no write to them is under way.
     pub(super) fn recall(&self, store: &Rc<Store>) {
-        for (extent, mark) in self.0.take() {
+        for (extent, mark) in self.batches.take() {
             if !mark.withdraw() || store.options.defects.has(Defect::ForgetRemoteIo) {
                 store.unplace(extent);
                 continue;
@@ -111,7 +116,7 @@ impl Store {
     }
 }
 
-/// The blocks that a disk may redirect to, on the VM's core.
+/// The blocks that disks of a store may redirect to, on the VM's core.
 #[derive(Default)]
 pub(super) struct VmStock(RefCell<VecDeque<HandedOut>>);
 

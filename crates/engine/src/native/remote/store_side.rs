@@ -14,6 +14,7 @@ use blk::{Env, Error, ErrorKind, Result, SharedFile};
 use super::super::blocks::NewPart;
 use super::super::disk::{NativeDisk, blocks_of};
 use super::super::layout::{BLOCK, has_space};
+use super::super::store::Store;
 use super::super::table::LookupRun;
 use super::super::view::Scratch;
 use super::grant::Grant;
@@ -28,6 +29,8 @@ use crate::options::Defect;
 /// A disk of a store on its way to the core that is to serve it.
 pub struct DiskTicket {
     pub(super) number: u64,
+    /// Number of its store.
+    pub(super) store: u64,
     pub(super) name: String,
     pub(super) read_only: bool,
     pub(super) shared: Arc<SharedDisk>,
@@ -41,6 +44,14 @@ struct ServedDisk {
     granted: Rc<GrantedDisk>,
     /// Buffer of lookups.
     scratch: RefCell<Scratch>,
+    stock: Rc<StoreStock>,
+}
+
+/// A store of which the other core serves disks.
+struct ServedStore {
+    number: u64,
+    store: Rc<Store>,
+    stock: Rc<StoreStock>,
 }
 
 /// Serves the disks of this core's stores to one other core.
@@ -48,6 +59,7 @@ pub struct StoreSide {
     pub(super) env: Env,
     replies: Rc<Outbox<Reply>>,
     disks: RefCell<BTreeMap<u64, Rc<ServedDisk>>>,
+    stores: RefCell<Vec<ServedStore>>,
     pub(super) vms: RefCell<BTreeMap<u64, Rc<ServedVm>>>,
     next_number: Cell<u64>,
 }
@@ -60,6 +72,7 @@ impl StoreSide {
             env: env.clone(),
             replies: Outbox::start(env, replies),
             disks: RefCell::default(),
+            stores: RefCell::default(),
             vms: RefCell::default(),
             next_number: Cell::new(1),
         });
@@ -87,22 +100,47 @@ impl StoreSide {
         let number = self.new_number();
         let shared = Arc::<SharedDisk>::default();
         shared.set_size(disk.size_bytes());
+        let (store, stock) = self.store_of(&disk);
         let ticket = DiskTicket {
             number,
+            store,
             name: disk.name.clone(),
             read_only: disk.read_only,
             shared: shared.clone(),
             file: disk.store.file.share()?,
             flushed_lsn: disk.store.journal.shared_flushed_lsn(),
         };
-        let (stock, draining) = (StoreStock::default(), Cell::new(0));
-        let granted = Rc::new(GrantedDisk { number, shared, stock, draining });
+        let granted = Rc::new(GrantedDisk { number, shared, draining: Cell::new(0) });
         disk.node.grants.add_disk(granted.clone());
         disk.store.remote_disks.borrow_mut().push(granted.clone());
         self.disks
             .borrow_mut()
-            .insert(number, Rc::new(ServedDisk { disk, granted, scratch: RefCell::default() }));
+            .insert(number, Rc::new(ServedDisk { disk, granted, scratch: RefCell::default(), stock }));
         Ok(ticket)
+    }
+
+    /// Returns the number of a disk's store, and its blocks for this core.
+    fn store_of(&self, disk: &NativeDisk) -> (u64, Rc<StoreStock>) {
+        let mut stores = self.stores.borrow_mut();
+        if let Some(known) = stores.iter().find(|known| Rc::ptr_eq(&known.store, &disk.store)) {
+            return (known.number, known.stock.clone());
+        }
+        let (number, stock, store) = (self.new_number(), Rc::<StoreStock>::default(), disk.store.clone());
+        store.remote_stocks.borrow_mut().push(stock.clone());
+        stores.push(ServedStore { number, store, stock: stock.clone() });
+        (number, stock)
+    }
+
+    /// Recalls the blocks of a store, and forgets the store if none of its disks is served.
+    fn recall(&self, number: u64) {
+        let mut stores = self.stores.borrow_mut();
+        let Some(at) = stores.iter().position(|known| known.number == number) else { return };
+        let ServedStore { store, stock, .. } = &stores[at];
+        stock.recall(store);
+        if !self.disks.borrow().values().any(|served| Rc::ptr_eq(&served.stock, stock)) {
+            store.remote_stocks.borrow_mut().retain(|other| !Rc::ptr_eq(other, stock));
+            stores.swap_remove(at);
+        }
     }
 
     pub(super) fn new_number(&self) -> u64 {
@@ -117,6 +155,7 @@ impl StoreSide {
         let Request { disk, id, work } = request;
         let work = match work {
             Work::Close => return self.close(disk),
+            Work::Recall => return self.recall(disk),
             Work::Vm(work) => return self.begin_vm(disk, id, work),
             work => work,
         };
@@ -155,7 +194,6 @@ impl StoreSide {
         disk.store.end_remote_writes(&disk.node);
         disk.store.withdraw_disk(&disk.node, number);
         disk.node.grants.remove_disk(number);
-        granted.stock.recall(&disk.store);
         disk.store.remote_disks.borrow_mut().retain(|other| !Rc::ptr_eq(other, granted));
         disk.store.requests.update(|n| n + granted.shared.requests());
     }
@@ -163,6 +201,8 @@ impl StoreSide {
     fn end(&self) {
         let numbers: Vec<u64> = self.disks.borrow().keys().copied().collect();
         numbers.into_iter().for_each(|number| self.close(number));
+        let numbers: Vec<u64> = self.stores.borrow().iter().map(|known| known.number).collect();
+        numbers.into_iter().for_each(|number| self.recall(number));
         self.vms.borrow_mut().clear();
         self.replies.end();
     }
@@ -203,19 +243,19 @@ impl ServedDisk {
             Work::Discard(range) => (Answer::Done(disk.discard(range).await), Vec::new()),
             Work::Zero(range, mode) => (Answer::Done(disk.write_zeroes(range, mode).await), Vec::new()),
             Work::Status(range) => (Answer::Status(disk.status(range).await), Vec::new()),
-            Work::Close | Work::Vm(_) => unreachable!("handled where it arrives"),
+            Work::Close | Work::Recall | Work::Vm(_) => unreachable!("handled where it arrives"),
         }
     }
 
     fn refill(&self) -> Option<HandedOut> {
-        self.may_write().then(|| self.granted.stock.refill(&self.disk.store, &self.granted.shared)).flatten()
+        self.may_write().then(|| self.stock.refill(&self.disk.store)).flatten()
     }
 
     /// Takes the blocks of records that have arrived. Returns false if one was recalled; all are free then.
     fn take_from_stock(&self, written: &[WrittenBlocks]) -> bool {
         let store = &self.disk.store;
         for (at, part) in written.iter().enumerate() {
-            if !self.granted.stock.take(store, part.place) {
+            if !self.stock.take(store, part.place) {
                 written[..at].iter().for_each(|part| store.unplace(part.place));
                 return false;
             }

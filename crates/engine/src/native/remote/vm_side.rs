@@ -6,11 +6,13 @@ use std::rc::{Rc, Weak};
 
 use blk::mailbox::Outbox;
 use blk::sync::{OneShot, RangeGuard};
-use blk::{Env, Result};
+use blk::{Env, File, Result};
 
+use super::super::write_coalescer::WriteCoalescer;
 use super::disk::RemoteDisk;
 use super::link::{Answer, Reply, Request, VmEnd, VmWork, Work};
 use super::served_vm::VmTicket;
+use super::stock::VmStock;
 use super::store_side::DiskTicket;
 use super::vm::RemoteVm;
 
@@ -19,6 +21,20 @@ struct Asked {
     answer: Rc<OneShot<Answer>>,
     /// The range that the request changes: it stays locked until the store has answered, even if the caller is dropped.
     _range: Option<RangeGuard>,
+}
+
+/// What the disks of one store share on this core: redirected data is written here.
+pub(super) struct StoreHere {
+    side: Rc<VmSide>,
+    number: u64,
+    pub stock: VmStock,
+    pub coalescer: Rc<WriteCoalescer>,
+}
+
+impl Drop for StoreHere {
+    fn drop(&mut self) {
+        self.side.send(self.number, Work::Recall);
+    }
 }
 
 /// Serves disks of the stores of another core on this one.
@@ -31,6 +47,7 @@ pub struct VmSide {
     /// Number of grants of all disks.
     pub(super) grants: Cell<usize>,
     disks: RefCell<BTreeMap<u64, Weak<RemoteDisk>>>,
+    stores: RefCell<BTreeMap<u64, Weak<StoreHere>>>,
     vms: RefCell<BTreeMap<u64, Weak<RemoteVm>>>,
 }
 
@@ -46,6 +63,7 @@ impl VmSide {
             messages: Cell::new(0),
             grants: Cell::new(0),
             disks: RefCell::default(),
+            stores: RefCell::default(),
             vms: RefCell::default(),
         });
         let receiving = side.clone();
@@ -73,6 +91,19 @@ impl VmSide {
                 Err(e)
             }
         }
+    }
+
+    /// Returns what the disks of a store share here; made with `file` for the first of them.
+    pub(super) fn store_here(self: &Rc<Self>, number: u64, file: &File) -> Rc<StoreHere> {
+        let mut stores = self.stores.borrow_mut();
+        if let Some(known) = stores.get(&number).and_then(Weak::upgrade) {
+            return known;
+        }
+        let (side, stock) = (self.clone(), VmStock::default());
+        let coalescer = WriteCoalescer::new(self.env.clone(), file.clone());
+        let here = Rc::new(StoreHere { side, number, stock, coalescer });
+        stores.insert(number, Rc::downgrade(&here));
+        here
     }
 
     /// Returns the messages sent so far, and the batches in which they were sent.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use super::super::lineage::Node;
 use super::super::store::Store;
 use super::mark::{Mark, SharedDisk};
-use super::stock::StoreStock;
 use super::windows_of;
 use crate::options::Defect;
 
@@ -21,17 +20,8 @@ pub(crate) struct GrantedDisk {
     /// Number of the disk, over all stores.
     pub(super) number: u64,
     pub(in super::super) shared: Arc<SharedDisk>,
-    /// Blocks that the other core has in advance.
-    pub(super) stock: StoreStock,
     /// Withdrawals of the permission to write whose writes are under way: nothing may be written in place meanwhile.
     pub(super) draining: Cell<u32>,
-}
-
-impl GrantedDisk {
-    /// Ends the writes of the other core to blocks that it has in advance.
-    pub(in super::super) fn end_stock(&self, store: &Store) {
-        self.stock.end(store);
-    }
 }
 
 /// What other cores may do with a node's blocks.
@@ -121,7 +111,7 @@ impl Store {
 
     /// Recalls the blocks that other cores have in advance.
     pub(in super::super) fn recall_stocks(self: &Rc<Self>) {
-        self.remote_disks.borrow().iter().for_each(|disk| disk.stock.recall(self));
+        self.remote_stocks.borrow().iter().for_each(|stock| stock.recall(self));
     }
 
     /// Ends the permission of other cores to write a node's blocks in place. The writes under way count as admitted
