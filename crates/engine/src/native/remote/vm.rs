@@ -211,8 +211,10 @@ impl Machine for RemoteVm {
     }
 
     fn disk(&self, number: u32) -> Result<Rc<dyn RunningDisk>> {
-        let disk = self.disks.borrow().get(&number).cloned();
-        Ok(disk.map_or_else(|| Rc::new(UnusedDisk::default()) as Rc<dyn RunningDisk>, |disk| disk))
+        match self.disks.borrow().get(&number) {
+            Some(disk) => Ok(disk.clone()),
+            None => Ok(Rc::new(UnusedDisk::default())),
+        }
     }
 
     fn is_sealed(&self, snapshot: u128) -> bool {
