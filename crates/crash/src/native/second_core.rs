@@ -9,13 +9,16 @@ use blk::volume::Volume;
 use engine::native::{NativeDisk, StoreSide, VmSide, connect};
 use sim::Bridge;
 
+/// A disk of the store, and the same disk as the guests' core serves it.
+type OpenedThere = (Rc<NativeDisk>, Rc<dyn Volume>);
+
 /// The guests' core, connected with the store's.
 pub(super) struct SecondCore {
     env: Env,
     store_side: Rc<StoreSide>,
     vm_side: Rc<VmSide>,
     /// The disks that were opened there, by their node.
-    disks: RefCell<BTreeMap<u64, (Rc<NativeDisk>, Rc<dyn Volume>)>>,
+    disks: RefCell<BTreeMap<u64, OpenedThere>>,
 }
 
 impl SecondCore {

@@ -335,13 +335,14 @@ async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, defects: Def
 
 /// Checks a store after a crash.
 async fn look_again(env: Env, model: Rc<RefCell<Model>>, seed: u64) {
+    // The guests of the model ended with the power.
+    let model = Rc::into_inner(model).expect("no task is left").into_inner();
     let what = format!("seed {seed} after the cut");
     let store = open(&env, Defects::default()).await.unwrap();
     if store.node(1).is_err() {
         return;
     }
     let now = read(disk_of(&store, 1), &SECTORS, &what).await;
-    let model = model.borrow();
     for (at, (value, sector)) in now.iter().zip(&model.sectors).enumerate() {
         let shown = sector.may_show(*value, sector.flushed, sector.issued.len() - 1);
         assert!(
