@@ -29,6 +29,7 @@ use blk::reactor::{OpenMode, Space};
 use blk::sync::TaskMutex;
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
+use futures_util::stream::{self, StreamExt};
 
 use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
@@ -48,6 +49,9 @@ const DEVICES_NAME: &str = "devices";
 
 /// Most space kept ready for first writes: what 4 KiB writes at 6,000 a second take in 40 seconds.
 const READY_BYTES_MAX: u64 = 1 << 30;
+/// Maximum number of homes that are looked at side by side. The file system's thread works off their calls one after the
+/// other; with several of them waiting, it needs no wake-up for each.
+pub(super) const LOOKS_MAX: usize = 16;
 /// Unit of the space kept ready: small changes of the free space do not matter.
 const READY_UNIT_BYTES: u64 = 16 << 20;
 
@@ -299,13 +303,17 @@ impl Datastore {
     /// Returns the datastore's homes by name: those in its folder and those in its registry.
     pub(super) async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
-        for name in self.dir.list().await? {
-            let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
-            if parse_folder(name).is_some() {
-                continue;
-            }
-            if self.has_own_folder(name).await? {
-                found.insert(name.to_string(), self.root.join(name));
+        let names = self.dir.list().await?;
+        let folders = names.iter().filter_map(|name| name.strip_suffix('/'));
+        let folders = folders.filter(|name| !name.starts_with('.') && parse_folder(name).is_none());
+        let look = async |name: &str| Ok((name.to_owned(), self.has_own_folder(name).await?));
+        let looks: Vec<blk::Result<(String, bool)>> =
+            stream::iter(folders.map(look)).buffered(LOOKS_MAX).collect().await;
+        for look in looks {
+            let (name, is_home) = look?;
+            if is_home {
+                let path = self.root.join(&name);
+                found.insert(name, path);
             }
         }
         Ok(found.into_iter().collect())

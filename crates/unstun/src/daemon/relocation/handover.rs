@@ -6,18 +6,20 @@
 //! move is completed. A missing source datastore therefore matters only while that record exists, and a missing target
 //! datastore only after the step.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
 use blk::{Dir, Error, Result};
+use futures_util::stream::{self, StreamExt};
 use tracing::warn;
 
-use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::datastore::{Datastore, Home, LOOKS_MAX};
 use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
 use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
@@ -137,9 +139,10 @@ async fn refuse_whole(home: &Home) -> Result<()> {
 }
 
 /// Refuses a home that is not the VM, or whose role is unknown.
-pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
+pub(crate) async fn refuse_elsewhere(home: &Home, folder: &HomeFolder) -> Result<()> {
     let place = home.path.display();
-    let (cause, remedy) = match record(home).await? {
+    let record = if folder.has(record::RECORD_NAME) { record(home).await? } else { None };
+    let (cause, remedy) = match record {
         Some(MoveRecord::Committed { to }) => {
             let cause = format!("the VM has moved to {}, in a datastore that is not served", to.display());
             let remedy = "add that datastore: `unstun datastore add`";
@@ -154,7 +157,8 @@ pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
             ),
             "add that datastore too: `unstun datastore add`",
         ),
-        Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => (
+        Some(MoveRecord::Within { .. }) | None
+            if native_homes::is_moving_as(home, folder.mark().await?).await? => (
             "this is one side of a move that another daemon began; its folders there record which side is the VM"
                 .to_owned(),
             "serve the datastore from that daemon again, which completes the move",
@@ -239,12 +243,23 @@ impl Daemon {
     pub(crate) async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
         // Opening the homes reports the error.
         let Ok(homes) = datastore.inhabitants().await else { return };
-        for (name, path) in homes {
+        for (name, path) in self.with_move_records(homes).await {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {
                 warn!("{}: the remains of a move cannot be removed now: {e}", path.display());
             }
         }
+    }
+
+    /// Leaves out the homes that have no record of a move: most of them. A record that comes later belongs to a move of
+    /// this daemon.
+    async fn with_move_records(&self, homes: Vec<(String, PathBuf)>) -> Vec<(String, PathBuf)> {
+        let look = async |home: (String, PathBuf)| {
+            let read = MoveRecord::read(&self.env, &home.1).await;
+            (!matches!(read, Ok(None))).then_some(home)
+        };
+        let looks = stream::iter(homes.into_iter().map(look)).buffered(LOOKS_MAX);
+        looks.filter_map(async |found| found).collect().await
     }
 
     async fn recover_handover(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {

@@ -1,6 +1,7 @@
 //! Registry of VMs by name, over all datastores: served, closed, or broken.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
@@ -8,7 +9,7 @@ use tracing::error;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::{Broken, VmRecord};
+use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
 
 /// VM that is not served.
 pub(crate) struct Idle {
@@ -135,6 +136,15 @@ impl Daemon {
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
         self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
+    }
+
+    /// Returns the IDs in their stores of the native VMs that are served, by home.
+    pub(crate) fn native_ids(&self) -> BTreeMap<PathBuf, u128> {
+        let id = |entry: &Rc<VmRecord>| match &entry.kept {
+            Kept::Native(vm) => Some((entry.home.clone(), vm.id())),
+            Kept::Redo => None,
+        };
+        self.vms.borrow().values().filter_map(id).collect()
     }
 
     /// Returns whether the registry has the home, served or not. The start calls this once for each VM, so that it
