@@ -302,21 +302,39 @@ impl Datastore {
 
     /// Returns the datastore's homes by name: those in its folder and those in its registry.
     pub(super) async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
+        let look = async |home: (String, PathBuf)| {
+            let is_home = self.is_inhabited(&home.1).await?;
+            Ok(is_home.then_some(home))
+        };
+        let candidates = self.candidates().await?.into_iter();
+        let looks = stream::iter(candidates.map(look)).buffered(LOOKS_MAX);
+        let looks: Vec<blk::Result<Option<(String, PathBuf)>>> = looks.collect().await;
+        looks.into_iter().filter_map(Result::transpose).collect()
+    }
+
+    /// Returns the inhabitants, and folders that may not be homes: the caller opens each of them anyway.
+    pub(super) async fn candidates(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
-        let names = self.dir.list().await?;
-        let folders = names.iter().filter_map(|name| name.strip_suffix('/'));
-        let folders = folders.filter(|name| !name.starts_with('.') && parse_folder(name).is_none());
-        let look = async |name: &str| Ok((name.to_owned(), self.has_own_folder(name).await?));
-        let looks: Vec<blk::Result<(String, bool)>> =
-            stream::iter(folders.map(look)).buffered(LOOKS_MAX).collect().await;
-        for look in looks {
-            let (name, is_home) = look?;
-            if is_home {
-                let path = self.root.join(&name);
-                found.insert(name, path);
+        for name in self.dir.list().await? {
+            let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
+            if parse_folder(name).is_some() {
+                continue;
+            }
+            // A home in the folder has precedence over one of this name in the registry.
+            let path = self.root.join(name);
+            if !found.contains_key(name) || self.is_inhabited(&path).await? {
+                found.insert(name.to_string(), path);
             }
         }
         Ok(found.into_iter().collect())
+    }
+
+    /// Returns whether a candidate is a home. One in the registry always is.
+    pub(super) async fn is_inhabited(&self, path: &Path) -> blk::Result<bool> {
+        match path.file_name().and_then(|name| name.to_str()).filter(|_| self.contains(path)) {
+            Some(name) => self.has_own_folder(name).await,
+            None => Ok(true),
+        }
     }
 
     async fn has_own_folder(&self, name: &str) -> blk::Result<bool> {

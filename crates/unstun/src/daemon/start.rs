@@ -134,7 +134,7 @@ impl Daemon {
 
     /// Opens every VM of a datastore.
     async fn open_homes(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
-        self.open_each(datastore, datastore.inhabitants().await?).await;
+        self.open_each(datastore, datastore.candidates().await?).await;
         // Homes that moves have left are removed by now.
         match native_homes::find_homeless(self, datastore).await {
             Ok(homeless) => self.open_each(datastore, homeless).await,
@@ -149,6 +149,8 @@ impl Daemon {
     /// the names, in whatever order the VMs were opened.
     async fn open_each(self: &Rc<Self>, datastore: &Rc<Datastore>, homes: Vec<(String, PathBuf)>) {
         let noticed = datastore.notices.borrow().len();
+        let known = self.homes();
+        let homes: Vec<_> = homes.into_iter().filter(|(_, path)| !known.contains(path)).collect();
         let (homes, left) = (Rc::new(RefCell::new(VecDeque::from(homes))), Rc::new(RefCell::new(Vec::new())));
         let openers = (0..OPENINGS_MAX).map(|_| {
             let (daemon, datastore) = (self.clone(), datastore.clone());
@@ -187,13 +189,17 @@ impl Daemon {
         let home = datastore.at(path);
         // An operation that creates, moves or removes the VM is under way.
         let Ok(_claim) = self.claim(name) else { return turn };
-        if self.has_home(path) {
+        // It may have been opened since the homes were listed.
+        if self.home_of(name).is_some_and(|home| home == path) {
             return turn;
         }
         // Opening the VM reports the error.
-        let folder = HomeFolder::open(&self.env, path).await.ok();
+        let folder = HomeFolder::open(&home).await.ok();
         if turn == Turn::SideBySide && !self.can_open_beside(folder.as_ref()) {
             return Turn::Alone;
+        }
+        if folder.is_none() && !datastore.is_inhabited(path).await.unwrap_or(true) {
+            return turn;
         }
         let may_have_left = folder.as_ref().is_none_or(|folder| folder.has(record::RECORD_NAME));
         if may_have_left && self.has_left(&home).await {
@@ -285,7 +291,7 @@ impl Daemon {
         how: Opening,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
         self.descriptors.admit_vm(name)?;
-        let folder = HomeFolder::open(&self.env, &home.path).await?;
+        let folder = HomeFolder::open(home).await?;
         self.holds.take(&home.path, &folder.own).await?;
         let opened = self.open_held(name, home, folder, how).await;
         if opened.is_err() {

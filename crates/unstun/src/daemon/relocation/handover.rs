@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
-use blk::{Dir, Error, Result};
+use blk::{Dir, Error, ErrorKind, Result};
 use futures_util::stream::{self, StreamExt};
 use tracing::warn;
 
@@ -20,7 +20,7 @@ use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_folder::HomeFolder;
-use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
+use crate::daemon::vm::home_removal::{open_home, remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
 use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
 
@@ -60,6 +60,26 @@ pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>
     }
     dir.rename(&making, OWN_FOLDER).await?;
     dir.sync().await
+}
+
+/// Leaves out the homes that have no record of a move: most of them. A record that comes later belongs to a move of this
+/// daemon.
+async fn with_move_records(
+    datastore: &Rc<Datastore>,
+    homes: Vec<(String, PathBuf)>,
+) -> Vec<(String, PathBuf)> {
+    let look = async |(name, path): (String, PathBuf)| {
+        let own = async { open_home(&datastore.at(&path)).await?.open_dir(OWN_FOLDER, false).await };
+        let has_record = match own.await {
+            Ok(own) => !matches!(MoveRecord::read_in(&own).await, Ok(None)),
+            Err(e) if e.kind == ErrorKind::NotFound => false,
+            // A folder that is no home does not matter.
+            Err(_) => datastore.is_inhabited(&path).await.unwrap_or(true),
+        };
+        has_record.then_some((name, path))
+    };
+    let looks = stream::iter(homes.into_iter().map(look)).buffered(LOOKS_MAX);
+    looks.filter_map(async |found| found).collect().await
 }
 
 /// Durably carries out the step: from here on the VM is the target home.
@@ -242,24 +262,13 @@ impl Daemon {
     /// their homes are opened.
     pub(crate) async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
         // Opening the homes reports the error.
-        let Ok(homes) = datastore.inhabitants().await else { return };
-        for (name, path) in self.with_move_records(homes).await {
+        let Ok(homes) = datastore.candidates().await else { return };
+        for (name, path) in with_move_records(datastore, homes).await {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {
                 warn!("{}: the remains of a move cannot be removed now: {e}", path.display());
             }
         }
-    }
-
-    /// Leaves out the homes that have no record of a move: most of them. A record that comes later belongs to a move of
-    /// this daemon.
-    async fn with_move_records(&self, homes: Vec<(String, PathBuf)>) -> Vec<(String, PathBuf)> {
-        let look = async |home: (String, PathBuf)| {
-            let read = MoveRecord::read(&self.env, &home.1).await;
-            (!matches!(read, Ok(None))).then_some(home)
-        };
-        let looks = stream::iter(homes.into_iter().map(look)).buffered(LOOKS_MAX);
-        looks.filter_map(async |found| found).collect().await
     }
 
     async fn recover_handover(self: &Rc<Self>, name: &str, home: &Home) -> api::error::Result<()> {

@@ -199,7 +199,7 @@ async fn homeless(
         }
     }
     let open = daemon.native_ids();
-    for (_, home) in datastore.inhabitants().await? {
+    for (_, home) in datastore.candidates().await? {
         let marked = match open.get(&home) {
             Some(id) => Some(*id),
             None => match mark::read(datastore.dir.env(), &home).await {
