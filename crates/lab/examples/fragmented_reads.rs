@@ -88,7 +88,7 @@ impl Disk {
 
     /// Reads random blocks, `depth` at a time. Returns the latencies in microseconds.
     async fn read_some(self: &Rc<Disk>, reads: u64, depth: u64) -> Histogram<u64> {
-        let latency_us = Rc::new(RefCell::new(Histogram::new(3).expect("3 digits")));
+        let latency_us = Rc::new(RefCell::new(Histogram::<u64>::new(3).expect("3 digits")));
         let readers = (0..depth).map(|_| {
             let (disk, latency_us) = (self.clone(), latency_us.clone());
             self.env.spawn(async move {
@@ -103,7 +103,7 @@ impl Disk {
         for reader in readers.collect::<Vec<_>>() {
             reader.join().await;
         }
-        latency_us.take()
+        latency_us.borrow().clone()
     }
 }
 
@@ -229,7 +229,9 @@ fn on_storage(storage: &'static str, disk_bytes: u64) -> Vec<String> {
 
 fn main() {
     let gib = std::env::args().nth(1).map_or(25, |arg| arg.parse::<u64>().expect("a number of GiB"));
-    println!("| storage | cache of map pages | depth | IOPS, not fragmented | IOPS | p50 | p99 | map page reads for each read |");
+    println!(
+        "| storage | cache of map pages | depth | IOPS, not fragmented | IOPS | p50 | p99 | map page reads for each read |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     let runs = STORAGE.map(|storage| std::thread::spawn(move || on_storage(storage, gib << 30)));
     for run in runs {

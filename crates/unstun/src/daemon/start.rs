@@ -244,12 +244,7 @@ impl Daemon {
     }
 
     /// Opens a VM at the start, where no guest waits for the file system.
-    async fn open_unused(
-        self: &Rc<Self>,
-        name: &str,
-        home: &Home,
-        folder: Option<HomeFolder>,
-    ) -> Result<()> {
+    async fn open_unused(self: &Rc<Self>, name: &str, home: &Home, folder: Option<HomeFolder>) -> Result<()> {
         let has_images = match &folder {
             Some(folder) => !folder.has_own_alone().await?,
             None => true,

@@ -181,8 +181,8 @@ pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     }
 }
 
-/// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
-/// created or removed are left out.
+/// Returns the VMs of the store that no home is marked with, in the order of the names of their former homes. VMs that are
+/// being created or removed are left out.
 async fn homeless(
     daemon: &Daemon,
     datastore: &Datastore,
@@ -210,7 +210,9 @@ async fn homeless(
         };
         marked.map(|id| vms.remove(&id));
     }
-    Ok(vms.into_iter().collect())
+    let mut vms: Vec<(u128, String)> = vms.into_iter().collect();
+    vms.sort_by(|(_, a), (_, b)| a.cmp(b));
+    Ok(vms)
 }
 
 /// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports

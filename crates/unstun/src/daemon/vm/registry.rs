@@ -154,7 +154,8 @@ impl Daemon {
 
     /// Returns the homes of the registry, served or not.
     pub(crate) fn homes(&self) -> BTreeSet<PathBuf> {
-        let mut homes: BTreeSet<PathBuf> = self.vms.borrow().values().map(|entry| entry.home.clone()).collect();
+        let mut homes: BTreeSet<PathBuf> =
+            self.vms.borrow().values().map(|entry| entry.home.clone()).collect();
         homes.extend(self.closed.borrow().values().map(|home| home.path.clone()));
         homes.extend(self.broken.borrow().values().map(|broken| broken.home.path.clone()));
         homes
