@@ -25,8 +25,7 @@ const STORAGE: [&str; 3] = ["nvme", "sata-ssd", "sas-10k-stripe"];
 /// An eighth of 64 MiB, 256 MiB and 1 GiB, for disks of an eighth of 200 GiB.
 const CACHES_MIB: [u64; 3] = [8, 32, 128];
 const DEPTHS: [u64; 2] = [32, 1];
-/// Reads that fill the cache before the measured ones, for each leaf that fits: of a leaf's 256 blocks any one is read,
-/// and after so many reads the last of 26,000 leaves was hit too.
+/// Reads that fill the cache before the measured ones: after so many random ones, nearly each of 26,000 leaves was read.
 const WARM_READS: u64 = 300_000;
 const READS: u64 = 50_000;
 const WRITES_UNDER_WAY: u64 = 64;

@@ -337,6 +337,14 @@ impl Datastore {
         }
     }
 
+    /// Opens the folder of a candidate, as `is_inhabited` does: without the thread that each path needs.
+    pub(super) async fn open_candidate(&self, path: &Path) -> blk::Result<Dir> {
+        match path.file_name().and_then(|name| name.to_str()).filter(|_| self.contains(path)) {
+            Some(name) => self.dir.open_dir(name, false).await,
+            None => self.dir.env().open_path(&path.to_string_lossy()).await,
+        }
+    }
+
     async fn has_own_folder(&self, name: &str) -> blk::Result<bool> {
         let own = async { self.dir.open_dir(name, false).await?.open_dir(OWN_FOLDER, false).await };
         match own.await {

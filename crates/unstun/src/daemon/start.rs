@@ -194,7 +194,8 @@ impl Daemon {
             return turn;
         }
         // Opening the VM reports the error.
-        let folder = HomeFolder::open(&home).await.ok();
+        let folder = async { HomeFolder::of(datastore.open_candidate(path).await?).await };
+        let folder = folder.await.ok();
         if turn == Turn::SideBySide && !self.can_open_beside(folder.as_ref()) {
             return Turn::Alone;
         }
@@ -249,20 +250,19 @@ impl Daemon {
             Some(folder) => !folder.has_own_alone().await?,
             None => true,
         };
-        drop(folder);
         if has_images {
             // If the home is missing, opening it reports that.
             let folder = home.path.clone();
             let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
             self.env.blocking(refused).await?;
         }
-        self.open_vm(name, home).await.map(drop)
+        self.open_vm_as(name, home, folder, Opening::default()).await.map(drop)
     }
 
     /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
     /// the time.
     pub(super) async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        Ok(self.open_vm_as(name, home, Opening::default()).await?.0)
+        Ok(self.open_vm_as(name, home, None, Opening::default()).await?.0)
     }
 
     /// Opens a VM whose client gate is closed as long as the returned guard lives.
@@ -271,22 +271,26 @@ impl Daemon {
         name: &str,
         home: &Home,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
-        self.open_vm_as(name, home, Opening { shut: true, ..Opening::default() }).await
+        self.open_vm_as(name, home, None, Opening { shut: true, ..Opening::default() }).await
     }
 
     /// Opens a VM on the control side's own core.
     pub(super) async fn open_vm_here(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        Ok(self.open_vm_as(name, home, Opening { here: true, ..Opening::default() }).await?.0)
+        Ok(self.open_vm_as(name, home, None, Opening { here: true, ..Opening::default() }).await?.0)
     }
 
     async fn open_vm_as(
         self: &Rc<Self>,
         name: &str,
         home: &Home,
+        folder: Option<HomeFolder>,
         how: Opening,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
         self.descriptors.admit_vm(name)?;
-        let folder = HomeFolder::open(home).await?;
+        let folder = match folder {
+            Some(folder) => folder,
+            None => HomeFolder::open(&self.env, &home.path).await?,
+        };
         self.holds.take(&home.path, &folder.own).await?;
         let opened = self.open_held(name, home, folder, how).await;
         if opened.is_err() {

@@ -20,7 +20,7 @@ use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_folder::HomeFolder;
-use crate::daemon::vm::home_removal::{open_home, remove_folder, remove_made, remove_with_files};
+use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
 use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
 
@@ -69,7 +69,7 @@ async fn with_move_records(
     homes: Vec<(String, PathBuf)>,
 ) -> Vec<(String, PathBuf)> {
     let look = async |(name, path): (String, PathBuf)| {
-        let own = async { open_home(&datastore.at(&path)).await?.open_dir(OWN_FOLDER, false).await };
+        let own = async { datastore.open_candidate(&path).await?.open_dir(OWN_FOLDER, false).await };
         let has_record = match own.await {
             Ok(own) => !matches!(MoveRecord::read_in(&own).await, Ok(None)),
             Err(e) if e.kind == ErrorKind::NotFound => false,

@@ -1,13 +1,13 @@
 //! Folder of a home, opened once for everything that the opening of the VM reads from it.
 
 use std::cell::Cell;
+use std::path::Path;
 
 use blk::dir::OWN_FOLDER;
-use blk::{Dir, Result};
+use blk::{Dir, Env, Result};
 
-use crate::daemon::datastore::Home;
-use crate::daemon::vm::home_removal::open_home;
 use crate::daemon::vm::mark;
+use crate::daemon::vm::paths::open_path;
 
 /// A home's folder, its `.unstun` folder, and the names in the latter as of the last look. Most homes have few of the
 /// files that they may have, and the names show which: a file that is absent costs no call.
@@ -20,8 +20,12 @@ pub(crate) struct HomeFolder {
 }
 
 impl HomeFolder {
-    pub(crate) async fn open(home: &Home) -> Result<HomeFolder> {
-        let dir = open_home(home).await?;
+    pub(crate) async fn open(env: &Env, home: &Path) -> Result<HomeFolder> {
+        HomeFolder::of(open_path(env, home).await?).await
+    }
+
+    /// Opens the `.unstun` folder of a home.
+    pub(crate) async fn of(dir: Dir) -> Result<HomeFolder> {
         let own = dir.open_dir(OWN_FOLDER, false).await?;
         let names = own.list().await?;
         Ok(HomeFolder { dir, own, names, mark: Cell::new(None) })

@@ -16,14 +16,8 @@ const NAMES_LOCK: &str = ".unstun-names";
 /// Maximum size of a `.vmx` file in bytes. VMware's own are a few KiB.
 const VMX_BYTES_MAX: u64 = 1 << 20;
 
-/// Opens the folder of a home: through the datastore's folder, or by its path where it is elsewhere. A path needs a
-/// thread of its own.
 pub(crate) async fn open_home(home: &Home) -> blk::Result<Dir> {
-    let name = home.path.file_name().filter(|_| home.datastore.contains(&home.path));
-    match name.and_then(|name| name.to_str()) {
-        Some(name) => home.datastore.dir.open_dir(name, false).await,
-        None => open_path(home.datastore.dir.env(), &home.path).await,
-    }
+    open_path(home.datastore.dir.env(), &home.path).await
 }
 
 pub(crate) async fn has_vmx(dir: &Dir) -> blk::Result<bool> {
