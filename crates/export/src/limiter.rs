@@ -201,16 +201,27 @@ impl Drop for Delay {
 
 /// The limiters that are in use, by party.
 #[derive(Default)]
-pub(crate) struct Limiters(RefCell<BTreeMap<String, Weak<Limiter>>>);
+pub(crate) struct Limiters {
+    by_party: RefCell<BTreeMap<String, Weak<Limiter>>>,
+    /// Number of limiters that were in use when the others were last removed.
+    in_use: Cell<usize>,
+}
+
+/// Number of limiters that are kept without a search for those that are not in use.
+const UNSEARCHED: usize = 64;
 
 impl Limiters {
     /// Returns the limiter of a party, created without limits.
     pub(crate) fn of(&self, party: &str) -> Rc<Limiter> {
-        let mut known = self.0.borrow_mut();
+        let mut known = self.by_party.borrow_mut();
         if let Some(limiter) = known.get(party).and_then(Weak::upgrade) {
             return limiter;
         }
-        known.retain(|_, limiter| limiter.strong_count() > 0);
+        // A search costs as much as there are: one for each doubling.
+        if known.len() > 2 * self.in_use.get() + UNSEARCHED {
+            known.retain(|_, limiter| limiter.strong_count() > 0);
+            self.in_use.set(known.len());
+        }
         let limiter = Rc::new(Limiter::default());
         known.insert(party.to_string(), Rc::downgrade(&limiter));
         limiter

@@ -22,6 +22,8 @@ mod running;
 #[cfg(test)]
 mod simulated_tests;
 mod start;
+#[cfg(test)]
+mod start_tests;
 mod state;
 #[cfg(test)]
 mod state_crash_tests;

@@ -14,15 +14,10 @@ use super::layer_graph::LayerGraph;
 use super::space::{SpaceHold, set_aside};
 use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
+use crate::freed_space::with_freed_space;
 use crate::job::Job;
 use crate::join::all;
 use crate::options::{Defect, Options};
-
-/// Number of tries of work with the reserve: a file system can take some time to free the reserve's blocks, and writers
-/// of other VMs may take them first.
-const RESERVE_TRIES: usize = 5;
-/// Interval between two of these tries. The VM's guests are held back meanwhile: 4 * 20 ms at most.
-const RESERVE_RETRY_US: u64 = 20_000;
 
 /// An open redo VM.
 pub struct Vm {
@@ -320,14 +315,7 @@ impl Vm {
         }
         let _hold = SpaceHold::over(&self.disks()).await;
         self.manifest.reserve(0).await?;
-        let mut result = work().await;
-        for _ in 1..RESERVE_TRIES {
-            if !result.as_ref().is_err_and(Error::is_no_space) {
-                break;
-            }
-            self.env.sleep_us(RESERVE_RETRY_US).await;
-            result = work().await;
-        }
+        let result = with_freed_space(&self.env, work).await;
         set_aside(&*self.manifest, self.options.reserve_bytes).await;
         result
     }

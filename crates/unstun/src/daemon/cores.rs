@@ -165,11 +165,12 @@ impl Cores {
     }
 
     /// Gives the running disks of all cores their sockets for vhost-user clients in `folder`.
-    pub(crate) fn serve_vhost_user(&self, folder: &Path) {
-        for link in &self.links {
-            let folder = folder.to_path_buf();
-            link.tell(move |running| running.serve_vhost_user(folder));
-        }
+    pub(crate) async fn serve_vhost_user(&self, folder: &Path) {
+        let serve = |link: &Rc<CoreLink>| {
+            let (link, folder) = (link.clone(), folder.to_path_buf());
+            async move { link.run(async move |running| running.serve_vhost_user(folder).await).await }
+        };
+        join_all(self.links.iter().map(serve)).await;
     }
 
     /// Admits no further clients on any core.

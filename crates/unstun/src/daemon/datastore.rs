@@ -29,6 +29,7 @@ use blk::reactor::{OpenMode, Space};
 use blk::sync::TaskMutex;
 use blk::{Dir, Env};
 use engine::native::{Store, TakeOver};
+use futures_util::stream::{self, StreamExt};
 
 use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
@@ -48,6 +49,9 @@ const DEVICES_NAME: &str = "devices";
 
 /// Most space kept ready for first writes: what 4 KiB writes at 6,000 a second take in 40 seconds.
 const READY_BYTES_MAX: u64 = 1 << 30;
+/// Maximum number of homes that are looked at side by side. The file system's thread works off their calls one after the
+/// other; with several of them waiting, it needs no wake-up for each.
+pub(super) const LOOKS_MAX: usize = 16;
 /// Unit of the space kept ready: small changes of the free space do not matter.
 const READY_UNIT_BYTES: u64 = 16 << 20;
 
@@ -298,17 +302,47 @@ impl Datastore {
 
     /// Returns the datastore's homes by name: those in its folder and those in its registry.
     pub(super) async fn inhabitants(&self) -> blk::Result<Vec<(String, PathBuf)>> {
+        let look = async |home: (String, PathBuf)| {
+            let is_home = self.is_inhabited(&home.1).await?;
+            Ok(is_home.then_some(home))
+        };
+        let candidates = self.candidates().await?.into_iter();
+        let looks = stream::iter(candidates.map(look)).buffered(LOOKS_MAX);
+        let looks: Vec<blk::Result<Option<(String, PathBuf)>>> = looks.collect().await;
+        looks.into_iter().filter_map(Result::transpose).collect()
+    }
+
+    /// Returns the inhabitants, and folders that may not be homes: the caller opens each of them anyway.
+    pub(super) async fn candidates(&self) -> blk::Result<Vec<(String, PathBuf)>> {
         let mut found = self.registry.all();
         for name in self.dir.list().await? {
             let Some(name) = name.strip_suffix('/').filter(|n| !n.starts_with('.')) else { continue };
             if parse_folder(name).is_some() {
                 continue;
             }
-            if self.has_own_folder(name).await? {
-                found.insert(name.to_string(), self.root.join(name));
+            // A home in the folder has precedence over one of this name in the registry.
+            let path = self.root.join(name);
+            if !found.contains_key(name) || self.is_inhabited(&path).await? {
+                found.insert(name.to_string(), path);
             }
         }
         Ok(found.into_iter().collect())
+    }
+
+    /// Returns whether a candidate is a home. One in the registry always is.
+    pub(super) async fn is_inhabited(&self, path: &Path) -> blk::Result<bool> {
+        match path.file_name().and_then(|name| name.to_str()).filter(|_| self.contains(path)) {
+            Some(name) => self.has_own_folder(name).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Opens the folder of a candidate, as `is_inhabited` does: without the thread that each path needs.
+    pub(super) async fn open_candidate(&self, path: &Path) -> blk::Result<Dir> {
+        match path.file_name().and_then(|name| name.to_str()).filter(|_| self.contains(path)) {
+            Some(name) => self.dir.open_dir(name, false).await,
+            None => self.dir.env().open_path(&path.to_string_lossy()).await,
+        }
     }
 
     async fn has_own_folder(&self, name: &str) -> blk::Result<bool> {

@@ -53,6 +53,7 @@ pub(super) fn run(
             let daemon = Daemon::open(env, &place, control, messages, cores).await?;
             daemon.running.vhost.listen_on(reactor.clone());
             listen(&reactor, &daemon, &place)?;
+            serve_vhost_user(&daemon, &place).await;
             Ok(daemon)
         };
         let daemon = match opened.await {
@@ -103,12 +104,11 @@ fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Res
             nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.running.front_end.clone());
         daemon.track_front_end(daemon.env.spawn(served));
     }
-    serve_vhost_user(daemon, place);
     Ok(())
 }
 
 /// Serves every running disk over vhost-user, on sockets beside that of NBD. Without them NBD is served all the same.
-fn serve_vhost_user(daemon: &Rc<Daemon>, place: &Place) {
+async fn serve_vhost_user(daemon: &Rc<Daemon>, place: &Place) {
     let unix = place.nbd.iter().find_map(|address| match address {
         NbdListen::Unix(path) => Some(path),
         NbdListen::Tcp(_) => None,
@@ -119,5 +119,5 @@ fn serve_vhost_user(daemon: &Rc<Daemon>, place: &Place) {
         return warn!("vhost-user is not served: {error}");
     }
     info!("vhost-user is on the sockets in {}", folder.display());
-    daemon.cores.serve_vhost_user(&folder);
+    daemon.cores.serve_vhost_user(&folder).await;
 }

@@ -14,7 +14,8 @@ use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::inuse;
 use crate::daemon::vm::journal::{self, Journal};
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -22,14 +23,35 @@ use api::WhenFull;
 use api::error::{Error, Result};
 use blk::Env;
 use engine::job::{MOVE, SCRUB};
+use futures_util::stream::{self, StreamExt};
 use tracing::{error, warn};
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::place::Place;
-use crate::daemon::relocation::{handover, recovery};
+use crate::daemon::relocation::{handover, record, recovery};
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::limits::StoredLimits;
 use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
-use crate::daemon::vm::{formats, limits, mark, native_homes, paths, settings};
+use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
+
+/// Maximum number of native VMs that a start opens side by side. Each makes some 20 calls to the file system one after the
+/// other, of 10 microseconds each and with a round trip between two threads of several times that: so many VMs keep the
+/// file system's thread busy, and make the core's other tasks wait for at most as many short polls. Each may have up to
+/// 8 descriptors open and some KiB of memory, besides what an open VM has.
+const OPENINGS_MAX: u64 = 16;
+
+/// Maximum number of VMs that the end of the daemon closes side by side. A VM with files has at most 24 MiB of grain tables
+/// to write, which all of them share; a native one has nothing of its own.
+const CLOSINGS_MAX: usize = 64;
+
+/// When a home is opened at the start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// While other homes are opened.
+    SideBySide,
+    /// After all homes of the datastore that can be opened side by side.
+    Alone,
+}
 
 /// How a VM is opened.
 #[derive(Default, Clone, Copy)]
@@ -112,7 +134,7 @@ impl Daemon {
 
     /// Opens every VM of a datastore.
     async fn open_homes(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
-        self.open_each(datastore, datastore.inhabitants().await?).await;
+        self.open_each(datastore, datastore.candidates().await?).await;
         // Homes that moves have left are removed by now.
         match native_homes::find_homeless(self, datastore).await {
             Ok(homeless) => self.open_each(datastore, homeless).await,
@@ -122,34 +144,93 @@ impl Daemon {
         Ok(())
     }
 
+    /// Opens native VMs side by side, and then the others one after the other: VMs with files may read one another's
+    /// layers, and what they need of the descriptors is known only when they are open. The notices are in the order of
+    /// the names, in whatever order the VMs were opened.
     async fn open_each(self: &Rc<Self>, datastore: &Rc<Datastore>, homes: Vec<(String, PathBuf)>) {
-        for (name, path) in homes {
-            let home = datastore.at(&path);
-            // An operation that creates, moves or removes the VM is under way.
-            let Ok(_claim) = self.claim(&name) else { continue };
-            if self.has_home(&path) {
-                continue;
-            }
-            if self.has_left(&home).await {
-                let left =
-                    format!("the remains of a move of VM {name} in {} could not be removed", path.display());
-                warn!("{left}");
-                home.datastore.notices.borrow_mut().push(left);
-                continue;
-            }
-            if self.is_taken(&name) {
-                self.leave_out(&name, &home);
-                continue;
-            }
-            if settings::is_closed(&self.env, &path).await {
-                self.closed.borrow_mut().insert(name, home);
-                continue;
-            }
-            if let Err(cause) = self.open_unused(&name, &home).await {
-                error!("VM {name} is not served: {cause}");
-                self.broken.borrow_mut().insert(name, Broken { home, cause });
-            }
+        let noticed = datastore.notices.borrow().len();
+        let known = self.homes();
+        let homes: Vec<_> = homes.into_iter().filter(|(_, path)| !known.contains(path)).collect();
+        let (homes, left) = (Rc::new(RefCell::new(VecDeque::from(homes))), Rc::new(RefCell::new(Vec::new())));
+        let openers = (0..OPENINGS_MAX).map(|_| {
+            let (daemon, datastore) = (self.clone(), datastore.clone());
+            let (homes, left) = (homes.clone(), left.clone());
+            self.env.spawn(async move {
+                let next = || homes.borrow_mut().pop_front();
+                while let Some((name, path)) = next() {
+                    if daemon.open_home(&datastore, &name, &path, Turn::SideBySide).await == Turn::Alone {
+                        left.borrow_mut().push((name, path));
+                    }
+                }
+            })
+        });
+        for opener in openers.collect::<Vec<_>>() {
+            opener.join().await;
         }
+        let mut left = left.take();
+        left.sort_unstable();
+        for (name, path) in left {
+            self.open_home(datastore, &name, &path, Turn::Alone).await;
+        }
+        if let Some(own) = datastore.notices.borrow_mut().get_mut(noticed..) {
+            own.sort_unstable();
+        }
+    }
+
+    /// Opens the VM of a home unless something else is to be done with it. Returns `Alone`, and has done nothing, if it
+    /// is not the home's turn yet.
+    async fn open_home(
+        self: &Rc<Self>,
+        datastore: &Rc<Datastore>,
+        name: &str,
+        path: &Path,
+        turn: Turn,
+    ) -> Turn {
+        let home = datastore.at(path);
+        // An operation that creates, moves or removes the VM is under way.
+        let Ok(_claim) = self.claim(name) else { return turn };
+        // It may have been opened since the homes were listed.
+        if self.home_of(name).is_some_and(|home| home == path) {
+            return turn;
+        }
+        // Opening the VM reports the error.
+        let folder = async { HomeFolder::of(datastore.open_candidate(path).await?).await };
+        let folder = folder.await.ok();
+        if turn == Turn::SideBySide && !self.can_open_beside(folder.as_ref()) {
+            return Turn::Alone;
+        }
+        if folder.is_none() && !datastore.is_inhabited(path).await.unwrap_or(true) {
+            return turn;
+        }
+        let may_have_left = folder.as_ref().is_none_or(|folder| folder.has(record::RECORD_NAME));
+        if may_have_left && self.has_left(&home).await {
+            let left =
+                format!("the remains of a move of VM {name} in {} could not be removed", path.display());
+            warn!("{left}");
+            home.datastore.notices.borrow_mut().push(left);
+        } else if self.is_taken(name) {
+            self.leave_out(name, &home);
+        } else if self.is_closed(path, folder.as_ref()).await {
+            self.closed.borrow_mut().insert(name.to_owned(), home);
+        } else if let Err(cause) = self.open_unused(name, &home, folder).await {
+            error!("VM {name} is not served: {cause}");
+            self.broken.borrow_mut().insert(name.to_owned(), Broken { home, cause });
+        }
+        turn
+    }
+
+    async fn is_closed(&self, path: &Path, folder: Option<&HomeFolder>) -> bool {
+        match folder {
+            Some(folder) => folder.has(settings::CLOSED_NAME),
+            None => settings::is_closed(&self.env, path).await,
+        }
+    }
+
+    /// Returns whether a home may be opened while others are: a native VM that no move concerns, with descriptors for
+    /// all that are being opened.
+    fn can_open_beside(&self, folder: Option<&HomeFolder>) -> bool {
+        let is_simple = |folder: &HomeFolder| folder.has(mark::NAME) && !folder.has(record::RECORD_NAME);
+        folder.is_some_and(is_simple) && self.descriptors.have_room_for(OPENINGS_MAX)
     }
 
     /// Reports a VM that is not served because of its name. A name belongs to one VM in the daemon: that of the first
@@ -164,18 +245,24 @@ impl Daemon {
     }
 
     /// Opens a VM at the start, where no guest waits for the file system.
-    async fn open_unused(self: &Rc<Self>, name: &str, home: &Home) -> Result<()> {
-        // If the home is missing, opening it reports that.
-        let folder = home.path.clone();
-        let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
-        self.env.blocking(refused).await?;
-        self.open_vm(name, home).await.map(drop)
+    async fn open_unused(self: &Rc<Self>, name: &str, home: &Home, folder: Option<HomeFolder>) -> Result<()> {
+        let has_images = match &folder {
+            Some(folder) => !folder.has_own_alone().await?,
+            None => true,
+        };
+        if has_images {
+            // If the home is missing, opening it reports that.
+            let folder = home.path.clone();
+            let refused = move || if folder.is_dir() { inuse::refuse_locked(&[folder]) } else { Ok(()) };
+            self.env.blocking(refused).await?;
+        }
+        self.open_vm_as(name, home, folder, Opening::default()).await.map(drop)
     }
 
     /// Opens a VM. Its home is locked from here until it is closed. A home that is opened again has stayed locked all
     /// the time.
     pub(super) async fn open_vm(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        Ok(self.open_vm_as(name, home, Opening::default()).await?.0)
+        Ok(self.open_vm_as(name, home, None, Opening::default()).await?.0)
     }
 
     /// Opens a VM whose client gate is closed as long as the returned guard lives.
@@ -184,23 +271,28 @@ impl Daemon {
         name: &str,
         home: &Home,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
-        self.open_vm_as(name, home, Opening { shut: true, ..Opening::default() }).await
+        self.open_vm_as(name, home, None, Opening { shut: true, ..Opening::default() }).await
     }
 
     /// Opens a VM on the control side's own core.
     pub(super) async fn open_vm_here(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        Ok(self.open_vm_as(name, home, Opening { here: true, ..Opening::default() }).await?.0)
+        Ok(self.open_vm_as(name, home, None, Opening { here: true, ..Opening::default() }).await?.0)
     }
 
     async fn open_vm_as(
         self: &Rc<Self>,
         name: &str,
         home: &Home,
+        folder: Option<HomeFolder>,
         how: Opening,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
         self.descriptors.admit_vm(name)?;
-        formats::hold(self, &home.path).await?;
-        let opened = self.open_held(name, home, how).await;
+        let folder = match folder {
+            Some(folder) => folder,
+            None => HomeFolder::open(&self.env, &home.path).await?,
+        };
+        self.holds.take(&home.path, &folder.own).await?;
+        let opened = self.open_held(name, home, folder, how).await;
         if opened.is_err() {
             self.holds.release(&home.path);
         }
@@ -211,24 +303,28 @@ impl Daemon {
         self: &Rc<Self>,
         name: &str,
         home: &Home,
+        mut folder: HomeFolder,
         how: Opening,
     ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
-        self.claim_identity(name, home).await?;
+        // Another daemon may have changed it until the lock was taken.
+        folder.look_again().await?;
+        self.claim_identity(name, home, &folder).await?;
         // The home's own record of a move comes next.
-        recovery::settle(self, home).await?;
-        handover::refuse_elsewhere(home).await?;
-        let dir = paths::open_path(&self.env, &home.path).await?;
-        let when_full = settings::read_when_full(&dir).await?;
-        let shared_writers = settings::read_shared_writers(&dir).await?;
-        let StoredLimits { limits, notice } = limits::read(&dir).await?;
-        let folder = home.path.clone();
-        let events = self.env.blocking(move || journal::read(&folder)).await;
+        if folder.has(record::RECORD_NAME) {
+            recovery::settle(self, home).await?;
+            folder.look_again().await?;
+        }
+        handover::refuse_elsewhere(home, &folder).await?;
+        let when_full = settings::read_when_full(&folder).await?;
+        let StoredLimits { limits, notice } = limits::read(&folder).await?;
+        let events = self.read_events(home, &folder).await;
         let settings = ClientSettings {
             limits: limits::io_limits(&limits),
-            shared_writers,
+            shared_writers: settings::has_shared_writers(&folder),
             waits_for_space: when_full == WhenFull::Wait,
         };
-        let (running, kept) = self.open_kept(name, home, settings, how.here).await?;
+        let mark = folder.mark().await?;
+        let (running, kept) = self.open_kept(name, home, mark, settings, how.here).await?;
         // No client is admitted between the service's begin and this.
         let shut = if how.shut { Some(running.shut().await) } else { None };
         let entry = Rc::new(VmRecord {
@@ -253,14 +349,23 @@ impl Daemon {
         Ok((entry, shut))
     }
 
+    async fn read_events(&self, home: &Home, folder: &HomeFolder) -> Vec<api::Event> {
+        if !folder.has(journal::EVENTS_NAME) {
+            return Vec::new();
+        }
+        let path = home.path.clone();
+        self.env.blocking(move || journal::read(&path)).await
+    }
+
     async fn open_kept(
         &self,
         name: &str,
         home: &Home,
+        mark: Option<u128>,
         settings: ClientSettings,
         here: bool,
     ) -> Result<(VmHandle, Kept)> {
-        if let Some(id) = mark::read(&self.env, &home.path).await? {
+        if let Some(id) = mark {
             let vm = native_homes::open_vm(&home.datastore, id, self.options()).await?;
             let core = if here { self.cores.own().clone() } else { self.core_for_vm() };
             let handle = match core.own() {
@@ -333,9 +438,14 @@ impl Daemon {
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
         self.end_bins().await;
         let mut result = Ok(());
-        for entry in self.entries() {
+        let close = async |entry: Rc<VmRecord>| {
             let closed = asked(&entry.datastore, entry.running.close()).await;
-            result = result.and(closed.map_or_else(|hang| Err(hang.not_closed()), without_lease));
+            closed.map_or_else(|hang| Err(hang.not_closed()), without_lease)
+        };
+        // The flushes of VMs in one store become one.
+        let closes = stream::iter(self.entries().into_iter().map(close)).buffered(CLOSINGS_MAX);
+        for closed in closes.collect::<Vec<_>>().await {
+            result = result.and(closed);
         }
         for datastore in self.datastores() {
             let closed = asked(&datastore, datastore.native.close()).await;

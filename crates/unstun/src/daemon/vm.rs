@@ -5,6 +5,7 @@ pub(super) mod difference;
 pub(super) mod disks;
 pub(super) mod events;
 pub(super) mod formats;
+pub(super) mod home_folder;
 pub(super) mod home_locks;
 pub(super) mod home_records;
 pub(super) mod home_removal;

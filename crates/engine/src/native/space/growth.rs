@@ -33,6 +33,15 @@ impl Default for Growth {
     }
 }
 
+/// Keeps the file from growing; see `Space::hold_growth`.
+pub(crate) struct GrowthHold(Rc<Space>);
+
+impl Drop for GrowthHold {
+    fn drop(&mut self) {
+        self.0.growth_holds.update(|holds| holds - 1);
+    }
+}
+
 /// The next step towards room for a placement.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
@@ -101,11 +110,22 @@ impl Space {
         }
     }
 
+    /// Keeps the file from growing until the result is dropped: placements that need a new group find no space. A file
+    /// system gives a growth that fails all that is free for a moment.
+    pub(crate) async fn hold_growth(self: &Rc<Self>) -> GrowthHold {
+        self.growth_holds.update(|holds| holds + 1);
+        let hold = GrowthHold(self.clone());
+        drop(self.turn.lock().await);
+        hold
+    }
+
     async fn grow(&self, meta: bool) -> Result<()> {
-        let grown = if self.state.borrow().can_grow {
-            self.grow_file().await
-        } else {
+        let grown = if !self.state.borrow().can_grow {
             Err(self.no_space("all of the store's blocks are in groups already"))
+        } else if self.growth_holds.get() > 0 {
+            Err(self.no_space("the datastore is full, and what is left is needed to free space"))
+        } else {
+            self.grow_file().await
         };
         let group = match (grown, meta) {
             (Ok(group), _) => group,

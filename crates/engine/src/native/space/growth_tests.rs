@@ -52,6 +52,28 @@ fn a_device_gives_metadata_a_free_group_and_keeps_the_reserve() {
 }
 
 #[test]
+fn a_store_does_not_grow_while_it_is_held() {
+    in_world(async |env| {
+        let file = store(&env).await;
+        let space = open(&env, &file, GEOMETRY, Vec::new());
+        space.place(20, None).await.unwrap();
+        quiet(&space).await;
+        let hold = space.hold_growth().await;
+        let before = file.size().await.unwrap();
+        let refused = loop {
+            if let Err(e) = space.place(20, None).await {
+                break e;
+            }
+        };
+        assert!(refused.is_no_space(), "{refused}");
+        assert_eq!(file.size().await.unwrap(), before);
+        drop(hold);
+        space.place(20, None).await.unwrap();
+        assert!(file.size().await.unwrap() > before);
+    });
+}
+
+#[test]
 fn a_full_file_system_loses_nothing_at_any_step() {
     let groups_bytes = GEOMETRY.group_blocks * BLOCK;
     for step in 0..24 {

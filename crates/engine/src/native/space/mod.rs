@@ -31,6 +31,7 @@ pub(crate) use self::batch::sorted;
 use self::group::BlockState;
 pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
+pub(crate) use self::growth::GrowthHold;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
 use self::state::State;
@@ -53,6 +54,8 @@ pub(crate) struct Space {
     state: RefCell<State>,
     /// Held by a task that loads groups for placement, grows the file, or writes zeros.
     turn: TaskMutex,
+    /// Number of `GrowthHold`s.
+    growth_holds: Cell<usize>,
     /// Signals that held blocks became free, or that work ahead has ended.
     eased: Signal,
     working_ahead: Cell<bool>,
@@ -104,6 +107,7 @@ impl Space {
             growth,
             state: RefCell::new(State::new(geometry, summaries, can_grow, ready_to)),
             turn: TaskMutex::default(),
+            growth_holds: Cell::default(),
             eased: Signal::default(),
             working_ahead: Cell::new(false),
             frontier_at_zeros: Cell::new(0),

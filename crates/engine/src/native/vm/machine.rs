@@ -9,6 +9,7 @@ use blk::{Error, Local, Result};
 
 use super::super::disk::NativeDisk;
 use super::super::layout::BLOCK;
+use super::super::space::GrowthHold;
 use super::super::store::Store;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
@@ -46,8 +47,10 @@ impl NativeVm {
         self.store.file.counters()
     }
 
-    /// Holds nothing back: a store grows in steps that exceed a small reserve anyway.
-    pub(crate) async fn hold_writes(&self) {}
+    /// Keeps the store from growing; guests still write where it has room.
+    pub(crate) async fn hold_writes(&self) -> GrowthHold {
+        self.store.space.hold_growth().await
+    }
 
     /// Returns the running node of each disk: a native disk has no chain.
     pub(crate) async fn listing(&self) -> Result<Vec<DiskLayers>> {

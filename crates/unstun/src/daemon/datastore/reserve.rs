@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use blk::reactor::OpenMode;
+use engine::with_freed_space;
 use futures_util::future::join_all;
 
 use crate::daemon::datastore::Datastore;
@@ -80,7 +81,7 @@ impl Daemon {
             None => datastore,
         };
         freed.own.unlink_if_present(RESERVE_NAME).await?;
-        let done = work().await;
+        let done = with_freed_space(&self.env, work).await;
         // The part of the reserve that cannot be allocated now is allocated at the next start.
         let _ = freed.set_reserve_aside().await;
         done

@@ -6,18 +6,20 @@
 //! move is completed. A missing source datastore therefore matters only while that record exists, and a missing target
 //! datastore only after the step.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
-use blk::{Dir, Error, Result};
+use blk::{Dir, Error, ErrorKind, Result};
+use futures_util::stream::{self, StreamExt};
 use tracing::warn;
 
-use crate::daemon::datastore::{Datastore, Home};
+use crate::daemon::datastore::{Datastore, Home, LOOKS_MAX};
 use crate::daemon::relocation::record::{self, MoveRecord};
 use crate::daemon::relocation::recovery;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
 use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
@@ -58,6 +60,26 @@ pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>
     }
     dir.rename(&making, OWN_FOLDER).await?;
     dir.sync().await
+}
+
+/// Leaves out the homes that have no record of a move: most of them. A record that comes later belongs to a move of this
+/// daemon.
+async fn with_move_records(
+    datastore: &Rc<Datastore>,
+    homes: Vec<(String, PathBuf)>,
+) -> Vec<(String, PathBuf)> {
+    let look = async |(name, path): (String, PathBuf)| {
+        let own = async { datastore.open_candidate(&path).await?.open_dir(OWN_FOLDER, false).await };
+        let has_record = match own.await {
+            Ok(own) => !matches!(MoveRecord::read_in(&own).await, Ok(None)),
+            Err(e) if e.kind == ErrorKind::NotFound => false,
+            // A folder that is no home does not matter.
+            Err(_) => datastore.is_inhabited(&path).await.unwrap_or(true),
+        };
+        has_record.then_some((name, path))
+    };
+    let looks = stream::iter(homes.into_iter().map(look)).buffered(LOOKS_MAX);
+    looks.filter_map(async |found| found).collect().await
 }
 
 /// Durably carries out the step: from here on the VM is the target home.
@@ -137,9 +159,10 @@ async fn refuse_whole(home: &Home) -> Result<()> {
 }
 
 /// Refuses a home that is not the VM, or whose role is unknown.
-pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
+pub(crate) async fn refuse_elsewhere(home: &Home, folder: &HomeFolder) -> Result<()> {
     let place = home.path.display();
-    let (cause, remedy) = match record(home).await? {
+    let record = if folder.has(record::RECORD_NAME) { record(home).await? } else { None };
+    let (cause, remedy) = match record {
         Some(MoveRecord::Committed { to }) => {
             let cause = format!("the VM has moved to {}, in a datastore that is not served", to.display());
             let remedy = "add that datastore: `unstun datastore add`";
@@ -154,7 +177,8 @@ pub(crate) async fn refuse_elsewhere(home: &Home) -> Result<()> {
             ),
             "add that datastore too: `unstun datastore add`",
         ),
-        Some(MoveRecord::Within { .. }) | None if native_homes::is_moving(home).await? => (
+        Some(MoveRecord::Within { .. }) | None
+            if native_homes::is_moving_as(home, folder.mark().await?).await? => (
             "this is one side of a move that another daemon began; its folders there record which side is the VM"
                 .to_owned(),
             "serve the datastore from that daemon again, which completes the move",
@@ -238,8 +262,8 @@ impl Daemon {
     /// their homes are opened.
     pub(crate) async fn recover_handovers(self: &Rc<Self>, datastore: &Rc<Datastore>) {
         // Opening the homes reports the error.
-        let Ok(homes) = datastore.inhabitants().await else { return };
-        for (name, path) in homes {
+        let Ok(homes) = datastore.candidates().await else { return };
+        for (name, path) in with_move_records(datastore, homes).await {
             let home = datastore.at(&path);
             if let Err(e) = self.recover_handover(&name, &home).await {
                 warn!("{}: the remains of a move cannot be removed now: {e}", path.display());

@@ -60,14 +60,21 @@ impl MoveRecord {
 
     /// Reads the record of a home. `None` means that the home takes part in no move.
     pub(crate) async fn read(env: &Env, home: &Path) -> Result<Option<MoveRecord>> {
-        let read = async { own(env, home).await?.read_file(RECORD_NAME, LINE_BYTES_MAX).await };
-        let bytes = match read.await {
+        match own(env, home).await {
+            Ok(own) => MoveRecord::read_in(&own).await,
+            Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Like `read`, from the home's `.unstun` folder.
+    pub(crate) async fn read_in(own: &Dir) -> Result<Option<MoveRecord>> {
+        let bytes = match own.read_file(RECORD_NAME, LINE_BYTES_MAX).await {
             Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
             read => read?,
         };
-        let place = home.join(OWN_FOLDER).join(RECORD_NAME);
         let line = String::from_utf8_lossy(&bytes);
-        Self::parse(&place.to_string_lossy(), line.trim_end_matches('\n')).map(Some)
+        Self::parse(&own.path_of(RECORD_NAME), line.trim_end_matches('\n')).map(Some)
     }
 
     /// Durably writes the record into the `.unstun` folder `own`.

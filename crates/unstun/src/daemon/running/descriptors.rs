@@ -46,14 +46,22 @@ impl Descriptors {
         self.admit(&format!("VM {name}"), Opening::Serve, VM_FILES)
     }
 
+    /// Returns whether the budget suffices for `vms` further native VMs, however far each of them is with its opening.
+    pub(crate) fn have_room_for(&self, vms: u64) -> bool {
+        self.open() + vms * VM_FILES < self.parts.files_max(self.parts.reserve)
+    }
+
+    fn open(&self) -> u64 {
+        self.env.open_files() + LISTENING.load(Ordering::Relaxed)
+    }
+
     fn admit(&self, place: &str, opening: Opening, wanted: u64) -> Result<()> {
         let kept = match opening {
             Opening::Serve => self.parts.reserve,
             Opening::Change => self.parts.reserve / 2,
             Opening::Free => 0,
         };
-        let (open, max) =
-            (self.env.open_files() + LISTENING.load(Ordering::Relaxed), self.parts.files_max(kept));
+        let (open, max) = (self.open(), self.parts.files_max(kept));
         if open < max || opening == Opening::Free {
             return Ok(());
         }

@@ -170,11 +170,17 @@ impl RunningVms {
         }));
     }
 
-    /// Gives every running disk a socket for vhost-user clients in `folder`, now and later.
-    pub(crate) fn serve_vhost_user(&self, folder: PathBuf) {
+    /// Gives every running disk a socket for vhost-user clients in `folder`, now and later. Clients of other front ends
+    /// are served meanwhile.
+    pub(crate) async fn serve_vhost_user(&self, folder: PathBuf) {
         let Some(exports) = self.exports.get() else { return };
         self.vhost.open(folder, exports.clone());
-        self.all().iter().for_each(|vm| self.vhost.follow(vm));
+        for vm in self.all() {
+            if self.get(&vm.name).is_some_and(|served| Rc::ptr_eq(&served, &vm)) {
+                self.vhost.follow(&vm);
+                self.env.next_turn().await;
+            }
+        }
     }
 
     /// Waits until the connections of the core are closed, after its front ends were stopped.

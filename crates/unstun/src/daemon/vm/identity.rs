@@ -19,6 +19,7 @@ use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
 use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::home_records::{HomeRecord, HomeState};
 use crate::daemon::vm::mark;
 use crate::daemon::vm::paths::open_path;
@@ -93,13 +94,16 @@ impl Standing {
 
 impl Daemon {
     /// Determines whether `home` may be served, and then records it as the VM's home. Changes nothing in the home.
-    pub(crate) async fn claim_identity(&self, name: &str, home: &Home) -> Result<()> {
+    pub(crate) async fn claim_identity(&self, name: &str, home: &Home, folder: &HomeFolder) -> Result<()> {
         if self.defects.has(Defect::ServeCopies) {
             return Ok(());
         }
-        let standing = self.standing(name, home).await?;
-        standing.refuse(name, home)?;
-        if let Some(id) = self.id_in(home).await? {
+        if let Some(standing) = self.recorded_standing(name, home) {
+            return standing.refuse(name, home);
+        }
+        let id = self.id_as(home, folder.mark().await?).await?;
+        self.standing_of(name, home, id).await?.refuse(name, home)?;
+        if let Some(id) = id {
             // Without space the next opening records the home: no other folder claims the ID now.
             if let Err(e) = self.record_home(name, home, id).await {
                 warn!("{}: cannot be recorded as the VM's home: {e}", home.path.display());
@@ -110,26 +114,37 @@ impl Daemon {
 
     /// Returns the relation of the folder to the VM whose ID it has.
     pub(crate) async fn standing(&self, name: &str, home: &Home) -> Result<Standing> {
+        if let Some(standing) = self.recorded_standing(name, home) {
+            return Ok(standing);
+        }
+        let id = self.id_as(home, mark::read(&self.env, &home.path).await?).await?;
+        self.standing_of(name, home, id).await
+    }
+
+    /// Returns the relation of a folder that is no VM's home, as the records outside the folder say; None for any other
+    /// folder.
+    fn recorded_standing(&self, name: &str, home: &Home) -> Option<Standing> {
         let record = home.datastore.records.get(name);
         if record.is_some_and(|record| record.state != HomeState::Whole) {
-            return Ok(Standing::Unfinished);
+            return Some(Standing::Unfinished);
         }
         if home.datastore.bin.is_coming(name) {
-            return Ok(Standing::Unfinished);
+            return Some(Standing::Unfinished);
         }
-        if self.is_in_bin(&home.path) {
-            return Ok(Standing::InBin);
-        }
-        match self.id_in(home).await? {
+        self.is_in_bin(&home.path).then_some(Standing::InBin)
+    }
+
+    async fn standing_of(&self, name: &str, home: &Home, id: Option<VmId>) -> Result<Standing> {
+        match id {
             None => Ok(Standing::Home),
             Some(VmId::Native(id)) => self.standing_in_store(home, id).await,
             Some(VmId::Files(id)) => self.standing_with_files(name, home, id).await,
         }
     }
 
-    /// Returns the ID of a home; None if it has no ID yet, or is no VM.
-    async fn id_in(&self, home: &Home) -> Result<Option<VmId>> {
-        if let Some(id) = mark::read(&self.env, &home.path).await? {
+    /// Returns the ID of a home with this mark; None if it has no ID yet, or is no VM.
+    async fn id_as(&self, home: &Home, mark: Option<u128>) -> Result<Option<VmId>> {
+        if let Some(id) = mark {
             return Ok(Some(VmId::Native(id)));
         }
         let id = async { HomeFiles::open(self, &home.path).await?.id().await };

@@ -16,7 +16,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use tracing::warn;
 
 /// Name of the event file in a home's `.unstun` folder.
-const EVENTS_NAME: &str = "events";
+pub(crate) const EVENTS_NAME: &str = "events";
 /// Maximum number of events kept in memory and read back at a start. Older lines stay in the file.
 pub(crate) const EVENTS_MAX: usize = 1000;
 /// Maximum number of bytes read. Of a longer file, the end is read: 1000 events of twelve disks are about 1.5 MB.

@@ -12,6 +12,7 @@ use blk::{Dir, Error, ErrorKind};
 use export::{Burst, IoLimits, RateLimit};
 
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::paths;
 
 /// File with a line `NAME NUMBER` for each limit.
@@ -32,9 +33,12 @@ pub(crate) struct StoredLimits {
 
 /// Returns the limits of a home. A file that is damaged, or that a newer version has written, does not keep the VM from
 /// being served: the notice says what does not apply.
-pub(crate) async fn read(home: &Dir) -> blk::Result<StoredLimits> {
-    let own = home.open_dir(OWN_FOLDER, false).await?;
-    match text(&own).await.and_then(|text| parse(&own.path_of(LIMITS_NAME), &text)) {
+pub(crate) async fn read(home: &HomeFolder) -> blk::Result<StoredLimits> {
+    if !home.has(LIMITS_NAME) {
+        return Ok(StoredLimits::default());
+    }
+    let own = &home.own;
+    match text(own).await.and_then(|text| parse(&own.path_of(LIMITS_NAME), &text)) {
         Err(error) if error.kind == ErrorKind::Damaged => {
             let remedy = "the VM has no limits until `unstun vm set` sets them again";
             Ok(StoredLimits { notice: Some(format!("{error}; {remedy}")), ..StoredLimits::default() })

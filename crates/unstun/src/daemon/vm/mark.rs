@@ -14,7 +14,11 @@ const BYTES_MAX: u64 = 64;
 
 /// Returns which VM of the store a home is; None for a VM with its own files.
 pub(crate) async fn read(env: &Env, home: &Path) -> Result<Option<u128>> {
-    let own = open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?;
+    read_in(&open_path(env, home).await?.open_dir(OWN_FOLDER, false).await?).await
+}
+
+/// Like `read`, from the home's `.unstun` folder.
+pub(crate) async fn read_in(own: &Dir) -> Result<Option<u128>> {
     let text = match own.read_file(NAME, BYTES_MAX).await {
         Ok(bytes) => bytes,
         Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),

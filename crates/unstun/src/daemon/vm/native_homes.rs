@@ -155,7 +155,12 @@ pub(crate) async fn remove_vm(datastore: &Datastore, id: u128) -> Result<()> {
 
 /// Returns whether a home's VM in the store is one side of a move.
 pub(crate) async fn is_moving(home: &Home) -> Result<bool> {
-    match mark::read(home.datastore.dir.env(), &home.path).await? {
+    is_moving_as(home, mark::read(home.datastore.dir.env(), &home.path).await?).await
+}
+
+/// Like `is_moving`, of a home with this mark.
+pub(crate) async fn is_moving_as(home: &Home, mark: Option<u128>) -> Result<bool> {
+    match mark {
         Some(id) => Ok(home.datastore.native.open().await?.is_moving(id)),
         None => Ok(false),
     }
@@ -176,9 +181,13 @@ pub(crate) async fn set_moving(home: &Home, moving: bool) -> Result<()> {
     }
 }
 
-/// Returns the VMs of the store that no home is marked with, by the names of their former homes. VMs that are being
-/// created or removed are left out.
-async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Vec<(u128, String)>> {
+/// Returns the VMs of the store that no home is marked with, in the order of the names of their former homes. VMs that are
+/// being created or removed are left out.
+async fn homeless(
+    daemon: &Daemon,
+    datastore: &Datastore,
+    store: &Store,
+) -> api::error::Result<Vec<(u128, String)>> {
     // The VMs are read before the homes, so a VM that is created meanwhile is not among them.
     let mut vms: BTreeMap<u128, String> = store.vms().await?.into_iter().collect();
     for (id, home) in store.homes()? {
@@ -189,15 +198,21 @@ async fn homeless(datastore: &Datastore, store: &Store) -> api::error::Result<Ve
             *name = home.path;
         }
     }
-    for (_, home) in datastore.inhabitants().await? {
-        // Opening a missing or damaged home reports it.
-        let marked = match mark::read(datastore.dir.env(), &home).await {
-            Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
-            marked => marked.ok().flatten(),
+    let open = daemon.native_ids();
+    for (_, home) in datastore.candidates().await? {
+        let marked = match open.get(&home) {
+            Some(id) => Some(*id),
+            None => match mark::read(datastore.dir.env(), &home).await {
+                Err(e) if e.kind == ErrorKind::NoDescriptors => return Err(e.into()),
+                // Opening a missing or damaged home reports it.
+                marked => marked.ok().flatten(),
+            },
         };
         marked.map(|id| vms.remove(&id));
     }
-    Ok(vms.into_iter().collect())
+    let mut vms: Vec<(u128, String)> = vms.into_iter().collect();
+    vms.sort_by(|(_, a), (_, b)| a.cmp(b));
+    Ok(vms)
 }
 
 /// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports
@@ -211,10 +226,10 @@ pub(crate) async fn find_homeless(
     }
     let store = datastore.native.open().await?;
     let mut found = Vec::new();
-    for (id, name) in homeless(datastore, &store).await? {
+    for (id, name) in homeless(daemon, datastore, &store).await? {
         // An operation that creates, moves or removes the VM is under way or has just ended.
         let Ok(_claim) = daemon.claim(&name) else { continue };
-        if !homeless(datastore, &store).await?.iter().any(|(other, _)| *other == id) {
+        if !homeless(daemon, datastore, &store).await?.iter().any(|(other, _)| *other == id) {
             continue;
         }
         if datastore.inhabitants().await?.iter().any(|(taken, _)| *taken == name) {

@@ -1,6 +1,7 @@
 //! Registry of VMs by name, over all datastores: served, closed, or broken.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
@@ -8,7 +9,7 @@ use tracing::error;
 
 use crate::daemon::datastore::Home;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::{Broken, VmRecord};
+use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
 
 /// VM that is not served.
 pub(crate) struct Idle {
@@ -137,13 +138,33 @@ impl Daemon {
         self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
     }
 
-    /// Returns whether the registry has the home, served or not. The start calls this once for each VM, so that it
-    /// copies nothing, and compares the paths as bytes.
+    /// Returns the IDs in their stores of the native VMs that are served, by home.
+    pub(crate) fn native_ids(&self) -> BTreeMap<PathBuf, u128> {
+        let id = |entry: &Rc<VmRecord>| match &entry.kept {
+            Kept::Native(vm) => Some((entry.home.clone(), vm.id())),
+            Kept::Redo => None,
+        };
+        self.vms.borrow().values().filter_map(id).collect()
+    }
+
+    /// Returns whether the registry has the home, served or not.
     pub(crate) fn has_home(&self, path: &Path) -> bool {
-        let is = |home: &Path| home.as_os_str() == path.as_os_str();
-        self.vms.borrow().values().any(|entry| is(&entry.home))
-            || self.closed.borrow().values().any(|home| is(&home.path))
-            || self.broken.borrow().values().any(|broken| is(&broken.home.path))
+        self.homes().iter().any(|home| home == path)
+    }
+
+    /// Returns the homes of the registry, served or not.
+    pub(crate) fn homes(&self) -> BTreeSet<PathBuf> {
+        let mut homes: BTreeSet<PathBuf> =
+            self.vms.borrow().values().map(|entry| entry.home.clone()).collect();
+        homes.extend(self.closed.borrow().values().map(|home| home.path.clone()));
+        homes.extend(self.broken.borrow().values().map(|broken| broken.home.path.clone()));
+        homes
+    }
+
+    /// Returns the home of the VM of this name, served or not.
+    pub(crate) fn home_of(&self, name: &str) -> Option<PathBuf> {
+        let served = self.vms.borrow().get(name).map(|entry| entry.home.clone());
+        served.or_else(|| self.idle_home(name).map(|home| home.path))
     }
 }
 

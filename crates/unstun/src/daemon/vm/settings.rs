@@ -7,6 +7,7 @@ use blk::dir::OWN_FOLDER;
 use blk::{Dir, Env, Result};
 
 use crate::daemon::datastore::Home;
+use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::paths::{exists, open_path};
 
 /// File with one word: what a guest's write does when the datastore is full.
@@ -28,13 +29,10 @@ pub(crate) async fn write_when_full(own: &Dir, when_full: WhenFull) -> Result<()
     own.replace_file(WHEN_FULL_NAME, word.as_bytes()).await
 }
 
-pub(crate) async fn read_when_full(home: &Dir) -> Result<WhenFull> {
-    let own = home.open_dir(OWN_FOLDER, false).await?;
-    match own.read_file(WHEN_FULL_NAME, WORD_BYTES_MAX).await {
-        Ok(word) if word.trim_ascii() == b"error" => Ok(WhenFull::Error),
-        Ok(_) => Ok(WhenFull::Wait),
-        Err(e) if e.kind == blk::ErrorKind::NotFound => Ok(WhenFull::Wait),
-        Err(e) => Err(e),
+pub(crate) async fn read_when_full(home: &HomeFolder) -> Result<WhenFull> {
+    match home.read(WHEN_FULL_NAME, WORD_BYTES_MAX).await? {
+        Some(word) if word.trim_ascii() == b"error" => Ok(WhenFull::Error),
+        _ => Ok(WhenFull::Wait),
     }
 }
 
@@ -47,9 +45,8 @@ pub(crate) async fn write_shared_writers(own: &Dir, shared: bool) -> Result<()> 
     own.sync().await
 }
 
-pub(crate) async fn read_shared_writers(home: &Dir) -> Result<bool> {
-    let own = home.open_dir(OWN_FOLDER, false).await?;
-    Ok(own.list().await?.iter().any(|name| name == SHARED_WRITERS_NAME))
+pub(crate) fn has_shared_writers(home: &HomeFolder) -> bool {
+    home.has(SHARED_WRITERS_NAME)
 }
 
 /// Durably records whether a start of the daemon opens the home.

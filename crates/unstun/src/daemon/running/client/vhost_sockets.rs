@@ -97,9 +97,10 @@ impl VhostSockets {
         Ok(())
     }
 
-    /// Counts the sockets of this core among those of the process.
-    fn recount(&self, now: u64) {
-        let before = self.count.replace(now);
+    /// Counts the sockets of this core among those of the process, where a VM has `now` instead of `before`.
+    fn recount(&self, before: usize, now: usize) {
+        let (before, now) = (before as u64, now as u64);
+        self.count.set(self.count.get() + now - before);
         LISTENING.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
@@ -113,6 +114,7 @@ impl VhostSockets {
             wanted.map(|number| (lasting_name(&vm.name, number, state.generation), number)).collect();
         let mut sockets = self.sockets.borrow_mut();
         let own = sockets.entry(vm.name.clone()).or_default();
+        let before = own.len();
         own.retain(|export, _| wanted.contains_key(export));
         for (export, number) in
             wanted.iter().filter(|(export, _)| !own.contains_key(*export)).collect::<Vec<_>>()
@@ -126,7 +128,7 @@ impl VhostSockets {
                 }
             }
         }
-        self.recount(sockets.values().map(|own| own.len() as u64).sum());
+        self.recount(before, own.len());
     }
 
     fn make(&self, place: &Place, number: u32, export: &str) -> Result<Socket> {
@@ -143,9 +145,8 @@ impl VhostSockets {
 
     /// Removes the sockets of a VM that does not run any more.
     pub(crate) fn forget(&self, vm: &str) {
-        let mut sockets = self.sockets.borrow_mut();
-        sockets.remove(vm);
-        self.recount(sockets.values().map(|own| own.len() as u64).sum());
+        let own = self.sockets.borrow_mut().remove(vm);
+        self.recount(own.map_or(0, |own| own.len()), 0);
     }
 
     /// Returns the path of an export's socket, if it has one.
@@ -158,7 +159,7 @@ impl VhostSockets {
         self.front_end.stop();
         self.sockets.take();
         self.place.take();
-        self.recount(0);
+        LISTENING.fetch_sub(self.count.take(), Ordering::Relaxed);
     }
 }
 
