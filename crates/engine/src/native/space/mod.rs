@@ -165,6 +165,16 @@ impl Space {
         }
     }
 
+    /// Like `place_meta`, but half a group away from the block `from` where there is room.
+    pub(crate) async fn place_meta_apart(self: &Rc<Self>, want: u64, from: u64) -> Result<Extent> {
+        loop {
+            if let Some(placed) = self.state.borrow_mut().place_meta_apart(want, from) {
+                return Ok(placed);
+            }
+            self.find_meta_room(1).await?;
+        }
+    }
+
     /// Places exactly `len` metadata blocks in one run. Returns `NoSpace` also when `len` is more than a group has.
     #[cfg(test)]
     pub(crate) async fn place_meta_run(self: &Rc<Self>, len: u64) -> Result<Extent> {

@@ -14,7 +14,7 @@ use futures_util::future::join;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, Node};
-use crate::native::layout::{addr_of, has_space, place_of};
+use crate::native::layout::{addr_of, has_space, is_lost, place_of};
 
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
@@ -65,6 +65,10 @@ pub(crate) async fn gone_from_both(
             WalkItem::Data(run) if new_backings.is_some() => {
                 let mut backings = Vec::new();
                 nodes.lookup(new_backings, run.start..run.start + run.len, &mut backings).await?;
+                if let Some(lost) = backings.iter().find(|backing| is_lost(backing.addr)) {
+                    let cause = format!("backing blocks from block {} on are lost", lost.start);
+                    return Err(Error::damaged(nodes.path(), cause));
+                }
                 without_backings(&run, &backings, &mut |part| visit(WalkItem::Data(part)));
             }
             item => visit(item),
@@ -160,7 +164,7 @@ pub(crate) async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, bloc
     let root = root.filter(|root| root.level >= level && block < span(root.level));
     let Some(mut spot) = root.map(Root::spot) else { return false };
     while spot.level > level && spot.pointer.is_page() {
-        match nodes.load(&spot).await {
+        match nodes.load_whole(&spot).await {
             Ok(node) => spot = node.child_at(block),
             Err(_) => return false,
         }
@@ -347,7 +351,7 @@ impl Pair {
 
     async fn load(&mut self, nodes: &Nodes, task: &mut dyn Task) -> Result<()> {
         let load = async |page: Option<Spot>| match page {
-            Some(page) => nodes.load(&page).await.map(Some).map_err(|error| (page, error)),
+            Some(page) => nodes.load_whole(&page).await.map(Some).map_err(|error| (page, error)),
             None => Ok(None),
         };
         let (a, b) = join(load(self.page(&self.a)), load(self.page(&self.b))).await;

@@ -3,17 +3,19 @@
 use blk::{Buf, Error, ErrorKind};
 
 use super::super::entry::{ENTRY_BYTES, HEADER_BYTES, Pointer, Spot, TreeKind};
-use super::super::node::{Body, NO_ENTRIES, Node};
+use super::super::node::{Body, NO_ENTRIES, Node, PageMarks};
 use super::*;
 use crate::native::layout::{BLOCK, CHECKSUM_AT, page_checksum, put_u64};
 
 const ADDR: u64 = 4711;
 const BIRTH: u64 = 9;
+const PLACES: PageMarks =
+    PageMarks { kind: TreeKind::Places, paired: false, tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc } };
 
 fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     let pointer = Pointer { addr: ADDR, birth: BIRTH, ..Pointer::default() };
     let (node, page) =
-        Node::seal(STORE, TreeKind::Places, Spot { level, first: 5 * span(level), pointer }, body);
+        Node::seal(STORE, PLACES, Spot { level, first: 5 * span(level), pointer }, body);
     (node.spot, page)
 }
 
@@ -187,7 +189,7 @@ fn misdirected_stale_and_missing_pages_are_damage() {
         let pointer = Pointer { addr, birth: 1, ..Pointer::default() };
         let (_, stale) = Node::seal(
             STORE,
-            TreeKind::Places,
+            PLACES,
             Spot { level: 1, first: 0, pointer },
             Body::interior(&children),
         );
