@@ -145,6 +145,29 @@ impl Catalogue {
         Ok(catalogue)
     }
 
+    /// Creates a catalogue of two copies that has no part on the medium yet. `place` returns the places of so many pages
+    /// of a copy. Until `write` values may still change, but not their sizes.
+    pub(super) fn lay_out(
+        items: BTreeMap<Key, Vec<u8>>,
+        place: &mut dyn FnMut(usize, u64) -> Vec<Extent>,
+    ) -> Catalogue {
+        let mut catalogue = Catalogue { items, has_two_copies: true, ..Catalogue::default() };
+        catalogue.dirty.insert(FIRST_KEY);
+        let mut place = |bytes: usize| {
+            let pages = bytes.div_ceil(PAYLOAD).max(1) as u64;
+            Blob { bytes: bytes as u64, checksum: 0, copies: [place(0, pages), place(1, pages)] }
+        };
+        for (key, bytes) in catalogue.pack(FIRST_KEY) {
+            let blob = place(bytes.len());
+            catalogue.placed.insert(BlobId::Chunk(key), blob);
+        }
+        let directory = place(catalogue.directory_bytes().len());
+        catalogue.placed.insert(BlobId::Directory, directory);
+        let head = place(catalogue.head_bytes(&Superblock::default()).len());
+        catalogue.placed.insert(BlobId::Head, head);
+        catalogue
+    }
+
     /// Returns the items of the store's users.
     pub(super) fn user_items(&self) -> BTreeMap<Key, Vec<u8>> {
         let first = Key { kind: USER_KINDS, ..FIRST_KEY };

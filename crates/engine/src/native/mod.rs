@@ -28,6 +28,7 @@ mod preview;
 mod progress;
 #[cfg(test)]
 mod randomized_tests;
+mod rebuild;
 mod reclaim;
 mod recover;
 mod redirect;
@@ -60,6 +61,7 @@ mod zero;
 
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
+pub use rebuild::{RebuildReport, RebuiltNode, rebuild};
 pub use recover::NewStore;
 pub use source::Source;
 pub use store::{PENDING_RUN_BYTES, Store, StoreOptions};

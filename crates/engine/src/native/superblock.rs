@@ -285,6 +285,12 @@ impl Superblock {
         }
     }
 
+    /// Checks a superblock that is not in its slot; the catalogue may have one copy only.
+    pub(crate) fn check_limits(&self) -> Result<(), String> {
+        self.check_readable()?;
+        self.check_fields()
+    }
+
     /// Checks every field that is used in arithmetic, so that none of it can overflow.
     fn check_fields(&self) -> Result<(), String> {
         let counters = 0..=COUNTER_END;

@@ -16,6 +16,7 @@ mod batch;
 mod crash_tests;
 mod end;
 mod memory_tail;
+mod named;
 mod record;
 mod replay;
 mod rounds;
@@ -37,6 +38,7 @@ use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
 pub(crate) use record::CHANGE_BYTES_MAX;
+pub(crate) use named::named_checkpoints;
 pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};
 

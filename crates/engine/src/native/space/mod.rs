@@ -18,6 +18,7 @@ mod load;
 mod page;
 mod place;
 mod punch;
+mod rebuild;
 mod state;
 
 use std::cell::{Cell, RefCell};
@@ -33,6 +34,7 @@ pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
+pub(crate) use self::rebuild::{BlockSet, GroupState, find_bitmap};
 use self::state::State;
 pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};

@@ -140,7 +140,7 @@ async fn begin<'a>(
     let planner = Planner { nodes, space, root, level, updates, lost: RefCell::default() };
     let mut merge = Merge {
         planner,
-        marks: PageMarks { kind, paired: paired && space.tag().node != 0, tag: space.tag() },
+        marks: PageMarks { kind, paired, is_root: false, tag: space.tag() },
         stamp,
         open: Vec::new(),
         root,
@@ -355,8 +355,11 @@ impl Merge<'_> {
         let addr = self.planner.space.place_node().await?;
         self.placed.push(addr);
         let pointer = Pointer { addr, birth: self.stamp, ..Pointer::HOLE };
+        let is_tagged = self.marks.tag.node != 0;
+        let is_root = is_tagged && self.open.is_empty();
+        let marks = PageMarks { is_root, paired: is_root && self.marks.paired, ..self.marks };
         let (node, page) =
-            Node::seal(self.planner.nodes.store_id, self.marks, Spot { level, first, pointer }, body);
+            Node::seal(self.planner.nodes.store_id, marks, Spot { level, first, pointer }, body);
         let pointer = node.spot.pointer;
         self.unwritten.push((node, page));
         Ok(pointer)

@@ -26,6 +26,8 @@ const NODE_SHIFT: u32 = 16;
 const KIND_MASK: u64 = 1;
 /// A root of places has a root of backing blocks with the same tag and birth.
 const PAIRED: u64 = 2;
+/// The page was written as the root of a tree. It may be an inner page of a tree that has grown since.
+const ROOT: u64 = 4;
 /// The words of birth, first block and count have 16 bits each of the tag's checkpoint, the lowest first.
 const CHECKPOINT_AT: [usize; 3] = [BIRTH_AT, FIRST_BLOCK_AT, COUNT_AT];
 const PART_BITS: u32 = 64 - WORD_BITS;
@@ -209,7 +211,8 @@ impl Node {
             let checkpoint = marks.tag.checkpoint >> (part as u32 * PART_BITS);
             put_u64(&mut page, at, word | checkpoint << WORD_BITS);
         }
-        let kind = marks.kind as u64 | if marks.paired { PAIRED } else { 0 };
+        let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let kind = marks.kind as u64 | flag(marks.paired, PAIRED) | flag(marks.is_root, ROOT);
         put_u64(&mut page, LEVEL_AT, u64::from(spot.level) | kind << 8 | marks.tag.node << NODE_SHIFT);
         body.put(&mut page[HEADER_BYTES..]);
         spot.pointer.checksum = seal_page(&mut page);
@@ -302,6 +305,7 @@ pub(super) struct PageMarks {
     pub kind: TreeKind,
     /// The page is a root of places, and the state has a root of backing blocks with the same tag and birth.
     pub paired: bool,
+    pub is_root: bool,
     pub tag: PageTag,
 }
 
@@ -323,7 +327,12 @@ impl PageFields {
         let pointer =
             Pointer { addr: get_u64(page, ADDRESS_AT), birth, checksum: get_u64(page, CHECKSUM_AT), count };
         PageFields {
-            marks: PageMarks { kind, paired: level >> 8 & PAIRED != 0, tag },
+            marks: PageMarks {
+                kind,
+                paired: level >> 8 & PAIRED != 0,
+                is_root: level >> 8 & ROOT != 0,
+                tag,
+            },
             spot: Spot { level: level as u8, first, pointer },
         }
     }

@@ -140,7 +140,7 @@ impl MergeSpace for Store {
     }
 
     fn tag(&self) -> PageTag {
-        PageTag { node: 1, checkpoint: 1 }
+        PageTag::default()
     }
 
     fn unplace_node(&self, addr: u64) {

@@ -108,6 +108,11 @@ pub(super) fn put_vm(state: &VmState) -> Op {
     Op::Put { key: vm_key(state.id), value: out.done() }
 }
 
+/// Returns the change that adds a VM whose disks are in the store, with a name that the rebuild made.
+pub(in super::super) fn recovered_vm(state: &VmState) -> Op {
+    put_vm(state)
+}
+
 fn put_disks(out: &mut Writer, disks: &[DiskState]) {
     for disk in disks {
         out.u32(disk.number).bytes(disk.slot.as_bytes()).u8(mode_byte(disk.mode)).u64(node_of(&disk.top));

@@ -31,6 +31,7 @@ use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
 use crate::options::Options;
 
+pub(super) use self::items::recovered_vm;
 pub use self::items::{VmHome, VmHomeState};
 pub use self::registry::NewNativeVm;
 

@@ -10,7 +10,7 @@ use crate::native::layout::{BLOCK, CHECKSUM_AT, page_checksum, put_u64};
 const ADDR: u64 = 4711;
 const BIRTH: u64 = 9;
 const PLACES: PageMarks =
-    PageMarks { kind: TreeKind::Places, paired: false, tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc } };
+    PageMarks { kind: TreeKind::Places, paired: false, is_root: false, tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc } };
 
 fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     let pointer = Pointer { addr: ADDR, birth: BIRTH, ..Pointer::default() };
