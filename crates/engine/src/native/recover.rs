@@ -149,7 +149,9 @@ impl Store {
             superblock: opened.superblock,
             sources,
         };
+        let damaged = parts.catalogue.damaged.clone();
         let store = Store::assemble(env, options, parts);
+        store.damage.borrow_mut().extend(damaged);
         if let Some(lost) = &lost {
             store.fail_read_only(lost);
         }

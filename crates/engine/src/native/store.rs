@@ -261,6 +261,14 @@ impl Store {
         self.broken.borrow().clone()
     }
 
+    /// Returns the damage that was found so far by work that goes on without the damaged object, and that of map pages
+    /// below which blocks are lost.
+    pub fn damage(&self) -> Vec<Error> {
+        let mut all = self.damage.borrow().clone();
+        all.extend(self.nodes.lost());
+        all
+    }
+
     pub(super) fn fail_read_only(&self, cause: &Error) {
         self.broken.borrow_mut().get_or_insert_with(|| cause.clone());
         self.work.notify();

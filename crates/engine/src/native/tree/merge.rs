@@ -344,11 +344,11 @@ impl Merge<'_> {
         Ok(())
     }
 
-    /// Returns whether the next node has a page whatever it holds: a root with tags always has one if its predecessor
-    /// had, because a rebuild would take that one for the root otherwise.
+    /// Returns whether the next node has a page whatever it holds: a root of places with tags always has one if its
+    /// predecessor had, because a rebuild would take that one for the root otherwise.
     fn needs_page(&self) -> bool {
         let had_page = self.root.is_some_and(|root| root.pointer.is_page());
-        self.open.is_empty() && self.marks.tag.node != 0 && had_page
+        self.marks.kind == TreeKind::Places && self.open.is_empty() && self.marks.tag.node != 0 && had_page
     }
 
     async fn write_later(&mut self, level: u8, first: u64, body: Body) -> Result<Pointer> {
