@@ -14,7 +14,7 @@ use super::super::source::read_sources;
 use super::super::stored::{NodeItem, node_key};
 use super::super::superblock::Superblock;
 use super::super::table::Table;
-use super::super::tree::{PageTag, Roots};
+use super::super::tree::{PageTag, Roots, span};
 use super::super::vm::recovered_vm;
 use super::anchor::Records;
 use super::journal::{apply, touched};
@@ -143,7 +143,7 @@ impl NodeList {
             generation: generation + 1,
             next_node: superblock.next_node.max(max + 1),
         };
-        // All descend from an empty node that stays, so that no block is exclusive to one of them.
+        // All descend from a node that stays, so that no block is exclusive to one of them.
         let ancestor = list.new_id();
         let empty = NodeItem {
             parent: 0,
@@ -154,7 +154,8 @@ impl NodeList {
             device: 0,
             roots: Roots::default(),
         };
-        list.nodes.insert(ancestor, empty);
+        // What it had is unknown.
+        list.nodes.insert(ancestor, NodeItem { roots: all_lost(span(5)), ..empty });
         let touched = touched(records);
         for state in states {
             let may_be_data = |addr: u64| in_use.may_be_data(addr);

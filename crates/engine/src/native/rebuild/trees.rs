@@ -10,7 +10,7 @@ use super::super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, lost_word};
 use super::super::space::{BlockSet, SLOTS};
 use super::super::table::{Redirect, Table};
 use super::super::tree::{
-    MapCache, MergePace, MergeSpace, Nodes, PageTag, Root, Roots, WalkItem, merge, survey,
+    MapCache, MergePace, MergeSpace, Nodes, PageTag, Root, Roots, WalkItem, merge, span, survey,
 };
 use super::copy::Found;
 
@@ -146,7 +146,8 @@ impl<'a> Trees<'a> {
                     lost.extend(bad.map(|n| run.start + n..run.start + n + 1));
                 }
                 WalkItem::Damaged { level, first, .. } => {
-                    let behind = first.saturating_add(super::super::tree::span(level));
+                    let behind = first.saturating_add(span(level));
+                    end = end.max(behind);
                     lost.push(first..behind);
                 }
                 WalkItem::Page { .. } | WalkItem::UnknownBase(_) => {}

@@ -278,9 +278,12 @@ impl Merge<'_> {
                 None => self.root.map_or(Pointer::default(), |root| root.pointer),
             };
             let source = Source::of(old);
+            // A lost page is replaced, even if nothing below it changes.
+            let mut changed = false;
             let children = match source {
                 Source::Page(_) => {
                     let node = paths.get(&(level, first)).expect("the path to a step is read");
+                    changed = node.is_lost;
                     match node.is_lost && self.marks.kind == TreeKind::Backings {
                         true => vec![Pointer::HOLE; FANOUT],
                         false => node.children().to_vec(),
@@ -289,7 +292,7 @@ impl Merge<'_> {
                 _ => (0..FANOUT).map(|index| source.child(level - 1, index, &[]).pointer()).collect(),
             };
             let old = old.is_page().then_some(old);
-            self.open.push(Open { level, first, old, children, changed: false });
+            self.open.push(Open { level, first, old, children, changed });
             level -= 1;
         }
     }

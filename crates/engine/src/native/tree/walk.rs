@@ -127,7 +127,8 @@ pub(crate) enum WalkItem {
         first: u64,
         error: Error,
     },
-    /// The same for a page of the base: what follows within these blocks may belong to the base too.
+    /// The same for a page of the base, or some of these blocks are lost in the base: what follows within them may belong
+    /// to the base too.
     UnknownBase(Range<u64>),
 }
 
@@ -228,7 +229,19 @@ impl Task for SurveyTask<'_> {
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(WalkItem::Data(run)));
+        // A lost block of the base may have been the same one.
+        let entries = b.entries();
+        let is_lost_at = |block: u64| self.goes_on && is_lost(entries[(block % span(0)) as usize].addr);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let is_lost = is_lost_at(at);
+            let end = (at..blocks.end).find(|block| is_lost_at(*block) != is_lost).unwrap_or(blocks.end);
+            if is_lost {
+                (self.visit)(WalkItem::UnknownBase(at..end));
+            }
+            only_in(at..end, a, b).into_iter().for_each(|run| (self.visit)(WalkItem::Data(run)));
+            at = end;
+        }
     }
 
     fn end_of(&mut self, page: &Spot) {

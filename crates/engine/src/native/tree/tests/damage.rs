@@ -85,8 +85,8 @@ fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
         (40, 0, "first block"),
         (48, 1, "count"),
         (56, 2, "level"),
-        (56, 1 << 63, "level"),
-        (56, 2 << 8, "level"),
+        (32, 9 | 1 << 47, "birth"),
+        (48, 126 | 1 << 47, "count"),
     ];
     let words = [
         (entry, 1000 | 1 << 48, "entry 50: birth on device 1 is 3, its flags 0x0, expected 0"),
