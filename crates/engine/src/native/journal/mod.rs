@@ -38,7 +38,7 @@ use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
 pub(crate) use record::CHANGE_BYTES_MAX;
-pub(crate) use named::named_checkpoints;
+pub(crate) use named::{has_partial_batch, named_checkpoints};
 pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};
 

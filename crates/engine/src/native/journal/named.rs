@@ -31,6 +31,16 @@ impl NamedCheckpoints {
     }
 }
 
+/// Returns whether a batch that is not whole begins where the journal ends.
+pub(crate) async fn has_partial_batch(file: &File, geometry: &Geometry, end: u64) -> Result<bool> {
+    let (page, read) = read_hard(file, (HEADER_BLOCKS + end % geometry.journal_pages) * BLOCK, BLOCK).await;
+    match read {
+        Ok(()) => Ok(Header::parse(&page, geometry, end).is_some()),
+        Err(e) if e.kind == ErrorKind::Io => Ok(true),
+        Err(e) => Err(e),
+    }
+}
+
 /// Reads all of the ring.
 pub(crate) async fn named_checkpoints(file: &File, geometry: &Geometry) -> Result<NamedCheckpoints> {
     let mut named = NamedCheckpoints::default();

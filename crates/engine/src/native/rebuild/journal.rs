@@ -11,13 +11,10 @@ use super::copy::Found;
 use super::trees::lose;
 
 impl ReplayedRecords {
-    /// Returns the places that records name for their data.
-    pub(super) fn data_extents(&self) -> impl Iterator<Item = Extent> {
-        self.records.iter().filter(|(lsn, _)| self.counts(*lsn)).filter_map(|(_, record)| match record {
-            Record::Map { addr, len, .. } => Some(Extent { addr: *addr, len: u64::from(*len) }),
-            Record::Sectors(sectors) => Some(Extent { addr: sectors.addr, len: 1 }),
-            Record::Unmap { .. } | Record::Change(_) => None,
-        })
+    /// Returns whether some data cannot be read that records name and that was not aborted.
+    pub(super) fn has_unreadable(&self, found: &Found) -> bool {
+        let records = self.records.iter().filter(|(lsn, _)| !self.aborted.contains(lsn));
+        records.filter_map(|(_, record)| data_of(record)).any(|at| found.is_unreadable(at.addr, at.len))
     }
 
     /// Returns the greatest generation that a record has.
@@ -46,6 +43,15 @@ fn blocks_of(record: &Record) -> Option<(u64, Range<u64>)> {
     }
 }
 
+/// Returns the place of a record's data.
+fn data_of(record: &Record) -> Option<Extent> {
+    match record {
+        Record::Map { addr, len, .. } => Some(Extent { addr: *addr, len: u64::from(*len) }),
+        Record::Sectors(sectors) => Some(Extent { addr: sectors.addr, len: 1 }),
+        Record::Unmap { .. } | Record::Change(_) => None,
+    }
+}
+
 /// Returns the blocks that records change, by node: also those of records that do not count.
 pub(super) fn touched(records: &ReplayedRecords) -> BTreeMap<u64, Vec<Range<u64>>> {
     let mut touched: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
@@ -61,12 +67,15 @@ pub(super) fn touched(records: &ReplayedRecords) -> BTreeMap<u64, Vec<Range<u64>
 pub(super) fn apply(table: &mut Table, node: u64, records: &ReplayedRecords, in_doubt: bool, found: &Found) {
     for (lsn, record) in &records.records {
         let Some((_, blocks)) = blocks_of(record).filter(|(of, _)| *of == node) else { continue };
-        if records.aborted.contains(lsn) || !records.counts(*lsn) && !in_doubt {
-            continue;
-        }
-        if !records.counts(*lsn) {
-            lose(table, blocks);
-            continue;
+        let is_unreadable = data_of(record).is_some_and(|at| found.is_unreadable(at.addr, at.len));
+        match records.counts(*lsn) {
+            _ if records.aborted.contains(lsn) => continue,
+            true => {}
+            false if in_doubt || is_unreadable => {
+                lose(table, blocks);
+                continue;
+            }
+            false => continue,
         }
         match *record {
             Record::Map { len, addr, birth, .. } => {

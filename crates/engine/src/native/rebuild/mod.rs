@@ -25,6 +25,7 @@ use self::finish::Finish;
 use self::nodes::NodeList;
 use self::trees::{NewPages, Trees};
 use super::catalogue::Catalogue;
+use super::journal::has_partial_batch;
 use super::layout::BLOCK;
 use super::space::groups_within;
 use crate::options::Defects;
@@ -87,6 +88,15 @@ pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) 
     let records = anchor::records(source, &anchor).await?;
     let mut report = RebuildReport { checkpoint: anchor.superblock.catalogue_checkpoint, ..RebuildReport::default() };
     note_damage(&anchor, &found, &records, &mut report);
+    if let Records::Known(known) = &records
+        && has_partial_batch(source, &anchor.superblock.geometry(), known.end.seq).await?
+    {
+        report.notes.push(
+            "The journal ends with a batch that is not whole. It was being written when the power went; if it was damaged \
+             later, the writes in it are missing."
+                .into(),
+        );
+    }
     let catalogue = match Catalogue::read(source, &anchor.superblock).await {
         Ok(catalogue) => NodeList::of_catalogue(catalogue, &anchor.superblock, source.name(), &mut report),
         Err(e) => Err(e),
@@ -150,7 +160,7 @@ impl Rebuild<'_> {
     /// Returns whether the new store can have the journal as it is: an opening replays it.
     fn keeps_journal(&self, records: &Records) -> bool {
         let Records::Known(known) = records else { return false };
-        !self.anchor.from_head && !known.data_extents().any(|extent| self.found.is_unreadable(extent.addr, extent.len))
+        !self.anchor.from_head && !known.has_unreadable(self.found)
     }
 }
 

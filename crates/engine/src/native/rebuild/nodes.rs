@@ -165,7 +165,7 @@ impl NodeList {
             }
             let node = state.tag.node;
             let records = Some(records).filter(|_| state.is_newest);
-            let of_records = touched.get(&node).filter(|_| state.is_newest).into_iter().flatten();
+            let of_records = touched.get(&node).filter(|_| state.is_newest || !is_exact).into_iter().flatten();
             let end = of_records.map(|range| range.end).fold(end, u64::max);
             let size_blocks = end.next_multiple_of(SIZE_STEP_BLOCKS).max(SIZE_STEP_BLOCKS);
             let id = if state.is_newest { node } else { list.new_id() };
