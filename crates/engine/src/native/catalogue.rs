@@ -121,7 +121,10 @@ impl Catalogue {
         let place = format!("{}: catalogue", file.name());
         let (store_id, damaged) = (superblock.store_id, Vec::new());
         let mut reader = CopyReader { file, store_id, place, has_two_copies, damaged };
-        catalogue.head = superblock.catalogue_heads().map(|addr| vec![Extent { addr, len: 1 }]);
+        catalogue.head = superblock.catalogue_heads().map(|addr| match addr {
+            0 => Vec::new(),
+            addr => vec![Extent { addr, len: 1 }],
+        });
         let head = Blob { bytes, checksum, copies: catalogue.head.clone() };
         let bytes = reader.read(&head).await?;
         let place = reader.place.clone();
@@ -291,7 +294,11 @@ impl Catalogue {
     /// call may be repeated. Returns the head of the first copy, and the address of the second one's.
     ///
     /// A head page has a copy of the next superblock, in which the catalogue is left out.
-    pub(super) async fn write(&mut self, file: &File, superblock: &Superblock) -> Result<(CatalogueHead, u64)> {
+    pub(super) async fn write(
+        &mut self,
+        file: &File,
+        superblock: &Superblock,
+    ) -> Result<(CatalogueHead, u64)> {
         let store_id = superblock.store_id;
         for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
@@ -309,7 +316,8 @@ impl Catalogue {
         let mut out = Writer::default();
         encode_blob(&mut out, &self.placed[&BlobId::Directory], self.has_two_copies);
         if self.has_two_copies {
-            let without = Superblock { catalogue: CatalogueHead::default(), second_catalogue: 0, ..*superblock };
+            let without =
+                Superblock { catalogue: CatalogueHead::default(), second_catalogue: 0, ..*superblock };
             out.bytes(without.as_bytes());
         }
         out.done()
@@ -332,7 +340,8 @@ impl Catalogue {
                 BlobId::Chunk(key) => drop(self.chunks.insert(key, blob)),
                 BlobId::Directory => self.directory = blob,
                 BlobId::Head => {
-                    let [first, other] = [0, 1].map(|copy: usize| blob.copies[copy].first().map_or(0, |at| at.addr));
+                    let [first, other] =
+                        [0, 1].map(|copy: usize| blob.copies[copy].first().map_or(0, |at| at.addr));
                     head = CatalogueHead { addr: first, bytes: blob.bytes, checksum: blob.checksum };
                     second = other;
                     self.head = blob.copies;

@@ -140,8 +140,12 @@ impl Store {
         let Some(below) = view.below() else { return Ok(()) };
         let below = below.roots().expect("merged before those above it");
         let updates = self.updates_of(view).await;
-        let space =
-            StoreSpace { store: self, parent: view.parent, tag: self.tag_of(view), freed: RefCell::default() };
+        let space = StoreSpace {
+            store: self,
+            parent: view.parent,
+            tag: self.tag_of(view),
+            freed: RefCell::default(),
+        };
         let pace = Pace { store: self, worked_from_ns: Cell::new(self.env.now_ns()) };
         let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &pace).await;
         self.merging.end_view();

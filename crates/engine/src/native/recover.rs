@@ -70,8 +70,8 @@ impl Store {
             group_blocks: new.group_blocks,
         };
         let mut superblock = Superblock::first(&geometry, env.unix_us());
-        superblock.features_incompat = if new.sector_masks { SECTOR_MASKS } else { 0 }
-            | if new.rebuildable { REBUILDABLE } else { 0 };
+        superblock.features_incompat =
+            if new.sector_masks { SECTOR_MASKS } else { 0 } | if new.rebuildable { REBUILDABLE } else { 0 };
         write_zeros(file, geometry.groups_start() * BLOCK).await?;
         superblock.write(file).await?;
         file.flush().await

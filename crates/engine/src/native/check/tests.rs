@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use sim::SimWorld;
 
 use super::*;
-use crate::native::{NewStore, StoreOptions};
 use crate::native::change::Op;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
 use crate::native::table::Redirect;
 use crate::native::tests::{disk, fill, open_store, open_store_with, run};
 use crate::native::tree::{WalkItem, survey};
+use crate::native::{NewStore, StoreOptions};
 use crate::options::{Defect, Defects};
 
 const SIZE_BLOCKS: u64 = 100_000;

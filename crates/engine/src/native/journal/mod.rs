@@ -37,8 +37,8 @@ use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
-pub(crate) use record::CHANGE_BYTES_MAX;
 pub(crate) use named::{has_partial_batch, named_checkpoints};
+pub(crate) use record::CHANGE_BYTES_MAX;
 pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};
 

@@ -25,7 +25,9 @@ pub(super) enum Records {
 pub(super) async fn by_superblock(source: &File) -> Result<Option<Anchor>> {
     let slots = match Superblock::read(source).await {
         Ok(slots) => slots,
-        Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Io) => return Ok(None),
+        Err(e) if matches!(e.kind, ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Io) => {
+            return Ok(None);
+        }
         Err(e) => return Err(e),
     };
     let Slots { newest, other, .. } = slots;
@@ -84,7 +86,8 @@ fn pair(head: Superblock, found: &Found) -> Superblock {
             && other.catalogue.checksum == head.catalogue.checksum
             && (other.store_id, other.epoch, other.checkpoint) == (head.store_id, head.epoch, head.checkpoint)
     };
-    let second = found.heads.iter().find(is_other).map_or(head.second_catalogue, |other| other.catalogue.addr);
+    let second =
+        found.heads.iter().find(is_other).map_or(head.second_catalogue, |other| other.catalogue.addr);
     Superblock { second_catalogue: second, ..head }
 }
 

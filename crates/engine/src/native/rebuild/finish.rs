@@ -41,7 +41,8 @@ impl Finish<'_> {
         file.set_len(geometry.group_start(groups) * BLOCK).await?;
         let (used, meta) = self.used(groups, &copies).await?;
         for group in 0..groups {
-            let summary = self.write_bitmap(&used, group, meta[group as usize], superblock.checkpoint).await?;
+            let summary =
+                self.write_bitmap(&used, group, meta[group as usize], superblock.checkpoint).await?;
             catalogue.items.insert(group_key(group), encode_group(&summary));
         }
         if !self.keeps_journal {

@@ -50,7 +50,7 @@ pub struct RebuildReport {
 pub struct RebuiltNode {
     /// Number of the node.
     pub node: u64,
-    /// Name of the VM that was made for the state, if the source's name for it is lost.
+    /// VM and disk, with the snapshot if the state is one. Without a catalogue: the VM that was made for the state.
     pub name: Option<String>,
     /// Size of the disk in bytes.
     pub bytes: u64,
@@ -86,7 +86,8 @@ pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) 
         None => anchor::by_heads(source, &found).await?,
     };
     let records = anchor::records(source, &anchor).await?;
-    let mut report = RebuildReport { checkpoint: anchor.superblock.catalogue_checkpoint, ..RebuildReport::default() };
+    let mut report =
+        RebuildReport { checkpoint: anchor.superblock.catalogue_checkpoint, ..RebuildReport::default() };
     note_damage(&anchor, &found, &records, &mut report);
     if let Records::Known(known) = &records
         && has_partial_batch(source, &anchor.superblock.geometry(), known.end.seq).await?
@@ -128,7 +129,12 @@ struct Rebuild<'a> {
 }
 
 impl Rebuild<'_> {
-    async fn run(&self, catalogue: Result<NodeList>, records: &Records, report: &mut RebuildReport) -> Result<()> {
+    async fn run(
+        &self,
+        catalogue: Result<NodeList>,
+        records: &Records,
+        report: &mut RebuildReport,
+    ) -> Result<()> {
         let superblock = self.anchor.superblock;
         let geometry = superblock.geometry();
         let groups = groups_within(&geometry, self.target.size().await?).max(superblock.groups);
@@ -138,7 +144,9 @@ impl Rebuild<'_> {
         let (nodes, keeps_journal) = match catalogue {
             Ok(mut nodes) => {
                 let keeps_journal = self.keeps_journal(records);
-                nodes.mend(self, &trees, &pages, if keeps_journal { None } else { Some(records) }, report).await?;
+                nodes
+                    .mend(self, &trees, &pages, if keeps_journal { None } else { Some(records) }, report)
+                    .await?;
                 (nodes, keeps_journal)
             }
             Err(e) => {
@@ -152,7 +160,8 @@ impl Rebuild<'_> {
                 (NodeList::of_map_pages(self, &trees, &pages, records, report).await?, false)
             }
         };
-        report.has_journal = keeps_journal || matches!(records, Records::Known(known) if known.records.is_empty());
+        report.has_journal =
+            keeps_journal || matches!(records, Records::Known(known) if known.records.is_empty());
         let finish = Finish { rebuild: self, list: &nodes, pages: &pages, trees: &trees, keeps_journal };
         finish.write(records, report).await
     }

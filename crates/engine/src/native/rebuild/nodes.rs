@@ -15,7 +15,7 @@ use super::super::stored::{NodeItem, node_key};
 use super::super::superblock::Superblock;
 use super::super::table::Table;
 use super::super::tree::{PageTag, Roots, span};
-use super::super::vm::recovered_vm;
+use super::super::vm::{names_of_nodes, recovered_vm};
 use super::anchor::Records;
 use super::journal::{apply, touched};
 use super::states::{InUse, State, find_states};
@@ -60,7 +60,9 @@ impl NodeList {
         }
         read_sources(&catalogue.items, superblock, place)?;
         for error in &catalogue.damaged {
-            report.notes.push(format!("One copy of the catalogue is damaged, and the other one was used: {error}."));
+            report
+                .notes
+                .push(format!("One copy of the catalogue is damaged, and the other one was used: {error}."));
         }
         let (generation, next_node) = (superblock.generation, superblock.next_node);
         Ok(NodeList { items: catalogue.user_items(), nodes, generation, next_node })
@@ -83,6 +85,7 @@ impl NodeList {
         // Parents first.
         order.sort_by_key(|id| (self.nodes[id].sealed == 0, self.nodes[id].sealed, *id));
         let before = self.nodes.clone();
+        let names = names_of_nodes(&self.items);
         let mut lost: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
         for id in order {
             let item = before[&id];
@@ -94,7 +97,9 @@ impl NodeList {
             let base = whole.map_or(Roots::default(), |parent| parent.roots);
             let (ranges, _) = trees.lost_in(&item.roots, &base, &|_| true).await?;
             lost.insert(id, ranges.clone());
-            let mut mended = Mended { roots: item.roots, report: RebuiltNode { node: id, ..Default::default() } };
+            let name = names.get(&id).cloned();
+            let mut mended =
+                Mended { roots: item.roots, report: RebuiltNode { node: id, name, ..Default::default() } };
             if item.sealed == 0 && matches!(records, Some(Records::Unknown(_))) {
                 mended.lose_all(item.size_blocks);
                 lost.insert(id, vec![0..item.size_blocks]);
@@ -165,7 +170,8 @@ impl NodeList {
             }
             let node = state.tag.node;
             let records = Some(records).filter(|_| state.is_newest);
-            let of_records = touched.get(&node).filter(|_| state.is_newest || !is_exact).into_iter().flatten();
+            let of_records =
+                touched.get(&node).filter(|_| state.is_newest || !is_exact).into_iter().flatten();
             let end = of_records.map(|range| range.end).fold(end, u64::max);
             let size_blocks = end.next_multiple_of(SIZE_STEP_BLOCKS).max(SIZE_STEP_BLOCKS);
             let id = if state.is_newest { node } else { list.new_id() };
@@ -208,7 +214,13 @@ impl NodeList {
             reset_to: None,
         };
         let generation = ContentGeneration::begin(rebuild.env.random());
-        let vm = VmState { name: name.clone(), id: random | 1, disks: vec![disk], generation, ..VmState::default() };
+        let vm = VmState {
+            name: name.clone(),
+            id: random | 1,
+            disks: vec![disk],
+            generation,
+            ..VmState::default()
+        };
         if let Op::Put { key, value } = recovered_vm(&vm) {
             self.items.insert(key, value);
         }

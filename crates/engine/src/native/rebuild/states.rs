@@ -113,9 +113,8 @@ pub(super) fn find_states(
     let referred_addrs: HashSet<u64> = referred.iter().map(|(addr, _)| *addr).collect();
     let is_catalogue = |addr: &u64| found.catalogue.get(addr) == Some(&id);
     let of_catalogue = pages.iter().filter(|addr| is_catalogue(addr)).count();
-    let unknown = |addr: &&u64| {
-        page_of(**addr).is_none() && !is_catalogue(addr) && !referred_addrs.contains(*addr)
-    };
+    let unknown =
+        |addr: &&u64| page_of(**addr).is_none() && !is_catalogue(addr) && !referred_addrs.contains(*addr);
     let unknown = pages.iter().filter(unknown).count();
     let groups_known = in_use.groups.iter().all(|group| matches!(group, GroupState::Known { .. }));
     // Each page in use that is no map page is one of the catalogue, whose number of pages is known.

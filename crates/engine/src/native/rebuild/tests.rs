@@ -143,7 +143,8 @@ impl Image {
     }
 
     fn superblock(&self) -> Superblock {
-        let decode = |slot: usize| Superblock::decode(page(&self.bytes, SLOT_BLOCKS[slot]), slot, "store").ok();
+        let decode =
+            |slot: usize| Superblock::decode(page(&self.bytes, SLOT_BLOCKS[slot]), slot, "store").ok();
         [0, 1].into_iter().filter_map(decode).max_by_key(|superblock| superblock.checkpoint).unwrap()
     }
 
@@ -163,7 +164,9 @@ impl Image {
     /// Returns the pages of metadata, whether they are in use or not.
     fn metadata(&self) -> Vec<u64> {
         let magics: [&[u8; 8]; 5] = [b"unstunSB", b"unstnMAP", b"UnstnBmp", b"unstCATA", b"unstunJB"];
-        (0..self.blocks()).filter(|block| magics.iter().any(|magic| &page(&self.bytes, *block)[..8] == *magic)).collect()
+        (0..self.blocks())
+            .filter(|block| magics.iter().any(|magic| &page(&self.bytes, *block)[..8] == *magic))
+            .collect()
     }
 }
 
@@ -229,17 +232,26 @@ fn verify(image: &Image, outcome: &Outcome, what: &str) -> Result<usize, String>
         // A last batch that is not whole may be one that was never durable.
         let is_torn = |node: u64| {
             report.notes.iter().any(|note| note.contains("not whole"))
-                && image.without_tail.get(&node).is_some_and(|expected| is_right_or(found, &image.states[&node], expected))
+                && image
+                    .without_tail
+                    .get(&node)
+                    .is_some_and(|expected| is_right_or(found, &image.states[&node], expected))
         };
-        let right = is_torn(node.node) || match image.states.get(&node.node).filter(|_| exact) {
-            Some(expected) => is_right(found, expected),
-            None => image.states.values().any(|expected| is_right(found, expected)),
-        };
+        let right = is_torn(node.node)
+            || match image.states.get(&node.node).filter(|_| exact) {
+                Some(expected) => is_right(found, expected),
+                None => image.states.values().any(|expected| is_right(found, expected)),
+            };
         if !right {
             let all: Vec<(u64, usize)> = image
                 .states
                 .iter()
-                .map(|(id, expected)| (*id, (0..found.len()).filter(|n| found[*n].is_some() && found[*n] != expected[*n]).count()))
+                .map(|(id, expected)| {
+                    (
+                        *id,
+                        (0..found.len()).filter(|n| found[*n].is_some() && found[*n] != expected[*n]).count(),
+                    )
+                })
                 .collect();
             return Err(format!("{what}: node {} ({:?}) is wrong: {all:?}", node.node, node.name));
         }
@@ -279,7 +291,8 @@ fn a_store_without_catalogue_is_rebuilt_from_its_map_pages() {
         for node in [1, 3, 5, 6] {
             let found = states.get(&node).unwrap_or_else(|| panic!("node {node}: {report:?}"));
             let good = found.iter().filter(|block| block.is_some_and(|block| block != [0; 8])).count();
-            let all = image.states[&node].iter().filter(|block| block.is_some_and(|block| block != [0; 8])).count();
+            let all =
+                image.states[&node].iter().filter(|block| block.is_some_and(|block| block != [0; 8])).count();
             assert!(good + 2 >= all, "node {node}: {good} of {all}, {report:?}");
         }
         // Blocks of which some sectors were written behind the last checkpoint, at most.

@@ -40,7 +40,9 @@ impl BlockSet {
     }
 
     pub(crate) fn contains(&self, addr: u64) -> bool {
-        let Some(group) = self.geometry.group_of(addr).filter(|group| *group < self.groups()) else { return false };
+        let Some(group) = self.geometry.group_of(addr).filter(|group| *group < self.groups()) else {
+            return false;
+        };
         self.groups[group as usize].get((addr - self.geometry.group_start(group)) as usize)
     }
 
@@ -63,7 +65,9 @@ impl BlockSet {
 /// What a group's bitmap pages say of the last valid checkpoint.
 pub(crate) enum GroupState {
     /// Its blocks in use, and whether it holds metadata.
-    Known { meta: bool },
+    Known {
+        meta: bool,
+    },
     Unknown,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct FoundPage {
 
 impl FoundPage {
     /// Reads the block at `addr`. None if it is no map page of the store.
-    pub fn read(store_id: u64, addr: u64, page: &[u8]) -> Option<FoundPage> {
+    pub(crate) fn read(store_id: u64, addr: u64, page: &[u8]) -> Option<FoundPage> {
         let fields = PageFields::of_page(store_id, addr, page)?;
         let node = Node::open("", store_id, &fields.spot, page).ok()?;
         let children = node.children().iter().filter(|child| child.is_page());

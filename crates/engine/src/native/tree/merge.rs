@@ -76,7 +76,8 @@ pub(crate) async fn merge(
 /// good, and those behind the root are holes.
 fn lose<'a>(updates: &'a [Update], lost: &[Range<u64>], places: Option<Root>) -> Cow<'a, [Update]> {
     let Some(root) = places.filter(|_| !lost.is_empty()) else { return Cow::Borrowed(updates) };
-    let mut lost: Vec<Range<u64>> = lost.iter().filter(|range| range.start < span(root.level)).cloned().collect();
+    let mut lost: Vec<Range<u64>> =
+        lost.iter().filter(|range| range.start < span(root.level)).cloned().collect();
     lost.sort_by_key(|range| (range.start, std::cmp::Reverse(range.end)));
     let (mut all, mut at, mut next) = (Vec::with_capacity(updates.len() + lost.len()), 0, 0);
     let push_lost = |from: u64, to: u64, all: &mut Vec<Update>| {
@@ -315,8 +316,8 @@ impl Merge<'_> {
                 }
             }
         }
-        let known = step.node.as_ref().is_some_and(|node| !node.is_lost)
-            || !matches!(step.source, Source::Page(_));
+        let known =
+            step.node.as_ref().is_some_and(|node| !node.is_lost) || !matches!(step.source, Source::Page(_));
         if known && new == old {
             return Ok(());
         }

@@ -241,7 +241,8 @@ impl Node {
                 birth: 0,
             })),
             level if level < LEVEL_MAX => {
-                let child = |index: usize| Pointer::lost(level - 1, spot.first + index as u64 * span(level - 1));
+                let child =
+                    |index: usize| Pointer::lost(level - 1, spot.first + index as u64 * span(level - 1));
                 Body::interior(&std::array::from_fn::<_, FANOUT, _>(child))
             }
             _ => return None,
@@ -327,12 +328,7 @@ impl PageFields {
         let pointer =
             Pointer { addr: get_u64(page, ADDRESS_AT), birth, checksum: get_u64(page, CHECKSUM_AT), count };
         PageFields {
-            marks: PageMarks {
-                kind,
-                paired: level >> 8 & PAIRED != 0,
-                is_root: level >> 8 & ROOT != 0,
-                tag,
-            },
+            marks: PageMarks { kind, paired: level >> 8 & PAIRED != 0, is_root: level >> 8 & ROOT != 0, tag },
             spot: Spot { level: level as u8, first, pointer },
         }
     }

@@ -31,8 +31,8 @@ use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
 use crate::options::Options;
 
-pub(super) use self::items::recovered_vm;
 pub use self::items::{VmHome, VmHomeState};
+pub(super) use self::items::{names_of_nodes, recovered_vm};
 pub use self::registry::NewNativeVm;
 
 /// An open native VM.

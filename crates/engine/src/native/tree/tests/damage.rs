@@ -9,13 +9,16 @@ use crate::native::layout::{BLOCK, CHECKSUM_AT, page_checksum, put_u64};
 
 const ADDR: u64 = 4711;
 const BIRTH: u64 = 9;
-const PLACES: PageMarks =
-    PageMarks { kind: TreeKind::Places, paired: false, is_root: false, tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc } };
+const PLACES: PageMarks = PageMarks {
+    kind: TreeKind::Places,
+    paired: false,
+    is_root: false,
+    tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc },
+};
 
 fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     let pointer = Pointer { addr: ADDR, birth: BIRTH, ..Pointer::default() };
-    let (node, page) =
-        Node::seal(STORE, PLACES, Spot { level, first: 5 * span(level), pointer }, body);
+    let (node, page) = Node::seal(STORE, PLACES, Spot { level, first: 5 * span(level), pointer }, body);
     (node.spot, page)
 }
 
@@ -187,12 +190,8 @@ fn misdirected_stale_and_missing_pages_are_damage() {
         let mut children = [Pointer::default(); 126];
         children[0] = Pointer { addr: 50, birth: 1, checksum: 1, count: 1 };
         let pointer = Pointer { addr, birth: 1, ..Pointer::default() };
-        let (_, stale) = Node::seal(
-            STORE,
-            PLACES,
-            Spot { level: 1, first: 0, pointer },
-            Body::interior(&children),
-        );
+        let (_, stale) =
+            Node::seal(STORE, PLACES, Spot { level: 1, first: 0, pointer }, Body::interior(&children));
         file.write(addr * BLOCK, stale).await.unwrap();
         let error = lookup_error(&file, &new).await;
         assert!(error.cause.contains(&format!("block {addr}: checksum against its parent")), "{error}");
