@@ -151,3 +151,38 @@ impl Freeable {
         format!("`unstun snapshot commit {} {}` frees at most {bytes}", self.vm, self.snapshot)
     }
 }
+
+/// Output of `datastore rebuild`. The exit code is 6 if `complete` is false.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreRebuilt {
+    pub source: PathBuf,
+    /// The new datastore.
+    pub path: PathBuf,
+    /// Number of the last valid checkpoint.
+    pub checkpoint: u64,
+    /// The catalogue was read: names, sizes and snapshots are those of the source.
+    pub catalogue: bool,
+    /// What was written after the last checkpoint is there.
+    pub journal: bool,
+    /// Nothing is lost.
+    pub complete: bool,
+    /// States of disks in the new datastore.
+    pub states: Vec<RebuiltState>,
+    /// Further damage, as sentences.
+    pub notes: Vec<String>,
+}
+
+/// A state of a disk in a rebuilt datastore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebuiltState {
+    /// Number of the state in the store.
+    pub node: u64,
+    /// `VM/diskN` or `VM@SNAPSHOT/diskN`; without a catalogue, the VM that was made for the state. Null for a state that
+    /// has no name.
+    pub name: Option<String>,
+    pub size_bytes: u64,
+    /// Bytes with space in the store.
+    pub recovered_bytes: u64,
+    /// Ranges that read as an error until they are written.
+    pub lost: Vec<crate::DiskRange>,
+}

@@ -140,6 +140,10 @@ pub enum Defect {
     ForgetBackings,
     /// Native: a replay counts the sectors of records whose data is missing as present.
     CountMissingSectors,
+    /// Native: a rebuild without a catalogue takes map pages for those of states that are not in use any more.
+    RebuildFromStalePages,
+    /// Native: a rebuild shows lost blocks as zeros.
+    RebuildLostAsZeros,
     /// Native: a block that a take has shared meanwhile gets further sectors.
     ExtendShared,
     /// Native: a checkpoint includes redirects whose records are not durable.

@@ -186,6 +186,16 @@ pub enum DatastoreCommand {
     },
     /// List the datastores and their free space
     List,
+    /// Write what can be read of a damaged store to a new datastore (without a daemon)
+    ///
+    /// The source is not changed. Exit code 6: something is lost.
+    Rebuild {
+        /// Name the store's file or device, or the folder that has it
+        source: PathBuf,
+        /// Name the new folder, which must not exist
+        #[arg(long, value_name = "PATH")]
+        into: PathBuf,
+    },
     /// Stop serving a datastore without changing its content
     Remove {
         name: DatastoreName,

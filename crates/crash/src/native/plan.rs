@@ -186,6 +186,7 @@ impl Plan {
                 journal_pages,
                 group_blocks: [64, 96, 200, 512][rng.below(4) as usize],
                 sector_masks: seed % 4 != 3,
+                rebuildable: seed % 8 != 6,
             },
             options: draw_options(&mut rng, defects),
             growth: Growth {

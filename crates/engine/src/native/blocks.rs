@@ -205,6 +205,8 @@ impl Store {
     pub(super) fn set_reserve(&self) {
         let soon = RESERVE_STEP_RUNS as u64 * 3 * self.trees();
         let pages = self.pending_pages.get().saturating_sub(self.pages_placed.get());
-        self.space.set_reserve(pages + soon + self.options.reserve_blocks);
+        // The next checkpoint may write all of the catalogue beside the present one, and it may grow meanwhile.
+        let catalogue = self.superblock.get().catalogue_pages * 5 / 4;
+        self.space.set_reserve(pages + soon + self.options.reserve_blocks.max(catalogue));
     }
 }

@@ -1,23 +1,25 @@
 //! The catalogue: an ordered map of small items - nodes, groups, VMs, snapshots - as of the last checkpoint.
 //!
 //! Items are in chunks of about 32 KiB, and chunks in pages. A checkpoint writes the chunks that changed, the directory
-//! of all chunks, and a head page that the superblock names. Every part is checked against the checksum in its parent.
+//! of all chunks, and a head page that the superblock names. Every part is checked against the checksum in its parent,
+//! and a rebuildable store has each part twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::rc::Rc;
 
-use blk::{Buf, Error, File, Result};
+use blk::{Buf, Error, ErrorKind, File, Result};
+use zerocopy::IntoBytes;
 
 use super::bytes::{Reader, Writer};
 use super::change::Key;
 use super::layout::{
-    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, HEAD_BYTES, STORE_ID_AT, checksum, get_u64, page_checksum,
-    put_head, seal_page,
+    ADDRESS_AT, BLOCK, CHECKSUM_AT, Extent, HEAD_BYTES, STORE_ID_AT, checksum, get_struct, get_u64,
+    page_checksum, put_head, seal_page,
 };
 use super::space::Space;
 use super::stored::USER_KINDS;
-use super::superblock::CatalogueHead;
+use super::superblock::{CatalogueHead, Superblock};
 
 /// "unstCATA".
 const MAGIC: u64 = u64::from_le_bytes(*b"unstCATA");
@@ -33,18 +35,23 @@ const FIRST_KEY: Key = Key { kind: 0, major: 0, minor: 0 };
 pub(super) struct Blob {
     pub bytes: u64,
     pub checksum: u64,
-    pub extents: Vec<Extent>,
+    /// The pages of each copy; the second one is empty in a store whose catalogue has one copy.
+    pub copies: [Vec<Extent>; 2],
 }
 
 /// The catalogue of a store in memory.
 #[derive(Default)]
 pub(super) struct Catalogue {
     pub items: BTreeMap<Key, Vec<u8>>,
+    /// Damage of parts whose other copy was read.
+    pub damaged: Vec<Error>,
+    /// Each part has two copies.
+    pub has_two_copies: bool,
     /// Chunks by the first key that they may hold; each reaches to the next one.
     chunks: BTreeMap<Key, Blob>,
     dirty: BTreeSet<Key>,
     directory: Blob,
-    head: Option<Extent>,
+    head: [Vec<Extent>; 2],
     /// Places found for the checkpoint under way.
     placed: BTreeMap<BlobId, Blob>,
 }
@@ -57,36 +64,111 @@ enum BlobId {
 }
 
 impl Blob {
-    fn pages(&self) -> u64 {
-        self.extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.len))
+    fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.copies.iter().flatten().copied()
+    }
+
+    fn into_extents(self) -> impl Iterator<Item = Extent> {
+        self.copies.into_iter().flatten()
+    }
+}
+
+fn pages_of(extents: &[Extent]) -> u64 {
+    extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.len))
+}
+
+/// Reads the parts of a catalogue, each from the copy that is whole.
+struct CopyReader<'a> {
+    file: &'a File,
+    store_id: u64,
+    place: String,
+    has_two_copies: bool,
+    damaged: Vec<Error>,
+}
+
+impl CopyReader<'_> {
+    /// Returns the content of a part. Both copies are read, so that damage of one is found while the other is whole.
+    async fn read(&mut self, blob: &Blob) -> Result<Vec<u8>> {
+        let mut found: Option<Vec<u8>> = None;
+        let mut errors = Vec::new();
+        for extents in blob.copies.iter().take(if self.has_two_copies { 2 } else { 1 }) {
+            match read_blob(self.file, self.store_id, blob, extents, &self.place).await {
+                Ok(bytes) => found = Some(bytes),
+                Err(e) if e.kind == ErrorKind::Damaged || e.kind == ErrorKind::Io => errors.push(e),
+                Err(e) => return Err(e),
+            }
+        }
+        match found {
+            Some(bytes) => {
+                self.damaged.append(&mut errors);
+                Ok(bytes)
+            }
+            None => Err(errors.swap_remove(0)),
+        }
     }
 }
 
 impl Catalogue {
-    pub(super) async fn read(file: &File, store_id: u64, head: CatalogueHead) -> Result<Catalogue> {
-        let mut catalogue = Catalogue::default();
-        if head.addr == 0 {
+    /// Reads the catalogue that a superblock names. If one copy of a part is damaged, the other one counts, and the next
+    /// checkpoint writes all parts again.
+    pub(super) async fn read(file: &File, superblock: &Superblock) -> Result<Catalogue> {
+        let has_two_copies = superblock.is_rebuildable();
+        let mut catalogue = Catalogue { has_two_copies, ..Catalogue::default() };
+        let CatalogueHead { addr, bytes, checksum } = superblock.catalogue;
+        if addr == 0 {
             return Ok(catalogue);
         }
-        let at = Extent { addr: head.addr, len: 1 };
-        let blob = Blob { bytes: head.bytes, checksum: head.checksum, extents: vec![at] };
         let place = format!("{}: catalogue", file.name());
-        let bytes = read_blob(file, store_id, &blob, &place).await?;
-        catalogue.head = Some(at);
-        catalogue.directory = decode_blob(&mut Reader::new(&bytes, &place))?;
-        let bytes = read_blob(file, store_id, &catalogue.directory, &place).await?;
+        let (store_id, damaged) = (superblock.store_id, Vec::new());
+        let mut reader = CopyReader { file, store_id, place, has_two_copies, damaged };
+        catalogue.head = superblock.catalogue_heads().map(|addr| match addr {
+            0 => Vec::new(),
+            addr => vec![Extent { addr, len: 1 }],
+        });
+        let head = Blob { bytes, checksum, copies: catalogue.head.clone() };
+        let bytes = reader.read(&head).await?;
+        let place = reader.place.clone();
+        catalogue.directory = decode_blob(&mut Reader::new(&bytes, &place), has_two_copies)?;
+        let bytes = reader.read(&catalogue.directory).await?;
         let mut directory = Reader::new(&bytes, &place);
         while !directory.is_empty() {
             let first = directory.key()?;
-            let blob = decode_blob(&mut directory)?;
-            let bytes = read_blob(file, store_id, &blob, &place).await?;
+            let blob = decode_blob(&mut directory, has_two_copies)?;
+            let bytes = reader.read(&blob).await?;
             let mut items = Reader::new(&bytes, &place);
             while !items.is_empty() {
                 catalogue.items.insert(items.key()?, items.bytes("value")?.to_vec());
             }
             catalogue.chunks.insert(first, blob);
         }
+        catalogue.damaged = reader.damaged;
+        if !catalogue.damaged.is_empty() {
+            catalogue.dirty.extend(catalogue.chunks.keys());
+        }
         Ok(catalogue)
+    }
+
+    /// Creates a catalogue of two copies that has no part on the medium yet. `place` returns the places of so many pages
+    /// of a copy. Until `write` values may still change, but not their sizes.
+    pub(super) fn lay_out(
+        items: BTreeMap<Key, Vec<u8>>,
+        place: &mut dyn FnMut(usize, u64) -> Vec<Extent>,
+    ) -> Catalogue {
+        let mut catalogue = Catalogue { items, has_two_copies: true, ..Catalogue::default() };
+        catalogue.dirty.insert(FIRST_KEY);
+        let mut place = |bytes: usize| {
+            let pages = bytes.div_ceil(PAYLOAD).max(1) as u64;
+            Blob { bytes: bytes as u64, checksum: 0, copies: [place(0, pages), place(1, pages)] }
+        };
+        for (key, bytes) in catalogue.pack(FIRST_KEY) {
+            let blob = place(bytes.len());
+            catalogue.placed.insert(BlobId::Chunk(key), blob);
+        }
+        let directory = place(catalogue.directory_bytes().len());
+        catalogue.placed.insert(BlobId::Directory, directory);
+        let head = place(catalogue.head_bytes(&Superblock::default()).len());
+        catalogue.placed.insert(BlobId::Head, head);
+        catalogue
     }
 
     /// Returns the items of the store's users.
@@ -122,7 +204,7 @@ impl Catalogue {
         for first in self.dirty.clone() {
             if self.is_empty_chunk(first) {
                 self.dirty.remove(&first);
-                freed.extend(self.chunks.remove(&first).into_iter().flat_map(|blob| blob.extents));
+                freed.extend(self.chunks.remove(&first).into_iter().flat_map(Blob::into_extents));
                 continue;
             }
             pieces.extend(self.pack(first).into_iter().map(|(key, bytes)| (BlobId::Chunk(key), bytes.len())));
@@ -130,7 +212,7 @@ impl Catalogue {
         self.placed.retain(|part, blob| {
             let keep = pieces.contains_key(part) || matches!(part, BlobId::Directory | BlobId::Head);
             if !keep {
-                freed.append(&mut blob.extents);
+                freed.extend(std::mem::take(blob).into_extents());
             }
             keep
         });
@@ -139,9 +221,9 @@ impl Catalogue {
         }
         // Its length follows from the number of extents, which is known now.
         self.place_blob(space, BlobId::Directory, self.directory_bytes().len(), freed).await?;
-        let head = encoded_blob(&self.placed[&BlobId::Directory]);
+        let head = self.head_bytes(&Superblock::default());
         self.place_blob(space, BlobId::Head, head.len(), freed).await?;
-        match self.placed[&BlobId::Head].extents[..] {
+        match self.placed[&BlobId::Head].copies[0][..] {
             [Extent { len: 1, .. }] => Ok(()),
             _ => Err(Error::refused("catalogue", "its directory is in too many pieces for one page")),
         }
@@ -163,39 +245,61 @@ impl Catalogue {
         freed: &mut Vec<Extent>,
     ) -> Result<()> {
         let pages = bytes.div_ceil(PAYLOAD).max(1) as u64;
-        if self.placed.get(&part).is_some_and(|blob| blob.pages() == pages) {
+        if self.placed.get(&part).is_some_and(|blob| pages_of(&blob.copies[0]) == pages) {
             return Ok(());
         }
         let mut blob = Blob { bytes: bytes as u64, ..Blob::default() };
-        while blob.pages() < pages {
-            match space.place_meta(pages - blob.pages()).await {
-                Ok(extent) => blob.extents.push(extent),
-                Err(e) => {
-                    blob.extents.into_iter().for_each(|extent| space.unplace_meta(extent));
-                    return Err(e);
-                }
-            }
+        if let Err(e) = self.place_copies(space, pages, &mut blob).await {
+            blob.into_extents().for_each(|extent| space.unplace_meta(extent));
+            return Err(e);
         }
         let old = match self.placed.insert(part, blob) {
-            Some(placed) => placed.extents,
-            None => self.extents_of(part),
+            Some(placed) => placed.copies,
+            None => self.copies_of(part),
         };
-        freed.extend(old);
+        freed.extend(old.into_iter().flatten());
+        Ok(())
+    }
+
+    /// Places the pages of a part; those of the second copy are half a group away where there is room.
+    async fn place_copies(&self, space: &Rc<Space>, pages: u64, blob: &mut Blob) -> Result<()> {
+        let [first, second] = &mut blob.copies;
+        while pages_of(first) < pages {
+            first.push(space.place_meta(pages - pages_of(first)).await?);
+        }
+        while self.has_two_copies && pages_of(second) < pages {
+            second.push(space.place_meta_apart(pages - pages_of(second), first[0].addr).await?);
+        }
         Ok(())
     }
 
     /// Returns the place of a part as of the last checkpoint.
-    fn extents_of(&self, part: BlobId) -> Vec<Extent> {
+    fn copies_of(&self, part: BlobId) -> [Vec<Extent>; 2] {
         match part {
-            BlobId::Chunk(key) => self.chunks.get(&key).map(|blob| blob.extents.clone()).unwrap_or_default(),
-            BlobId::Directory => self.directory.extents.clone(),
-            BlobId::Head => self.head.into_iter().collect(),
+            BlobId::Chunk(key) => self.chunks.get(&key).map(|blob| blob.copies.clone()).unwrap_or_default(),
+            BlobId::Directory => self.directory.copies.clone(),
+            BlobId::Head => self.head.clone(),
         }
     }
 
+    /// Returns the number of pages of all copies once the parts that were placed are written.
+    pub(super) fn next_pages(&self) -> u64 {
+        let is_replaced = |part: BlobId| self.placed.contains_key(&part);
+        let chunks = self.chunks.iter().filter(|(key, _)| !is_replaced(BlobId::Chunk(**key)));
+        let kept = chunks.map(|(_, blob)| blob).chain(self.placed.values());
+        kept.flat_map(Blob::extents).map(|extent| extent.len).sum()
+    }
+
     /// Writes the changed parts to the places found, without a flush. On an error nothing has changed here, and the
-    /// call may be repeated.
-    pub(super) async fn write(&mut self, file: &File, store_id: u64) -> Result<CatalogueHead> {
+    /// call may be repeated. Returns the head of the first copy, and the address of the second one's.
+    ///
+    /// A head page has a copy of the next superblock, in which the catalogue is left out.
+    pub(super) async fn write(
+        &mut self,
+        file: &File,
+        superblock: &Superblock,
+    ) -> Result<(CatalogueHead, u64)> {
+        let store_id = superblock.store_id;
         for first in self.dirty.clone() {
             for (key, bytes) in self.pack(first) {
                 self.write_placed(file, store_id, BlobId::Chunk(key), &bytes).await?;
@@ -203,33 +307,49 @@ impl Catalogue {
         }
         let directory = self.directory_bytes();
         self.write_placed(file, store_id, BlobId::Directory, &directory).await?;
-        let head = encoded_blob(&self.placed[&BlobId::Directory]);
+        let head = self.head_bytes(superblock);
         self.write_placed(file, store_id, BlobId::Head, &head).await?;
         Ok(self.settle())
+    }
+
+    fn head_bytes(&self, superblock: &Superblock) -> Vec<u8> {
+        let mut out = Writer::default();
+        encode_blob(&mut out, &self.placed[&BlobId::Directory], self.has_two_copies);
+        if self.has_two_copies {
+            let without =
+                Superblock { catalogue: CatalogueHead::default(), second_catalogue: 0, ..*superblock };
+            out.bytes(without.as_bytes());
+        }
+        out.done()
     }
 
     async fn write_placed(&mut self, file: &File, store_id: u64, part: BlobId, bytes: &[u8]) -> Result<()> {
         let blob = self.placed.get_mut(&part).expect("placed before it is written");
         (blob.bytes, blob.checksum) = (bytes.len() as u64, checksum(bytes));
-        write_blob(file, store_id, blob, bytes).await
+        for extents in &blob.copies {
+            write_blob(file, store_id, extents, bytes).await?;
+        }
+        Ok(())
     }
 
     /// Makes the places that were written those of the catalogue.
-    fn settle(&mut self) -> CatalogueHead {
-        let mut head = CatalogueHead::default();
+    fn settle(&mut self) -> (CatalogueHead, u64) {
+        let (mut head, mut second) = (CatalogueHead::default(), 0);
         for (part, blob) in std::mem::take(&mut self.placed) {
             match part {
                 BlobId::Chunk(key) => drop(self.chunks.insert(key, blob)),
                 BlobId::Directory => self.directory = blob,
                 BlobId::Head => {
-                    let at = blob.extents[0];
-                    self.head = Some(at);
-                    head = CatalogueHead { addr: at.addr, bytes: blob.bytes, checksum: blob.checksum };
+                    let [first, other] =
+                        [0, 1].map(|copy: usize| blob.copies[copy].first().map_or(0, |at| at.addr));
+                    head = CatalogueHead { addr: first, bytes: blob.bytes, checksum: blob.checksum };
+                    second = other;
+                    self.head = blob.copies;
                 }
             }
         }
         self.dirty.clear();
-        head
+        (head, second)
     }
 
     /// Returns the next directory: places found count before the present ones.
@@ -243,7 +363,7 @@ impl Catalogue {
         let mut out = Writer::default();
         for (first, blob) in all {
             out.key(&first);
-            encode_blob(&mut out, blob);
+            encode_blob(&mut out, blob, self.has_two_copies);
         }
         out.done()
     }
@@ -270,37 +390,59 @@ impl Catalogue {
 
     /// Returns every block that the catalogue itself uses, for the check.
     pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
-        let chunks = self.chunks.values().flat_map(|blob| blob.extents.iter());
-        chunks.chain(&self.directory.extents).chain(&self.head).copied()
+        let chunks = self.chunks.values().flat_map(Blob::extents);
+        chunks.chain(self.directory.extents()).chain(self.head.iter().flatten().copied())
     }
 }
 
-fn encode_blob(out: &mut Writer, blob: &Blob) {
-    out.u64(blob.bytes).u64(blob.checksum).u32(blob.extents.len() as u32);
-    for extent in &blob.extents {
-        out.u64(extent.addr).u64(extent.len);
+fn encode_blob(out: &mut Writer, blob: &Blob, has_two_copies: bool) {
+    out.u64(blob.bytes).u64(blob.checksum);
+    for extents in blob.copies.iter().take(if has_two_copies { 2 } else { 1 }) {
+        out.u32(extents.len() as u32);
+        for extent in extents {
+            out.u64(extent.addr).u64(extent.len);
+        }
     }
 }
 
-fn decode_blob(input: &mut Reader<'_>) -> Result<Blob> {
-    let (bytes, checksum, extents) =
-        (input.u64("length")?, input.u64("checksum")?, input.u32("number of extents")?);
-    let mut blob = Blob { bytes, checksum, extents: Vec::new() };
-    for _ in 0..extents {
-        blob.extents.push(Extent { addr: input.u64("address")?, len: input.u64("blocks")? });
+fn decode_blob(input: &mut Reader<'_>, has_two_copies: bool) -> Result<Blob> {
+    let (bytes, checksum) = (input.u64("length")?, input.u64("checksum")?);
+    let mut blob = Blob { bytes, checksum, copies: Default::default() };
+    for extents in blob.copies.iter_mut().take(if has_two_copies { 2 } else { 1 }) {
+        for _ in 0..input.u32("number of extents")? {
+            extents.push(Extent { addr: input.u64("address")?, len: input.u64("blocks")? });
+        }
     }
     Ok(blob)
 }
 
-fn encoded_blob(blob: &Blob) -> Vec<u8> {
-    let mut out = Writer::default();
-    encode_blob(&mut out, blob);
-    out.done()
+/// Returns the copy of the superblock in the head page at `addr`, with the catalogue that the page begins. None if the
+/// page is no head page of the store `store_id`, or of any store if that is None.
+pub(super) fn superblock_in_head(page: &[u8], addr: u64, store_id: Option<u64>) -> Option<Superblock> {
+    let found = get_u64(page, STORE_ID_AT);
+    let is_page = check_page(page, addr, store_id.unwrap_or(found)).is_ok();
+    let payload = &page[HEAD_BYTES..];
+    let mut input = Reader::new(payload, "head page");
+    let directory = decode_blob(&mut input, true).ok().filter(|_| is_page)?;
+    let bytes = input.bytes("superblock").ok().filter(|bytes| bytes.len() == size_of::<Superblock>())?;
+    let superblock: Superblock = get_struct(bytes);
+    let mut head = Writer::default();
+    encode_blob(&mut head, &directory, true);
+    head.bytes(bytes);
+    let head = head.done();
+    let catalogue = CatalogueHead { addr, bytes: head.len() as u64, checksum: checksum(&head) };
+    let is_head = payload[head.len()..].iter().all(|byte| *byte == 0)
+        && superblock.store_id == found
+        && superblock.is_rebuildable();
+    is_head.then_some(Superblock { catalogue, second_catalogue: addr, ..superblock })
 }
 
-async fn write_blob(file: &File, store_id: u64, blob: &Blob, bytes: &[u8]) -> Result<()> {
+async fn write_blob(file: &File, store_id: u64, extents: &[Extent], bytes: &[u8]) -> Result<()> {
+    if extents.is_empty() {
+        return Ok(());
+    }
     let mut payloads = bytes.chunks(PAYLOAD);
-    for extent in &blob.extents {
+    for extent in extents {
         let mut buf = Buf::zeroed((extent.len * BLOCK) as usize);
         for (n, page) in buf.chunks_exact_mut(BLOCK as usize).enumerate() {
             let payload = payloads.next().unwrap_or_default();
@@ -310,11 +452,33 @@ async fn write_blob(file: &File, store_id: u64, blob: &Blob, bytes: &[u8]) -> Re
         }
         file.tables().write(extent.addr * BLOCK, buf).await?;
     }
-    assert!(payloads.next().is_none(), "{} bytes in {} pages", bytes.len(), blob.pages());
+    assert!(payloads.next().is_none(), "{} bytes in {} pages", bytes.len(), pages_of(extents));
     Ok(())
 }
 
-async fn read_blob(file: &File, store_id: u64, blob: &Blob, place: &str) -> Result<Vec<u8>> {
+/// Checks the first fields of a page of the catalogue; the error is the field, what was found and what was expected.
+fn check_page(page: &[u8], addr: u64, store_id: u64) -> Result<(), (&'static str, u64, u64)> {
+    let fields = [
+        ("magic", get_u64(page, 0), MAGIC),
+        ("store id", get_u64(page, STORE_ID_AT), store_id),
+        ("its own address", get_u64(page, ADDRESS_AT), addr),
+        ("checksum", get_u64(page, CHECKSUM_AT), page_checksum(page)),
+    ];
+    fields.into_iter().find(|(_, found, wanted)| found != wanted).map_or(Ok(()), Err)
+}
+
+/// Returns whether a page is one of the store's catalogue, of any checkpoint.
+pub(super) fn is_page(page: &[u8], addr: u64, store_id: u64) -> bool {
+    check_page(page, addr, store_id).is_ok()
+}
+
+async fn read_blob(
+    file: &File,
+    store_id: u64,
+    blob: &Blob,
+    extents: &[Extent],
+    place: &str,
+) -> Result<Vec<u8>> {
     let damaged = |what: &str, found: u64, expected: u64| {
         Error::damaged(place, format!("{what}: found {found:#x}, expected {expected:#x}"))
     };
@@ -322,25 +486,18 @@ async fn read_blob(file: &File, store_id: u64, blob: &Blob, place: &str) -> Resu
         return Err(damaged("length", blob.bytes, BLOB_BYTES_MAX));
     }
     let expected = blob.bytes.div_ceil(PAYLOAD as u64).max(1);
-    if blob.pages() != expected {
-        return Err(damaged("pages", blob.pages(), expected));
+    let pages = pages_of(extents);
+    if pages != expected {
+        return Err(damaged("pages", pages, expected));
     }
     let mut bytes = Vec::with_capacity(blob.bytes as usize);
-    for extent in &blob.extents {
+    for extent in extents {
         let at = extent.addr.checked_mul(BLOCK).ok_or_else(|| damaged("address", extent.addr, 0))?;
         let (buf, result) = file.tables().read(at, Buf::alloc((extent.len * BLOCK) as usize)).await;
         result?;
         for (n, page) in buf.chunks_exact(BLOCK as usize).enumerate() {
             let addr = extent.addr + n as u64;
-            let fields = [
-                ("magic", get_u64(page, 0), MAGIC),
-                ("store id", get_u64(page, STORE_ID_AT), store_id),
-                ("its own address", get_u64(page, ADDRESS_AT), addr),
-                ("checksum", get_u64(page, CHECKSUM_AT), page_checksum(page)),
-            ];
-            if let Some((what, found, expected)) =
-                fields.into_iter().find(|(_, found, wanted)| found != wanted)
-            {
+            if let Err((what, found, expected)) = check_page(page, addr, store_id) {
                 return Err(damaged(&format!("block {addr}: {what}"), found, expected));
             }
             let left = (blob.bytes as usize - bytes.len()).min(PAYLOAD);

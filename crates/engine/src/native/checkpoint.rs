@@ -22,7 +22,7 @@ use super::store::Store;
 use super::stored::{NodeItem, encode_group, group_key, node_key};
 use super::superblock::{SOURCES, Superblock};
 use super::table::Table;
-use super::tree::{MergePace, MergeSpace, Roots, Update, merge};
+use super::tree::{MergePace, MergeSpace, PageTag, Roots, Update, merge};
 use super::view::View;
 use crate::options::Defect;
 
@@ -140,7 +140,12 @@ impl Store {
         let Some(below) = view.below() else { return Ok(()) };
         let below = below.roots().expect("merged before those above it");
         let updates = self.updates_of(view).await;
-        let space = StoreSpace { store: self, parent: view.parent, freed: RefCell::default() };
+        let space = StoreSpace {
+            store: self,
+            parent: view.parent,
+            tag: self.tag_of(view),
+            freed: RefCell::default(),
+        };
         let pace = Pace { store: self, worked_from_ns: Cell::new(self.env.now_ns()) };
         let merged = merge(&self.nodes, below, &updates, view.stamp, &space, &pace).await;
         self.merging.end_view();
@@ -154,6 +159,15 @@ impl Store {
             self.env.offload(move || drop(table)).await;
         }
         Ok(())
+    }
+
+    /// Returns the tag of the pages that a merge of the view writes.
+    fn tag_of(&self, view: &View) -> PageTag {
+        let superblock = self.superblock.get();
+        match superblock.is_rebuildable() {
+            true => PageTag { node: view.node, checkpoint: superblock.checkpoint + 1 },
+            false => PageTag::default(),
+        }
     }
 
     /// Hundreds of thousands of extents are moved where that is possible, not copied.
@@ -204,7 +218,7 @@ impl Store {
         for (group, summary) in self.space.write_pages(superblock.checkpoint).await? {
             catalogue.set(group_key(u64::from(group)), Some(encode_group(&summary)));
         }
-        superblock.catalogue = catalogue.write(&self.file, self.id()).await?;
+        superblock.catalogue_checkpoint = superblock.checkpoint;
         superblock.generation = frozen.generation;
         superblock.next_node = frozen.next_node;
         superblock.journal = frozen.journal;
@@ -214,6 +228,9 @@ impl Store {
         superblock.flushed_lsn = frozen.journal.lsn - 1;
         superblock.clean = self.closed.get().into();
         superblock.boot = self.boot.get();
+        superblock.catalogue_pages = catalogue.next_pages();
+        (superblock.catalogue, superblock.second_catalogue) =
+            catalogue.write(&self.file, &superblock).await?;
         Ok(superblock)
     }
 
@@ -321,6 +338,7 @@ fn item_of(node: &Node) -> (u64, NodeItem, Rc<View>) {
 struct StoreSpace<'a> {
     store: &'a Store,
     parent: u64,
+    tag: PageTag,
     freed: RefCell<Vec<Extent>>,
 }
 
@@ -335,6 +353,10 @@ impl MergeSpace for StoreSpace<'_> {
             self.store.pages_placed.update(|placed| placed + 1);
             Ok(addr)
         })
+    }
+
+    fn tag(&self) -> PageTag {
+        self.tag
     }
 
     fn unplace_node(&self, addr: u64) {

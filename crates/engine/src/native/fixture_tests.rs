@@ -22,8 +22,12 @@ use super::store::{Store, StoreOptions};
 use super::tests::{disk, fill, run, write_sectors};
 use crate::job::{Job, LAND};
 
-const FIXTURES: [(&str, Feature); 3] =
-    [("plain", Feature::Plain), ("sector-masks", Feature::SectorMasks), ("sources", Feature::Sources)];
+const FIXTURES: [(&str, Feature); 4] = [
+    ("plain", Feature::Plain),
+    ("sector-masks", Feature::SectorMasks),
+    ("sources", Feature::Sources),
+    ("rebuildable", Feature::Rebuildable),
+];
 const DISK_BLOCKS: u64 = 2000;
 const SECTORS: u64 = BLOCK / SECTOR;
 
@@ -40,6 +44,7 @@ enum Feature {
     Plain,
     SectorMasks,
     Sources,
+    Rebuildable,
 }
 
 /// Bytes of the two sources of a fixture. The first has landed.
@@ -85,8 +90,12 @@ async fn verify_sources(store: &Rc<Store>) {
 async fn make(env: &Env, feature: Feature) {
     let dir = env.open_root("/").unwrap();
     let file = dir.create_new("store").await.unwrap();
-    let layout =
-        NewStore { journal_pages: 824, group_blocks: 64, sector_masks: feature >= Feature::SectorMasks };
+    let layout = NewStore {
+        journal_pages: 824,
+        group_blocks: 64,
+        sector_masks: feature >= Feature::SectorMasks,
+        rebuildable: feature >= Feature::Rebuildable,
+    };
     Store::format(env, &file, layout).await.unwrap();
     dir.sync().await.unwrap();
     let store = open(env).await;
@@ -103,7 +112,7 @@ async fn make(env: &Env, feature: Feature) {
     write_sectors(&running, 11 * SECTORS + 7, 3, 5).await;
     write_sectors(&disk(&store, 3), 900 * SECTORS + 2, 2, 6).await;
     running.clone().discard(16 * BLOCK..17 * BLOCK).await.unwrap();
-    if feature == Feature::Sources {
+    if feature >= Feature::Sources {
         make_sources(env, &store).await;
     }
     store.flush().await.unwrap();
@@ -187,9 +196,10 @@ fn is_read(fixture: Vec<u8>, feature: Feature) {
         restore(&env, &fixture).await;
         let store = open(&env).await;
         assert_eq!(store.superblock.get().has_sector_masks(), sector_masks);
-        assert_eq!(store.superblock.get().has_sources(), feature == Feature::Sources);
+        assert_eq!(store.superblock.get().has_sources(), feature >= Feature::Sources);
+        assert_eq!(store.superblock.get().is_rebuildable(), feature >= Feature::Rebuildable);
         verify(&store).await;
-        if feature == Feature::Sources {
+        if feature >= Feature::Sources {
             verify_sources(&store).await;
         }
         assert_eq!(store.node(1).unwrap().roots().unwrap().backings.is_some(), sector_masks);

@@ -50,8 +50,21 @@ pub(crate) const WORD_MASK: u64 = (1 << WORD_BITS) - 1;
 pub(crate) const FLAGS_SHIFT: u32 = WORD_BITS + 8;
 const FLAGS_MASK: u64 = 0xFF << FLAGS_SHIFT;
 
-/// Greatest number of a device other than the store; 255 is reserved.
+/// Greatest number of a source.
 pub(crate) const DEVICE_MAX: u8 = 254;
+
+/// The device of lost blocks: their content is unknown, and a read of them fails until they are written.
+pub(crate) const LOST: u8 = 255;
+
+/// Returns the first word of the entry of a lost block of a disk.
+pub(crate) const fn lost_word(block: u64) -> u64 {
+    device_word(LOST, block)
+}
+
+/// Returns whether an entry's first word says that its block is lost.
+pub(crate) const fn is_lost(word: u64) -> bool {
+    device_of(word) == LOST
+}
 
 /// Returns the address in an entry's first word, without device and flags.
 pub(crate) const fn addr_of(place: u64) -> u64 {

@@ -14,7 +14,7 @@ use super::layout::{BLOCK, Extent};
 use super::remote::NodeGrants;
 use super::table::{PartialBlock, Redirect, Table};
 use super::tree::{LEVEL_MAX, Roots, span};
-use super::view::View;
+use super::view::{MergeOf, View};
 
 /// The parent of a root: no node.
 pub(super) const NONE: u64 = 0;
@@ -92,7 +92,8 @@ impl Node {
         let table = self.active.take();
         if !table.is_empty() {
             let (below, pages) = (self.current_view(), self.pages.take());
-            *self.view.borrow_mut() = View::pending(table, below, stamp, (self.parent.get(), pages));
+            let merge = MergeOf { node: self.id, parent: self.parent.get(), pages };
+            *self.view.borrow_mut() = View::pending(table, below, stamp, merge);
         }
         self.current_view()
     }

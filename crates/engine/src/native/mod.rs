@@ -28,6 +28,7 @@ mod preview;
 mod progress;
 #[cfg(test)]
 mod randomized_tests;
+mod rebuild;
 mod reclaim;
 mod recover;
 mod redirect;
@@ -61,6 +62,7 @@ mod zero;
 
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
+pub use rebuild::{RebuildReport, RebuiltNode, rebuild};
 pub use recover::NewStore;
 pub use remote::{DiskTicket, RemoteDisk, RemoteVm, StoreEnd, StoreSide, VmEnd, VmSide, VmTicket, connect};
 pub use source::Source;

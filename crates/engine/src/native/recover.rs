@@ -19,7 +19,7 @@ use super::replayed_records::{MissingSectors, ReplayedRecords};
 use super::source::read_sources;
 use super::space::{Growth, Space, groups_within};
 use super::store::{Store, StoreOptions, StoreParts};
-use super::superblock::{COUNTER_END, LEASED, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
+use super::superblock::{COUNTER_END, LEASED, REBUILDABLE, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
 use super::table::{PartialBlock, Redirect};
 use super::tree::{MapCache, Nodes};
 use crate::options::Defect;
@@ -45,12 +45,19 @@ pub struct NewStore {
     /// A first write of some sectors of a block leaves the others where they are, if the device writes sectors of 512
     /// bytes.
     pub sector_masks: bool,
+    /// The catalogue has two copies, and the store can be rebuilt from its map pages.
+    pub rebuildable: bool,
 }
 
 impl Default for NewStore {
     /// A journal of 64 MiB and groups of 126 MiB.
     fn default() -> Self {
-        NewStore { journal_pages: 16 << 10, group_blocks: super::space::GROUP_BLOCKS_MAX, sector_masks: true }
+        NewStore {
+            journal_pages: 16 << 10,
+            group_blocks: super::space::GROUP_BLOCKS_MAX,
+            sector_masks: true,
+            rebuildable: true,
+        }
     }
 }
 
@@ -63,7 +70,8 @@ impl Store {
             group_blocks: new.group_blocks,
         };
         let mut superblock = Superblock::first(&geometry, env.unix_us());
-        superblock.features_incompat = if new.sector_masks { SECTOR_MASKS } else { 0 };
+        superblock.features_incompat =
+            if new.sector_masks { SECTOR_MASKS } else { 0 } | if new.rebuildable { REBUILDABLE } else { 0 };
         write_zeros(file, geometry.groups_start() * BLOCK).await?;
         superblock.write(file).await?;
         file.flush().await
@@ -95,7 +103,7 @@ impl Store {
         superblock.check_writable(file.name())?;
         let geometry = superblock.geometry();
         let groups = groups_in(&file, &superblock).await?;
-        let catalogue = Catalogue::read(&file, geometry.store_id, superblock.catalogue).await?;
+        let catalogue = Catalogue::read(&file, &superblock).await?;
         let found = replay(&file, &geometry, superblock.begin()).await?;
         if let Some(other) = &other {
             exclude_newer(other, &found)?;
@@ -128,6 +136,7 @@ impl Store {
         let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
         let sources = read_sources(&catalogue.items, &superblock, file.name())?;
         let nodes = Nodes::new(file.clone(), geometry.store_id, map_cache);
+        let nodes = nodes.losing(superblock.is_rebuildable());
         let parts = StoreParts {
             file,
             geometry,
@@ -140,7 +149,9 @@ impl Store {
             superblock: opened.superblock,
             sources,
         };
+        let damaged = parts.catalogue.damaged.clone();
         let store = Store::assemble(env, options, parts);
+        store.damage.borrow_mut().extend(damaged);
         if let Some(lost) = &lost {
             store.fail_read_only(lost);
         }
@@ -447,6 +458,9 @@ async fn begin_epoch(
     let features_ro_compat = old.features_ro_compat | leased;
     let mut superblock =
         Superblock { epoch, flushed_lsn, clean: 0, boot, machine, features_ro_compat, ..old };
+    if old.clean == 0 && old.is_rebuildable() {
+        superblock.abandon_next();
+    }
     // Both slots are written: records vouched for here may be overwritten in place from now on, and a replay from an
     // older superblock would compare them with their first data again.
     for _ in SLOT_BLOCKS {

@@ -77,7 +77,7 @@ impl NativeDisk {
         data: Slice,
         edges: &SourceEdges,
     ) -> Result<()> {
-        self.refuse_foreign(found)?;
+        self.refuse_foreign(found, &(offset..offset + data.len() as u64))?;
         self.stats.first_writes.update(|n| n + 1);
         let blocks = blocks_of(offset, data.len() as u64);
         let partial = self.partial_blocks(found, offset..offset + data.len() as u64);

@@ -21,7 +21,7 @@ pub(super) struct ReplayedRecords {
     /// Records whose data was not flushed and is missing.
     pub(super) missing: BTreeSet<u64>,
     /// Records declared aborted by an earlier recovery.
-    aborted: BTreeSet<u64>,
+    pub(super) aborted: BTreeSet<u64>,
     /// Errors of the missing records whose data the device cannot read.
     pub(super) unreadable: Vec<Error>,
     pub(super) end: Position,

@@ -271,6 +271,14 @@ impl Store {
         self.broken.borrow().clone()
     }
 
+    /// Returns the damage that was found so far by work that goes on without the damaged object, and that of map pages
+    /// below which blocks are lost.
+    pub fn damage(&self) -> Vec<Error> {
+        let mut all = self.damage.borrow().clone();
+        all.extend(self.nodes.lost());
+        all
+    }
+
     pub(super) fn fail_read_only(&self, cause: &Error) {
         if self.broken.borrow().is_none() {
             *self.broken.borrow_mut() = Some(cause.clone());

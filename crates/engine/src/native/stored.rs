@@ -7,7 +7,7 @@ use blk::{Error, Result};
 use super::bytes::{Reader, Writer};
 use super::key::Key;
 pub use super::key::USER_KINDS;
-use super::layout::{DEVICE_MAX, device_of};
+use super::layout::{DEVICE_MAX, LOST, device_of};
 use super::lineage::{DISK_BLOCKS_MAX, check_size};
 use super::space::GroupSummary;
 use super::superblock::Superblock;
@@ -91,7 +91,8 @@ impl NodeItem {
         counted("device", self.device.into(), 0..=device_max.into())?;
         for (root, device) in [(self.roots.places, self.device), (self.roots.backings, 0)] {
             let found = root.map_or(0, |root| device_of(root.pointer.addr));
-            if found != 0 && found != device {
+            let may_be_lost = superblock.is_rebuildable() && found == LOST;
+            if found != 0 && found != device && !may_be_lost {
                 return Err(format!("device of a root of node {id} is {found}, expected 0 or {device}"));
             }
             let birth = root.map_or(0, |root| root.pointer.birth);

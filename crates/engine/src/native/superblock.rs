@@ -22,7 +22,7 @@ pub const SLOT_BLOCKS: [u64; 2] = [0, 8];
 pub const VERSION: [u16; 2] = [1, 0];
 
 /// Features that this program supports: `INCOMPAT_KNOWN` to read a store, `RO_COMPAT_KNOWN` to write one.
-const INCOMPAT_KNOWN: u64 = SECTOR_MASKS | SOURCES;
+const INCOMPAT_KNOWN: u64 = SECTOR_MASKS | SOURCES | REBUILDABLE;
 const RO_COMPAT_KNOWN: u64 = LEASED;
 /// Read-only compatible: the store is written under its lease. A program that does not check the lease must not write
 /// it.
@@ -32,6 +32,11 @@ pub(crate) const LEASED: u64 = 1;
 pub(crate) const SECTOR_MASKS: u64 = 1;
 /// Incompatible: blocks may be those of a source, so entries, pointers and nodes may have a device.
 pub(crate) const SOURCES: u64 = 2;
+/// Incompatible: the catalogue has two copies, map pages have tags, and blocks may be lost.
+pub(crate) const REBUILDABLE: u64 = 4;
+
+/// Number of ranges of `Superblock::abandoned`.
+pub(crate) const ABANDONED_MAX: usize = 32;
 
 /// A map's entries have 48 bits for an address and for a generation.
 const FIELD_END: u64 = 1 << 48;
@@ -109,6 +114,18 @@ pub struct Superblock {
     pub boot: u64,
     /// `Memory::machine` of that process; 0 if it is unknown.
     pub machine: u64,
+    /// The checkpoint that wrote the catalogue; an opening's superblock has the one of the superblock before. Only with
+    /// `REBUILDABLE`, like the fields that follow.
+    pub catalogue_checkpoint: u64,
+    /// Address of the first page of the catalogue's second copy; 0: none.
+    pub second_catalogue: u64,
+    /// Pages of both copies.
+    pub catalogue_pages: u64,
+    /// Checkpoints that never became valid, as ranges of the first and the last number; zeros behind the last range.
+    /// Pages in the file may have these numbers.
+    pub abandoned: [[u64; 2]; ABANDONED_MAX],
+    /// Pages of checkpoints up to this one may be of an abandoned one, because no range was left.
+    pub abandoned_unknown: u64,
 }
 
 /// The superblock that counts, and the state of the other slot.
@@ -160,9 +177,47 @@ impl Superblock {
         self.features_incompat & SOURCES != 0
     }
 
+    /// Returns whether the catalogue has two copies, map pages have tags, and blocks may be lost.
+    pub fn is_rebuildable(&self) -> bool {
+        self.features_incompat & REBUILDABLE != 0
+    }
+
+    /// Notes that pages of the next checkpoint may be in the file, although it never became valid.
+    pub(crate) fn abandon_next(&mut self) {
+        let number = self.checkpoint + 1;
+        let used = self.abandoned.iter().take_while(|range| range[1] != 0).count();
+        let last = used.checked_sub(1).map(|last| &mut self.abandoned[last]);
+        // Between two openings without a checkpoint, no number is that of a valid one.
+        if let Some(last) = last.filter(|last| self.catalogue_checkpoint < last[0]) {
+            last[1] = number;
+            return;
+        }
+        if used == ABANDONED_MAX {
+            self.abandoned_unknown = self.abandoned[0][1];
+            self.abandoned.rotate_left(1);
+        }
+        self.abandoned[used.min(ABANDONED_MAX - 1)] = [number, number];
+    }
+
+    /// Returns whether the checkpoint of this number became valid; None if that is unknown.
+    pub(crate) fn became_valid(&self, checkpoint: u64) -> Option<bool> {
+        let is_in = |range: &[u64; 2]| range[0] <= checkpoint && checkpoint <= range[1];
+        match checkpoint {
+            _ if checkpoint > self.catalogue_checkpoint => Some(false),
+            _ if checkpoint == self.catalogue_checkpoint => Some(true),
+            _ if checkpoint <= self.abandoned_unknown => None,
+            _ => Some(!self.abandoned.iter().any(is_in)),
+        }
+    }
+
     /// Returns the slot of this superblock: 0 or 1, in turn.
     pub fn slot(&self) -> usize {
         (self.checkpoint % 2) as usize
+    }
+
+    /// Returns the head pages of the catalogue's copies.
+    pub(crate) fn catalogue_heads(&self) -> [u64; 2] {
+        [self.catalogue.addr, self.second_catalogue]
     }
 
     /// Returns where a replay begins, and what it must find.
@@ -230,6 +285,12 @@ impl Superblock {
         }
     }
 
+    /// Checks a superblock that is not in its slot; the catalogue may have one copy only.
+    pub(crate) fn check_limits(&self) -> Result<(), String> {
+        self.check_readable()?;
+        self.check_fields()
+    }
+
     /// Checks every field that is used in arithmetic, so that none of it can overflow.
     fn check_fields(&self) -> Result<(), String> {
         let counters = 0..=COUNTER_END;
@@ -248,6 +309,11 @@ impl Superblock {
         check("journal record number", self.journal.lsn, 1..=COUNTER_END)?;
         check("flushed_lsn", self.flushed_lsn, counters)?;
         self.check_catalogue(end)?;
+        if self.is_rebuildable() {
+            // The tags of map pages have 48 bits.
+            check("checkpoint", self.checkpoint, 0..=GENERATION_END)?;
+            check("checkpoint of the catalogue", self.catalogue_checkpoint, 0..=self.checkpoint)?;
+        }
         check("clean flag", self.clean, 0..=1)
     }
 
@@ -256,7 +322,11 @@ impl Superblock {
         if addr == 0 {
             return check("bytes of a catalogue at address 0", bytes, 0..=0);
         }
-        check("catalogue address", addr, self.geometry().groups_start()..=end - 1)
+        let groups = self.geometry().groups_start()..=end - 1;
+        if self.is_rebuildable() {
+            check("address of the catalogue's second copy", self.second_catalogue, groups.clone())?;
+        }
+        check("catalogue address", addr, groups)
     }
 
     /// Reads both slots and returns the newest whole superblock.

@@ -30,6 +30,7 @@ fn sample(checkpoint: u64) -> Superblock {
         journal_epoch: 2,
         boot: 0x1234_5678_9abc_def1,
         machine: 0xfedc_ba98_7654_3210,
+        ..Superblock::default()
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use blk::{Error, Result};
 
 use super::backing::Backing;
-use super::layout::{addr_of, device_of, has_space, place_of};
+use super::layout::{addr_of, device_of, has_space, is_lost, lost_word, place_of};
 use super::table::{LookupRun, Table};
 use super::tree::{Mapped, Nodes, Roots};
 
@@ -24,9 +24,22 @@ pub struct View {
     pub parent: u64,
     /// Pages that a merge of its table may write.
     pub pages: u64,
+    /// The node that ran while the table was filled: the pages that a merge writes are tagged with it.
+    pub node: u64,
     form: RefCell<Form>,
     /// The view is in the list of those that a checkpoint is to merge.
     pub listed: Cell<bool>,
+}
+
+/// The node whose table a merge writes, its parent, and the pages that the merge may write.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MergeOf {
+    /// The node that runs.
+    pub node: u64,
+    /// See `View::parent`.
+    pub parent: u64,
+    /// See `View::pages`.
+    pub pages: u64,
 }
 
 enum Form {
@@ -36,16 +49,17 @@ enum Form {
 
 impl View {
     pub fn tree(roots: Roots, stamp: u64) -> Rc<View> {
-        View::new(Form::Tree(roots), stamp, (0, 0))
+        View::new(Form::Tree(roots), stamp, MergeOf::default())
     }
 
-    /// Creates a view over `below`. `merge`: the parent of the node, and the pages that a merge may write.
-    pub fn pending(table: Table, below: Rc<View>, stamp: u64, merge: (u64, u64)) -> Rc<View> {
+    /// Creates a view over `below`.
+    pub fn pending(table: Table, below: Rc<View>, stamp: u64, merge: MergeOf) -> Rc<View> {
         View::new(Form::Pending { table, below }, stamp, merge)
     }
 
-    fn new(form: Form, stamp: u64, (parent, pages): (u64, u64)) -> Rc<View> {
-        Rc::new(View { stamp, parent, pages, form: RefCell::new(form), listed: Cell::new(false) })
+    fn new(form: Form, stamp: u64, merge: MergeOf) -> Rc<View> {
+        let MergeOf { node, parent, pages } = merge;
+        Rc::new(View { stamp, parent, pages, node, form: RefCell::new(form), listed: Cell::new(false) })
     }
 
     /// Returns the trees; None while the view is not merged.
@@ -265,7 +279,14 @@ impl Scratch {
                         self.found.push(place.part(at..block));
                     }
                     let end = (run.start + run.len).min(place.end());
-                    for block in block..end {
+                    if is_lost(run.addr) {
+                        // It is unknown which sectors are at the place.
+                        let part = place.part(block..end);
+                        let addr = if part.is_hole() { 0 } else { lost_word(block) };
+                        let birth = if part.is_hole() { part.birth } else { 0 };
+                        self.found.push(LookupRun { addr, birth, ..part });
+                    }
+                    for block in if is_lost(run.addr) { end } else { block }..end {
                         let backing = Backing { place: run.addr + (block - run.start), birth: run.birth };
                         self.found.push(LookupRun { backing, ..place.part(block..block + 1) });
                     }

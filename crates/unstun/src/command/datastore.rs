@@ -20,7 +20,7 @@ pub(super) async fn run(command: &DatastoreCommand, client: &Client, output: Out
             output.result(&client.datastore_add(&request).await?, added)
         }
         DatastoreCommand::TakeOver { what, yes } => take_over(what, *yes, client, output).await,
-        DatastoreCommand::Create { .. } => unreachable!("run elsewhere"),
+        DatastoreCommand::Create { .. } | DatastoreCommand::Rebuild { .. } => unreachable!("run elsewhere"),
         DatastoreCommand::Remove { name, consent } => {
             loss::remove_datastore(name, consent, client, output).await
         }

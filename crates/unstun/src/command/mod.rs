@@ -15,6 +15,7 @@ mod job;
 mod lab;
 mod limits;
 mod loss;
+mod rebuild;
 mod repair;
 mod snapshot;
 mod space;
@@ -35,6 +36,7 @@ pub(crate) fn run(cli: &Cli, output: Output) -> Result<u8> {
     match &cli.command {
         Command::Check(CheckArgs { path: Some(path) }) => check::files(path, output),
         Command::Repair(args) => repair::run(args, output),
+        Command::Datastore(DatastoreCommand::Rebuild { source, into }) => rebuild::run(source, into, output),
         Command::Lab(_) | Command::Demo(_) => lab::run(),
         Command::Check(_) => runtime()?.block_on(check::stores(&client(cli)?, output)),
         Command::Scrub => runtime()?.block_on(check::scrub(&client(cli)?, output)),

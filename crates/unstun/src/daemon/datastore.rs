@@ -6,6 +6,7 @@ pub(super) mod full;
 pub(super) mod hang;
 pub(super) mod lease;
 pub(super) mod native;
+pub(super) mod rebuild;
 pub(super) mod reserve;
 pub(super) mod scrub;
 pub(super) mod signature;

@@ -38,6 +38,7 @@ mod native;
 mod nbd;
 mod programs;
 mod random;
+mod rebuild;
 mod reconnects;
 mod refusals;
 mod removal;

@@ -210,6 +210,22 @@ fn made_here(actual: &mut Actual) {
         "DatastoreCreated",
         &DatastoreCreated { path: "/dev/x".into(), size_bytes: 0, overwritten: None },
     );
+    let range = DiskRange { start_bytes: 0, length_bytes: 1 };
+    let state = RebuiltState { node: 1, name: None, size_bytes: 1, recovered_bytes: 0, lost: vec![range] };
+    actual.add("RebuiltState", &state);
+    actual.add(
+        "StoreRebuilt",
+        &StoreRebuilt {
+            source: "/a".into(),
+            path: "/b".into(),
+            checkpoint: 1,
+            catalogue: true,
+            journal: true,
+            complete: false,
+            states: vec![state],
+            notes: vec![String::new()],
+        },
+    );
     actual.add("ErrorBody", &body);
     actual.add("ErrorFields", &body.error);
     let (chain, output) = ("/a".into(), "/b".into());

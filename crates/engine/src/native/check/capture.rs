@@ -109,8 +109,11 @@ async fn read_catalogue(
     superblock: &Superblock,
     report: &mut Report,
 ) -> Option<(CatalogueItems, Vec<Extent>)> {
-    match Catalogue::read(&store.file, store.id(), superblock.catalogue).await {
+    match Catalogue::read(&store.file, superblock).await {
         Ok(read) => {
+            for error in &read.damaged {
+                report.add(Fault::Catalogue, error.clone(), None, Vec::new());
+            }
             let extents = read.extents().collect();
             Some((read.items, extents))
         }

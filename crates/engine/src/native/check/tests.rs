@@ -8,13 +8,13 @@ use proptest::prelude::*;
 use sim::SimWorld;
 
 use super::*;
-use crate::native::StoreOptions;
 use crate::native::change::Op;
 use crate::native::layout::{BLOCK, Extent};
 use crate::native::store::Store;
 use crate::native::table::Redirect;
 use crate::native::tests::{disk, fill, open_store, open_store_with, run};
 use crate::native::tree::{WalkItem, survey};
+use crate::native::{NewStore, StoreOptions};
 use crate::options::{Defect, Defects};
 
 const SIZE_BLOCKS: u64 = 100_000;
@@ -99,6 +99,13 @@ fn a_damaged_map_page_is_reported_with_all_affected_states() {
 #[test]
 fn a_store_that_is_read_only_is_checked_as_it_was() {
     in_world(async |env| {
+        // Without the feature of lost blocks.
+        let dir = env.open_root("/").unwrap();
+        let file = dir.create_new("store").await.unwrap();
+        let new = NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: false };
+        Store::format(&env, &file, new).await.unwrap();
+        dir.sync().await.unwrap();
+        drop(file);
         let store = family(&env).await;
         let own = first_leaf(&store, 1).await;
         let WalkItem::Page { addr, .. } = own[own.len() - 1] else { panic!("{own:?}") };

@@ -1,6 +1,7 @@
 //! The walk over every map of a committed state, page by page; each block is ticked off in the bitmaps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use blk::{Env, Error, Result};
 
@@ -196,22 +197,32 @@ pub(super) async fn for_all(
             env.sleep_us(0).await;
         }
         for range in diff_ranges(*id, &|id| committed.items.get(&id).copied()) {
-            let mut unknown_to = 0;
+            let mut unknown: Vec<Range<u64>> = Vec::new();
             let mut see = |seen: WalkItem| {
                 if let WalkItem::UnknownBase(blocks) = &seen {
-                    unknown_to = blocks.end;
+                    unknown.push(blocks.clone());
                 }
-                visit(*id, &range, seen, unknown_to);
+                visit(*id, &range, seen, unknown.last().map_or(0, |blocks| blocks.end));
             };
             let (root, base) = (item.roots.places.as_ref(), range.base.places.as_ref());
             survey(&committed.nodes, root, base, range.blocks(), usize::MAX, &mut see).await?;
-            // An older backing block is a place of an ancestor, with which it was visited.
+            // An older backing block is a place of an ancestor, with which it was visited, unless that one has lost it.
+            let is_unknown = |block: u64| {
+                let before = unknown.partition_point(|blocks| blocks.end <= block);
+                unknown.get(before).is_some_and(|blocks| blocks.start <= block)
+            };
             let mut unknown_to = 0;
             let mut see = |seen: WalkItem| {
                 if let WalkItem::UnknownBase(blocks) = &seen {
                     unknown_to = blocks.end;
                 }
-                if !matches!(&seen, WalkItem::Data(run) if run.birth <= range.since) {
+                let was_visited = |run: &Mapped| run.birth <= range.since && !is_unknown(run.start);
+                if let WalkItem::Data(run) = &seen
+                    && is_unknown(run.start)
+                {
+                    unknown_to = unknown_to.max(run.start + run.len);
+                }
+                if !matches!(&seen, WalkItem::Data(run) if was_visited(run)) {
                     visit(*id, &range, seen, unknown_to);
                 }
             };

@@ -16,6 +16,7 @@ mod batch;
 mod crash_tests;
 mod end;
 mod memory_tail;
+mod named;
 mod record;
 mod replay;
 mod rounds;
@@ -38,6 +39,7 @@ use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
+pub(crate) use named::{has_partial_batch, named_checkpoints};
 pub(crate) use record::CHANGE_BYTES_MAX;
 pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};

@@ -12,7 +12,7 @@ use blk::{Buf, Error, Result};
 use futures_util::future::join_all;
 
 use super::super::disk::{NativeDisk, blocks_of};
-use super::super::layout::BLOCK;
+use super::super::layout::{BLOCK, LOST};
 use super::super::source::{Source, not_attached};
 use super::super::status::push_status;
 use super::super::store::Store;
@@ -107,10 +107,27 @@ impl ImageBlocks {
     }
 }
 
+/// Refuses lost blocks: their content is unknown.
+fn refuse_lost(path: &str, found: &[LookupRun]) -> Result<()> {
+    match found.iter().find(|run| run.device() == LOST) {
+        None => Ok(()),
+        Some(run) => {
+            let cause = format!(
+                "blocks {}..{} of the disk are lost: a page of its map was damaged; write them again, or restore them from a \
+                 backup",
+                run.start,
+                run.end()
+            );
+            Err(Error::damaged(path, cause))
+        }
+    }
+}
+
 impl Store {
     /// Looks up where the blocks of sources are among runs of a disk. The caller is admitted.
     pub(in super::super) async fn resolve(&self, found: &[LookupRun]) -> Result<Resolved> {
         let (mut resolved, mut landing) = (Resolved::default(), Scratch::default());
+        refuse_lost(self.path(), found)?;
         for run in found {
             if run.device() == 0 {
                 resolved.runs.push(*run);
@@ -125,6 +142,7 @@ impl Store {
             let map = self.node(source.landing)?;
             self.find(&map, run.start..run.end(), &mut landing).await?;
             let moment = Rc::new(Moment { _uses_image: source.uses.enter(), source, landed, image });
+            refuse_lost(self.path(), &landing.found)?;
             if landing.found.iter().any(|run| run.device() != 0) {
                 let cause = format!("the landing map, node {}, has blocks of a source itself", map.id);
                 return Err(Error::damaged(self.path(), cause));
@@ -163,9 +181,14 @@ impl SourceEdges {
 }
 
 impl NativeDisk {
-    /// Refuses blocks of a source in a node that is over none: the edges of a write to them were not read.
-    pub(in super::super) fn refuse_foreign(&self, found: &[LookupRun]) -> Result<()> {
-        match found.iter().find(|run| run.device() != 0).filter(|_| self.node.device == 0) {
+    /// Refuses blocks of a source in a node that is over none: the edges of a write to them were not read. Refuses lost
+    /// blocks that a write of these bytes covers only in part.
+    pub(in super::super) fn refuse_foreign(&self, found: &[LookupRun], bytes: &Range<u64>) -> Result<()> {
+        let is_cut = |run: &&LookupRun| run.start * BLOCK < bytes.start || bytes.end < run.end() * BLOCK;
+        let cut: Vec<LookupRun> = found.iter().filter(is_cut).copied().collect();
+        refuse_lost(self.store.path(), &cut)?;
+        let mut found = found.iter().filter(|run| run.device() != LOST);
+        match found.find(|run| run.device() != 0).filter(|_| self.node.device == 0) {
             None => Ok(()),
             Some(run) => {
                 let (node, block, device) = (self.node.id, run.start, run.device());

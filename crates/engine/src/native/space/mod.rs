@@ -18,6 +18,7 @@ mod load;
 mod page;
 mod place;
 mod punch;
+mod rebuild;
 mod state;
 
 use std::cell::{Cell, RefCell};
@@ -34,6 +35,7 @@ pub use self::growth::Growth;
 pub(crate) use self::growth::GrowthHold;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
+pub(crate) use self::rebuild::{BlockSet, GroupState, find_bitmap};
 use self::state::State;
 pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};
@@ -163,6 +165,16 @@ impl Space {
     pub(crate) async fn place_meta(self: &Rc<Self>, want: u64) -> Result<Extent> {
         loop {
             if let Some(placed) = self.state.borrow_mut().place_meta(want) {
+                return Ok(placed);
+            }
+            self.find_meta_room(1).await?;
+        }
+    }
+
+    /// Like `place_meta`, but half a group away from the block `from` where there is room.
+    pub(crate) async fn place_meta_apart(self: &Rc<Self>, want: u64, from: u64) -> Result<Extent> {
+        loop {
+            if let Some(placed) = self.state.borrow_mut().place_meta_apart(want, from) {
                 return Ok(placed);
             }
             self.find_meta_room(1).await?;

@@ -84,6 +84,36 @@ pub(super) fn decode(
     Ok(bits)
 }
 
+/// A slot of a group, without the catalogue.
+pub(super) enum FoundBitmap {
+    /// Nothing was ever written there.
+    Never,
+    Damaged,
+    Page {
+        version: u64,
+        meta: bool,
+        bits: Bits,
+    },
+}
+
+/// Reads a slot of a group without the catalogue.
+pub(super) fn find(geometry: &Geometry, group: u64, slot: u8, page: &[u8]) -> FoundBitmap {
+    if page.iter().all(|byte| *byte == 0) {
+        return FoundBitmap::Never;
+    }
+    let summary = GroupSummary {
+        free: get_u64(page, FREE_AT) as u32,
+        version: get_u64(page, VERSION_AT),
+        slot,
+        meta: get_u64(page, FLAGS_AT) == FLAG_META,
+        checksum: get_u64(page, CHECKSUM_AT),
+    };
+    match decode("", geometry, group, page, summary) {
+        Ok(bits) => FoundBitmap::Page { version: summary.version, meta: summary.meta, bits },
+        Err(_) => FoundBitmap::Damaged,
+    }
+}
+
 /// Returns the bits of a group's blocks, and the number of set bits outside of them.
 fn decode_bits(geometry: &Geometry, page: &[u8]) -> (Bits, u64) {
     let all: Vec<u64> = (BITS_AT..page.len()).step_by(8).map(|at| get_u64(page, at)).collect();

@@ -97,6 +97,30 @@ impl State {
         Some(found)
     }
 
+    /// Like `place_meta`, but at least a quarter of a group away from the block `from` if there is room: the search
+    /// begins half a group behind it, and goes on in another group.
+    pub(super) fn place_meta_apart(&mut self, want: u64, from: u64) -> Option<Extent> {
+        assert!(want > 0, "nothing wanted");
+        let (near, block) = self.locate(Extent { addr: from, len: 1 })?;
+        let blocks = self.groups[near].maps.as_ref().map_or(0, |maps| maps.busy.len()).max(2);
+        let is_apart = |at: usize| at.abs_diff(block.start) >= blocks / 4;
+        let free_from = |state: &State, group: usize, at: usize| {
+            state.set(GroupSet::Meta).next(group, true).filter(|found| *found == group)?;
+            state.groups[group].maps().busy.next_round(at, false)
+        };
+        let beside = free_from(self, near, (block.start + blocks / 2) % blocks).filter(|at| is_apart(*at));
+        let (group, at) = match beside {
+            Some(at) => (near, at),
+            None => {
+                let group = self.set(GroupSet::Meta).next_round(near + 1, true)?;
+                (group, free_from(self, group, self.groups[group].gap_cursor)?)
+            }
+        };
+        let found = self.free_run(group, at, want);
+        self.shift(found, BlockState::Free, BlockState::Committed);
+        Some(found)
+    }
+
     /// Places exactly `len` metadata blocks in one run, in loaded groups.
     #[cfg(test)]
     pub(super) fn place_meta_run(&mut self, len: u64) -> Option<Extent> {

@@ -1,11 +1,11 @@
 //! Cache of tree nodes: each is read once, verified once, and evicted by second chance.
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
-use blk::{Buf, File, Result};
+use blk::{Buf, Error, ErrorKind, File, Result};
 use futures_util::stream::{self, StreamExt};
 
 use super::entry::Spot;
@@ -32,13 +32,43 @@ pub struct Nodes {
     /// Distinguishes the pages of this store in the cache.
     owner: u32,
     loads: Cell<u64>,
+    /// The blocks below a damaged page are lost; otherwise such a page is an error.
+    loses: bool,
+    /// Damaged pages whose blocks are lost, by address.
+    lost: RefCell<BTreeMap<u64, Error>>,
 }
+
+/// Most damaged pages that are listed.
+const LOST_PAGES_MAX: usize = 1000;
 
 impl Nodes {
     /// Reads pages of `file` through `cache`, which forgets them when this is dropped.
     pub fn new(file: File, store_id: u64, cache: &MapCache) -> Nodes {
         let owner = cache.0.borrow_mut().new_owner();
-        Nodes { file: file.tables(), store_id, cache: cache.clone(), owner, loads: Cell::new(0) }
+        let (cache, loads, lost) = (cache.clone(), Cell::new(0), RefCell::default());
+        Nodes { file: file.tables(), store_id, cache, owner, loads, loses: false, lost }
+    }
+
+    /// Makes the blocks below damaged pages lost, if `loses`: a read of them fails, and a write makes them good.
+    pub fn losing(mut self, loses: bool) -> Nodes {
+        self.loses = loses;
+        self
+    }
+
+    /// Returns the damage of pages whose blocks are lost.
+    pub fn lost(&self) -> Vec<Error> {
+        self.lost.borrow().values().cloned().collect()
+    }
+
+    /// Returns the node in the place of a damaged page.
+    fn lose(&self, spot: &Spot, error: Error) -> Result<Rc<Node>> {
+        let lost = (self.loses && error.kind == ErrorKind::Damaged).then(|| Node::lost(spot)).flatten();
+        let Some(node) = lost else { return Err(error) };
+        let mut noted = self.lost.borrow_mut();
+        if noted.len() < LOST_PAGES_MAX {
+            noted.insert(spot.pointer.addr, error);
+        }
+        Ok(Rc::new(node))
     }
 
     /// Returns this store's pages that are in memory.
@@ -67,8 +97,16 @@ impl Nodes {
         self.loads.get()
     }
 
-    /// Returns the verified node at a place that is not a hole.
+    /// Returns the verified node at a place that is not a hole, or one whose blocks are lost if the page is damaged.
     pub(super) async fn load(&self, spot: &Spot) -> Result<Rc<Node>> {
+        match self.load_whole(spot).await {
+            Ok(node) => Ok(node),
+            Err(error) => self.lose(spot, error),
+        }
+    }
+
+    /// Like `load`, but a damaged page is an error.
+    pub(super) async fn load_whole(&self, spot: &Spot) -> Result<Rc<Node>> {
         if let Some(node) = self.cached().get(spot) {
             return Ok(node.clone());
         }
@@ -93,7 +131,7 @@ impl Nodes {
             .buffer_unordered(IOS_AT_ONCE);
         while let Some((run, nodes)) = reads.next().await {
             for (n, node) in run.iter().zip(nodes?) {
-                if keeps_leaves || node.spot.level > 0 {
+                if (keeps_leaves || node.spot.level > 0) && !node.is_lost {
                     self.keep(node.clone());
                 }
                 loaded[*n] = Some(node);
@@ -121,7 +159,8 @@ impl Nodes {
         let open = |n: &usize| {
             let at = ((spots[*n].pointer.addr - first) * BLOCK) as usize;
             let page = &pages[at..at + BLOCK as usize];
-            Node::open(self.file.name(), self.store_id, &spots[*n], page).map(Rc::new)
+            let opened = Node::open(self.file.name(), self.store_id, &spots[*n], page);
+            opened.map(Rc::new).or_else(|error| self.lose(&spots[*n], error))
         };
         run.iter().map(open).collect()
     }

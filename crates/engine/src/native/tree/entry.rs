@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::native::backing::Backing;
 use crate::native::layout::{
-    BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, advance, device_of, get_struct, get_u64,
+    BLOCK, FLAGS_SHIFT, WORD_BITS, WORD_MASK, addr_of, advance, device_of, get_struct, get_u64, lost_word,
 };
 
 /// Length of a page's header; entries or pointers follow.
@@ -101,6 +101,14 @@ impl Pointer {
     /// Returns the pointer for blocks of a device, the first of which has this word.
     pub(super) fn of_device(word: u64) -> Pointer {
         Pointer { addr: word, ..Pointer::HOLE }
+    }
+
+    /// Returns the pointer for lost blocks from `first` on; blocks behind the largest disk are a hole.
+    pub(super) fn lost(level: u8, first: u64) -> Pointer {
+        match first + span(level) > WORD_MASK + 1 {
+            true => Pointer::HOLE,
+            false => Pointer::of_device(lost_word(first)),
+        }
     }
 
     pub fn is_hole(&self) -> bool {
@@ -203,6 +211,15 @@ impl Roots {
     pub fn blocks(&self) -> u64 {
         [self.places, self.backings].iter().flatten().map(|root| root.pointer.count).sum()
     }
+}
+
+/// The part of a page's header that says who wrote it: it takes part in no read, and a rebuild finds the trees by it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PageTag {
+    /// The node that ran when its changes were made; 0 in a store whose pages have no tags.
+    pub node: u64,
+    /// The checkpoint that wrote it.
+    pub checkpoint: u64,
 }
 
 /// A place in a tree and the pointer there.

@@ -5,6 +5,8 @@
 //! written when the next change is behind it. So each new node is written once, and memory holds one path and one
 //! window of leaves, regardless of the number of updates.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,10 +16,11 @@ use futures_util::stream::{self, StreamExt};
 
 use super::cache::Nodes;
 use super::entry::*;
-use super::node::{Body, Node};
+use super::node::{Body, NO_ENTRIES, Node, PageMarks};
 use super::plan::{MergeSpace, Planner, Step};
 use super::{IOS_AT_ONCE, PAGES_PER_IO};
-use crate::native::layout::{BLOCK, Extent, addr_of, has_space, place_of};
+use crate::native::backing::Backing;
+use crate::native::layout::{BLOCK, Extent, addr_of, has_space, lost_word, place_of};
 
 /// Puts `updates` (sorted, not overlapping, born no later than `stamp`) into the trees of a state and returns their new
 /// roots; None when nothing is mapped any more.
@@ -37,29 +40,79 @@ pub(crate) async fn merge(
     space: &dyn MergeSpace,
     pace: &dyn MergePace,
 ) -> Result<Roots> {
-    let (places, merged) =
-        begin(nodes, (TreeKind::Places, roots.places), updates, stamp, space, pace).await?;
     let backed: Vec<Update>;
     let mut backings = None;
-    let mut result = merged;
-    let has_backings = roots.backings.is_some() || updates.iter().any(|update| !update.backing.is_none());
-    if result.is_ok() && has_backings {
+    let mut result = Ok(());
+    let mut with_lost = Cow::Borrowed(updates);
+    if roots.backings.is_some() || updates.iter().any(|update| !update.backing.is_none()) {
         backed = updates.iter().map(Update::of_backing).collect();
         let quiet = Uncounted(pace);
-        match begin(nodes, (TreeKind::Backings, roots.backings), &backed, stamp, space, &quiet).await {
-            Ok((second, merged)) => {
-                backings = Some(second);
-                result = merged;
-            }
+        let tree = (TreeKind::Backings, roots.backings);
+        let (second, merged) = begin(nodes, tree, false, &backed, stamp, space, &quiet).await?;
+        with_lost = lose(updates, &second.planner.lost.borrow(), roots.places);
+        (backings, result) = (Some(second), merged);
+    }
+    let mut places = None;
+    if result.is_ok() {
+        let tree = (TreeKind::Places, roots.places);
+        let paired = backings.as_ref().is_some_and(|second| second.root.is_some());
+        match begin(nodes, tree, paired, &with_lost, stamp, space, pace).await {
+            Ok((first, merged)) => (places, result) = (Some(first), merged),
             Err(e) => result = Err(e),
         }
     }
-    // Either both trees are new, or neither is.
-    places.settle(result.is_ok(), pace).await;
-    if let Some(second) = &backings {
-        second.settle(result.is_ok(), pace).await;
+    if result.is_ok() {
+        result = pair(places.as_mut(), backings.as_mut()).await;
     }
-    result.map(|()| Roots { places: places.root, backings: backings.and_then(|second| second.root) })
+    // Either both trees are new, or neither is.
+    for merge in places.iter().chain(&backings) {
+        merge.settle(result.is_ok(), pace).await;
+    }
+    let root = |merge: Option<Merge<'_>>| merge.and_then(|merge| merge.root);
+    result.map(|()| Roots { places: root(places), backings: root(backings) })
+}
+
+/// Returns the updates with those that make blocks lost whose backing blocks are unknown. Blocks that are updated are
+/// good, and those behind the root are holes.
+fn lose<'a>(updates: &'a [Update], lost: &[Range<u64>], places: Option<Root>) -> Cow<'a, [Update]> {
+    let Some(root) = places.filter(|_| !lost.is_empty()) else { return Cow::Borrowed(updates) };
+    let mut lost: Vec<Range<u64>> =
+        lost.iter().filter(|range| range.start < span(root.level)).cloned().collect();
+    lost.sort_by_key(|range| (range.start, std::cmp::Reverse(range.end)));
+    let (mut all, mut at, mut next) = (Vec::with_capacity(updates.len() + lost.len()), 0, 0);
+    let push_lost = |from: u64, to: u64, all: &mut Vec<Update>| {
+        if from < to {
+            let (len, addr) = (to - from, lost_word(from));
+            all.push(Update { start: from, len, addr, birth: 0, backing: Backing::NONE });
+        }
+    };
+    for range in &lost {
+        at = at.max(range.start);
+        let end = range.end.min(span(root.level));
+        while let Some(update) = updates.get(next).filter(|update| update.start < end) {
+            push_lost(at, update.start, &mut all);
+            all.push(*update);
+            at = at.max(update.end());
+            next += 1;
+        }
+        push_lost(at, end, &mut all);
+        at = at.max(end);
+    }
+    all.extend(&updates[next..]);
+    Cow::Owned(all)
+}
+
+/// Gives both roots of a state the same tag, if one of them is new: a rebuild finds them by it.
+async fn pair(places: Option<&mut Merge<'_>>, backings: Option<&mut Merge<'_>>) -> Result<()> {
+    let (Some(places), Some(backings)) = (places, backings) else { return Ok(()) };
+    if places.marks.tag.node == 0 {
+        return Ok(());
+    }
+    match (places.is_changed(), backings.is_changed()) {
+        (true, false) => backings.write_root_again().await,
+        (false, true) => places.write_root_again().await,
+        _ => Ok(()),
+    }
 }
 
 /// The pace of the second tree: its updates are those of the first, which were counted.
@@ -75,6 +128,7 @@ impl MergePace for Uncounted<'_> {
 async fn begin<'a>(
     nodes: &'a Nodes,
     (kind, root): (TreeKind, Option<Root>),
+    paired: bool,
     updates: &'a [Update],
     stamp: u64,
     space: &'a dyn MergeSpace,
@@ -84,10 +138,10 @@ async fn begin<'a>(
     assert!(updates.windows(2).all(|pair| pair[0].end() <= pair[1].start), "updates out of order");
     assert!(root.is_none_or(|root| root.pointer.birth <= stamp), "merging at {stamp} into {root:?}");
     let level = level_for(nodes, root.as_ref(), updates)?;
-    let planner = Planner { nodes, space, root, level, updates };
+    let planner = Planner { nodes, space, root, level, updates, lost: RefCell::default() };
     let mut merge = Merge {
         planner,
-        kind,
+        marks: PageMarks { kind, paired, is_root: false, tag: space.tag() },
         stamp,
         open: Vec::new(),
         root,
@@ -132,7 +186,7 @@ impl Open {
 
 struct Merge<'a> {
     planner: Planner<'a>,
-    kind: TreeKind,
+    marks: PageMarks,
     stamp: u64,
     /// The path to the last step, from the highest node down.
     open: Vec<Open>,
@@ -204,6 +258,9 @@ impl Merge<'_> {
             self.close().await?;
         }
         self.open_down_to(step, paths);
+        if step.drop && self.needs_page() {
+            return self.add(step.level, step.first, Body::holes(step.level)).await;
+        }
         if step.drop {
             self.set(step.level, step.first, Pointer::default());
             return Ok(());
@@ -222,20 +279,31 @@ impl Merge<'_> {
                 None => self.root.map_or(Pointer::default(), |root| root.pointer),
             };
             let source = Source::of(old);
+            // A lost page is replaced, even if nothing below it changes.
+            let mut changed = false;
             let children = match source {
                 Source::Page(_) => {
-                    paths.get(&(level, first)).expect("the path to a step is read").children().to_vec()
+                    let node = paths.get(&(level, first)).expect("the path to a step is read");
+                    changed = node.is_lost;
+                    match node.is_lost && self.marks.kind == TreeKind::Backings {
+                        true => vec![Pointer::HOLE; FANOUT],
+                        false => node.children().to_vec(),
+                    }
                 }
                 _ => (0..FANOUT).map(|index| source.child(level - 1, index, &[]).pointer()).collect(),
             };
             let old = old.is_page().then_some(old);
-            self.open.push(Open { level, first, old, children, changed: false });
+            self.open.push(Open { level, first, old, children, changed });
             level -= 1;
         }
     }
 
     async fn change_leaf(&mut self, step: &Step) -> Result<()> {
-        let old = step.node.as_ref().map_or(step.source.entries(), |node| node.entries());
+        let mut old = step.node.as_ref().map_or(step.source.entries(), |node| node.entries());
+        if self.marks.kind == TreeKind::Backings && step.node.as_ref().is_some_and(|node| node.is_lost) {
+            // The blocks become lost in the tree of places, which needs no backing blocks for them.
+            old = NO_ENTRIES;
+        }
         let mut new = old;
         let updates = self.planner.updates;
         for update in &updates[step.updates.clone()] {
@@ -248,7 +316,8 @@ impl Merge<'_> {
                 }
             }
         }
-        let known = step.node.is_some() || !matches!(step.source, Source::Page(_));
+        let known =
+            step.node.as_ref().is_some_and(|node| !node.is_lost) || !matches!(step.source, Source::Page(_));
         if known && new == old {
             return Ok(());
         }
@@ -272,18 +341,47 @@ impl Merge<'_> {
 
     /// Adds a new node, unless all of it is a hole or consecutive blocks of a device, and the pointer to it.
     async fn add(&mut self, level: u8, first: u64, body: Body) -> Result<()> {
-        let mut pointer = body.device_word(level).map_or(Pointer::default(), Pointer::of_device);
-        if pointer.is_hole() && !body.is_empty() {
-            pointer.addr = self.planner.space.place_node().await?;
-            pointer.birth = self.stamp;
-            self.placed.push(pointer.addr);
-            let (node, page) =
-                Node::seal(self.planner.nodes.store_id, self.kind, Spot { level, first, pointer }, body);
-            pointer = node.spot.pointer;
-            self.unwritten.push((node, page));
-        }
+        let pointer = body.device_word(level).map_or(Pointer::default(), Pointer::of_device);
+        let has_page = self.needs_page() || pointer.is_hole() && !body.is_empty();
+        let pointer = if has_page { self.write_later(level, first, body).await? } else { pointer };
         self.set(level, first, pointer);
         Ok(())
+    }
+
+    /// Returns whether the next node has a page whatever it holds: a root of places with tags always has one if its
+    /// predecessor had, because a rebuild would take that one for the root otherwise.
+    fn needs_page(&self) -> bool {
+        let had_page = self.root.is_some_and(|root| root.pointer.is_page());
+        self.marks.kind == TreeKind::Places && self.open.is_empty() && self.marks.tag.node != 0 && had_page
+    }
+
+    async fn write_later(&mut self, level: u8, first: u64, body: Body) -> Result<Pointer> {
+        let addr = self.planner.space.place_node().await?;
+        self.placed.push(addr);
+        let pointer = Pointer { addr, birth: self.stamp, ..Pointer::HOLE };
+        let is_tagged = self.marks.tag.node != 0;
+        let is_root = is_tagged && self.open.is_empty();
+        let marks = PageMarks { is_root, paired: is_root && self.marks.paired, ..self.marks };
+        let (node, page) =
+            Node::seal(self.planner.nodes.store_id, marks, Spot { level, first, pointer }, body);
+        let pointer = node.spot.pointer;
+        self.unwritten.push((node, page));
+        Ok(pointer)
+    }
+
+    fn is_changed(&self) -> bool {
+        self.root != self.planner.root
+    }
+
+    /// Writes a copy of the root, which did not change, with a new tag.
+    async fn write_root_again(&mut self) -> Result<()> {
+        let Some(root) = self.root.filter(|root| root.pointer.is_page()) else { return Ok(()) };
+        let spot = root.spot();
+        let node = self.planner.nodes.load(&spot).await?;
+        self.free_node(spot.pointer, &(0..span(spot.level)));
+        let pointer = self.write_later(spot.level, 0, node.body()).await?;
+        self.root = Some(Root { level: spot.level, pointer });
+        self.write().await
     }
 
     fn set(&mut self, level: u8, first: u64, pointer: Pointer) {

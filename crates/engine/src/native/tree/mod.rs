@@ -7,6 +7,7 @@
 
 mod cache;
 mod entry;
+mod found;
 mod lookup;
 mod merge;
 mod node;
@@ -15,7 +16,8 @@ mod walk;
 
 pub use cache::MapCache;
 pub(crate) use cache::Nodes;
-pub(crate) use entry::{LEVEL_MAX, Mapped, Root, Roots, Update, span};
+pub(crate) use entry::{LEVEL_MAX, Mapped, PageTag, Root, Roots, Update, span};
+pub(crate) use found::FoundPage;
 pub(crate) use merge::{MergePace, merge};
 pub(crate) use plan::MergeSpace;
 pub(crate) use walk::{WalkItem, differences, gone, gone_from_both, has_page, survey};

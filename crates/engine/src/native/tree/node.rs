@@ -13,16 +13,24 @@ use zerocopy::IntoBytes;
 use super::entry::*;
 use crate::native::layout::{
     ADDRESS_AT, BLOCK, CHECKSUM_AT, FLAGS_SHIFT, STORE_ID_AT, WORD_BITS, WORD_MASK, advance, device_of,
-    get_u64, has_space, page_checksum, put_head, put_u64, seal_page,
+    get_u64, has_space, lost_word, page_checksum, put_head, put_u64, seal_page,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstnMAP");
 const BIRTH_AT: usize = 32;
 const FIRST_BLOCK_AT: usize = 40;
 const COUNT_AT: usize = 48;
-/// Level in the first byte, kind of the tree in the second; the other six are zero.
+/// Level in the first byte, kind of the tree in the second; the other six have the node of the page's tag.
 const LEVEL_AT: usize = 56;
-const KIND_AT: usize = LEVEL_AT + 1;
+const NODE_SHIFT: u32 = 16;
+const KIND_MASK: u64 = 1;
+/// A root of places has a root of backing blocks with the same tag and birth.
+const PAIRED: u64 = 2;
+/// The page was written as the root of a tree. It may be an inner page of a tree that has grown since.
+const ROOT: u64 = 4;
+/// The words of birth, first block and count have 16 bits each of the tag's checkpoint, the lowest first.
+const CHECKPOINT_AT: [usize; 3] = [BIRTH_AT, FIRST_BLOCK_AT, COUNT_AT];
+const PART_BITS: u32 = 64 - WORD_BITS;
 
 /// Most runs of a leaf that is kept as runs: 126 * 16 B are half of the 4032 B of a dense one.
 const RUNS_MAX: usize = LEAF_ENTRIES / 2;
@@ -68,10 +76,10 @@ impl Run {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Body(Kind);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Kind {
     Runs(Box<[Run]>),
     Dense(Box<Entries>),
@@ -95,6 +103,14 @@ impl Body {
     pub(super) fn interior(children: &[Pointer]) -> Body {
         assert_eq!(children.len(), FANOUT, "children of a node");
         Body(Kind::Pointers(children.into()))
+    }
+
+    /// Returns the body of a page of holes, which only a root has.
+    pub(super) fn holes(level: u8) -> Body {
+        match level {
+            0 => Body::leaf(&NO_ENTRIES),
+            _ => Body::interior(&[Pointer::HOLE; FANOUT]),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -165,6 +181,8 @@ impl Body {
 pub(super) struct Node {
     pub spot: Spot,
     body: Body,
+    /// The page is damaged, and all blocks below are lost.
+    pub is_lost: bool,
     /// State of the cache: whether the node was used since the hand last passed it, and its seat. A node is in one cache
     /// at most.
     pub used: Cell<bool>,
@@ -180,18 +198,22 @@ pub(super) struct Seat {
 
 impl Node {
     fn new(spot: Spot, body: Body) -> Node {
-        Node { spot, body, used: Cell::new(false), seat: Cell::default() }
+        Node { spot, body, is_lost: false, used: Cell::new(false), seat: Cell::default() }
     }
 
     /// Makes a new node of `body` and its page. `spot` has everything of the pointer but count and checksum.
-    pub(super) fn seal(store_id: u64, kind: TreeKind, mut spot: Spot, body: Body) -> (Node, Buf) {
+    pub(super) fn seal(store_id: u64, marks: PageMarks, mut spot: Spot, body: Body) -> (Node, Buf) {
         spot.pointer.count = body.count();
         let mut page = Buf::zeroed(BLOCK as usize);
         put_head(&mut page, MAGIC, store_id, spot.pointer.addr);
-        put_u64(&mut page, BIRTH_AT, spot.pointer.birth);
-        put_u64(&mut page, FIRST_BLOCK_AT, spot.first);
-        put_u64(&mut page, COUNT_AT, spot.pointer.count);
-        put_u64(&mut page, LEVEL_AT, u64::from(spot.level) | u64::from(kind as u8) << 8);
+        let words = [spot.pointer.birth, spot.first, spot.pointer.count];
+        for (part, (at, word)) in CHECKPOINT_AT.into_iter().zip(words).enumerate() {
+            let checkpoint = marks.tag.checkpoint >> (part as u32 * PART_BITS);
+            put_u64(&mut page, at, word | checkpoint << WORD_BITS);
+        }
+        let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+        let kind = marks.kind as u64 | flag(marks.paired, PAIRED) | flag(marks.is_root, ROOT);
+        put_u64(&mut page, LEVEL_AT, u64::from(spot.level) | kind << 8 | marks.tag.node << NODE_SHIFT);
         body.put(&mut page[HEADER_BYTES..]);
         spot.pointer.checksum = seal_page(&mut page);
         (Node::new(spot, body), page)
@@ -208,6 +230,29 @@ impl Node {
             return Err(reader.wrong("number of mapped blocks", found, expected));
         }
         Ok(Node::new(*spot, body))
+    }
+
+    /// Returns a node whose blocks are all lost, in the place of a page that is damaged. None for a level whose pointers
+    /// cannot say so; no disk is that large.
+    pub(super) fn lost(spot: &Spot) -> Option<Node> {
+        let body = match spot.level {
+            0 => Body::leaf(&std::array::from_fn(|index| Entry {
+                addr: lost_word(spot.first + index as u64),
+                birth: 0,
+            })),
+            level if level < LEVEL_MAX => {
+                let child =
+                    |index: usize| Pointer::lost(level - 1, spot.first + index as u64 * span(level - 1));
+                Body::interior(&std::array::from_fn::<_, FANOUT, _>(child))
+            }
+            _ => return None,
+        };
+        Some(Node { is_lost: true, ..Node::new(*spot, body) })
+    }
+
+    /// Returns a copy of the content.
+    pub(super) fn body(&self) -> Body {
+        self.body.clone()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -255,6 +300,49 @@ impl Node {
     }
 }
 
+/// What a page's header says beside its place in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PageMarks {
+    pub kind: TreeKind,
+    /// The page is a root of places, and the state has a root of backing blocks with the same tag and birth.
+    pub paired: bool,
+    pub is_root: bool,
+    pub tag: PageTag,
+}
+
+/// The header of a map page without the fields that every page has.
+pub(super) struct PageFields {
+    pub marks: PageMarks,
+    pub spot: Spot,
+}
+
+impl PageFields {
+    /// Decodes the header of a page; nothing of it is checked.
+    pub(super) fn get(page: &[u8]) -> PageFields {
+        let words = CHECKPOINT_AT.map(|at| get_u64(page, at));
+        let part = |n: usize| words[n] >> WORD_BITS << (n as u32 * PART_BITS);
+        let level = get_u64(page, LEVEL_AT);
+        let kind = if level >> 8 & KIND_MASK == 0 { TreeKind::Places } else { TreeKind::Backings };
+        let tag = PageTag { node: level >> NODE_SHIFT, checkpoint: part(0) | part(1) | part(2) };
+        let [birth, first, count] = words.map(|word| word & WORD_MASK);
+        let pointer =
+            Pointer { addr: get_u64(page, ADDRESS_AT), birth, checksum: get_u64(page, CHECKSUM_AT), count };
+        PageFields {
+            marks: PageMarks { kind, paired: level >> 8 & PAIRED != 0, is_root: level >> 8 & ROOT != 0, tag },
+            spot: Spot { level: level as u8, first, pointer },
+        }
+    }
+
+    /// Returns the fields of a page that is one of the store's map pages, at its own address.
+    pub(super) fn of_page(store_id: u64, addr: u64, page: &[u8]) -> Option<PageFields> {
+        let is_one = get_u64(page, 0) == MAGIC
+            && get_u64(page, STORE_ID_AT) == store_id
+            && get_u64(page, ADDRESS_AT) == addr
+            && get_u64(page, CHECKSUM_AT) == page_checksum(page);
+        Some(PageFields::get(page)).filter(|fields| is_one && fields.spot.level <= LEVEL_MAX)
+    }
+}
+
 /// A page, and what the path to it requires.
 struct Reader<'a> {
     name: &'a str,
@@ -272,11 +360,7 @@ impl Reader<'_> {
     }
 
     fn check(&self, field: &str, at: usize, expected: u64) -> Result<()> {
-        let found = get_u64(self.page, at);
-        if found == expected {
-            return Ok(());
-        }
-        Err(self.wrong(field, format_args!("{found:#x}"), format_args!("{expected:#x}")))
+        self.compare(field, get_u64(self.page, at), expected)
     }
 
     fn check_header(&self, store_id: u64) -> Result<()> {
@@ -286,11 +370,18 @@ impl Reader<'_> {
         self.check("own address", ADDRESS_AT, pointer.addr)?;
         self.check("checksum against its content", CHECKSUM_AT, page_checksum(self.page))?;
         self.check("checksum against its parent", CHECKSUM_AT, pointer.checksum)?;
-        self.check("birth", BIRTH_AT, pointer.birth)?;
-        let kind = u64::from(self.page[KIND_AT]).min(TreeKind::Backings as u64);
-        self.check("level", LEVEL_AT, u64::from(level) | kind << 8)?;
-        self.check("first block", FIRST_BLOCK_AT, first)?;
-        self.check("count", COUNT_AT, pointer.count)
+        let fields = PageFields::get(self.page);
+        self.compare("birth", fields.spot.pointer.birth, pointer.birth)?;
+        self.compare("level", u64::from(fields.spot.level), u64::from(level))?;
+        self.compare("first block", fields.spot.first, first)?;
+        self.compare("count", fields.spot.pointer.count, pointer.count)
+    }
+
+    fn compare(&self, field: &str, found: u64, expected: u64) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.wrong(field, format_args!("{found:#x}"), format_args!("{expected:#x}")))
     }
 
     fn body(&self) -> Result<Body> {
@@ -305,7 +396,10 @@ impl Reader<'_> {
             }
             return Ok(Body::interior(&children));
         }
-        let flags_max = if self.page[KIND_AT] == TreeKind::Places as u8 { 0 } else { MASK_MAX };
+        let flags_max = match PageFields::get(self.page).marks.kind {
+            TreeKind::Places => 0,
+            TreeKind::Backings => MASK_MAX,
+        };
         let mut entries = NO_ENTRIES;
         for (index, at) in bytes.chunks_exact(ENTRY_BYTES).enumerate() {
             entries[index] =

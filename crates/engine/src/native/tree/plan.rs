@@ -1,6 +1,7 @@
 //! Plan of a merge's next steps: the leaves that its updates touch, read level by level, and subtrees that need not be
 //! read.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,6 +19,8 @@ pub(crate) trait MergeSpace {
     fn is_exclusive(&self, birth: u64, blocks: &Range<u64>) -> bool;
     /// Places a free block for a new node.
     fn place_node(&self) -> Local<'_, Result<u64>>;
+    /// Returns the tag of new pages.
+    fn tag(&self) -> PageTag;
     /// Frees the block of a node that a failed merge has placed; its write has ended.
     fn unplace_node(&self, addr: u64);
     /// Frees blocks to which the tree no longer refers: exclusive old data or an exclusive old node.
@@ -65,6 +68,8 @@ pub(super) struct Planner<'a> {
     /// Level of the new root; not below the old root's.
     pub level: u8,
     pub updates: &'a [Update],
+    /// Damaged pages below which the updates change something: their blocks are lost.
+    pub lost: RefCell<Vec<Range<u64>>>,
 }
 
 impl Planner<'_> {
@@ -166,6 +171,9 @@ impl Planner<'_> {
     async fn load(&self, row: &mut [Step]) -> Result<()> {
         let spots: Vec<Spot> = row.iter().map(|step| self.spot_to_read(step)).collect();
         for (step, node) in row.iter_mut().zip(self.nodes.load_all(&spots, false).await?) {
+            if node.as_ref().is_some_and(|node| node.is_lost) {
+                self.lost.borrow_mut().push(step.blocks());
+            }
             step.node = node;
         }
         Ok(())

@@ -139,6 +139,10 @@ impl MergeSpace for Store {
         Box::pin(ready(Ok(self.place(1))))
     }
 
+    fn tag(&self) -> PageTag {
+        PageTag::default()
+    }
+
     fn unplace_node(&self, addr: u64) {
         self.free(addr, 1);
     }

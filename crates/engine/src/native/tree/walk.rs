@@ -14,7 +14,7 @@ use futures_util::future::join;
 use super::cache::Nodes;
 use super::entry::*;
 use super::node::{Entries, Node};
-use crate::native::layout::{addr_of, has_space, place_of};
+use crate::native::layout::{addr_of, has_space, is_lost, place_of};
 
 /// Number of nodes visited before other tasks get a turn: some 10 us where all of them are in memory.
 const NODES_PER_TURN: usize = 4;
@@ -65,6 +65,10 @@ pub(crate) async fn gone_from_both(
             WalkItem::Data(run) if new_backings.is_some() => {
                 let mut backings = Vec::new();
                 nodes.lookup(new_backings, run.start..run.start + run.len, &mut backings).await?;
+                if let Some(lost) = backings.iter().find(|backing| is_lost(backing.addr)) {
+                    let cause = format!("backing blocks from block {} on are lost", lost.start);
+                    return Err(Error::damaged(nodes.path(), cause));
+                }
                 without_backings(&run, &backings, &mut |part| visit(WalkItem::Data(part)));
             }
             item => visit(item),
@@ -123,7 +127,8 @@ pub(crate) enum WalkItem {
         first: u64,
         error: Error,
     },
-    /// The same for a page of the base: what follows within these blocks may belong to the base too.
+    /// The same for a page of the base, or some of these blocks are lost in the base: what follows within them may belong
+    /// to the base too.
     UnknownBase(Range<u64>),
 }
 
@@ -160,7 +165,7 @@ pub(crate) async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, bloc
     let root = root.filter(|root| root.level >= level && block < span(root.level));
     let Some(mut spot) = root.map(Root::spot) else { return false };
     while spot.level > level && spot.pointer.is_page() {
-        match nodes.load(&spot).await {
+        match nodes.load_whole(&spot).await {
             Ok(node) => spot = node.child_at(block),
             Err(_) => return false,
         }
@@ -224,7 +229,19 @@ impl Task for SurveyTask<'_> {
     }
 
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>) {
-        only_in(blocks, a, b).into_iter().for_each(|run| (self.visit)(WalkItem::Data(run)));
+        // A lost block of the base may have been the same one.
+        let entries = b.entries();
+        let is_lost_at = |block: u64| self.goes_on && is_lost(entries[(block % span(0)) as usize].addr);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let is_lost = is_lost_at(at);
+            let end = (at..blocks.end).find(|block| is_lost_at(*block) != is_lost).unwrap_or(blocks.end);
+            if is_lost {
+                (self.visit)(WalkItem::UnknownBase(at..end));
+            }
+            only_in(at..end, a, b).into_iter().for_each(|run| (self.visit)(WalkItem::Data(run)));
+            at = end;
+        }
     }
 
     fn end_of(&mut self, page: &Spot) {
@@ -347,7 +364,7 @@ impl Pair {
 
     async fn load(&mut self, nodes: &Nodes, task: &mut dyn Task) -> Result<()> {
         let load = async |page: Option<Spot>| match page {
-            Some(page) => nodes.load(&page).await.map(Some).map_err(|error| (page, error)),
+            Some(page) => nodes.load_whole(&page).await.map(Some).map_err(|error| (page, error)),
             None => Ok(None),
         };
         let (a, b) = join(load(self.page(&self.a)), load(self.page(&self.b))).await;

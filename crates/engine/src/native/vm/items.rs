@@ -1,6 +1,8 @@
 //! Items of a VM in the catalogue: one for its present state, one for each snapshot. Nodes of the store take the place
 //! of a redo VM's layers; their names are `n` and their number.
 
+use std::collections::BTreeMap;
+
 use blk::manifest::{
     BinnedBy, BinnedState, ContentGeneration, DESCRIPTION_BYTES_MAX, DISK_NUMBER_MAX, DiskMode, DiskState,
     JOB_NUMBER_MAX, NAME_BYTES_MAX, SNAPSHOT_UID_MAX, SnapshotState, VmState,
@@ -106,6 +108,53 @@ pub(super) fn put_vm(state: &VmState) -> Op {
     out.u64(state.generation.present).u64(state.generation.opened);
     put_disks(&mut out, &state.disks);
     Op::Put { key: vm_key(state.id), value: out.done() }
+}
+
+/// Returns what people call the states of disks: `VM/diskN`, or `VM@SNAPSHOT/diskN`. Items that cannot be decoded are left
+/// out.
+pub(in super::super) fn names_of_nodes(items: &BTreeMap<Key, Vec<u8>>) -> BTreeMap<u64, String> {
+    let mut names = BTreeMap::new();
+    let mut vms = BTreeMap::new();
+    for (key, value) in items.range(vm_key(0)..=Key { kind: VM, major: u128::MAX, minor: u64::MAX }) {
+        let mut input = Reader::new(value, "VM");
+        let _ = name_disks(&mut input, &mut names).map(|name| vms.insert(key.major, name));
+    }
+    for (key, value) in
+        items.range(snapshot_key(0, 0)..=Key { kind: SNAPSHOT, major: u128::MAX, minor: u64::MAX })
+    {
+        let unknown = format!("{:032x}", key.major);
+        let vm = vms.get(&key.major).unwrap_or(&unknown);
+        let _ = name_snapshot(&mut Reader::new(value, "snapshot"), vm, &mut names);
+    }
+    names
+}
+
+fn name_disks(input: &mut Reader<'_>, names: &mut BTreeMap<u64, String>) -> Result<String> {
+    let name = input.text_up_to("name", NAME_BYTES_MAX)?;
+    let _ = (input.u128("current snapshot")?, input.u32("number")?, input.u64("job")?);
+    let _ = (input.u64("generation")?, input.u64("generation")?);
+    while !input.is_empty() {
+        let (number, _, _) = (input.u32("disk")?, input.text("slot")?, input.u8("mode")?);
+        let (node, _) = (input.u64("node")?, input.u64("node")?);
+        names.insert(node, format!("{name}/disk{number}"));
+    }
+    Ok(name)
+}
+
+fn name_snapshot(input: &mut Reader<'_>, vm: &str, names: &mut BTreeMap<u64, String>) -> Result<()> {
+    let _ = (input.u128("id")?, input.u128("parent")?, input.u64("time")?);
+    let name = input.text_up_to("name", NAME_BYTES_MAX)?;
+    input.text_up_to("description", DESCRIPTION_BYTES_MAX)?;
+    while !input.is_empty() {
+        let (number, node, _) = (input.u32("disk")?, input.u64("node")?, input.text("slot")?);
+        names.insert(node, format!("{vm}@{name}/disk{number}"));
+    }
+    Ok(())
+}
+
+/// Returns the change that adds a VM whose disks are in the store, with a name that the rebuild made.
+pub(in super::super) fn recovered_vm(state: &VmState) -> Op {
+    put_vm(state)
 }
 
 fn put_disks(out: &mut Writer, disks: &[DiskState]) {

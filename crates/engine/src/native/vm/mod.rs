@@ -32,6 +32,7 @@ use crate::event::{EventKind, WRITES_LOST};
 use crate::options::Options;
 
 pub use self::items::{VmHome, VmHomeState};
+pub(super) use self::items::{names_of_nodes, recovered_vm};
 pub use self::registry::NewNativeVm;
 
 /// An open native VM.

@@ -436,6 +436,7 @@ impl Daemon {
         if let Some(cause) = datastore.native.opened().and_then(|store| store.broken()) {
             notices.push(format!("the store is read-only: {cause}"));
         }
+        notices.extend(damage_of(datastore));
         notices.extend(datastore.native.unlinked().await.map(|cause| cause.to_string()));
         Ok(api::Datastore {
             name: datastore.name.clone(),
@@ -490,4 +491,18 @@ fn broken(name: &DatastoreName, path: &Path, is_device: bool, cause: &Error) -> 
         native_store: false,
         map_cache_bytes: None,
     }
+}
+
+/// Most damaged parts that are listed one by one.
+const DAMAGE_SHOWN: usize = 8;
+
+/// Returns what is damaged in an open store.
+fn damage_of(datastore: &Datastore) -> Vec<String> {
+    let all = datastore.native.opened().map(|store| store.damage()).unwrap_or_default();
+    let mut shown: Vec<String> =
+        all.iter().take(DAMAGE_SHOWN).map(|damage| format!("damaged: {damage}")).collect();
+    if all.len() > DAMAGE_SHOWN {
+        shown.push(format!("damaged: {} more parts; run `unstun check`", all.len() - DAMAGE_SHOWN));
+    }
+    shown
 }

@@ -124,7 +124,7 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
 }
 
 /// Refuses a store that another host serves, even with `force`.
-async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option<lease::Leased>> {
+pub(crate) async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option<lease::Leased>> {
     if !claimed.file.limits().shared {
         return Ok(None);
     }

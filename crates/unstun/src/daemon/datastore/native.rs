@@ -12,6 +12,7 @@ use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::native::space::Growth;
 use engine::native::{NewStore, Store, TakeOver};
+use tracing::error;
 
 use crate::daemon::datastore::device::Claimed;
 use crate::daemon::datastore::lease::{self, Leased};
@@ -19,7 +20,7 @@ use crate::daemon::datastore::store_memory::{StoreMemory, StorePart};
 use crate::daemon::vm::mark;
 
 /// Name of the store's file in the datastore's folder.
-const STORE_NAME: &str = "store.unstun";
+pub(crate) const STORE_NAME: &str = "store.unstun";
 
 /// Location of the store.
 enum Ground {
@@ -195,6 +196,9 @@ impl Native {
         if let (Err(_), Some(leased)) = (&opened, &leased) {
             // If the lease cannot be released, other daemons wait for its end.
             let _ = leased.release().await;
+        }
+        for damage in opened.iter().flat_map(|store| store.damage()) {
+            error!("{damage}");
         }
         *self.store.borrow_mut() = Some(opened.clone()?);
         *self.part.borrow_mut() = Some(part);

@@ -3,17 +3,22 @@
 use blk::{Buf, Error, ErrorKind};
 
 use super::super::entry::{ENTRY_BYTES, HEADER_BYTES, Pointer, Spot, TreeKind};
-use super::super::node::{Body, NO_ENTRIES, Node};
+use super::super::node::{Body, NO_ENTRIES, Node, PageMarks};
 use super::*;
 use crate::native::layout::{BLOCK, CHECKSUM_AT, page_checksum, put_u64};
 
 const ADDR: u64 = 4711;
 const BIRTH: u64 = 9;
+const PLACES: PageMarks = PageMarks {
+    kind: TreeKind::Places,
+    paired: false,
+    is_root: false,
+    tag: PageTag { node: 7, checkpoint: 0x1234_5678_9abc },
+};
 
 fn sealed(level: u8, body: Body) -> (Spot, Buf) {
     let pointer = Pointer { addr: ADDR, birth: BIRTH, ..Pointer::default() };
-    let (node, page) =
-        Node::seal(STORE, TreeKind::Places, Spot { level, first: 5 * span(level), pointer }, body);
+    let (node, page) = Node::seal(STORE, PLACES, Spot { level, first: 5 * span(level), pointer }, body);
     (node.spot, page)
 }
 
@@ -83,8 +88,8 @@ fn a_page_with_a_wrong_field_is_damaged_and_the_field_is_named() {
         (40, 0, "first block"),
         (48, 1, "count"),
         (56, 2, "level"),
-        (56, 1 << 63, "level"),
-        (56, 2 << 8, "level"),
+        (32, 9 | 1 << 47, "birth"),
+        (48, 126 | 1 << 47, "count"),
     ];
     let words = [
         (entry, 1000 | 1 << 48, "entry 50: birth on device 1 is 3, its flags 0x0, expected 0"),
@@ -185,12 +190,8 @@ fn misdirected_stale_and_missing_pages_are_damage() {
         let mut children = [Pointer::default(); 126];
         children[0] = Pointer { addr: 50, birth: 1, checksum: 1, count: 1 };
         let pointer = Pointer { addr, birth: 1, ..Pointer::default() };
-        let (_, stale) = Node::seal(
-            STORE,
-            TreeKind::Places,
-            Spot { level: 1, first: 0, pointer },
-            Body::interior(&children),
-        );
+        let (_, stale) =
+            Node::seal(STORE, PLACES, Spot { level: 1, first: 0, pointer }, Body::interior(&children));
         file.write(addr * BLOCK, stale).await.unwrap();
         let error = lookup_error(&file, &new).await;
         assert!(error.cause.contains(&format!("block {addr}: checksum against its parent")), "{error}");

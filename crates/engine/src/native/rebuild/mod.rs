@@ -1,0 +1,189 @@
+//! A rebuild: a new store with all that is still known of a damaged one.
+//!
+//! The source's file is copied, holes left out. If one copy of each part of the catalogue is whole, it has the names and
+//! the roots; otherwise the map pages have the roots. Then damaged pages and unreadable data become lost blocks in new map
+//! pages, and bitmaps, catalogue and superblocks are written anew. What is not known with certainty is lost, never zeros
+//! and never older content.
+
+mod anchor;
+mod copy;
+mod finish;
+mod journal;
+mod nodes;
+mod states;
+#[cfg(test)]
+mod tests;
+mod trees;
+
+use std::ops::Range;
+
+use blk::{Env, Error, File, Result};
+
+use self::anchor::{Anchor, Records};
+use self::copy::Found;
+use self::finish::Finish;
+use self::nodes::NodeList;
+use self::trees::{NewPages, Trees};
+use super::catalogue::Catalogue;
+use super::journal::has_partial_batch;
+use super::layout::BLOCK;
+use super::space::groups_within;
+use crate::options::Defects;
+
+/// Result of a rebuild.
+#[derive(Debug, Default, Clone)]
+pub struct RebuildReport {
+    /// The last valid checkpoint.
+    pub checkpoint: u64,
+    /// The catalogue was read: names, sizes and snapshots are those of the source.
+    pub has_catalogue: bool,
+    /// The journal's records count, those after the last checkpoint too.
+    pub has_journal: bool,
+    /// The states of disks in the new store, by the number of their node.
+    pub nodes: Vec<RebuiltNode>,
+    /// Further damage, and what it means, as sentences.
+    pub notes: Vec<String>,
+}
+
+/// A state of a disk in the new store.
+#[derive(Debug, Default, Clone)]
+pub struct RebuiltNode {
+    /// Number of the node.
+    pub node: u64,
+    /// VM and disk, with the snapshot if the state is one. Without a catalogue: the VM that was made for the state.
+    pub name: Option<String>,
+    /// Size of the disk in bytes.
+    pub bytes: u64,
+    /// Bytes with space in the store.
+    pub recovered_bytes: u64,
+    /// Ranges in bytes whose content is lost.
+    pub lost: Vec<Range<u64>>,
+}
+
+impl RebuildReport {
+    /// Returns whether nothing is missing.
+    pub fn is_complete(&self) -> bool {
+        self.has_catalogue && self.has_journal && self.notes.is_empty() && self.lost_bytes() == 0
+    }
+
+    /// Returns the bytes of all lost ranges.
+    pub fn lost_bytes(&self) -> u64 {
+        self.nodes.iter().flat_map(|node| &node.lost).map(|range| range.end - range.start).sum()
+    }
+}
+
+/// Writes what can be read of the store in `source` to `target`, an empty file. The source is not changed. Durable when
+/// this resolves.
+///
+/// # Errors
+/// `Unsupported`: the store was made without the feature that a rebuild needs. `Damaged`: nothing can be rebuilt with
+/// certainty. Errors of the media.
+pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) -> Result<RebuildReport> {
+    let by_superblock = anchor::by_superblock(source).await?;
+    let found = copy::copy(source, target).await?;
+    let anchor = match by_superblock {
+        Some(anchor) => anchor,
+        None => anchor::by_heads(source, &found).await?,
+    };
+    let records = anchor::records(source, &anchor).await?;
+    let mut report =
+        RebuildReport { checkpoint: anchor.superblock.catalogue_checkpoint, ..RebuildReport::default() };
+    note_damage(&anchor, &found, &records, &mut report);
+    if let Records::Known(known) = &records
+        && has_partial_batch(source, &anchor.superblock.geometry(), known.end.seq).await?
+    {
+        report.notes.push(
+            "The journal ends with a batch that is not whole. It was being written when the power went; if it was damaged \
+             later, the writes in it are missing."
+                .into(),
+        );
+    }
+    let catalogue = match Catalogue::read(source, &anchor.superblock).await {
+        Ok(catalogue) => NodeList::of_catalogue(catalogue, &anchor.superblock, source.name(), &mut report),
+        Err(e) => Err(e),
+    };
+    let rebuild = Rebuild { env, target, anchor: &anchor, found: &found, defects };
+    rebuild.run(catalogue, &records, &mut report).await?;
+    Ok(report)
+}
+
+fn note_damage(anchor: &Anchor, found: &Found, records: &Records, report: &mut RebuildReport) {
+    if anchor.from_head {
+        report.notes.push("No superblock can be read; a page of the catalogue has its content.".into());
+    }
+    if !found.unreadable.is_empty() {
+        report.notes.push(format!("{} blocks of the file cannot be read.", found.unreadable.len()));
+    }
+    if let Records::Unknown(e) = records {
+        report.notes.push(format!("The journal cannot be read, so all running disks are lost: {e}."));
+    }
+}
+
+/// The parts that a rebuild works on.
+struct Rebuild<'a> {
+    env: &'a Env,
+    target: &'a File,
+    anchor: &'a Anchor,
+    found: &'a Found,
+    defects: Defects,
+}
+
+impl Rebuild<'_> {
+    async fn run(
+        &self,
+        catalogue: Result<NodeList>,
+        records: &Records,
+        report: &mut RebuildReport,
+    ) -> Result<()> {
+        let superblock = self.anchor.superblock;
+        let geometry = superblock.geometry();
+        let groups = groups_within(&geometry, self.target.size().await?).max(superblock.groups);
+        let pages = NewPages::new(geometry, groups);
+        let trees = Trees::new(self.env, self.target, superblock.store_id, self.found);
+        report.has_catalogue = catalogue.is_ok();
+        let (nodes, keeps_journal) = match catalogue {
+            Ok(mut nodes) => {
+                let keeps_journal = self.keeps_journal(records);
+                nodes
+                    .mend(self, &trees, &pages, if keeps_journal { None } else { Some(records) }, report)
+                    .await?;
+                (nodes, keeps_journal)
+            }
+            Err(e) => {
+                report.notes.push(format!("The catalogue is lost, with all names: {e}."));
+                let Records::Known(records) = records else {
+                    return Err(Error::damaged(
+                        self.target.name(),
+                        "neither the catalogue nor the journal can be read: nothing can be rebuilt with certainty",
+                    ));
+                };
+                (NodeList::of_map_pages(self, &trees, &pages, records, report).await?, false)
+            }
+        };
+        report.has_journal =
+            keeps_journal || matches!(records, Records::Known(known) if known.records.is_empty());
+        let finish = Finish { rebuild: self, list: &nodes, pages: &pages, trees: &trees, keeps_journal };
+        finish.write(records, report).await
+    }
+
+    /// Returns whether the new store can have the journal as it is: an opening replays it.
+    fn keeps_journal(&self, records: &Records) -> bool {
+        let Records::Known(known) = records else { return false };
+        !self.anchor.from_head && !known.has_unreadable(self.found)
+    }
+}
+
+/// Returns ranges of blocks as ranges of bytes, those that touch as one, within a disk.
+fn in_bytes(mut blocks: Vec<Range<u64>>, size_blocks: u64) -> Vec<Range<u64>> {
+    blocks.sort_by_key(|range| (range.start, range.end));
+    let mut out: Vec<Range<u64>> = Vec::new();
+    for range in blocks {
+        let range = range.start.min(size_blocks) * BLOCK..range.end.min(size_blocks) * BLOCK;
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ if range.is_empty() => {}
+            _ => out.push(range),
+        }
+    }
+    out
+}

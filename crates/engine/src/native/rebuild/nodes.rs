@@ -1,0 +1,293 @@
+//! The nodes of a rebuilt store, from the catalogue or from map pages.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use blk::manifest::{ContentGeneration, DiskMode, DiskState, VmState};
+use blk::{Error, Result};
+
+use super::super::catalogue::Catalogue;
+use super::super::change::{Key, Op};
+use super::super::layout::BLOCK;
+use super::super::replayed_records::ReplayedRecords;
+use super::super::source::read_sources;
+use super::super::stored::{NodeItem, node_key};
+use super::super::superblock::Superblock;
+use super::super::table::Table;
+use super::super::tree::{PageTag, Roots, span};
+use super::super::vm::{names_of_nodes, recovered_vm};
+use super::anchor::Records;
+use super::journal::{apply, touched};
+use super::states::{InUse, State, find_states};
+use super::trees::{NewPages, Trees, all_lost, lose, unmap};
+use super::{Rebuild, RebuildReport, RebuiltNode, in_bytes};
+use crate::options::Defect;
+
+/// Disks are given whole MiB if their size is lost.
+const SIZE_STEP_BLOCKS: u64 = 256;
+
+/// The nodes, and the items of the store's users.
+pub(super) struct NodeList {
+    pub items: BTreeMap<Key, Vec<u8>>,
+    pub nodes: BTreeMap<u64, NodeItem>,
+    pub generation: u64,
+    pub next_node: u64,
+}
+
+/// Trees of a node, and what they became.
+struct Mended {
+    roots: Roots,
+    report: RebuiltNode,
+}
+
+impl NodeList {
+    /// Returns the nodes of a catalogue. `Damaged` if they contradict each other.
+    pub(super) fn of_catalogue(
+        catalogue: Catalogue,
+        superblock: &Superblock,
+        place: &str,
+        report: &mut RebuildReport,
+    ) -> Result<NodeList> {
+        let wrong = |cause: String| Error::damaged(place, cause);
+        let mut nodes = BTreeMap::new();
+        for (key, bytes) in catalogue.items.range(node_key(0)..=node_key(u64::MAX)) {
+            let item = NodeItem::decode(bytes, place)?;
+            item.check(key.minor, superblock).map_err(wrong)?;
+            nodes.insert(key.minor, item);
+        }
+        for (id, item) in nodes.iter().filter(|(_, item)| item.parent != 0) {
+            item.check_parent(*id, nodes.get(&item.parent)).map_err(wrong)?;
+        }
+        read_sources(&catalogue.items, superblock, place)?;
+        for error in &catalogue.damaged {
+            report
+                .notes
+                .push(format!("One copy of the catalogue is damaged, and the other one was used: {error}."));
+        }
+        let (generation, next_node) = (superblock.generation, superblock.next_node);
+        Ok(NodeList { items: catalogue.user_items(), nodes, generation, next_node })
+    }
+
+    /// Makes what is damaged lost, in all nodes. `records`: those to merge, if the new store does not have the journal.
+    pub(super) async fn mend(
+        &mut self,
+        rebuild: &Rebuild<'_>,
+        trees: &Trees<'_>,
+        pages: &NewPages,
+        records: Option<&Records>,
+        report: &mut RebuildReport,
+    ) -> Result<()> {
+        if let Some(Records::Known(known)) = records {
+            self.generation = self.generation.max(known.generation());
+            note_changes(known, report);
+        }
+        let mut order: Vec<u64> = self.nodes.keys().copied().collect();
+        // Parents first.
+        order.sort_by_key(|id| (self.nodes[id].sealed == 0, self.nodes[id].sealed, *id));
+        let before = self.nodes.clone();
+        let names = names_of_nodes(&self.items);
+        let mut lost: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
+        for id in order {
+            let item = before[&id];
+            if item.dropped {
+                continue;
+            }
+            let whole = before.get(&item.parent).filter(|parent| !parent.dropped);
+            let whole = whole.filter(|_| lost.get(&item.parent).is_some_and(Vec::is_empty));
+            let base = whole.map_or(Roots::default(), |parent| parent.roots);
+            let (ranges, _) = trees.lost_in(&item.roots, &base, &|_| true).await?;
+            lost.insert(id, ranges.clone());
+            let name = names.get(&id).cloned();
+            let mut mended =
+                Mended { roots: item.roots, report: RebuiltNode { node: id, name, ..Default::default() } };
+            if item.sealed == 0 && matches!(records, Some(Records::Unknown(_))) {
+                mended.lose_all(item.size_blocks);
+                lost.insert(id, vec![0..item.size_blocks]);
+            } else {
+                let known = records.and_then(|records| match records {
+                    Records::Known(known) if item.sealed == 0 => Some(known),
+                    _ => None,
+                });
+                let (stamp, node) = (if item.sealed == 0 { self.generation } else { item.sealed }, id);
+                let of = OfNode { node, lost: ranges, records: known, stamp, size_blocks: item.size_blocks };
+                mended.mend(rebuild, trees, pages, of).await?;
+            }
+            self.nodes.insert(id, NodeItem { roots: mended.roots, ..item });
+            report.nodes.push(mended.report(item.size_blocks));
+        }
+        self.generation += u64::from(records.is_some());
+        Ok(())
+    }
+
+    /// Returns the nodes whose roots are in the file. Each becomes the disk of a VM of its own. None of them gives space
+    /// back: their lineage is lost, and so it is unknown which blocks are exclusive.
+    pub(super) async fn of_map_pages(
+        rebuild: &Rebuild<'_>,
+        trees: &Trees<'_>,
+        pages: &NewPages,
+        records: &ReplayedRecords,
+        report: &mut RebuildReport,
+    ) -> Result<NodeList> {
+        let superblock = &rebuild.anchor.superblock;
+        let in_use = InUse::read(rebuild.target, superblock, rebuild.found).await?;
+        if !rebuild.defects.has(Defect::RebuildFromStalePages) {
+            in_use.erase_stale(rebuild.target, rebuild.found).await?;
+        }
+        let trusts_all = rebuild.defects.has(Defect::RebuildFromStalePages);
+        let (states, is_exact) = find_states(superblock, &in_use, rebuild.found, trusts_all);
+        if !is_exact {
+            report.notes.push("Pages are damaged that may have been the newest roots of disks.".into());
+        }
+        note_changes(records, report);
+        let births = states.iter().map(|state| state.birth).max().unwrap_or(0);
+        let generation = superblock.generation.max(births).max(records.generation());
+        let max = states.iter().map(|state| state.tag.node).max().unwrap_or(0);
+        let mut list = NodeList {
+            items: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            generation: generation + 1,
+            next_node: superblock.next_node.max(max + 1),
+        };
+        // All descend from a node that stays, so that no block is exclusive to one of them.
+        let ancestor = list.new_id();
+        let empty = NodeItem {
+            parent: 0,
+            sealed: generation,
+            size_blocks: SIZE_STEP_BLOCKS,
+            dropped: false,
+            cursor: 0,
+            device: 0,
+            roots: Roots::default(),
+        };
+        // What it had is unknown.
+        list.nodes.insert(ancestor, NodeItem { roots: all_lost(span(5)), ..empty });
+        let touched = touched(records);
+        for state in states {
+            let may_be_data = |addr: u64| in_use.may_be_data(addr);
+            let (mut lost, end) = trees.lost_in(&state.roots, &Roots::default(), &may_be_data).await?;
+            if !is_exact {
+                lost.extend(touched.get(&state.tag.node).into_iter().flatten().cloned());
+            }
+            let node = state.tag.node;
+            let records = Some(records).filter(|_| state.is_newest);
+            let of_records =
+                touched.get(&node).filter(|_| state.is_newest || !is_exact).into_iter().flatten();
+            let end = of_records.map(|range| range.end).fold(end, u64::max);
+            let size_blocks = end.next_multiple_of(SIZE_STEP_BLOCKS).max(SIZE_STEP_BLOCKS);
+            let id = if state.is_newest { node } else { list.new_id() };
+            let mut mended =
+                Mended { roots: state.roots, report: RebuiltNode { node: id, ..Default::default() } };
+            match state.is_lost {
+                true => mended.lose_all(size_blocks),
+                false => {
+                    let of = OfNode { node, lost, records, stamp: generation, size_blocks };
+                    mended.mend(rebuild, trees, pages, of).await?;
+                }
+            }
+            let item = NodeItem { parent: ancestor, sealed: 0, size_blocks, roots: mended.roots, ..empty };
+            list.nodes.insert(id, item);
+            mended.report.name = Some(list.add_vm(rebuild, &state, id, size_blocks));
+            report.nodes.push(mended.report(size_blocks));
+        }
+        Ok(list)
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_node += 1;
+        self.next_node - 1
+    }
+
+    /// Adds a VM with one disk, and returns its name.
+    fn add_vm(&mut self, rebuild: &Rebuild<'_>, state: &State, node: u64, size_blocks: u64) -> String {
+        let PageTag { node: tag, checkpoint } = state.tag;
+        let name = match state.is_newest {
+            true => format!("recovered-{tag}"),
+            false => format!("recovered-{tag}-at-{checkpoint}-{}", state.birth),
+        };
+        let random = u128::from(rebuild.env.random()) << 64 | u128::from(rebuild.env.random());
+        let disk = DiskState {
+            number: 0,
+            slot: "scsi0:0".into(),
+            mode: DiskMode::Persistent,
+            size_bytes: size_blocks * BLOCK,
+            top: format!("n{node}"),
+            reset_to: None,
+        };
+        let generation = ContentGeneration::begin(rebuild.env.random());
+        let vm = VmState {
+            name: name.clone(),
+            id: random | 1,
+            disks: vec![disk],
+            generation,
+            ..VmState::default()
+        };
+        if let Op::Put { key, value } = recovered_vm(&vm) {
+            self.items.insert(key, value);
+        }
+        name
+    }
+}
+
+fn note_changes(records: &ReplayedRecords, report: &mut RebuildReport) {
+    if records.changes() > 0 {
+        report.notes.push(format!(
+            "{} changes of VMs and snapshots after the last checkpoint are lost.",
+            records.changes()
+        ));
+    }
+}
+
+/// What is to be done with a node's trees.
+struct OfNode<'a> {
+    /// The node of the records.
+    node: u64,
+    lost: Vec<Range<u64>>,
+    records: Option<&'a ReplayedRecords>,
+    stamp: u64,
+    size_blocks: u64,
+}
+
+impl Mended {
+    fn lose_all(&mut self, size_blocks: u64) {
+        self.roots = all_lost(size_blocks);
+        self.report.lost = vec![0..size_blocks];
+    }
+
+    async fn mend(
+        &mut self,
+        rebuild: &Rebuild<'_>,
+        trees: &Trees<'_>,
+        pages: &NewPages,
+        of: OfNode<'_>,
+    ) -> Result<()> {
+        let mut table = Table::default();
+        for range in &of.lost {
+            let range = range.start.min(of.size_blocks)..range.end.min(of.size_blocks);
+            match rebuild.defects.has(Defect::RebuildLostAsZeros) {
+                true => unmap(&mut table, range),
+                false => lose(&mut table, range),
+            }
+        }
+        if let Some(records) = of.records {
+            apply(&mut table, of.node, records, rebuild.anchor.from_head, rebuild.found);
+        }
+        if !table.is_empty() {
+            let tag = PageTag { node: of.node, checkpoint: rebuild.anchor.superblock.checkpoint + 1 };
+            self.roots = trees.merge(self.roots, &table, of.stamp, tag, pages).await?;
+        }
+        let lost = table.runs().filter(|(_, run)| super::super::layout::is_lost(run.addr));
+        self.report.lost = lost.map(|(start, run)| start..start + run.len).collect();
+        Ok(())
+    }
+
+    /// Returns the report; the ranges so far are of blocks.
+    fn report(self, size_blocks: u64) -> RebuiltNode {
+        let RebuiltNode { lost, .. } = &self.report;
+        RebuiltNode {
+            bytes: size_blocks * BLOCK,
+            recovered_bytes: self.roots.blocks() * BLOCK,
+            lost: in_bytes(lost.clone(), size_blocks),
+            ..self.report
+        }
+    }
+}

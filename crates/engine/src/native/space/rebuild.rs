@@ -1,0 +1,107 @@
+//! Bitmaps of a store whose catalogue is lost: those found in the file, and those that are written anew.
+
+use blk::Buf;
+
+use super::bits::Bits;
+use super::group::{GroupSummary, SLOTS};
+use super::page::{self, FoundBitmap};
+use crate::native::layout::{Extent, Geometry};
+
+/// A set of blocks of the groups.
+pub(crate) struct BlockSet {
+    geometry: Geometry,
+    groups: Vec<Bits>,
+}
+
+impl BlockSet {
+    pub(crate) fn new(geometry: Geometry) -> BlockSet {
+        BlockSet { geometry, groups: Vec::new() }
+    }
+
+    pub(crate) fn groups(&self) -> u64 {
+        self.groups.len() as u64
+    }
+
+    /// Extends the set to at least `groups` groups.
+    pub(crate) fn grow(&mut self, groups: u64) {
+        let missing = (groups as usize).max(self.groups.len());
+        self.groups.resize_with(missing, || Bits::new(self.geometry.group_blocks as usize));
+    }
+
+    /// Adds blocks. Returns whether all of them are blocks of one group that a page or data may have.
+    pub(crate) fn insert(&mut self, extent: Extent) -> bool {
+        let Some(group) = self.geometry.group_of(extent.addr) else { return false };
+        let first = extent.addr - self.geometry.group_start(group);
+        if first < SLOTS || first + extent.len > self.geometry.group_blocks || group >= self.groups() {
+            return false;
+        }
+        self.groups[group as usize].fill(first as usize..(first + extent.len) as usize);
+        true
+    }
+
+    pub(crate) fn contains(&self, addr: u64) -> bool {
+        let Some(group) = self.geometry.group_of(addr).filter(|group| *group < self.groups()) else {
+            return false;
+        };
+        self.groups[group as usize].get((addr - self.geometry.group_start(group)) as usize)
+    }
+
+    /// Returns the blocks of a group.
+    pub(crate) fn of_group(&self, group: u64) -> impl Iterator<Item = u64> {
+        let start = self.geometry.group_start(group);
+        self.groups[group as usize].runs().flatten().map(move |at| start + at as u64)
+    }
+
+    /// Encodes the bitmap page of a group for slot 0, and returns it with its address and summary.
+    pub(crate) fn encode(&self, group: u64, version: u64, meta: bool) -> (u64, Buf, GroupSummary) {
+        let bits = &self.groups[group as usize];
+        let free = (self.geometry.group_blocks - SLOTS) as u32 - bits.count() as u32;
+        let summary = GroupSummary { free, version, slot: 0, meta, checksum: 0 };
+        let (page, summary) = page::encode(&self.geometry, group, bits, summary);
+        (page::address(&self.geometry, group, 0), page, summary)
+    }
+}
+
+/// What a group's bitmap pages say of the last valid checkpoint.
+pub(crate) enum GroupState {
+    /// Its blocks in use, and whether it holds metadata.
+    Known {
+        meta: bool,
+    },
+    Unknown,
+}
+
+/// Finds the bitmap of a group among its two slots, and adds the blocks in use to `used`. `became_valid` says whether a
+/// checkpoint did; None if that is unknown.
+///
+/// The page of the last valid checkpoint is in one slot, and the other has an older one, or one of a checkpoint that
+/// never became valid.
+pub(crate) fn find_bitmap(
+    geometry: &Geometry,
+    group: u64,
+    slots: [&[u8]; 2],
+    became_valid: impl Fn(u64) -> Option<bool>,
+    used: &mut BlockSet,
+) -> GroupState {
+    let found = [0, 1].map(|slot| page::find(geometry, group, slot as u8, slots[slot]));
+    let mut pages = Vec::new();
+    for found in found {
+        match found {
+            FoundBitmap::Never => {}
+            FoundBitmap::Damaged => return GroupState::Unknown,
+            FoundBitmap::Page { version, meta, bits } => pages.push((version, meta, bits)),
+        }
+    }
+    pages.sort_by_key(|(version, ..)| std::cmp::Reverse(*version));
+    let verdicts: Vec<Option<bool>> = pages.iter().map(|(version, ..)| became_valid(*version)).collect();
+    let chosen = match verdicts[..] {
+        [] | [Some(false)] => return GroupState::Known { meta: false },
+        [Some(true), ..] => 0,
+        [Some(false), Some(true) | None] => 1,
+        _ => return GroupState::Unknown,
+    };
+    let (_, meta, bits) = pages.swap_remove(chosen);
+    used.grow(group + 1);
+    used.groups[group as usize] = bits;
+    GroupState::Known { meta }
+}
