@@ -9,6 +9,7 @@ pub mod change;
 pub mod check;
 mod checkpoint;
 mod contents;
+mod defragment;
 mod diff_base;
 mod difference;
 mod disk;
@@ -58,6 +59,7 @@ mod vm;
 mod write_coalescer;
 mod zero;
 
+pub use defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope, Fragmentation};
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use recover::NewStore;

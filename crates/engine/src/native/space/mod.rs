@@ -19,6 +19,7 @@ mod page;
 mod place;
 mod punch;
 mod state;
+mod stretch;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
