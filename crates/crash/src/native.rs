@@ -17,6 +17,7 @@
 
 mod boot;
 pub mod corruption;
+mod defragmentation;
 mod guest;
 mod harness;
 mod images;
@@ -50,6 +51,13 @@ const FIRST_MACHINE: u64 = 0;
 /// Plays one run. An error is a broken promise, with the seed and the command to replay it.
 pub fn run(seed: u64, defects: Defects) -> Result<Outcome, String> {
     replayed(seed, || run_plan(Plan::draw(seed, defects).on_bad_media().with_sources()))
+}
+
+/// Plays one run in which disks are defragmented beside the guests.
+pub fn run_defragmenting(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    replayed(seed, || {
+        run_plan(Plan::draw(seed, defects).on_bad_media().with_sources().with_defragmentation())
+    })
 }
 
 /// Plays a run on a tree of up to 64 snapshots and six machines, without power cuts.

@@ -6,6 +6,8 @@ use crash::native;
 use engine::Defect;
 
 const CUTS_DEFAULT: u64 = 10_000;
+/// Cuts of the campaign beside defragmentations.
+const DEFRAGMENT_CUTS_DEFAULT: u64 = 3000;
 /// Power cuts within which a planted defect must show.
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
@@ -77,6 +79,18 @@ const DEFECTS: [Defect; 16] = [
 #[test]
 fn power_cuts_break_no_promise() {
     assert_promises_hold(native::run, cuts_wanted(CUTS_DEFAULT, 1), &MUST_HAPPEN);
+}
+
+#[test]
+fn power_cuts_beside_a_defragmentation_break_no_promise() {
+    let must_happen = ["cut", "cut in a defragmentation", "defragmented"];
+    assert_promises_hold(native::run_defragmenting, cuts_wanted(DEFRAGMENT_CUTS_DEFAULT, 1), &must_happen);
+}
+
+#[test]
+fn a_move_over_a_write_that_came_meanwhile_is_found() {
+    let defects = [Defect::MoveUnwatched];
+    assert_defects_are_found(native::run_defragmenting, &defects, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
 }
 
 #[test]
