@@ -22,8 +22,8 @@ use crate::{
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
     Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
-    VmClone, VmClosed, VmCreate, VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved,
-    VmSpace, VmSummary,
+    VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview,
+    VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -259,6 +259,7 @@ routes! {
     POST "/vms/{vm}/remove/preview" =>
         vm_remove_preview(vm: &VmName, request: &VmRemove) -> VmRemovePreview, request;
     POST "/vms/{vm}/clone" => vm_clone(vm: &VmName, request: &VmClone) -> Vm, request;
+    POST "/vms/{vm}/defragment" => vm_defragment(vm: &VmName, request: &VmDefragment) -> Job, request;
     POST "/vms/{vm}/move" => vm_move(vm: &VmName, request: &VmMove) -> Job, request;
     POST "/vms/{vm}/close" => vm_close(vm: &VmName, disconnect: bool) -> VmClosed, &Disconnect { disconnect };
     POST "/vms/{vm}/open" => vm_open(vm: &VmName, request: &VmOpen) -> Vm, request;

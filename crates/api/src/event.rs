@@ -17,6 +17,8 @@ words! {
         Move = "move",
         /// Job only: a read of all data that the store holds.
         Scrub = "scrub",
+        /// Event: a defragmentation ended. Job: the whole defragmentation.
+        Defragment = "defragment",
         CommitCancelled = "commit_cancelled",
         CommitFailed = "commit_failed",
         Revert = "revert",

@@ -38,6 +38,8 @@ pub enum JobBytes {
     Copied,
     /// Bytes read and compared.
     Read,
+    /// Bytes of disks that a defragmentation has gone through, those without data included.
+    Scanned,
 }
 
 impl JobBytes {
@@ -47,6 +49,7 @@ impl JobBytes {
             Self::GivenBack => "freed",
             Self::Copied => "copied",
             Self::Read => "read",
+            Self::Scanned => "gone through",
         }
     }
 }

@@ -270,6 +270,17 @@ pub struct VmClosed {
     pub clients: Vec<VmClient>,
 }
 
+/// Body of `POST /vms/VM/defragment`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmDefragment {
+    /// N of the only disk; null for all disks.
+    pub disk: Option<u32>,
+    /// Copy blocks that snapshots or clones show too. The copies take space.
+    #[serde(default)]
+    pub copy_shared: bool,
+}
+
 /// Output of `space`: the space that a VM takes, and the snapshots that hold it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpace {
@@ -284,7 +295,18 @@ pub struct VmSpace {
     pub shared_bytes: u64,
     /// Parents before children, older siblings first.
     pub snapshots: Vec<SnapshotSpace>,
+    pub disks: Vec<DiskOrder>,
     pub space: Space,
+}
+
+/// Order of a running disk's blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskOrder {
+    /// N of the export `VM/diskN`.
+    pub number: u32,
+    /// Bytes that a sequential read gets on average before it has to go elsewhere, at most 4 MiB, from samples; null for
+    /// a redo disk and a disk without data.
+    pub average_run_bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,6 +17,7 @@
 
 mod boot;
 pub mod corruption;
+mod defragmentation;
 mod guest;
 mod harness;
 mod images;
@@ -59,6 +60,13 @@ pub fn run_on_two_cores(seed: u64, defects: Defects) -> Result<Outcome, String> 
         let run: NativeRun = Plan::draw(seed, defects).on_bad_media().with_sources().run();
         run.guests_core.is_second.set(true);
         play(&run)
+    })
+}
+
+/// Plays one run in which disks are defragmented beside the guests.
+pub fn run_defragmenting(seed: u64, defects: Defects) -> Result<Outcome, String> {
+    replayed(seed, || {
+        run_plan(Plan::draw(seed, defects).on_bad_media().with_sources().with_defragmentation())
     })
 }
 

@@ -43,6 +43,8 @@ pub enum EventKind {
     Restore,
     /// Entries of the bin are gone.
     BinEmptied,
+    /// A defragmentation has ended, with what it moved.
+    Defragment,
     /// A disk was added or removed, or changed its size or mode.
     Disks,
     /// Guest writes wait because the datastore is full.

@@ -20,6 +20,8 @@ pub const MOVE: &str = "move";
 pub const CONSOLIDATE: &str = "consolidation";
 /// Operation of a job that copies a source's image into a native store.
 pub const LAND: &str = "landing";
+/// Operation of a job that lays a native disk out in order.
+pub const DEFRAGMENT: &str = "defragmentation";
 /// Operation of a job that reads all data of a native store.
 pub const SCRUB: &str = "scrub";
 

@@ -32,6 +32,8 @@ pub use job::{Job, JobState};
 pub use job_control::{JobControl, JobFigure};
 pub use machine::{Machine, RunningDisk};
 pub use mirror::Mirror;
-pub use operations::{CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage};
+pub use operations::{
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+};
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 pub use redo::{Disk, Vm, unwritten_bytes};

@@ -13,7 +13,9 @@ use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
 use crate::job::Job;
 use crate::native::NativeVm;
-use crate::operations::{CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage};
+use crate::operations::{
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+};
 use crate::redo::Vm;
 use crate::stats::{DiskStats, LayerCounters};
 
@@ -116,6 +118,16 @@ pub trait Machine {
 
     /// Starts a commit. When this resolves, the names have durably left the tree.
     fn commit(self: Rc<Self>, what: &CommitWhat) -> Local<'_, Result<Rc<Job>>>;
+
+    /// Starts a job that lays running disks out in order.
+    ///
+    /// # Errors
+    /// `Refused` for a VM whose disks are delta chains, and while such a job is under way.
+    fn defragment(self: Rc<Self>, request: DefragmentRequest) -> Local<'static, Result<Rc<Job>>>;
+
+    /// Returns the bytes that a sequential read of a running disk gets on average before it has to go elsewhere, from
+    /// samples; None for a disk that is a delta chain, or without data.
+    fn average_run_bytes(&self, number: u32) -> Local<'_, Result<Option<u64>>>;
 
     /// Returns what a revert to `wanted` (`None`: the current snapshot) would throw away. With `keeps_present` a take
     /// comes first.
@@ -300,6 +312,7 @@ macro_rules! implement_machine {
                 reset_preview() -> Loss;
                 restore_preview(id: u64) -> Loss;
                 binned_bytes(id: u64) -> u64;
+                average_run_bytes(number: u32) -> Option<u64>;
                 hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
                 close() -> ();
             }
@@ -312,6 +325,7 @@ macro_rules! implement_machine {
                 add_disk(wanted: &'a NewDisk) -> DiskState;
             }
             boxed! { $vm, 'static:
+                defragment(request: DefragmentRequest) -> Rc<Job>;
                 reset(keep: bool) -> Loss;
                 restore(id: u64, keep: bool) -> Loss;
                 remove_disk(number: u32, remove_files: bool) -> ();

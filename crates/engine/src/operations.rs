@@ -15,6 +15,15 @@ pub enum CommitWhat {
     Unowned,
 }
 
+/// What a defragmentation lays out in order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DefragmentRequest {
+    /// Number of the one disk; None: all running disks.
+    pub disk: Option<u32>,
+    /// Blocks that snapshots or clones show too are copied for the running disk, which takes space.
+    pub copy_shared: bool,
+}
+
 /// Preview of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPreview {

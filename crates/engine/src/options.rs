@@ -158,6 +158,8 @@ pub enum Defect {
     LandedBeforeFlush,
     /// Native: an image counts as not needed before it is durable that all of it has landed.
     DetachBeforeFlush,
+    /// Native: a defragmentation moves blocks although guests have overwritten them during the copy.
+    MoveUnwatched,
     /// Native: writers are not delayed, so they wait for whole checkpoints.
     UnpacedWriters,
     /// Native: grants of another core stay when the map changes.

@@ -126,17 +126,19 @@ impl Order {
             let mixed = (half + round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32
         };
-        while self.half > 0 {
+        if self.half == 0 {
+            return at;
+        }
+        loop {
             let (mut left, mut right) = (at >> self.half, at & mask);
             for round in 1..=4 {
                 (left, right) = (right, left ^ (mix(right, round << 40) & mask));
             }
             at = left << self.half | right;
             if at < self.count {
-                break;
+                return at;
             }
         }
-        at
     }
 }
 

@@ -29,8 +29,8 @@ pub use snapshot::{
     VmLossArgs,
 };
 pub use vm::{
-    CloneArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, RemoveArgs, SetArgs, SetLimits,
-    VmCommand, VmCreateArgs,
+    CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, RemoveArgs,
+    SetArgs, SetLimits, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \

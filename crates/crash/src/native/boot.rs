@@ -15,7 +15,7 @@ use super::guest::Guest;
 use super::harness::{FILE, Harness, MACHINE, SNAPSHOT, nothing_else_is_mapped, open_file, read_all};
 use super::media::open_anyway;
 use super::model::{Existence, NativeRun};
-use super::plan::{Medium, Plan, SOURCES_TASK};
+use super::plan::{DEFRAGMENT_TASK, Medium, Plan, SOURCES_TASK};
 use super::user::User;
 use crate::flush_faults::{FAULT_TASK, fill_up};
 use crate::run::{BootPhase, all_joined};
@@ -232,6 +232,11 @@ impl Harness {
         tasks.push(self.env.spawn(user.run()));
         if self.plan.over_sources {
             tasks.push(self.env.spawn(self.clone().land_some(self.plan.rng(self.boot, SOURCES_TASK))));
+        }
+        if self.plan.defragments {
+            tasks.push(
+                self.env.spawn(self.clone().defragment_some(self.plan.rng(self.boot, DEFRAGMENT_TASK))),
+            );
         }
         all_joined(tasks).await
     }

@@ -25,6 +25,8 @@ const MEDIA_TASK: u64 = 1 << 33;
 const OVER_SOURCES_EVERY: u64 = 3;
 /// Task number of the draws for sources.
 pub(super) const SOURCES_TASK: u64 = 1 << 34;
+/// Task number of the draws for defragmentations.
+pub(super) const DEFRAGMENT_TASK: u64 = 1 << 35;
 /// Seed of the random values in the scripted plan.
 const SCRIPTED_SEED: u64 = 4;
 
@@ -96,6 +98,8 @@ pub struct Plan {
     pub failing_flushes: bool,
     /// The first disk of a machine may be over a source.
     pub over_sources: bool,
+    /// Running disks are defragmented.
+    pub defragments: bool,
     /// The power is cut in boots other than the last.
     pub cuts: bool,
     pub aim: Aim,
@@ -129,6 +133,11 @@ impl Plan {
     /// Returns the plan with disks over sources, in some runs.
     pub fn with_sources(self) -> Plan {
         Plan { over_sources: self.seed.is_multiple_of(OVER_SOURCES_EVERY), ..self }
+    }
+
+    /// Returns the plan with defragmentations of running disks.
+    pub fn with_defragmentation(self) -> Plan {
+        Plan { defragments: true, ..self }
     }
 
     pub fn loses_superblock(&self, boot: u64) -> bool {
@@ -215,6 +224,7 @@ impl Plan {
             loses_superblocks: false,
             failing_flushes: false,
             over_sources: false,
+            defragments: false,
             cuts: true,
             aim: Aim::Anything,
         }

@@ -6,6 +6,8 @@ use crash::native;
 use engine::Defect;
 
 const CUTS_DEFAULT: u64 = 10_000;
+/// Cuts of the campaign beside defragmentations.
+const DEFRAGMENT_CUTS_DEFAULT: u64 = 3000;
 /// Power cuts within which a planted defect must show.
 const DEFECT_CUTS_MAX: u64 = 10_000;
 
@@ -95,6 +97,18 @@ const CORE_DEFECTS: [Defect; 4] =
 #[test]
 fn planted_defects_of_grants_are_found() {
     assert_defects_are_found(native::run_on_two_cores, &CORE_DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
+}
+
+#[test]
+fn power_cuts_beside_a_defragmentation_break_no_promise() {
+    let must_happen = ["cut", "cut in a defragmentation", "defragmented"];
+    assert_promises_hold(native::run_defragmenting, cuts_wanted(DEFRAGMENT_CUTS_DEFAULT, 1), &must_happen);
+}
+
+#[test]
+fn a_move_over_a_write_that_came_meanwhile_is_found() {
+    let defects = [Defect::MoveUnwatched];
+    assert_defects_are_found(native::run_defragmenting, &defects, Bound::Cuts(DEFECT_CUTS_MAX), &[]);
 }
 
 #[test]

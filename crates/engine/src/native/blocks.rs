@@ -118,6 +118,30 @@ impl Store {
         self.put(node, start, Redirect { len, addr, birth, lsn }, partial);
     }
 
+    /// Makes parts of an extent part of the node, like `publish`; the rest of the extent is free again. `parts` are in
+    /// the order of their addresses.
+    pub(super) fn publish_some(&self, node: &Node, extent: Extent, parts: &[NewPart]) -> Result<()> {
+        if let Err(e) = self.may_record(node) {
+            self.unplace(extent);
+            return Err(e);
+        }
+        self.placed(extent);
+        let mut at = extent.addr;
+        for part in parts {
+            self.unplace_between(at, part.place.addr);
+            self.publish_part(node, part);
+            at = part.place.end();
+        }
+        self.unplace_between(at, extent.end());
+        Ok(())
+    }
+
+    fn unplace_between(&self, from: u64, end: u64) {
+        if from < end {
+            self.space.unplace(Extent { addr: from, len: end - from });
+        }
+    }
+
     /// Makes further sectors part of a block that has some: data that is complete, though not durable.
     pub(super) fn publish_sectors(&self, node: &Node, part: &NewPart) -> Result<()> {
         self.may_record(node)?;

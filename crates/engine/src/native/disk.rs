@@ -4,12 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::sync::RangeLock;
+use blk::sync::{RangeLock, TaskMutex};
 use blk::volume::{BlockStatus, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
 use super::backing::WritePath;
+use super::defragment::ChangedBlocks;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::sources::{Resolved, SourceEdges, read_images};
@@ -43,6 +44,10 @@ pub struct NativeDisk {
     space_retry_us: u64,
     /// Ranges that a write works on, in blocks: overlapping writes run one after the other, in one order.
     pub(super) writes: RangeLock,
+    /// Blocks that guests change while a defragmentation copies them.
+    pub(super) changes: Rc<ChangedBlocks>,
+    /// Held by a defragmentation while it works on a window.
+    pub(super) defragment_turn: TaskMutex,
     pub(super) closing: Cell<bool>,
     pub(super) space_waits: SpaceWaits,
     pub(super) streams: RefCell<Streams>,
@@ -77,6 +82,8 @@ impl NativeDisk {
             policy: terms.policy,
             space_retry_us: terms.space_retry_us,
             writes: RangeLock::default(),
+            changes: Rc::default(),
+            defragment_turn: TaskMutex::default(),
             closing: Cell::new(false),
             space_waits: SpaceWaits::default(),
             streams: RefCell::default(),
@@ -309,6 +316,7 @@ impl NativeDisk {
         let edges = self.source_edges(offset..offset + data.len() as u64).await?;
         // The disk may have been closed while an image was read.
         self.check_write(offset, data.len() as u64)?;
+        self.changes.note(&blocks);
         let _admitted = self.store.writes.enter();
         self.with_found(blocks, async |found| {
             if let [only] = found

@@ -9,6 +9,7 @@ pub mod change;
 pub mod check;
 mod checkpoint;
 mod contents;
+mod defragment;
 mod diff_base;
 mod difference;
 mod disk;
@@ -60,6 +61,7 @@ mod vm;
 mod write_coalescer;
 mod zero;
 
+pub use defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope, Fragmentation};
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use rebuild::{RebuildReport, RebuiltNode, rebuild};

@@ -13,6 +13,7 @@ use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
 use super::backing::SECTOR;
 use super::change::{Key, Op};
+use super::defragment::{DefragmentJob, DefragmentScope};
 use super::disk::{DiskOptions, NativeDisk};
 use super::layout::BLOCK;
 use super::recover::NewStore;
@@ -21,7 +22,7 @@ use super::sources::tests::{IMAGE_BYTES, PatternImage, over_a_source, pattern};
 use super::space::Growth;
 use super::store::{Store, StoreOptions};
 use super::tree::{WalkItem, gone};
-use crate::job::{Job, LAND};
+use crate::job::{DEFRAGMENT, Job, LAND};
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
@@ -135,20 +136,27 @@ async fn open(env: &Env) -> Result<Rc<Store>> {
 struct Guests {
     store: Rc<Store>,
     landing: Option<Rc<Job>>,
-    disks: BTreeMap<u64, Rc<dyn Volume>>,
+    defragmentation: Option<Rc<Job>>,
+    /// Each disk where the store is, and as its guests see it.
+    disks: BTreeMap<u64, (Rc<NativeDisk>, Rc<dyn Volume>)>,
     /// The guests are on another core.
     cores: Option<Rc<TwoCores>>,
 }
 
 impl Guests {
     fn disk(&mut self, node: u64) -> Rc<dyn Volume> {
+        self.disks(node).1
+    }
+
+    fn disks(&mut self, node: u64) -> (Rc<NativeDisk>, Rc<dyn Volume>) {
         let (store, cores) = (&self.store, &self.cores);
-        let made = || -> Rc<dyn Volume> {
+        let made = || {
             let disk = NativeDisk::new(store, store.node(node).unwrap(), format!("node{node}"), 0, TERMS);
-            match cores {
-                None => disk,
-                Some(cores) => cores.bridged(disk),
-            }
+            let seen: Rc<dyn Volume> = match cores {
+                None => disk.clone(),
+                Some(cores) => cores.bridged(disk.clone()),
+            };
+            (disk, seen)
         };
         self.disks.entry(node).or_insert_with(made).clone()
     }
@@ -259,9 +267,33 @@ impl Guests {
         });
     }
 
+    /// Starts a defragmentation of a running disk, unless one is under way, which may be cancelled.
+    fn defragment(&mut self, model: &Rc<RefCell<Model>>, rng: &mut Rng) {
+        let under_way = self.defragmentation.take_if(|job| job.state().is_over());
+        if let Some(job) = self.defragmentation.as_ref().filter(|_| under_way.is_none()) {
+            if rng.next(5) == 0 {
+                job.cancel().unwrap();
+            }
+            return;
+        }
+        let Some(node) = model.borrow().pick(rng, true) else { return };
+        let (disk, scope) = (
+            self.disks(node).0,
+            if rng.next(3) == 0 { DefragmentScope::SharedToo } else { DefragmentScope::Exclusive },
+        );
+        let job = Job::new(disk.store.env.clone(), 2, DEFRAGMENT, String::new());
+        self.defragmentation = Some(job.clone());
+        self.store.env.spawn(async move {
+            let part = DefragmentJob { job: &job, before: 0, after: 0 };
+            let result = disk.defragment(scope, part).await;
+            job.end(result.map(drop));
+        });
+    }
+
     async fn step(&mut self, model: &Rc<RefCell<Model>>, rng: &mut Rng) {
-        match rng.next(17) {
+        match rng.next(19) {
             16 => self.land(model, rng),
+            17 | 18 => self.defragment(model, rng),
             0..=8 => self.write_some(model, rng).await,
             9..=11 => self.change(model, rng),
             12 => drop(self.store.checkpoint().await),
@@ -366,14 +398,16 @@ async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, steps: usize
     }
     attach(&env, &store, model.borrow().has_landed);
     let cores = (envs.len() > 1).then(|| TwoCores::start(&envs));
-    let mut guests = Guests { store: store.clone(), landing: None, disks: BTreeMap::new(), cores };
+    let disks = BTreeMap::new();
+    let mut guests = Guests { store: store.clone(), landing: None, defragmentation: None, disks, cores };
     for _ in 0..steps {
         guests.step(&model, &mut rng).await;
         if store.broken().is_some() {
             return;
         }
     }
-    if let Some(job) = guests.landing.take().filter(|job| !job.state().is_over()) {
+    let jobs = guests.landing.take().into_iter().chain(guests.defragmentation.take());
+    for job in jobs.filter(|job| !job.state().is_over()) {
         job.cancel().unwrap();
         while !job.state().is_over() {
             env.sleep_us(1000).await;

@@ -24,6 +24,7 @@ impl NativeDisk {
             async || {
                 let _range = self.writes.lock(blocks.clone()).await;
                 self.check_write(range.start, range.end - range.start)?;
+                self.changes.note(&blocks);
                 let _admitted = self.store.writes.enter();
                 self.store.unmap_mapped(&self.node, blocks.clone()).await
             },

@@ -1,12 +1,16 @@
 //! A redo VM and its disks: what `Machine` and `RunningDisk` need beside the operations.
 
+use std::rc::Rc;
+
 use blk::file::FileCounters;
-use blk::{Local, Result};
+use blk::{Error, Local, Result};
 
 use super::disk::Disk;
 use super::space::SpaceHold;
 use super::vm::Vm;
+use crate::job::Job;
 use crate::machine::RunningDisk;
+use crate::operations::DefragmentRequest;
 use crate::stats::{DiskStats, LayerCounters};
 
 impl RunningDisk for Disk {
@@ -49,6 +53,18 @@ impl Vm {
         let mut sum = FileCounters::default();
         self.disks().iter().for_each(|disk| sum += disk.device_counters());
         sum
+    }
+
+    /// Refuses: the file system decides where the blocks of files are.
+    pub(crate) async fn defragment(self: &Rc<Self>, _: DefragmentRequest) -> Result<Rc<Job>> {
+        let cause = "its disks are files, whose layout is the file system's";
+        let remedy =
+            "commit its snapshots to shorten the chains, or move the VM with `vm move --store native`";
+        Err(Error::refused(&self.name, format!("cannot defragment the VM: {cause}; {remedy}")))
+    }
+
+    pub(crate) async fn average_run_bytes(&self, number: u32) -> Result<Option<u64>> {
+        self.disk(number).map(|_| None)
     }
 
     pub(crate) async fn hold_writes(&self) -> SpaceHold {

@@ -77,6 +77,8 @@ fn every_documented_line_parses() {
         "unstun datastore take-over lun=/dev/sdb --yes",
         "unstun vm create web --disk 20G --datastore fast",
         "unstun vm move web --to fast --store redo",
+        "unstun vm defragment web",
+        "unstun vm defragment web/disk0 --copy-shared --detach",
         "unstun vm move web/disk0 --to /mnt/a --detach",
         "unstun vm move web --store redo",
         "unstun vm move web/disk0 --store native --detach",

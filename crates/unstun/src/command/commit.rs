@@ -105,6 +105,7 @@ pub(super) fn ended(watched: Watched) -> Result<Job> {
             let left = match job.operation {
                 Operation::Move => "the VM stays where it was",
                 Operation::Scrub => "the rest was not read",
+                Operation::Defragment => "what was moved stays moved",
                 _ => "the rest of its delta stays as a delta that no snapshot owns",
             };
             Err(Error::new(ErrorKind::Cancelled, format!("job {} was cancelled: {left}", job.id)))
@@ -139,6 +140,7 @@ fn done(job: &Job) -> String {
     let (verb, what) = match job.operation {
         Operation::Consolidate => ("consolidated", owner(job)),
         Operation::Move => ("moved", owner(job)),
+        Operation::Defragment => ("defragmented", owner(job)),
         _ => ("committed", of_job(job)),
     };
     let (took, done) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));

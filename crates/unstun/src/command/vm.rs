@@ -7,11 +7,11 @@ use api::output::{Output, align_right, fields, table};
 use api::progress::watch;
 use api::units::format_bytes;
 use api::{
-    DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmImport, VmLimits, VmMove,
-    VmOpen, VmRemove, VmSummary,
+    DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmDefragment, VmImport,
+    VmLimits, VmMove, VmOpen, VmRemove, VmSummary,
 };
 
-use crate::cli::{CloneArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
+use crate::cli::{CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
 use crate::command::{commit, disk, fill, limits, loss};
 
 pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
@@ -27,6 +27,7 @@ pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) ->
         VmCommand::Set(args) => set(args, client, output).await,
         VmCommand::Clone(args) => clone(args, client, output).await,
         VmCommand::Move(args) => relocate(args, client, output).await,
+        VmCommand::Defragment(args) => defragment(args, client, output).await,
         VmCommand::Close { vm, disconnect } => {
             output.result(&client.vm_close(vm, *disconnect).await?, closed)
         }
@@ -117,13 +118,7 @@ async fn clone(args: &CloneArgs, client: &Client, output: Output) -> Result<()> 
 }
 
 async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()> {
-    let (vm, disk) = match args.what.contains('/') {
-        true => {
-            let disk: name::DiskRef = args.what.parse().map_err(Error::invalid)?;
-            (disk.vm, Some(disk.number))
-        }
-        false => (args.what.parse().map_err(Error::invalid)?, None),
-    };
+    let (vm, disk) = vm_and_disk(&args.what)?;
     let datastore = match &args.to {
         Some(to) => Some(client.named(&named(to)?).await?),
         None => None,
@@ -133,6 +128,24 @@ async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()
         true => output.result(&job, commit::started),
         false => commit::finish(watch(client, job).await?, output),
     }
+}
+
+async fn defragment(args: &DefragmentArgs, client: &Client, output: Output) -> Result<()> {
+    let (vm, disk) = vm_and_disk(&args.what)?;
+    let job = client.vm_defragment(&vm, &VmDefragment { disk, copy_shared: args.copy_shared }).await?;
+    match args.detach {
+        true => output.result(&job, commit::started),
+        false => commit::finish(watch(client, job).await?, output),
+    }
+}
+
+/// Returns the VM that a text such as `web` or `web/disk0` names, and the number of its only disk.
+fn vm_and_disk(what: &str) -> Result<(VmName, Option<u32>)> {
+    if !what.contains('/') {
+        return Ok((what.parse().map_err(Error::invalid)?, None));
+    }
+    let disk: name::DiskRef = what.parse().map_err(Error::invalid)?;
+    Ok((disk.vm, Some(disk.number)))
 }
 
 /// Returns the VMs of the datastore that the command names, or else all VMs.

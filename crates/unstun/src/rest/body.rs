@@ -6,7 +6,7 @@ use api::error::{Error, Result};
 use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
     DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
-    VmImport, VmLimits, VmMove, VmOpen, VmRemove,
+    VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -43,6 +43,7 @@ impl Request for Discard {}
 impl Request for Reset {}
 impl Request for Revert {}
 impl Request for VmClone {}
+impl Request for VmDefragment {}
 impl Request for VmOpen {}
 impl Request for VmRemove {}
 impl Request for VmMove {
@@ -138,7 +139,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 21] = [
+pub const ROUTES: [(&str, Accept); 22] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -160,6 +161,7 @@ pub const ROUTES: [(&str, Accept); 21] = [
     ("POST /vms/{vm}/undo", again::<Reset>),
     ("POST /vms/{vm}/open", again::<VmOpen>),
     ("PUT /vms/{vm}/limits", again::<VmLimits>),
+    ("POST /vms/{vm}/defragment", again::<VmDefragment>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

@@ -88,6 +88,7 @@ fn vms() -> Router<Core> {
         .route("/vms/{vm}/remove/preview", post(vm(async |d, vm, Body(of)| d.remove_preview(&vm, of).await)))
         .route("/vms/{vm}/space", get(vm(async |d, vm, ()| d.vm_space(&vm).await)))
         .route("/vms/{vm}/clone", post(vm(async |d, vm, Body(of)| d.vm_clone(&vm, of).await)))
+        .route("/vms/{vm}/defragment", post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await)))
         .route(
             "/vms/{vm}/move",
             post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await)),

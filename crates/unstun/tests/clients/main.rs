@@ -12,6 +12,7 @@ mod compare;
 mod copies;
 mod cores;
 mod daemon;
+mod defragment;
 mod datastores;
 mod descriptors;
 mod devices;

@@ -68,6 +68,8 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Differences", &differences);
     actual.add("DiskRange", &differences.ranges[0]);
     actual.add("VmSpace", &used);
+    actual.add("DiskOrder", &used.disks[0]);
+    actual.add("VmDefragment", &VmDefragment::default());
     actual.add("SnapshotSpace", &used.snapshots[0]);
     actual.add("Status", &client.status().await.unwrap());
     actual.add("VmSummary", &client.vm_list().await.unwrap()[0]);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use blk::ErrorKind;
 use blk::manifest::DiskMode;
 use blk::volume::Volume;
-use engine::{CommitWhat, GenerationChange, Job};
+use engine::{CommitWhat, DefragmentRequest, GenerationChange, Job};
 use sim::Rng;
 
 use super::harness::{Running, VmHarness};
@@ -50,6 +50,7 @@ verbs! {
     Reopen: 1, "cut while a VM is closed";
     OpenPlainNames: 2, "cut while plain names are opened";
     Checkpoint: 2, "cut in a checkpoint";
+    Defragment: 3, "cut in a defragmentation";
 }
 
 pub(super) const MODES: [DiskMode; 3] =
@@ -98,6 +99,7 @@ impl User {
             Verb::OpenPlainNames => return self.open_plain_names(vm).await,
             Verb::EmptyBin => return self.empty_bin(vm, false).await,
             Verb::Checkpoint => return self.checkpoint().await,
+            Verb::Defragment => return self.defragment(vm).await,
             // No guest may be attached during the other verbs.
             _ => vm.stop().await,
         }
@@ -236,6 +238,18 @@ impl User {
         let shape = self.shape(vm);
         let ahead = vec![self.ahead(vm, shape.committed(&gone))];
         match self.attempt(vm, ahead, vm.vm.commit(&what)).await? {
+            Some(job) => self.disturb(&job).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn defragment(&mut self, vm: &Rc<Running>) -> Result<(), String> {
+        let request = DefragmentRequest {
+            disk: if self.rng.coin() { self.any_disk(&self.shape(vm)) } else { None },
+            copy_shared: self.rng.coin(),
+        };
+        let ahead = vec![self.ahead(vm, self.shape(vm))];
+        match self.attempt(vm, ahead, vm.vm.defragment(request)).await? {
             Some(job) => self.disturb(&job).await,
             None => Ok(()),
         }

@@ -364,7 +364,7 @@ impl ServedDisk {
         }
         found.found.sort_unstable_by_key(|found| found.start);
         store.withdraw_window(node, window, number);
-        let may_write = self.may_write();
+        let may_write = self.may_write() && !disk.changes.are_noted(&self.blocks(window));
         let early = store.options.defects.has(Defect::EarlyFlushedLsn);
         let settled_at = |run: &LookupRun| {
             let is_own = has_space(run.addr) && run.birth > node.since.get();

@@ -18,7 +18,9 @@ use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
 use crate::job::Job;
 use crate::machine::{Attached, Machine, RunningDisk};
-use crate::operations::{CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage};
+use crate::operations::{
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+};
 use crate::stats::{DiskStats, LayerCounters};
 
 /// The clients' side of a native VM whose store is on another core. Its operations run on that core: here they are
@@ -285,6 +287,7 @@ impl Machine for RemoteVm {
         reset_preview() -> Loss;
         restore_preview(id: u64) -> Loss;
         binned_bytes(id: u64) -> u64;
+        average_run_bytes(number: u32) -> Option<u64>;
         hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
         close() -> ();
     }
@@ -295,6 +298,7 @@ impl Machine for RemoteVm {
     }
 
     elsewhere! { owned:
+        defragment(request: DefragmentRequest) -> Rc<Job>;
         reset(keep: bool) -> Loss;
         restore(id: u64, keep: bool) -> Loss;
         empty_bin(ids: Vec<u64>) -> u64;

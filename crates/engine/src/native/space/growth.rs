@@ -44,7 +44,7 @@ impl Drop for GrowthHold {
 
 /// The next step towards room for a placement.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// There is room by now.
     Nothing,
     Load(usize),
@@ -101,7 +101,7 @@ impl Space {
         self.env.spawn(find).join().await
     }
 
-    async fn take_step(&self, step: Step) -> Result<()> {
+    pub(super) async fn take_step(&self, step: Step) -> Result<()> {
         match step {
             Step::Nothing | Step::Wait => Ok(()),
             Step::Load(group) => self.load(group).await,

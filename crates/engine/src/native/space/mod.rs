@@ -20,6 +20,7 @@ mod place;
 mod punch;
 mod rebuild;
 mod state;
+mod stretch;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -46,7 +46,7 @@ impl State {
         self.extent(group, at..at + len)
     }
 
-    fn find_at(&self, addr: u64, want: u64) -> Option<Extent> {
+    pub(super) fn find_at(&self, addr: u64, want: u64) -> Option<Extent> {
         let wanted = Extent { addr, len: 1 };
         let (group, blocks) = self.locate(wanted)?;
         if self.groups[group].meta || !self.is(wanted, BlockState::Free) {
@@ -132,20 +132,6 @@ impl State {
                 return Some(found);
             }
             from = group + 1;
-        }
-        None
-    }
-
-    #[cfg(test)]
-    fn find_run(&self, group: usize, len: usize) -> Option<usize> {
-        let busy = &self.groups[group].maps().busy;
-        let mut from = 0;
-        while let Some(at) = busy.next(from, false) {
-            let found = busy.run(at, false, len);
-            if found == len {
-                return Some(at);
-            }
-            from = at + found;
         }
         None
     }

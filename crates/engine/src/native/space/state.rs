@@ -63,6 +63,8 @@ pub(super) struct State {
     pub data_group: usize,
     pub meta_group: usize,
     pub gap_group: usize,
+    /// The group in which the search for a stretch of free blocks begins.
+    pub stretch_group: usize,
     /// Address behind the last single block: the next one goes there.
     pub dense: u64,
     /// End of the highest data block placed.
@@ -110,6 +112,7 @@ impl State {
             data_group: 0,
             meta_group: 0,
             gap_group: 0,
+            stretch_group: 0,
             dense: 0,
             frontier: 0,
             ready_to: ready_to.max(geometry.groups_start()),

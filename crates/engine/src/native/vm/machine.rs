@@ -129,6 +129,11 @@ impl NativeVm {
         Ok(Differences { size_bytes, ranges, end: end.min(size_bytes) })
     }
 
+    pub(crate) async fn average_run_bytes(&self, number: u32) -> Result<Option<u64>> {
+        let found = self.disk(number)?.fragmentation().await?;
+        Ok(Some(found.average_run_bytes()).filter(|bytes| *bytes > 0))
+    }
+
     pub(crate) async fn attach(&self, number: u32, client: &str) -> Result<Attached<Client>> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;

@@ -2,6 +2,7 @@
 
 mod bin;
 mod commit;
+mod defragment;
 mod disks;
 mod homes;
 mod items;
@@ -161,6 +162,10 @@ impl NativeVm {
         self.activity.stop_jobs_for_close();
         let _turn = self.operations.lock().await;
         self.stop_writes(&self.disks(), true).await;
+        for disk in self.disks() {
+            // A window that is being copied ends first: nothing reads or writes the store's file afterwards.
+            drop(disk.defragment_turn.lock().await);
+        }
         let given_up: Vec<u64> = std::mem::take(&mut *self.given_up.borrow_mut()).into_iter().collect();
         self.store.hold_back(&given_up, false);
         self.store.flush().await

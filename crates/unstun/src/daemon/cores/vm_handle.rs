@@ -11,8 +11,8 @@ use api::error::Result;
 use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use engine::native::NativeVm;
 use engine::{
-    CommitPreview, CommitWhat, DiffRequest, Differences, DiskLayers, GenerationChange, JobControl, Loss,
-    Machine, Options, SpaceUsage,
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, GenerationChange,
+    Job, JobControl, Loss, Machine, Options, SpaceUsage,
 };
 use export::IoLimits;
 
@@ -374,19 +374,34 @@ impl VmHandle {
     }
 
     pub(crate) async fn commit(&self, what: &CommitWhat) -> blk::Result<Arc<JobControl>> {
-        if let Some(native) = &self.native {
-            return Ok(native.machine.clone().commit(what).await?.control().clone());
-        }
         let what = what.clone();
-        let commit = async move |_, vm: Rc<RunningVm>| {
-            let job = vm.machine.clone().commit(&what).await?;
+        self.start_job(async move |vm| vm.commit(&what).await).await
+    }
+
+    pub(crate) async fn defragment(&self, request: DefragmentRequest) -> blk::Result<Arc<JobControl>> {
+        self.start_job(async move |vm| vm.defragment(request).await).await
+    }
+
+    async fn start_job(
+        &self,
+        start: impl AsyncFnOnce(Rc<dyn Machine>) -> blk::Result<Rc<Job>> + Send + 'static,
+    ) -> blk::Result<Arc<JobControl>> {
+        if let Some(native) = &self.native {
+            return Ok(start(native.machine.clone()).await?.control().clone());
+        }
+        let start = async move |_, vm: Rc<RunningVm>| {
+            let job = start(vm.machine.clone()).await?;
             Ok::<_, blk::Error>((job.control().clone(), jobs_of(&*vm.machine)))
         };
-        let (job, now) = self.run(commit).await?;
+        let (job, now) = self.run(start).await?;
         if let Location::Elsewhere { jobs, .. } = &self.vm {
             jobs.replace(now);
         }
         Ok(job)
+    }
+
+    pub(crate) async fn average_run_bytes(&self, number: u32) -> blk::Result<Option<u64>> {
+        self.on_machine(async move |vm| vm.average_run_bytes(number).await).await
     }
 
     // Previews.

@@ -48,6 +48,7 @@ pub(crate) fn operation(kind: EventKind) -> api::Operation {
         EventKind::Reset => api::Operation::Reset,
         EventKind::Restore => api::Operation::Restore,
         EventKind::BinEmptied => api::Operation::BinEmptied,
+        EventKind::Defragment => api::Operation::Defragment,
         EventKind::Disks => api::Operation::Disks,
         EventKind::SpaceExhausted => api::Operation::SpaceExhausted,
         EventKind::SpaceReturned => api::Operation::SpaceReturned,
@@ -123,6 +124,9 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
         JobState::Failed => api::JobState::Failed,
         JobState::Cancelled => api::JobState::Cancelled,
     };
+    // The subject of a defragmentation is disks.
+    let of_snapshots = job.operation != engine::job::DEFRAGMENT;
+    let subjects = job.subject.split(", ").filter(|s| of_snapshots && !s.is_empty());
     let error = job.error().map(|e| ErrorBody::from(Error::from(e)).error);
     api::Job {
         id: tracked.id,
@@ -130,11 +134,12 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
             engine::job::CONSOLIDATE => api::Operation::Consolidate,
             engine::job::MOVE => api::Operation::Move,
             engine::job::SCRUB => api::Operation::Scrub,
+            engine::job::DEFRAGMENT => api::Operation::Defragment,
             _ => api::Operation::Commit,
         },
         vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
         datastore: tracked.datastore.name.clone(),
-        snapshots: job.subject.split(", ").filter(|s| !s.is_empty()).map(str::to_string).collect(),
+        snapshots: subjects.map(str::to_string).collect(),
         state,
         started: time(job.started_unix_us),
         ended: job.ended_unix_us().map(time),
@@ -154,6 +159,7 @@ pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {
     match (tracked.job.operation, kept) {
         (engine::job::MOVE, _) => api::JobBytes::Copied,
         (engine::job::SCRUB, _) => api::JobBytes::Read,
+        (engine::job::DEFRAGMENT, _) => api::JobBytes::Scanned,
         (_, Some(Kept::Native(_))) => api::JobBytes::GivenBack,
         _ => api::JobBytes::Moved,
     }

@@ -8,7 +8,7 @@ use api::CommitTarget;
 use api::error::{Error, Result};
 use api::name::VmName;
 use api::units::total;
-use engine::{CommitWhat, JobControl};
+use engine::{CommitWhat, DefragmentRequest, JobControl};
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
@@ -277,10 +277,22 @@ impl Daemon {
         let entry = self.entry_to_change(vm.as_str())?;
         let commit = async || Ok(entry.running.commit(&what(&target)).await?);
         let job = self.with_bin(&entry.datastore, commit).await?;
+        self.show_started(&entry, &job).await
+    }
+
+    /// Returns the job as soon as it has started. Fails with `Refused` for a redo VM.
+    pub(crate) async fn vm_defragment(&self, vm: &VmName, request: api::VmDefragment) -> Result<api::Job> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let api::VmDefragment { disk, copy_shared } = request;
+        let job = entry.running.defragment(DefragmentRequest { disk, copy_shared }).await?;
+        self.show_started(&entry, &job).await
+    }
+
+    async fn show_started(&self, entry: &VmRecord, job: &Arc<JobControl>) -> Result<api::Job> {
         let latency_us = entry.running.guest_latency_us().await;
-        let shown = self.tracked(|t| Arc::ptr_eq(&t.job, &job).then(|| api_types::job(t, latency_us)));
+        let shown = self.tracked(|t| Arc::ptr_eq(&t.job, job).then(|| api_types::job(t, latency_us)));
         let found = shown.into_iter().flatten().next();
-        found.ok_or_else(|| Error::failed(format!("VM {vm}: the job has ended already")))
+        found.ok_or_else(|| Error::failed(format!("VM {}: the job has ended already", entry.name)))
     }
 
     /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.

@@ -47,6 +47,11 @@ impl Daemon {
             age_s: now.duration_since(snapshot.created).as_secs().max(0).unsigned_abs(),
             delta_bytes: snapshot.delta_bytes,
         };
+        let mut disks = Vec::new();
+        for disk in &view.state.disks {
+            let average_run_bytes = entry.running.average_run_bytes(disk.number).await?;
+            disks.push(api::DiskOrder { number: disk.number, average_run_bytes });
+        }
         Ok(api::VmSpace {
             vm: vm.clone(),
             datastore: entry.datastore.name.clone(),
@@ -55,6 +60,7 @@ impl Daemon {
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
             snapshots: api_types::snapshots(&view, &delta_bytes).into_iter().map(snapshot).collect(),
+            disks,
             space: self.space(&entry.datastore).await?,
         })
     }

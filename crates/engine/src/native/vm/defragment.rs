@@ -1,0 +1,103 @@
+//! Defragmentation of a VM's running disks as a job.
+
+use std::rc::Rc;
+
+use blk::manifest::{JOB_NUMBER_MAX, next_number};
+use blk::{Error, ErrorKind, Result};
+
+use super::super::defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope};
+use super::super::disk::NativeDisk;
+use super::NativeVm;
+use crate::event::{Event, EventKind};
+use crate::job::{DEFRAGMENT, Job, JobState};
+use crate::operations::DefragmentRequest;
+
+impl NativeVm {
+    /// Starts a job that lays running disks out in order, one after the other. It ends when the VM is closed, and
+    /// another one goes on from there: what is in order is skipped.
+    pub async fn defragment(self: &Rc<Self>, request: DefragmentRequest) -> Result<Rc<Job>> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let disks = match request.disk {
+            Some(number) => vec![self.disk(number)?],
+            None => self.disks(),
+        };
+        let under_way = |job: &Rc<Job>| job.operation == DEFRAGMENT && !job.state().is_over();
+        if let Some(job) = self.activity.jobs().iter().find(|job| under_way(job)) {
+            let cause = format!("job {} is defragmenting it already; wait for it or cancel it", job.id);
+            return Err(Error::refused(&self.name, cause));
+        }
+        let mut head = self.head();
+        head.last_job = next_number(&self.name, "numbers of jobs", head.last_job, JOB_NUMBER_MAX)?;
+        let id = head.last_job;
+        self.change(head, Vec::new())?;
+        self.store.flush().await?;
+        let names: Vec<_> = disks.iter().map(|disk| format!("disk{}", disk.number)).collect();
+        let job = Job::new(self.env.clone(), id, DEFRAGMENT, names.join(", "));
+        self.activity.add_job(job.clone());
+        let scope = if request.copy_shared { DefragmentScope::SharedToo } else { DefragmentScope::Exclusive };
+        let (vm, worker) = (self.clone(), job.clone());
+        self.env.spawn_detached(Box::pin(async move { vm.defragment_disks(&worker, disks, scope).await }));
+        Ok(job)
+    }
+
+    async fn defragment_disks(self: Rc<Self>, job: &Job, disks: Vec<Rc<NativeDisk>>, scope: DefragmentScope) {
+        let began_ns = self.env.now_ns();
+        let mut all = DefragmentOutcome::default();
+        let result = self.defragment_each(job, &disks, scope, &mut all).await;
+        let message = match &result {
+            _ if job.is_cancelled() || job.is_stopped_for_close() => {
+                format!("cancelled; {}", described(&all))
+            }
+            Ok(()) => described(&all),
+            Err(e) => format!("failed: {e}; {}", described(&all)),
+        };
+        let event = self.activity.event(EventKind::Defragment, &job.subject, &message);
+        self.activity.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
+        match job.is_stopped_for_close() {
+            true => job.set_state(JobState::Cancelled),
+            false => job.end(result),
+        }
+    }
+
+    async fn defragment_each(
+        &self,
+        job: &Job,
+        disks: &[Rc<NativeDisk>],
+        scope: DefragmentScope,
+        all: &mut DefragmentOutcome,
+    ) -> Result<()> {
+        let bytes = |disks: &[Rc<NativeDisk>]| disks.iter().map(|disk| disk.size_bytes()).sum();
+        for (n, disk) in disks.iter().enumerate() {
+            let part = DefragmentJob { job, before: bytes(&disks[..n]), after: bytes(&disks[n + 1..]) };
+            match disk.defragment(scope, part).await {
+                Ok(done) => all.add(&done),
+                Err(e)
+                    if e.kind == ErrorKind::Cancelled
+                        && !job.is_cancelled()
+                        && !job.is_stopped_for_close() =>
+                {
+                    let cause = "a revert has replaced the disk, or it was removed; start again";
+                    return Err(Error::refused(&disk.name, cause));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns what was done, in words.
+fn described(done: &DefragmentOutcome) -> String {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let mut text = format!("{} MiB moved", mib(done.moved_bytes));
+    if done.no_room_bytes > 0 {
+        let stayed = mib(done.no_room_bytes);
+        text += &format!(", {stayed} MiB stayed because the datastore has no contiguous free space for them");
+    }
+    if done.changed_bytes > 0 {
+        let stayed = mib(done.changed_bytes);
+        text += &format!(", {stayed} MiB stayed because the guest changed them all the time");
+    }
+    text
+}
