@@ -10,7 +10,9 @@ use blk::{Buf, Env};
 use engine::job::DEFRAGMENT;
 use engine::native::change::Op;
 use engine::native::space::Growth;
-use engine::native::{DefragmentJob, DefragmentScope, DiskOptions, NativeDisk, NewStore, Store, StoreOptions};
+use engine::native::{
+    DefragmentJob, DefragmentScope, DiskOptions, NativeDisk, NewStore, Store, StoreOptions,
+};
 use engine::{Job, SpacePolicy};
 use lab::modelled::world_options;
 use lab::storage::StorageModel;

@@ -90,7 +90,7 @@ impl Store {
         }
         self.journal.when_space(async || superblock.write(&self.file).await).await?;
         self.file.flush().await?;
-        self.committed(superblock, reclaimed);
+        self.committed(&superblock, reclaimed);
         if !self.options.defects.has(Defect::ReuseBeforeNamed) {
             self.flush().await?;
         }
@@ -288,8 +288,8 @@ impl Store {
         Ok(())
     }
 
-    fn committed(&self, superblock: Superblock, reclaimed: u64) {
-        self.superblock.set(superblock);
+    fn committed(&self, superblock: &Superblock, reclaimed: u64) {
+        self.superblock.set(*superblock);
         self.journal.trim(superblock.journal.seq, superblock.checkpoint);
         self.space.committed(superblock.checkpoint);
         self.reclaimed_blocks.set(self.reclaimed_blocks.get() + reclaimed);

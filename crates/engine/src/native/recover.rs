@@ -119,7 +119,7 @@ impl Store {
             memory_tail.begin(&tail.records);
         }
         let opened = match lost {
-            None => begin_epoch(&env, &file, superblock, &changes, epoch, tail.clients_may_live).await?,
+            None => begin_epoch(&env, &file, &superblock, &changes, epoch, tail.clients_may_live).await?,
             Some(_) => OpenedStore { superblock, at: changes.end },
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start(), memory_tail);
@@ -440,7 +440,7 @@ fn check_counters(superblock: &Superblock, epoch: u64) -> Result<(), String> {
 async fn begin_epoch(
     env: &Env,
     file: &File,
-    old: Superblock,
+    old: &Superblock,
     changes: &ReplayedRecords,
     epoch: u64,
     clients_may_live: bool,
@@ -457,7 +457,7 @@ async fn begin_epoch(
     let leased = if file.fence().is_some() { LEASED } else { 0 };
     let features_ro_compat = old.features_ro_compat | leased;
     let mut superblock =
-        Superblock { epoch, flushed_lsn, clean: 0, boot, machine, features_ro_compat, ..old };
+        Superblock { epoch, flushed_lsn, clean: 0, boot, machine, features_ro_compat, ..*old };
     if old.clean == 0 && old.is_rebuildable() {
         superblock.abandon_next();
     }

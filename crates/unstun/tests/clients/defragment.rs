@@ -75,7 +75,9 @@ fn a_disk_in_use_is_laid_out_in_order_and_shows_the_same() {
         scope.spawn(|| {
             for n in 0..3 * (DISK_BLOCKS - STILL_BLOCKS) {
                 let block = STILL_BLOCKS + n * 7 % (DISK_BLOCKS - STILL_BLOCKS);
-                client.write(block * BLOCK, &[(n / (DISK_BLOCKS - STILL_BLOCKS)) as u8 + 7; BLOCK as usize]).unwrap();
+                client
+                    .write(block * BLOCK, &[(n / (DISK_BLOCKS - STILL_BLOCKS)) as u8 + 7; BLOCK as usize])
+                    .unwrap();
             }
         });
         let message = ended(&datastore, &datastore.json("vm defragment web/disk0 --copy-shared"));

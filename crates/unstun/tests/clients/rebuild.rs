@@ -17,9 +17,9 @@ fn io(datastore: &Datastore, export: &str, script: &[&str]) {
 }
 
 /// Returns the offsets of pages with this magic.
-fn pages(store: &Path, magic: &[u8; 8]) -> Vec<u64> {
+fn pages(store: &Path, magic: [u8; 8]) -> Vec<u64> {
     let content = fs::read(store).unwrap();
-    let all = content.chunks_exact(4096).enumerate().filter(|(_, page)| &page[..8] == magic);
+    let all = content.chunks_exact(4096).enumerate().filter(|(_, page)| page[..8] == magic);
     all.map(|(n, _)| n as u64 * 4096).collect()
 }
 
@@ -58,7 +58,11 @@ fn make(datastore: &Datastore) -> std::path::PathBuf {
 
 fn rebuilt(datastore: &Datastore, into: &str) -> (i32, Value) {
     let into = datastore.beside(into);
-    let line = format!("datastore rebuild {} --into {} --json", datastore.beside("second").display(), into.display());
+    let line = format!(
+        "datastore rebuild {} --into {} --json",
+        datastore.beside("second").display(),
+        into.display()
+    );
     let output = datastore.run(&line);
     let said = String::from_utf8_lossy(&output.stderr);
     let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
@@ -72,7 +76,7 @@ fn a_damaged_store_is_rebuilt_into_a_new_datastore() {
     let store = make(&datastore);
     let (code, report) = rebuilt(&datastore, "whole");
     assert!(code == 0 && report["complete"] == true, "{report}");
-    let all = pages(&store, b"unstCATA");
+    let all = pages(&store, *b"unstCATA");
     damage(&store, all[0]);
     let (code, said) = datastore.fails(&format!(
         "datastore rebuild {} --into {}",
@@ -81,7 +85,10 @@ fn a_damaged_store_is_rebuilt_into_a_new_datastore() {
     ));
     assert!(code != 0 && said.contains("whole"), "{said}");
     let (_, report) = rebuilt(&datastore, "one-copy");
-    assert_eq!((&report["catalogue"], report["states"][0]["lost"].as_array().unwrap().len()), (&true.into(), 0));
+    assert_eq!(
+        (&report["catalogue"], report["states"][0]["lost"].as_array().unwrap().len()),
+        (&true.into(), 0)
+    );
     datastore.json(&format!("datastore add {}", datastore.beside("one-copy").display()));
     is_equal(&datastore, "db/disk0", &datastore.beside("now.raw"));
     is_equal(&datastore, "db/disk0@monday", &datastore.beside("monday.raw"));
@@ -94,14 +101,14 @@ fn a_store_without_catalogue_is_rebuilt_from_its_map_pages() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let store = make(&datastore);
-    for at in pages(&store, b"unstCATA") {
+    for at in pages(&store, *b"unstCATA") {
         damage(&store, at);
     }
     let (code, report) = rebuilt(&datastore, "rebuilt");
     assert!(code == 6 && report["catalogue"] == false, "{report}");
     let states = report["states"].as_array().unwrap();
     let named = |exact: bool| {
-        let is_exact = |state: &&Value| !state["name"].as_str().unwrap().contains("-at-") == exact;
+        let is_exact = |state: &&Value| state["name"].as_str().unwrap().contains("-at-") != exact;
         states.iter().find(is_exact).unwrap_or_else(|| panic!("{report}"))["name"].as_str().unwrap()
     };
     let added = datastore.json(&format!("datastore add {}", datastore.beside("rebuilt").display()));
@@ -122,7 +129,7 @@ fn lost_blocks_are_errors_until_they_are_written() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     let store = make(&datastore);
-    for at in pages(&store, b"unstnMAP") {
+    for at in pages(&store, *b"unstnMAP") {
         damage(&store, at);
     }
     let (code, report) = rebuilt(&datastore, "rebuilt");

@@ -320,7 +320,7 @@ fn made_here(actual: &mut Actual) {
     actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
-    actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0 });
+    actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
 }
 
 #[test]

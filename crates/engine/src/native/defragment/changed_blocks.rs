@@ -32,9 +32,9 @@ impl ChangedBlocks {
     /// Returns whether changes of some of `blocks` are noted: they must not be written without a note.
     pub(in crate::native) fn are_noted(&self, blocks: &Range<u64>) -> bool {
         let window = self.0.borrow();
-        window.as_ref().is_some_and(|window| {
-            window.blocks.start < blocks.end && blocks.start < window.blocks.end
-        })
+        window
+            .as_ref()
+            .is_some_and(|window| window.blocks.start < blocks.end && blocks.start < window.blocks.end)
     }
 
     /// Begins to note the changes of `blocks`. The caller has locked them, so that no earlier change is under way.

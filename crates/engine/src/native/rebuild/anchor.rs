@@ -69,7 +69,7 @@ pub(super) async fn by_heads(source: &File, found: &Found) -> Result<Anchor> {
         }
         let named = named_checkpoints(source, &head.geometry()).await?;
         if named.proves(head.epoch, head.checkpoint) {
-            return Ok(Anchor { superblock: pair(head, found), from_head: true });
+            return Ok(Anchor { superblock: pair(&head, found), from_head: true });
         }
     }
     Err(Error::damaged(
@@ -80,7 +80,7 @@ pub(super) async fn by_heads(source: &File, found: &Found) -> Result<Anchor> {
 }
 
 /// Returns the superblock with both copies of its head page, as far as they are there.
-fn pair(head: Superblock, found: &Found) -> Superblock {
+fn pair(head: &Superblock, found: &Found) -> Superblock {
     let is_other = |other: &&Superblock| {
         other.catalogue.addr != head.catalogue.addr
             && other.catalogue.checksum == head.catalogue.checksum
@@ -88,7 +88,7 @@ fn pair(head: Superblock, found: &Found) -> Superblock {
     };
     let second =
         found.heads.iter().find(is_other).map_or(head.second_catalogue, |other| other.catalogue.addr);
-    Superblock { second_catalogue: second, ..head }
+    Superblock { second_catalogue: second, ..*head }
 }
 
 /// Reads the journal behind the checkpoint.

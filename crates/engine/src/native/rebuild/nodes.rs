@@ -1,6 +1,7 @@
 //! The nodes of a rebuilt store, from the catalogue or from map pages.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::ops::Range;
 
 use blk::manifest::{ContentGeneration, DiskMode, DiskState, VmState};
@@ -102,7 +103,7 @@ impl NodeList {
                 Mended { roots: item.roots, report: RebuiltNode { node: id, name, ..Default::default() } };
             if item.sealed == 0 && matches!(records, Some(Records::Unknown(_))) {
                 mended.lose_all(item.size_blocks);
-                lost.insert(id, vec![0..item.size_blocks]);
+                lost.insert(id, iter::once(0..item.size_blocks).collect());
             } else {
                 let known = records.and_then(|records| match records {
                     Records::Known(known) if item.sealed == 0 => Some(known),
@@ -250,7 +251,7 @@ struct OfNode<'a> {
 impl Mended {
     fn lose_all(&mut self, size_blocks: u64) {
         self.roots = all_lost(size_blocks);
-        self.report.lost = vec![0..size_blocks];
+        self.report.lost = iter::once(0..size_blocks).collect();
     }
 
     async fn mend(

@@ -153,9 +153,9 @@ impl Image {
     }
 
     /// Damages all pages with this magic.
-    fn flip_all(&mut self, magic: &[u8; 8]) {
+    fn flip_all(&mut self, magic: [u8; 8]) {
         for block in 0..self.blocks() {
-            if &page(&self.bytes, block)[..8] == magic {
+            if page(&self.bytes, block)[..8] == magic {
                 self.flip(block);
             }
         }
@@ -283,7 +283,7 @@ fn a_store_without_damage_is_rebuilt_with_everything() {
 fn a_store_without_catalogue_is_rebuilt_from_its_map_pages() {
     for tail in [false, true] {
         let mut image = image(tail);
-        image.flip_all(b"unstCATA");
+        image.flip_all(*b"unstCATA");
         let outcome = rebuilt(&image, &[], Defects::default());
         let lost = verify(&image, &outcome, "no catalogue").unwrap();
         let (report, states) = outcome.unwrap();
@@ -323,12 +323,12 @@ fn one_copy_of_the_catalogue_is_enough_and_both_are_written_again() {
 fn lost_superblocks_are_found_in_the_catalogue() {
     for tail in [false, true] {
         let mut image = image(tail);
-        image.flip_all(b"unstunSB");
+        image.flip_all(*b"unstunSB");
         let outcome = rebuilt(&image, &[], Defects::default());
         let lost = verify(&image, &outcome, "no superblock").unwrap();
         assert!(outcome.unwrap().0.has_catalogue);
         assert!(lost <= 1, "{lost}");
-        image.flip_all(b"unstCATA");
+        image.flip_all(*b"unstCATA");
         assert!(rebuilt(&image, &[], Defects::default()).is_none());
     }
 }
@@ -349,7 +349,7 @@ fn any_one_damaged_page_leaves_right_content_or_errors() {
 fn any_one_damaged_page_beside_a_lost_catalogue_leaves_right_content_or_errors() {
     for tail in [false, true] {
         let mut whole = image(tail);
-        whole.flip_all(b"unstCATA");
+        whole.flip_all(*b"unstCATA");
         for block in whole.metadata() {
             let mut image = whole.clone();
             image.flip(block);
@@ -380,7 +380,7 @@ fn torn_pages_are_no_pages() {
         image.bytes[at + 2048..at + 4096].fill(0);
     }
     check(&image, "torn");
-    image.flip_all(b"unstCATA");
+    image.flip_all(*b"unstCATA");
     check(&image, "torn, no catalogue");
 }
 
@@ -388,7 +388,7 @@ fn torn_pages_are_no_pages() {
 #[test]
 fn planted_defects_are_found() {
     let mut lacks_catalogue = image(true);
-    lacks_catalogue.flip_all(b"unstCATA");
+    lacks_catalogue.flip_all(*b"unstCATA");
     let stale = rebuilt(&lacks_catalogue, &[], Defects::only(Defect::RebuildFromStalePages));
     verify(&lacks_catalogue, &stale, "stale").unwrap_err();
     let image = image(true);
