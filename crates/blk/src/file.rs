@@ -10,7 +10,7 @@
 //! has covered by then may contain old data, now or later, so reading them is an error.
 
 use std::cell::{Cell, OnceCell};
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -18,41 +18,11 @@ use crate::buf::{Buf, Slice};
 use crate::error::{Errno, Error, ErrorKind, Result};
 use crate::exec::Env;
 use crate::fence::{Deadline, Fence};
+pub use crate::opening::FileCounters;
 use crate::opening::{Condition, Opened, Opening, SharedFile};
 use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
-
-/// Counts of I/O on the device, for "device I/Os per guest I/O" and for `events`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FileCounters {
-    /// Number of reads that were submitted.
-    pub reads: u64,
-    /// Number of writes that were submitted.
-    pub writes: u64,
-    /// Number of flushes that were submitted.
-    pub flushes: u64,
-    /// Bytes that `reads` requested, including the rest of partly needed device blocks.
-    pub bytes_read: u64,
-    /// Bytes of `writes`, including the rest of partly changed device blocks.
-    pub bytes_written: u64,
-    /// Part of `reads` that used a handle from `File::tables`.
-    pub table_reads: u64,
-    /// Part of `writes` that used a handle from `File::tables`.
-    pub table_writes: u64,
-}
-
-impl AddAssign for FileCounters {
-    fn add_assign(&mut self, other: FileCounters) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.flushes += other.flushes;
-        self.bytes_read += other.bytes_read;
-        self.bytes_written += other.bytes_written;
-        self.table_reads += other.table_reads;
-        self.table_writes += other.table_writes;
-    }
-}
 
 /// A cheap, shareable handle. The file is closed with its last handle.
 #[derive(Clone)]
@@ -86,6 +56,29 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.env.close(self.handle);
+    }
+}
+
+impl SharedFile {
+    /// Opens the file on the core of `env`. An operation behind the fence of the file's own core does not wait there: it
+    /// fails with `LeaseLost`, and may be given to that core.
+    ///
+    /// # Errors
+    /// Those of the reactor: a descriptor of another kind of world.
+    pub fn open(self, env: &Env) -> Result<File> {
+        let handle =
+            env.adopt_shared(self.descriptor).map_err(|e| e.at(&self.name, "opening a shared file"))?;
+        if let Some(deadline) = &self.deadline {
+            env.fence(handle, deadline.clone());
+        }
+        Ok(File::of(Opened {
+            env: env.clone(),
+            handle,
+            name: self.name,
+            limits: self.limits,
+            condition: self.condition,
+            deadline: self.deadline,
+        }))
     }
 }
 

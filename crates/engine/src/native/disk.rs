@@ -10,7 +10,7 @@ use blk::{Buf, Error, ErrorKind, Local, Result, Slice};
 use futures_util::future::join_all;
 
 use super::backing::WritePath;
-use super::defragment::ChangedBlocks;
+use super::changed_blocks::ChangedBlocks;
 use super::layout::BLOCK;
 use super::lineage::Node;
 use super::sources::{Resolved, SourceEdges, read_images};

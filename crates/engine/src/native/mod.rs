@@ -6,6 +6,7 @@ mod blocks;
 pub mod bytes;
 mod catalogue;
 pub mod change;
+mod changed_blocks;
 pub mod check;
 mod checkpoint;
 mod contents;

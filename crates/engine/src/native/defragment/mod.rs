@@ -5,7 +5,6 @@
 //! new places in one step, by the same records that a redirected write makes: a crash at any point leaves the old or the
 //! new place, which hold the same data. The old places are freed as those of any redirect.
 
-mod changed_blocks;
 mod fragmentation;
 mod plan;
 #[cfg(test)]
@@ -23,8 +22,8 @@ use super::store::Store;
 use super::view::Scratch;
 use crate::job::Job;
 
-pub(in crate::native) use self::changed_blocks::ChangedBlocks;
 pub use self::fragmentation::Fragmentation;
+pub use self::plan::DefragmentScope;
 
 /// Blocks of a window. The pass has a window's data in memory twice, 8 MiB. A jump of 8 ms at each end costs a hard disk
 /// with 150 MB/s a quarter of the time in which it reads a window.
@@ -46,15 +45,6 @@ const TRIES_MAX: u32 = 3;
 
 /// Time after which a window is tried again whose disk was about to be replaced.
 const RETRY_US: u64 = 10_000;
-
-/// Blocks that a defragmentation moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DefragmentScope {
-    /// Those that the running disk alone shows.
-    Exclusive,
-    /// Those of snapshots and clones too: the disk gets copies of its own, which need space.
-    SharedToo,
-}
 
 /// A job, and the bytes of the disks that it works on before and after one disk.
 #[derive(Clone, Copy)]

@@ -9,6 +9,15 @@ const JUMPS_MIN: u64 = 2;
 /// An address behind all of a store's, for blocks that get a new place.
 const NEW_PLACES: u64 = 1 << 60;
 
+/// Blocks that a defragmentation moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefragmentScope {
+    /// Those that the running disk alone shows.
+    Exclusive,
+    /// Those of snapshots and clones too: the disk gets copies of its own, which need space.
+    SharedToo,
+}
+
 /// One block that gets a new place, with its present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OldPlace {

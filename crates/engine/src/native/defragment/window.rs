@@ -7,12 +7,11 @@ use futures_util::StreamExt;
 use futures_util::stream;
 
 use super::super::blocks::NewPart;
+use super::super::changed_blocks::Watch;
 use super::super::disk::NativeDisk;
 use super::super::layout::{BLOCK, Extent, checksum, has_space};
 use super::super::table::LookupRun;
-use super::DefragmentScope;
-use super::changed_blocks::Watch;
-use super::plan::{OldPlace, Plan, old_places};
+use super::plan::{DefragmentScope, OldPlace, Plan, old_places};
 use crate::options::Defect;
 
 /// Most blocks of one record, whose data a recovery reads with one I/O, and of one write.

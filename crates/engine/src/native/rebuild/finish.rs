@@ -14,9 +14,10 @@ use super::super::stored::{encode_group, group_key, node_key};
 use super::super::superblock::{ABANDONED_MAX, SLOT_BLOCKS, Superblock};
 use super::super::tree::Roots;
 use super::anchor::Records;
+use super::inputs::Rebuild;
 use super::nodes::NodeList;
+use super::report::RebuildReport;
 use super::trees::{NewPages, Trees, erase_journal};
-use super::{Rebuild, RebuildReport};
 
 pub(super) struct Finish<'a> {
     pub rebuild: &'a Rebuild<'a>,

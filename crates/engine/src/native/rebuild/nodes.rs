@@ -18,10 +18,11 @@ use super::super::table::Table;
 use super::super::tree::{PageTag, Roots, span};
 use super::super::vm::{names_of_nodes, recovered_vm};
 use super::anchor::Records;
+use super::inputs::Rebuild;
 use super::journal::{apply, touched};
+use super::report::{RebuildReport, RebuiltNode, in_bytes};
 use super::states::{InUse, State, find_states};
 use super::trees::{NewPages, Trees, all_lost, lose, unmap};
-use super::{Rebuild, RebuildReport, RebuiltNode, in_bytes};
 use crate::options::Defect;
 
 /// Disks are given whole MiB if their size is lost.

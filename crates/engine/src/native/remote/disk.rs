@@ -5,7 +5,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,11 +18,10 @@ use futures_util::future::join_all;
 use super::super::disk::blocks_of;
 use super::super::layout::{BLOCK, checksum};
 use super::grant::{Grant, Piece};
-use super::link::{Answer, Work};
+use super::link::{Answer, DiskTicket, Work};
 use super::mark::SharedDisk;
 use super::stock::{HandedOut, TakenBlocks, WrittenBlocks};
-use super::store_side::DiskTicket;
-use super::vm_side::{StoreHere, VmSide};
+use super::vm_side::{GrantedHere, StoreHere, VmSide};
 use super::{GRANTS_MAX, windows_of};
 use crate::join::all;
 use crate::machine::RunningDisk;
@@ -125,6 +124,27 @@ impl Drop for Entered<'_> {
     }
 }
 
+impl VmSide {
+    /// Serves a disk on this core.
+    ///
+    /// # Errors
+    /// Those of opening the store's file here.
+    pub fn open(self: &Rc<Self>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
+        let number = ticket.number;
+        match RemoteDisk::open(self, ticket) {
+            Ok(disk) => {
+                let here: Weak<dyn GrantedHere> = Rc::<RemoteDisk>::downgrade(&disk);
+                self.disks.borrow_mut().insert(number, here);
+                Ok(disk)
+            }
+            Err(e) => {
+                self.close(number);
+                Err(e)
+            }
+        }
+    }
+}
+
 impl RemoteDisk {
     pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
         let file = ticket.file.open(&side.env)?;
@@ -141,12 +161,6 @@ impl RemoteDisk {
             writes: RangeLock::default(),
             stats: DiskStats::default(),
         }))
-    }
-
-    pub(super) fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
-        stock.into_iter().for_each(|batch| self.store.stock.add(batch));
-        let mut known = self.grants.borrow_mut();
-        grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
     }
 
     fn has(&self, offset: u64, len: u64) -> bool {
@@ -354,6 +368,14 @@ impl RemoteDisk {
 
     fn now_ns(&self) -> u64 {
         self.side.env.now_ns()
+    }
+}
+
+impl GrantedHere for RemoteDisk {
+    fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
+        stock.into_iter().for_each(|batch| self.store.stock.add(batch));
+        let mut known = self.grants.borrow_mut();
+        grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
     }
 }
 

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use blk::mailbox::{Receiver, Sender, mailbox};
 use blk::manifest::VmState;
 use blk::volume::{BlockStatus, ZeroMode};
-use blk::{Buf, Result};
+use blk::{Buf, Error, ErrorKind, Result, SharedFile};
 
 use super::grant::Grant;
+use super::mark::SharedDisk;
 use super::stock::{HandedOut, WrittenBlocks};
-use super::store_side::DiskTicket;
 
 /// A request that needs the store.
 pub(super) enum Work {
@@ -117,4 +119,20 @@ pub fn connect() -> (StoreEnd, VmEnd) {
     let (ask, requests) = mailbox();
     let (answer, replies) = mailbox();
     (StoreEnd { requests, replies: answer }, VmEnd { requests: ask, replies })
+}
+
+/// A disk of a store on its way to the core that is to serve it.
+pub struct DiskTicket {
+    pub(super) number: u64,
+    /// Number of its store.
+    pub(super) store: u64,
+    pub(super) name: String,
+    pub(super) read_only: bool,
+    pub(super) shared: Arc<SharedDisk>,
+    pub(super) file: SharedFile,
+    pub(super) flushed_lsn: Arc<AtomicU64>,
+}
+
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::Cancelled, "", "the disk is not served by this core any more")
 }

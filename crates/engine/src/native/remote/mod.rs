@@ -22,16 +22,17 @@ mod store_side;
 #[cfg(test)]
 pub(super) mod tests;
 mod vm;
+mod vm_requests;
 mod vm_side;
 #[cfg(test)]
 mod vm_tests;
 mod withdraw;
 
 pub use disk::RemoteDisk;
-pub use link::{StoreEnd, VmEnd, connect};
+pub use link::{DiskTicket, StoreEnd, VmEnd, connect};
 pub use served_vm::VmTicket;
 pub(super) use stock::StoreStock;
-pub use store_side::{DiskTicket, StoreSide};
+pub use store_side::StoreSide;
 pub use vm::RemoteVm;
 pub use vm_side::VmSide;
 pub(super) use withdraw::{GrantedDisk, NodeGrants};

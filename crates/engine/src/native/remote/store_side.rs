@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use blk::mailbox::Outbox;
 use blk::volume::Volume;
-use blk::{Env, Error, ErrorKind, Result, SharedFile};
+use blk::{Env, Error, ErrorKind, Result};
 
 use super::super::blocks::NewPart;
 use super::super::disk::{NativeDisk, blocks_of};
@@ -18,25 +17,13 @@ use super::super::store::Store;
 use super::super::table::LookupRun;
 use super::super::view::Scratch;
 use super::grant::Grant;
-use super::link::{Answer, Reply, Request, StoreEnd, Work};
+use super::link::{Answer, DiskTicket, Reply, Request, StoreEnd, Work, closed};
 use super::mark::SharedDisk;
 use super::served_vm::ServedVm;
 use super::stock::{HandedOut, StoreStock, WrittenBlocks};
 use super::withdraw::GrantedDisk;
 use super::{WINDOW_BLOCKS, WINDOWS_AT_ONCE, windows_of};
 use crate::options::Defect;
-
-/// A disk of a store on its way to the core that is to serve it.
-pub struct DiskTicket {
-    pub(super) number: u64,
-    /// Number of its store.
-    pub(super) store: u64,
-    pub(super) name: String,
-    pub(super) read_only: bool,
-    pub(super) shared: Arc<SharedDisk>,
-    pub(super) file: SharedFile,
-    pub(super) flushed_lsn: Arc<AtomicU64>,
-}
 
 /// A disk that another core serves.
 struct ServedDisk {
@@ -206,10 +193,6 @@ impl StoreSide {
         self.vms.borrow_mut().clear();
         self.replies.end();
     }
-}
-
-pub(super) fn closed() -> Error {
-    Error::new(ErrorKind::Cancelled, "", "the disk is not served by this core any more")
 }
 
 impl ServedDisk {

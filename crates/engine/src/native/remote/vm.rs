@@ -3,16 +3,16 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use blk::file::FileCounters;
 use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::{Env, Error, Local, Result};
 
 use super::disk::RemoteDisk;
-use super::link::{Answer, AttachedThere, VmNow, VmWork, Work};
+use super::link::{Answer, AttachedThere, DiskTicket, VmNow, VmWork, Work};
 use super::served_vm::VmTicket;
-use super::vm_side::VmSide;
+use super::vm_side::{AttachedHere, VmSide};
 use crate::activity::Activity;
 use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
@@ -57,6 +57,17 @@ impl Drop for RemoteVm {
     }
 }
 
+impl VmSide {
+    /// Serves a VM's disks on this core.
+    pub fn open_vm(self: &Rc<Self>, ticket: VmTicket) -> Rc<RemoteVm> {
+        let number = ticket.number;
+        let vm = RemoteVm::new(self, ticket);
+        let here: Weak<dyn AttachedHere> = Rc::<RemoteVm>::downgrade(&vm);
+        self.vms.borrow_mut().insert(number, here);
+        vm
+    }
+}
+
 impl RemoteVm {
     pub(super) fn new(side: &Rc<VmSide>, ticket: VmTicket) -> Rc<RemoteVm> {
         Rc::new(RemoteVm {
@@ -86,11 +97,6 @@ impl RemoteVm {
 
     fn ask(&self, work: VmWork) -> impl Future<Output = Answer> + use<> {
         self.side.ask(self.number, Work::Vm(work), None)
-    }
-
-    /// Keeps a disk that an answer has brought, for the task that waits for the answer.
-    pub(super) fn opened(&self, disk: u64, opened: Result<Rc<RemoteDisk>>) {
-        self.fresh.borrow_mut().insert(disk, opened);
     }
 
     async fn attach_there(&self, work: VmWork) -> Result<(AttachedThere, Option<Rc<RemoteDisk>>)> {
@@ -187,6 +193,14 @@ macro_rules! elsewhere {
             self.refused()
         })*
     };
+}
+
+impl AttachedHere for RemoteVm {
+    /// Keeps the disk for the task that waits for the answer.
+    fn open(&self, ticket: DiskTicket) {
+        let number = ticket.number;
+        self.fresh.borrow_mut().insert(number, self.side.open(ticket));
+    }
 }
 
 impl Machine for RemoteVm {

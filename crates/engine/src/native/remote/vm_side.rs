@@ -6,15 +6,12 @@ use std::rc::{Rc, Weak};
 
 use blk::mailbox::Outbox;
 use blk::sync::{OneShot, RangeGuard};
-use blk::{Env, File, Result};
+use blk::{Env, File};
 
 use super::super::write_coalescer::WriteCoalescer;
-use super::disk::RemoteDisk;
-use super::link::{Answer, Reply, Request, VmEnd, VmWork, Work};
-use super::served_vm::VmTicket;
-use super::stock::VmStock;
-use super::store_side::DiskTicket;
-use super::vm::RemoteVm;
+use super::grant::Grant;
+use super::link::{Answer, DiskTicket, Reply, Request, VmEnd, VmWork, Work};
+use super::stock::{HandedOut, VmStock};
 
 /// A request whose answer is awaited.
 struct Asked {
@@ -37,6 +34,16 @@ impl Drop for StoreHere {
     }
 }
 
+/// A disk of this core, which takes what comes with the answers.
+pub(super) trait GrantedHere {
+    fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>);
+}
+
+/// A VM of this core, which opens a disk that an attachment has brought.
+pub(super) trait AttachedHere {
+    fn open(&self, ticket: DiskTicket);
+}
+
 /// Serves disks of the stores of another core on this one.
 pub struct VmSide {
     pub(super) env: Env,
@@ -46,9 +53,9 @@ pub struct VmSide {
     messages: Cell<u64>,
     /// Number of grants of all disks.
     pub(super) grants: Cell<usize>,
-    disks: RefCell<BTreeMap<u64, Weak<RemoteDisk>>>,
+    pub(super) disks: RefCell<BTreeMap<u64, Weak<dyn GrantedHere>>>,
     stores: RefCell<BTreeMap<u64, Weak<StoreHere>>>,
-    vms: RefCell<BTreeMap<u64, Weak<RemoteVm>>>,
+    pub(super) vms: RefCell<BTreeMap<u64, Weak<dyn AttachedHere>>>,
 }
 
 impl VmSide {
@@ -73,24 +80,6 @@ impl VmSide {
             }
         }));
         side
-    }
-
-    /// Serves a disk on this core.
-    ///
-    /// # Errors
-    /// Those of opening the store's file here.
-    pub fn open(self: &Rc<Self>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
-        let number = ticket.number;
-        match RemoteDisk::open(self, ticket) {
-            Ok(disk) => {
-                self.disks.borrow_mut().insert(number, Rc::downgrade(&disk));
-                Ok(disk)
-            }
-            Err(e) => {
-                self.close(number);
-                Err(e)
-            }
-        }
     }
 
     /// Returns what the disks of a store share here; made with `file` for the first of them.
@@ -145,14 +134,6 @@ impl VmSide {
         async move { answer.take().await }
     }
 
-    /// Serves a VM's disks on this core.
-    pub fn open_vm(self: &Rc<Self>, ticket: VmTicket) -> Rc<RemoteVm> {
-        let number = ticket.number;
-        let vm = RemoteVm::new(self, ticket);
-        self.vms.borrow_mut().insert(number, Rc::downgrade(&vm));
-        vm
-    }
-
     pub(super) fn close_vm(&self, vm: u64) {
         self.vms.borrow_mut().remove(&vm);
         self.send(vm, Work::Vm(VmWork::Close));
@@ -170,8 +151,7 @@ impl VmSide {
             && let Some(ticket) = there.ticket.take()
             && let Some(vm) = self.vms.borrow().get(&disk).and_then(Weak::upgrade)
         {
-            let number = ticket.number;
-            vm.opened(number, self.open(ticket));
+            vm.open(ticket);
         }
         let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
         if let Some(served) = served {

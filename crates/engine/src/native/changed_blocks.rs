@@ -7,7 +7,7 @@ use std::rc::Rc;
 /// Notes which blocks of one window were changed since the copy began. Every change of a disk notes its blocks after it
 /// has locked them and before its first I/O.
 #[derive(Default)]
-pub(in crate::native) struct ChangedBlocks(RefCell<Option<Window>>);
+pub(super) struct ChangedBlocks(RefCell<Option<Window>>);
 
 struct Window {
     blocks: Range<u64>,
@@ -19,7 +19,7 @@ pub(super) struct Watch(Rc<ChangedBlocks>);
 
 impl ChangedBlocks {
     /// Notes that `blocks` are about to change.
-    pub(in crate::native) fn note(&self, blocks: &Range<u64>) {
+    pub(super) fn note(&self, blocks: &Range<u64>) {
         if let Some(window) = &mut *self.0.borrow_mut() {
             let first = blocks.start.max(window.blocks.start);
             let end = blocks.end.min(window.blocks.end);
@@ -30,7 +30,7 @@ impl ChangedBlocks {
     }
 
     /// Returns whether changes of some of `blocks` are noted: they must not be written without a note.
-    pub(in crate::native) fn are_noted(&self, blocks: &Range<u64>) -> bool {
+    pub(super) fn are_noted(&self, blocks: &Range<u64>) -> bool {
         let window = self.0.borrow();
         window
             .as_ref()
