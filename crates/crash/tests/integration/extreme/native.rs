@@ -23,7 +23,7 @@ const PAGE_HEADER: usize = 32;
 const PAYLOAD: usize = BLOCK as usize - PAGE_HEADER;
 /// Offset of the superblock's first word, and the number of its words.
 const WORDS_AT: usize = 40;
-const WORDS: usize = 21;
+const WORDS: usize = 90;
 const SLOT_BLOCKS: [u64; 2] = [0, 8];
 
 async fn open(env: &Env) -> blk::Result<Rc<Store>> {
@@ -71,7 +71,8 @@ fn sound() -> Vec<u8> {
 #[derive(Clone)]
 struct Blob {
     bytes: u64,
-    extents: Vec<Extent>,
+    /// The pages of each copy.
+    copies: [Vec<Extent>; 2],
 }
 
 /// A store's file, and the place of its catalogue.
@@ -94,7 +95,7 @@ impl Image {
             file: file.to_vec(),
             slot,
             superblock,
-            directory: Blob { bytes: 0, extents: Vec::new() },
+            directory: Blob { bytes: 0, copies: [const { Vec::new() }; 2] },
             chunks: Vec::new(),
         };
         let head = image.content(&image.head());
@@ -110,26 +111,29 @@ impl Image {
 
     fn head(&self) -> Blob {
         let at = self.superblock.catalogue;
-        Blob { bytes: at.bytes, extents: vec![Extent { addr: at.addr, len: 1 }] }
+        let copies = [at.addr, self.superblock.second_catalogue];
+        Blob { bytes: at.bytes, copies: copies.map(|addr| vec![Extent { addr, len: 1 }]) }
     }
 
-    fn pages(blob: &Blob) -> impl Iterator<Item = usize> + use<> {
-        let blocks: Vec<u64> = blob.extents.iter().flat_map(|extent| extent.addr..extent.end()).collect();
+    fn pages(extents: &[Extent]) -> impl Iterator<Item = usize> + use<> {
+        let blocks: Vec<u64> = extents.iter().flat_map(|extent| extent.addr..extent.end()).collect();
         blocks.into_iter().map(|block| (block * BLOCK) as usize)
     }
 
     fn content(&self, blob: &Blob) -> Vec<u8> {
-        let pages =
-            Image::pages(blob).flat_map(|at| self.file[at + PAGE_HEADER..][..PAYLOAD].iter().copied());
+        let pages = Image::pages(&blob.copies[0])
+            .flat_map(|at| self.file[at + PAGE_HEADER..][..PAYLOAD].iter().copied());
         pages.take(blob.bytes as usize).collect()
     }
 
-    /// Writes the content, and returns its checksum.
+    /// Writes the content to both copies, and returns its checksum.
     fn write(&mut self, blob: &Blob, content: &[u8]) -> u64 {
         assert_eq!(content.len() as u64, blob.bytes, "what is changed keeps its length");
-        for (at, payload) in Image::pages(blob).zip(content.chunks(PAYLOAD)) {
-            self.file[at + PAGE_HEADER..][..payload.len()].copy_from_slice(payload);
-            seal(&mut self.file[at..][..BLOCK as usize]);
+        for extents in &blob.copies {
+            for (at, payload) in Image::pages(extents).zip(content.chunks(PAYLOAD)) {
+                self.file[at + PAGE_HEADER..][..payload.len()].copy_from_slice(payload);
+                seal(&mut self.file[at..][..BLOCK as usize]);
+            }
         }
         checksum(content)
     }
@@ -164,7 +168,10 @@ impl Image {
         let sum = self.write(&blob, &directory.done());
         let mut head = Writer::default();
         write_blob(&mut head, &blob, sum);
-        self.superblock.catalogue.checksum = self.write(&self.head(), &head.done());
+        let mut head = head.done();
+        // The copy of the superblock follows.
+        head.extend_from_slice(&self.content(&self.head())[head.len()..]);
+        self.superblock.catalogue.checksum = self.write(&self.head(), &head);
         let page = self.superblock.encode(self.slot);
         let at = (SLOT_BLOCKS[self.slot] * BLOCK) as usize;
         self.file[at..][..BLOCK as usize].copy_from_slice(&page);
@@ -205,16 +212,22 @@ fn seal(page: &mut [u8]) {
 fn read_blob(input: &mut Reader<'_>) -> Blob {
     let bytes = input.u64("length").expect("a length");
     input.u64("checksum").expect("a checksum");
-    let extents = input.u32("number of extents").expect("a number");
-    let mut extent =
-        || Extent { addr: input.u64("address").expect("one"), len: input.u64("blocks").expect("one") };
-    Blob { bytes, extents: (0..extents).map(|_| extent()).collect() }
+    let copies = [0, 1].map(|_| {
+        let extents = input.u32("number of extents").expect("a number");
+        let mut extent =
+            || Extent { addr: input.u64("address").expect("one"), len: input.u64("blocks").expect("one") };
+        (0..extents).map(|_| extent()).collect()
+    });
+    Blob { bytes, copies }
 }
 
 fn write_blob(out: &mut Writer, blob: &Blob, sum: u64) {
-    out.u64(blob.bytes).u64(sum).u32(blob.extents.len() as u32);
-    for extent in &blob.extents {
-        out.u64(extent.addr).u64(extent.len);
+    out.u64(blob.bytes).u64(sum);
+    for extents in &blob.copies {
+        out.u32(extents.len() as u32);
+        for extent in extents {
+            out.u64(extent.addr).u64(extent.len);
+        }
     }
 }
 
