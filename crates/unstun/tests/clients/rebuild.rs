@@ -33,7 +33,8 @@ fn is_equal(datastore: &Datastore, export: &str, raw: &Path) {
     let mut compare = Command::new("qemu-img");
     compare.args(["compare", "-f", "raw", "-F", "raw"]).arg(datastore.uri(export)).arg(raw);
     let output = compare.output().unwrap();
-    assert!(output.status.success(), "{export}: {}", String::from_utf8_lossy(&output.stdout));
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{export}: {}", String::from_utf8_lossy(&said));
 }
 
 fn keep(datastore: &Datastore, export: &str, raw: &Path) {

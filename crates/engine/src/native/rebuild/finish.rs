@@ -37,7 +37,7 @@ struct LaidOut {
 impl Finish<'_> {
     pub(super) async fn write(&self, records: &Records, report: &mut RebuildReport) -> Result<()> {
         let (file, geometry) = (self.rebuild.target, self.rebuild.anchor.superblock.geometry());
-        let mut superblock = self.superblock(records);
+        let mut superblock = self.superblock(records, report.has_catalogue);
         let LaidOut { mut catalogue, copies, groups } = self.lay_out();
         file.set_len(geometry.group_start(groups) * BLOCK).await?;
         let (used, meta) = self.used(groups, &copies).await?;
@@ -63,8 +63,8 @@ impl Finish<'_> {
         Ok(())
     }
 
-    /// Returns the new superblock without the catalogue.
-    fn superblock(&self, records: &Records) -> Superblock {
+    /// Returns the new superblock without the catalogue. `keeps_names`: VMs have the names that clients know.
+    fn superblock(&self, records: &Records, keeps_names: bool) -> Superblock {
         let old = self.rebuild.anchor.superblock;
         let checkpoint = old.checkpoint + 1;
         let mut superblock = Superblock {
@@ -86,9 +86,9 @@ impl Finish<'_> {
             superblock.journal_epoch = superblock.epoch;
             superblock.journal = Position { seq: 0, lsn };
             superblock.flushed_lsn = lsn - 1;
-            superblock.clean = 0;
             // Clients that rely on what is lost may still run, so the content generations are raised.
-            superblock.boot = old.boot | 1;
+            superblock.clean = u64::from(!keeps_names);
+            superblock.boot = if keeps_names { old.boot | 1 } else { 0 };
         }
         superblock
     }
