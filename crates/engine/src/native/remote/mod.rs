@@ -10,6 +10,8 @@
 //! snapshot is sealed, before that (`crate::native::store::Store::reads`, `writes`). A take withdraws the permission to
 //! write of a whole disk with one word.
 
+#[cfg(test)]
+mod defragment_tests;
 mod disk;
 mod grant;
 mod link;

@@ -38,7 +38,7 @@ impl TwoCores {
     }
 }
 
-fn run_two<F: Future<Output = ()> + 'static>(
+pub(super) fn run_two<F: Future<Output = ()> + 'static>(
     world: &SimWorld,
     defects: Defects,
     work: impl FnOnce(Rc<Store>, Rc<TwoCores>) -> F + 'static,
@@ -52,13 +52,13 @@ fn run_two<F: Future<Output = ()> + 'static>(
     ran.expect("nothing cuts the power");
 }
 
-async fn put(disk: &Rc<Bridge>, block: u64, byte: u8) {
+pub(super) async fn put(disk: &Rc<Bridge>, block: u64, byte: u8) {
     let mut buf = Buf::alloc(4096);
     buf.fill(byte);
     disk.clone().write(block * 4096, buf.freeze()).await.unwrap();
 }
 
-async fn get(disk: &Rc<Bridge>, block: u64) -> u8 {
+pub(super) async fn get(disk: &Rc<Bridge>, block: u64) -> u8 {
     let (buf, result) = disk.clone().read(block * 4096, Buf::alloc(4096)).await;
     result.unwrap();
     assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is mixed");
