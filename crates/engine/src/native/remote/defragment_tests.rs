@@ -13,9 +13,9 @@ use crate::job::{DEFRAGMENT, Job};
 use crate::options::{Defect, Defects};
 
 const BLOCKS: u64 = 300;
-const LAST: u8 = 5;
+const LAST: u8 = 2;
 
-/// Overwrites every block from another core while the disk is defragmented. Returns whether the disk shows the last
+/// Overwrites every block from another core while the disk is defragmented. Returns whether the disk shows these
 /// writes on both cores.
 fn overwritten_meanwhile(defects: Defects) -> bool {
     let world = SimWorld::new(8, sim::Options::default());
@@ -36,10 +36,8 @@ fn overwritten_meanwhile(defects: Defects) -> bool {
             let part = DefragmentJob { job: &job, before: 0, after: 0 };
             pass.defragment(DefragmentScope::Exclusive, part).await
         });
-        for byte in 2..=LAST {
-            for n in 0..BLOCKS {
-                put(&seen, n, byte).await;
-            }
+        for n in 0..BLOCKS {
+            put(&seen, n, LAST).await;
         }
         work.join().await.unwrap();
         for n in 0..BLOCKS {
