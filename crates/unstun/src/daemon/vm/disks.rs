@@ -30,6 +30,8 @@ impl Daemon {
     ) -> Result<api::DiskRemoved> {
         let entry = self.entry_to_change(vm.as_str())?;
         let disk = self.show_disk(&entry, number).await?;
+        // It is refused while the disk has clients.
+        entry.running.await_ended(Who::Writers).await;
         entry.running.remove_disk(number, delete_files).await?;
         // Foreign layers do not belong to this VM, so it neither leaves nor deletes them.
         let own = disk.layers.into_iter().filter(|layer| !layer.foreign);
@@ -67,6 +69,8 @@ impl Daemon {
         mode: api::DiskMode,
     ) -> Result<api::Disk> {
         let entry = self.entry_to_change(vm.as_str())?;
+        // It is refused while the disk has clients.
+        entry.running.await_ended(Who::Writers).await;
         entry.running.set_mode(number, api_types::engine_mode(mode)).await?;
         self.show_disk(&entry, number).await
     }
