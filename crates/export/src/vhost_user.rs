@@ -27,6 +27,6 @@ mod serve;
 mod session;
 mod tasks;
 
-pub use front_end::FrontEnd;
+pub use front_end::{ConnectionElsewhere, FrontEnd};
 pub use observer::Observer;
 pub use serve::{Serving, serve};

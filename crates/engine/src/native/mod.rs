@@ -67,7 +67,10 @@ pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use rebuild::{RebuildReport, RebuiltNode, rebuild};
 pub use recover::NewStore;
-pub use remote::{DiskTicket, RemoteDisk, RemoteVm, StoreEnd, StoreSide, VmEnd, VmSide, VmTicket, connect};
+pub use remote::{
+    DiskTicket, RelayTicket, RelayedVolume, RemoteDisk, RemoteVm, StoreEnd, StoreSide, VmEnd, VmSide,
+    VmTicket, connect,
+};
 pub use source::Source;
 pub use store::{PENDING_RUN_BYTES, Store, StoreOptions};
 pub use superblock::VERSION as FORMAT_VERSION;

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use blk::socket::{ClientId, Peer};
 use blk::sync::Signal;
@@ -28,6 +28,8 @@ pub struct FrontEnd {
     connections_max: usize,
     observer: Rc<dyn Observer>,
     sessions: RefCell<BTreeMap<u64, Rc<Session>>>,
+    /// Connections of other front ends, with which a client of this one must not overlap.
+    elsewhere: RefCell<Vec<Weak<ConnectionElsewhere>>>,
     /// Number of connections, those included that wait for an earlier one to end.
     reserved: Cell<usize>,
     pub(super) stopping: Cell<bool>,
@@ -46,6 +48,21 @@ impl Drop for SessionEntry {
     fn drop(&mut self) {
         self.front_end.sessions.borrow_mut().remove(&self.session.id);
         self.front_end.changed.notify();
+    }
+}
+
+/// A connection of another front end to an export that this one has taken over. It lasts until this is dropped.
+pub struct ConnectionElsewhere {
+    front_end: Weak<FrontEnd>,
+    export: String,
+    client: ClientId,
+}
+
+impl Drop for ConnectionElsewhere {
+    fn drop(&mut self) {
+        if let Some(front_end) = self.front_end.upgrade() {
+            front_end.changed.notify();
+        }
     }
 }
 
@@ -76,6 +93,7 @@ impl FrontEnd {
             connections_max: usize::try_from(connections).unwrap_or(usize::MAX),
             observer,
             sessions: RefCell::default(),
+            elsewhere: RefCell::default(),
             reserved: Cell::new(0),
             stopping: Cell::new(false),
             changed: Signal::default(),
@@ -168,6 +186,16 @@ impl FrontEnd {
         SessionEntry { front_end: self.clone(), session }
     }
 
+    /// Notes a connection of another front end, whose client may connect here before that one has ended.
+    pub fn note_elsewhere(self: &Rc<Self>, export: &str, client: &Peer) -> Rc<ConnectionElsewhere> {
+        let (export, client) = (export.to_owned(), client.client);
+        let connection = Rc::new(ConnectionElsewhere { front_end: Rc::downgrade(self), export, client });
+        let mut all = self.elsewhere.borrow_mut();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Rc::downgrade(&connection));
+        connection
+    }
+
     /// Resolves when no earlier connection of this client to the export has requests, and no ending one of any client.
     pub(super) async fn without_predecessor(&self, export: &str, client: &Peer) {
         let is_anonymous = matches!(client.client, ClientId::Connection(_));
@@ -175,7 +203,15 @@ impl FrontEnd {
             let sessions = front_end.sessions.borrow();
             let mut earlier = sessions.values().filter(|session| session.export == export);
             let is_same = |session: &Session| !is_anonymous && session.peer.client == client.client;
-            !earlier.any(|session| session.is_detached() || is_same(session))
+            let elsewhere = front_end.elsewhere.borrow();
+            let mut elsewhere = elsewhere.iter().filter_map(Weak::upgrade);
+            let is_elsewhere = elsewhere.any(|known| {
+                // Whether a client without a name is this one is unknown.
+                let may_be_same =
+                    known.client == client.client || matches!(known.client, ClientId::Connection(_));
+                known.export == export && may_be_same
+            });
+            !is_elsewhere && !earlier.any(|session| session.is_detached() || is_same(session))
         })
         .await;
     }

@@ -1,6 +1,7 @@
 //! The cores of the daemon as the control side reaches them. Its own core is called directly; another core receives
 //! work and answers by messages.
 
+mod core_change;
 pub(super) mod core_thread;
 pub(super) mod vm_handle;
 

@@ -63,17 +63,35 @@ impl Daemon {
         self.job_do(id, |_| Ok(())).await
     }
 
-    /// Reopens a VM of another core on the control side's own core, where moves run. Refused while a client is connected.
+    /// Brings a VM of another core to the control side's own core, where moves run. Its clients stay connected. Their
+    /// requests wait while the VM is closed and opened, and are relayed to this core afterwards.
     async fn bring_here(self: &Rc<Self>, entry: Rc<VmRecord>) -> api::error::Result<Rc<VmRecord>> {
-        let purpose = format!("move it (VMs of core {} move without clients)", entry.running.core());
-        let _shut = self.shut_idle(&entry, &purpose).await?;
         let (name, home) = (entry.name.clone(), entry.place());
         self.descriptors.admit_vm(&name)?;
+        let began_ns = self.env.now_ns();
+        let (clients, held) = entry.running.hold_clients().await?;
+        let count = clients.len();
         let reopened = async {
+            // The new core makes the same sockets.
+            entry.running.end_service().await;
             entry.running.close().await?;
-            self.open_vm_here(&name, &home).await
+            let (here, shut) = self.open_vm_here(&name, &home).await?;
+            here.running.take_clients(&entry.running, clients).await?;
+            drop(shut);
+            Ok(here)
         };
-        reopened.await.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))
+        let reopened: api::error::Result<_> = reopened.await;
+        if reopened.is_err() {
+            entry.running.cut_clients().await;
+        }
+        drop(held);
+        let here = reopened.inspect_err(|error| self.fail_read_only(&name, home.clone(), error))?;
+        if count > 0 {
+            let waited_us = (self.env.now_ns() - began_ns) / 1000;
+            let message = format!("went from core {} to core 0 with {count} clients", entry.running.core());
+            self.note_stun(&here, &message, waited_us);
+        }
+        Ok(here)
     }
 
     /// Creates the target side, and returns it with the maximum number of bytes that the move copies.

@@ -5,6 +5,7 @@
 //! (`cores/vm_handle.rs`).
 
 pub(super) mod client;
+pub(super) mod core_change;
 pub(super) mod descriptors;
 pub(super) mod folders;
 pub(super) mod home_files;

@@ -274,9 +274,13 @@ impl Daemon {
         self.open_vm_as(name, home, None, Opening { shut: true, ..Opening::default() }).await
     }
 
-    /// Opens a VM on the control side's own core.
-    pub(super) async fn open_vm_here(self: &Rc<Self>, name: &str, home: &Home) -> Result<Rc<VmRecord>> {
-        Ok(self.open_vm_as(name, home, None, Opening { here: true, ..Opening::default() }).await?.0)
+    /// Opens a VM on the control side's own core, whose client gate is closed as long as the returned guard lives.
+    pub(super) async fn open_vm_here(
+        self: &Rc<Self>,
+        name: &str,
+        home: &Home,
+    ) -> Result<(Rc<VmRecord>, Option<Guard>)> {
+        self.open_vm_as(name, home, None, Opening { shut: true, here: true }).await
     }
 
     async fn open_vm_as(
@@ -405,6 +409,7 @@ impl Daemon {
             machine: side.vm.clone(),
             files: side.files.clone(),
             gate: was.gate.clone(),
+            connections: was.connections.clone(),
             limiter: was.limiter.clone(),
             remote: None,
         });
@@ -420,6 +425,7 @@ impl Daemon {
             notices: RefCell::default(),
             moving: Cell::new(0),
         });
+        entry.running.continue_for(&old.running);
         self.listen(&entry, &*running.machine);
         self.register(entry);
     }

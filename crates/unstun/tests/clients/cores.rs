@@ -8,7 +8,7 @@ use crate::daemon::{Daemon, Datastore, copy};
 use crate::guest::seed;
 use crate::load::Fio;
 use crate::nbd::Nbd;
-use crate::programs::try_tool;
+use crate::programs::{tool, try_tool};
 use crate::tools::{Twin, assert_same, run_script};
 
 const SIZE: u64 = 24 << 20;
@@ -123,12 +123,12 @@ fn verify_on_both_cores(store: &str) {
 
 #[test]
 fn a_client_of_another_core_is_shown_refused_and_disconnected() {
-    for (store, other) in [("redo", "native"), ("native", "redo")] {
-        show_refuse_and_disconnect(store, other);
+    for store in ["redo", "native"] {
+        show_refuse_and_disconnect(store);
     }
 }
 
-fn show_refuse_and_disconnect(store: &str, other: &str) {
+fn show_refuse_and_disconnect(store: &str) {
     let datastore = Datastore::new();
     let daemon = start_on("2", &datastore);
     create_on_two_cores(&datastore, "16M", store);
@@ -142,12 +142,10 @@ fn show_refuse_and_disconnect(store: &str, other: &str) {
         "{status}"
     );
     assert_eq!(datastore.json("vm show b")["nbd_clients"], 1);
-    let moved = format!("vm move b --store {other}");
-    for line in ["snapshot revert b s --yes", "vm close b", &moved] {
+    for line in ["snapshot revert b s --yes", "vm close b"] {
         let (code, said) = datastore.fails(line);
         assert!(code == 3 && said.contains("disk0"), "{line}: {said}");
     }
-    assert_eq!(core_of(&datastore, "b"), 1, "a refused move leaves the VM on its core");
     let loss = datastore.json("snapshot revert b s --yes --disconnect");
     assert_eq!(loss["clients"].as_array().unwrap().len(), 1, "{loss}");
     drop(guest);
@@ -209,5 +207,80 @@ fn a_vm_of_another_core_moves_to_the_native_store_and_back() {
     assert_eq!(clone["core"], 0, "{clone}");
     let kept = datastore.beside("b.kept.raw");
     assert_same(&kept, "raw", &datastore.uri("c/disk0"));
+    daemon.stop();
+}
+
+/// Moves a VM of the other core to another store and back while fio writes and verifies.
+fn move_under_fio(store: &str, other: &str) {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    create_on_two_cores(&datastore, "256M", store);
+    datastore.json("snapshot take b s");
+    let mut fio = Fio::verify(&datastore.uri("b/disk0"), 256);
+    while datastore.json("vm show b")["nbd_clients"] == 0 && fio.is_running() {}
+    datastore.json(&format!("vm move b --store {other} --detach"));
+    assert_eq!(core_of(&datastore, "b"), 0, "moves run on the first core");
+    assert!(fio.is_running(), "the load was over too soon to prove anything");
+    fio.finish();
+    let job = || datastore.json("job list")[0].clone();
+    while job()["state"] == "running" {}
+    assert_eq!(job()["state"], "done", "{}", job());
+    assert_eq!(datastore.json("vm show b")["store"], other);
+    let events = datastore.json("events b").to_string();
+    assert!(events.contains("went from core 1 to core 0 with 1 clients"), "{events}");
+    daemon.stop();
+}
+
+#[test]
+fn a_redo_vm_of_another_core_moves_under_its_guest() {
+    move_under_fio("redo", "native");
+}
+
+#[test]
+fn a_native_vm_of_another_core_moves_under_its_guest() {
+    move_under_fio("native", "redo");
+}
+
+#[test]
+fn a_client_whose_vm_has_left_its_core_is_counted_refused_limited_and_disconnected() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    create_on_two_cores(&datastore, "16M", "native");
+    datastore.json("snapshot take b s");
+    let mut guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();
+    assert_eq!(guest.write(0, &[7; 4096]).unwrap(), 0);
+    datastore.json("vm move b --store redo");
+    assert_eq!(guest.read(0, 4096).unwrap(), [7; 4096]);
+    assert_eq!(guest.write(4096, &[8; 4096]).unwrap(), 0);
+    guest.flush().unwrap();
+    let shown = datastore.json("vm show b");
+    assert_eq!((&shown["core"], &shown["clients"][0]["access"]), (&json!(0), &json!("writes")), "{shown}");
+    let uri = datastore.uri("b/disk0");
+    let second = try_tool("qemu-io", &["-f", "raw", "-c", "write -P 9 0 64k", &uri]);
+    assert!(!second.status.success(), "a second writer");
+    datastore.json("vm set b --iops 100");
+    datastore.json("vm set b --iops none");
+    let reader = ["-r", "-f", "raw", "-c", "read -P 7 0 4k", "-c", "read -P 8 4k 4k", &uri];
+    assert!(!tool("qemu-io", &reader).contains("failed"));
+    let (code, said) = datastore.fails("snapshot revert b s --yes");
+    assert!(code == 3 && said.contains("disk0"), "the client is still one: {said}");
+    datastore.json("snapshot revert b s --yes --disconnect");
+    assert!(guest.read(0, 4096).is_err(), "it was disconnected");
+    assert_eq!(datastore.json("vm show b")["nbd_clients"], 0);
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_ends_with_a_client_whose_vm_has_left_its_core() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    create_on_two_cores(&datastore, "16M", "redo");
+    let mut guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();
+    datastore.json("vm move b --store native");
+    assert_eq!(guest.write(8192, &[6; 4096]).unwrap(), 0, "its first write comes after the change");
+    daemon.stop();
+    drop(guest);
+    let daemon = start_on("2", &datastore);
+    run_script(&datastore.uri("b/disk0"), &["read -P 6 8k 4k".to_owned()]);
     daemon.stop();
 }

@@ -76,6 +76,33 @@ fn a_redo_vm_is_snapshotted_and_moved_under_a_vhost_user_client() {
 }
 
 #[test]
+fn a_vm_of_another_core_moves_under_a_vhost_user_client() {
+    for (store, other) in [("redo", "native"), ("native", "redo")] {
+        let datastore = Datastore::new();
+        let daemon = datastore.start_as(&["--cores", "2"]);
+        datastore.json("vm create first --disk 16M");
+        datastore.json(&format!("vm create web --disk 16M --store {store}"));
+        let mut client = attached(&datastore);
+        write(&mut client, 0, 1);
+        for to in [other, store] {
+            let moved = datastore.json(&format!("vm move web --store {to}"));
+            assert_eq!(moved["state"], "done", "{moved}");
+            reads(&mut client, 0, 1);
+            write(&mut client, MIB, 2);
+        }
+        assert_eq!(client.execute(BLK_FLUSH, 0, 0).0, STATUS_OK);
+        expect(&datastore, "web/disk0", ["read -P 1 0 64k", "read -P 2 1M 64k"]);
+        // The same process connects again: its earlier connection is on the other core.
+        drop(client);
+        let mut client = attached(&datastore);
+        reads(&mut client, MIB, 2);
+        write(&mut client, MIB, 3);
+        assert_eq!(datastore.json("vm show web")["core"], 0);
+        daemon.stop();
+    }
+}
+
+#[test]
 fn a_vhost_user_client_is_the_only_writer_and_a_revert_ends_it_for_good() {
     let datastore = Datastore::new();
     let daemon = datastore.start();

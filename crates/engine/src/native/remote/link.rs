@@ -36,6 +36,10 @@ pub(super) enum Work {
     Recall,
     /// A request about a VM.
     Vm(VmWork),
+    /// The client of a relayed volume has left: what waits for space ends. There is no answer.
+    Abandon,
+    /// What waits for space in a relayed volume ends now. There is no answer.
+    EndWaits,
 }
 
 /// A request about a VM; `Request::disk` is the VM's number then.

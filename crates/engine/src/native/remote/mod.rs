@@ -18,6 +18,7 @@ mod link;
 mod mark;
 #[cfg(test)]
 mod randomized_tests;
+mod relay;
 mod served_vm;
 mod stock;
 mod store_side;
@@ -32,6 +33,7 @@ mod withdraw;
 
 pub use disk::RemoteDisk;
 pub use link::{DiskTicket, StoreEnd, VmEnd, connect};
+pub use relay::{RelayTicket, RelayedVolume};
 pub use served_vm::VmTicket;
 pub(super) use stock::StoreStock;
 pub use store_side::StoreSide;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blk::mailbox::Outbox;
-use blk::volume::Volume;
+use blk::volume::{Attachment, Volume};
 use blk::{Env, Error, ErrorKind, Result};
 
 use super::super::blocks::NewPart;
@@ -48,6 +48,8 @@ pub struct StoreSide {
     disks: RefCell<BTreeMap<u64, Rc<ServedDisk>>>,
     stores: RefCell<Vec<ServedStore>>,
     pub(super) vms: RefCell<BTreeMap<u64, Rc<ServedVm>>>,
+    /// Volumes that clients of the other core have attached.
+    pub(super) relayed: RefCell<BTreeMap<u64, Attachment>>,
     next_number: Cell<u64>,
 }
 
@@ -61,6 +63,7 @@ impl StoreSide {
             disks: RefCell::default(),
             stores: RefCell::default(),
             vms: RefCell::default(),
+            relayed: RefCell::default(),
             next_number: Cell::new(1),
         });
         let serving = side.clone();
@@ -140,10 +143,12 @@ impl StoreSide {
 
     fn begin(self: &Rc<Self>, request: Request) {
         let Request { disk, id, work } = request;
+        let Some(work) = self.begin_relayed(disk, id, work) else { return };
         let work = match work {
             Work::Close => return self.close(disk),
             Work::Recall => return self.recall(disk),
             Work::Vm(work) => return self.begin_vm(disk, id, work),
+            Work::Abandon | Work::EndWaits => return,
             work => work,
         };
         let Some(served) = self.disks.borrow().get(&disk).cloned() else {
@@ -191,6 +196,7 @@ impl StoreSide {
         let numbers: Vec<u64> = self.stores.borrow().iter().map(|known| known.number).collect();
         numbers.into_iter().for_each(|number| self.recall(number));
         self.vms.borrow_mut().clear();
+        drop(self.relayed.take());
         self.replies.end();
     }
 }
@@ -226,7 +232,9 @@ impl ServedDisk {
             Work::Discard(range) => (Answer::Done(disk.discard(range).await), Vec::new()),
             Work::Zero(range, mode) => (Answer::Done(disk.write_zeroes(range, mode).await), Vec::new()),
             Work::Status(range) => (Answer::Status(disk.status(range).await), Vec::new()),
-            Work::Close | Work::Recall | Work::Vm(_) => unreachable!("handled where it arrives"),
+            Work::Close | Work::Recall | Work::Vm(_) | Work::Abandon | Work::EndWaits => {
+                unreachable!("handled where it arrives")
+            }
         }
     }
 

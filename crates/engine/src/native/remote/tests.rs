@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use blk::volume::Volume;
+use blk::volume::{Attachment, Volume, ZeroMode};
 use blk::{Buf, Env, Errno, ErrorKind};
 use sim::{Action, Bridge, Fault, OpKind, SimWorld};
 
@@ -290,4 +290,39 @@ fn recalled_blocks_are_free_after_the_writes_to_them_and_the_write_is_repeated()
             assert_eq!(shows(&super::super::tests::disk(&store, 2), 9).await, 1);
         });
     }
+}
+
+#[test]
+fn a_relayed_volume_answers_as_the_disk_does_and_leaves_with_its_client() {
+    let world = SimWorld::new(9, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let left = Rc::new(Cell::new(false));
+        struct Token(Rc<Cell<bool>>);
+        impl Drop for Token {
+            fn drop(&mut self) {
+                self.0.set(true);
+            }
+        }
+        let token = Box::new(Token(left.clone()));
+        let attachment = Attachment { volume: disk(&store, 1), token };
+        let ticket = cores.store_side.relay(attachment);
+        let relayed = cores.vm_side.open_relayed(ticket, "web/disk0");
+        let client = Bridge::new(&cores.vm_env, relayed.clone());
+        assert_eq!(client.info(), disk(&store, 1).info());
+        put(&client, 3, 7).await;
+        client.clone().flush().await.unwrap();
+        assert_eq!((get(&client, 3).await, shows(&disk(&store, 1), 3).await), (7, 7));
+        client.clone().write_zeroes(3 * 4096..4 * 4096, ZeroMode::default()).await.unwrap();
+        assert_eq!(get(&client, 3).await, 0);
+        put(&client, 4, 1).await;
+        client.clone().discard(4 * 4096..5 * 4096).await.unwrap();
+        let status = client.clone().status(0..8 * 4096).await.unwrap();
+        assert!(status.iter().all(|piece| piece.zero), "{status:?}");
+        let (_, result) = client.clone().read(1000 * 4096, Buf::alloc(4096)).await;
+        assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
+        relayed.abandon();
+        drop((client, relayed));
+        store.env.sleep_us(1000).await;
+        assert!(left.get(), "the attachment ended with its client");
+    });
 }

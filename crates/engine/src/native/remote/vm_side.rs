@@ -110,7 +110,7 @@ impl VmSide {
         self.send(disk, Work::Close);
     }
 
-    fn send(&self, disk: u64, work: Work) -> u32 {
+    pub(super) fn send(&self, disk: u64, work: Work) -> u32 {
         let mut id = self.next_id.get();
         while self.asked.borrow().contains_key(&id) {
             id = id.wrapping_add(1);

@@ -24,9 +24,11 @@ use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
 
 pub(crate) struct VmHandle {
-    core: Rc<CoreLink>,
+    pub(super) core: Rc<CoreLink>,
     vm: Location,
     native: Option<NativeHere>,
+    /// The core that has the connections of clients from before the VM came here, if it was another one.
+    pub(super) relaying: RefCell<Option<Rc<CoreLink>>>,
 }
 
 /// A native VM whose clients are on another core than the control side's, where its store is. Its operations run here.
@@ -76,7 +78,7 @@ impl VmHandle {
     /// Returns the handle of a VM of the control side's own core.
     pub(crate) fn here(core: &Rc<CoreLink>, vm: Rc<RunningVm>) -> VmHandle {
         assert!(core.own().is_some(), "a VM of core{} is not here", core.number);
-        VmHandle { core: core.clone(), vm: Location::Here(vm), native: None }
+        VmHandle { core: core.clone(), vm: Location::Here(vm), native: None, relaying: RefCell::default() }
     }
 
     /// Serves the clients of a native VM on another core than the control side's. `own` is the control side's core.
@@ -93,7 +95,8 @@ impl VmHandle {
         };
         let vm_there = Location::Elsewhere { number: core.run(open).await, jobs: RefCell::default() };
         let own = own.own().expect("the control side is on the stores' core").clone();
-        VmHandle { core: core.clone(), vm: vm_there, native: Some(NativeHere { machine: vm, own }) }
+        let native = Some(NativeHere { machine: vm, own });
+        VmHandle { core: core.clone(), vm: vm_there, native, relaying: RefCell::default() }
     }
 
     /// Opens a VM with files on another core than the control side's.
@@ -114,7 +117,7 @@ impl VmHandle {
         };
         let (number, jobs) = core.run(open).await?;
         let vm = Location::Elsewhere { number, jobs: RefCell::new(jobs) };
-        Ok(VmHandle { core: core.clone(), vm, native: None })
+        Ok(VmHandle { core: core.clone(), vm, native: None, relaying: RefCell::default() })
     }
 
     /// Returns the number of the VM's core.
@@ -196,7 +199,7 @@ impl VmHandle {
         self.run(async move |_, vm| work(vm.files.as_ref().expect("the VM has files")).await).await
     }
 
-    fn guard(&self, number: GuardNumber) -> Guard {
+    pub(super) fn guard(&self, number: GuardNumber) -> Guard {
         Guard { number, here: self.core.own().cloned() }
     }
 
@@ -516,6 +519,10 @@ impl VmHandle {
 
     /// Sets the limits. If there are none now, all requests that waited have begun when this returns.
     pub(crate) async fn set_limits(&self, limits: IoLimits) {
+        if let (Some(relaying), Some(vm)) = (self.relaying(), self.own()) {
+            let name = vm.name.clone();
+            relaying.tell(move |running| running.front_end.limiter(&name).set(limits));
+        }
         let set = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
             vm.limiter.set(limits);
             while limits.ios.is_none() && limits.bytes.is_none() && vm.limiter.delayed() > 0 {
@@ -548,6 +555,10 @@ impl VmHandle {
     /// Disconnects the clients `who`, and waits until none of their requests is under way. Returns these clients. The
     /// client gate stays closed as long as the guard lives.
     pub(crate) async fn disconnect(&self, who: Who) -> Result<(Vec<VmClient>, Guard)> {
+        if let (Some(relaying), Some(vm)) = (self.relaying(), self.own()) {
+            let name = vm.name.clone();
+            relaying.tell(move |running| running.cut(&name, who));
+        }
         let disconnect = async move |running: Rc<RunningVms>, vm: Rc<RunningVm>| {
             let (clients, shut) = running.disconnect(&vm, who).await?;
             Ok::<_, api::error::Error>((clients, running.kept.keep(shut)))

@@ -128,8 +128,12 @@ impl RunningVms {
         ticket: VmTicket,
         settings: ClientSettings,
     ) -> Rc<RunningVm> {
-        let side = self.vm_side.get().expect("a core beside the control side's is connected with the stores");
-        RunningVm::of_store_elsewhere(&self.front_end, name, side.open_vm(ticket), settings)
+        RunningVm::of_store_elsewhere(&self.front_end, name, self.vm_side().open_vm(ticket), settings)
+    }
+
+    /// Returns this end of the connection with the control side's core.
+    pub(crate) fn vm_side(&self) -> &Rc<VmSide> {
+        self.vm_side.get().expect("a core beside the control side's is connected with the stores")
     }
 
     /// Brings the copies of the states of native VMs up to date.
@@ -329,7 +333,8 @@ impl RunningVms {
         }
     }
 
-    fn cut(&self, vm: &str, who: Who) {
+    /// Closes the connections of the clients `who` of a VM.
+    pub(crate) fn cut(&self, vm: &str, who: Who) {
         let prefix = format!("{vm}/disk");
         for session in self.front_end.sessions() {
             let writes = !session.export.contains('@');

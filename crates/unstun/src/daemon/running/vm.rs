@@ -14,6 +14,7 @@ use export::nbd::FrontEnd;
 use export::{IoLimits, Limiter};
 
 use crate::daemon::running::client::client_gate::{ClientGate, Who};
+use crate::daemon::running::client::client_volume::Connections;
 use crate::daemon::running::home_files::HomeFiles;
 
 pub(crate) struct RunningVm {
@@ -23,6 +24,8 @@ pub(crate) struct RunningVm {
     /// Files of the VM's home; None for a native VM.
     pub files: Option<Rc<HomeFiles>>,
     pub gate: Rc<ClientGate>,
+    /// Connections to the running disks.
+    pub connections: Rc<Connections>,
     /// Delays the requests of all clients when the VM has reached its limits. A move keeps it.
     pub limiter: Rc<Limiter>,
     /// The machine, if it is the clients' side of a native VM whose store is on another core.
@@ -91,8 +94,8 @@ impl RunningVm {
     ) -> Rc<RunningVm> {
         let limiter = front_end.limiter(name);
         limiter.set(settings.limits);
-        let (name, gate) = (name.to_owned(), Rc::default());
-        let vm = RunningVm { name, machine, files, gate, limiter, remote: None };
+        let (name, gate, connections) = (name.to_owned(), Rc::default(), Rc::default());
+        let vm = RunningVm { name, machine, files, gate, connections, limiter, remote: None };
         vm.gate.guests.shared_writers.set(settings.shared_writers);
         vm.gate.guests.waits_for_space.set(settings.waits_for_space);
         Rc::new(vm)

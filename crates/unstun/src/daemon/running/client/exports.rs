@@ -11,8 +11,6 @@ use export::nbd::{self, HandedOver, Routes};
 use tracing::{debug, info, warn};
 
 use crate::daemon::running::client::export_name::{GENERATION_MARK, lasting_name};
-use crate::daemon::running::client::switchable_volume::Guest;
-use crate::daemon::running::client::writers::{ClientVolume, DiskClient};
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::running::vm::RunningVm;
 use crate::log::{LineLimit, Reported};
@@ -126,7 +124,6 @@ impl Catalogue {
         generation: Option<u64>,
         peer: &Peer,
     ) -> Result<Attachment> {
-        let control = &self.running.control;
         // The refusal comes before anything is changed for the client.
         let refused = self.refuse_other_content(vm, number, generation).await;
         refused.inspect_err(|e| self.note_refused(vm, peer, e))?;
@@ -135,20 +132,10 @@ impl Catalogue {
         // The attach may have waited for a revert. From here on no revert begins before the client has disconnected.
         self.refuse_other_content(vm, number, generation).await?;
         self.running.note_attached(vm);
-        let guests = &vm.gate.guests;
-        let guest = guests.enter(attached, peer);
-        let client = Rc::new(DiskClient {
-            vm: vm.name.clone(),
-            disk: format!("{}/disk{number}", vm.name),
-            gate: vm.gate.clone(),
-            guest: guest.clone(),
-            control: control.clone(),
-        });
-        let token: (Rc<Guest>, _) = (guest, leaving);
-        let env = &self.running.env;
-        client.admit(env).await;
-        let volume = ClientVolume::new(env.clone(), guests.switch(number, volume), client);
-        Ok(Attachment { volume, token: Box::new(token) })
+        let connection = self.running.connect(vm, volume, attached, peer);
+        connection.client().admit(&self.running.env).await;
+        let guest = connection.client().guest.clone();
+        Ok(Attachment { volume: connection, token: Box::new((guest, leaving)) })
     }
 
     fn note_refused(&self, vm: &RunningVm, peer: &Peer, error: &Error) {

@@ -15,31 +15,35 @@ use crate::log::Reported;
 
 pub(crate) struct Switch {
     current: RefCell<Rc<dyn Volume>>,
-    /// Changes under way, in the current and the earlier volumes. Reads and flushes may end in the volume where they
-    /// began.
-    changes: Rc<Admission>,
+    /// Requests under way, in the current and the earlier volumes.
+    requests: Rc<Admission>,
     /// Number of changes that wait for space. They do not count as under way.
     waiting: Cell<u64>,
 }
 
 impl Switch {
     fn new(volume: Rc<dyn Volume>) -> Rc<Switch> {
-        Rc::new(Switch { current: RefCell::new(volume), changes: Rc::default(), waiting: Cell::new(0) })
+        Rc::new(Switch { current: RefCell::new(volume), requests: Rc::default(), waiting: Cell::new(0) })
     }
 
     pub(crate) fn current(&self) -> Rc<dyn Volume> {
         self.current.borrow().clone()
     }
 
-    /// Makes `volume` the disk from the next request on. Resolves when all changes that were under way have ended.
+    /// Makes `volume` the disk from the next request on. Resolves when all requests that were under way have ended.
     pub(crate) fn replace(&self, volume: Rc<dyn Volume>) -> impl Future<Output = ()> + use<> {
         *self.current.borrow_mut() = volume;
-        self.changes.drain()
+        self.drain()
     }
 
-    /// Returns the current volume for one change. A replacement of the volume can wait for the end of that change.
+    /// Resolves when all requests that are under way have ended.
+    pub(crate) fn drain(&self) -> impl Future<Output = ()> + use<> {
+        self.requests.drain()
+    }
+
+    /// Returns the current volume for one request. A replacement of the volume can wait for the end of that request.
     pub(crate) fn enter(&self) -> (Admitted, Rc<dyn Volume>) {
-        (self.changes.enter(), self.current())
+        (self.requests.enter(), self.current())
     }
 
     /// Counts a change as waiting for space. Returns whether it is the only one.
@@ -81,7 +85,8 @@ pub(crate) struct Guest {
     pub number: u32,
     pub peer: Peer,
     pub access: Cell<Access>,
-    counted: RefCell<Rc<Client>>,
+    /// None after the VM has gone to another core, which counts the client.
+    counted: RefCell<Option<Rc<Client>>>,
 }
 
 /// Clients that use a VM's running disks through its exports.
@@ -116,7 +121,8 @@ impl Guests {
 
     pub(crate) fn enter(&self, counted: Rc<Client>, peer: &Peer) -> Rc<Guest> {
         let (number, access) = (counted.disk, Cell::new(Access::Undecided));
-        let guest = Rc::new(Guest { number, peer: peer.clone(), access, counted: RefCell::new(counted) });
+        let guest =
+            Rc::new(Guest { number, peer: peer.clone(), access, counted: RefCell::new(Some(counted)) });
         let mut clients = self.clients.borrow_mut();
         clients.retain(|known| known.strong_count() > 0);
         clients.push(Rc::downgrade(&guest));
@@ -155,7 +161,12 @@ impl Guests {
 
 impl Guest {
     pub(crate) fn count_as(&self, client: Rc<Client>) {
-        *self.counted.borrow_mut() = client;
+        self.counted.replace(Some(client));
+    }
+
+    /// Ends the count on this core.
+    pub(crate) fn end_count(&self) {
+        self.counted.take();
     }
 }
 
