@@ -280,9 +280,11 @@ impl ServedDisk {
         let mut left = written.iter();
         let mut result = admitted.and_then(|()| self.check(written));
         while result.is_ok()
-            && let Some(&WrittenBlocks { start, place, checksum }) = left.next()
+            && let Some(&WrittenBlocks { start, place, checksum, .. }) = left.next()
         {
             let part = NewPart { start, place, partial: None, checksum };
+            // The range is locked on the other core alone: a defragmentation may be looking its blocks up now.
+            disk.changes.note(&(start..start + place.len));
             result = store.publish(&disk.node, place, std::iter::once(part));
         }
         left.for_each(|part| store.unplace(part.place));
