@@ -180,7 +180,7 @@ impl StoreSide {
         let (disk, granted) = (&served.disk, &served.granted);
         disk.store.end_remote_writes(&disk.node);
         disk.store.withdraw_disk(&disk.node, number);
-        disk.node.grants.remove_disk(number);
+        disk.node.grants.remove_disk(granted);
         disk.store.remote_disks.borrow_mut().retain(|other| !Rc::ptr_eq(other, granted));
         disk.store.requests.update(|n| n + granted.shared.requests());
     }

@@ -291,3 +291,21 @@ fn recalled_blocks_are_free_after_the_writes_to_them_and_the_write_is_repeated()
         });
     }
 }
+
+#[test]
+fn a_disk_that_one_core_closes_is_still_served_on_another() {
+    let ran = SimWorld::new(10, sim::Options::default()).run_cores(3, |envs| async move {
+        let store = open_store_with(&envs[0], StoreOptions::default()).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        let native = disk(&store, 1);
+        let [first, second] = [1, 2].map(|at: usize| TwoCores::start(&[envs[0].clone(), envs[at].clone()]));
+        let (closed, served) = (first.open(native.clone()), second.bridged(native.clone()));
+        put(&served, 5, 1).await;
+        drop(closed);
+        store.env.sleep_us(1000).await;
+        assert_eq!(get(&served, 5).await, 1, "and the answer brings a grant");
+        native.discard(5 * 4096..6 * 4096).await.unwrap();
+        assert_eq!(get(&served, 5).await, 0, "the grant is withdrawn");
+    });
+    ran.expect("nothing cuts the power");
+}
