@@ -323,7 +323,7 @@ impl RemoteDisk {
                 let part = data.slice(from..from + (blocks.extent.len * BLOCK) as usize);
                 let start = (offset + from as u64) / BLOCK;
                 from += part.len();
-                (WrittenBlocks { start, place: blocks.extent, checksum: checksum(&part) }, part)
+                (blocks.written(start, checksum(&part)), part)
             })
             .collect();
         let writes =

@@ -20,6 +20,8 @@ mod mark;
 mod randomized_tests;
 mod served_vm;
 mod stock;
+#[cfg(test)]
+mod stock_tests;
 mod store_side;
 #[cfg(test)]
 pub(super) mod tests;

@@ -238,7 +238,7 @@ impl ServedDisk {
     fn take_from_stock(&self, written: &[WrittenBlocks]) -> bool {
         let store = &self.disk.store;
         for (at, part) in written.iter().enumerate() {
-            if !self.stock.take(store, part.place) {
+            if !self.stock.take(store, part) {
                 written[..at].iter().for_each(|part| store.unplace(part.place));
                 return false;
             }
