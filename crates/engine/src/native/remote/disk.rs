@@ -1,9 +1,6 @@
 //! A disk whose store is on another core: it reads and overwrites in place by grants, and asks the store for the rest.
 
-use std::cell::{Cell, RefCell};
-use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -18,11 +15,12 @@ use futures_util::future::join_all;
 use super::super::disk::blocks_of;
 use super::super::layout::{BLOCK, checksum};
 use super::grant::{Grant, Piece};
+use super::grant_cache::GrantCache;
 use super::link::{Answer, DiskTicket, Work};
 use super::mark::SharedDisk;
 use super::stock::{HandedOut, TakenBlocks, WrittenBlocks};
 use super::vm_side::{GrantedHere, StoreHere, VmSide};
-use super::{GRANTS_MAX, windows_of};
+use super::windows_of;
 use crate::join::all;
 use crate::machine::RunningDisk;
 use crate::stats::{DiskStats, LayerCounters};
@@ -41,42 +39,12 @@ pub struct RemoteDisk {
     file: File,
     shared: Arc<SharedDisk>,
     flushed_lsn: Arc<AtomicU64>,
-    grants: RefCell<Grants>,
+    grants: RefCell<GrantCache>,
     store: Rc<StoreHere>,
     /// Ranges that a write works on, in blocks: here or at the store.
     writes: RangeLock,
     /// Requests since the disk was opened here.
     pub stats: DiskStats,
-}
-
-/// The grants of a disk.
-#[derive(Default)]
-struct Grants {
-    by_window: HashMap<u64, Rc<Grant>, BuildHasherDefault<DefaultHasher>>,
-    /// Windows in the order of their first grants.
-    order: VecDeque<u64>,
-}
-
-impl Grants {
-    fn get(&self, window: u64) -> Option<&Rc<Grant>> {
-        self.by_window.get(&window)
-    }
-
-    /// Adds a grant, and gives up the disk's oldest one if the core has too many. `total` is their number.
-    fn add(&mut self, grant: Grant, total: &Cell<usize>) {
-        let window = grant.window;
-        if self.by_window.insert(window, Rc::new(grant)).is_some() {
-            return;
-        }
-        self.order.push_back(window);
-        total.update(|n| n + 1);
-        if total.get() > GRANTS_MAX
-            && let Some(given_up) = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest))
-        {
-            given_up.mark.withdraw();
-            total.update(|n| n - 1);
-        }
-    }
 }
 
 /// Grants that an I/O uses. They stay in force until it is dropped, at the end of the I/O.
@@ -400,7 +368,7 @@ impl RunningDisk for RemoteDisk {
 
 impl Drop for RemoteDisk {
     fn drop(&mut self) {
-        let grants = self.grants.get_mut().by_window.len();
+        let grants = self.grants.get_mut().len();
         self.side.grants.update(|n| n - grants);
         self.side.close(self.number);
     }

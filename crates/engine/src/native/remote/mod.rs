@@ -14,6 +14,7 @@
 mod defragment_tests;
 mod disk;
 mod grant;
+mod grant_cache;
 mod link;
 mod mark;
 #[cfg(test)]
