@@ -135,9 +135,16 @@ impl RemoteDisk {
         len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.shared.size_bytes())
     }
 
+    /// Returns whether this core may write the file. If the device's blocks are larger than the store's, a write changes
+    /// its neighbours too, and each opening of the file orders only its own writes.
+    fn may_write_here(&self) -> bool {
+        u64::from(self.file.limits().logical_block) <= BLOCK
+    }
+
     /// Begins an I/O of these bytes under grants. None if some of them need the store.
     fn enter(&self, offset: u64, len: u64, writes: bool) -> Option<Entered<'_>> {
-        if !self.has(offset, len) || !self.file.may_answer() {
+        let is_here = self.has(offset, len) && (!writes || self.may_write_here());
+        if !is_here || !self.file.may_answer() {
             return None;
         }
         let blocks = blocks_of(offset, len);
@@ -257,7 +264,8 @@ impl RemoteDisk {
     /// Takes blocks for a write of whole blocks, none of which may be overwritten in place.
     fn take_for_redirect(&self, offset: u64, len: u64) -> Option<Vec<TakenBlocks>> {
         let is_whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
-        if !is_whole || !self.has(offset, len) || len > REDIRECTED_BYTES_MAX {
+        let is_here = is_whole && self.has(offset, len) && self.may_write_here();
+        if !is_here || len > REDIRECTED_BYTES_MAX {
             return None;
         }
         let blocks = blocks_of(offset, len);

@@ -10,7 +10,7 @@ use sim::{Action, Bridge, Fault, OpKind, SimWorld};
 use super::super::change::Op;
 use super::super::disk::NativeDisk;
 use super::super::store::{Store, StoreOptions};
-use super::super::tests::{disk, open_store_with, shows};
+use super::super::tests::{disk, fill, open_store_with, shows};
 use super::*;
 use crate::options::{Defect, Defects};
 
@@ -308,4 +308,36 @@ fn a_disk_that_one_core_closes_is_still_served_on_another() {
         assert_eq!(get(&served, 5).await, 0, "the grant is withdrawn");
     });
     ran.expect("nothing cuts the power");
+}
+
+#[test]
+fn cores_do_not_write_parts_of_one_device_block() {
+    for seed in 1..6 {
+        let world = SimWorld::new(seed, sim::Options { logical_block: 16384, ..sim::Options::default() });
+        run_two(&world, Defects::default(), move |store, cores| async move {
+            store.change(&[Op::Create { node: 2, size_blocks: 1000 }]).unwrap();
+            let (here, there) = (disk(&store, 2), cores.bridged(disk(&store, 1)));
+            for block in 0..32 {
+                put(&there, block, 1).await;
+                fill(&here, block, 1, 1).await;
+            }
+            store.checkpoint().await.unwrap();
+            for byte in 2..6 {
+                let (guest, env) = (there.clone(), store.env.clone());
+                let other = env.spawn(async move {
+                    for block in 0..32 {
+                        put(&guest, block, byte).await;
+                    }
+                });
+                for block in 0..32 {
+                    fill(&here, block, 1, byte).await;
+                }
+                other.join().await;
+                for block in 0..32 {
+                    let both = (get(&there, block).await, shows(&here, block).await);
+                    assert_eq!(both, (byte, byte), "seed {seed}, block {block}");
+                }
+            }
+        });
+    }
 }
