@@ -98,7 +98,7 @@ impl VmSide {
     /// # Errors
     /// Those of opening the store's file here.
     pub fn open(self: &Rc<Self>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
-        let number = ticket.number;
+        let (number, store) = (ticket.number, ticket.store);
         match RemoteDisk::open(self, ticket) {
             Ok(disk) => {
                 let here: Weak<dyn GrantedHere> = Rc::<RemoteDisk>::downgrade(&disk);
@@ -107,6 +107,7 @@ impl VmSide {
             }
             Err(e) => {
                 self.close(number);
+                self.recall(store);
                 Err(e)
             }
         }
@@ -115,14 +116,14 @@ impl VmSide {
 
 impl RemoteDisk {
     pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
-        let file = ticket.file.open(&side.env)?;
+        let store = side.store_here(ticket.store, ticket.file)?;
         Ok(Rc::new(RemoteDisk {
-            store: side.store_here(ticket.store, &file),
+            file: store.file.clone(),
+            store,
             side: side.clone(),
             number: ticket.number,
             name: ticket.name,
             read_only: ticket.read_only,
-            file,
             shared: ticket.shared,
             flushed_lsn: ticket.flushed_lsn,
             grants: RefCell::default(),

@@ -84,6 +84,7 @@ impl StoreSide {
     /// # Errors
     /// `NoDescriptors` if there is none for the store's file.
     pub fn serve(&self, disk: Rc<NativeDisk>) -> Result<DiskTicket> {
+        let file = disk.store.file.share()?;
         let number = self.new_number();
         let shared = Arc::<SharedDisk>::default();
         shared.set_size(disk.size_bytes());
@@ -94,7 +95,7 @@ impl StoreSide {
             name: disk.name.clone(),
             read_only: disk.read_only,
             shared: shared.clone(),
-            file: disk.store.file.share()?,
+            file,
             flushed_lsn: disk.store.journal.shared_flushed_lsn(),
         };
         let granted = Rc::new(GrantedDisk { number, shared, draining: Cell::new(0) });

@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 
 use blk::mailbox::Outbox;
 use blk::sync::{OneShot, RangeGuard};
-use blk::{Env, File};
+use blk::{Env, File, Result, SharedFile};
 
 use super::super::write_coalescer::WriteCoalescer;
 use super::grant::Grant;
@@ -20,17 +20,18 @@ struct Asked {
     _range: Option<RangeGuard>,
 }
 
-/// What the disks of one store share on this core: redirected data is written here.
+/// What the disks of one store share on this core.
 pub(super) struct StoreHere {
     side: Rc<VmSide>,
     number: u64,
+    pub file: File,
     pub stock: VmStock,
     pub coalescer: Rc<WriteCoalescer>,
 }
 
 impl Drop for StoreHere {
     fn drop(&mut self) {
-        self.side.send(self.number, Work::Recall);
+        self.side.recall(self.number);
     }
 }
 
@@ -82,17 +83,22 @@ impl VmSide {
         side
     }
 
-    /// Returns what the disks of a store share here; made with `file` for the first of them.
-    pub(super) fn store_here(self: &Rc<Self>, number: u64, file: &File) -> Rc<StoreHere> {
+    /// Returns what the disks of a store share here. The first of them opens the store's `file`.
+    ///
+    /// # Errors
+    /// Those of opening the file.
+    pub(super) fn store_here(self: &Rc<Self>, number: u64, file: SharedFile) -> Result<Rc<StoreHere>> {
         let mut stores = self.stores.borrow_mut();
         if let Some(known) = stores.get(&number).and_then(Weak::upgrade) {
-            return known;
+            return Ok(known);
         }
-        let (side, stock) = (self.clone(), VmStock::default());
+        stores.retain(|_, here| here.strong_count() > 0);
+        let file = file.open(&self.env)?;
         let coalescer = WriteCoalescer::new(self.env.clone(), file.clone());
-        let here = Rc::new(StoreHere { side, number, stock, coalescer });
+        let (side, stock) = (self.clone(), VmStock::default());
+        let here = Rc::new(StoreHere { side, number, file, stock, coalescer });
         stores.insert(number, Rc::downgrade(&here));
-        here
+        Ok(here)
     }
 
     /// Returns the messages sent so far, and the batches in which they were sent.
@@ -108,6 +114,11 @@ impl VmSide {
     pub(super) fn close(&self, disk: u64) {
         self.disks.borrow_mut().remove(&disk);
         self.send(disk, Work::Close);
+    }
+
+    /// Gives back the blocks that this core has in advance of a store, none of whose disks it serves.
+    pub(super) fn recall(&self, store: u64) {
+        self.send(store, Work::Recall);
     }
 
     fn send(&self, disk: u64, work: Work) -> u32 {
