@@ -352,7 +352,19 @@ impl GrantedHere for RemoteDisk {
     fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
         stock.into_iter().for_each(|batch| self.store.stock.add(batch));
         let mut known = self.grants.borrow_mut();
-        grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
+        for grant in grants {
+            let added = usize::from(known.add(grant));
+            self.side.grants.update(|n| n + added);
+        }
+    }
+
+    fn grants(&self) -> usize {
+        self.grants.borrow().len()
+    }
+
+    fn give_up_oldest(&self) {
+        let given_up = usize::from(self.grants.borrow_mut().give_up_oldest());
+        self.side.grants.update(|n| n - given_up);
     }
 }
 

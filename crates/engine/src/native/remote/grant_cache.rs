@@ -1,12 +1,10 @@
 //! The grants of one disk, as the VM's core keeps them.
 
-use std::cell::Cell;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::rc::Rc;
 
-use super::GRANTS_MAX;
 use super::grant::Grant;
 
 /// The grants of a disk.
@@ -27,24 +25,24 @@ impl GrantCache {
         self.by_window.len()
     }
 
-    /// Adds a grant, and gives up the disk's oldest one if the core has too many. `total` is their number. A grant that
-    /// was withdrawn on its way is left out: a later one of the window may have arrived before.
-    pub(super) fn add(&mut self, grant: Grant, total: &Cell<usize>) {
-        if grant.mark.is_withdrawn() {
-            return;
-        }
+    /// Adds a grant. Returns whether the disk has one more now. A grant that was withdrawn on its way is left out: a later
+    /// one of the window may have arrived before.
+    pub(super) fn add(&mut self, grant: Grant) -> bool {
         let window = grant.window;
-        if self.by_window.insert(window, Rc::new(grant)).is_some() {
-            return;
+        if grant.mark.is_withdrawn() || self.by_window.insert(window, Rc::new(grant)).is_some() {
+            return false;
         }
         self.order.push_back(window);
-        total.update(|n| n + 1);
-        if total.get() > GRANTS_MAX
-            && let Some(given_up) = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest))
-        {
-            given_up.mark.withdraw();
-            total.update(|n| n - 1);
+        true
+    }
+
+    /// Gives up the grant of the window that has had one for the longest time. Returns false if there is none.
+    pub(super) fn give_up_oldest(&mut self) -> bool {
+        let oldest = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest));
+        if let Some(grant) = &oldest {
+            grant.mark.withdraw();
         }
+        oldest.is_some()
     }
 }
 
@@ -54,12 +52,11 @@ mod tests {
 
     #[test]
     fn a_withdrawn_grant_that_arrives_late_does_not_replace_a_later_one() {
-        let (mut cache, total) = (GrantCache::default(), Cell::new(0));
+        let mut cache = GrantCache::default();
         let [late, present] = [1, 2].map(|_| Grant::new(7, &[], &Default::default(), |_| None));
         late.mark.withdraw();
-        cache.add(present, &total);
-        cache.add(late, &total);
+        assert!(cache.add(present) && !cache.add(late));
         assert!(cache.get(7).is_some_and(|grant| !grant.mark.is_withdrawn()));
-        assert_eq!((cache.len(), total.get()), (1, 1));
+        assert!(cache.len() == 1 && cache.give_up_oldest() && !cache.give_up_oldest());
     }
 }

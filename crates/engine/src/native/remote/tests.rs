@@ -341,3 +341,30 @@ fn cores_do_not_write_parts_of_one_device_block() {
         });
     }
 }
+
+#[test]
+fn a_disk_gets_grants_although_another_has_as_many_as_the_core_keeps() {
+    let world = SimWorld::new(11, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        store.change(&[Op::Create { node: 2, size_blocks: 1000 }]).unwrap();
+        cores.vm_side.grants_max.set(8);
+        let [first, second] = [1, 2].map(|node| cores.bridged(disk(&store, node)));
+        let windows = |count: u64| (0..count).map(|window| window * WINDOW_BLOCKS);
+        for block in windows(20) {
+            get(&first, block).await;
+        }
+        assert_eq!(cores.vm_side.grants.get(), 8);
+        for block in windows(4) {
+            get(&second, block).await;
+        }
+        let (asked, _) = cores.vm_side.messages();
+        for block in windows(4) {
+            get(&second, block).await;
+        }
+        assert_eq!((cores.vm_side.messages().0, cores.vm_side.grants.get()), (asked, 8));
+        get(&first, 0).await;
+        assert_eq!(cores.vm_side.messages().0, asked + 1, "a grant that was given up is granted again");
+        get(&first, 0).await;
+        assert_eq!(cores.vm_side.messages().0, asked + 1);
+    });
+}

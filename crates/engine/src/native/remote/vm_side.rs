@@ -9,6 +9,7 @@ use blk::sync::{OneShot, RangeGuard};
 use blk::{Env, File, Result, SharedFile};
 
 use super::super::write_coalescer::WriteCoalescer;
+use super::GRANTS_MAX;
 use super::grant::Grant;
 use super::link::{Answer, DiskTicket, Reply, Request, VmEnd, VmWork, Work};
 use super::stock::{HandedOut, VmStock};
@@ -38,6 +39,11 @@ impl Drop for StoreHere {
 /// A disk of this core, which takes what comes with the answers.
 pub(super) trait GrantedHere {
     fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>);
+
+    /// Returns the number of its grants.
+    fn grants(&self) -> usize;
+
+    fn give_up_oldest(&self);
 }
 
 /// A VM of this core, which opens a disk that an attachment has brought.
@@ -54,6 +60,7 @@ pub struct VmSide {
     messages: Cell<u64>,
     /// Number of grants of all disks.
     pub(super) grants: Cell<usize>,
+    pub(super) grants_max: Cell<usize>,
     pub(super) disks: RefCell<BTreeMap<u64, Weak<dyn GrantedHere>>>,
     stores: RefCell<BTreeMap<u64, Weak<StoreHere>>>,
     pub(super) vms: RefCell<BTreeMap<u64, Weak<dyn AttachedHere>>>,
@@ -70,6 +77,7 @@ impl VmSide {
             next_id: Cell::new(0),
             messages: Cell::new(0),
             grants: Cell::new(0),
+            grants_max: Cell::new(GRANTS_MAX),
             disks: RefCell::default(),
             stores: RefCell::default(),
             vms: RefCell::default(),
@@ -154,6 +162,18 @@ impl VmSide {
         self.send(vm, Work::Vm(VmWork::Leave(guard)));
     }
 
+    /// Gives up grants if there are too many: the oldest ones of the disk that has the most.
+    fn give_up_surplus(&self) {
+        while self.grants.get() > self.grants_max.get() {
+            let disks = self.disks.borrow();
+            let most = disks.values().filter_map(Weak::upgrade).max_by_key(|disk| disk.grants());
+            match most.filter(|disk| disk.grants() > 0) {
+                Some(disk) => disk.give_up_oldest(),
+                None => return,
+            }
+        }
+    }
+
     fn answered(self: &Rc<Self>, reply: Reply) {
         let Reply { disk, id, mut answer, grants, stock } = reply;
         // Disks are opened in the order of the answers: a later attachment finds the disk of an earlier one.
@@ -167,6 +187,7 @@ impl VmSide {
         let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
         if let Some(served) = served {
             served.take_grants(grants, stock);
+            self.give_up_surplus();
         }
         let asked = self.asked.borrow_mut().remove(&id);
         if let Some(asked) = asked {
