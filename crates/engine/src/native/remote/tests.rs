@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use blk::fence::Fence;
 use blk::volume::Volume;
 use blk::{Buf, Env, Errno, ErrorKind};
 use sim::{Action, Bridge, Fault, OpKind, SimWorld};
@@ -366,5 +367,37 @@ fn a_disk_gets_grants_although_another_has_as_many_as_the_core_keeps() {
         assert_eq!(cores.vm_side.messages().0, asked + 1, "a grant that was given up is granted again");
         get(&first, 0).await;
         assert_eq!(cores.vm_side.messages().0, asked + 1);
+    });
+}
+
+#[test]
+fn a_fence_that_is_closed_holds_back_the_answers_of_another_core() {
+    let world = SimWorld::new(12, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let (env, fence) = (store.env.clone(), Fence::waiting(&store.env));
+        store.file.set_fence(fence.clone());
+        fence.open_until(env.boot_ns() + 1_000_000_000);
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        put(&disk, 5, 1).await;
+        assert_eq!((get(&disk, 5).await, get(&disk, 6).await), (1, 0));
+        env.sleep_us(2_000_000).await;
+        let ended = Rc::new(Cell::new(0));
+        let request = async |disk: Rc<Bridge>, ended: Rc<Cell<u32>>, at: u64| {
+            match at {
+                7 => put(&disk, 5, 2).await,
+                hole_or_data => drop(get(&disk, hole_or_data).await),
+            }
+            ended.update(|n| n + 1);
+        };
+        for at in 5..8 {
+            drop(env.spawn(request(disk.clone(), ended.clone(), at)));
+        }
+        env.sleep_us(100_000).await;
+        assert_eq!(ended.get(), 0, "another host may have the lease");
+        fence.open_until(env.boot_ns() + 1_000_000_000);
+        env.sleep_us(100_000).await;
+        assert_eq!((ended.get(), get(&disk, 5).await), (3, 2));
     });
 }
