@@ -1,4 +1,4 @@
-//! A disk whose store is on another core: it reads and overwrites in place by grants, and asks the store for the rest.
+//! A disk whose store is on another core: it reads and overwrites in place by grants, and sends the rest to the store.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -202,7 +202,7 @@ impl RemoteDisk {
                 buf
             }
         };
-        match self.side.ask(self.number, Work::Read { offset, buf }, None).await {
+        match self.side.request(self.number, Work::Read { offset, buf }, None).await {
             Answer::Buf(Some(buf), result) => (buf, result),
             Answer::Done(result) => (Buf::alloc(len as usize), result.and_then(|()| Err(self.confused()))),
             _ => (Buf::alloc(len as usize), Err(self.confused())),
@@ -333,7 +333,7 @@ impl RemoteDisk {
     }
 
     async fn done(&self, work: Work, range: Option<RangeGuard>) -> Result<()> {
-        match self.side.ask(self.number, work, range).await {
+        match self.side.request(self.number, work, range).await {
             Answer::Done(result) | Answer::Buf(_, result) => result,
             _ => Err(self.confused()),
         }
@@ -381,7 +381,7 @@ impl RunningDisk for RemoteDisk {
         Vec::new()
     }
 
-    /// The store's core alone can tell.
+    /// Returns the most: the store's core alone has the map.
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
         Box::pin(std::future::ready(Ok(self.shared.size_bytes())))
     }
@@ -459,7 +459,7 @@ impl Volume for RemoteDisk {
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
         Box::pin(async move {
-            match self.side.ask(self.number, Work::Status(range), None).await {
+            match self.side.request(self.number, Work::Status(range), None).await {
                 Answer::Status(result) => result,
                 Answer::Done(result) => result.and_then(|()| Err(self.confused())),
                 _ => Err(self.confused()),

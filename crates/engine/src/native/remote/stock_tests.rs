@@ -29,7 +29,7 @@ impl ByHand {
         (store, ByHand { end, disk: ticket.number })
     }
 
-    async fn ask(&mut self, work: Work) -> Reply {
+    async fn request(&mut self, work: Work) -> Reply {
         assert!(self.end.requests.send_all([Request { disk: self.disk, id: 0, work }]));
         self.end.replies.receive().await.expect("the store's core serves it").remove(0).expect("a reply")
     }
@@ -39,7 +39,7 @@ impl ByHand {
         let mut data = Buf::alloc(BLOCK as usize);
         data.fill(1);
         let stock = VmStock::default();
-        let reply = self.ask(Work::Write { offset: block * BLOCK, data }).await;
+        let reply = self.request(Work::Write { offset: block * BLOCK, data }).await;
         stock.add(reply.stock.expect("there is space"));
         stock
     }
@@ -66,11 +66,11 @@ fn a_record_for_recalled_blocks_is_refused_although_they_are_handed_out_again() 
         while other.extent != place {
             other = again.take(1).expect("the same blocks are handed out").remove(0);
         }
-        let refused = vm.ask(Work::Publish(vec![late])).await.answer;
+        let refused = vm.request(Work::Publish(vec![late])).await.answer;
         store.file.write(place.addr * BLOCK, filled(3)).await.unwrap();
         let record = other.written(10, checksum(&filled(3)));
         drop(other);
-        assert!(matches!(vm.ask(Work::Publish(vec![record])).await.answer, Answer::Done(Ok(()))));
+        assert!(matches!(vm.request(Work::Publish(vec![record])).await.answer, Answer::Done(Ok(()))));
         let disk = disk(&store, 1);
         assert_eq!((shows(&disk, 9).await, shows(&disk, 10).await), (0, 3));
         assert!(

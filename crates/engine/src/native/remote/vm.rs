@@ -84,7 +84,7 @@ impl RemoteVm {
     /// Brings the copy of the state up to date. What was sent to the store's core before has been carried out when this
     /// returns.
     pub async fn refresh(&self) {
-        if let Answer::Vm(now) = self.ask(VmWork::State).await {
+        if let Answer::Vm(now) = self.request(VmWork::State).await {
             self.now.replace(now);
         }
     }
@@ -95,12 +95,12 @@ impl RemoteVm {
         drop(disks);
     }
 
-    fn ask(&self, work: VmWork) -> impl Future<Output = Answer> + use<> {
-        self.side.ask(self.number, Work::Vm(work), None)
+    fn request(&self, work: VmWork) -> impl Future<Output = Answer> + use<> {
+        self.side.request(self.number, Work::Vm(work), None)
     }
 
     async fn attach_there(&self, work: VmWork) -> Result<(AttachedThere, Option<Rc<RemoteDisk>>)> {
-        let Answer::Attached(attached) = self.ask(work).await else {
+        let Answer::Attached(attached) = self.request(work).await else {
             return Err(Error::refused(&self.name, "the VM is being opened or closed; try again"));
         };
         let (now, there) = *attached;

@@ -15,7 +15,7 @@ use super::link::{Answer, DiskTicket, Reply, Request, VmEnd, VmWork, Work};
 use super::stock::{HandedOut, VmStock};
 
 /// A request whose answer is awaited.
-struct Asked {
+struct PendingRequest {
     answer: Rc<OneShot<Answer>>,
     /// The range that the request changes: it stays locked until the store has answered, even if the caller is dropped.
     _range: Option<RangeGuard>,
@@ -55,7 +55,7 @@ pub(super) trait AttachedHere {
 pub struct VmSide {
     pub(super) env: Env,
     requests: Rc<Outbox<Request>>,
-    asked: RefCell<BTreeMap<u32, Asked>>,
+    pending: RefCell<BTreeMap<u32, PendingRequest>>,
     next_id: Cell<u32>,
     messages: Cell<u64>,
     /// Number of grants of all disks.
@@ -73,7 +73,7 @@ impl VmSide {
         let side = Rc::new(VmSide {
             env: env.clone(),
             requests: Outbox::start(env, requests),
-            asked: RefCell::default(),
+            pending: RefCell::default(),
             next_id: Cell::new(0),
             messages: Cell::new(0),
             grants: Cell::new(0),
@@ -131,7 +131,7 @@ impl VmSide {
 
     fn send(&self, disk: u64, work: Work) -> u32 {
         let mut id = self.next_id.get();
-        while self.asked.borrow().contains_key(&id) {
+        while self.pending.borrow().contains_key(&id) {
             id = id.wrapping_add(1);
         }
         self.next_id.set(id.wrapping_add(1));
@@ -141,7 +141,7 @@ impl VmSide {
     }
 
     /// Sends a request to the store's core now, and returns its answer. `range` is what it changes.
-    pub(super) fn ask(
+    pub(super) fn request(
         &self,
         disk: u64,
         work: Work,
@@ -149,7 +149,7 @@ impl VmSide {
     ) -> impl Future<Output = Answer> + use<> {
         let answer = Rc::new(OneShot::default());
         let id = self.send(disk, work);
-        self.asked.borrow_mut().insert(id, Asked { answer: answer.clone(), _range: range });
+        self.pending.borrow_mut().insert(id, PendingRequest { answer: answer.clone(), _range: range });
         async move { answer.take().await }
     }
 
@@ -189,9 +189,9 @@ impl VmSide {
             served.take_grants(grants, stock);
             self.give_up_surplus();
         }
-        let asked = self.asked.borrow_mut().remove(&id);
-        if let Some(asked) = asked {
-            asked.answer.set(answer);
+        let pending = self.pending.borrow_mut().remove(&id);
+        if let Some(pending) = pending {
+            pending.answer.set(answer);
         }
     }
 }

@@ -151,7 +151,7 @@ impl Store {
     }
 
     /// Notes a node's size for the cores that serve it.
-    pub(in super::super) fn tell_size(&self, node: &Node) {
+    pub(in super::super) fn publish_size(&self, node: &Node) {
         node.grants.disks.borrow().iter().for_each(|disk| disk.shared.set_size(node.size_bytes()));
     }
 }
