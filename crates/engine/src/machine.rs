@@ -203,7 +203,7 @@ pub trait Machine {
 /// Boxes the futures of a VM's own methods of the same names: of methods that borrow the VM, and of operations that share
 /// it and borrow their arguments or nothing.
 macro_rules! boxed {
-    ($vm:ty, &$a:lifetime self: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+    ($vm:ty, borrowing $a:lifetime: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
         $(fn $name<$a>(&$a self, $($arg: $type),*) -> Local<$a, Result<$out>> {
             Box::pin(<$vm>::$name(self, $($arg),*))
         })*
@@ -219,6 +219,30 @@ macro_rules! boxed {
         })*
     };
 }
+
+/// Calls another macro with the operations that borrow the VM.
+macro_rules! borrowing_operations {
+    ($then:ident! $($vm:ty)?) => {
+        $then! { $($vm,)? borrowing 'a:
+            change_generation(change: GenerationChange) -> ();
+            listing() -> Vec<DiskLayers>;
+            unowned_bytes() -> u64;
+            delta_bytes() -> BTreeMap<u128, u64>;
+            used() -> SpaceUsage;
+            differences(between: DiffRequest<'a>) -> Differences;
+            commit_preview(what: &'a CommitWhat) -> CommitPreview;
+            revert_preview(wanted: Option<&'a str>, keeps_present: bool) -> Loss;
+            discard_preview(wanted: &'a str) -> Loss;
+            reset_preview() -> Loss;
+            restore_preview(id: u64) -> Loss;
+            binned_bytes(id: u64) -> u64;
+            average_run_bytes(number: u32) -> Option<u64>;
+            hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
+            close() -> ();
+        }
+    };
+}
+pub(crate) use borrowing_operations;
 
 /// Implements the interface by a VM's own methods of the same names, whose futures it boxes.
 macro_rules! implement_machine {
@@ -299,23 +323,7 @@ macro_rules! implement_machine {
                 })
             }
 
-            boxed! { $vm, &'a self:
-                change_generation(change: GenerationChange) -> ();
-                listing() -> Vec<DiskLayers>;
-                unowned_bytes() -> u64;
-                delta_bytes() -> BTreeMap<u128, u64>;
-                used() -> SpaceUsage;
-                differences(between: DiffRequest<'a>) -> Differences;
-                commit_preview(what: &'a CommitWhat) -> CommitPreview;
-                revert_preview(wanted: Option<&'a str>, keeps_present: bool) -> Loss;
-                discard_preview(wanted: &'a str) -> Loss;
-                reset_preview() -> Loss;
-                restore_preview(id: u64) -> Loss;
-                binned_bytes(id: u64) -> u64;
-                average_run_bytes(number: u32) -> Option<u64>;
-                hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
-                close() -> ();
-            }
+            borrowing_operations! { boxed! $vm }
             boxed! { $vm, 'a:
                 take(name: &'a str, description: &'a str) -> SnapshotState;
                 take_copy(original: &'a SnapshotState) -> SnapshotState;

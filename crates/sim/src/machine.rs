@@ -132,7 +132,8 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(seed: u64, options: Options) -> Machine {
         let block = options.logical_block;
-        assert!(matches!(block, 512 | 4096), "logical blocks are 512 or 4096 bytes, not {block}");
+        let is_valid = block.is_power_of_two() && (512..=65536).contains(&block);
+        assert!(is_valid, "logical blocks are powers of two from 512 to 65536 bytes, not {block}");
         let limits = Limits {
             logical_block: block,
             physical_block: block,

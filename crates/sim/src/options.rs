@@ -24,7 +24,7 @@ pub struct Options {
     /// Devices with positions, queues and caches.
     pub storage: Option<Storage>,
     pub content: ContentMode,
-    /// Required alignment of transfers, as with O_DIRECT: 512 or 4096 bytes.
+    /// Required alignment of transfers, as with O_DIRECT: a power of two from 512 to 65536 bytes.
     pub logical_block: u32,
     /// Required alignment of memory addresses in bytes.
     pub memory_align: u32,

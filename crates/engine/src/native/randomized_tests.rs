@@ -23,7 +23,7 @@ use super::space::Growth;
 use super::store::{Store, StoreOptions};
 use super::tree::{WalkItem, gone};
 use crate::job::{DEFRAGMENT, Job, LAND};
-use crate::options::SpacePolicy;
+use crate::options::{Defects, SpacePolicy};
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
 const NEW: NewStore =
@@ -40,10 +40,10 @@ const SECTORS: u64 = BLOCK / SECTOR;
 const OPENING_IOS: u64 = 40;
 const ITEM: Key = Key { kind: 116, major: 1, minor: 1 };
 
-struct Rng(u64);
+pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
-    fn next(&mut self, below: u64) -> u64 {
+    pub(super) fn next(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -109,7 +109,8 @@ fn attach(env: &Env, store: &Store, has_landed: bool) {
     }
 }
 
-async fn open(env: &Env) -> Result<Rc<Store>> {
+/// Opens the store, or makes it first: a small one, whose limits are met often.
+pub(super) async fn open(env: &Env, defects: Defects) -> Result<Rc<Store>> {
     let dir = env.open_root("/")?;
     let file = match dir.list().await?.is_empty() {
         true => {
@@ -128,6 +129,7 @@ async fn open(env: &Env) -> Result<Rc<Store>> {
         reclaim_pages: 3,
         flush_us: 20_000,
         handed_out_blocks: 8,
+        defects,
         ..StoreOptions::default()
     };
     Store::open(env.clone(), file, options, AHEAD, true).await
@@ -379,7 +381,7 @@ async fn item(store: &Store) -> u64 {
 /// Works until the power is lost or `steps` are done.
 async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, steps: usize) {
     let env = envs[0].clone();
-    let store = open(&env).await.unwrap();
+    let store = open(&env, Defects::default()).await.unwrap();
     let mut rng = Rng(seed * 0x9E37_79B9 + 1);
     if model.borrow().nodes.is_empty() {
         let is_over = model.borrow().is_over;
@@ -430,7 +432,7 @@ fn run_work(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, steps: usiz
 
 /// Checks that the state after a crash is one that the model allows.
 async fn look_again(env: Env, model: Rc<RefCell<Model>>, what: String) {
-    let store = open(&env).await.unwrap();
+    let store = open(&env, Defects::default()).await.unwrap();
     assert!(store.broken().is_none(), "{what}: {:?}", store.broken());
     let mut model = model.take();
     attach(&env, &store, model.has_landed);
@@ -450,7 +452,7 @@ fn crashes(world: &SimWorld, model: &Rc<RefCell<Model>>, seed: u64, what: &str) 
     // In some runs the power is lost again during the recovery.
     if seed.is_multiple_of(3) {
         world.cut_at(Cut::Event(1 + seed % 90));
-        let ended = world.run(move |env| async move { drop(open(&env).await) });
+        let ended = world.run(move |env| async move { drop(open(&env, Defects::default()).await) });
         world.cancel_cut();
         if ended.is_none() {
             world.power_cut();
@@ -474,7 +476,7 @@ fn random_operations_leave_the_expected_content() {
 fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
     for seed in 1..400 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
-        world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
+        world.run(|env| async move { drop(open(&env, Defects::default()).await.unwrap()) }).unwrap();
         let model = Model::of(seed);
         let kept = model.clone();
         world.cut_at(Cut::Event(20 + seed * 37 % 2500));
@@ -488,7 +490,7 @@ fn a_cut_at_any_point_loses_nothing_that_was_flushed() {
 fn space_that_runs_out_at_any_point_loses_nothing() {
     for seed in 1..150 {
         let world = SimWorld::new(seed, sim::Options { events_max: 400_000, ..sim::Options::default() });
-        world.run(|env| async move { drop(open(&env).await.unwrap()) }).unwrap();
+        world.run(|env| async move { drop(open(&env, Defects::default()).await.unwrap()) }).unwrap();
         let model = Model::of(seed);
         let (nth, full) = (seed * 13 % 700, Action::Fail(Errno::ENOSPC));
         world.add_fault(match seed % 2 {

@@ -454,7 +454,7 @@ impl Store {
             Op::Resize { node, size_blocks } => {
                 let node = lineage.known(node, self.path())?;
                 node.size_blocks.set(size_blocks);
-                self.tell_size(&node);
+                self.publish_size(&node);
                 changed.insert(node.id);
             }
             Op::Put { key, ref value } => self.change_item(key, Some(value.clone()))?,

@@ -57,7 +57,7 @@ impl NativeDisk {
         let range = self.writes.lock(blocks.clone()).await;
         let watch = self.changes.watch(blocks.clone());
         drop(range);
-        // Another core overwrites blocks in place without a note. From here on it asks this one.
+        // Another core overwrites blocks in place without a note. From here on it sends its writes here.
         self.store.withdraw(&self.node, blocks.clone());
         self.store.drain_writes().await;
         let plan = async |found: &[LookupRun]| {

@@ -1,9 +1,6 @@
-//! A disk whose store is on another core: it reads and overwrites in place by grants, and asks the store for the rest.
+//! A disk whose store is on another core: it reads and overwrites in place by grants, and sends the rest to the store.
 
-use std::cell::{Cell, RefCell};
-use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -18,11 +15,12 @@ use futures_util::future::join_all;
 use super::super::disk::blocks_of;
 use super::super::layout::{BLOCK, checksum};
 use super::grant::{Grant, Piece};
+use super::grant_cache::GrantCache;
 use super::link::{Answer, DiskTicket, Work};
 use super::mark::SharedDisk;
 use super::stock::{HandedOut, TakenBlocks, WrittenBlocks};
 use super::vm_side::{GrantedHere, StoreHere, VmSide};
-use super::{GRANTS_MAX, windows_of};
+use super::windows_of;
 use crate::join::all;
 use crate::machine::RunningDisk;
 use crate::stats::{DiskStats, LayerCounters};
@@ -41,42 +39,12 @@ pub struct RemoteDisk {
     file: File,
     shared: Arc<SharedDisk>,
     flushed_lsn: Arc<AtomicU64>,
-    grants: RefCell<Grants>,
+    grants: RefCell<GrantCache>,
     store: Rc<StoreHere>,
     /// Ranges that a write works on, in blocks: here or at the store.
     writes: RangeLock,
     /// Requests since the disk was opened here.
     pub stats: DiskStats,
-}
-
-/// The grants of a disk.
-#[derive(Default)]
-struct Grants {
-    by_window: HashMap<u64, Rc<Grant>, BuildHasherDefault<DefaultHasher>>,
-    /// Windows in the order of their first grants.
-    order: VecDeque<u64>,
-}
-
-impl Grants {
-    fn get(&self, window: u64) -> Option<&Rc<Grant>> {
-        self.by_window.get(&window)
-    }
-
-    /// Adds a grant, and gives up the disk's oldest one if the core has too many. `total` is their number.
-    fn add(&mut self, grant: Grant, total: &Cell<usize>) {
-        let window = grant.window;
-        if self.by_window.insert(window, Rc::new(grant)).is_some() {
-            return;
-        }
-        self.order.push_back(window);
-        total.update(|n| n + 1);
-        if total.get() > GRANTS_MAX
-            && let Some(given_up) = self.order.pop_front().and_then(|oldest| self.by_window.remove(&oldest))
-        {
-            given_up.mark.withdraw();
-            total.update(|n| n - 1);
-        }
-    }
 }
 
 /// Grants that an I/O uses. They stay in force until it is dropped, at the end of the I/O.
@@ -130,7 +98,7 @@ impl VmSide {
     /// # Errors
     /// Those of opening the store's file here.
     pub fn open(self: &Rc<Self>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
-        let number = ticket.number;
+        let (number, store) = (ticket.number, ticket.store);
         match RemoteDisk::open(self, ticket) {
             Ok(disk) => {
                 let here: Weak<dyn GrantedHere> = Rc::<RemoteDisk>::downgrade(&disk);
@@ -139,6 +107,7 @@ impl VmSide {
             }
             Err(e) => {
                 self.close(number);
+                self.recall(store);
                 Err(e)
             }
         }
@@ -147,14 +116,14 @@ impl VmSide {
 
 impl RemoteDisk {
     pub(super) fn open(side: &Rc<VmSide>, ticket: DiskTicket) -> Result<Rc<RemoteDisk>> {
-        let file = ticket.file.open(&side.env)?;
+        let store = side.store_here(ticket.store, ticket.file)?;
         Ok(Rc::new(RemoteDisk {
-            store: side.store_here(ticket.store, &file),
+            file: store.file.clone(),
+            store,
             side: side.clone(),
             number: ticket.number,
             name: ticket.name,
             read_only: ticket.read_only,
-            file,
             shared: ticket.shared,
             flushed_lsn: ticket.flushed_lsn,
             grants: RefCell::default(),
@@ -167,9 +136,16 @@ impl RemoteDisk {
         len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.shared.size_bytes())
     }
 
+    /// Returns whether this core may write the file. If the device's blocks are larger than the store's, a write changes
+    /// its neighbours too, and each opening of the file orders only its own writes.
+    fn may_write_here(&self) -> bool {
+        u64::from(self.file.limits().logical_block) <= BLOCK
+    }
+
     /// Begins an I/O of these bytes under grants. None if some of them need the store.
     fn enter(&self, offset: u64, len: u64, writes: bool) -> Option<Entered<'_>> {
-        if !self.has(offset, len) || !self.file.may_answer() {
+        let is_here = self.has(offset, len) && (!writes || self.may_write_here());
+        if !is_here || !self.file.may_answer() {
             return None;
         }
         let blocks = blocks_of(offset, len);
@@ -226,7 +202,7 @@ impl RemoteDisk {
                 buf
             }
         };
-        match self.side.ask(self.number, Work::Read { offset, buf }, None).await {
+        match self.side.request(self.number, Work::Read { offset, buf }, None).await {
             Answer::Buf(Some(buf), result) => (buf, result),
             Answer::Done(result) => (Buf::alloc(len as usize), result.and_then(|()| Err(self.confused()))),
             _ => (Buf::alloc(len as usize), Err(self.confused())),
@@ -289,7 +265,8 @@ impl RemoteDisk {
     /// Takes blocks for a write of whole blocks, none of which may be overwritten in place.
     fn take_for_redirect(&self, offset: u64, len: u64) -> Option<Vec<TakenBlocks>> {
         let is_whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK);
-        if !is_whole || !self.has(offset, len) || len > REDIRECTED_BYTES_MAX {
+        let is_here = is_whole && self.has(offset, len) && self.may_write_here();
+        if !is_here || len > REDIRECTED_BYTES_MAX {
             return None;
         }
         let blocks = blocks_of(offset, len);
@@ -323,7 +300,7 @@ impl RemoteDisk {
                 let part = data.slice(from..from + (blocks.extent.len * BLOCK) as usize);
                 let start = (offset + from as u64) / BLOCK;
                 from += part.len();
-                (WrittenBlocks { start, place: blocks.extent, checksum: checksum(&part) }, part)
+                (blocks.written(start, checksum(&part)), part)
             })
             .collect();
         let writes =
@@ -356,7 +333,7 @@ impl RemoteDisk {
     }
 
     async fn done(&self, work: Work, range: Option<RangeGuard>) -> Result<()> {
-        match self.side.ask(self.number, work, range).await {
+        match self.side.request(self.number, work, range).await {
             Answer::Done(result) | Answer::Buf(_, result) => result,
             _ => Err(self.confused()),
         }
@@ -375,7 +352,19 @@ impl GrantedHere for RemoteDisk {
     fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
         stock.into_iter().for_each(|batch| self.store.stock.add(batch));
         let mut known = self.grants.borrow_mut();
-        grants.into_iter().for_each(|grant| known.add(grant, &self.side.grants));
+        for grant in grants {
+            let added = usize::from(known.add(grant));
+            self.side.grants.update(|n| n + added);
+        }
+    }
+
+    fn grants(&self) -> usize {
+        self.grants.borrow().len()
+    }
+
+    fn give_up_oldest(&self) {
+        let given_up = usize::from(self.grants.borrow_mut().give_up_oldest());
+        self.side.grants.update(|n| n - given_up);
     }
 }
 
@@ -392,7 +381,7 @@ impl RunningDisk for RemoteDisk {
         Vec::new()
     }
 
-    /// The store's core alone can tell.
+    /// Returns the most: the store's core alone has the map.
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>> {
         Box::pin(std::future::ready(Ok(self.shared.size_bytes())))
     }
@@ -400,7 +389,7 @@ impl RunningDisk for RemoteDisk {
 
 impl Drop for RemoteDisk {
     fn drop(&mut self) {
-        let grants = self.grants.get_mut().by_window.len();
+        let grants = self.grants.get_mut().len();
         self.side.grants.update(|n| n - grants);
         self.side.close(self.number);
     }
@@ -470,7 +459,7 @@ impl Volume for RemoteDisk {
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
         Box::pin(async move {
-            match self.side.ask(self.number, Work::Status(range), None).await {
+            match self.side.request(self.number, Work::Status(range), None).await {
                 Answer::Status(result) => result,
                 Answer::Done(result) => result.and_then(|()| Err(self.confused())),
                 _ => Err(self.confused()),

@@ -120,9 +120,9 @@ pub struct VmEnd {
 
 /// Connects the core of stores with one that serves their disks.
 pub fn connect() -> (StoreEnd, VmEnd) {
-    let (ask, requests) = mailbox();
-    let (answer, replies) = mailbox();
-    (StoreEnd { requests, replies: answer }, VmEnd { requests: ask, replies })
+    let (to_store, requests) = mailbox();
+    let (to_vm, replies) = mailbox();
+    (StoreEnd { requests, replies: to_vm }, VmEnd { requests: to_store, replies })
 }
 
 /// A disk of a store on its way to the core that is to serve it.

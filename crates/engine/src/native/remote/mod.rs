@@ -14,6 +14,7 @@
 mod defragment_tests;
 mod disk;
 mod grant;
+mod grant_cache;
 mod link;
 mod mark;
 #[cfg(test)]
@@ -21,6 +22,8 @@ mod randomized_tests;
 mod relay;
 mod served_vm;
 mod stock;
+#[cfg(test)]
+mod stock_tests;
 mod store_side;
 #[cfg(test)]
 pub(super) mod tests;

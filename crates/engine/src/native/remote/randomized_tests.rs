@@ -7,23 +7,19 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Buf, Env, Result};
+use blk::{Buf, Env};
 use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
 use super::super::change::Op;
 use super::super::disk::{DiskOptions, NativeDisk};
-use super::super::recover::NewStore;
-use super::super::space::Growth;
-use super::super::store::{Store, StoreOptions};
+use super::super::randomized_tests::{Rng, open};
+use super::super::store::Store;
 use super::tests::TwoCores;
 use super::*;
 use crate::options::{Defect, Defects, SpacePolicy};
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true, rebuildable: true };
 const SECTOR: u64 = 512;
 /// Sectors of the guests: some windows of disk 1.
 const SECTORS: Range<u64> = 8 * 30..8 * 126;
@@ -33,17 +29,6 @@ const OWN_SECTORS: u64 = (SECTORS.end - SECTORS.start) / GUESTS;
 /// The disks on whose first sector a guest counts, one after the other.
 const PAIR: [u64; 2] = [1, 2];
 const SNAPSHOTS_FROM: u64 = 10;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
 
 /// Values of a sector, oldest first; 0: discarded, or never written.
 #[derive(Clone)]
@@ -93,32 +78,6 @@ impl Model {
     fn bounds(&self) -> Vec<(usize, usize)> {
         self.sectors.iter().map(|sector| (sector.done, sector.issued.len() - 1)).collect()
     }
-}
-
-async fn open(env: &Env, defects: Defects) -> Result<Rc<Store>> {
-    let dir = env.open_root("/")?;
-    let file = match dir.list().await?.is_empty() {
-        true => {
-            let file = dir.create_new("store").await?;
-            Store::format(env, &file, NEW).await?;
-            dir.sync().await?;
-            file
-        }
-        false => dir.open("store", OpenMode::Write).await?,
-    };
-    let options = StoreOptions {
-        reserve_blocks: 40,
-        map_cache_bytes: 20_000,
-        pending_runs_max: 200,
-        pending_depth_max: 3,
-        reclaim_pages: 3,
-        flush_us: 20_000,
-        handed_out_blocks: 8,
-        defects,
-        ..StoreOptions::default()
-    };
-    let growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
-    Store::open(env.clone(), file, options, growth, true).await
 }
 
 fn disk_of(store: &Rc<Store>, node: u64) -> Rc<NativeDisk> {
@@ -290,12 +249,13 @@ impl Operator {
     }
 
     async fn step(&self, rng: &mut Rng) {
-        match rng.next(12) {
+        match rng.next(13) {
             0..=2 => self.take(rng).await,
             3 | 4 => self.check(rng).await,
             5 | 6 => self.drop_one(rng),
             7 => drop(self.store.checkpoint().await),
             8 => drop(self.store.flush().await),
+            9 => self.store.recall_stocks(),
             _ => self.store.env.sleep_us(rng.next(3000)).await,
         }
     }

@@ -92,7 +92,7 @@ impl VmSide {
 
 impl RelayedVolume {
     async fn done(self: Rc<Self>, work: Work) -> Result<()> {
-        match self.side.ask(self.number, work, None).await {
+        match self.side.request(self.number, work, None).await {
             Answer::Done(result) | Answer::Buf(_, result) => result,
             _ => Err(self.confused()),
         }
@@ -117,7 +117,7 @@ impl Volume for RelayedVolume {
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
         Box::pin(async move {
             let len = buf.len();
-            match self.side.ask(self.number, Work::Read { offset, buf }, None).await {
+            match self.side.request(self.number, Work::Read { offset, buf }, None).await {
                 Answer::Buf(Some(buf), result) => (buf, result),
                 Answer::Done(Err(e)) => (Buf::with_headroom(len), Err(e)),
                 _ => (Buf::with_headroom(len), Err(self.confused())),
@@ -143,7 +143,7 @@ impl Volume for RelayedVolume {
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
         Box::pin(async move {
-            match self.side.ask(self.number, Work::Status(range), None).await {
+            match self.side.request(self.number, Work::Status(range), None).await {
                 Answer::Status(result) => result,
                 Answer::Done(Err(e)) => Err(e),
                 _ => Err(self.confused()),

@@ -3,8 +3,9 @@
 //!
 //! All disks of a store on that core use the same blocks, one behind the other, so their writes are coalesced. A batch of
 //! blocks counts as placed for data that no record refers to. It has a mark like a grant: the store recalls
-//! the batch when it is short of space, or when the core serves none of its disks any more, and the blocks are free once no write to them is under
-//! way. A record for blocks that were recalled is refused, and the write is repeated as a message.
+//! the batch when it is short of space, or when the core serves none of its disks any more, and the blocks are free once no
+//! write to them is under way. A record for blocks that were recalled is refused, and the write is repeated as a message.
+//! A record names its batch by the mark: the same blocks may have been handed out again before the record arrives.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -29,12 +30,13 @@ pub(super) struct HandedOut {
 }
 
 /// Data that is complete in blocks that were handed out.
-#[derive(Debug, Clone, Copy)]
 pub(super) struct WrittenBlocks {
     /// First block of the disk.
     pub start: u64,
     pub place: Extent,
     pub checksum: u64,
+    /// Mark of the batch that the blocks are from.
+    batch: Arc<Mark>,
 }
 
 /// The blocks that another core has of a store, as the store's core sees them.
@@ -63,10 +65,12 @@ impl StoreStock {
     }
 
     /// Takes blocks for which a record has arrived: they count as placed for one write from here on. Returns false if
-    /// they were recalled, or never handed out.
-    pub(super) fn take(&self, store: &Store, part: Extent) -> bool {
-        let mut batches = self.batches.borrow_mut();
-        let has = |(whole, _): &(Extent, Arc<Mark>)| whole.addr <= part.addr && part.end() <= whole.end();
+    /// their batch was recalled.
+    pub(super) fn take(&self, store: &Store, written: &WrittenBlocks) -> bool {
+        let (mut batches, part) = (self.batches.borrow_mut(), written.place);
+        let has = |(whole, mark): &(Extent, Arc<Mark>)| {
+            Arc::ptr_eq(mark, &written.batch) && whole.addr <= part.addr && part.end() <= whole.end()
+        };
         let Some(at) = batches.iter().position(has) else { return false };
         let (whole, mark) = batches.swap_remove(at);
         store.split_unpublished(whole, part);
@@ -124,6 +128,13 @@ pub(super) struct VmStock(RefCell<VecDeque<HandedOut>>);
 pub(super) struct TakenBlocks {
     pub extent: Extent,
     mark: Arc<Mark>,
+}
+
+impl TakenBlocks {
+    /// Returns the record of the data that was written to the blocks.
+    pub(super) fn written(&self, start: u64, checksum: u64) -> WrittenBlocks {
+        WrittenBlocks { start, place: self.extent, checksum, batch: self.mark.clone() }
+    }
 }
 
 impl Drop for TakenBlocks {

@@ -87,6 +87,7 @@ impl StoreSide {
     /// # Errors
     /// `NoDescriptors` if there is none for the store's file.
     pub fn serve(&self, disk: Rc<NativeDisk>) -> Result<DiskTicket> {
+        let file = disk.store.file.share()?;
         let number = self.new_number();
         let shared = Arc::<SharedDisk>::default();
         shared.set_size(disk.size_bytes());
@@ -97,7 +98,7 @@ impl StoreSide {
             name: disk.name.clone(),
             read_only: disk.read_only,
             shared: shared.clone(),
-            file: disk.store.file.share()?,
+            file,
             flushed_lsn: disk.store.journal.shared_flushed_lsn(),
         };
         let granted = Rc::new(GrantedDisk { number, shared, draining: Cell::new(0) });
@@ -185,7 +186,7 @@ impl StoreSide {
         let (disk, granted) = (&served.disk, &served.granted);
         disk.store.end_remote_writes(&disk.node);
         disk.store.withdraw_disk(&disk.node, number);
-        disk.node.grants.remove_disk(number);
+        disk.node.grants.remove_disk(granted);
         disk.store.remote_disks.borrow_mut().retain(|other| !Rc::ptr_eq(other, granted));
         disk.store.requests.update(|n| n + granted.shared.requests());
     }
@@ -246,7 +247,7 @@ impl ServedDisk {
     fn take_from_stock(&self, written: &[WrittenBlocks]) -> bool {
         let store = &self.disk.store;
         for (at, part) in written.iter().enumerate() {
-            if !self.stock.take(store, part.place) {
+            if !self.stock.take(store, part) {
                 written[..at].iter().for_each(|part| store.unplace(part.place));
                 return false;
             }
@@ -288,9 +289,11 @@ impl ServedDisk {
         let mut left = written.iter();
         let mut result = admitted.and_then(|()| self.check(written));
         while result.is_ok()
-            && let Some(&WrittenBlocks { start, place, checksum }) = left.next()
+            && let Some(&WrittenBlocks { start, place, checksum, .. }) = left.next()
         {
             let part = NewPart { start, place, partial: None, checksum };
+            // The range is locked on the other core alone: a defragmentation may be looking its blocks up now.
+            disk.changes.note(&(start..start + place.len));
             result = store.publish(&disk.node, place, std::iter::once(part));
         }
         left.for_each(|part| store.unplace(part.place));

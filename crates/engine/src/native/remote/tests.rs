@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use blk::fence::Fence;
 use blk::volume::{Attachment, Volume, ZeroMode};
 use blk::{Buf, Env, Errno, ErrorKind};
 use sim::{Action, Bridge, Fault, OpKind, SimWorld};
@@ -10,7 +11,7 @@ use sim::{Action, Bridge, Fault, OpKind, SimWorld};
 use super::super::change::Op;
 use super::super::disk::NativeDisk;
 use super::super::store::{Store, StoreOptions};
-use super::super::tests::{disk, open_store_with, shows};
+use super::super::tests::{disk, fill, open_store_with, shows};
 use super::*;
 use crate::options::{Defect, Defects};
 
@@ -324,5 +325,114 @@ fn a_relayed_volume_answers_as_the_disk_does_and_leaves_with_its_client() {
         drop((client, relayed));
         store.env.sleep_us(1000).await;
         assert!(left.get(), "the attachment ended with its client");
+    });
+}
+
+#[test]
+fn a_disk_that_one_core_closes_is_still_served_on_another() {
+    let ran = SimWorld::new(10, sim::Options::default()).run_cores(3, |envs| async move {
+        let store = open_store_with(&envs[0], StoreOptions::default()).await.unwrap();
+        store.change(&[Op::Create { node: 1, size_blocks: 1000 }]).unwrap();
+        let native = disk(&store, 1);
+        let [first, second] = [1, 2].map(|at: usize| TwoCores::start(&[envs[0].clone(), envs[at].clone()]));
+        let (closed, served) = (first.open(native.clone()), second.bridged(native.clone()));
+        put(&served, 5, 1).await;
+        drop(closed);
+        store.env.sleep_us(1000).await;
+        assert_eq!(get(&served, 5).await, 1, "and the answer brings a grant");
+        native.discard(5 * 4096..6 * 4096).await.unwrap();
+        assert_eq!(get(&served, 5).await, 0, "the grant is withdrawn");
+    });
+    ran.expect("nothing cuts the power");
+}
+
+#[test]
+fn cores_do_not_write_parts_of_one_device_block() {
+    for seed in 1..6 {
+        let world = SimWorld::new(seed, sim::Options { logical_block: 16384, ..sim::Options::default() });
+        run_two(&world, Defects::default(), move |store, cores| async move {
+            store.change(&[Op::Create { node: 2, size_blocks: 1000 }]).unwrap();
+            let (here, there) = (disk(&store, 2), cores.bridged(disk(&store, 1)));
+            for block in 0..32 {
+                put(&there, block, 1).await;
+                fill(&here, block, 1, 1).await;
+            }
+            store.checkpoint().await.unwrap();
+            for byte in 2..6 {
+                let (guest, env) = (there.clone(), store.env.clone());
+                let other = env.spawn(async move {
+                    for block in 0..32 {
+                        put(&guest, block, byte).await;
+                    }
+                });
+                for block in 0..32 {
+                    fill(&here, block, 1, byte).await;
+                }
+                other.join().await;
+                for block in 0..32 {
+                    let both = (get(&there, block).await, shows(&here, block).await);
+                    assert_eq!(both, (byte, byte), "seed {seed}, block {block}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_disk_gets_grants_although_another_has_as_many_as_the_core_keeps() {
+    let world = SimWorld::new(11, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        store.change(&[Op::Create { node: 2, size_blocks: 1000 }]).unwrap();
+        cores.vm_side.grants_max.set(8);
+        let [first, second] = [1, 2].map(|node| cores.bridged(disk(&store, node)));
+        let windows = |count: u64| (0..count).map(|window| window * WINDOW_BLOCKS);
+        for block in windows(20) {
+            get(&first, block).await;
+        }
+        assert_eq!(cores.vm_side.grants.get(), 8);
+        for block in windows(4) {
+            get(&second, block).await;
+        }
+        let (asked, _) = cores.vm_side.messages();
+        for block in windows(4) {
+            get(&second, block).await;
+        }
+        assert_eq!((cores.vm_side.messages().0, cores.vm_side.grants.get()), (asked, 8));
+        get(&first, 0).await;
+        assert_eq!(cores.vm_side.messages().0, asked + 1, "a grant that was given up is granted again");
+        get(&first, 0).await;
+        assert_eq!(cores.vm_side.messages().0, asked + 1);
+    });
+}
+
+#[test]
+fn a_fence_that_is_closed_holds_back_the_answers_of_another_core() {
+    let world = SimWorld::new(12, sim::Options::default());
+    run_two(&world, Defects::default(), |store, cores| async move {
+        let (env, fence) = (store.env.clone(), Fence::waiting(&store.env));
+        store.file.set_fence(fence.clone());
+        fence.open_until(env.boot_ns() + 1_000_000_000);
+        let disk = cores.bridged(disk(&store, 1));
+        put(&disk, 5, 1).await;
+        store.checkpoint().await.unwrap();
+        put(&disk, 5, 1).await;
+        assert_eq!((get(&disk, 5).await, get(&disk, 6).await), (1, 0));
+        env.sleep_us(2_000_000).await;
+        let ended = Rc::new(Cell::new(0));
+        let request = async |disk: Rc<Bridge>, ended: Rc<Cell<u32>>, at: u64| {
+            match at {
+                7 => put(&disk, 5, 2).await,
+                hole_or_data => drop(get(&disk, hole_or_data).await),
+            }
+            ended.update(|n| n + 1);
+        };
+        for at in 5..8 {
+            drop(env.spawn(request(disk.clone(), ended.clone(), at)));
+        }
+        env.sleep_us(100_000).await;
+        assert_eq!(ended.get(), 0, "another host may have the lease");
+        fence.open_until(env.boot_ns() + 1_000_000_000);
+        env.sleep_us(100_000).await;
+        assert_eq!((ended.get(), get(&disk, 5).await), (3, 2));
     });
 }

@@ -17,7 +17,7 @@ use crate::activity::Activity;
 use crate::client::{Client, GenerationChange, View};
 use crate::event::{Event, Listener};
 use crate::job::Job;
-use crate::machine::{Attached, Machine, RunningDisk};
+use crate::machine::{Attached, Machine, RunningDisk, borrowing_operations};
 use crate::operations::{
     CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
 };
@@ -84,7 +84,7 @@ impl RemoteVm {
     /// Brings the copy of the state up to date. What was sent to the store's core before has been carried out when this
     /// returns.
     pub async fn refresh(&self) {
-        if let Answer::Vm(now) = self.ask(VmWork::State).await {
+        if let Answer::Vm(now) = self.request(VmWork::State).await {
             self.now.replace(now);
         }
     }
@@ -95,12 +95,12 @@ impl RemoteVm {
         drop(disks);
     }
 
-    fn ask(&self, work: VmWork) -> impl Future<Output = Answer> + use<> {
-        self.side.ask(self.number, Work::Vm(work), None)
+    fn request(&self, work: VmWork) -> impl Future<Output = Answer> + use<> {
+        self.side.request(self.number, Work::Vm(work), None)
     }
 
     async fn attach_there(&self, work: VmWork) -> Result<(AttachedThere, Option<Rc<RemoteDisk>>)> {
-        let Answer::Attached(attached) = self.ask(work).await else {
+        let Answer::Attached(attached) = self.request(work).await else {
             return Err(Error::refused(&self.name, "the VM is being opened or closed; try again"));
         };
         let (now, there) = *attached;
@@ -175,7 +175,7 @@ impl RunningDisk for UnusedDisk {
 
 /// Refuses operations, which run on the store's core.
 macro_rules! elsewhere {
-    ($a:lifetime: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+    (borrowing $a:lifetime: $($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
         $(fn $name<$a>(&$a self, $($arg: $type),*) -> Local<$a, Result<$out>> {
             $(let _ = $arg;)*
             self.refused()
@@ -288,23 +288,7 @@ impl Machine for RemoteVm {
         Box::pin(self.open_sealed(snapshot, number, client))
     }
 
-    elsewhere! { 'a:
-        change_generation(change: GenerationChange) -> ();
-        listing() -> Vec<DiskLayers>;
-        unowned_bytes() -> u64;
-        delta_bytes() -> BTreeMap<u128, u64>;
-        used() -> SpaceUsage;
-        differences(between: DiffRequest<'a>) -> Differences;
-        commit_preview(what: &'a CommitWhat) -> CommitPreview;
-        revert_preview(wanted: Option<&'a str>, keeps: bool) -> Loss;
-        discard_preview(wanted: &'a str) -> Loss;
-        reset_preview() -> Loss;
-        restore_preview(id: u64) -> Loss;
-        binned_bytes(id: u64) -> u64;
-        average_run_bytes(number: u32) -> Option<u64>;
-        hold(snapshot: &'a str, client: &'a str) -> (SnapshotState, Rc<View>);
-        close() -> ();
-    }
+    borrowing_operations! { elsewhere! }
 
     elsewhere! { shared 'a:
         take(name: &'a str, description: &'a str) -> SnapshotState;

@@ -6,37 +6,44 @@ use std::rc::{Rc, Weak};
 
 use blk::mailbox::Outbox;
 use blk::sync::{OneShot, RangeGuard};
-use blk::{Env, File};
+use blk::{Env, File, Result, SharedFile};
 
 use super::super::write_coalescer::WriteCoalescer;
+use super::GRANTS_MAX;
 use super::grant::Grant;
 use super::link::{Answer, DiskTicket, Reply, Request, VmEnd, VmWork, Work};
 use super::stock::{HandedOut, VmStock};
 
 /// A request whose answer is awaited.
-struct Asked {
+struct PendingRequest {
     answer: Rc<OneShot<Answer>>,
     /// The range that the request changes: it stays locked until the store has answered, even if the caller is dropped.
     _range: Option<RangeGuard>,
 }
 
-/// What the disks of one store share on this core: redirected data is written here.
+/// What the disks of one store share on this core.
 pub(super) struct StoreHere {
     side: Rc<VmSide>,
     number: u64,
+    pub file: File,
     pub stock: VmStock,
     pub coalescer: Rc<WriteCoalescer>,
 }
 
 impl Drop for StoreHere {
     fn drop(&mut self) {
-        self.side.send(self.number, Work::Recall);
+        self.side.recall(self.number);
     }
 }
 
 /// A disk of this core, which takes what comes with the answers.
 pub(super) trait GrantedHere {
     fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>);
+
+    /// Returns the number of its grants.
+    fn grants(&self) -> usize;
+
+    fn give_up_oldest(&self);
 }
 
 /// A VM of this core, which opens a disk that an attachment has brought.
@@ -48,11 +55,12 @@ pub(super) trait AttachedHere {
 pub struct VmSide {
     pub(super) env: Env,
     requests: Rc<Outbox<Request>>,
-    asked: RefCell<BTreeMap<u32, Asked>>,
+    pending: RefCell<BTreeMap<u32, PendingRequest>>,
     next_id: Cell<u32>,
     messages: Cell<u64>,
     /// Number of grants of all disks.
     pub(super) grants: Cell<usize>,
+    pub(super) grants_max: Cell<usize>,
     pub(super) disks: RefCell<BTreeMap<u64, Weak<dyn GrantedHere>>>,
     stores: RefCell<BTreeMap<u64, Weak<StoreHere>>>,
     pub(super) vms: RefCell<BTreeMap<u64, Weak<dyn AttachedHere>>>,
@@ -65,10 +73,11 @@ impl VmSide {
         let side = Rc::new(VmSide {
             env: env.clone(),
             requests: Outbox::start(env, requests),
-            asked: RefCell::default(),
+            pending: RefCell::default(),
             next_id: Cell::new(0),
             messages: Cell::new(0),
             grants: Cell::new(0),
+            grants_max: Cell::new(GRANTS_MAX),
             disks: RefCell::default(),
             stores: RefCell::default(),
             vms: RefCell::default(),
@@ -82,17 +91,22 @@ impl VmSide {
         side
     }
 
-    /// Returns what the disks of a store share here; made with `file` for the first of them.
-    pub(super) fn store_here(self: &Rc<Self>, number: u64, file: &File) -> Rc<StoreHere> {
+    /// Returns what the disks of a store share here. The first of them opens the store's `file`.
+    ///
+    /// # Errors
+    /// Those of opening the file.
+    pub(super) fn store_here(self: &Rc<Self>, number: u64, file: SharedFile) -> Result<Rc<StoreHere>> {
         let mut stores = self.stores.borrow_mut();
         if let Some(known) = stores.get(&number).and_then(Weak::upgrade) {
-            return known;
+            return Ok(known);
         }
-        let (side, stock) = (self.clone(), VmStock::default());
+        stores.retain(|_, here| here.strong_count() > 0);
+        let file = file.open(&self.env)?;
         let coalescer = WriteCoalescer::new(self.env.clone(), file.clone());
-        let here = Rc::new(StoreHere { side, number, stock, coalescer });
+        let (side, stock) = (self.clone(), VmStock::default());
+        let here = Rc::new(StoreHere { side, number, file, stock, coalescer });
         stores.insert(number, Rc::downgrade(&here));
-        here
+        Ok(here)
     }
 
     /// Returns the messages sent so far, and the batches in which they were sent.
@@ -110,9 +124,14 @@ impl VmSide {
         self.send(disk, Work::Close);
     }
 
+    /// Gives back the blocks that this core has in advance of a store, none of whose disks it serves.
+    pub(super) fn recall(&self, store: u64) {
+        self.send(store, Work::Recall);
+    }
+
     pub(super) fn send(&self, disk: u64, work: Work) -> u32 {
         let mut id = self.next_id.get();
-        while self.asked.borrow().contains_key(&id) {
+        while self.pending.borrow().contains_key(&id) {
             id = id.wrapping_add(1);
         }
         self.next_id.set(id.wrapping_add(1));
@@ -122,7 +141,7 @@ impl VmSide {
     }
 
     /// Sends a request to the store's core now, and returns its answer. `range` is what it changes.
-    pub(super) fn ask(
+    pub(super) fn request(
         &self,
         disk: u64,
         work: Work,
@@ -130,7 +149,7 @@ impl VmSide {
     ) -> impl Future<Output = Answer> + use<> {
         let answer = Rc::new(OneShot::default());
         let id = self.send(disk, work);
-        self.asked.borrow_mut().insert(id, Asked { answer: answer.clone(), _range: range });
+        self.pending.borrow_mut().insert(id, PendingRequest { answer: answer.clone(), _range: range });
         async move { answer.take().await }
     }
 
@@ -141,6 +160,18 @@ impl VmSide {
 
     pub(super) fn leave(&self, vm: u64, guard: u64) {
         self.send(vm, Work::Vm(VmWork::Leave(guard)));
+    }
+
+    /// Gives up grants if there are too many: the oldest ones of the disk that has the most.
+    fn give_up_surplus(&self) {
+        while self.grants.get() > self.grants_max.get() {
+            let disks = self.disks.borrow();
+            let most = disks.values().filter_map(Weak::upgrade).max_by_key(|disk| disk.grants());
+            match most.filter(|disk| disk.grants() > 0) {
+                Some(disk) => disk.give_up_oldest(),
+                None => return,
+            }
+        }
     }
 
     fn answered(self: &Rc<Self>, reply: Reply) {
@@ -156,10 +187,11 @@ impl VmSide {
         let served = self.disks.borrow().get(&disk).and_then(Weak::upgrade);
         if let Some(served) = served {
             served.take_grants(grants, stock);
+            self.give_up_surplus();
         }
-        let asked = self.asked.borrow_mut().remove(&id);
-        if let Some(asked) = asked {
-            asked.answer.set(answer);
+        let pending = self.pending.borrow_mut().remove(&id);
+        if let Some(pending) = pending {
+            pending.answer.set(answer);
         }
     }
 }

@@ -17,7 +17,7 @@ const SWEPT_MIN: usize = 1024;
 
 /// A disk that another core serves, as its node sees it.
 pub(crate) struct GrantedDisk {
-    /// Number of the disk, over all stores.
+    /// Number of the disk among those of its core, over all stores. A disk of another core may have the same.
     pub(super) number: u64,
     pub(in super::super) shared: Arc<SharedDisk>,
     /// Withdrawals of the permission to write whose writes are under way: nothing may be written in place meanwhile.
@@ -39,8 +39,8 @@ impl NodeGrants {
         self.disks.borrow_mut().push(disk);
     }
 
-    pub(super) fn remove_disk(&self, number: u64) {
-        self.disks.borrow_mut().retain(|disk| disk.number != number);
+    pub(super) fn remove_disk(&self, disk: &Rc<GrantedDisk>) {
+        self.disks.borrow_mut().retain(|other| !Rc::ptr_eq(other, disk));
     }
 
     /// Adds a mark. The one before is withdrawn.
@@ -151,7 +151,7 @@ impl Store {
     }
 
     /// Notes a node's size for the cores that serve it.
-    pub(in super::super) fn tell_size(&self, node: &Node) {
+    pub(in super::super) fn publish_size(&self, node: &Node) {
         node.grants.disks.borrow().iter().for_each(|disk| disk.shared.set_size(node.size_bytes()));
     }
 }
