@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
 
 use crate::log::Filter;
-use crate::memory::Memory;
+use crate::memory::{CORES_MAX, MAP_CACHE_BYTES_MIN, Memory};
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::NbdListen;
@@ -112,9 +112,10 @@ pub struct UpArgs {
     /// Limit the memory of the daemon, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
-    /// Run VMs on N cores, 1 to 16; native stores are on the first
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cores)]
-    pub cores: usize,
+    /// Run VMs on N cores, 1 to 16; native stores are on the first [default: the machine's, if each has 128 MiB of the
+    /// memory]
+    #[arg(long, value_name = "N", value_parser = parse_cores)]
+    pub cores: Option<usize>,
     /// Keep removed VMs and discarded states in the bin for this time, in hours (0: keep nothing)
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     pub bin_hours: u32,
@@ -133,9 +134,6 @@ pub struct UpArgs {
     pub log: Filter,
 }
 
-/// Maximum number of cores. With the least memory, each has 16 MiB for its clients then.
-const CORES_MAX: usize = 16;
-
 fn parse_cores(text: &str) -> Result<usize, String> {
     let found = text.parse().ok().filter(|cores| (1..=CORES_MAX).contains(cores));
     found.ok_or_else(|| format!("{text:?}: expected 1 to {CORES_MAX}"))
@@ -144,10 +142,6 @@ fn parse_cores(text: &str) -> Result<usize, String> {
 fn parse_memory(text: &str) -> Result<Memory, String> {
     Memory::new(units::parse_bytes(text)?).map_err(|expected| format!("{text:?}: expected {expected}"))
 }
-
-/// Minimum size of the map cache. The path to a leaf is at most five pages of 4 KiB, so a thousand concurrent requests
-/// on cold disks fit.
-const MAP_CACHE_BYTES_MIN: u64 = 16 << 20;
 
 fn parse_map_cache(text: &str) -> Result<usize, String> {
     let bytes = units::parse_bytes(text)?;

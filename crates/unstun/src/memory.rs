@@ -8,12 +8,16 @@
 //! | resolved maps of redo disks | 96 MiB, 3/32 | `engine`: the coldest regions are built again |
 //! | grain tables | 72 MiB | `vmdk`: 48 MiB of clean ones, `engine`: 24 MiB that wait to be written |
 //! | map pages of all native stores | 64 MiB, 1/16; or `--map-cache` | `engine`: the coldest pages are read again |
+//! | grants of native disks on other cores | none; with several cores 32 MiB, 1/32, of the map pages' part | `engine`: the oldest ones are given up |
 //! | bitmaps and unmerged redirects of native stores | 128 MiB, 1/8 | `datastore/store_memory.rs`: parts of 2 to 64 MiB; behind the seventh store 2 MiB each, of the rest |
 //! | free I/O buffers | 32 MiB | `blk` |
 //! | the rest: code, catalogues, layers, verbs | 120 MiB | no limit: depends on the VMs and snapshots |
 //!
 //! With `up --cores N`, each core has the N-th part of what clients, redo disks' maps, grain tables and free buffers may
-//! take together: 2 cores with 1 GiB have 256, 48, 36 and 16 MiB each. Native stores are on one core, undivided.
+//! take together: 2 cores with 1 GiB have 256, 48, 36 and 16 MiB each. Native stores are on one core, undivided. The other
+//! cores have grants of their disks instead of map pages: with several cores both have a half of the sixteenth.
+
+use std::thread::available_parallelism;
 
 use api::units;
 
@@ -29,6 +33,14 @@ const BYTES_MAX: u64 = 1 << 40;
 const FIXED_BYTES: u64 = (72 + 32) << 20;
 /// Least memory of the rest that a larger cache of map pages must leave.
 const REST_BYTES_MIN: u64 = 16 << 20;
+/// Minimum size of the map cache. The path to a leaf is at most five pages of 4 KiB, so a thousand concurrent requests
+/// on cold disks fit.
+pub(crate) const MAP_CACHE_BYTES_MIN: u64 = 16 << 20;
+/// Maximum number of cores. With the least memory, each has 16 MiB for its clients then.
+pub(crate) const CORES_MAX: usize = 16;
+/// Least memory of each core if the user names no number of cores: 64 MiB of it are for clients, so that the requests of a
+/// few that have 64 of 1 MiB under way do not wait for each other.
+const CORE_BYTES_MIN: u64 = 128 << 20;
 /// Descriptors other than those of a datastore's files, folders and locks: 256 logs in the host's memory, which the cores
 /// divide (`blk/uring/memory.rs:OPEN_MAX`), the API's clients, the rings of up to 16 cores and the threads' own.
 const DESCRIPTORS_OWN: u64 = 320;
@@ -63,14 +75,21 @@ impl Memory {
         self.0 / 8
     }
 
+    /// Returns how many cores run VMs if the user names no number: those of the machine, as far as there is memory.
+    pub fn cores(self) -> usize {
+        let present = available_parallelism().map_or(1, std::num::NonZero::get);
+        let with_memory = usize::try_from(self.0 / CORE_BYTES_MIN).expect("at most 1 TiB");
+        present.min(with_memory).min(CORES_MAX)
+    }
+
     /// Returns the cap of the cache of map pages: `wanted`, or the default.
     ///
     /// # Errors
     /// The error says what is possible.
-    pub fn map_cache_bytes(self, wanted: Option<usize>) -> Result<usize, String> {
-        let others = self.clients_bytes() + self.maps_bytes() as u64 + self.store_parts_bytes() + FIXED_BYTES;
-        let max = usize::try_from(self.0 - others - REST_BYTES_MIN).expect("at most 1 TiB");
-        let default = usize::try_from(self.0 / 16).expect("at most 1 TiB").min(max);
+    pub fn map_cache_bytes(self, wanted: Option<usize>, cores: usize) -> Result<usize, String> {
+        let grants = self.all_grant_bytes(cores);
+        let max = usize::try_from(self.undivided_bytes() - grants).expect("at most 1 TiB");
+        let default = usize::try_from(self.0 / 16 - grants).expect("at most 1 TiB").min(max);
         let bytes = wanted.unwrap_or(default);
         if bytes > max {
             let [bytes, max, all] = [bytes as u64, max as u64, self.0].map(units::format_bytes);
@@ -79,6 +98,23 @@ impl Memory {
             ));
         }
         Ok(bytes)
+    }
+
+    /// Returns what the parts of a fixed share leave to map pages and grants, bytes.
+    fn undivided_bytes(self) -> u64 {
+        let others = self.clients_bytes() + self.maps_bytes() as u64 + self.store_parts_bytes() + FIXED_BYTES;
+        self.0 - others - REST_BYTES_MIN
+    }
+
+    /// Returns what grants of native disks on all cores beside the stores' may take, bytes.
+    fn all_grant_bytes(self, cores: usize) -> u64 {
+        let most = self.undivided_bytes() - MAP_CACHE_BYTES_MIN;
+        if cores > 1 { (self.0 / 32).min(most) } else { 0 }
+    }
+
+    /// Returns what the grants of one of these cores may take, bytes.
+    pub(crate) fn grant_bytes(self, cores: usize) -> usize {
+        usize::try_from(self.all_grant_bytes(cores)).expect("at most 1 TiB") / (cores - 1).max(1)
     }
 
     /// Lets this core's thread keep its part of the caches that `cores` share: tables and free buffers.
@@ -144,7 +180,7 @@ mod tests {
         let memory = Memory::new(1 << 30).unwrap();
         assert_eq!((memory.clients_bytes() >> 20, memory.maps_bytes() >> 20), (512, 96));
         assert_eq!(
-            (memory.store_parts_bytes() >> 20, memory.map_cache_bytes(None).unwrap() >> 20),
+            (memory.store_parts_bytes() >> 20, memory.map_cache_bytes(None, 1).unwrap() >> 20),
             (128, 64)
         );
         let divided = |limit| {
@@ -161,10 +197,13 @@ mod tests {
     #[test]
     fn the_least_still_has_room_for_the_fixed_parts() {
         let memory = Memory::new(BYTES_MIN).unwrap();
-        assert_eq!(memory.map_cache_bytes(None).unwrap() >> 20, 24);
-        assert_eq!(memory.map_cache_bytes(Some(16 << 20)).unwrap() >> 20, 16);
-        let refused = memory.map_cache_bytes(Some(25 << 20)).unwrap_err();
+        assert_eq!(memory.map_cache_bytes(None, 1).unwrap() >> 20, 24);
+        assert_eq!(memory.map_cache_bytes(Some(16 << 20), 1).unwrap() >> 20, 16);
+        let refused = memory.map_cache_bytes(Some(25 << 20), 1).unwrap_err();
         assert!(refused.contains("found 25 MiB, expected at most 24 MiB with --memory 512 MiB"), "{refused}");
+        assert_eq!((memory.map_cache_bytes(None, 2).unwrap() >> 20, memory.grant_bytes(2) >> 20), (16, 8));
+        assert_eq!((memory.grant_bytes(1), memory.grant_bytes(5) >> 20), (0, 2));
+        assert!(memory.cores() <= 4, "each has 128 MiB");
         assert!(Memory::new(BYTES_MIN - 1).is_err() && Memory::new(u64::MAX).is_err());
     }
 }

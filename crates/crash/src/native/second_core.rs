@@ -9,6 +9,9 @@ use blk::volume::Volume;
 use engine::native::{NativeDisk, StoreSide, VmSide, connect};
 use sim::Bridge;
 
+/// What the grants of the guests' core take.
+const GRANT_BYTES_MAX: usize = 32 << 20;
+
 /// A disk of the store, and the same disk as the guests' core serves it.
 type OpenedThere = (Rc<NativeDisk>, Rc<dyn Volume>);
 
@@ -27,7 +30,7 @@ impl SecondCore {
         SecondCore {
             env: env.clone(),
             store_side: StoreSide::start(store_core, store_end),
-            vm_side: VmSide::start(env, vm_end),
+            vm_side: VmSide::start(env, vm_end, GRANT_BYTES_MAX),
             disks: RefCell::default(),
         }
     }

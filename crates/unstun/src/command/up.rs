@@ -29,10 +29,11 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     fatal::end_process_on_panic();
     info!("unstun {} starts, process {}", *VERSION, std::process::id());
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
-    let heartbeats: Vec<_> = (0..args.cores).map(|_| Arc::new(daemon::Heartbeat::default())).collect();
+    let memory = args.memory;
+    let cores = args.cores.unwrap_or_else(|| memory.cores());
+    let heartbeats: Vec<_> = (0..cores).map(|_| Arc::new(daemon::Heartbeat::default())).collect();
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
-    let (memory, cores) = (args.memory, args.cores);
-    let map_cache_bytes = memory.map_cache_bytes(args.map_cache).map_err(Error::invalid)?;
+    let map_cache_bytes = memory.map_cache_bytes(args.map_cache, cores).map_err(Error::invalid)?;
     let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores };
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;

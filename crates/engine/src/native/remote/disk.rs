@@ -16,7 +16,7 @@ use super::super::disk::blocks_of;
 use super::super::layout::{BLOCK, checksum};
 use super::grant::{Grant, Piece};
 use super::grant_cache::GrantCache;
-use super::link::{Answer, DiskTicket, Work};
+use super::link::{Answer, DiskTicket, NewGrant, Work};
 use super::mark::SharedDisk;
 use super::stock::{HandedOut, TakenBlocks, WrittenBlocks};
 use super::vm_side::{GrantedHere, StoreHere, VmSide};
@@ -349,22 +349,23 @@ impl RemoteDisk {
 }
 
 impl GrantedHere for RemoteDisk {
-    fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>) {
+    fn take_grants(&self, grants: Vec<NewGrant>, stock: Option<HandedOut>) {
         stock.into_iter().for_each(|batch| self.store.stock.add(batch));
         let mut known = self.grants.borrow_mut();
-        for grant in grants {
-            let added = usize::from(known.add(grant));
-            self.side.grants.update(|n| n + added);
-        }
+        let before = known.bytes();
+        grants.into_iter().for_each(|grant| known.take(grant));
+        self.side.grant_bytes.update(|n| n + known.bytes() - before);
     }
 
-    fn grants(&self) -> usize {
-        self.grants.borrow().len()
+    fn grant_bytes(&self) -> usize {
+        self.grants.borrow().bytes()
     }
 
     fn give_up_oldest(&self) {
-        let given_up = usize::from(self.grants.borrow_mut().give_up_oldest());
-        self.side.grants.update(|n| n - given_up);
+        let mut known = self.grants.borrow_mut();
+        let before = known.bytes();
+        known.give_up_oldest();
+        self.side.grant_bytes.update(|n| n + known.bytes() - before);
     }
 }
 
@@ -389,8 +390,8 @@ impl RunningDisk for RemoteDisk {
 
 impl Drop for RemoteDisk {
     fn drop(&mut self) {
-        let grants = self.grants.get_mut().len();
-        self.side.grants.update(|n| n - grants);
+        let bytes = self.grants.get_mut().bytes();
+        self.side.grant_bytes.update(|n| n - bytes);
         self.side.close(self.number);
     }
 }

@@ -8,6 +8,9 @@ use super::super::table::LookupRun;
 use super::mark::Mark;
 use super::{WINDOW_BLOCKS, mark::SharedDisk};
 
+/// What a grant takes without its runs: its entries and its mark on both cores.
+const GRANT_BYTES: usize = 150;
+
 /// `GrantedRun::settled_at` of blocks that are not to be overwritten.
 const NEVER: u64 = u64::MAX;
 
@@ -56,6 +59,19 @@ impl Piece {
     }
 }
 
+/// What a redirect by the VM's core changes in its grant of a window. The other blocks have stayed where they were.
+pub(super) struct Redirected {
+    pub window: u64,
+    /// Mark of the grant that was in force before. Another one does not show the other blocks.
+    pub base: Arc<Mark>,
+    pub mark: Arc<Mark>,
+    pub epoch: u64,
+    /// Blocks of the window, and their new places.
+    pub places: Vec<(Range<u64>, u64)>,
+    /// When the blocks at their new places may be overwritten.
+    pub settled_at: u64,
+}
+
 /// A grant, as it goes to the VM's core.
 pub(super) struct Grant {
     pub window: u64,
@@ -86,13 +102,40 @@ impl Grant {
             },
         };
         let mut runs: Vec<GrantedRun> = Vec::with_capacity(found.len());
-        for run in found.iter().filter(is_plain).map(granted) {
-            match runs.last_mut() {
-                Some(last) if joins(last, &run) => last.len += run.len,
-                _ => runs.push(run),
+        found.iter().filter(is_plain).map(granted).for_each(|run| push(&mut runs, run));
+        Grant { window, mark: Mark::new(disk), epoch: disk.epoch(), runs: runs.into() }
+    }
+
+    /// Returns the grant after a redirect of some of its blocks. The permission to overwrite the others ends with its
+    /// epoch.
+    pub(super) fn redirected(&self, change: Redirected) -> Grant {
+        let Redirected { window, mark, epoch, places, settled_at, .. } = change;
+        let first_block = window * WINDOW_BLOCKS;
+        let mut blocks = [None; WINDOW_BLOCKS as usize];
+        for run in &self.runs {
+            let settled_at = if self.epoch == epoch { run.settled_at } else { NEVER };
+            for n in 0..run.len {
+                let addr = if run.addr == 0 { 0 } else { run.addr + u64::from(n) };
+                blocks[usize::from(run.first + n)] = Some((addr, settled_at));
             }
         }
-        Grant { window, mark: Mark::new(disk), epoch: disk.epoch(), runs: runs.into() }
+        for (range, addr) in places {
+            for block in range.clone() {
+                blocks[(block - first_block) as usize] = Some((addr + (block - range.start), settled_at));
+            }
+        }
+        let mut runs: Vec<GrantedRun> = Vec::with_capacity(self.runs.len() + 2);
+        for (first, block) in blocks.into_iter().enumerate() {
+            let Some((addr, settled_at)) = block else { continue };
+            let run = GrantedRun { first: first as u8, len: 1, addr, settled_at };
+            push(&mut runs, run);
+        }
+        Grant { window, mark, epoch, runs: runs.into() }
+    }
+
+    /// Returns what the grant takes on both cores, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        GRANT_BYTES + size_of::<GrantedRun>() * self.runs.len()
     }
 
     /// Visits the places of those of `blocks` that are in the window. Returns false if one of them is not granted.
@@ -112,6 +155,14 @@ impl Grant {
             at = run_end;
         }
         at == end
+    }
+}
+
+/// Adds a run, or makes the last one longer.
+fn push(runs: &mut Vec<GrantedRun>, run: GrantedRun) {
+    match runs.last_mut() {
+        Some(last) if joins(last, &run) => last.len += run.len,
+        _ => runs.push(run),
     }
 }
 
@@ -149,6 +200,35 @@ mod tests {
         assert_eq!(places(37..50), (true, vec![(37, 1, 105), (38, 10, 0), (48, 2, 300)]));
         assert_eq!(places(60..80), (true, vec![(60, 4, 312)]));
         assert_eq!(places(0..33), (true, vec![(32, 1, 100)]));
+    }
+
+    #[test]
+    fn a_redirect_moves_its_blocks_and_leaves_the_others() {
+        let disk = Arc::<SharedDisk>::default();
+        let found = [run(32, 4, 100, 7), run(36, 2, 0, 0), run(40, 24, 300, 9)];
+        let before = Grant::new(1, &found, &disk, |run| Some(run.lsn));
+        let redirect = |grant: &Grant, blocks: Range<u64>, addr: u64| {
+            let (base, mark) = (grant.mark.clone(), Mark::new(&disk));
+            let places = vec![(blocks, addr)];
+            let epoch = disk.epoch();
+            grant.redirected(Redirected { window: 1, base, mark, epoch, places, settled_at: 20 })
+        };
+        let pieces = |grant: &Grant, blocks: Range<u64>| {
+            let mut pieces = Vec::new();
+            let whole = grant.places(&blocks, &mut |piece: Piece| {
+                pieces.push((piece.start, piece.len, piece.addr, piece.settled_at));
+            });
+            (whole, pieces)
+        };
+        let after = redirect(&before, 34..38, 500);
+        assert_eq!(pieces(&after, 32..40), (false, vec![(32, 2, 100, 7), (34, 4, 500, 20)]));
+        assert_eq!(pieces(&after, 40..64), (true, vec![(40, 24, 300, 9)]));
+        let filled = redirect(&after, 38..40, 504);
+        assert_eq!(pieces(&filled, 34..41), (true, vec![(34, 6, 500, 20), (40, 1, 300, 9)]));
+        disk.end_writes();
+        let taken = redirect(&filled, 63..64, 900);
+        let (whole, all) = pieces(&taken, 32..64);
+        assert!(whole && all.iter().all(|piece| (piece.3 == 20) == (piece.0 == 63)), "{all:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use blk::manifest::VmState;
 use blk::volume::{BlockStatus, ZeroMode};
 use blk::{Buf, Error, ErrorKind, Result, SharedFile};
 
-use super::grant::Grant;
+use super::grant::{Grant, Redirected};
 use super::mark::SharedDisk;
 use super::stock::{HandedOut, WrittenBlocks};
 
@@ -96,12 +96,19 @@ pub(super) enum Answer {
     Attached(Box<(VmNow, Result<AttachedThere>)>),
 }
 
+/// A grant that comes with an answer.
+pub(super) enum NewGrant {
+    /// It replaces an earlier grant of the same window.
+    Whole(Grant),
+    /// It changes the present grant of its window.
+    Redirected(Redirected),
+}
+
 pub(super) struct Reply {
     pub disk: u64,
     pub id: u32,
     pub answer: Answer,
-    /// They replace earlier grants of the same windows.
-    pub grants: Vec<Grant>,
+    pub grants: Vec<NewGrant>,
     /// Further blocks for redirects.
     pub stock: Option<HandedOut>,
 }

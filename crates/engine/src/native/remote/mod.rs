@@ -48,9 +48,9 @@ pub(super) use withdraw::{GrantedDisk, NodeGrants};
 const WINDOW_BLOCKS: u64 = 32;
 /// Most windows that one answer grants: those of a request of 1 MiB that begins anywhere.
 const WINDOWS_AT_ONCE: u64 = 9;
-/// Grants that the disks of one core keep together: 32 GiB of them. Each takes some 150 bytes on both cores, and 24 for each
-/// run of blocks: 40 MiB, and up to 200 where no two blocks are neighbours.
-const GRANTS_MAX: usize = 256 << 10;
+/// What the grants of one core take in tests: those of some GiB.
+#[cfg(test)]
+const GRANT_BYTES_MAX: usize = 32 << 20;
 
 /// Returns the windows of a range of blocks, which is not empty.
 fn windows_of(blocks: &std::ops::Range<u64>) -> std::ops::RangeInclusive<u64> {

@@ -16,9 +16,9 @@ use super::super::layout::{BLOCK, has_space};
 use super::super::store::Store;
 use super::super::table::LookupRun;
 use super::super::view::Scratch;
-use super::grant::Grant;
-use super::link::{Answer, DiskTicket, Reply, Request, StoreEnd, Work, closed};
-use super::mark::SharedDisk;
+use super::grant::{Grant, Redirected};
+use super::link::{Answer, DiskTicket, NewGrant, Reply, Request, StoreEnd, Work, closed};
+use super::mark::{Mark, SharedDisk};
 use super::served_vm::ServedVm;
 use super::stock::{HandedOut, StoreStock, WrittenBlocks};
 use super::withdraw::GrantedDisk;
@@ -171,6 +171,7 @@ impl StoreSide {
             let (answer, grants) = served.carry_out(work).await;
             let is_served = redirects && side.has(disk);
             let stock = if is_served { served.refill() } else { None };
+            let grants = grants.into_iter().map(NewGrant::Whole).collect();
             side.replies.push(Reply { disk, id, answer, grants, stock });
         }));
     }
@@ -263,19 +264,53 @@ impl ServedDisk {
 
     /// Does the same at once, with grants. None if the store is behind. A window whose part of the map is
     /// not in memory is not granted.
-    fn publish_now(&self, written: &[WrittenBlocks]) -> Option<(Result<()>, Vec<Grant>)> {
-        if self.disk.store.is_behind() {
+    fn publish_now(&self, written: &[WrittenBlocks]) -> Option<(Result<()>, Vec<NewGrant>)> {
+        let store = &self.disk.store;
+        if store.is_behind() {
             return None;
         }
+        let windows = match (written.first(), written.last()) {
+            (Some(first), Some(last)) => windows_of(&(first.start..last.start + last.place.len)),
+            _ => return Some((Ok(()), Vec::new())),
+        };
+        let bases = windows.clone().map(|window| self.disk.node.grants.mark(window, self.granted.number));
+        let bases: Vec<Option<Arc<Mark>>> = bases.collect();
         let result = self.publish_admitted(written, Ok(()));
         let mut grants = Vec::new();
-        if let (Ok(()), Some(first), Some(last)) = (&result, written.first(), written.last()) {
+        if result.is_ok() {
             let mut found = self.scratch.take();
-            let windows = windows_of(&(first.start..last.start + last.place.len));
-            grants.extend(windows.filter_map(|window| self.grant_cached(window, &mut found)));
+            for (window, base) in windows.zip(bases) {
+                let redirected = base.and_then(|base| self.redirected(window, base, written));
+                let grant = redirected.map(NewGrant::Redirected);
+                grants.extend(grant.or_else(|| self.grant_cached(window, &mut found).map(NewGrant::Whole)));
+            }
             self.keep_scratch(found);
         }
         Some((result, grants))
+    }
+
+    /// Grants a window again after a redirect, without a look-up: the other core has the places of the other blocks.
+    /// `base` was in force until the record. None if the blocks must not be overwritten in place now.
+    fn redirected(&self, window: u64, base: Arc<Mark>, written: &[WrittenBlocks]) -> Option<Redirected> {
+        let (node, store, blocks) = (&self.disk.node, &self.disk.store, self.blocks(window));
+        if node.dropped.get()
+            || store.closed.get()
+            || !self.may_write()
+            || self.disk.changes.are_noted(&blocks)
+        {
+            return None;
+        }
+        let place = |part: &WrittenBlocks| {
+            let (start, end) = (part.start.max(blocks.start), (part.start + part.place.len).min(blocks.end));
+            (start < end).then(|| (start..end, part.place.addr + (start - part.start)))
+        };
+        let places = written.iter().filter_map(place).collect();
+        let mark = Mark::new(&self.granted.shared);
+        node.grants.add(window, self.granted.number, &mark);
+        let early = store.options.defects.has(Defect::EarlyFlushedLsn);
+        // Not below the numbers of the records.
+        let settled_at = if early { 0 } else { store.journal.last_lsn() };
+        Some(Redirected { window, base, mark, epoch: self.granted.shared.epoch(), places, settled_at })
     }
 
     fn keep_scratch(&self, scratch: Scratch) {

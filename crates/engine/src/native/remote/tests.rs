@@ -25,7 +25,8 @@ pub(in super::super) struct TwoCores {
 impl TwoCores {
     pub(in super::super) fn start(envs: &[Env]) -> Rc<TwoCores> {
         let (store_end, vm_end) = connect();
-        let (store_side, vm_side) = (StoreSide::start(&envs[0], store_end), VmSide::start(&envs[1], vm_end));
+        let store_side = StoreSide::start(&envs[0], store_end);
+        let vm_side = VmSide::start(&envs[1], vm_end, GRANT_BYTES_MAX);
         Rc::new(TwoCores { vm_env: envs[1].clone(), store_side, vm_side })
     }
 
@@ -383,13 +384,17 @@ fn a_disk_gets_grants_although_another_has_as_many_as_the_core_keeps() {
     let world = SimWorld::new(11, sim::Options::default());
     run_two(&world, Defects::default(), |store, cores| async move {
         store.change(&[Op::Create { node: 2, size_blocks: 1000 }]).unwrap();
-        cores.vm_side.grants_max.set(8);
         let [first, second] = [1, 2].map(|node| cores.bridged(disk(&store, node)));
         let windows = |count: u64| (0..count).map(|window| window * WINDOW_BLOCKS);
+        for block in windows(8) {
+            get(&first, block).await;
+        }
+        let most = cores.vm_side.grant_bytes.get();
+        cores.vm_side.grant_bytes_max.set(most);
         for block in windows(20) {
             get(&first, block).await;
         }
-        assert_eq!(cores.vm_side.grants.get(), 8);
+        assert_eq!(cores.vm_side.grant_bytes.get(), most);
         for block in windows(4) {
             get(&second, block).await;
         }
@@ -397,7 +402,7 @@ fn a_disk_gets_grants_although_another_has_as_many_as_the_core_keeps() {
         for block in windows(4) {
             get(&second, block).await;
         }
-        assert_eq!((cores.vm_side.messages().0, cores.vm_side.grants.get()), (asked, 8));
+        assert_eq!((cores.vm_side.messages().0, cores.vm_side.grant_bytes.get()), (asked, most));
         get(&first, 0).await;
         assert_eq!(cores.vm_side.messages().0, asked + 1, "a grant that was given up is granted again");
         get(&first, 0).await;

@@ -9,9 +9,7 @@ use blk::sync::{OneShot, RangeGuard};
 use blk::{Env, File, Result, SharedFile};
 
 use super::super::write_coalescer::WriteCoalescer;
-use super::GRANTS_MAX;
-use super::grant::Grant;
-use super::link::{Answer, DiskTicket, Reply, Request, VmEnd, VmWork, Work};
+use super::link::{Answer, DiskTicket, NewGrant, Reply, Request, VmEnd, VmWork, Work};
 use super::stock::{HandedOut, VmStock};
 
 /// A request whose answer is awaited.
@@ -38,10 +36,10 @@ impl Drop for StoreHere {
 
 /// A disk of this core, which takes what comes with the answers.
 pub(super) trait GrantedHere {
-    fn take_grants(&self, grants: Vec<Grant>, stock: Option<HandedOut>);
+    fn take_grants(&self, grants: Vec<NewGrant>, stock: Option<HandedOut>);
 
-    /// Returns the number of its grants.
-    fn grants(&self) -> usize;
+    /// Returns what its grants take.
+    fn grant_bytes(&self) -> usize;
 
     fn give_up_oldest(&self);
 }
@@ -58,17 +56,17 @@ pub struct VmSide {
     pending: RefCell<BTreeMap<u32, PendingRequest>>,
     next_id: Cell<u32>,
     messages: Cell<u64>,
-    /// Number of grants of all disks.
-    pub(super) grants: Cell<usize>,
-    pub(super) grants_max: Cell<usize>,
+    /// What the grants of all disks take.
+    pub(super) grant_bytes: Cell<usize>,
+    pub(super) grant_bytes_max: Cell<usize>,
     pub(super) disks: RefCell<BTreeMap<u64, Weak<dyn GrantedHere>>>,
     stores: RefCell<BTreeMap<u64, Weak<StoreHere>>>,
     pub(super) vms: RefCell<BTreeMap<u64, Weak<dyn AttachedHere>>>,
 }
 
 impl VmSide {
-    /// Starts to serve on the core of `env`.
-    pub fn start(env: &Env, end: VmEnd) -> Rc<VmSide> {
+    /// Starts to serve on the core of `env`. The grants of its disks take at most `grant_bytes_max`, on both cores together.
+    pub fn start(env: &Env, end: VmEnd, grant_bytes_max: usize) -> Rc<VmSide> {
         let VmEnd { requests, mut replies } = end;
         let side = Rc::new(VmSide {
             env: env.clone(),
@@ -76,8 +74,8 @@ impl VmSide {
             pending: RefCell::default(),
             next_id: Cell::new(0),
             messages: Cell::new(0),
-            grants: Cell::new(0),
-            grants_max: Cell::new(GRANTS_MAX),
+            grant_bytes: Cell::new(0),
+            grant_bytes_max: Cell::new(grant_bytes_max),
             disks: RefCell::default(),
             stores: RefCell::default(),
             vms: RefCell::default(),
@@ -164,10 +162,10 @@ impl VmSide {
 
     /// Gives up grants if there are too many: the oldest ones of the disk that has the most.
     fn give_up_surplus(&self) {
-        while self.grants.get() > self.grants_max.get() {
+        while self.grant_bytes.get() > self.grant_bytes_max.get() {
             let disks = self.disks.borrow();
-            let most = disks.values().filter_map(Weak::upgrade).max_by_key(|disk| disk.grants());
-            match most.filter(|disk| disk.grants() > 0) {
+            let most = disks.values().filter_map(Weak::upgrade).max_by_key(|disk| disk.grant_bytes());
+            match most.filter(|disk| disk.grant_bytes() > 0) {
                 Some(disk) => disk.give_up_oldest(),
                 None => return,
             }

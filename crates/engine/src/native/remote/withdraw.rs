@@ -53,8 +53,13 @@ impl NodeGrants {
         marks.insert((window, disk), mark.clone());
     }
 
+    /// Returns the mark of a grant that is in force.
+    pub(super) fn mark(&self, window: u64, disk: u64) -> Option<Arc<Mark>> {
+        self.marks.borrow().get(&(window, disk)).filter(|mark| !mark.is_withdrawn()).cloned()
+    }
+
     pub(super) fn has(&self, window: u64, disk: u64) -> bool {
-        self.marks.borrow().get(&(window, disk)).is_some_and(|mark| !mark.is_withdrawn())
+        self.mark(window, disk).is_some()
     }
 
     fn is_empty(&self) -> bool {

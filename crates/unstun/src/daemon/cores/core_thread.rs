@@ -98,7 +98,7 @@ fn run(
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let front_end = front_end(place.memory, descriptors.connections(), core.count);
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors, Some(own));
-        running.serve_native_vms(vm_end);
+        running.serve_native_vms(vm_end, place.memory.grant_bytes(core.count));
         running.vhost.listen_on(reactor.clone());
         Catalogue::route(&running);
         env.spawn_detached(Box::pin(running.clone().watch_slow()));

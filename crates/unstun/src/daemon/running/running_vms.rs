@@ -117,8 +117,8 @@ impl RunningVms {
     }
 
     /// Serves native VMs of the control side's core from now on, where this is another core.
-    pub(crate) fn serve_native_vms(&self, end: VmEnd) {
-        self.vm_side.get_or_init(|| VmSide::start(&self.env, end));
+    pub(crate) fn serve_native_vms(&self, end: VmEnd, grant_bytes_max: usize) {
+        self.vm_side.get_or_init(|| VmSide::start(&self.env, end, grant_bytes_max));
     }
 
     /// Opens a native VM of the control side's core, and does not serve it yet.
