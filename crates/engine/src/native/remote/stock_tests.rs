@@ -80,3 +80,26 @@ fn a_record_for_recalled_blocks_is_refused_although_they_are_handed_out_again() 
     });
     ran.expect("nothing cuts the power");
 }
+
+#[test]
+fn what_a_core_had_is_given_back_when_it_ends() {
+    let ran = SimWorld::new(2, sim::Options::default()).run(|env| async move {
+        let (store, mut vm) = ByHand::start(&env).await;
+        let taken = vm.stock(0).await.take(1).unwrap();
+        let disks = || (store.remote_disks.borrow().len(), store.remote_stocks.borrow().len());
+        assert_eq!(disks(), (1, 1));
+        // A request is under way, and so is a write to the blocks.
+        let write =
+            Request { disk: vm.disk, id: 1, work: Work::Write { offset: BLOCK, data: Buf::zeroed(4096) } };
+        assert!(vm.end.requests.send_all([write]));
+        drop(vm);
+        env.sleep_us(10_000).await;
+        assert_eq!(disks(), (0, 0));
+        assert!(!store.unpublished.borrow().is_empty(), "the write has not ended");
+        drop(taken);
+        env.sleep_us(1000).await;
+        assert!(store.unpublished.borrow().is_empty());
+        store.close().await.unwrap();
+    });
+    ran.expect("nothing cuts the power");
+}

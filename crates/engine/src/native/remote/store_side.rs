@@ -76,11 +76,6 @@ impl StoreSide {
         side
     }
 
-    /// Returns the number of batches of answers so far.
-    pub fn batches(&self) -> u64 {
-        self.replies.batches()
-    }
-
     /// Lets the other core serve a disk. Until it closes the disk, the disk must not be written by anything else: only
     /// that core orders overlapping writes.
     ///

@@ -81,10 +81,12 @@ impl RemoteVm {
         })
     }
 
-    /// Brings the copy of the state up to date. What was sent to the store's core before has been carried out when this
+    /// Brings the copy of the state up to date, and closes disks that were removed. What was sent to the store's core before has been carried out when this
     /// returns.
     pub async fn refresh(&self) {
         if let Answer::Vm(now) = self.request(VmWork::State).await {
+            let is_present = |number: u32| now.state.disks.iter().any(|disk| disk.number == number);
+            self.disks.borrow_mut().retain(|number, _| is_present(*number));
             self.now.replace(now);
         }
     }

@@ -112,11 +112,6 @@ impl VmSide {
         (self.messages.get(), self.requests.batches())
     }
 
-    /// Ends the connection once what was sent so far has left.
-    pub fn end(&self) {
-        self.requests.end();
-    }
-
     pub(super) fn close(&self, disk: u64) {
         self.disks.borrow_mut().remove(&disk);
         self.send(disk, Work::Close);

@@ -118,3 +118,24 @@ fn operations_are_refused_beside_the_store_and_a_closed_vm_serves_nothing() {
     });
     ran.expect("nothing cuts the power");
 }
+
+#[test]
+fn a_removed_disk_is_not_served_any_more() {
+    let ran = SimWorld::new(14, sim::Options::default()).run_cores(2, |envs| async move {
+        let (vm, cores, remote) = made(&envs).await;
+        let attached = remote.clone();
+        let client = there(&cores.vm_env, async move { attached.attach(1, "a").await.unwrap() }).await;
+        drop(client);
+        let refresh = async || {
+            let refreshed = remote.clone();
+            there(&cores.vm_env, async move { refreshed.refresh().await }).await;
+        };
+        refresh().await;
+        assert_eq!(vm.store.remote_disks.borrow().len(), 1, "it may have another client soon");
+        vm.clone().remove_disk(1, true).await.unwrap();
+        refresh().await;
+        refresh().await;
+        assert!(vm.store.remote_disks.borrow().is_empty());
+    });
+    ran.expect("nothing cuts the power");
+}
