@@ -283,6 +283,8 @@ impl ServedDisk {
             && let Some(&WrittenBlocks { start, place, checksum }) = left.next()
         {
             let part = NewPart { start, place, partial: None, checksum };
+            // This core holds no lock of the blocks: a defragmentation may be looking them up just now.
+            disk.changes.note(&(start..start + place.len));
             result = store.publish(&disk.node, place, std::iter::once(part));
         }
         left.for_each(|part| store.unplace(part.place));
