@@ -6,11 +6,12 @@ use std::rc::Rc;
 use blk::volume::Volume;
 use sim::{Action, Fault, OpKind, SimWorld};
 
-use super::super::defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope};
+use super::super::defragment::{DefragmentJob, DefragmentScope};
 use super::super::disk::NativeDisk;
 use super::super::tests::{disk, shows};
 use super::tests::{get, put, run_two};
 use crate::job::{DEFRAGMENT, Job};
+use crate::operations::DefragmentOutcome;
 use crate::options::{Defect, Defects};
 
 const BLOCKS: u64 = 300;
