@@ -36,7 +36,7 @@ pub use self::growth::Growth;
 pub(crate) use self::growth::GrowthHold;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
-pub(crate) use self::rebuild::{BlockSet, GroupState, find_bitmap};
+pub(crate) use self::rebuild::{BlockSet, FoundGroup, GroupPages, sum_of_bitmaps};
 use self::state::State;
 pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};
