@@ -52,6 +52,7 @@ pub struct Event {
     pub time: Timestamp,
     pub vm: VmName,
     pub operation: Operation,
+    /// Snapshots, separated by commas; of an operation on disks these.
     pub snapshot: Option<String>,
     /// Time for which the VM's new guest I/O was held back, microseconds.
     pub stun_us: u64,

@@ -78,8 +78,23 @@ pub struct Job {
     pub eta_s: Option<u64>,
     /// Mean latency of guest I/O over the last second; null without guest I/O.
     pub guest_latency_us: Option<u64>,
+    /// What a defragmentation has done so far; null for other jobs.
+    pub defragmented: Option<Defragmented>,
     /// Error of a job in state `failed`.
     pub error: Option<ErrorFields>,
+}
+
+/// What a defragmentation has done. The address ranges that stayed are windows of disks, blocks without data included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Defragmented {
+    /// Bytes that got a new place.
+    pub moved_bytes: u64,
+    /// Bytes of the address ranges that stayed because snapshots or clones show blocks of them too.
+    pub shared_bytes: u64,
+    /// Bytes of the address ranges that stayed because the datastore had no contiguous free space.
+    pub no_room_bytes: u64,
+    /// Bytes of the address ranges that stayed because guests changed them all the time.
+    pub changed_bytes: u64,
 }
 
 /// Body of `PUT /jobs/N/limit`.

@@ -92,6 +92,7 @@ mod tests {
             limit_bytes_s: None,
             eta_s: Some(11),
             guest_latency_us: Some(420),
+            defragmented: None,
             error: None,
         };
         assert_eq!(describe(&job), "1 GiB of 3 GiB, 180 MiB/s, 11 s left, guest 420 us");

@@ -7,6 +7,8 @@ use std::sync::{Mutex, MutexGuard};
 use blk::sync::SharedSignal;
 use blk::{Error, Result};
 
+use crate::operations::DefragmentOutcome;
+
 /// Shortest time for an estimate: over less time the rate is that of the caches.
 const ESTIMATE_AFTER_NS: u64 = 3_000_000_000;
 
@@ -75,10 +77,10 @@ impl JobFigure {
 pub struct JobControl {
     /// Number of the job, unique among those of its VM.
     pub id: u64,
-    /// `COMMIT`, `CONSOLIDATE`, `MOVE` or `SCRUB`.
+    /// `COMMIT`, `CONSOLIDATE`, `MOVE`, `LAND`, `DEFRAGMENT` or `SCRUB`.
     pub operation: &'static str,
-    /// Names of the snapshots it works on, separated by commas; empty for a consolidation, and for a job that resumes
-    /// after a restart.
+    /// Names of the snapshots or disks it works on, separated by commas; empty for a consolidation, and for a job that
+    /// resumes after a restart.
     pub subject: String,
     /// Time of the start, by [`blk::Env::now_ns`].
     pub started_ns: u64,
@@ -96,6 +98,8 @@ pub struct JobControl {
     limit: AtomicU64,
     cancel: AtomicBool,
     error: Mutex<Option<Error>>,
+    /// What a defragmentation has done so far.
+    defragmented: Mutex<DefragmentOutcome>,
     changed: SharedSignal,
 }
 
@@ -121,6 +125,7 @@ impl JobControl {
             limit: AtomicU64::new(0),
             cancel: AtomicBool::new(false),
             error: Mutex::default(),
+            defragmented: Mutex::default(),
             changed: SharedSignal::default(),
         }
     }
@@ -215,6 +220,20 @@ impl JobControl {
 
     fn lock_error(&self) -> MutexGuard<'_, Option<Error>> {
         self.error.lock().expect("no panic inside")
+    }
+
+    /// Returns what a defragmentation has done so far, whether it goes on or has ended in any way.
+    pub fn defragmented(&self) -> DefragmentOutcome {
+        *self.lock_defragmented()
+    }
+
+    /// Adds what a defragmentation has done.
+    pub(crate) fn add_defragmented(&self, done: &DefragmentOutcome) {
+        self.lock_defragmented().add(done);
+    }
+
+    fn lock_defragmented(&self) -> MutexGuard<'_, DefragmentOutcome> {
+        self.defragmented.lock().expect("no panic inside")
     }
 
     /// Returns the time of the end, in microseconds since 1970 UTC.

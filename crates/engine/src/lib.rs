@@ -33,7 +33,8 @@ pub use job_control::{JobControl, JobFigure};
 pub use machine::{Machine, RunningDisk};
 pub use mirror::Mirror;
 pub use operations::{
-    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+    CommitPreview, CommitWhat, DefragmentOutcome, DefragmentRequest, DiffRequest, Differences, DiskLayers,
+    Loss, SpaceUsage,
 };
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 pub use redo::{Disk, Vm, unwritten_bytes};

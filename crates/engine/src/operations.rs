@@ -24,6 +24,29 @@ pub struct DefragmentRequest {
     pub copy_shared: bool,
 }
 
+/// What a defragmentation has done. The address ranges are windows of disks, with the blocks in them that have no data.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DefragmentOutcome {
+    /// Bytes that got a new place.
+    pub moved_bytes: u64,
+    /// Bytes of the address ranges that stayed because snapshots or clones show blocks of them too.
+    pub shared_bytes: u64,
+    /// Bytes of the address ranges that stayed for want of contiguous free space.
+    pub no_room_bytes: u64,
+    /// Bytes of the address ranges that stayed because guests changed them all the time.
+    pub changed_bytes: u64,
+}
+
+impl DefragmentOutcome {
+    /// Adds what was done elsewhere.
+    pub fn add(&mut self, other: &DefragmentOutcome) {
+        self.moved_bytes += other.moved_bytes;
+        self.shared_bytes += other.shared_bytes;
+        self.no_room_bytes += other.no_room_bytes;
+        self.changed_bytes += other.changed_bytes;
+    }
+}
+
 /// Preview of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPreview {

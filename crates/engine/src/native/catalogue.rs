@@ -19,7 +19,7 @@ use super::layout::{
 };
 use super::space::Space;
 use super::stored::USER_KINDS;
-use super::superblock::{CatalogueHead, Superblock};
+use super::superblock::{CatalogueHead, SHORT_BYTES, Superblock};
 
 /// "unstCATA".
 const MAGIC: u64 = u64::from_le_bytes(*b"unstCATA");
@@ -424,8 +424,11 @@ pub(super) fn superblock_in_head(page: &[u8], addr: u64, store_id: Option<u64>) 
     let payload = &page[HEAD_BYTES..];
     let mut input = Reader::new(payload, "head page");
     let directory = decode_blob(&mut input, true).ok().filter(|_| is_page)?;
-    let bytes = input.bytes("superblock").ok().filter(|bytes| bytes.len() == size_of::<Superblock>())?;
-    let superblock: Superblock = get_struct(bytes);
+    let lengths = [SHORT_BYTES, size_of::<Superblock>()];
+    let bytes = input.bytes("superblock").ok().filter(|bytes| lengths.contains(&bytes.len()))?;
+    let mut fields = [0; size_of::<Superblock>()];
+    fields[..bytes.len()].copy_from_slice(bytes);
+    let superblock: Superblock = get_struct(&fields);
     let mut head = Writer::default();
     encode_blob(&mut head, &directory, true);
     head.bytes(bytes);

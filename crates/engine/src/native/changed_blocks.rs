@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 /// Notes which blocks of one window were changed since the copy began. Every change of a disk notes its blocks after it
-/// has locked them and before its first I/O.
+/// has locked them and before its first I/O. A record of another core, which has locked and written them there, notes
+/// them before it changes the map.
 #[derive(Default)]
 pub(super) struct ChangedBlocks(RefCell<Option<Window>>);
 

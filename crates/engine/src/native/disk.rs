@@ -49,6 +49,8 @@ pub struct NativeDisk {
     /// Held by a defragmentation while it works on a window.
     pub(super) defragment_turn: TaskMutex,
     pub(super) closing: Cell<bool>,
+    /// The VM runs on another node by now, or has no such disk any more.
+    pub(super) is_replaced: Cell<bool>,
     pub(super) space_waits: SpaceWaits,
     pub(super) streams: RefCell<Streams>,
     scratch: RefCell<Vec<Scratch>>,
@@ -85,6 +87,7 @@ impl NativeDisk {
             changes: Rc::default(),
             defragment_turn: TaskMutex::default(),
             closing: Cell::new(false),
+            is_replaced: Cell::new(false),
             space_waits: SpaceWaits::default(),
             streams: RefCell::default(),
             scratch: RefCell::default(),

@@ -62,7 +62,7 @@ mod vm;
 mod write_coalescer;
 mod zero;
 
-pub use defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope, Fragmentation};
+pub use defragment::{DefragmentJob, DefragmentScope, Fragmentation};
 pub use disk::{DiskOptions, NativeDisk};
 pub use lease::{Claimant, Lease, LeaseTimes, Owner, TakeOver};
 pub use rebuild::{RebuildReport, RebuiltNode, rebuild};

@@ -180,7 +180,13 @@ impl Store {
             // A flush first: such a page must not become readable later, with records that were left out now.
             self.flush().await?;
         }
-        self.flush_without_doubt().await
+        self.flush_without_doubt().await?;
+        if self.superblock.get().is_rebuildable() {
+            // What the last checkpoint freed may be used from now on. If both superblocks are lost, this batch shows that
+            // the catalogue before is stale.
+            self.flush().await?;
+        }
+        Ok(())
     }
 
     /// Removes the tail that an earlier opening left in the host's memory. If it was not complete, the content
@@ -421,6 +427,7 @@ impl OpenedStore {
             // This is less than the superblock's number only if records are lost, and then the store is read-only.
             flushed_lsn: self.superblock.flushed_lsn.min(self.at.lsn - 1),
             checkpoint: self.superblock.checkpoint,
+            catalogue_checkpoint: self.superblock.catalogue_checkpoint,
             named: 0,
         }
     }

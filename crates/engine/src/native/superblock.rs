@@ -52,6 +52,8 @@ const GROUP_BLOCKS_MAX: u64 = (4096 - 64) * 8;
 
 /// Length of `Superblock::store_id`, which is in the page's head. The other fields follow the head.
 const ID_BYTES: usize = size_of::<u64>();
+/// Length of a superblock before `bitmaps_checksum`: earlier programs wrote heads of catalogues with it.
+pub(crate) const SHORT_BYTES: usize = size_of::<Superblock>() - size_of::<u64>();
 const FIELD_BYTES: usize = size_of::<Superblock>() - ID_BYTES;
 
 /// Address of the catalogue's first page, and the checksum and length of its content.
@@ -126,6 +128,8 @@ pub struct Superblock {
     pub abandoned: [[u64; 2]; ABANDONED_MAX],
     /// Pages of checkpoints up to this one may be of an abandoned one, because no range was left.
     pub abandoned_unknown: u64,
+    /// Checksum over the bitmap pages of the last checkpoint; 0 if an earlier program wrote it.
+    pub bitmaps_checksum: u64,
 }
 
 /// The superblock that counts, and the state of the other slot.

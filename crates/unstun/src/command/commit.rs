@@ -1,5 +1,5 @@
 //! `unstun snapshot commit` and `consolidate`: print the effects, ask for consent, start the job, and follow it until
-//! it ends.
+//! it ends. The texts about jobs are those of other commands too.
 
 use api::client::Client;
 use api::error::{Error, ErrorKind, Result};
@@ -7,7 +7,7 @@ use api::name::VmName;
 use api::output::{Output, fields};
 use api::progress::{Watched, watch};
 use api::units::{format_bytes, format_seconds};
-use api::{CommitPreview, CommitTarget, Job, JobState, Operation};
+use api::{CommitPreview, CommitTarget, Defragmented, Job, JobState, Operation};
 
 use crate::cli::{CommitArgs, ConsolidateArgs, JobArgs};
 use crate::command::consent;
@@ -144,7 +144,29 @@ fn done(job: &Job) -> String {
         _ => ("committed", of_job(job)),
     };
     let (took, done) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));
-    format!("{verb} {what} in {took}: {done} {}", job.bytes.as_str())
+    let moved = job.defragmented.as_ref().map_or((String::new(), String::new()), moved);
+    format!("{verb} {what} in {took}: {}{done} {}{}", moved.0, job.bytes.as_str(), moved.1)
+}
+
+/// Returns what a defragmentation has moved, and lines about what stayed, with the remedies.
+fn moved(of: &Defragmented) -> (String, String) {
+    let moved = match of.moved_bytes {
+        0 => "nothing".to_owned(),
+        bytes => format_bytes(bytes),
+    };
+    let stayed = [
+        (
+            of.shared_bytes,
+            "snapshots or clones show blocks of them too; commit the snapshots first, or add --copy-shared",
+        ),
+        (of.no_room_bytes, "the datastore has no contiguous free space for them"),
+        (of.changed_bytes, "guests changed them all the time; try again when they are less active"),
+    ];
+    let line = |(bytes, cause): (u64, &str)| match bytes {
+        0 => String::new(),
+        bytes => format!("\n{} stayed as they were: {cause}", format_bytes(bytes)),
+    };
+    (format!("{moved} moved, "), stayed.map(line).concat())
 }
 
 /// Returns a text such as `web@a, b`. Deltas that no snapshot owns have no name.
@@ -165,4 +187,22 @@ pub(super) fn of_job(job: &Job) -> String {
 
 fn owner(job: &Job) -> String {
     job.vm.as_ref().map_or("the store".to_owned(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_defragmentation_says_what_it_moved_and_why_the_rest_stayed() {
+        let none = Defragmented::default();
+        assert_eq!(moved(&none), ("nothing moved, ".to_owned(), String::new()));
+        let shared = Defragmented { shared_bytes: 512 << 20, ..none };
+        let (nothing, why) = moved(&shared);
+        assert_eq!(nothing, "nothing moved, ");
+        assert!(why.starts_with("\n512 MiB stayed as they were: snapshots") && why.contains("--copy-shared"));
+        let some = Defragmented { moved_bytes: 1 << 30, changed_bytes: 4 << 20, ..none };
+        assert_eq!(moved(&some).0, "1 GiB moved, ");
+        assert!(moved(&some).1.starts_with("\n4 MiB stayed as they were: guests"));
+    }
 }

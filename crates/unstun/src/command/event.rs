@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use api::Event;
 use api::client::Client;
 use api::error::Result;
 use api::output::Output;
 use api::units::{format_bytes, format_us};
+use api::{Event, Operation};
 
 use crate::cli::EventsArgs;
 
@@ -49,8 +49,7 @@ fn describe_all(events: &[Event]) -> String {
 
 /// Returns a line for the VM, then an indented line for each disk.
 fn describe(event: &Event) -> String {
-    let name = event.snapshot.as_ref().map_or(String::new(), |name| format!("@{name}"));
-    let mut text = format!("{:.3}  {}{name}  {}", event.time, event.vm, event.operation.as_str());
+    let mut text = format!("{:.3}  {}  {}", event.time, object(event), event.operation.as_str());
     // An event that touched no disk held back no guest I/O.
     if !event.disks.is_empty() || event.stun_us > 0 {
         text.push_str(&format!("  stun {}", format_us(event.stun_us)));
@@ -69,10 +68,24 @@ fn describe(event: &Event) -> String {
     text
 }
 
+/// Returns the VM, or its snapshots or disks that the event is about.
+fn object(event: &Event) -> String {
+    let Some(subject) = &event.snapshot else { return event.vm.to_string() };
+    match event.operation {
+        Operation::Disks | Operation::Defragment => {
+            let disks: Vec<String> = subject.split(", ").map(|disk| format!("{}/{disk}", event.vm)).collect();
+            disks.join(", ")
+        }
+        // These name the VM too.
+        Operation::SpaceExhausted | Operation::SpaceReturned => subject.clone(),
+        _ => format!("{}@{subject}", event.vm),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::{EventDisk, Operation};
+    use api::EventDisk;
 
     #[test]
     fn a_take_reads_as_one_line_and_its_disks() {
@@ -90,5 +103,25 @@ mod tests {
             describe(&event),
             "2026-11-20T12:00:00.123Z  web@a  take  stun 210 us\n    web/disk0  stun 210 us, flush 1.50 ms"
         );
+    }
+    #[test]
+    fn a_disk_is_named_as_such_and_not_as_a_snapshot() {
+        let of = |operation: Operation, subject: &str| {
+            object(&Event {
+                id: 1,
+                time: "2026-11-20T12:00:00Z".parse().unwrap(),
+                vm: "web".parse().unwrap(),
+                operation,
+                snapshot: Some(subject.into()),
+                stun_us: 0,
+                disks: Vec::new(),
+                message: None,
+            })
+        };
+        assert_eq!(of(Operation::Defragment, "disk0"), "web/disk0");
+        assert_eq!(of(Operation::Defragment, "disk0, disk1"), "web/disk0, web/disk1");
+        assert_eq!(of(Operation::Disks, "disk2"), "web/disk2");
+        assert_eq!(of(Operation::SpaceExhausted, "web/disk0"), "web/disk0");
+        assert_eq!(of(Operation::CommitStart, "a, b"), "web@a, b");
     }
 }

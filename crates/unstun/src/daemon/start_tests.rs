@@ -125,7 +125,35 @@ fn the_outcome_of_a_start_does_not_depend_on_the_order_of_the_openings() {
     assert!(part(&first.broken, "n02").contains("expected the id of a VM"), "{first:?}");
 }
 
-/// The test above finds a start that serves a copy.
+#[test]
+fn a_home_that_cannot_be_made_again_keeps_no_other_from_being_made_and_opened() {
+    let world = world(3);
+    let made = served(&world, None, |daemon| async move {
+        for number in 0..3 {
+            create(&daemon, &name(number), Store::Native, &[None]).await?;
+            write(&daemon, &name(number), number).await?;
+        }
+        Ok(())
+    });
+    made.expect("nothing is cut").unwrap();
+    let changed = world.run(|env| async move {
+        for number in 0..3 {
+            let away = format!("away{number}");
+            rename(&env, &name(number), &away).await?;
+            let own = env.open_root(&format!("{DATASTORE}/{away}/.unstun")).unwrap();
+            own.unlink("native").await.unwrap();
+        }
+        Outcome::Ok(())
+    });
+    changed.expect("nothing is cut").unwrap();
+    world.write_file("/ds/n01", b"no folder");
+    let started = start(&world, None);
+    assert_eq!(started.open, ["n00", "n02"].map(String::from).into(), "{started:?}");
+    let [notice] = &started.notices[..] else { panic!("{started:?}") };
+    assert!(notice.starts_with("VM n01 (") && notice.contains("none can be made"), "{notice}");
+}
+
+/// The first test finds a start that serves a copy.
 #[test]
 fn a_planted_copy_is_found() {
     let started = start(&prepared(1), Some(Defect::ServeCopies));

@@ -90,6 +90,7 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("CommitPreview", &client.commit_preview(&name, &CommitTarget::All).await.unwrap());
     let job = client.snapshot_commit(&name, &CommitTarget::All).await.unwrap();
     actual.add("Job", &job);
+    actual.add("Defragmented", &Defragmented::default());
     client.job_cancel(job.id).await.unwrap();
     actual.add("UnownedDelta", &client.snapshot_tree(&name).await.unwrap().unowned[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });

@@ -21,6 +21,7 @@ use super::layout::{BLOCK, Extent};
 use super::store::Store;
 use super::view::Scratch;
 use crate::job::Job;
+use crate::operations::DefragmentOutcome;
 
 pub use self::fragmentation::Fragmentation;
 pub use self::plan::DefragmentScope;
@@ -65,33 +66,13 @@ impl DefragmentJob<'_> {
     }
 }
 
-/// What a defragmentation has done.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DefragmentOutcome {
-    /// Bytes that got a new place.
-    pub moved_bytes: u64,
-    /// Bytes of the address ranges that stayed for want of contiguous free space.
-    pub no_room_bytes: u64,
-    /// Bytes of the address ranges that stayed because guests changed them all the time.
-    pub changed_bytes: u64,
-}
-
-impl DefragmentOutcome {
-    /// Adds what was done on another disk.
-    pub fn add(&mut self, other: &DefragmentOutcome) {
-        self.moved_bytes += other.moved_bytes;
-        self.no_room_bytes += other.no_room_bytes;
-        self.changed_bytes += other.changed_bytes;
-    }
-}
-
 impl NativeDisk {
-    /// Lays the disk out in order. The job shows the progress in bytes of the disk, and can pause, limit and cancel the
-    /// pass; the caller ends the job. What was moved before an error or a cancel stays moved.
+    /// Lays the disk out in order. The job shows the progress in bytes of the disk and what was done, and can pause,
+    /// limit and cancel the pass; the caller ends the job. What was moved before an error or a cancel stays moved.
     ///
     /// # Errors
-    /// `Cancelled`: the job was cancelled or its VM is being closed. `Refused`: the disk was replaced by a revert, or
-    /// removed. Otherwise an error of the store.
+    /// `Cancelled`: the job was cancelled or its VM is being closed, or the disk was replaced by a revert or removed;
+    /// the latter may be `Refused` too. Otherwise an error of the store.
     pub async fn defragment(
         &self,
         scope: DefragmentScope,
@@ -100,6 +81,8 @@ impl NativeDisk {
         let job = of.job;
         let (mut done, mut at, mut near) = (DefragmentOutcome::default(), 0, None);
         let (mut tries, mut unfreed) = (0, 0);
+        self.settle_all(job).await?;
+
         while let Some(window) = self.next_window(at, of).await? {
             let (began_ns, before) = (self.store.env.now_ns(), self.store.guest_requests());
             let outcome = match self.defragment_window(window.clone(), scope, near).await {
@@ -110,23 +93,22 @@ impl NativeDisk {
                 }
                 Err(e) => return Err(e),
             };
-            let bytes = (window.end - window.start) * BLOCK;
             tries = if outcome == Outcome::Changed { tries + 1 } else { 0 };
-            match outcome {
-                Outcome::Changed if tries < TRIES_MAX => {}
-                Outcome::Changed => (done.changed_bytes, tries) = (done.changed_bytes + bytes, 0),
-                Outcome::NoRoom => done.no_room_bytes += bytes,
-                Outcome::InOrder => {}
-                Outcome::Moved(Extent { addr, len }) => {
-                    near = Some(addr + len);
-                    done.moved_bytes += len * BLOCK;
-                    unfreed += len;
-                }
+            if tries == TRIES_MAX {
+                tries = 0;
             }
+            if let Outcome::Moved(Extent { addr, len }) = outcome {
+                near = Some(addr + len);
+                unfreed += len;
+            }
+            let bytes = (window.end - window.start) * BLOCK;
             if tries == 0 {
                 at = window.end;
+                let more = outcome.figures(bytes);
+                done.add(&more);
+                job.add_defragmented(&more);
             }
-            if outcome == Outcome::InOrder {
+            if matches!(outcome, Outcome::InOrder | Outcome::Shared) {
                 self.store.env.next_turn().await;
                 continue;
             }
@@ -142,6 +124,18 @@ impl NativeDisk {
             self.store.checkpoint().await?;
         }
         Ok(done)
+    }
+
+    /// Flushes until no replay doubts a record from before now: blocks of a record in doubt do not move.
+    async fn settle_all(&self, job: &Job) -> Result<()> {
+        let journal = &self.store.journal;
+        let last = journal.last_lsn();
+        while journal.durable_flushed_lsn() < last {
+            job.checkpoint().await?;
+            self.store.refuse_when_broken()?;
+            self.store.flush().await?;
+        }
+        Ok(())
     }
 
     /// Returns the part of a window with data that begins at block `at` or later; None at the end of the disk.
@@ -164,7 +158,8 @@ impl NativeDisk {
     /// Returns whether a window that failed with `e` may be tried again: the journal was full, or an operation has
     /// stopped the disk's writes and may let them go on.
     fn may_try_again(&self, e: &Error) -> bool {
-        let runs = self.node.is_running() && !self.node.dropped.get() && !self.store.closed.get();
+        let is_there = self.node.is_running() && !self.node.dropped.get() && !self.is_replaced.get();
+        let runs = is_there && !self.store.closed.get();
         runs && self.store.broken().is_none()
             && ((e.is_no_space() && !self.store.journal.has_room())
                 || (e.kind == ErrorKind::Cancelled && self.closing.get()))

@@ -12,6 +12,7 @@ use super::super::disk::NativeDisk;
 use super::super::layout::{BLOCK, Extent, checksum, has_space};
 use super::super::table::LookupRun;
 use super::plan::{DefragmentScope, OldPlace, Plan, old_places};
+use crate::operations::DefragmentOutcome;
 use crate::options::Defect;
 
 /// Most blocks of one record, whose data a recovery reads with one I/O, and of one write.
@@ -28,12 +29,28 @@ const PARTS_MAX: usize = 32;
 pub(super) enum Outcome {
     /// It has few jumps, or none that a move would spare.
     InOrder,
+    /// A move would spare jumps if it copied blocks that other states show too.
+    Shared,
     /// The blocks are at their new place, from the one address to the other.
     Moved(Extent),
     /// No run of free blocks was long enough.
     NoRoom,
     /// Guests or a take changed too much of it meanwhile.
     Changed,
+}
+
+impl Outcome {
+    /// Returns what became of a window of this many bytes.
+    pub(super) fn figures(&self, bytes: u64) -> DefragmentOutcome {
+        let none = DefragmentOutcome::default();
+        match self {
+            Outcome::InOrder => none,
+            Outcome::Shared => DefragmentOutcome { shared_bytes: bytes, ..none },
+            Outcome::Moved(extent) => DefragmentOutcome { moved_bytes: extent.len * BLOCK, ..none },
+            Outcome::NoRoom => DefragmentOutcome { no_room_bytes: bytes, ..none },
+            Outcome::Changed => DefragmentOutcome { changed_bytes: bytes, ..none },
+        }
+    }
 }
 
 impl NativeDisk {
@@ -60,11 +77,10 @@ impl NativeDisk {
         // Another core overwrites blocks in place without a note. From here on it sends its writes here.
         self.store.withdraw(&self.node, blocks.clone());
         self.store.drain_writes().await;
-        let plan = async |found: &[LookupRun]| {
-            Ok((self.node.since.get(), Plan::of(found, |run| self.may_move(run, scope))))
-        };
-        let (since, Some(plan)) = self.with_found(blocks.clone(), plan).await? else {
-            return Ok(Outcome::InOrder);
+        let plan = async |found: &[LookupRun]| Ok((self.node.since.get(), self.plan(found, scope)));
+        let (since, plan) = match self.with_found(blocks.clone(), plan).await? {
+            (since, Ok(plan)) => (since, plan),
+            (_, Err(stays)) => return Ok(stays),
         };
         let Some(extent) = self.store.place_stretch(plan.len(), near).await? else {
             return Ok(Outcome::NoRoom);
@@ -97,6 +113,18 @@ impl NativeDisk {
         }
         self.store.publish_some(&self.node, extent, &parts)?;
         Ok(Outcome::Moved(extent))
+    }
+
+    /// Returns the blocks to move, or why the window stays as it is.
+    fn plan(&self, found: &[LookupRun], scope: DefragmentScope) -> std::result::Result<Plan, Outcome> {
+        let plan = |scope| Plan::of(found, |run| self.may_move(run, scope));
+        match plan(scope) {
+            Some(plan) => Ok(plan),
+            None if scope == DefragmentScope::Exclusive && plan(DefragmentScope::SharedToo).is_some() => {
+                Err(Outcome::Shared)
+            }
+            None => Err(Outcome::InOrder),
+        }
     }
 
     /// Returns whether a run may get another place: no replay doubts its record, and no other state shows it unless

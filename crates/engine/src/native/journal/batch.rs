@@ -13,7 +13,7 @@ use super::record::Record;
 pub(super) const BATCH_PAGES_MAX: u64 = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unstunJB");
-/// Length of a header: 12 fields in 82 bytes, the rest zero.
+/// Length of a header: magic, the store's id, and the fields of `Header`.
 pub(super) const HEADER_BYTES: usize = 96;
 
 /// The header behind the magic and the store's id, as the page has it.
@@ -36,6 +36,8 @@ pub(super) struct Header {
     pub bytes: u32,
     pub pages: u16,
     zeros: [u16; 3],
+    /// The checkpoint that wrote the catalogue of `checkpoint`; 0 if there was none, or an earlier program wrote the batch.
+    pub catalogue_checkpoint: u64,
 }
 
 impl Header {
@@ -74,6 +76,7 @@ pub(super) struct Stamp {
     pub store_id: u64,
     pub epoch: u64,
     pub checkpoint: u64,
+    pub catalogue_checkpoint: u64,
     pub flushed_lsn: u64,
 }
 
@@ -144,6 +147,7 @@ impl OpenBatch {
             bytes: self.bytes as u32,
             pages: pages as u16,
             zeros: [0; 3],
+            catalogue_checkpoint: stamp.catalogue_checkpoint,
         };
         header.write(stamp.store_id, &mut self.buf);
         self.buf.freeze()

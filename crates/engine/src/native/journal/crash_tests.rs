@@ -74,6 +74,7 @@ impl Load {
             tail: found.end.seq,
             flushed_lsn: superblock.flushed_lsn,
             checkpoint: superblock.checkpoint,
+            catalogue_checkpoint: superblock.checkpoint,
             named: 0,
         };
         let journal = Journal::new(env.clone(), file.clone(), geometry, start, MemoryTail::new(env, 1, 1));

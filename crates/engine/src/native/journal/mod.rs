@@ -39,7 +39,7 @@ use super::layout::{BLOCK, Geometry, HEADER_BLOCKS};
 use batch::{OpenBatch, Stamp};
 
 pub(crate) use memory_tail::MemoryTail;
-pub(crate) use named::{has_partial_batch, named_checkpoints};
+pub(crate) use named::{RingBatches, has_partial_batch};
 pub(crate) use record::CHANGE_BYTES_MAX;
 pub use record::{Record, SectorsRecord};
 pub use replay::{Begin, Replayed, replay};
@@ -94,6 +94,8 @@ pub(crate) struct Start {
     pub flushed_lsn: u64,
     /// The newest durable checkpoint.
     pub checkpoint: u64,
+    /// The checkpoint that wrote its catalogue, which an opening does not; 0 before the first.
+    pub catalogue_checkpoint: u64,
     /// The newest checkpoint that a durable batch names, if known; 0 makes the first round name `checkpoint`.
     pub named: u64,
 }
@@ -124,6 +126,7 @@ struct State {
     /// The oldest page that may not be overwritten.
     tail: u64,
     checkpoint: u64,
+    catalogue_checkpoint: u64,
     /// First page of a replay from `checkpoint`: it becomes the tail once a durable batch names `checkpoint`.
     checkpoint_tail: u64,
     /// `named` is the checkpoint in the newest closed batch, `durably_named` the newest one that a durable batch names.
@@ -170,6 +173,7 @@ impl Journal {
             next: start.at,
             tail: start.tail,
             checkpoint: start.checkpoint,
+            catalogue_checkpoint: start.catalogue_checkpoint,
             checkpoint_tail: start.tail,
             named: start.named,
             durably_named: start.named,
@@ -238,6 +242,7 @@ impl Journal {
             store_id: self.geometry.store_id,
             epoch: self.epoch,
             checkpoint: state.checkpoint,
+            catalogue_checkpoint: state.catalogue_checkpoint,
             flushed_lsn: state.flushed,
         };
         state.carried = state.flushed;
@@ -344,6 +349,7 @@ impl Journal {
         assert!(checkpoint > state.checkpoint, "checkpoint {checkpoint} after {}", state.checkpoint);
         state.checkpoint_tail = tail;
         state.checkpoint = checkpoint;
+        state.catalogue_checkpoint = checkpoint;
     }
 
     /// Returns the newest checkpoint that a durable batch names. That batch shows that an older superblock is stale,

@@ -11,7 +11,7 @@ pub(super) const GEOMETRY: Geometry =
 
 pub(super) const BEGIN: Position = Position { seq: 0, lsn: 1 };
 pub(super) const START: Start =
-    Start { epoch: 1, at: BEGIN, tail: 0, flushed_lsn: 0, checkpoint: 1, named: 1 };
+    Start { epoch: 1, at: BEGIN, tail: 0, flushed_lsn: 0, checkpoint: 1, catalogue_checkpoint: 1, named: 1 };
 
 pub(super) async fn open(env: &Env) -> File {
     let root = env.open_root("/").expect("the root exists");
@@ -238,7 +238,8 @@ fn leftovers_of_an_earlier_epoch_are_never_read() {
         }
         // Recovery read two batches only, as if the third had been lost; the new batch has the length of the lost one.
         let at = Position { seq: 2, lsn: 3 };
-        let start = Start { epoch: 2, at, tail: 2, flushed_lsn: 2, checkpoint: 2, named: 2 };
+        let start =
+            Start { epoch: 2, at, tail: 2, flushed_lsn: 2, checkpoint: 2, catalogue_checkpoint: 2, named: 2 };
         let found = read(&env, at, 2, 2).await.unwrap();
         assert_eq!((found.records.len(), found.end, found.epoch), (0, at, 2));
         flushed(&journal(&env, start).await, [map(100)]).await;
@@ -312,7 +313,13 @@ fn a_lost_batch_ends_the_journal_and_is_damage_once_it_was_flushed() {
 /// Builds a batch whose records are `body`, with a valid checksum.
 fn forged(body: &[u8], records: u32, bytes: u32) -> Buf {
     let draft = OpenBatch::open(GEOMETRY.journal_pages, 0, 1, body.len());
-    let stamp = Stamp { store_id: GEOMETRY.store_id, epoch: 1, checkpoint: 1, flushed_lsn: 0 };
+    let stamp = Stamp {
+        store_id: GEOMETRY.store_id,
+        epoch: 1,
+        checkpoint: 1,
+        catalogue_checkpoint: 1,
+        flushed_lsn: 0,
+    };
     let mut batch = Buf::copy_of(&draft.seal(stamp));
     batch[batch::HEADER_BYTES..batch::HEADER_BYTES + body.len()].copy_from_slice(body);
     batch[72..76].copy_from_slice(&records.to_le_bytes());
@@ -327,11 +334,11 @@ fn forged(body: &[u8], records: u32, bytes: u32) -> Buf {
 fn every_field_of_a_header_is_at_its_documented_offset() {
     let mut draft = OpenBatch::open(GEOMETRY.journal_pages, 5, 6, 0);
     draft.push(&change(16));
-    let batch = draft.seal(Stamp { store_id: 1, epoch: 2, checkpoint: 3, flushed_lsn: 4 });
-    let words: Vec<u64> = (8..88).step_by(8).map(|at| get_u64(&batch, at)).collect();
+    let batch =
+        draft.seal(Stamp { store_id: 1, epoch: 2, checkpoint: 3, catalogue_checkpoint: 7, flushed_lsn: 4 });
+    let words: Vec<u64> = (8..96).step_by(8).map(|at| get_u64(&batch, at)).collect();
     let (records, bytes, pages) = (1, 24, 1);
-    assert_eq!(words, [1, 5, page_checksum(&batch), 2, 3, 6, 4, 5, records | bytes << 32, pages]);
-    assert!(batch[88..batch::HEADER_BYTES].iter().all(|byte| *byte == 0));
+    assert_eq!(words, [1, 5, page_checksum(&batch), 2, 3, 6, 4, 5, records | bytes << 32, pages, 7]);
 }
 
 #[test]

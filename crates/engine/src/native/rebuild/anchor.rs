@@ -2,7 +2,8 @@
 
 use blk::{Error, ErrorKind, File, Result};
 
-use super::super::journal::{Replayed, named_checkpoints, replay};
+use super::super::journal::{Replayed, RingBatches, replay};
+use super::super::layout::Geometry;
 use super::super::replayed_records::ReplayedRecords;
 use super::super::superblock::{Slots, Superblock};
 use super::copy::Found;
@@ -10,9 +11,14 @@ use super::copy::Found;
 /// The last valid checkpoint.
 pub(super) struct Anchor {
     pub superblock: Superblock,
-    /// No superblock can be read: this one is the copy in a head page of the catalogue.
+    /// No superblock is known to be the last one: this one is the copy in a head page of the catalogue.
     pub from_head: bool,
+    /// All of its ring.
+    pub ring: RingBatches,
 }
+
+/// Most stores whose journals are compared with the heads that were found: a file may have heads of earlier stores.
+const STORES_MAX: usize = 16;
 
 /// The journal behind the last valid checkpoint.
 pub(super) enum Records {
@@ -21,7 +27,7 @@ pub(super) enum Records {
     Unknown(Error),
 }
 
-/// Reads the superblocks. None if neither can be read, and a catalogue has to say.
+/// Reads the superblocks. None if neither is known to be the last one, and a catalogue has to say.
 pub(super) async fn by_superblock(source: &File) -> Result<Option<Anchor>> {
     let slots = match Superblock::read(source).await {
         Ok(slots) => slots,
@@ -32,19 +38,14 @@ pub(super) async fn by_superblock(source: &File) -> Result<Option<Anchor>> {
     };
     let Slots { newest, other, .. } = slots;
     check(&newest, source)?;
-    if let Some(other) = other {
-        // A newer one may have been in the other slot, and space of this one used again since.
-        let geometry = newest.geometry();
-        let named = named_checkpoints(source, &geometry).await?;
-        if named.unreadable || named.newest().is_some_and(|checkpoint| checkpoint > newest.checkpoint) {
-            let cause = format!(
-                "{}; the journal does not show that the other one is the newest, so nothing of it can be trusted",
-                other.cause
-            );
-            return Err(Error::damaged(other.place, cause));
-        }
+    let ring = RingBatches::read(source, &newest.geometry()).await?;
+    // A newer one may have been written, and space of this one used again since.
+    let is_stale = ring.newest_checkpoint > newest.checkpoint;
+    let may_be_stale = other.is_some() && (ring.unreadable || !ring.ends_whole());
+    match is_stale || may_be_stale {
+        true => Ok(None),
+        false => Ok(Some(Anchor { superblock: newest, from_head: false, ring })),
     }
-    Ok(Some(Anchor { superblock: newest, from_head: false }))
 }
 
 fn check(superblock: &Superblock, source: &File) -> Result<()> {
@@ -58,25 +59,55 @@ fn check(superblock: &Superblock, source: &File) -> Result<()> {
     }
 }
 
-/// Finds the newest checkpoint that became valid among the head pages of catalogues. A batch of the journal proves that,
-/// if it is of the opening that wrote the checkpoint and names this or a later one.
+/// Finds the last valid checkpoint among the head pages of catalogues: that which the batches of the journal name.
+///
+/// # Errors
+/// `Damaged`: no head is known to be that of the last valid checkpoint.
 pub(super) async fn by_heads(source: &File, found: &Found) -> Result<Anchor> {
-    let mut heads = found.heads.clone();
-    heads.sort_by_key(|head| std::cmp::Reverse((head.epoch, head.checkpoint)));
-    for head in heads {
-        if check(&head, source).is_err() || head.check_limits().is_err() {
-            continue;
+    let unknown = |cause: &str| {
+        let cause = format!(
+            "no superblock is known to be the last one, and {cause}: nothing can be rebuilt with certainty"
+        );
+        Error::damaged(source.name(), cause)
+    };
+    let usable = |head: &&Superblock| check(head, source).is_ok() && head.check_limits().is_ok();
+    let heads: Vec<Superblock> = found.heads.iter().filter(usable).copied().collect();
+    let mut stores: Vec<Geometry> = heads.iter().map(Superblock::geometry).collect();
+    stores.sort_by_key(|store| (store.store_id, store.journal_pages, store.group_blocks));
+    stores.dedup();
+    stores.truncate(STORES_MAX);
+    let mut proven: Option<Anchor> = None;
+    for store in stores {
+        let Ok(ring) = RingBatches::read(source, &store).await else { continue };
+        let of_store = || heads.iter().filter(|head| head.geometry() == store);
+        let Some(last) = of_store().find(|head| is_last(head, &ring)) else { continue };
+        if ring.unreadable || !ring.ends_whole() {
+            return Err(unknown("pages of the journal are lost that may name the last checkpoint"));
         }
-        let named = named_checkpoints(source, &head.geometry()).await?;
-        if named.proves(head.epoch, head.checkpoint) {
-            return Ok(Anchor { superblock: pair(&head, found), from_head: true });
+        // Was it the one under way when the power went, or are the batches lost that name it?
+        if let Some(next) =
+            of_store().find(|head| head.checkpoint > last.checkpoint && head.epoch >= ring.epoch)
+        {
+            let (found, next) = (last.checkpoint, next.checkpoint);
+            return Err(unknown(&format!(
+                "the journal names checkpoint {found}, but a catalogue of checkpoint {next} is there too"
+            )));
         }
+        if proven.is_some() {
+            return Err(unknown("catalogues of two stores may be the last one"));
+        }
+        proven = Some(Anchor { superblock: pair(last, found), from_head: true, ring });
     }
-    Err(Error::damaged(
-        source.name(),
-        "no superblock can be read, and no page of a catalogue that is known to be valid: nothing can be rebuilt with \
-         certainty",
-    ))
+    proven.ok_or_else(|| unknown("no page of a catalogue that is known to be valid"))
+}
+
+/// Returns whether the newest batches name the checkpoint of a head, and none names a later one.
+fn is_last(head: &Superblock, ring: &RingBatches) -> bool {
+    match ring.catalogue_checkpoint {
+        // Earlier programs did not write it. An opening has a number of its own, so only its opening's batches tell.
+        0 => ring.epoch == head.epoch && ring.newest_checkpoint == head.checkpoint,
+        last => head.checkpoint == last,
+    }
 }
 
 /// Returns the superblock with both copies of its head page, as far as they are there.
@@ -106,6 +137,14 @@ pub(super) async fn records(source: &File, anchor: &Anchor) -> Result<Records> {
     };
     if let Some(lost) = found.lost {
         return Ok(Records::Unknown(lost));
+    }
+    if !anchor.ring.is_end(found.end.seq) {
+        let cause = format!(
+            "the journal ends at page number {}, and the pages around are neither batches nor those of a new ring: they were \
+             overwritten or erased",
+            found.end.seq
+        );
+        return Ok(Records::Unknown(Error::damaged(source.name(), cause)));
     }
     ReplayedRecords::read(source, found, &[]).await.map(Records::Known)
 }

@@ -24,11 +24,17 @@ pub(super) struct Found {
     pub heads: Vec<Superblock>,
     /// Blocks that cannot be read; they are zeros in the copy.
     pub unreadable: BTreeSet<u64>,
+    /// Whole blocks of the file.
+    pub blocks: u64,
 }
 
 impl Found {
-    fn note(&mut self, addr: u64, page: &[u8]) {
+    /// Notes a page of the store `wanted`, or of any store if that is None.
+    fn note(&mut self, addr: u64, page: &[u8], wanted: Option<u64>) {
         let store_id = get_u64(page, STORE_ID_AT);
+        if wanted.is_some_and(|wanted| wanted != store_id) {
+            return;
+        }
         if let Some(found) = FoundPage::read(store_id, addr, page) {
             self.maps.insert(addr, (store_id, found));
         } else if catalogue::is_page(page, addr, store_id) {
@@ -37,17 +43,19 @@ impl Found {
         }
     }
 
-    /// Returns whether one of the blocks cannot be read.
+    /// Returns whether one of the blocks cannot be read, or is behind the end of the file.
     pub(super) fn is_unreadable(&self, addr: u64, len: u64) -> bool {
-        self.unreadable.range(addr..addr.saturating_add(len)).next().is_some()
+        addr.saturating_add(len) > self.blocks
+            || self.unreadable.range(addr..addr.saturating_add(len)).next().is_some()
     }
 }
 
-/// Copies everything behind the header from `source` to `target`, which is empty. What is a hole stays one.
-pub(super) async fn copy(source: &File, target: &File) -> Result<Found> {
+/// Copies everything behind the header from `source` to `target`, which is empty. What is a hole stays one. `store_id`: the
+/// store whose pages are noted, if it is known.
+pub(super) async fn copy(source: &File, target: &File, store_id: Option<u64>) -> Result<Found> {
     let size = source.size().await? / BLOCK * BLOCK;
     target.set_len(size).await?;
-    let mut found = Found::default();
+    let mut found = Found { blocks: size / BLOCK, ..Found::default() };
     let start = HEADER_BLOCKS * BLOCK;
     if size <= start {
         return Ok(found);
@@ -57,24 +65,20 @@ pub(super) async fn copy(source: &File, target: &File) -> Result<Found> {
         let end = (extent.offset + extent.len).next_multiple_of(BLOCK).min(size);
         while at < end {
             let len = STEP_BYTES.min(end - at);
-            copy_step(source, target, at, len, &mut found).await?;
+            let (buf, read) = source.read(at, Buf::alloc(len as usize)).await;
+            let buf = match read {
+                Ok(()) => buf,
+                Err(e) if e.kind == ErrorKind::Io => read_blocks(source, at, len, &mut found).await?,
+                Err(e) => return Err(e),
+            };
+            for (n, page) in buf.chunks_exact(BLOCK as usize).enumerate() {
+                found.note(at / BLOCK + n as u64, page, store_id);
+            }
+            target.write(at, buf).await?;
             at += len;
         }
     }
     Ok(found)
-}
-
-async fn copy_step(source: &File, target: &File, at: u64, len: u64, found: &mut Found) -> Result<()> {
-    let (buf, read) = source.read(at, Buf::alloc(len as usize)).await;
-    let buf = match read {
-        Ok(()) => buf,
-        Err(e) if e.kind == ErrorKind::Io => read_blocks(source, at, len, found).await?,
-        Err(e) => return Err(e),
-    };
-    for (n, page) in buf.chunks_exact(BLOCK as usize).enumerate() {
-        found.note(at / BLOCK + n as u64, page);
-    }
-    target.write(at, buf).await
 }
 
 /// Reads block by block, with zeros in the place of those that cannot be read.

@@ -9,7 +9,7 @@ use super::super::catalogue::Catalogue;
 use super::super::change::Key;
 use super::super::journal::Position;
 use super::super::layout::BLOCK;
-use super::super::space::{BlockSet, GroupSummary, SLOTS};
+use super::super::space::{BlockSet, GroupSummary, SLOTS, sum_of_bitmaps};
 use super::super::stored::{encode_group, group_key, node_key};
 use super::super::superblock::{ABANDONED_MAX, SLOT_BLOCKS, Superblock};
 use super::super::tree::Roots;
@@ -41,9 +41,11 @@ impl Finish<'_> {
         let LaidOut { mut catalogue, copies, groups } = self.lay_out();
         file.set_len(geometry.group_start(groups) * BLOCK).await?;
         let (used, meta) = self.used(groups, &copies).await?;
+        let mut summaries = Vec::new();
         for group in 0..groups {
             let summary =
                 self.write_bitmap(&used, group, meta[group as usize], superblock.checkpoint).await?;
+            summaries.push((group, summary));
             catalogue.items.insert(group_key(group), encode_group(&summary));
         }
         if !self.keeps_journal {
@@ -51,6 +53,7 @@ impl Finish<'_> {
         }
         superblock.groups = groups;
         superblock.ready_to = geometry.group_start(groups);
+        superblock.bitmaps_checksum = sum_of_bitmaps(summaries.into_iter());
         superblock.catalogue_pages = catalogue.next_pages();
         (superblock.catalogue, superblock.second_catalogue) = catalogue.write(file, &superblock).await?;
         file.flush().await?;

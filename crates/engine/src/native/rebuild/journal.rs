@@ -1,13 +1,17 @@
 //! The records of a journal, as tables over the trees of the last checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use blk::Result;
+
+use super::super::change::{Op, decode};
 use super::super::journal::Record;
 use super::super::layout::Extent;
 use super::super::replayed_records::ReplayedRecords;
 use super::super::table::{Redirect, Table};
 use super::copy::Found;
+use super::states::State;
 use super::trees::lose;
 
 impl ReplayedRecords {
@@ -52,13 +56,61 @@ fn data_of(record: &Record) -> Option<Extent> {
     }
 }
 
-/// Returns the blocks that records change, by node: also those of records that do not count.
-pub(super) fn touched(records: &ReplayedRecords) -> BTreeMap<u64, Vec<Range<u64>>> {
-    let mut touched: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
-    for (node, blocks) in records.records.iter().filter_map(|(_, record)| blocks_of(record)) {
-        touched.entry(node).or_default().push(blocks);
+/// The blocks that records change, also those of records that do not count, by the node of the records.
+pub(super) struct Touched {
+    /// In order, and without overlaps.
+    blocks: BTreeMap<u64, Vec<Range<u64>>>,
+    /// Records are of nodes that were there at the checkpoint and whose root is not known: an empty disk has none, and a
+    /// branch that was not written before has that of its ancestor.
+    pub has_rootless: bool,
+}
+
+impl Touched {
+    /// `states`: those of the last checkpoint.
+    pub(super) fn by(records: &ReplayedRecords, place: &str, states: &[State]) -> Result<Touched> {
+        let mut blocks: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
+        let mut later = BTreeSet::new();
+        for (_, record) in &records.records {
+            if let Some((node, range)) = blocks_of(record) {
+                blocks.entry(node).or_default().push(range);
+            }
+            if let Record::Change(bytes) = record {
+                later.extend(decode(bytes, place)?.iter().filter_map(new_node));
+            }
+        }
+        blocks.values_mut().for_each(join);
+        let newest: BTreeSet<u64> =
+            states.iter().filter(|state| state.is_newest).map(|state| state.tag.node).collect();
+        let is_rootless = |node: &u64| !newest.contains(node) && !later.contains(node);
+        let has_rootless = blocks.keys().any(is_rootless);
+        Ok(Touched { blocks, has_rootless })
     }
-    touched
+
+    /// Returns the blocks that the records of a node change.
+    pub(super) fn of(&self, node: u64) -> &[Range<u64>] {
+        self.blocks.get(&node).map(Vec::as_slice).unwrap_or_default()
+    }
+}
+
+/// Returns the node that an operation makes.
+fn new_node(op: &Op) -> Option<u64> {
+    match *op {
+        Op::Create { node, .. } | Op::CreateOver { node, .. } | Op::Branch { node, .. } => Some(node),
+        Op::Take { sealed, .. } => Some(sealed),
+        _ => None,
+    }
+}
+
+/// Sorts ranges, and joins those that touch.
+fn join(ranges: &mut Vec<Range<u64>>) {
+    ranges.sort_by_key(|range| range.start);
+    ranges.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
 }
 
 /// Applies the records of one node to its table. A record without its data never happened; without a superblock

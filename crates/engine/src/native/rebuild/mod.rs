@@ -8,10 +8,13 @@
 mod anchor;
 mod copy;
 mod finish;
+mod in_use;
 mod inputs;
 mod journal;
 mod nodes;
 mod report;
+#[cfg(test)]
+mod stale_tests;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -27,10 +30,15 @@ use self::nodes::NodeList;
 use self::trees::{NewPages, Trees};
 use super::catalogue::Catalogue;
 use super::journal::has_partial_batch;
+use super::layout::BLOCK;
 use super::space::groups_within;
 use crate::options::Defects;
 
 pub use self::report::{RebuildReport, RebuiltNode};
+
+/// So many groups, 7.9 TiB in a store as we make it, are always rebuilt. A file that should have more must have the given part.
+const GROUPS_ALWAYS: u64 = 1 << 16;
+const GROUPS_RATIO_MAX: u64 = 64;
 
 /// Writes what can be read of the store in `source` to `target`, an empty file. The source is not changed. Durable when
 /// this resolves.
@@ -40,7 +48,8 @@ pub use self::report::{RebuildReport, RebuiltNode};
 /// certainty. Errors of the media.
 pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) -> Result<RebuildReport> {
     let by_superblock = anchor::by_superblock(source).await?;
-    let found = copy::copy(source, target).await?;
+    let store_id = by_superblock.as_ref().map(|anchor| anchor.superblock.store_id);
+    let found = copy::copy(source, target, store_id).await?;
     let anchor = match by_superblock {
         Some(anchor) => anchor,
         None => anchor::by_heads(source, &found).await?,
@@ -50,7 +59,8 @@ pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) 
         RebuildReport { checkpoint: anchor.superblock.catalogue_checkpoint, ..RebuildReport::default() };
     note_damage(&anchor, &found, &records, &mut report);
     if let Records::Known(known) = &records
-        && has_partial_batch(source, &anchor.superblock.geometry(), known.end.seq).await?
+        && (anchor.ring.has_batch_behind(known.end.seq, known.epoch)
+            || has_partial_batch(source, &anchor.superblock.geometry(), known.end.seq).await?)
     {
         report.notes.push(
             "The journal ends with a batch that is not whole. It was being written when the power went; if it was damaged \
@@ -67,12 +77,30 @@ pub async fn rebuild(env: &Env, source: &File, target: &File, defects: Defects) 
     Ok(report)
 }
 
+/// Refuses a file with a small part of the groups that it should have: the work is done for all of them.
+fn refuse_too_short(file: &File, in_file: u64, groups: u64) -> Result<()> {
+    match groups > GROUPS_ALWAYS && groups / GROUPS_RATIO_MAX > in_file {
+        false => Ok(()),
+        true => Err(Error::damaged(
+            file.name(),
+            format!("the file has {in_file} of {groups} groups: too little is left to rebuild"),
+        )),
+    }
+}
+
 fn note_damage(anchor: &Anchor, found: &Found, records: &Records, report: &mut RebuildReport) {
     if anchor.from_head {
-        report.notes.push("No superblock can be read; a page of the catalogue has its content.".into());
+        report.notes.push(
+            "No superblock is known to be the last one; a page of the catalogue has its content.".into(),
+        );
     }
     if !found.unreadable.is_empty() {
         report.notes.push(format!("{} blocks of the file cannot be read.", found.unreadable.len()));
+    }
+    let expected = anchor.superblock.geometry().group_start(anchor.superblock.groups);
+    if found.blocks < expected {
+        let missing = format_args!("{} of {expected} blocks", expected - found.blocks);
+        report.notes.push(format!("The file was cut: {missing} are missing at its end."));
     }
     if let Records::Unknown(e) = records {
         report.notes.push(format!("The journal cannot be read, so all running disks are lost: {e}."));
@@ -88,7 +116,9 @@ impl Rebuild<'_> {
     ) -> Result<()> {
         let superblock = self.anchor.superblock;
         let geometry = superblock.geometry();
-        let groups = groups_within(&geometry, self.target.size().await?).max(superblock.groups);
+        let in_file = groups_within(&geometry, self.found.blocks * BLOCK);
+        refuse_too_short(self.target, in_file, superblock.groups)?;
+        let groups = in_file.max(superblock.groups);
         let pages = NewPages::new(geometry, groups);
         let trees = Trees::new(self.env, self.target, superblock.store_id, self.found);
         report.has_catalogue = catalogue.is_ok();

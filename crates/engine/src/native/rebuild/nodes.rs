@@ -18,12 +18,16 @@ use super::super::table::Table;
 use super::super::tree::{PageTag, Roots, span};
 use super::super::vm::{names_of_nodes, recovered_vm};
 use super::anchor::Records;
+use super::in_use::InUse;
 use super::inputs::Rebuild;
-use super::journal::{apply, touched};
+use super::journal::{Touched, apply};
 use super::report::{RebuildReport, RebuiltNode, in_bytes};
-use super::states::{InUse, State, find_states};
-use super::trees::{NewPages, Trees, all_lost, lose, unmap};
+use super::states::{State, find_states};
+use super::trees::{Knowledge, NewPages, Trees, all_lost, lose, unmap};
 use crate::options::Defect;
+
+/// Blocks of the ancestor of states that are found without a catalogue: more than a disk has that those states may be of.
+const ANCESTOR_BLOCKS: u64 = span(5);
 
 /// Disks are given whole MiB if their size is lost.
 const SIZE_STEP_BLOCKS: u64 = 256;
@@ -91,13 +95,15 @@ impl NodeList {
         let mut lost: BTreeMap<u64, Vec<Range<u64>>> = BTreeMap::new();
         for id in order {
             let item = before[&id];
-            if item.dropped {
+            // The ancestor of states that an earlier rebuild found without a catalogue shows nothing to anybody.
+            if item.dropped || item.roots == all_lost(ANCESTOR_BLOCKS) {
                 continue;
             }
             let whole = before.get(&item.parent).filter(|parent| !parent.dropped);
             let whole = whole.filter(|_| lost.get(&item.parent).is_some_and(Vec::is_empty));
             let base = whole.map_or(Roots::default(), |parent| parent.roots);
-            let (ranges, _) = trees.lost_in(&item.roots, &base, &|_| true).await?;
+            let known = Knowledge { has_sources: true, ..Knowledge::default() };
+            let (ranges, _) = trees.lost_in(&item.roots, &base, &known).await?;
             lost.insert(id, ranges.clone());
             let name = names.get(&id).cloned();
             let mut mended =
@@ -162,19 +168,23 @@ impl NodeList {
             roots: Roots::default(),
         };
         // What it had is unknown.
-        list.nodes.insert(ancestor, NodeItem { roots: all_lost(span(5)), ..empty });
-        let touched = touched(records);
+        list.nodes.insert(ancestor, NodeItem { roots: all_lost(ANCESTOR_BLOCKS), ..empty });
+        let touched = Touched::by(records, rebuild.target.name(), &states)?;
+        if is_exact && touched.has_rootless {
+            report.notes.push(
+                "Disks that had no root of their own at the last checkpoint were written since: these writes are lost.".into(),
+            );
+        }
         for state in states {
-            let may_be_data = |addr: u64| in_use.may_be_data(addr);
-            let (mut lost, end) = trees.lost_in(&state.roots, &Roots::default(), &may_be_data).await?;
-            if !is_exact {
-                lost.extend(touched.get(&state.tag.node).into_iter().flatten().cloned());
-            }
             let node = state.tag.node;
+            let known = Knowledge { in_use: Some(&in_use), ..Knowledge::default() };
+            let (mut lost, end) = trees.lost_in(&state.roots, &Roots::default(), &known).await?;
+            if !is_exact {
+                lost.extend_from_slice(touched.of(node));
+            }
             let records = Some(records).filter(|_| state.is_newest);
-            let of_records =
-                touched.get(&node).filter(|_| state.is_newest || !is_exact).into_iter().flatten();
-            let end = of_records.map(|range| range.end).fold(end, u64::max);
+            let of_records = touched.of(node).last().filter(|_| state.is_newest || !is_exact);
+            let end = end.max(of_records.map_or(0, |range| range.end));
             let size_blocks = end.next_multiple_of(SIZE_STEP_BLOCKS).max(SIZE_STEP_BLOCKS);
             let id = if state.is_newest { node } else { list.new_id() };
             let mut mended =
@@ -233,7 +243,8 @@ impl NodeList {
 fn note_changes(records: &ReplayedRecords, report: &mut RebuildReport) {
     if records.changes() > 0 {
         report.notes.push(format!(
-            "{} changes of VMs and snapshots after the last checkpoint are lost.",
+            "{} changes of VMs and snapshots after the last checkpoint are lost, and so is what was written to disks that these \
+             changes made.",
             records.changes()
         ));
     }

@@ -21,31 +21,31 @@ use super::super::tree::FoundPage;
 use super::*;
 use crate::options::Defect;
 
-const DISK_BLOCKS: u64 = 600;
+pub(super) const DISK_BLOCKS: u64 = 600;
 const SECTORS: u64 = BLOCK / SECTOR;
-const LAYOUT: NewStore =
+pub(super) const LAYOUT: NewStore =
     NewStore { journal_pages: 824, group_blocks: 64, sector_masks: true, rebuildable: true };
 
 /// The first bytes of the sectors of each block; None for one that cannot be read.
-type Content = Vec<Option<[u8; 8]>>;
+pub(super) type Content = Vec<Option<[u8; 8]>>;
 
 /// A store's file, and what its states show.
 #[derive(Clone)]
-struct Image {
-    bytes: Vec<u8>,
-    states: BTreeMap<u64, Content>,
+pub(super) struct Image {
+    pub bytes: Vec<u8>,
+    pub states: BTreeMap<u64, Content>,
     /// What the states show if the journal ends early, as it does where its last batch is torn.
-    without_tail: BTreeMap<u64, Content>,
+    pub without_tail: BTreeMap<u64, Content>,
 }
 
-async fn open(env: &Env, name: &str) -> Result<Rc<Store>> {
+pub(super) async fn open(env: &Env, name: &str) -> Result<Rc<Store>> {
     let file = env.open_root("/")?.open(name, OpenMode::Write).await?;
     let options = StoreOptions { reserve_blocks: 16, ..StoreOptions::default() };
     let growth = Growth { ahead_blocks: 4, chunk_blocks: 2 };
     Store::open(env.clone(), file, options, growth, true).await
 }
 
-async fn content(store: &Rc<Store>, node: u64, blocks: u64) -> Content {
+pub(super) async fn content(store: &Rc<Store>, node: u64, blocks: u64) -> Content {
     let disk = disk(store, node);
     let mut content = Vec::new();
     let piece = |buf: &[u8]| -> [u8; 8] { std::array::from_fn(|n| buf[n * SECTOR as usize + 17]) };
@@ -123,7 +123,7 @@ async fn make(env: &Env, tail: bool) -> BTreeMap<u64, Content> {
     states
 }
 
-fn image(tail: bool) -> Image {
+pub(super) fn image(tail: bool) -> Image {
     let world = SimWorld::new(7, sim::Options::default());
     let states: Rc<std::cell::RefCell<BTreeMap<u64, Content>>> = Rc::default();
     let out = states.clone();
@@ -133,27 +133,32 @@ fn image(tail: bool) -> Image {
     Image { bytes, states: states.take(), without_tail }
 }
 
-fn page(bytes: &[u8], block: u64) -> &[u8] {
+pub(super) fn page(bytes: &[u8], block: u64) -> &[u8] {
     &bytes[(block * BLOCK) as usize..][..BLOCK as usize]
 }
 
 impl Image {
-    fn blocks(&self) -> u64 {
+    pub(super) fn blocks(&self) -> u64 {
         self.bytes.len() as u64 / BLOCK
     }
 
-    fn superblock(&self) -> Superblock {
+    pub(super) fn superblock(&self) -> Superblock {
         let decode =
             |slot: usize| Superblock::decode(page(&self.bytes, SLOT_BLOCKS[slot]), slot, "store").ok();
         [0, 1].into_iter().filter_map(decode).max_by_key(|superblock| superblock.checkpoint).unwrap()
     }
 
-    fn flip(&mut self, block: u64) {
+    pub(super) fn flip(&mut self, block: u64) {
         self.bytes[(block * BLOCK) as usize + 1000] ^= 4;
     }
 
+    /// Makes a block zeros.
+    pub(super) fn wipe(&mut self, block: u64) {
+        self.bytes[(block * BLOCK) as usize..][..BLOCK as usize].fill(0);
+    }
+
     /// Damages all pages with this magic.
-    fn flip_all(&mut self, magic: [u8; 8]) {
+    pub(super) fn flip_all(&mut self, magic: [u8; 8]) {
         for block in 0..self.blocks() {
             if page(&self.bytes, block)[..8] == magic {
                 self.flip(block);
@@ -162,7 +167,7 @@ impl Image {
     }
 
     /// Returns the pages of metadata, whether they are in use or not.
-    fn metadata(&self) -> Vec<u64> {
+    pub(super) fn metadata(&self) -> Vec<u64> {
         let magics: [&[u8; 8]; 5] = [b"unstunSB", b"unstnMAP", b"UnstnBmp", b"unstCATA", b"unstunJB"];
         (0..self.blocks())
             .filter(|block| magics.iter().any(|magic| &page(&self.bytes, *block)[..8] == *magic))
@@ -170,10 +175,10 @@ impl Image {
     }
 }
 
-type Outcome = Option<(RebuildReport, BTreeMap<u64, Content>)>;
+pub(super) type Outcome = Option<(RebuildReport, BTreeMap<u64, Content>)>;
 
 /// Rebuilds a store, and returns what the new one shows; None if nothing can be rebuilt with certainty.
-fn rebuilt(image: &Image, unreadable: &[u64], defects: Defects) -> Outcome {
+pub(super) fn rebuilt(image: &Image, unreadable: &[u64], defects: Defects) -> Outcome {
     let world = SimWorld::new(8, sim::Options::default());
     world.write_file("store", &image.bytes);
     for block in unreadable {
@@ -216,13 +221,13 @@ fn is_right(found: &Content, expected: &Content) -> bool {
 }
 
 /// Returns whether each block is right as one of two contents says, or an error.
-fn is_right_or(found: &Content, one: &Content, other: &Content) -> bool {
+pub(super) fn is_right_or(found: &Content, one: &Content, other: &Content) -> bool {
     let behind = |n: usize| found.get(n).copied().unwrap_or(Some([0; 8]));
     (0..one.len()).all(|n| behind(n).is_none() || behind(n) == one[n] || behind(n) == other[n])
 }
 
 /// Checks the outcome of a rebuild, and returns the number of blocks that are lost.
-fn verify(image: &Image, outcome: &Outcome, what: &str) -> Result<usize, String> {
+pub(super) fn verify(image: &Image, outcome: &Outcome, what: &str) -> Result<usize, String> {
     let Some((report, states)) = outcome else { return Ok(usize::MAX) };
     let mut lost = 0;
     for node in &report.nodes {
@@ -263,7 +268,7 @@ fn verify(image: &Image, outcome: &Outcome, what: &str) -> Result<usize, String>
     Ok(lost)
 }
 
-fn check(image: &Image, what: &str) -> usize {
+pub(super) fn check(image: &Image, what: &str) -> usize {
     verify(image, &rebuilt(image, &[], Defects::default()), what).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 

@@ -6,13 +6,15 @@ use std::ops::Range;
 use blk::{Env, File, Local, Result};
 use std::future::ready;
 
-use super::super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, lost_word};
+use super::super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS, LOST, lost_word};
 use super::super::space::{BlockSet, SLOTS};
 use super::super::table::{Redirect, Table};
 use super::super::tree::{
-    MapCache, MergePace, MergeSpace, Nodes, PageTag, Root, Roots, WalkItem, merge, span, survey,
+    MapCache, Mapped, MergePace, MergeSpace, Nodes, PageTag, Root, Roots, WalkItem, merge, on_devices, span,
+    survey,
 };
 use super::copy::Found;
+use super::in_use::InUse;
 
 /// Cache for map pages.
 const CACHE_BYTES: usize = 64 << 20;
@@ -115,6 +117,23 @@ impl MergePace for NoPace<'_> {
     }
 }
 
+/// What is known of the blocks that an intact map page refers to.
+#[derive(Default)]
+pub(super) struct Knowledge<'a> {
+    /// The blocks in use; None if all that pages refer to are.
+    pub in_use: Option<&'a InUse>,
+    /// Blocks of sources can be read. If not, they are lost.
+    pub has_sources: bool,
+}
+
+/// Adds blocks to ranges, the last of which may end there.
+fn add(ranges: &mut Vec<Range<u64>>, blocks: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == blocks.start => last.end = blocks.end,
+        _ => ranges.push(blocks),
+    }
+}
+
 /// The map pages of the copy.
 pub(super) struct Trees<'a> {
     env: &'a Env,
@@ -128,33 +147,50 @@ impl<'a> Trees<'a> {
         Trees { env, nodes, found }
     }
 
-    /// Returns the blocks of a disk whose content is unknown, and the end of its last mapped block. `may_be_data` says
-    /// whether a block can have what a map page has there. What is the same in `base` is left out.
+    /// Returns the blocks of a disk whose content is unknown, those that were lost before included, and the end of its last
+    /// mapped block. What is the same in `base` is left out.
     pub(super) async fn lost_in(
         &self,
         roots: &Roots,
         base: &Roots,
-        may_be_data: &dyn Fn(u64) -> bool,
+        known: &Knowledge<'_>,
     ) -> Result<(Vec<Range<u64>>, u64)> {
         let (mut lost, mut end) = (Vec::new(), 0);
         for (root, base) in [(&roots.places, &base.places), (&roots.backings, &base.backings)] {
             let mut visit = |item: WalkItem| match item {
                 WalkItem::Data(run) => {
                     end = end.max(run.start + run.len);
-                    let is_bad = |addr: u64| self.found.is_unreadable(addr, 1) || !may_be_data(addr);
-                    let bad = (0..run.len).filter(|n| is_bad(run.addr + n));
-                    lost.extend(bad.map(|n| run.start + n..run.start + n + 1));
+                    self.add_lost(&run, known, &mut lost);
                 }
                 WalkItem::Damaged { level, first, .. } => {
                     let behind = first.saturating_add(span(level));
                     end = end.max(behind);
-                    lost.push(first..behind);
+                    add(&mut lost, first..behind);
                 }
                 WalkItem::Page { .. } | WalkItem::UnknownBase(_) => {}
             };
             survey(&self.nodes, root.as_ref(), base.as_ref(), 0..u64::MAX, usize::MAX, &mut visit).await?;
         }
+        let mut visit = |blocks: Range<u64>, device: u8| {
+            if device == LOST || !known.has_sources {
+                end = end.max(if device == LOST { 0 } else { blocks.end });
+                add(&mut lost, blocks);
+            }
+        };
+        on_devices(&self.nodes, roots.places.as_ref(), base.places.as_ref(), &mut visit).await?;
         Ok((lost, end))
+    }
+
+    fn add_lost(&self, run: &Mapped, known: &Knowledge<'_>, lost: &mut Vec<Range<u64>>) {
+        let all_read = !self.found.is_unreadable(run.addr, run.len);
+        for n in 0..run.len {
+            let (block, addr) = (run.start + n, run.addr + n);
+            let is_bad = (!all_read && self.found.is_unreadable(addr, 1))
+                || known.in_use.is_some_and(|in_use| !in_use.may_be_data(addr));
+            if is_bad {
+                add(lost, block..block + 1);
+            }
+        }
     }
 
     /// Adds the blocks that trees refer to from block `from` on, and that `base` does not have at the same place.

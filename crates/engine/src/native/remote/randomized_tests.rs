@@ -12,11 +12,13 @@ use blk::{Buf, Env};
 use sim::{Action, Cut, Fault, OpKind, SimWorld};
 
 use super::super::change::Op;
+use super::super::defragment::{DefragmentJob, DefragmentScope};
 use super::super::disk::{DiskOptions, NativeDisk};
 use super::super::randomized_tests::{Rng, open};
 use super::super::store::Store;
 use super::tests::TwoCores;
 use super::*;
+use crate::job::{DEFRAGMENT, Job, JobState};
 use crate::options::{Defect, Defects, SpacePolicy};
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
@@ -173,6 +175,9 @@ async fn pair_guest(disks: [Rc<RemoteDisk>; 2], model: Rc<RefCell<Model>>) {
 struct Operator {
     store: Rc<Store>,
     cores: Rc<TwoCores>,
+    /// The running disk that the guests write.
+    disk: Rc<NativeDisk>,
+    defragmentation: RefCell<Option<Rc<Job>>>,
     model: Rc<RefCell<Model>>,
     what: String,
 }
@@ -248,8 +253,26 @@ impl Operator {
         }
     }
 
+    /// Starts a defragmentation of the guests' disk, unless one is under way.
+    fn defragment(&self, rng: &mut Rng) {
+        let mut last = self.defragmentation.borrow_mut();
+        if last.as_ref().is_some_and(|job| !job.state().is_over()) {
+            return;
+        }
+        let scope = if rng.next(2) == 0 { DefragmentScope::SharedToo } else { DefragmentScope::Exclusive };
+        let (env, disk) = (self.store.env.clone(), self.disk.clone());
+        let job = Job::new(env.clone(), 1, DEFRAGMENT, String::new());
+        *last = Some(job.clone());
+        env.spawn_detached(Box::pin(async move {
+            let part = DefragmentJob { job: &job, before: 0, after: 0 };
+            let result = disk.defragment(scope, part).await;
+            job.end(result.map(drop));
+        }));
+    }
+
     async fn step(&self, rng: &mut Rng) {
-        match rng.next(13) {
+        match rng.next(16) {
+            13..=15 => self.defragment(rng),
             0..=2 => self.take(rng).await,
             3 | 4 => self.check(rng).await,
             5 | 6 => self.drop_one(rng),
@@ -267,11 +290,12 @@ async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, defects: Def
     store.change(&PAIR.map(|node| Op::Create { node, size_blocks: 5000 })).unwrap();
     store.flush().await.unwrap();
     let cores = TwoCores::start(&envs);
-    let disks = PAIR.map(|node| cores.open(disk_of(&store, node)));
+    let natives = PAIR.map(|node| disk_of(&store, node));
+    let disks = natives.clone().map(|disk| cores.open(disk));
     let mut rng = Rng(seed * 0x9E37_79B9 + 7);
     if seed.is_multiple_of(2) {
         // Grants are given up while I/O uses them.
-        cores.vm_side.grants_max.set(3);
+        cores.vm_side.grant_bytes_max.set(600);
     }
     model.borrow_mut().guests = GUESTS + 1;
     for number in 0..GUESTS {
@@ -280,13 +304,20 @@ async fn work(envs: Vec<Env>, model: Rc<RefCell<Model>>, seed: u64, defects: Def
         drop(cores.vm_env.spawn(task));
     }
     drop(cores.vm_env.spawn(pair_guest(disks.clone(), model.clone())));
-    let operator = Operator { store: store.clone(), cores, model: model.clone(), what: what.clone() };
+    let [disk, _] = natives;
+    let (defragmentation, model_of) = (RefCell::default(), model.clone());
+    let operator =
+        Operator { store: store.clone(), cores, disk, defragmentation, model: model_of, what: what.clone() };
     for _ in 0..80 {
         operator.step(&mut rng).await;
     }
     model.borrow_mut().stopped = true;
     while model.borrow().guests > 0 {
         store.env.sleep_us(1000).await;
+    }
+    let last = operator.defragmentation.take();
+    if let Some(job) = last {
+        assert_eq!(job.wait().await, JobState::Done, "{what}: {:?}", job.error());
     }
     let now = read(disk_of(&store, 1), &SECTORS, &what).await;
     let expected: Vec<u64> = model.borrow().sectors.iter().map(|sector| sector.issued[sector.done]).collect();

@@ -7,6 +7,7 @@ use blk::{Buf, Error, Result};
 use futures_util::future::join_all;
 
 use super::group::BlockState;
+use super::rebuild::sum_of_bitmaps;
 use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, Space, page};
 use crate::native::layout::BLOCK;
@@ -135,6 +136,13 @@ impl Space {
         }
         let sealed = std::mem::take(&mut state.sealed);
         state.releasable.push_back((checkpoint, sealed));
+    }
+
+    /// Returns the checksum over the pages of all groups: those of the checkpoint under way once they are written.
+    pub(crate) fn sum_of_bitmaps(&self) -> u64 {
+        let state = self.state.borrow();
+        let summaries = state.groups.iter().map(|group| group.written.unwrap_or(group.committed));
+        sum_of_bitmaps((0..).zip(summaries))
     }
 
     /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are

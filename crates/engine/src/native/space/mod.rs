@@ -36,7 +36,7 @@ pub use self::growth::Growth;
 pub(crate) use self::growth::GrowthHold;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
-pub(crate) use self::rebuild::{BlockSet, GroupState, find_bitmap};
+pub(crate) use self::rebuild::{BlockSet, FoundGroup, GroupPages, sum_of_bitmaps};
 use self::state::State;
 pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};
@@ -75,6 +75,8 @@ pub(crate) struct Space {
     /// The file system cannot punch holes.
     never_punches: Cell<bool>,
     resident_groups_max: Cell<usize>,
+    /// No stretch makes the file grow before this time.
+    stretch_grows_from_ns: Cell<u64>,
     /// Number of readers of a committed state, for which the blocks that checkpoints free must stay unchanged.
     retainers: Cell<usize>,
     /// The first contradiction between the trees and the bitmaps; no page is written after it.
@@ -120,6 +122,7 @@ impl Space {
             ready_blocked: Cell::new(false),
             never_punches: Cell::new(false),
             resident_groups_max: Cell::new(usize::MAX),
+            stretch_grows_from_ns: Cell::new(0),
             retainers: Cell::new(0),
             damage: RefCell::new(None),
         })
@@ -311,5 +314,7 @@ impl Space {
 mod growth_tests;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod stretch_tests;
 #[cfg(test)]
 mod tests;

@@ -90,8 +90,7 @@ pub(super) enum FoundBitmap {
     Never,
     Damaged,
     Page {
-        version: u64,
-        meta: bool,
+        summary: GroupSummary,
         bits: Bits,
     },
 }
@@ -109,7 +108,7 @@ pub(super) fn find(geometry: &Geometry, group: u64, slot: u8, page: &[u8]) -> Fo
         checksum: get_u64(page, CHECKSUM_AT),
     };
     match decode("", geometry, group, page, summary) {
-        Ok(bits) => FoundBitmap::Page { version: summary.version, meta: summary.meta, bits },
+        Ok(bits) => FoundBitmap::Page { summary, bits },
         Err(_) => FoundBitmap::Damaged,
     }
 }

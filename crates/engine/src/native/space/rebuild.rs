@@ -5,7 +5,7 @@ use blk::Buf;
 use super::bits::Bits;
 use super::group::{GroupSummary, SLOTS};
 use super::page::{self, FoundBitmap};
-use crate::native::layout::{Extent, Geometry};
+use crate::native::layout::{Extent, Geometry, checksum};
 
 /// A set of blocks of the groups.
 pub(crate) struct BlockSet {
@@ -62,46 +62,73 @@ impl BlockSet {
     }
 }
 
-/// What a group's bitmap pages say of the last valid checkpoint.
-pub(crate) enum GroupState {
-    /// Its blocks in use, and whether it holds metadata.
-    Known {
-        meta: bool,
-    },
-    Unknown,
+/// The bitmap pages of a group in a file, without the catalogue.
+pub(crate) struct GroupPages {
+    /// Those that are whole, the newest first.
+    pub pages: Vec<FoundGroup>,
+    /// A slot holds something else than a whole page, or zeros.
+    pub damaged: bool,
+    /// A slot holds zeros: it was never written, or its page was lost.
+    pub zeros: bool,
 }
 
-/// Finds the bitmap of a group among its two slots, and adds the blocks in use to `used`. `became_valid` says whether a
-/// checkpoint did; None if that is unknown.
-///
-/// The page of the last valid checkpoint is in one slot, and the other has an older one, or one of a checkpoint that
-/// never became valid.
-pub(crate) fn find_bitmap(
-    geometry: &Geometry,
-    group: u64,
-    slots: [&[u8]; 2],
-    became_valid: impl Fn(u64) -> Option<bool>,
-    used: &mut BlockSet,
-) -> GroupState {
-    let found = [0, 1].map(|slot| page::find(geometry, group, slot as u8, slots[slot]));
-    let mut pages = Vec::new();
-    for found in found {
-        match found {
-            FoundBitmap::Never => {}
-            FoundBitmap::Damaged => return GroupState::Unknown,
-            FoundBitmap::Page { version, meta, bits } => pages.push((version, meta, bits)),
+/// A whole bitmap page.
+pub(crate) struct FoundGroup {
+    pub summary: GroupSummary,
+    bits: Bits,
+}
+
+impl GroupPages {
+    /// Reads both slots of a group.
+    pub(crate) fn find(geometry: &Geometry, group: u64, slots: [&[u8]; 2]) -> GroupPages {
+        let mut found = GroupPages { pages: Vec::new(), damaged: false, zeros: false };
+        for (slot, page) in slots.into_iter().enumerate() {
+            match page::find(geometry, group, slot as u8, page) {
+                FoundBitmap::Never => found.zeros = true,
+                FoundBitmap::Damaged => found.damaged = true,
+                FoundBitmap::Page { summary, bits } => found.pages.push(FoundGroup { summary, bits }),
+            }
+        }
+        found.pages.sort_by_key(|page| std::cmp::Reverse(page.summary.version));
+        found
+    }
+
+    /// Returns the page of the last valid checkpoint; `Some(None)` if the group had none, and None if that is unknown.
+    /// `became_valid` says whether a checkpoint did; None if that is unknown.
+    ///
+    /// The page of the last valid checkpoint is in one slot, and the other has an older one, or one of a checkpoint that
+    /// never became valid.
+    pub(crate) fn choose(&self, became_valid: impl Fn(u64) -> Option<bool>) -> Option<Option<&FoundGroup>> {
+        if self.damaged {
+            return None;
+        }
+        let verdicts: Vec<Option<bool>> =
+            self.pages.iter().map(|page| became_valid(page.summary.version)).collect();
+        match verdicts[..] {
+            [] | [Some(false)] => Some(None),
+            [Some(true), ..] => Some(self.pages.first()),
+            [Some(false), Some(true) | None] => Some(self.pages.get(1)),
+            _ => None,
         }
     }
-    pages.sort_by_key(|(version, ..)| std::cmp::Reverse(*version));
-    let verdicts: Vec<Option<bool>> = pages.iter().map(|(version, ..)| became_valid(*version)).collect();
-    let chosen = match verdicts[..] {
-        [] | [Some(false)] => return GroupState::Known { meta: false },
-        [Some(true), ..] => 0,
-        [Some(false), Some(true) | None] => 1,
-        _ => return GroupState::Unknown,
+}
+
+impl BlockSet {
+    /// Adds the blocks of a bitmap page.
+    pub(crate) fn add_page(&mut self, group: u64, page: &FoundGroup) {
+        self.grow(group + 1);
+        self.groups[group as usize] = page.bits.clone();
+    }
+}
+
+/// Returns the checksum over the bitmap pages of a checkpoint, in any order; never 0.
+pub(crate) fn sum_of_bitmaps(summaries: impl Iterator<Item = (u64, GroupSummary)>) -> u64 {
+    let of_page = |group: u64, summary: GroupSummary| {
+        let words = [group, summary.version, summary.checksum];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        checksum(&bytes)
     };
-    let (_, meta, bits) = pages.swap_remove(chosen);
-    used.grow(group + 1);
-    used.groups[group as usize] = bits;
-    GroupState::Known { meta }
+    let written = summaries.filter(|(_, summary)| summary.version != 0);
+    let sum = written.fold(0, |sum: u64, (group, summary)| sum.wrapping_add(of_page(group, summary)));
+    sum.max(1)
 }

@@ -6,6 +6,7 @@
 //! subtree of a node that was born too early to matter need not be searched.
 
 mod cache;
+mod devices;
 mod entry;
 mod found;
 mod lookup;
@@ -16,6 +17,7 @@ mod walk;
 
 pub use cache::MapCache;
 pub(crate) use cache::Nodes;
+pub(crate) use devices::on_devices;
 pub(crate) use entry::{LEVEL_MAX, Mapped, PageTag, Root, Roots, Update, span};
 pub(crate) use found::FoundPage;
 pub(crate) use merge::{MergePace, merge};

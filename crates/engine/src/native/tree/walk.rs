@@ -174,12 +174,13 @@ pub(crate) async fn has_page(nodes: &Nodes, root: Option<&Root>, level: u8, bloc
 }
 
 /// The work of a walk over two trees, `a` and `b`.
-trait Task {
+pub(super) trait Task {
     /// Returns whether a place at which the trees are not the same has to be visited.
     fn wants(&self, a: &Source, b: &Source) -> bool;
     fn leaf(&mut self, blocks: Range<u64>, a: &LeafOf<'_>, b: &LeafOf<'_>);
-    /// Called instead of a visit for a place at which neither tree has a page, and each block differs.
-    fn apart(&mut self, _blocks: Range<u64>) {}
+    /// Called instead of a visit for a place at which neither tree has a page, and each block differs. `a` is what the
+    /// first tree has there.
+    fn apart(&mut self, _blocks: Range<u64>, _a: &Source) {}
     /// Called when all below a page of `a` is done.
     fn end_of(&mut self, _page: &Spot) {}
     /// Handles an unreadable page: an error ends the walk; otherwise it continues behind the page.
@@ -189,16 +190,16 @@ trait Task {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+pub(super) enum Side {
     A,
     B,
 }
 
 /// The entries of a leaf, or of a place without one.
-struct LeafOf<'a>(Option<&'a Node>, Source);
+pub(super) struct LeafOf<'a>(Option<&'a Node>, Source);
 
 impl LeafOf<'_> {
-    fn entries(&self) -> Entries {
+    pub(super) fn entries(&self) -> Entries {
         self.0.map_or(self.1.entries(), |node| node.entries())
     }
 }
@@ -286,7 +287,7 @@ impl Task for DifferenceTask<'_> {
         true
     }
 
-    fn apart(&mut self, blocks: Range<u64>) {
+    fn apart(&mut self, blocks: Range<u64>, _: &Source) {
         self.add(blocks);
     }
 
@@ -395,7 +396,7 @@ async fn give_way() {
     .await;
 }
 
-async fn compare(
+pub(super) async fn compare(
     nodes: &Nodes,
     a: Option<&Root>,
     b: Option<&Root>,
@@ -424,7 +425,7 @@ async fn compare(
             continue;
         }
         if child.has_no_page() {
-            task.apart(child.first.max(blocks.start)..child.end().min(blocks.end));
+            task.apart(child.first.max(blocks.start)..child.end().min(blocks.end), &child.a);
             continue;
         }
         if asked >= budget && child.first > blocks.start {

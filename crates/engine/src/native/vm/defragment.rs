@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use blk::manifest::{JOB_NUMBER_MAX, next_number};
-use blk::{Error, ErrorKind, Result};
+use blk::sync::RangeGuard;
+use blk::{Error, Result};
 
-use super::super::defragment::{DefragmentJob, DefragmentOutcome, DefragmentScope};
+use super::super::defragment::{DefragmentJob, DefragmentScope};
 use super::super::disk::NativeDisk;
 use super::NativeVm;
 use crate::event::{Event, EventKind};
 use crate::job::{DEFRAGMENT, Job, JobState};
-use crate::operations::DefragmentRequest;
+use crate::operations::{DefragmentOutcome, DefragmentRequest};
 
 impl NativeVm {
     /// Starts a job that lays running disks out in order, one after the other. It ends when the VM is closed, and
@@ -36,21 +37,27 @@ impl NativeVm {
         let job = Job::new(self.env.clone(), id, DEFRAGMENT, names.join(", "));
         self.activity.add_job(job.clone());
         let scope = if request.copy_shared { DefragmentScope::SharedToo } else { DefragmentScope::Exclusive };
-        let (vm, worker) = (self.clone(), job.clone());
-        self.env.spawn_detached(Box::pin(async move { vm.defragment_disks(&worker, disks, scope).await }));
+        let (vm, worker, turn) = (self.clone(), job.clone(), self.defragmentation.lock().await);
+        self.env
+            .spawn_detached(Box::pin(async move { vm.defragment_disks(&worker, disks, scope, turn).await }));
         Ok(job)
     }
 
-    async fn defragment_disks(self: Rc<Self>, job: &Job, disks: Vec<Rc<NativeDisk>>, scope: DefragmentScope) {
+    /// Defragments disks and ends the job. A close of the VM waits for `_turn`.
+    async fn defragment_disks(
+        self: Rc<Self>,
+        job: &Job,
+        disks: Vec<Rc<NativeDisk>>,
+        scope: DefragmentScope,
+        _turn: RangeGuard,
+    ) {
         let began_ns = self.env.now_ns();
-        let mut all = DefragmentOutcome::default();
-        let result = self.defragment_each(job, &disks, scope, &mut all).await;
+        let result = defragment_each(job, &disks, scope).await;
+        let done = described(&job.defragmented());
         let message = match &result {
-            _ if job.is_cancelled() || job.is_stopped_for_close() => {
-                format!("cancelled; {}", described(&all))
-            }
-            Ok(()) => described(&all),
-            Err(e) => format!("failed: {e}; {}", described(&all)),
+            _ if job.is_cancelled() || job.is_stopped_for_close() => format!("cancelled; {done}"),
+            Ok(()) => done,
+            Err(e) => format!("failed: {e}; {done}"),
         };
         let event = self.activity.event(EventKind::Defragment, &job.subject, &message);
         self.activity.report(Event { total_us: (self.env.now_ns() - began_ns) / 1000, ..event });
@@ -59,45 +66,37 @@ impl NativeVm {
             false => job.end(result),
         }
     }
+}
 
-    async fn defragment_each(
-        &self,
-        job: &Job,
-        disks: &[Rc<NativeDisk>],
-        scope: DefragmentScope,
-        all: &mut DefragmentOutcome,
-    ) -> Result<()> {
-        let bytes = |disks: &[Rc<NativeDisk>]| disks.iter().map(|disk| disk.size_bytes()).sum();
-        for (n, disk) in disks.iter().enumerate() {
-            let part = DefragmentJob { job, before: bytes(&disks[..n]), after: bytes(&disks[n + 1..]) };
-            match disk.defragment(scope, part).await {
-                Ok(done) => all.add(&done),
-                Err(e)
-                    if e.kind == ErrorKind::Cancelled
-                        && !job.is_cancelled()
-                        && !job.is_stopped_for_close() =>
-                {
+async fn defragment_each(job: &Job, disks: &[Rc<NativeDisk>], scope: DefragmentScope) -> Result<()> {
+    let bytes = |disks: &[Rc<NativeDisk>]| disks.iter().map(|disk| disk.size_bytes()).sum();
+    for (n, disk) in disks.iter().enumerate() {
+        let part = DefragmentJob { job, before: bytes(&disks[..n]), after: bytes(&disks[n + 1..]) };
+        if let Err(e) = disk.defragment(scope, part).await {
+            let is_unwanted = job.is_cancelled() || job.is_stopped_for_close();
+            return match disk.is_replaced.get() && !is_unwanted {
+                true => {
                     let cause = "a revert has replaced the disk, or it was removed; start again";
-                    return Err(Error::refused(&disk.name, cause));
+                    Err(Error::refused(&disk.name, cause))
                 }
-                Err(e) => return Err(e),
-            }
+                false => Err(e),
+            };
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Returns what was done, in words.
 fn described(done: &DefragmentOutcome) -> String {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let mut text = format!("{} MiB moved", mib(done.moved_bytes));
-    if done.no_room_bytes > 0 {
-        let stayed = mib(done.no_room_bytes);
-        text += &format!(", {stayed} MiB stayed because the datastore has no contiguous free space for them");
-    }
-    if done.changed_bytes > 0 {
-        let stayed = mib(done.changed_bytes);
-        text += &format!(", {stayed} MiB stayed because the guest changed them all the time");
+    let stayed = [
+        (done.shared_bytes, "snapshots or clones show blocks of them too (`--copy-shared` copies these)"),
+        (done.no_room_bytes, "the datastore has no contiguous free space for them"),
+        (done.changed_bytes, "the guest changed them all the time"),
+    ];
+    for (bytes, cause) in stayed.into_iter().filter(|(bytes, _)| *bytes > 0) {
+        text += &format!(", {} MiB stayed because {cause}", mib(bytes));
     }
     text
 }

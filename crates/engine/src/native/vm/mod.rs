@@ -3,6 +3,8 @@
 mod bin;
 mod commit;
 mod defragment;
+#[cfg(test)]
+mod defragment_tests;
 mod disks;
 mod homes;
 mod items;
@@ -51,6 +53,8 @@ pub struct NativeVm {
     disks: RefCell<Vec<Rc<NativeDisk>>>,
     /// Serialises takes, commits, reverts and changes of disks.
     operations: TaskMutex,
+    /// Held by a defragmentation until it has ended.
+    defragmentation: TaskMutex,
     /// Snapshots that are leaving the tree.
     leaving: RefCell<BTreeSet<u128>>,
     /// Dropped nodes whose job was cancelled: a consolidation gives their space back.
@@ -73,6 +77,7 @@ impl NativeVm {
             slots: RefCell::new(slots),
             disks: RefCell::default(),
             operations: TaskMutex::default(),
+            defragmentation: TaskMutex::default(),
             leaving: RefCell::default(),
             given_up: RefCell::default(),
             activity,
@@ -162,10 +167,9 @@ impl NativeVm {
         self.activity.stop_jobs_for_close();
         let _turn = self.operations.lock().await;
         self.stop_writes(&self.disks(), true).await;
-        for disk in self.disks() {
-            // A window that is being copied ends first: nothing reads or writes the store's file afterwards.
-            drop(disk.defragment_turn.lock().await);
-        }
+        // A defragmentation ends first, even one of a disk that a revert has replaced: nothing reads or writes the
+        // store's file afterwards.
+        drop(self.defragmentation.lock().await);
         let given_up: Vec<u64> = std::mem::take(&mut *self.given_up.borrow_mut()).into_iter().collect();
         self.store.hold_back(&given_up, false);
         self.store.flush().await

@@ -292,6 +292,8 @@ impl NativeVm {
             }
         };
         let disks: Vec<Rc<NativeDisk>> = states.iter().map(disk).collect::<Result<_>>()?;
+        let is_left = |old: &&Rc<NativeDisk>| !disks.iter().any(|disk| Rc::ptr_eq(disk, old));
+        known.iter().filter(is_left).for_each(|old| old.is_replaced.set(true));
         *self.disks.borrow_mut() = disks;
         Ok(())
     }

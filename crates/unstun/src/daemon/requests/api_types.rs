@@ -150,8 +150,14 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
         limit_bytes_s: Some(job.limit()).filter(|&l| l > 0),
         eta_s: job.eta_s(now_ns),
         guest_latency_us,
+        defragmented: (!of_snapshots).then(|| defragmented(&job.defragmented())),
         error,
     }
+}
+
+fn defragmented(done: &engine::DefragmentOutcome) -> api::Defragmented {
+    let engine::DefragmentOutcome { moved_bytes, shared_bytes, no_room_bytes, changed_bytes } = *done;
+    api::Defragmented { moved_bytes, shared_bytes, no_room_bytes, changed_bytes }
 }
 
 pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {

@@ -216,7 +216,7 @@ async fn homeless(
 }
 
 /// Creates homes for VMs of the store without one: a crash came before the mark, or the folder was removed. Reports
-/// those whose name is taken.
+/// those whose name is taken, and those whose home cannot be made.
 pub(crate) async fn find_homeless(
     daemon: &Rc<Daemon>,
     datastore: &Rc<Datastore>,
@@ -239,9 +239,20 @@ pub(crate) async fn find_homeless(
             datastore.notices.borrow_mut().push(notice);
             continue;
         }
-        new_home(datastore, &name, WhenFull::default(), id).await?;
-        store.set_home(id, &name).await?;
-        found.push((name.clone(), datastore.home(&name).path));
+        let made = async {
+            new_home(datastore, &name, WhenFull::default(), id).await?;
+            store.set_home(id, &name).await
+        };
+        match made.await {
+            Ok(()) => found.push((name.clone(), datastore.home(&name).path)),
+            // The other VMs are served nevertheless, those with new homes too.
+            Err(e) => {
+                let cause = format!("has no folder, and none can be made: {e}");
+                let notice = format!("VM {name} ({id:032x}) in {} is not served: it {cause}", store.path());
+                error!("{notice}");
+                datastore.notices.borrow_mut().push(notice);
+            }
+        }
     }
     Ok(found)
 }
