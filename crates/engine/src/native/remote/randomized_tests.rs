@@ -24,8 +24,7 @@ use crate::job::{DEFRAGMENT, Job, JobState};
 use crate::options::{Defect, Defects, SpacePolicy};
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true, rebuildable: true };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128, ..NewStore::DEFAULT };
 const SECTOR: u64 = 512;
 /// Sectors of the guests: some windows of disk 1.
 const SECTORS: Range<u64> = 8 * 30..8 * 126;
