@@ -25,8 +25,7 @@ use crate::campaign::Outcome;
 use crate::run::replayed;
 use shift::{Model, Shift};
 
-const LAYOUT: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 256, sector_masks: true, rebuildable: true };
+const LAYOUT: NewStore = NewStore { journal_pages: 1024, group_blocks: 256, ..NewStore::DEFAULT };
 const GROUPS: u64 = 4;
 const MS_NS: u64 = 1_000_000;
 /// Machines of a run: each opens the store once.

@@ -18,6 +18,7 @@
 mod boot;
 pub mod corruption;
 mod defragmentation;
+mod disturbance;
 mod guest;
 mod harness;
 mod images;

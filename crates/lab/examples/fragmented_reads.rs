@@ -13,9 +13,10 @@ use blk::reactor::OpenMode;
 use blk::volume::Volume;
 use blk::{Buf, Dir, Env};
 use engine::native::space::Growth;
-use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+use engine::native::{NativeVm, NewNativeVm, Store, StoreOptions};
 use engine::{Machine, Options, RunningDisk};
 use hdrhistogram::Histogram;
+use lab::modelled::native_store::new_store;
 use lab::storage::StorageModel;
 use sim::{ContentMode, SimWorld};
 
@@ -151,9 +152,7 @@ async fn open(env: &Env, dir: &Dir, cache_mib: u64) -> Rc<Store> {
 
 /// Makes a VM with both disks, and returns its ID.
 async fn make(env: &Env, dir: &Dir, disk_bytes: u64) -> u128 {
-    let file = dir.create_new("store").await.expect("made");
-    Store::format(env, &file, NewStore::default()).await.expect("a store");
-    drop(file);
+    drop(new_store(dir, "store").await.expect("a store"));
     let store = open(env, dir, CACHES_MIB[2]).await;
     let disk = || NewDisk { size_bytes: disk_bytes, mode: DiskMode::Persistent, folder: None };
     let new = NewNativeVm { name: "vm", disks: &[disk(), disk()] };

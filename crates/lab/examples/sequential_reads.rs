@@ -7,13 +7,11 @@ use std::rc::Rc;
 
 use blk::volume::Volume;
 use blk::{Buf, Env};
+use engine::Job;
 use engine::job::DEFRAGMENT;
 use engine::native::change::Op;
-use engine::native::space::Growth;
-use engine::native::{
-    DefragmentJob, DefragmentScope, DiskOptions, NativeDisk, NewStore, Store, StoreOptions,
-};
-use engine::{Job, SpacePolicy};
+use engine::native::{DefragmentJob, DefragmentScope, NativeDisk, Store};
+use lab::modelled::native_store::store_with_disk;
 use lab::modelled::world_options;
 use lab::storage::StorageModel;
 use sim::SimWorld;
@@ -42,15 +40,7 @@ struct Figures {
 }
 
 async fn make(env: &Env, bytes: u64) -> (Rc<Store>, Rc<NativeDisk>) {
-    let file = env.open_root("/").expect("a root").create_new("store").await.expect("made");
-    Store::format(env, &file, NewStore::default()).await.expect("a store");
-    let store = Store::open(env.clone(), file, StoreOptions::default(), Growth::default(), true);
-    let store = store.await.expect("opened");
-    let node = store.new_node_id();
-    store.change(&[Op::Create { node, size_blocks: bytes / BLOCK }]).expect("a disk");
-    let terms = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 500 };
-    let node = store.node(node).expect("there");
-    let disk = NativeDisk::new(&store, node, "disk".into(), 0, terms);
+    let (store, disk) = store_with_disk(env, bytes).await.expect("a disk");
     for at in (0..bytes).step_by(READ_BYTES as usize) {
         write(&disk, at, READ_BYTES).await;
     }

@@ -11,11 +11,9 @@ use std::time::Instant;
 
 use blk::volume::Volume;
 use blk::{Buf, Env};
-use engine::SpacePolicy;
-use engine::native::change::Op;
-use engine::native::space::Growth;
-use engine::native::{DiskOptions, NativeDisk, NewStore, Store, StoreOptions};
+use engine::native::Store;
 use lab::modelled::Engine;
+use lab::modelled::native_store::store_with_disk;
 use lab::storage::StorageModel;
 use sim::oracle::{NEVER, sequence_of, stamp};
 use sim::{ContentMode, SimWorld};
@@ -95,15 +93,8 @@ impl Load {
 }
 
 async fn native(env: &Env, bytes: u64) -> (Rc<dyn Volume>, Option<Rc<Store>>) {
-    let file = env.open_root("/").expect("a root").create_new("store").await.expect("made");
-    Store::format(env, &file, NewStore::default()).await.expect("a store");
-    let store = Store::open(env.clone(), file, StoreOptions::default(), Growth::default(), true);
-    let store = store.await.expect("opened");
-    let node = store.new_node_id();
-    store.change(&[Op::Create { node, size_blocks: bytes / BLOCK }]).expect("a disk");
-    let terms = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 500 };
-    let node = store.node(node).expect("there");
-    (NativeDisk::new(&store, node, "disk".into(), 0, terms), Some(store))
+    let (store, disk) = store_with_disk(env, bytes).await.expect("a disk");
+    (disk, Some(store))
 }
 
 fn row(name: &str, engine: Engine, content: ContentMode, ios: u64, mib: u64) -> u64 {

@@ -5,6 +5,7 @@
 
 mod flat;
 mod machine;
+pub mod native_store;
 
 use std::rc::Rc;
 

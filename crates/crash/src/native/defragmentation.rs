@@ -8,23 +8,24 @@ use engine::job::DEFRAGMENT;
 use engine::native::{DefragmentJob, DefragmentScope};
 use sim::Rng;
 
+use super::disturbance::Disturbance;
 use super::harness::Harness;
-use super::plan::soon;
 
-/// Passes that are tried in one boot, and the longest pause before each.
+/// Passes that are tried in one boot.
 const PASSES: u64 = 4;
-const PAUSE_US_MAX: u64 = 3000;
-/// One pass of this many is cancelled, one is cut, and one copies shared blocks too.
-const CANCELLED_EVERY: u64 = 4;
-const CUT_EVERY: u64 = 3;
+/// One pass of this many copies shared blocks too.
 const SHARED_EVERY: u64 = 3;
-
-const DEFRAGMENTING: &str = "cut in a defragmentation";
+const DISTURBANCE: Disturbance = Disturbance {
+    pause_us_max: 3000,
+    cancelled_every: 4,
+    cut_every: 3,
+    cut_label: "cut in a defragmentation",
+};
 
 impl Harness {
     pub(super) async fn defragment_some(self: Rc<Harness>, mut rng: Rng) -> Result<(), String> {
         for _ in 0..PASSES {
-            self.env.sleep_us(rng.below(PAUSE_US_MAX)).await;
+            self.env.sleep_us(rng.below(DISTURBANCE.pause_us_max)).await;
             let disks: Vec<_> = self.running_disks().into_iter().map(|(disk, _)| disk).collect();
             let Some(disk) = rng.pick(&disks) else { continue };
             let job = Job::new(self.env.clone(), 1, DEFRAGMENT, disk.name.clone());
@@ -32,21 +33,8 @@ impl Harness {
                 0 => DefragmentScope::SharedToo,
                 _ => DefragmentScope::Exclusive,
             };
-            if rng.below(CANCELLED_EVERY) == 0 {
-                let (env, job, us) = (self.env.clone(), job.clone(), rng.below(PAUSE_US_MAX));
-                self.env.spawn_detached(Box::pin(async move {
-                    env.sleep_us(us).await;
-                    drop(job.cancel());
-                }));
-            }
-            if self.plan.may_cut(self.boot) && rng.below(CUT_EVERY) == 0 {
-                self.world.cut_at(soon(&mut rng));
-            }
-            self.model.borrow_mut().doing.insert(DEFRAGMENTING);
-            let part = DefragmentJob { job: &job, before: 0, after: 0 };
-            let done = disk.defragment(scope, part).await;
-            self.model.borrow_mut().doing.remove(DEFRAGMENTING);
-            match done {
+            let work = disk.defragment(scope, DefragmentJob { job: &job, before: 0, after: 0 });
+            match self.disturbed(&job, &DISTURBANCE, &mut rng, work).await {
                 Ok(done) if done.moved_bytes > 0 => self.mark("defragmented"),
                 Ok(_) => {}
                 Err(e) if e.is_no_space() => self.mark("a defragmentation found no space"),

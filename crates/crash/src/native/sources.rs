@@ -8,18 +8,14 @@ use engine::native::change::Op;
 use sim::Rng;
 use sim::oracle::DiskModel;
 
+use super::disturbance::Disturbance;
 use super::harness::Harness;
-use super::plan::soon;
 use super::windows::Windows;
 
-/// Landings that are tried in one boot, and the longest pause before each.
+/// Landings that are tried in one boot.
 const LANDINGS: u64 = 3;
-const PAUSE_US_MAX: u64 = 4000;
-/// One landing of this many is cancelled, and one is cut.
-const CANCELLED_EVERY: u64 = 3;
-const CUT_EVERY: u64 = 3;
-
-const LANDING: &str = "cut in a landing";
+const DISTURBANCE: Disturbance =
+    Disturbance { pause_us_max: 4000, cancelled_every: 3, cut_every: 3, cut_label: "cut in a landing" };
 
 impl Harness {
     /// Makes an image and its source, and returns the operation that makes a disk over it.
@@ -40,27 +36,15 @@ impl Harness {
     /// Copies sources into the store while guests run; some landings are cancelled or cut.
     pub(super) async fn land_some(self: Rc<Harness>, mut rng: Rng) -> Result<(), String> {
         for _ in 0..LANDINGS {
-            self.env.sleep_us(rng.below(PAUSE_US_MAX)).await;
+            self.env.sleep_us(rng.below(DISTURBANCE.pause_us_max)).await;
             if self.model.borrow().images.has_fewer(&self.store) {
                 self.mark("a source was removed");
             }
             let sources = self.store.sources();
             let Some(source) = rng.pick(&sources).filter(|source| source.is_attached()) else { continue };
             let job = Job::new(self.env.clone(), 1, LAND, source.name.clone());
-            let cancelled_after_us = (rng.below(CANCELLED_EVERY) == 0).then(|| rng.below(PAUSE_US_MAX));
-            if self.plan.may_cut(self.boot) && rng.below(CUT_EVERY) == 0 {
-                self.world.cut_at(soon(&mut rng));
-            }
-            self.model.borrow_mut().doing.insert(LANDING);
-            if let Some(us) = cancelled_after_us {
-                let (env, job) = (self.env.clone(), job.clone());
-                self.env.spawn_detached(Box::pin(async move {
-                    env.sleep_us(us).await;
-                    drop(job.cancel());
-                }));
-            }
-            let landed = self.land(source.device, &job).await;
-            self.model.borrow_mut().doing.remove(LANDING);
+            let work = self.land(source.device, &job);
+            let landed = self.disturbed(&job, &DISTURBANCE, &mut rng, work).await;
             self.faults.survive(&self.env, landed).await?;
         }
         Ok(())

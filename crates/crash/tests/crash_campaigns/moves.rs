@@ -94,12 +94,7 @@ impl Harness {
         let own = root.open_dir("own", true).await.map_err(text("own folder"))?;
         let file = match root.create_new("store").await {
             Ok(file) => {
-                let new = NewStore {
-                    journal_pages: 1024,
-                    group_blocks: 512,
-                    sector_masks: true,
-                    rebuildable: true,
-                };
+                let new = NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT };
                 Store::format(env, &file, new).await.map_err(text("making the store"))?;
                 root.sync().await.map_err(text("making the store"))?;
                 file

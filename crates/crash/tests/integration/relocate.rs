@@ -32,13 +32,9 @@ async fn redo_with(env: &Env, name: &str, space_policy: SpacePolicy) -> Rc<Vm> {
 
 async fn native_like(env: &Env, source: &dyn Machine) -> (Rc<Store>, Rc<NativeVm>) {
     let file = env.open_root("/").unwrap().create_new("store").await.unwrap();
-    Store::format(
-        env,
-        &file,
-        NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true },
-    )
-    .await
-    .unwrap();
+    Store::format(env, &file, NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT })
+        .await
+        .unwrap();
     let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
     let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await.unwrap();
     let id = store.new_vm_id();

@@ -26,8 +26,7 @@ use crate::job::{DEFRAGMENT, Job, LAND};
 use crate::options::{Defects, SpacePolicy};
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 128, sector_masks: true, rebuildable: true };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 128, ..NewStore::DEFAULT };
 const AHEAD: Growth = Growth { ahead_blocks: 64, chunk_blocks: 16 };
 const DISK_BLOCKS: u64 = 70_000;
 /// The first node of a disk; a source's landing map has a smaller number.

@@ -49,15 +49,20 @@ pub struct NewStore {
     pub rebuildable: bool,
 }
 
+impl NewStore {
+    /// A journal of 64 MiB, groups of 126 MiB, and all features.
+    pub const DEFAULT: NewStore = NewStore {
+        journal_pages: 16 << 10,
+        group_blocks: super::space::GROUP_BLOCKS_MAX,
+        sector_masks: true,
+        rebuildable: true,
+    };
+}
+
 impl Default for NewStore {
-    /// A journal of 64 MiB and groups of 126 MiB.
+    /// See `DEFAULT`.
     fn default() -> Self {
-        NewStore {
-            journal_pages: 16 << 10,
-            group_blocks: super::space::GROUP_BLOCKS_MAX,
-            sector_masks: true,
-            rebuildable: true,
-        }
+        NewStore::DEFAULT
     }
 }
 

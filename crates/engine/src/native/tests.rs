@@ -14,8 +14,7 @@ use super::*;
 use crate::options::SpacePolicy;
 
 const TERMS: DiskOptions = DiskOptions { policy: SpacePolicy::Wait, space_retry_us: 1000 };
-const NEW: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true };
+const NEW: NewStore = NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT };
 
 pub(super) async fn open_store(env: &Env) -> Result<Rc<Store>> {
     open_store_with(env, StoreOptions { reserve_blocks: 64, ..StoreOptions::default() }).await

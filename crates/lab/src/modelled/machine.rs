@@ -6,13 +6,14 @@ use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
 use engine::native::space::Growth as StoreGrowth;
-use engine::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
+use engine::native::{NativeVm, NewNativeVm, Store, StoreOptions};
 use engine::stats::LayerCounters;
 use engine::{Client, CommitWhat, Event, EventKind, Job, JobState, Machine, Options, RunningDisk, Vm};
 use sim::SimWorld;
 use vmdk::home::{Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
 
+use super::native_store::new_store;
 use super::storage_counters;
 use crate::run::{Counters, Stun};
 use crate::subject::{CommitEnd, CommitProgress, FrozenDisks, LayerSeen, Subject};
@@ -50,10 +51,7 @@ impl MachineSubject {
 
     /// Creates a VM in a store of its own.
     pub async fn native(env: &Env, world: &SimWorld, disk_bytes: &[u64]) -> Result<MachineSubject> {
-        let dir = env.open_root("/")?;
-        let file = dir.create_new(STORE).await?;
-        Store::format(env, &file, NewStore::default()).await?;
-        dir.sync().await?;
+        let file = new_store(&env.open_root("/")?, STORE).await?;
         let growth = StoreGrowth::default();
         let store = Store::open(env.clone(), file, StoreOptions::default(), growth, true).await?;
         let disk =

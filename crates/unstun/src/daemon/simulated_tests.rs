@@ -60,7 +60,7 @@ async fn make_folders(env: &Env) -> Outcome<()> {
     let datastore = env.open_root(DATASTORE).map_err(low(DATASTORE))?;
     // The store is smaller than a datastore makes it: no test needs 64 MiB of journal.
     let store = datastore.create_new("store.unstun").await.map_err(low("the store"))?;
-    let small = NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true };
+    let small = NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT };
     Store::format(env, &store, small).await.map_err(low("the store"))?;
     datastore.sync().await.map_err(low(DATASTORE))?;
     let foreign = env.open_root(FOREIGN).map_err(low(FOREIGN))?;

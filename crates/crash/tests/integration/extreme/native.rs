@@ -37,12 +37,8 @@ fn sound() -> Vec<u8> {
     let world = SimWorld::new(1, SimOptions::default());
     let made = world.run(|env| async move {
         let file = env.open_root("/")?.create_new("store").await?;
-        Store::format(
-            &env,
-            &file,
-            NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true },
-        )
-        .await?;
+        Store::format(&env, &file, NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT })
+            .await?;
         env.open_root("/")?.sync().await?;
         drop(file);
         let store = open(&env).await?;

@@ -163,12 +163,8 @@ async fn take_over(env: &Env) -> blk::Result<()> {
 async fn relocate(env: &Env, vm: &Rc<Vm>) {
     let made = async {
         let file = env.open_root("/")?.create_new("store").await?;
-        Store::format(
-            env,
-            &file,
-            NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true },
-        )
-        .await?;
+        Store::format(env, &file, NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT })
+            .await?;
         let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
         let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await?;
         let id = store.new_vm_id();

@@ -102,7 +102,8 @@ fn a_store_that_is_read_only_is_checked_as_it_was() {
         // Without the feature of lost blocks.
         let dir = env.open_root("/").unwrap();
         let file = dir.create_new("store").await.unwrap();
-        let new = NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: false };
+        let new =
+            NewStore { journal_pages: 1024, group_blocks: 512, rebuildable: false, ..NewStore::DEFAULT };
         Store::format(&env, &file, new).await.unwrap();
         dir.sync().await.unwrap();
         drop(file);

@@ -12,8 +12,7 @@ use crate::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 use crate::options::Options as EngineOptions;
 
 const LUN: &str = "lun";
-const SMALL: NewStore =
-    NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true };
+const SMALL: NewStore = NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT };
 /// A block of the first group, where these tests write like a store.
 const DATA_AT: u64 = 2000 * BLOCK;
 const SECOND_US: u64 = 1_000_000;

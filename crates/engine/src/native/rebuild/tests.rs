@@ -23,8 +23,7 @@ use crate::options::Defect;
 
 pub(super) const DISK_BLOCKS: u64 = 600;
 const SECTORS: u64 = BLOCK / SECTOR;
-pub(super) const LAYOUT: NewStore =
-    NewStore { journal_pages: 824, group_blocks: 64, sector_masks: true, rebuildable: true };
+pub(super) const LAYOUT: NewStore = NewStore { journal_pages: 824, group_blocks: 64, ..NewStore::DEFAULT };
 
 /// The first bytes of the sectors of each block; None for one that cannot be read.
 pub(super) type Content = Vec<Option<[u8; 8]>>;

@@ -42,13 +42,9 @@ async fn open_files(env: &Env, dir: Dir) -> Rc<dyn Machine> {
 
 async fn native_like(env: &Env, root: &Dir, source: &dyn Machine) -> Rc<dyn Machine> {
     let file = root.create_new("store").await.unwrap();
-    Store::format(
-        env,
-        &file,
-        NewStore { journal_pages: 1024, group_blocks: 512, sector_masks: true, rebuildable: true },
-    )
-    .await
-    .unwrap();
+    Store::format(env, &file, NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT })
+        .await
+        .unwrap();
     let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
     let store = Store::open(env.clone(), file, options, StoreGrowth::default(), true).await.unwrap();
     let id = store.new_vm_id();
