@@ -377,7 +377,7 @@ impl Daemon {
                     let vm = RunningVm::new(&running.front_end, name, vm.clone(), None, settings);
                     VmHandle::here(&core, vm)
                 }
-                None => VmHandle::native_elsewhere(&core, self.cores.own(), vm.clone(), settings).await,
+                None => VmHandle::native_elsewhere(&core, self.cores.own(), name, vm.clone(), settings).await,
             };
             return Ok((handle, Kept::Native(vm)));
         }

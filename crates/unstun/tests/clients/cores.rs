@@ -210,6 +210,26 @@ fn a_vm_of_another_core_moves_to_the_native_store_and_back() {
     daemon.stop();
 }
 
+#[test]
+fn a_native_vm_of_another_core_is_served_under_its_new_name_alone() {
+    let datastore = Datastore::new();
+    let daemon = start_on("2", &datastore);
+    let a = create(&datastore, ("a", "native", 0));
+    let mut b = create(&datastore, ("b", "native", 1));
+    b.scribble(&datastore.uri("b/disk0"), 20);
+    datastore.json("vm remove b --delete-disks --yes");
+    let c = create(&datastore, ("b", "native", 1));
+    datastore.json("vm create d --disk 1M --store native");
+    datastore.json("bin restore b --name e");
+    assert_eq!(core_of(&datastore, "e"), 1);
+    let uri = datastore.json("vm show e")["disks"][0]["nbd_uri"].as_str().unwrap().to_owned();
+    b.assert_same_as("raw", &uri);
+    for (vm, twin) in [("a", a), ("b", c)] {
+        twin.assert_same_as("raw", &datastore.uri(&format!("{vm}/disk0")));
+    }
+    daemon.stop();
+}
+
 /// Moves a VM of the other core to another store and back while fio writes and verifies.
 fn move_under_fio(store: &str, other: &str) {
     let datastore = Datastore::new();

@@ -81,15 +81,17 @@ impl VmHandle {
         VmHandle { core: core.clone(), vm: Location::Here(vm), native: None, relaying: RefCell::default() }
     }
 
-    /// Serves the clients of a native VM on another core than the control side's. `own` is the control side's core.
+    /// Serves the clients of a native VM on another core than the control side's, under `name`. `own` is the control side's core.
     pub(crate) async fn native_elsewhere(
         core: &Rc<CoreLink>,
         own: &Rc<CoreLink>,
+        name: &str,
         vm: Rc<NativeVm>,
         settings: ClientSettings,
     ) -> VmHandle {
         let store_side = core.store_side().expect("the core is not the stores'");
-        let (name, ticket) = (vm.name.clone(), store_side.serve_vm(vm.clone()));
+        // The store may have another name of the VM.
+        let (name, ticket) = (name.to_owned(), store_side.serve_vm(vm.clone()));
         let open = async move |running: Rc<RunningVms>| {
             running.kept.keep_vm(running.open_native(&name, ticket, settings))
         };
