@@ -80,7 +80,7 @@ pub enum Command {
     Events(EventsArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
-    /// Check the stores of datastores in use, or VMware files at PATH (read-only, without a daemon)
+    /// Check the stores in use, or the files or the store at PATH (reads only)
     Check(CheckArgs),
     /// Repair what `check PATH` finds in VMware files (without --yes: print what would be written)
     Repair(RepairArgs),
@@ -265,7 +265,7 @@ pub struct AttachArgs {
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Name a VM's folder, its .vmx, or the descriptor of a chain's last link
+    /// Name a VM's folder, its .vmx, the descriptor of a chain's last link, or a native store that nothing serves
     pub path: Option<PathBuf>,
 }
 

@@ -34,6 +34,7 @@ mod vmware_files;
 pub(crate) use bin::policy::BinPolicy;
 pub(crate) use datastore::device::create as create_datastore;
 pub(crate) use datastore::rebuild::rebuild as rebuild_datastore;
+pub(crate) use datastore::unserved::{check_store, store_at};
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use place::Place;
 pub(crate) use requests::answer::Subject;

@@ -214,7 +214,14 @@ fn split(device: u64) -> Device {
 /// process.
 pub(super) fn open_lock(dir: BorrowedFd<'_>, name: &str) -> Result<Opened, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let fd = rustix::fs::openat(dir, name, flags, FILE_MODE)?;
+    let fd = match rustix::fs::openat(dir, name, flags, FILE_MODE) {
+        // A file that cannot be written, such as one on a file system that is mounted read-only, is locked as it is.
+        Err(rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            rustix::fs::openat(dir, name, flags, FILE_MODE)?
+        }
+        opened => opened?,
+    };
     rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
     let stat = rustix::fs::fstat(&fd)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {

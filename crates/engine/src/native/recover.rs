@@ -104,8 +104,31 @@ impl Store {
         can_grow: bool,
         map_cache: &MapCache,
     ) -> Result<Rc<Store>> {
+        Store::open_as(env, file, options, growth, can_grow, map_cache, None).await
+    }
+
+    /// Like `open`, to look at: nothing is written to the store, and it is served read-only.
+    pub(super) async fn open_unchanged(env: Env, file: File) -> Result<Rc<Store>> {
+        let options = StoreOptions::default();
+        let map_cache = MapCache::new(options.map_cache_bytes);
+        let reason = Error::refused(file.name(), "it was opened to be looked at");
+        Store::open_as(env, file, options, Growth::default(), false, &map_cache, Some(reason)).await
+    }
+
+    /// Opens a store; read-only for the reason `unchanged`, if there is one.
+    async fn open_as(
+        env: Env,
+        file: File,
+        options: StoreOptions,
+        growth: Growth,
+        can_grow: bool,
+        map_cache: &MapCache,
+        unchanged: Option<Error>,
+    ) -> Result<Rc<Store>> {
         let Slots { newest: superblock, other, .. } = Superblock::read(&file).await?;
-        superblock.check_writable(file.name())?;
+        if unchanged.is_none() {
+            superblock.check_writable(file.name())?;
+        }
         let geometry = superblock.geometry();
         let groups = groups_in(&file, &superblock).await?;
         let catalogue = Catalogue::read(&file, &superblock).await?;
@@ -113,13 +136,13 @@ impl Store {
         if let Some(other) = &other {
             exclude_newer(other, &found)?;
         }
-        let (lost, hidden) = (found.lost.clone(), !found.unreadable.is_empty());
+        let (lost, hidden) = (found.lost.clone().or(unchanged.clone()), !found.unreadable.is_empty());
         let tail = RetainedTail::by(&env, &superblock, found.end, lost.is_some());
         let changes = ReplayedRecords::read(&file, found, &tail.records).await?;
         let epoch = superblock.epoch.max(changes.epoch) + 1;
         check_counters(&superblock, epoch).map_err(|cause| Error::damaged(file.name(), cause))?;
         let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
-        if tail.complete {
+        if tail.complete && unchanged.is_none() {
             // This comes before the epoch is durable: an opening after a later crash looks for the tail of this epoch.
             memory_tail.begin(&tail.records);
         }
@@ -186,7 +209,7 @@ impl Store {
             self.flush().await?;
         }
         self.flush_without_doubt().await?;
-        if self.superblock.get().is_rebuildable() {
+        if self.superblock.get().is_rebuildable() && self.journal.free_pages() > OPENING_PAGES {
             // What the last checkpoint freed may be used from now on. If both superblocks are lost, this batch shows that
             // the catalogue before is stale.
             self.flush().await?;

@@ -17,7 +17,10 @@ use crate::daemon;
 pub(super) fn files(path: &Path, output: Output) -> Result<u8> {
     let shown = path.display();
     let path = path.canonicalize().map_err(|e| Error::at_path(shown, "no such file or folder", &e))?;
-    print(&daemon::check(&path)?, output)
+    match daemon::store_at(&path) {
+        Some(store) => print(&daemon::check_store(&store)?, output),
+        None => print(&daemon::check(&path)?, output),
+    }
 }
 
 pub(super) async fn stores(client: &Client, output: Output) -> Result<u8> {

@@ -12,6 +12,7 @@ pub(super) mod scrub;
 pub(super) mod signature;
 pub(super) mod store_memory;
 pub(super) mod unflushed;
+pub(super) mod unserved;
 pub(super) mod watch;
 
 use std::cell::{Cell, RefCell};

@@ -125,6 +125,39 @@ fn a_store_without_catalogue_is_rebuilt_from_its_map_pages() {
     daemon.stop();
 }
 
+/// `check PATH` of a store that no daemon serves: the file, the folder, and one that cannot be opened.
+#[test]
+fn a_store_that_nothing_serves_is_checked() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let store = make(&datastore);
+    let check = |path: &Path| {
+        let output = datastore.run(&format!("check {} --json", path.display()));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned() + &said)
+    };
+    let before = fs::read(&store).unwrap();
+    for path in [&store, store.parent().unwrap()] {
+        let (code, said) = check(path);
+        assert!(code == 0 && said.contains("\"findings\": []"), "{code}: {said}");
+    }
+    assert!(fs::read(&store).unwrap() == before, "the check has changed the store");
+    damage(&store, *pages(&store, *b"unstnMAP").last().unwrap());
+    let (code, said) = check(&store);
+    assert!(code == 6 && said.contains("db/disk0") || said.contains("db@monday"), "{code}: {said}");
+    for magic in [*b"unstunSB", *b"unstCATA"] {
+        pages(&store, magic).into_iter().for_each(|at| damage(&store, at));
+        let (code, said) = check(&store);
+        assert!(code == 6 && said.contains("datastore rebuild"), "{code}: {said}");
+    }
+    let served = folder(&datastore, "served");
+    datastore.json(&format!("datastore add {}", served.display()));
+    datastore.json_at("served", "vm create web --disk 64M");
+    let (code, said) = check(&served);
+    assert!(code == 5 && said.contains("without a path"), "{code}: {said}");
+    daemon.stop();
+}
+
 #[test]
 fn lost_blocks_are_errors_until_they_are_written() {
     let datastore = Datastore::new();

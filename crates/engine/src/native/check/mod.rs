@@ -13,12 +13,15 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-use blk::Result;
+use std::collections::BTreeMap;
+
+use blk::{Env, ErrorKind, File, Result};
 
 use self::capture::Committed;
 pub use self::report::{AffectedRange, Fault, Finding, Report};
 use self::walk::Walk;
 use super::store::Store;
+use super::vm::names_of_nodes;
 
 impl Store {
     /// Checks the store in its present state: makes a checkpoint first, unless nothing has happened since the last one.
@@ -31,6 +34,19 @@ impl Store {
         };
         let report = self.check_committed().await?;
         Ok(Report { behind, ..report })
+    }
+
+    /// Checks a store that nothing serves, without a write: the state of its last checkpoint. Returns also what people call
+    /// its states, by the numbers of their nodes.
+    ///
+    /// # Errors
+    /// Those of an opening: too little of the store can be read.
+    pub async fn check_unserved(env: Env, file: File) -> Result<(Report, BTreeMap<u64, String>)> {
+        let store = Store::open_unchanged(env, file).await?;
+        let report = store.check_committed().await?;
+        let behind = store.broken().filter(|e| e.kind == ErrorKind::Damaged);
+        let names = names_of_nodes(&store.catalogue.borrow().items);
+        Ok((Report { behind, ..report }, names))
     }
 
     /// Checks the state of the last checkpoint.

@@ -9,6 +9,7 @@ use sim::{SimWorld, View};
 
 use super::super::catalogue::superblock_in_head;
 use super::super::change::Op;
+use super::super::journal::RingBatches;
 use super::super::layout::{BLOCK, HEADER_BLOCKS, get_u64};
 use super::super::sources::tests::over_a_source;
 use super::super::store::Store;
@@ -117,6 +118,24 @@ fn a_head_of_an_earlier_checkpoint_is_not_the_last_one() {
     assert!(rebuilt(&image, &[], Defects::default()).is_none());
 }
 
+/// Space that the last checkpoint freed may be used after an opening. If the batch that names the checkpoint was not durable,
+/// only one of the opening shows that earlier heads are stale.
+#[test]
+fn an_opening_names_the_checkpoint_of_the_catalogue() {
+    let History { mut image, .. } = history();
+    let superblock = image.superblock();
+    for block in HEADER_BLOCKS + superblock.journal.seq..HEADER_BLOCKS + LAYOUT.journal_pages {
+        image.wipe(block);
+    }
+    let world = SimWorld::new(9, sim::Options::default());
+    world.write_file("store", &image.bytes);
+    run(&world, move |env| async move {
+        let store = open(&env, "store").await.unwrap();
+        let ring = RingBatches::read(&store.file, &store.geometry).await.unwrap();
+        assert_eq!(ring.catalogue_checkpoint, superblock.catalogue_checkpoint);
+    });
+}
+
 #[test]
 fn an_unreadable_or_erased_journal_does_not_prove_that_a_head_is_the_last_one() {
     let History { mut image, .. } = history();
@@ -180,6 +199,43 @@ fn wiped_pages_are_damaged_ones() {
                 wrong.unwrap();
             }
         }
+    }
+}
+
+/// Several pages are damaged, wiped or written to another place.
+#[test]
+fn damage_of_several_pages_leaves_right_content_or_errors() {
+    let wholes = [false, true].map(super::tests::image);
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    for round in 0..400 {
+        let whole = &wholes[round % 2];
+        let mut image = whole.clone();
+        let pages = whole.metadata();
+        let mut damaged = Vec::new();
+        for _ in 0..=random(6) {
+            let block = pages[random(pages.len())];
+            let is_journal = block < HEADER_BLOCKS + LAYOUT.journal_pages;
+            match random(3) {
+                1 if !is_journal => image.wipe(block),
+                2 if !is_journal => {
+                    let other = page(&whole.bytes, pages[random(pages.len())]).to_vec();
+                    image.bytes[(block * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&other);
+                }
+                _ => image.flip(block),
+            }
+            damaged.push(block);
+        }
+        if random(3) == 0 {
+            image.flip_all(*b"unstCATA");
+        }
+        if random(4) == 0 {
+            image.flip_all(*b"unstunSB");
+        }
+        check(&image, &format!("round {round}, damaged {damaged:?}"));
     }
 }
 

@@ -54,6 +54,15 @@ pub(crate) fn is_device(path: &Path) -> bool {
 
 /// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened.
 pub(crate) async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
+    claim_for(env, named, OpenMode::Write).await
+}
+
+/// Like `claim`, without writes: the device may be read-only.
+pub(crate) async fn claim_to_read(env: &Env, named: &Path) -> Result<Claimed> {
+    claim_for(env, named, OpenMode::Read).await
+}
+
+async fn claim_for(env: &Env, named: &Path, mode: OpenMode) -> Result<Claimed> {
     let shown = named.display();
     let asked = named.to_path_buf();
     let path = env.blocking(move || asked.canonicalize()).await;
@@ -69,15 +78,15 @@ pub(crate) async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
         _ => e.into(),
     })?;
     // The lock comes first: it says more about another daemon than the kernel does.
-    let exclusive = env.blocking(move || hold_device(&path)).await?;
-    let file = dir.open(&name, OpenMode::Write).await?;
+    let exclusive = env.blocking(move || hold_device(&path, mode == OpenMode::Write)).await?;
+    let file = dir.open(&name, mode).await?;
     let size_bytes = file.size().await?;
     let lock = RefCell::new(Some((lock, exclusive)));
     Ok(Claimed { path: named.to_path_buf(), file, size_bytes, dir, name, lock })
 }
 
 /// Opens a block device exclusively, which the kernel grants to one opener. A regular file needs no such handle.
-fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
+fn hold_device(path: &Path, writes: bool) -> Result<Option<std::fs::File>> {
     let failed = |e: std::io::Error| match e.raw_os_error() {
         Some(libc::EBUSY) => Error::new(
             ErrorKind::Locked,
@@ -88,7 +97,7 @@ fn hold_device(path: &Path) -> Result<Option<std::fs::File>> {
     if !path.metadata().map_err(failed)?.file_type().is_block_device() {
         return Ok(None);
     }
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(path);
+    let opened = OpenOptions::new().read(true).write(writes).custom_flags(libc::O_EXCL).open(path);
     opened.map(Some).map_err(failed)
 }
 

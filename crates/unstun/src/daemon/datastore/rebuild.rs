@@ -12,7 +12,7 @@ use blk::{Env, Executor};
 use engine::Defects;
 use engine::native::{RebuildReport, RebuiltNode, rebuild as rebuild_store};
 
-use crate::daemon::datastore::device::{claim, refuse_leased};
+use crate::daemon::datastore::device::{claim_to_read, refuse_leased};
 use crate::daemon::datastore::native::STORE_NAME;
 
 /// Rebuilds the store in the file, folder or device `source` into the new folder `into`. The source is not changed.
@@ -26,7 +26,7 @@ pub(crate) fn rebuild(source: &Path, into: &Path) -> Result<StoreRebuilt> {
 
 async fn make(env: &Env, source: &Path, into: &Path) -> Result<StoreRebuilt> {
     let file = if source.is_dir() { source.join(STORE_NAME) } else { source.to_path_buf() };
-    let claimed = claim(env, &file).await?;
+    let claimed = claim_to_read(env, &file).await?;
     let leased = refuse_leased(env, &claimed).await?;
     if let Err(e) = std::fs::create_dir(into) {
         let kind = match e.kind() {
@@ -51,6 +51,10 @@ async fn make(env: &Env, source: &Path, into: &Path) -> Result<StoreRebuilt> {
     };
     dir.rename(&making, STORE_NAME).await?;
     dir.sync().await?;
+    if let Some(parent) = into.parent() {
+        // The name of the new folder.
+        env.open_path(&parent.to_string_lossy()).await?.sync().await?;
+    }
     Ok(answer(source, into, &report))
 }
 

@@ -1,7 +1,7 @@
 //! Check of a datastore's store while it is in use, with every block read.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
@@ -90,16 +90,7 @@ impl Daemon {
 
     async fn checked(&self, datastore: &Rc<Datastore>, report: &Report) -> Checked {
         let owners = self.owners(datastore).await;
-        let file = datastore.native.path().display().to_string();
-        let mut findings: Vec<_> =
-            report.findings.iter().map(|found| present(found, &file, &owners)).collect();
-        if let Some(behind) = &report.behind {
-            findings.push(note(&file, format!("checked as of checkpoint {}: {behind}", report.checkpoint)));
-        }
-        if report.more > 0 {
-            findings.push(note(&file, format!("incomplete: {} more findings are not listed", report.more)));
-        }
-        Checked { path: datastore.native.path(), findings }
+        answer(&datastore.native.path(), report, &owners)
     }
 
     /// Returns the name of each node of the store, such as `web/disk0` or `web/disk0@a`.
@@ -124,6 +115,19 @@ impl Daemon {
         }
         owners
     }
+}
+
+/// Returns the findings of a report; `owners` has the names of nodes.
+pub(super) fn answer(path: &Path, report: &Report, owners: &BTreeMap<u64, String>) -> Checked {
+    let file = path.display().to_string();
+    let mut findings: Vec<_> = report.findings.iter().map(|found| present(found, &file, owners)).collect();
+    if let Some(behind) = &report.behind {
+        findings.push(note(&file, format!("checked as of checkpoint {}: {behind}", report.checkpoint)));
+    }
+    if report.more > 0 {
+        findings.push(note(&file, format!("incomplete: {} more findings are not listed", report.more)));
+    }
+    Checked { path: path.to_path_buf(), findings }
 }
 
 fn log_damage(checked: &Checked) {
