@@ -19,6 +19,7 @@ use blk::sync::TaskMutex;
 
 use crate::limiter::{Limiter, Limiters};
 use crate::limits::WEIGHT_DEFAULT;
+use crate::under_way::{Sharing, UnderWay};
 
 /// Cost of a request in addition to its bytes: its tasks and system calls occupy the core for as long as copying this
 /// much.
@@ -38,6 +39,8 @@ const ALONE_TURNS: u64 = 256;
 /// All parties with connections, and those whose connections wait.
 pub(crate) struct FairScheduler {
     pub limiters: Limiters,
+    /// Whether several parties use the core now.
+    pub sharing: Sharing,
     groups: RefCell<BTreeMap<String, Weak<ClientGroup>>>,
     /// Parties with waiting connections. A task grants them credit as long as there are any.
     waiting: RefCell<Vec<Rc<ClientGroup>>>,
@@ -59,6 +62,8 @@ pub(crate) struct ClientGroup {
     pub status_turn: TaskMutex,
     /// The party's limits, and its weight.
     pub limiter: Rc<Limiter>,
+    /// What the party has under way at its devices.
+    pub under_way: UnderWay,
 }
 
 /// What the parties that wait share in a turn.
@@ -99,6 +104,7 @@ impl ClientGroup {
             queue: RefCell::default(),
             status_turn: TaskMutex::default(),
             limiter,
+            under_way: UnderWay::default(),
         }
     }
 
@@ -145,6 +151,7 @@ impl Default for FairScheduler {
     fn default() -> Self {
         FairScheduler {
             limiters: Limiters::default(),
+            sharing: Sharing::default(),
             groups: RefCell::default(),
             waiting: RefCell::default(),
             weights: Cell::new(0),

@@ -14,9 +14,11 @@ pub mod memory;
 pub mod nbd;
 mod resources;
 mod sessions;
+mod under_way;
 pub mod vhost_user;
 
 pub use limiter::Limiter;
 pub use limits::{Burst, IoLimits, RateLimit, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use resources::Resources;
 pub use sessions::{ConnectionFailure, SessionInfo};
+pub use under_way::Activity;

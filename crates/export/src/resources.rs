@@ -4,10 +4,12 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::fair::FairScheduler;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
+use crate::under_way::Activity;
 
 /// Memory, turns and limits of the clients of a server.
 pub struct Resources {
@@ -35,6 +37,11 @@ impl Resources {
     /// limiter is kept.
     pub fn limiter(&self, party: &str) -> Rc<Limiter> {
         self.scheduler.limiters.of(party)
+    }
+
+    /// Lets the clients of this server take account of those of other cores. `own` is the number of this core.
+    pub fn share_activity(&self, activity: Arc<Activity>, own: usize) {
+        assert!(self.scheduler.sharing.cores.set((activity, own)).is_ok(), "a core has one number");
     }
 
     pub(crate) fn scheduler(&self) -> &Rc<FairScheduler> {

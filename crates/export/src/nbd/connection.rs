@@ -20,6 +20,7 @@ use crate::fair::{ClientGroup, FairScheduler, REQUEST_COST};
 use crate::limiter::Delay;
 use crate::limits::IoCost;
 use crate::memory::{DELAYED_BYTES_MAX, PIECE_BYTES_MAX};
+use crate::under_way::Begun;
 
 pub(super) struct Connection {
     pub volume: Rc<dyn Volume>,
@@ -40,6 +41,7 @@ pub(super) struct Ticket {
     line: Rc<Connection>,
     cookie: u64,
     cost: u64,
+    begun: Begun,
 }
 
 impl Connection {
@@ -76,7 +78,8 @@ impl Connection {
             grant.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
-        let ticket = Ticket { line: self.clone(), cookie, cost };
+        let mut ticket = Ticket { line: self.clone(), cookie, cost, begun: Begun::default() };
+        ticket.begun = self.group.under_way.begin(env, &self.scheduler.sharing, granted).await;
         self.scheduler.take(env, &self.group, REQUEST_COST + granted).await;
         (ticket, granted)
     }
@@ -200,7 +203,9 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.line.session.memory().give_back(self.cost);
-        self.line.session.wake();
+        let line = &self.line;
+        line.group.under_way.end(self.begun);
+        line.session.memory().give_back(self.cost);
+        line.session.wake();
     }
 }

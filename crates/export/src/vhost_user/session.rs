@@ -18,6 +18,7 @@ use crate::limits::IoCost;
 use crate::memory::{DELAYED_BYTES_MAX, Holding, PIECE_BYTES_MAX};
 use crate::resources::Resources;
 use crate::sessions::SessionInfo;
+use crate::under_way::Begun;
 
 /// What a connection has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,10 +90,12 @@ pub(super) struct Turn(#[expect(dead_code, reason = "held until it is dropped")]
 pub(super) struct Grant {
     session: Rc<Session>,
     cost: u64,
+    begun: Begun,
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
+        self.session.group.under_way.end(self.begun);
         self.session.memory.give_back(self.cost);
         self.session.freed.notify();
     }
@@ -206,13 +209,18 @@ impl Session {
         let turn = self.turn().await;
         let (grant, granted) = self.memory_for(&turn, len, list).await;
         drop(turn);
-        self.pay(REQUEST_COST + granted).await;
-        (grant, granted)
+        self.begin(grant, granted).await
     }
 
     /// Like `admit`, for a request that keeps its turn.
     pub(super) async fn admit_in_turn(self: &Rc<Self>, turn: &Turn, len: u64) -> (Grant, u64) {
         let (grant, granted) = self.memory_for(turn, len, 0).await;
+        self.begin(grant, granted).await
+    }
+
+    /// Waits for the party's turn, and until it may have more under way.
+    async fn begin(&self, mut grant: Grant, granted: u64) -> (Grant, u64) {
+        grant.begun = self.group.under_way.begin(&self.env, &self.scheduler.sharing, granted).await;
         self.pay(REQUEST_COST + granted).await;
         (grant, granted)
     }
@@ -226,7 +234,7 @@ impl Session {
                 None => freed.await,
             }
         };
-        (Grant { session: self.clone(), cost }, granted)
+        (Grant { session: self.clone(), cost, begun: Begun::default() }, granted)
     }
 
     /// Waits for memory for a list of many descriptors. The request keeps its turn until all its pieces have begun.

@@ -9,6 +9,7 @@ use api::error::{Error, ErrorKind, Result};
 use api::listen;
 use api::location::Datastore;
 use api::output::Output;
+use export::Activity;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -34,7 +35,8 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let heartbeats: Vec<_> = (0..cores).map(|_| Arc::new(daemon::Heartbeat::default())).collect();
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
     let map_cache_bytes = memory.map_cache_bytes(args.map_cache, cores).map_err(Error::invalid)?;
-    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores };
+    let activity = Activity::new(cores);
+    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores, activity };
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, output))

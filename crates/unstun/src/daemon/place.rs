@@ -1,9 +1,11 @@
 //! Main datastore and settings with which the core starts.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use api::listen::NbdListen;
 use api::name::DatastoreName;
+use export::Activity;
 
 use crate::daemon::bin::policy::BinPolicy;
 use crate::memory::Memory;
@@ -21,4 +23,6 @@ pub(crate) struct Place {
     pub nbd: Vec<NbdListen>,
     /// Number of cores, the control side's own included.
     pub cores: usize,
+    /// When each core last began a request of a guest.
+    pub activity: Arc<Activity>,
 }

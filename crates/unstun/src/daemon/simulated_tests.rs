@@ -84,6 +84,7 @@ pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) 
         bin,
         nbd: Vec::new(),
         cores: 1,
+        activity: export::Activity::new(1),
     };
     let daemon = Daemon::new(env, &place, Journal::nowhere(), messages::channel().0, Vec::new())
         .await

@@ -92,7 +92,8 @@ impl Daemon {
         let main = Rc::new(open_main(&env, place, store_memory.clone()).await?);
         let descriptors = Descriptors::new(env.clone(), place.memory);
         let core = CoreNumber { own: 0, count: cores.len() + 1 };
-        let front_end = front_end(place.memory, descriptors.connections(), core.count);
+        let front_end =
+            front_end(place.memory, descriptors.connections(), (core.own, core.count), &place.activity);
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors.clone(), None);
         Ok(Rc::new(Daemon {
             env,

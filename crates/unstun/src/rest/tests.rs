@@ -25,6 +25,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
         bin: BinPolicy::default(),
         nbd: Vec::new(),
         cores: 1,
+        activity: export::Activity::new(1),
     };
     let core = Arc::new(CoreHandle::start(place, vec![Arc::default()]).unwrap());
     let socket = datastore.api_socket();

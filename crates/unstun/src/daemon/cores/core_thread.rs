@@ -96,7 +96,8 @@ fn run(
     let tell_ready = tell.clone();
     let ended = executor.run(async move {
         let descriptors = Descriptors::new(env.clone(), place.memory);
-        let front_end = front_end(place.memory, descriptors.connections(), core.count);
+        let front_end =
+            front_end(place.memory, descriptors.connections(), (core.own, core.count), &place.activity);
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors, Some(own));
         running.serve_native_vms(vm_end, place.memory.grant_bytes(core.count));
         running.vhost.listen_on(reactor.clone());

@@ -1,11 +1,12 @@
 //! The front ends as the daemon runs them, and what the log shows of their connections and of failed requests.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blk::ErrorKind;
 use export::nbd::proto::NbdErrno;
 use export::nbd::{Failure, FrontEnd, Limits, Observer};
-use export::{ConnectionFailure, vhost_user};
+use export::{Activity, ConnectionFailure, vhost_user};
 use tracing::{debug, info, warn};
 
 use crate::log::LineLimit;
@@ -16,15 +17,22 @@ const CONNECTION_LINES_MAX: u32 = 4;
 /// Maximum number of log lines per second about failed requests. A guest whose disk fails repeats them.
 const REQUEST_LINES_MAX: u32 = 2;
 
-/// Creates the front end of one of `cores` cores, which divide the memory for clients and the connections of the process.
-pub(crate) fn front_end(memory: Memory, connections_max: usize, cores: usize) -> Rc<FrontEnd> {
+/// Creates the front end of core `own` of `cores`. They divide the memory for clients and the connections of the process.
+pub(crate) fn front_end(
+    memory: Memory,
+    connections_max: usize,
+    (own, cores): (usize, usize),
+    activity: &Arc<Activity>,
+) -> Rc<FrontEnd> {
     let memory_bytes = memory.clients_bytes() / cores as u64;
     let limits = Limits { memory_bytes, connections_max: connections_max / cores, ..Limits::default() };
     let log = FrontEndLog {
         connections: LineLimit::new(CONNECTION_LINES_MAX),
         requests: LineLimit::new(REQUEST_LINES_MAX),
     };
-    FrontEnd::observed(limits, Rc::new(log))
+    let front_end = FrontEnd::observed(limits, Rc::new(log));
+    front_end.resources().share_activity(activity.clone(), own);
+    front_end
 }
 
 /// Returns the vhost-user front end, whose clients share memory, turns and limits with those of NBD.
