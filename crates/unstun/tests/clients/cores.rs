@@ -217,14 +217,16 @@ fn a_native_vm_of_another_core_is_served_under_its_new_name_alone() {
     let a = create(&datastore, ("a", "native", 0));
     let mut b = create(&datastore, ("b", "native", 1));
     b.scribble(&datastore.uri("b/disk0"), 20);
+    let removed = datastore.beside("removed.raw");
+    copy(&b.path, &removed);
     datastore.json("vm remove b --delete-disks --yes");
-    let c = create(&datastore, ("b", "native", 1));
+    let b = create(&datastore, ("b", "native", 1));
     datastore.json("vm create d --disk 1M --store native");
     datastore.json("bin restore b --name e");
     assert_eq!(core_of(&datastore, "e"), 1);
     let uri = datastore.json("vm show e")["disks"][0]["nbd_uri"].as_str().unwrap().to_owned();
-    b.assert_same_as("raw", &uri);
-    for (vm, twin) in [("a", a), ("b", c)] {
+    assert_same(&removed, "raw", &uri);
+    for (vm, twin) in [("a", a), ("b", b)] {
         twin.assert_same_as("raw", &datastore.uri(&format!("{vm}/disk0")));
     }
     daemon.stop();
