@@ -230,3 +230,38 @@ fn verbs_that_free_space_of_deltas_work_without_any() {
 fn verbs_that_free_space_of_a_native_store_work_without_any() {
     verbs_that_free_space("native");
 }
+
+#[test]
+fn a_vm_leaves_the_full_main_datastore_for_one_that_is_added_then() {
+    let Some(small) = Mounted::of(IMAGE_BYTES) else { return };
+    let datastore = Datastore::new();
+    std::fs::remove_dir(datastore.path()).unwrap();
+    std::os::unix::fs::symlink(small.path(), datastore.path()).unwrap();
+    let daemon = datastore.start_as(&["--cores", "2"]);
+    datastore.json("vm create first --disk 16M --store redo");
+    datastore.json("vm create web --disk 512M --store redo");
+    assert_eq!(datastore.json("vm show web")["core"], 1);
+    let mut nbd = Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
+    assert_eq!(nbd.write(0, &[1; MIB as usize]).unwrap(), 0);
+    small.fill();
+    let socket = datastore.nbd_socket();
+    let writing = thread::spawn(move || {
+        (1..4).all(|at| nbd.write(at * u64::from(MIB), &[2; MIB as usize]).is_ok_and(|errno| errno == 0))
+            && nbd.flush().is_ok()
+    });
+    until("a write that waits", || {
+        (datastore.json("vm show web")["waiting_writes"] != json!(0)).then_some(())
+    });
+    let other = datastore.beside("other");
+    std::fs::create_dir(&other).unwrap();
+    datastore.json(&format!("datastore add other={}", other.display()));
+    let job = datastore.json("vm move web --to other");
+    assert_eq!(job["state"], "done", "{job}");
+    assert!(writing.join().unwrap(), "the writes that waited are answered");
+    let mut nbd = Nbd::attach(&socket, "web/disk0").unwrap();
+    for (at, expected) in [(0, 1), (1, 2), (3, 2)] {
+        assert_eq!(nbd.read(at * u64::from(MIB), MIB).unwrap(), [expected; MIB as usize], "MiB {at}");
+    }
+    drop(nbd);
+    daemon.stop();
+}

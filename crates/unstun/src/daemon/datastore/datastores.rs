@@ -262,7 +262,9 @@ impl Daemon {
         opening: &Opening,
     ) -> Result<api::Datastore> {
         let datastore = self.open_datastore(name.clone(), &path, take_over, opening).await?;
-        self.added().await?.add(name.as_str(), &path).await?;
+        let added = self.added().await?;
+        // A datastore is added to leave the full main one.
+        self.with_reserve(&self.main, async || added.add(name.as_str(), &path).await).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.datastores.borrow_mut().push(datastore.clone());
         self.open_datastores().await?;
