@@ -4,6 +4,7 @@
 mod core_change;
 pub(super) mod core_thread;
 pub(super) mod vm_handle;
+mod vm_operations;
 
 use std::cell::RefCell;
 use std::path::Path;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use api::VmClient;
 use api::error::Result;
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, SnapshotState, VmState};
 use engine::native::NativeVm;
 use engine::{
-    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, GenerationChange,
-    Job, JobControl, Loss, Machine, Options, SpaceUsage,
+    CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Job, JobControl, Machine, Options,
+    SpaceUsage,
 };
 use export::IoLimits;
 
@@ -26,13 +26,13 @@ use crate::daemon::running::vm::{ClientSettings, RunningVm, VmView};
 pub(crate) struct VmHandle {
     pub(super) core: Rc<CoreLink>,
     vm: Location,
-    native: Option<NativeHere>,
+    pub(super) native: Option<NativeHere>,
     /// The core that has the connections of clients from before the VM came here, if it was another one.
     pub(super) relaying: RefCell<Option<Rc<CoreLink>>>,
 }
 
 /// A native VM whose clients are on another core than the control side's, where its store is. Its operations run here.
-struct NativeHere {
+pub(super) struct NativeHere {
     machine: Rc<dyn Machine>,
     own: Rc<RunningVms>,
 }
@@ -171,7 +171,7 @@ impl VmHandle {
         }
     }
 
-    async fn on_machine<T: Send + 'static>(
+    pub(super) async fn on_machine<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(Rc<dyn Machine>) -> T + Send + 'static,
     ) -> T {
@@ -182,7 +182,7 @@ impl VmHandle {
     }
 
     /// Runs `work`, which may be refused because of clients: those that have left do not count any more.
-    async fn on_machine_without_clients<T: Send + 'static>(
+    pub(super) async fn on_machine_without_clients<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(Rc<dyn Machine>) -> T + Send + 'static,
     ) -> T {
@@ -206,7 +206,7 @@ impl VmHandle {
     }
 
     /// Keeps something of the machine's, on its core.
-    async fn keep_of_machine<T: Send + 'static, Kept: 'static>(
+    pub(super) async fn keep_of_machine<T: Send + 'static, Kept: 'static>(
         &self,
         work: impl AsyncFnOnce(Rc<dyn Machine>) -> blk::Result<(T, Kept)> + Send + 'static,
     ) -> blk::Result<(T, Guard)> {
@@ -407,101 +407,6 @@ impl VmHandle {
 
     pub(crate) async fn average_run_bytes(&self, number: u32) -> blk::Result<Option<u64>> {
         self.on_machine(async move |vm| vm.average_run_bytes(number).await).await
-    }
-
-    // Previews.
-
-    pub(crate) async fn commit_preview(&self, what: &CommitWhat) -> blk::Result<CommitPreview> {
-        let what = what.clone();
-        self.on_machine(async move |vm| vm.commit_preview(&what).await).await
-    }
-
-    pub(crate) async fn revert_preview(&self, wanted: Option<&str>, keeps: bool) -> blk::Result<Loss> {
-        let wanted = wanted.map(str::to_owned);
-        self.on_machine(async move |vm| vm.revert_preview(wanted.as_deref(), keeps).await).await
-    }
-
-    pub(crate) async fn discard_preview(&self, wanted: &str) -> blk::Result<Loss> {
-        let wanted = wanted.to_owned();
-        self.on_machine(async move |vm| vm.discard_preview(&wanted).await).await
-    }
-
-    pub(crate) async fn reset_preview(&self) -> blk::Result<Loss> {
-        self.on_machine(async |vm| vm.reset_preview().await).await
-    }
-
-    pub(crate) async fn restore_preview(&self, id: u64) -> blk::Result<Loss> {
-        self.on_machine(async move |vm| vm.restore_preview(id).await).await
-    }
-
-    // Operations.
-
-    pub(crate) async fn take(&self, name: &str, description: &str) -> blk::Result<SnapshotState> {
-        let (name, description) = (name.to_owned(), description.to_owned());
-        self.on_machine(async move |vm| vm.take(&name, &description).await).await
-    }
-
-    pub(crate) async fn revert(
-        &self,
-        wanted: Option<&str>,
-        take_first: Option<&str>,
-        keep: bool,
-    ) -> blk::Result<SnapshotState> {
-        let (wanted, first) = (wanted.map(str::to_owned), take_first.map(str::to_owned));
-        self.on_machine_without_clients(async move |vm| {
-            vm.revert(wanted.as_deref(), first.as_deref(), keep).await
-        })
-        .await
-    }
-
-    pub(crate) async fn discard(&self, wanted: &str, keep: bool) -> blk::Result<Loss> {
-        let wanted = wanted.to_owned();
-        self.on_machine_without_clients(async move |vm| vm.discard(&wanted, keep).await).await
-    }
-
-    pub(crate) async fn reset(&self, keep: bool) -> blk::Result<Loss> {
-        self.on_machine_without_clients(async move |vm| vm.reset(keep).await).await
-    }
-
-    pub(crate) async fn restore(&self, id: u64, keep: bool) -> blk::Result<Loss> {
-        self.on_machine_without_clients(async move |vm| vm.restore(id, keep).await).await
-    }
-
-    pub(crate) async fn empty_bin(&self, ids: Vec<u64>) -> blk::Result<u64> {
-        self.on_machine(async move |vm| vm.empty_bin(ids).await).await
-    }
-
-    pub(crate) async fn add_disk(&self, wanted: &NewDisk) -> blk::Result<DiskState> {
-        let wanted = wanted.clone();
-        self.on_machine(async move |vm| vm.add_disk(&wanted).await).await
-    }
-
-    pub(crate) async fn remove_disk(&self, number: u32, remove_files: bool) -> blk::Result<()> {
-        self.on_machine_without_clients(async move |vm| vm.remove_disk(number, remove_files).await).await
-    }
-
-    pub(crate) async fn grow_disk(&self, number: u32, size_bytes: u64) -> blk::Result<()> {
-        self.on_machine_without_clients(async move |vm| vm.grow_disk(number, size_bytes).await).await
-    }
-
-    pub(crate) async fn set_mode(&self, number: u32, mode: DiskMode) -> blk::Result<()> {
-        self.on_machine_without_clients(async move |vm| vm.set_mode(number, mode).await).await
-    }
-
-    pub(crate) async fn change_generation(&self, change: GenerationChange) -> blk::Result<()> {
-        self.on_machine(async move |vm| vm.change_generation(change).await).await
-    }
-
-    pub(crate) async fn close(&self) -> blk::Result<()> {
-        if self.native.is_some() {
-            let close_disks = async |_, vm: Rc<RunningVm>| {
-                if let Some(remote) = &vm.remote {
-                    remote.close_disks();
-                }
-            };
-            self.run(close_disks).await;
-        }
-        self.on_machine_without_clients(async |vm| vm.close().await).await
     }
 
     // Clients.
