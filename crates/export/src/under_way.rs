@@ -24,7 +24,6 @@ const PERIOD_NS: u64 = 250_000_000;
 /// Periods in which a request counts. One that takes longer waits for something else than the device, such as space or a
 /// limit, and must not hold back the others.
 const PERIODS: u64 = 4;
-
 /// A core notes its activity again after this time.
 const NOTED_NS: u64 = ACTIVE_NS / 100;
 

@@ -112,8 +112,8 @@ pub struct UpArgs {
     /// Limit the memory of the daemon, in bytes or with K, M, G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_memory)]
     pub memory: Memory,
-    /// Run VMs on N cores, 1 to 16; native stores are on the first [default: the machine's, if each has 128 MiB of the
-    /// memory]
+    /// Run VMs on N cores, 1 to 16; native stores are on the first [default: the machine's; fewer where --memory has less
+    /// than 128 MiB for each]
     #[arg(long, value_name = "N", value_parser = parse_cores)]
     pub cores: Option<usize>,
     /// Keep removed VMs and discarded states in the bin for this time, in hours (0: keep nothing)
