@@ -223,11 +223,16 @@ impl Drop for RangeGuard {
         let mut entries = self.lock.entries.borrow_mut();
         let at = entries.iter().position(|e| e.ticket == self.ticket).expect("a held range is listed");
         let range = entries.remove(at).expect("position is inside").range;
-        let wakers: Vec<Waker> = entries
-            .iter_mut()
-            .filter(|e| e.ticket > self.ticket && e.range.start < range.end && range.start < e.range.end)
-            .filter_map(|e| e.waker.take())
-            .collect();
+        let mut wakers = Vec::new();
+        for entry in entries.range_mut(at..) {
+            if entry.range.start < range.end && range.start < entry.range.end {
+                wakers.extend(entry.waker.take());
+            }
+            if entry.range.start <= range.start && range.end <= entry.range.end {
+                // All that are left and overlap the range wait for this entry too.
+                break;
+            }
+        }
         drop(entries);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -238,6 +243,11 @@ impl Drop for RangeGuard {
 pub struct TaskMutex(RangeLock);
 
 impl TaskMutex {
+    /// Returns whether nobody has the mutex or waits for it.
+    pub fn is_idle(&self) -> bool {
+        self.0.is_idle()
+    }
+
     /// Queues now, and resolves when all earlier holders have dropped their guards.
     pub fn lock(&self) -> impl Future<Output = RangeGuard> + use<> {
         self.0.lock(0..1)

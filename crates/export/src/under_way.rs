@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blk::Env;
-use blk::sync::Signal;
+use blk::sync::{Signal, TaskMutex};
 use futures_util::future::select;
 
 /// Most bytes that a party has under way beside others. It is enough for 4 GB/s at a latency of 1 ms, and takes a device
@@ -88,6 +88,8 @@ pub(crate) struct UnderWay {
     /// Bytes by the period in which they began, oldest first.
     periods: RefCell<VecDeque<(u64, u64)>>,
     freed: Signal,
+    /// The requests that wait, in the order of their arrival: later small ones do not pass a large one.
+    queue: TaskMutex,
 }
 
 /// A request under way. Its owner gives it back to [`UnderWay::end`].
@@ -103,6 +105,11 @@ impl UnderWay {
         let party = std::ptr::from_ref(self).addr();
         let mut now_ns = env.now_ns();
         sharing.note(party, now_ns);
+        if self.queue.is_idle() && (self.has_room(now_ns, bytes) || !sharing.is_shared(now_ns)) {
+            return self.add(now_ns, bytes);
+        }
+        let _turn = self.queue.lock().await;
+        now_ns = env.now_ns();
         while !self.has_room(now_ns, bytes) && sharing.is_shared(now_ns) {
             let freed = self.freed.wait();
             select(pin!(freed), pin!(env.sleep_us(PERIOD_NS / 1000))).await;
@@ -238,6 +245,38 @@ mod tests {
         assert!(!second.is_shared(6 * ACTIVE_NS));
         first.note(1, 5 * ACTIVE_NS + NOTED_NS + 1);
         assert!(second.is_shared(6 * ACTIVE_NS));
+    }
+
+    #[test]
+    fn small_requests_do_not_pass_a_large_one_of_their_party() {
+        let world = SimWorld::new(3, sim::Options::default());
+        let run = |env: Env| async move {
+            let (device, sharing) = (Device::default(), Sharing::default());
+            let (is_over, largest) = (Cell::default(), Cell::default());
+            let world = Rc::new(World { env: env.clone(), device, sharing, is_over, largest });
+            let party = Rc::<UnderWay>::default();
+            for _ in 0..4 {
+                env.spawn_detached(Box::pin(small_ones(world.clone(), party.clone())));
+            }
+            env.spawn_detached(Box::pin(small_ones(world.clone(), Rc::default())));
+            env.sleep_us(10_000).await;
+            let began_ns = env.now_ns();
+            let begun = party.begin(&env, &world.sharing, SHARED_BYTES_MAX).await;
+            party.end(begun);
+            world.is_over.set(true);
+            (env.now_ns() - began_ns) / 1000
+        };
+        let waited_us = world.run(run).expect("nothing cuts the power");
+        assert!(waited_us < 10_000, "{waited_us} us, where those before it take 4 ms");
+    }
+
+    /// Requests of 512 KiB for at most a second, as soon as each may begin.
+    async fn small_ones(world: Rc<World>, under_way: Rc<UnderWay>) {
+        while !world.is_over.get() && world.env.now_ns() < 1_000_000_000 {
+            let begun = under_way.begin(&world.env, &world.sharing, 512 << 10).await;
+            world.device.carry_out(&world.env, 512 << 10).await;
+            under_way.end(begun);
+        }
     }
 
     #[test]
