@@ -14,8 +14,11 @@ pub(super) struct Tracked {
     pub id: u64,
     /// Datastore of the job; for a move, the source.
     pub datastore: Rc<Datastore>,
-    /// VM of the job; None for work on the whole store.
-    pub entry: Option<Rc<VmRecord>>,
+    /// Name of the job's VM; None for work on the whole store. The job keeps no record of the VM, whose files would stay
+    /// open after a move.
+    pub vm: Option<String>,
+    /// Store of the VM when the job began.
+    pub store: Option<api::Store>,
     pub job: Arc<JobControl>,
     /// Time, bytes done and rate at the last measurement of the rate.
     pub seen: Cell<(u64, u64, u64)>,
@@ -29,6 +32,7 @@ impl Tracked {
         job: &Arc<JobControl>,
     ) -> Tracked {
         let seen = Cell::new((job.started_ns, 0, 0));
-        Tracked { id, datastore: datastore.clone(), entry: entry.cloned(), job: job.clone(), seen }
+        let (vm, store) = entry.map(|entry| (entry.name.clone(), entry.kept.store())).unzip();
+        Tracked { id, datastore: datastore.clone(), vm, store, job: job.clone(), seen }
     }
 }

@@ -137,7 +137,7 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
             engine::job::DEFRAGMENT => api::Operation::Defragment,
             _ => api::Operation::Commit,
         },
-        vm: tracked.entry.as_ref().map(|entry| vm_name(&entry.name)),
+        vm: tracked.vm.as_deref().map(vm_name),
         datastore: tracked.datastore.name.clone(),
         snapshots: subjects.map(str::to_string).collect(),
         state,
@@ -161,12 +161,11 @@ fn defragmented(done: &engine::DefragmentOutcome) -> api::Defragmented {
 }
 
 pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {
-    let kept = tracked.entry.as_ref().map(|entry| &entry.kept);
-    match (tracked.job.operation, kept) {
+    match (tracked.job.operation, tracked.store) {
         (engine::job::MOVE, _) => api::JobBytes::Copied,
         (engine::job::SCRUB, _) => api::JobBytes::Read,
         (engine::job::DEFRAGMENT, _) => api::JobBytes::Scanned,
-        (_, Some(Kept::Native(_))) => api::JobBytes::GivenBack,
+        (_, Some(api::Store::Native)) => api::JobBytes::GivenBack,
         _ => api::JobBytes::Moved,
     }
 }

@@ -298,13 +298,18 @@ impl Daemon {
     /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.
     pub(crate) async fn job_list(&self) -> Vec<api::Job> {
         let mut latencies_us = BTreeMap::new();
-        for entry in self.tracked(|t| t.entry.clone()).into_iter().flatten() {
-            if !latencies_us.contains_key(&entry.name) {
-                latencies_us.insert(entry.name.clone(), entry.running.guest_latency_us().await);
+        for vm in self.tracked(|t| t.vm.clone()).into_iter().flatten() {
+            if !latencies_us.contains_key(&vm) {
+                let latency_us = self.guest_latency_us(&vm).await;
+                latencies_us.insert(vm, latency_us);
             }
         }
-        let latency_us = |t: &Tracked| t.entry.as_ref().and_then(|entry| *latencies_us.get(&entry.name)?);
+        let latency_us = |t: &Tracked| t.vm.as_ref().and_then(|vm| *latencies_us.get(vm)?);
         self.tracked(|t| api_types::job(t, latency_us(t)))
+    }
+
+    async fn guest_latency_us(&self, vm: &str) -> Option<u64> {
+        self.entry(vm).ok()?.running.guest_latency_us().await
     }
 
     fn job(&self, id: u64) -> Result<Arc<JobControl>> {
@@ -319,9 +324,9 @@ impl Daemon {
         change: impl FnOnce(&JobControl) -> blk::Result<()>,
     ) -> Result<api::Job> {
         change(&*self.job(id)?)?;
-        let entry = self.tracked(|t| t.entry.clone().filter(|_| t.id == id)).into_iter().flatten().next();
-        let latency_us = match entry {
-            Some(entry) => entry.running.guest_latency_us().await,
+        let vm = self.tracked(|t| t.vm.clone().filter(|_| t.id == id)).into_iter().flatten().next();
+        let latency_us = match vm {
+            Some(vm) => self.guest_latency_us(&vm).await,
             None => None,
         };
         let shown = self.tracked(|t| (t.id == id).then(|| api_types::job(t, latency_us)));

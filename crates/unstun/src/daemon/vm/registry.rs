@@ -135,7 +135,7 @@ impl Daemon {
         }
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
-        self.jobs.borrow_mut().retain(|t| t.entry.as_ref().is_none_or(|entry| entry.name != name));
+        self.jobs.borrow_mut().retain(|t| t.vm.as_deref() != Some(name));
     }
 
     /// Returns the IDs in their stores of the native VMs that are served, by home.
