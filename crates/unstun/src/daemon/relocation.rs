@@ -42,11 +42,7 @@ impl Daemon {
         let claim = self.claim(vm.as_str())?;
         let entry = match entry.running.own() {
             Some(_) => entry,
-            None => {
-                // A VM that cannot be moved stays on its core.
-                self.plan_move(&entry, &request).await?;
-                self.bring_here(entry).await?
-            }
+            None => self.bring_to_move(entry, &request).await?,
         };
         entry.moving.set(MOVE_BEGINS);
         let begun = self.begin_move(&entry, &request).await;
@@ -63,7 +59,24 @@ impl Daemon {
         self.job_do(id, |_| Ok(())).await
     }
 
-    /// Brings a VM of another core to the control side's own core, where moves run. Its clients stay connected. Their
+    /// Brings a VM to the control side's own core, where moves run. One that cannot be moved stays on its core. Nothing
+    /// else changes the VM meanwhile: it is closed and opened.
+    async fn bring_to_move(
+        self: &Rc<Self>,
+        entry: Rc<VmRecord>,
+        request: &api::VmMove,
+    ) -> api::error::Result<Rc<VmRecord>> {
+        entry.moving.set(MOVE_BEGINS);
+        let brought = async {
+            self.plan_move(&entry, request).await?;
+            self.bring_here(entry.clone()).await
+        };
+        let brought = brought.await;
+        entry.moving.set(0);
+        brought
+    }
+
+    /// Brings a VM of another core to the control side's own core. Its clients stay connected. Their
     /// requests wait while the VM is closed and opened, and are relayed to this core afterwards.
     async fn bring_here(self: &Rc<Self>, entry: Rc<VmRecord>) -> api::error::Result<Rc<VmRecord>> {
         let (name, home) = (entry.name.clone(), entry.place());
@@ -76,6 +89,7 @@ impl Daemon {
             entry.running.end_service().await;
             entry.running.close().await?;
             let (here, shut) = self.open_vm_here(&name, &home).await?;
+            here.moving.set(MOVE_BEGINS);
             here.running.take_clients(&entry.running, clients).await?;
             drop(shut);
             Ok(here)

@@ -1,6 +1,7 @@
 //! A daemon on two cores: VMs with files and native VMs on both, and clients of all of them over one listener.
 
-use std::thread;
+use std::path::PathBuf;
+use std::{fs, thread};
 
 use serde_json::json;
 
@@ -9,6 +10,7 @@ use crate::guest::seed;
 use crate::load::Fio;
 use crate::nbd::Nbd;
 use crate::programs::{tool, try_tool};
+use crate::space::until;
 use crate::tools::{Twin, assert_same, run_script};
 
 const SIZE: u64 = 24 << 20;
@@ -292,6 +294,14 @@ fn a_client_whose_vm_has_left_its_core_is_counted_refused_limited_and_disconnect
     daemon.stop();
 }
 
+/// Files of datastores that are deleted, and that the daemon has open.
+fn deleted_files_open(daemon: &Daemon<'_>) -> Vec<PathBuf> {
+    let handles = fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap();
+    let paths = handles.filter_map(|handle| fs::read_link(handle.ok()?.path()).ok());
+    let is_deleted = |path: &PathBuf| path.to_string_lossy().ends_with(".vmdk (deleted)");
+    paths.filter(is_deleted).collect()
+}
+
 #[test]
 fn a_daemon_ends_with_a_client_whose_vm_has_left_its_core() {
     let datastore = Datastore::new();
@@ -300,6 +310,9 @@ fn a_daemon_ends_with_a_client_whose_vm_has_left_its_core() {
     let mut guest = Nbd::attach(&datastore.nbd_socket(), "b/disk0").unwrap();
     datastore.json("vm move b --store native");
     assert_eq!(guest.write(8192, &[6; 4096]).unwrap(), 0, "its first write comes after the change");
+    while datastore.json("job list")[0]["state"] == "running" {}
+    // Closing a large file is left to another thread.
+    until("the old copy's files to be closed", || deleted_files_open(&daemon).is_empty().then_some(()));
     daemon.stop();
     drop(guest);
     let daemon = start_on("2", &datastore);

@@ -42,18 +42,25 @@ impl Drop for Waiting {
 /// Where the requests of a connection go.
 enum Route {
     /// To the disk, which is on the connection's core.
-    Disk,
+    Disk(Rc<Switch>),
     /// Nowhere yet: the VM is changing its core.
-    Held,
-    /// To the client's volume on the VM's core.
+    Held(Rc<Switch>),
+    /// To the client's volume on the VM's core. Nothing here keeps the files of the VM that was on this core open.
     Relayed(Rc<dyn Volume>),
 }
 
 /// Where one request goes.
 struct Target {
     volume: Rc<dyn Volume>,
-    /// Counts the request among those of the disk. None where the VM's core does that.
-    admitted: Option<Admitted>,
+    /// None where the VM's core counts the request.
+    here: Option<Here>,
+}
+
+/// One request to a disk on the connection's core.
+struct Here {
+    switch: Rc<Switch>,
+    /// Counts the request among those of the disk.
+    admitted: Admitted,
 }
 
 /// One connection's view of a running disk.
@@ -62,7 +69,6 @@ struct Target {
 /// pass, a move can take the VM to another datastore, and the wait ends with its client.
 pub(crate) struct ClientVolume {
     env: Env,
-    switch: Rc<Switch>,
     client: Rc<DiskClient>,
     /// Whether the connection holds the claim; no further check is needed then.
     may_write: Cell<bool>,
@@ -96,13 +102,12 @@ impl ClientVolume {
     pub(crate) fn new(env: Env, switch: Rc<Switch>, client: Rc<DiskClient>) -> Rc<ClientVolume> {
         Rc::new(ClientVolume {
             env,
-            switch,
             client,
             may_write: Cell::new(false),
             gone: Cell::new(false),
             ended_waits: Cell::new(0),
             left: Signal::default(),
-            route: RefCell::new(Route::Disk),
+            route: RefCell::new(Route::Disk(switch)),
             released: Signal::default(),
         })
     }
@@ -114,15 +119,24 @@ impl ClientVolume {
     /// Holds back all requests from now on. Resolves when no change or read of the disk is under way any more: what
     /// waits for space is not.
     pub(crate) fn hold(&self) -> impl Future<Output = ()> + use<> {
-        self.route.replace(Route::Held);
-        self.switch.drain()
+        let switch = self.switch();
+        if let Some(switch) = &switch {
+            self.route.replace(Route::Held(switch.clone()));
+        }
+        async move {
+            if let Some(switch) = switch {
+                switch.drain().await;
+            }
+        }
     }
 
     /// Lets held requests go to the disk again.
     pub(crate) fn release(&self) {
-        if matches!(*self.route.borrow(), Route::Held) {
-            self.go_on(Route::Disk);
-        }
+        let held = match &*self.route.borrow() {
+            Route::Held(switch) => switch.clone(),
+            Route::Disk(_) | Route::Relayed(_) => return,
+        };
+        self.go_on(Route::Disk(held));
     }
 
     /// Lets held requests, and all later ones, go to the client's volume on another core.
@@ -142,12 +156,12 @@ impl ClientVolume {
     async fn target(&self) -> Target {
         loop {
             match &*self.route.borrow() {
-                Route::Disk => {
-                    let (admitted, volume) = self.switch.enter();
-                    return Target { volume, admitted: Some(admitted) };
+                Route::Disk(switch) => {
+                    let (admitted, volume) = switch.enter();
+                    return Target { volume, here: Some(Here { switch: switch.clone(), admitted }) };
                 }
-                Route::Relayed(volume) => return Target { volume: volume.clone(), admitted: None },
-                Route::Held => {}
+                Route::Relayed(volume) => return Target { volume: volume.clone(), here: None },
+                Route::Held(_) => {}
             }
             self.released.wait().await;
         }
@@ -156,7 +170,14 @@ impl ClientVolume {
     fn relayed(&self) -> Option<Rc<dyn Volume>> {
         match &*self.route.borrow() {
             Route::Relayed(volume) => Some(volume.clone()),
-            Route::Disk | Route::Held => None,
+            Route::Disk(_) | Route::Held(_) => None,
+        }
+    }
+
+    fn switch(&self) -> Option<Rc<Switch>> {
+        match &*self.route.borrow() {
+            Route::Disk(switch) | Route::Held(switch) => Some(switch.clone()),
+            Route::Relayed(_) => None,
         }
     }
 
@@ -167,7 +188,7 @@ impl ClientVolume {
         Box::pin(async move {
             let target = self.target().await;
             // The VM's core decides for a relayed client.
-            if target.admitted.is_some() && !self.may_write.get() {
+            if target.here.is_some() && !self.may_write.get() {
                 self.client.claim()?;
                 self.may_write.set(true);
             }
@@ -184,12 +205,12 @@ impl ClientVolume {
         let (mut waiting, mut may_be_made) = (None, true);
         let began = self.ended_waits.get();
         loop {
-            let Target { volume, admitted } = target;
-            if admitted.is_none() {
+            let Target { volume, here } = target;
+            let Some(Here { switch, admitted }) = here else {
                 // If there is no space, the request waits on the VM's core.
                 drop(waiting);
                 return on(volume).await;
-            }
+            };
             let result = on(volume).await;
             drop(admitted);
             if may_be_made && result.as_ref().is_err_and(Error::is_no_space) && self.may_wait(began) {
@@ -204,7 +225,7 @@ impl ClientVolume {
             if !result.as_ref().is_err_and(|e| self.waits_after(e, began)) {
                 return result;
             }
-            waiting.get_or_insert_with(|| Waiting::begin(&self.switch, &self.client));
+            waiting.get_or_insert_with(|| Waiting::begin(&switch, &self.client));
             select(pin!(self.left.wait()), pin!(self.env.sleep_us(SPACE_RETRY_US))).await;
             target = self.target().await;
         }
@@ -221,19 +242,19 @@ impl ClientVolume {
 
 impl Volume for ClientVolume {
     fn info(&self) -> VolumeInfo {
-        if let Some(relayed) = self.relayed() {
-            return relayed.info();
-        }
-        let info = self.switch.current().info();
+        let info = match &*self.route.borrow() {
+            Route::Relayed(relayed) => return relayed.info(),
+            Route::Disk(switch) | Route::Held(switch) => switch.current().info(),
+        };
         let refused = self.client.guest.access.get() == Access::ReadOnly;
         VolumeInfo { read_only: info.read_only || refused, ..info }
     }
 
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
         Box::pin(async move {
-            let Target { volume, admitted } = self.target().await;
+            let Target { volume, here } = self.target().await;
             let read = volume.read(offset, buf).await;
-            drop(admitted);
+            drop(here);
             read
         })
     }
@@ -260,9 +281,9 @@ impl Volume for ClientVolume {
 
     fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
         Box::pin(async move {
-            let Target { volume, admitted } = self.target().await;
+            let Target { volume, here } = self.target().await;
             let status = volume.status(range).await;
-            drop(admitted);
+            drop(here);
             status
         })
     }
