@@ -40,7 +40,7 @@ impl RingPage {
 pub(crate) struct RingBatches {
     /// The newest checkpoint that a batch names.
     pub newest_checkpoint: u64,
-    /// The newest checkpoint that wrote a catalogue and that a batch names; 0 if none does.
+    /// The checkpoint that wrote the last catalogue, as the newest batch names it; 0 if that batch names none.
     pub catalogue_checkpoint: u64,
     /// Epoch of the newest batch; 0 if there is none.
     pub epoch: u64,
@@ -102,9 +102,10 @@ impl RingBatches {
         let len = u64::from(header.pages);
         self.pages[place as usize..(place + len) as usize].fill(RingPage::Batch);
         self.newest_checkpoint = self.newest_checkpoint.max(header.checkpoint);
-        self.catalogue_checkpoint = self.catalogue_checkpoint.max(header.catalogue_checkpoint);
         if (header.epoch, header.end()) > (self.epoch, self.end) {
             (self.epoch, self.end) = (header.epoch, header.end());
+            // Older batches may name the catalogue of a later program, which an earlier one has replaced since.
+            self.catalogue_checkpoint = header.catalogue_checkpoint;
         }
     }
 

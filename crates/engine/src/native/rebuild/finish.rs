@@ -69,7 +69,7 @@ impl Finish<'_> {
     /// Returns the new superblock without the catalogue. `keeps_names`: VMs have the names that clients know.
     fn superblock(&self, records: &Records, keeps_names: bool) -> Superblock {
         let old = self.rebuild.anchor.superblock;
-        let checkpoint = old.checkpoint + 1;
+        let checkpoint = self.rebuild.next_checkpoint();
         let mut superblock = Superblock {
             checkpoint,
             catalogue_checkpoint: checkpoint,

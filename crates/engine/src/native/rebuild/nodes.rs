@@ -285,7 +285,7 @@ impl Mended {
             apply(&mut table, of.node, records, rebuild.anchor.from_head, rebuild.found);
         }
         if !table.is_empty() {
-            let tag = PageTag { node: of.node, checkpoint: rebuild.anchor.superblock.checkpoint + 1 };
+            let tag = PageTag { node: of.node, checkpoint: rebuild.next_checkpoint() };
             self.roots = trees.merge(self.roots, &table, of.stamp, tag, pages).await?;
         }
         let lost = table.runs().filter(|(_, run)| super::super::layout::is_lost(run.addr));
