@@ -16,6 +16,8 @@ mod nodes;
 mod report;
 #[cfg(test)]
 mod stale_tests;
+#[cfg(test)]
+mod start_tests;
 mod states;
 #[cfg(test)]
 mod tests;

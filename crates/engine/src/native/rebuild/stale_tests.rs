@@ -27,7 +27,7 @@ struct History {
     superblocks: Vec<Vec<u8>>,
 }
 
-async fn new_store(env: &Env) -> Rc<Store> {
+pub(super) async fn new_store(env: &Env) -> Rc<Store> {
     let dir = env.open_root("/").unwrap();
     let file = dir.create_new("store").await.unwrap();
     Store::format(env, &file, LAYOUT).await.unwrap();
@@ -47,9 +47,9 @@ async fn read_superblocks(env: &Env) -> Vec<Vec<u8>> {
 }
 
 /// What states show, and what they show if the journal ends early.
-type Shown = (BTreeMap<u64, Content>, BTreeMap<u64, Content>);
+pub(super) type Shown = (BTreeMap<u64, Content>, BTreeMap<u64, Content>);
 
-fn image_of<F: Future<Output = Shown> + 'static>(work: impl FnOnce(Env) -> F + 'static) -> Image {
+pub(super) fn image_of<F: Future<Output = Shown> + 'static>(work: impl FnOnce(Env) -> F + 'static) -> Image {
     let world = SimWorld::new(7, sim::Options::default());
     let states: Rc<std::cell::RefCell<Shown>> = Rc::default();
     let out = states.clone();
