@@ -228,7 +228,7 @@ impl Store {
         superblock.flushed_lsn = frozen.journal.lsn - 1;
         superblock.clean = self.closed.get().into();
         superblock.boot = self.boot.get();
-        superblock.bitmaps_checksum = self.space.sum_of_bitmaps();
+        superblock.bitmaps_checksum = self.space.bitmaps_sum().checksum();
         superblock.catalogue_pages = catalogue.next_pages();
         (superblock.catalogue, superblock.second_catalogue) =
             catalogue.write(&self.file, &superblock).await?;

@@ -23,6 +23,7 @@ mod lease;
 mod lineage;
 mod maintenance;
 mod media;
+mod opening;
 mod pacing;
 #[cfg(test)]
 mod pacing_tests;

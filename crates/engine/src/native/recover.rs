@@ -1,27 +1,23 @@
-//! Formatting a store, and opening one: the last checkpoint, followed by the records of the journal.
+//! Formatting a store, and opening one: the records of the journal are applied to the last checkpoint.
 //!
 //! A record above `flushed_lsn` counts only if its data is there. A record without its data is durably declared aborted
 //! before anything new happens. A later replay, which has a greater `flushed_lsn`, must not apply it.
 
 use std::rc::Rc;
 
-use blk::memory::{HostId, clients_may_live};
+use blk::memory::HostId;
 use blk::{Buf, Env, Error, ErrorKind, File, Result};
 
-use super::catalogue::Catalogue;
 use super::change::{Op, decode, encode};
-use super::contents::{check_catalogue, read_nodes, read_summaries};
-use super::journal::{
-    Journal, MemoryTail, Position, Record, Replayed, SectorsRecord, Start, pages_max, replay,
-};
-use super::layout::{BLOCK, Extent, Geometry, HEADER_BLOCKS};
+use super::journal::{Record, SectorsRecord, pages_max};
+use super::layout::{BLOCK, Extent, Geometry};
+use super::opening::{Opening, RetainedTail};
 use super::replayed_records::{MissingSectors, ReplayedRecords};
-use super::source::read_sources;
-use super::space::{Growth, Space, groups_within};
-use super::store::{Store, StoreOptions, StoreParts};
-use super::superblock::{COUNTER_END, LEASED, REBUILDABLE, SECTOR_MASKS, SLOT_BLOCKS, Slots, Superblock};
+use super::space::Growth;
+use super::store::{Store, StoreOptions};
+use super::superblock::{REBUILDABLE, SECTOR_MASKS, Superblock};
 use super::table::{PartialBlock, Redirect};
-use super::tree::{MapCache, Nodes};
+use super::tree::MapCache;
 use crate::options::Defect;
 
 /// Bytes of zeros written by one I/O.
@@ -104,96 +100,21 @@ impl Store {
         can_grow: bool,
         map_cache: &MapCache,
     ) -> Result<Rc<Store>> {
-        Store::open_as(env, file, options, growth, can_grow, map_cache, None).await
+        Opening { env, file, options, growth, can_grow, map_cache, unchanged: None }.open().await
     }
 
     /// Like `open`, to look at: nothing is written to the store, and it is served read-only.
     pub(super) async fn open_unchanged(env: Env, file: File) -> Result<Rc<Store>> {
         let options = StoreOptions::default();
         let map_cache = MapCache::new(options.map_cache_bytes);
-        let reason = Error::refused(file.name(), "it was opened to be looked at");
-        Store::open_as(env, file, options, Growth::default(), false, &map_cache, Some(reason)).await
-    }
-
-    /// Opens a store; read-only for the reason `unchanged`, if there is one.
-    async fn open_as(
-        env: Env,
-        file: File,
-        options: StoreOptions,
-        growth: Growth,
-        can_grow: bool,
-        map_cache: &MapCache,
-        unchanged: Option<Error>,
-    ) -> Result<Rc<Store>> {
-        let Slots { newest: superblock, other, .. } = Superblock::read(&file).await?;
-        if unchanged.is_none() {
-            superblock.check_writable(file.name())?;
-        }
-        let geometry = superblock.geometry();
-        let groups = groups_in(&file, &superblock).await?;
-        let catalogue = Catalogue::read(&file, &superblock).await?;
-        let found = replay(&file, &geometry, superblock.begin()).await?;
-        if let Some(other) = &other {
-            exclude_newer(other, &found)?;
-        }
-        let (lost, hidden) = (found.lost.clone().or(unchanged.clone()), !found.unreadable.is_empty());
-        let tail = RetainedTail::by(&env, &superblock, found.end, lost.is_some());
-        let changes = ReplayedRecords::read(&file, found, &tail.records).await?;
-        let epoch = superblock.epoch.max(changes.epoch) + 1;
-        check_counters(&superblock, epoch).map_err(|cause| Error::damaged(file.name(), cause))?;
-        let memory_tail = MemoryTail::new(&env, geometry.store_id, epoch);
-        if tail.complete && unchanged.is_none() {
-            // This comes before the epoch is durable: an opening after a later crash looks for the tail of this epoch.
-            memory_tail.begin(&tail.records);
-        }
-        let opened = match lost {
-            None => begin_epoch(&env, &file, &superblock, &changes, epoch, tail.clients_may_live).await?,
-            Some(_) => OpenedStore { superblock, at: changes.end },
-        };
-        let journal = Journal::new(env.clone(), file.clone(), geometry, opened.start(), memory_tail);
-        for (lsn, record) in &tail.records {
-            let again = journal.append(record.clone());
-            assert_eq!(again, *lsn, "a record of the tail gets its own number again");
-        }
-        let summaries = read_summaries(&catalogue, groups, &superblock, file.name())?;
-        let ready_to = opened.superblock.ready_to;
-        journal.gives_up.set(options.defects.has(Defect::DoubtFullDevice));
-        let space = Space::open(env.clone(), file.clone(), geometry, summaries, ready_to, growth, can_grow);
-        space.keep_bitmaps_within(options.bitmap_bytes);
-        check_catalogue(&catalogue, &space, file.name())?;
-        let (lineage, stored) = read_nodes(&catalogue, &superblock, file.name())?;
-        let sources = read_sources(&catalogue.items, &superblock, file.name())?;
-        let nodes = Nodes::new(file.clone(), geometry.store_id, map_cache);
-        let nodes = nodes.losing(superblock.is_rebuildable());
-        let parts = StoreParts {
-            file,
-            geometry,
-            nodes,
-            space,
-            journal,
-            lineage,
-            catalogue,
-            stored,
-            superblock: opened.superblock,
-            sources,
-        };
-        let damaged = parts.catalogue.damaged.clone();
-        let store = Store::assemble(env, options, parts);
-        store.damage.borrow_mut().extend(damaged);
-        if let Some(lost) = &lost {
-            store.fail_read_only(lost);
-        }
-        store.continue_from(&changes, hidden).await?;
-        store.set_reserve();
-        store.maintain();
-        store.stop_with_lease();
-        store.end_previous_tail(&tail).await?;
-        Ok(store)
+        let unchanged = Some(Error::refused(file.name(), "it was opened to be looked at"));
+        let (growth, map_cache) = (Growth::default(), &map_cache);
+        Opening { env, file, options, growth, can_grow: false, map_cache, unchanged }.open().await
     }
 
     /// Applies the journal's records, and makes durable what the store then shows. `hidden`: pages were unreadable, and
     /// taken for the journal's end.
-    async fn continue_from(&self, changes: &ReplayedRecords, hidden: bool) -> Result<()> {
+    pub(super) async fn continue_from(&self, changes: &ReplayedRecords, hidden: bool) -> Result<()> {
         self.repeat(changes).await?;
         self.damage.borrow_mut().extend(changes.unreadable.iter().cloned());
         if self.broken().is_some() {
@@ -219,7 +140,7 @@ impl Store {
 
     /// Removes the tail that an earlier opening left in the host's memory. If it was not complete, the content
     /// generations are raised durably before a new tail begins, so that a crash in between finds it incomplete again.
-    async fn end_previous_tail(&self, tail: &RetainedTail) -> Result<()> {
+    pub(super) async fn end_previous_tail(&self, tail: &RetainedTail) -> Result<()> {
         if self.broken().is_some() {
             return Ok(());
         }
@@ -389,119 +310,4 @@ async fn write_zeros(file: &File, end: u64) -> Result<()> {
         at += len;
     }
     Ok(())
-}
-
-/// Returns the number of the file's groups.
-async fn groups_in(file: &File, superblock: &Superblock) -> Result<u64> {
-    let groups = groups_within(&superblock.geometry(), file.size().await?);
-    if groups < superblock.groups {
-        let cause = format!("its length holds {groups} groups, expected {}: it was cut", superblock.groups);
-        return Err(Error::damaged(file.name(), format!("{cause}; restore the missing end of the file")));
-    }
-    Ok(groups)
-}
-
-/// The tail of the journal that the previous opening kept in the host's memory.
-struct RetainedTail {
-    /// Records behind the journal's end, with their numbers.
-    records: Vec<(u64, Record)>,
-    /// The tail covers all writes that were acknowledged.
-    complete: bool,
-    /// Clients may still run whose acknowledged writes are missing.
-    clients_may_live: bool,
-}
-
-impl RetainedTail {
-    /// Reads the tail. `end` is the journal's end; a store that is `read_only` has no records behind it.
-    fn by(env: &Env, superblock: &Superblock, end: Position, read_only: bool) -> RetainedTail {
-        let found = match (superblock.clean, read_only) {
-            (1, _) => Some(Vec::new()),
-            (_, true) => None,
-            (_, false) => MemoryTail::read(env, superblock.store_id, superblock.epoch, end.lsn),
-        };
-        let then = HostId { boot: superblock.boot, machine: superblock.machine };
-        let clients_may_live = found.is_none() && clients_may_live(then, HostId::of(env.memory().as_deref()));
-        RetainedTail { complete: found.is_some(), records: found.unwrap_or_default(), clients_may_live }
-    }
-}
-
-/// Refuses a possibly stale superblock. If one slot holds no superblock, the other one may be stale: it counts only if
-/// no batch of the journal names a newer checkpoint. `replay` has examined the readable ones.
-fn exclude_newer(other: &Error, found: &Replayed) -> Result<()> {
-    let Some(page) = found.unreadable.first() else { return Ok(()) };
-    let cause = format!(
-        "{}; and block {}, a page of the journal, cannot be read: it may say that a newer superblock was there, \
-         and that \
-         space of the older one has been used again; read the device again, or copy it with a program that tries again. \
-         Only if the power went while both were written is nothing lost when zeros are written over that block",
-        other.cause,
-        HEADER_BLOCKS + page
-    );
-    Err(Error::damaged(&*other.place, cause))
-}
-
-/// A store whose new epoch is durable: batches that an earlier opening still writes are ignored from here on.
-struct OpenedStore {
-    superblock: Superblock,
-    at: Position,
-}
-
-impl OpenedStore {
-    fn start(&self) -> Start {
-        Start {
-            epoch: self.superblock.epoch,
-            at: self.at,
-            tail: self.superblock.journal.seq,
-            // This is less than the superblock's number only if records are lost, and then the store is read-only.
-            flushed_lsn: self.superblock.flushed_lsn.min(self.at.lsn - 1),
-            checkpoint: self.superblock.checkpoint,
-            catalogue_checkpoint: self.superblock.catalogue_checkpoint,
-            named: 0,
-        }
-    }
-}
-
-/// Checks that both counters can be raised before the store is served: the checkpoint once for each slot.
-fn check_counters(superblock: &Superblock, epoch: u64) -> Result<(), String> {
-    let checkpoint = superblock.checkpoint.saturating_add(SLOT_BLOCKS.len() as u64);
-    for (what, next) in [("epoch", epoch), ("number of a checkpoint", checkpoint)] {
-        if next > COUNTER_END {
-            return Err(format!("its next {what} is {next}, expected at most {COUNTER_END}"));
-        }
-    }
-    Ok(())
-}
-
-async fn begin_epoch(
-    env: &Env,
-    file: &File,
-    old: &Superblock,
-    changes: &ReplayedRecords,
-    epoch: u64,
-    clients_may_live: bool,
-) -> Result<OpenedStore> {
-    // What was read may have been in the device's cache alone.
-    file.flush().await?;
-    let flushed_lsn = match changes.missing.is_empty() {
-        true => changes.end.lsn - 1,
-        false => changes.flushed_lsn,
-    };
-    let HostId { boot, machine } = HostId::of(env.memory().as_deref());
-    // Bit 0 records that such clients may outlive this boot, until the content generations are raised.
-    let boot = if clients_may_live { boot | 1 } else { boot };
-    let leased = if file.fence().is_some() { LEASED } else { 0 };
-    let features_ro_compat = old.features_ro_compat | leased;
-    let mut superblock =
-        Superblock { epoch, flushed_lsn, clean: 0, boot, machine, features_ro_compat, ..*old };
-    if old.clean == 0 && old.is_rebuildable() {
-        superblock.abandon_next();
-    }
-    // Both slots are written: records vouched for here may be overwritten in place from now on, and a replay from an
-    // older superblock would compare them with their first data again.
-    for _ in SLOT_BLOCKS {
-        superblock.checkpoint += 1;
-        superblock.write(file).await?;
-        file.flush().await?;
-    }
-    Ok(OpenedStore { superblock, at: changes.end })
 }

@@ -359,7 +359,8 @@ impl Superblock {
         if !marked {
             return Err(Error::invalid(
                 file.name(),
-                "not a store: neither block 0 nor block 8 is a superblock",
+                "not a store: neither block 0 nor block 8 is a superblock; if a store was overwritten there, `datastore rebuild` \
+                 copies what can be read",
             ));
         }
         let [a, b] = <[_; 2]>::try_from(slots).expect("two slots");
@@ -387,7 +388,11 @@ fn choose(name: &str, a: Result<Superblock>, b: Result<Superblock>) -> Result<Sl
         (Ok(a), Ok(b)) if a.checkpoint > b.checkpoint => found(a, 0, None),
         (a, Ok(b)) => found(b, 1, a.err()),
         (Ok(a), Err(b)) => found(a, 0, Some(b)),
-        (Err(a), Err(b)) => Err(Error::damaged(name, format!("no superblock can be read: {a}; {b}"))),
+        (Err(a), Err(b)) => {
+            let cause =
+                format!("no superblock can be read: {a}; {b}; `datastore rebuild` copies what can be read");
+            Err(Error::damaged(name, cause))
+        }
     }
 }
 

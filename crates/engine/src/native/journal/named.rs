@@ -40,10 +40,12 @@ impl RingPage {
 pub(crate) struct RingBatches {
     /// The newest checkpoint that a batch names.
     pub newest_checkpoint: u64,
-    /// The newest checkpoint that wrote a catalogue and that a batch names; 0 if none does.
+    /// The checkpoint that wrote the last catalogue, as the newest batch names it; 0 if that batch names none.
     pub catalogue_checkpoint: u64,
     /// Epoch of the newest batch; 0 if there is none.
     pub epoch: u64,
+    /// End, in pages of the ring, of the batch nearest to the ring's start; `u64::MAX` if there is none.
+    pub first_end: u64,
     /// Pages of the ring cannot be read.
     pub unreadable: bool,
     /// Number of the page behind the newest batch.
@@ -65,6 +67,7 @@ impl RingBatches {
             newest_checkpoint: 0,
             catalogue_checkpoint: 0,
             epoch: 0,
+            first_end: u64::MAX,
             unreadable: false,
             end: 0,
             pages: vec![RingPage::Zeros; ring as usize],
@@ -101,10 +104,12 @@ impl RingBatches {
     fn note(&mut self, header: &Header, place: u64) {
         let len = u64::from(header.pages);
         self.pages[place as usize..(place + len) as usize].fill(RingPage::Batch);
+        self.first_end = self.first_end.min(place + len);
         self.newest_checkpoint = self.newest_checkpoint.max(header.checkpoint);
-        self.catalogue_checkpoint = self.catalogue_checkpoint.max(header.catalogue_checkpoint);
         if (header.epoch, header.end()) > (self.epoch, self.end) {
             (self.epoch, self.end) = (header.epoch, header.end());
+            // Older batches may name the catalogue of a later program, which an earlier one has replaced since.
+            self.catalogue_checkpoint = header.catalogue_checkpoint;
         }
     }
 

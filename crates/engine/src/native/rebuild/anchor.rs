@@ -4,6 +4,7 @@ use blk::{Error, ErrorKind, File, Result};
 
 use super::super::journal::{Replayed, RingBatches, replay};
 use super::super::layout::Geometry;
+use super::super::recover::NewStore;
 use super::super::replayed_records::ReplayedRecords;
 use super::super::superblock::{Slots, Superblock};
 use super::copy::Found;
@@ -19,6 +20,9 @@ pub(super) struct Anchor {
 
 /// Most stores whose journals are compared with the heads that were found: a file may have heads of earlier stores.
 const STORES_MAX: usize = 16;
+
+/// Pages of the ring that no guest writes to: those of the stores that this program makes.
+const RING_PAGES: u64 = NewStore::DEFAULT.journal_pages;
 
 /// The journal behind the last valid checkpoint.
 pub(super) enum Records {
@@ -79,6 +83,10 @@ pub(super) async fn by_heads(source: &File, found: &Found) -> Result<Anchor> {
     let mut proven: Option<Anchor> = None;
     for store in stores {
         let Ok(ring) = RingBatches::read(source, &store).await else { continue };
+        // A guest's data may have the head of another store at the address that the head names, and batches of it.
+        if ring.first_end > RING_PAGES {
+            continue;
+        }
         let of_store = || heads.iter().filter(|head| head.geometry() == store);
         let Some(last) = of_store().find(|head| is_last(head, &ring)) else { continue };
         if ring.unreadable || !ring.ends_whole() {

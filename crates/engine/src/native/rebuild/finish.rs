@@ -9,7 +9,7 @@ use super::super::catalogue::Catalogue;
 use super::super::change::Key;
 use super::super::journal::Position;
 use super::super::layout::BLOCK;
-use super::super::space::{BlockSet, GroupSummary, SLOTS, sum_of_bitmaps};
+use super::super::space::{BitmapsSum, BlockSet, GroupSummary, SLOTS};
 use super::super::stored::{encode_group, group_key, node_key};
 use super::super::superblock::{ABANDONED_MAX, SLOT_BLOCKS, Superblock};
 use super::super::tree::Roots;
@@ -53,7 +53,7 @@ impl Finish<'_> {
         }
         superblock.groups = groups;
         superblock.ready_to = geometry.group_start(groups);
-        superblock.bitmaps_checksum = sum_of_bitmaps(summaries.into_iter());
+        superblock.bitmaps_checksum = BitmapsSum::of(summaries.into_iter()).checksum();
         superblock.catalogue_pages = catalogue.next_pages();
         (superblock.catalogue, superblock.second_catalogue) = catalogue.write(file, &superblock).await?;
         file.flush().await?;
@@ -69,7 +69,7 @@ impl Finish<'_> {
     /// Returns the new superblock without the catalogue. `keeps_names`: VMs have the names that clients know.
     fn superblock(&self, records: &Records, keeps_names: bool) -> Superblock {
         let old = self.rebuild.anchor.superblock;
-        let checkpoint = old.checkpoint + 1;
+        let checkpoint = self.rebuild.next_checkpoint();
         let mut superblock = Superblock {
             checkpoint,
             catalogue_checkpoint: checkpoint,

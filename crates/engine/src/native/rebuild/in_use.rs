@@ -3,7 +3,7 @@
 use blk::{Buf, File, Result};
 
 use super::super::layout::{BLOCK, Geometry};
-use super::super::space::{BlockSet, FoundGroup, GroupPages, groups_within, sum_of_bitmaps};
+use super::super::space::{BitmapsSum, BlockSet, FoundGroup, GroupPages, groups_within};
 use super::super::superblock::Superblock;
 use super::copy::Found;
 
@@ -118,7 +118,7 @@ fn choose<'a>(groups: &'a [GroupPages], superblock: &Superblock) -> Vec<Choice<'
     let is_right = |chosen: &[Choice<'_>]| {
         let summary =
             |(n, choice): (usize, &Choice<'_>)| choice.flatten().map(|page| (n as u64, page.summary));
-        expected != 0 && sum_of_bitmaps(chosen.iter().enumerate().filter_map(summary)) == expected
+        expected != 0 && BitmapsSum::of(chosen.iter().enumerate().filter_map(summary)).checksum() == expected
     };
     for choice in 0..choices.filter(|choices| *choices <= CHOICES_MAX).unwrap_or(0) {
         let mut rest = choice;

@@ -11,10 +11,13 @@ mod finish;
 mod in_use;
 mod inputs;
 mod journal;
+mod map_pages;
 mod nodes;
 mod report;
 #[cfg(test)]
 mod stale_tests;
+#[cfg(test)]
+mod start_tests;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -26,6 +29,7 @@ use self::anchor::{Anchor, Records};
 use self::copy::Found;
 use self::finish::Finish;
 use self::inputs::Rebuild;
+use self::map_pages::MapPages;
 use self::nodes::NodeList;
 use self::trees::{NewPages, Trees};
 use super::catalogue::Catalogue;
@@ -138,7 +142,8 @@ impl Rebuild<'_> {
                         "neither the catalogue nor the journal can be read: nothing can be rebuilt with certainty",
                     ));
                 };
-                (NodeList::of_map_pages(self, &trees, &pages, records, report).await?, false)
+                let map_pages = MapPages { rebuild: self, trees: &trees, pages: &pages, records };
+                (map_pages.nodes(report).await?, false)
             }
         };
         report.has_journal =

@@ -1,14 +1,13 @@
-//! The nodes of a rebuilt store, from the catalogue or from map pages.
+//! The nodes of a rebuilt store: those of the catalogue, and what of their trees is lost.
 
 use std::collections::BTreeMap;
 use std::iter;
 use std::ops::Range;
 
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, VmState};
 use blk::{Error, Result};
 
 use super::super::catalogue::Catalogue;
-use super::super::change::{Key, Op};
+use super::super::change::Key;
 use super::super::layout::BLOCK;
 use super::super::replayed_records::ReplayedRecords;
 use super::super::source::read_sources;
@@ -16,21 +15,16 @@ use super::super::stored::{NodeItem, node_key};
 use super::super::superblock::Superblock;
 use super::super::table::Table;
 use super::super::tree::{PageTag, Roots, span};
-use super::super::vm::{names_of_nodes, recovered_vm};
+use super::super::vm::names_of_nodes;
 use super::anchor::Records;
-use super::in_use::InUse;
 use super::inputs::Rebuild;
-use super::journal::{Touched, apply};
+use super::journal::apply;
 use super::report::{RebuildReport, RebuiltNode, in_bytes};
-use super::states::{State, find_states};
 use super::trees::{Knowledge, NewPages, Trees, all_lost, lose, unmap};
 use crate::options::Defect;
 
 /// Blocks of the ancestor of states that are found without a catalogue: more than a disk has that those states may be of.
-const ANCESTOR_BLOCKS: u64 = span(5);
-
-/// Disks are given whole MiB if their size is lost.
-const SIZE_STEP_BLOCKS: u64 = 256;
+pub(super) const ANCESTOR_BLOCKS: u64 = span(5);
 
 /// The nodes, and the items of the store's users.
 pub(super) struct NodeList {
@@ -41,9 +35,9 @@ pub(super) struct NodeList {
 }
 
 /// Trees of a node, and what they became.
-struct Mended {
-    roots: Roots,
-    report: RebuiltNode,
+pub(super) struct Mended {
+    pub roots: Roots,
+    pub report: RebuiltNode,
 }
 
 impl NodeList {
@@ -126,121 +120,9 @@ impl NodeList {
         self.generation += u64::from(records.is_some());
         Ok(())
     }
-
-    /// Returns the nodes whose roots are in the file. Each becomes the disk of a VM of its own. None of them gives space
-    /// back: their lineage is lost, and so it is unknown which blocks are exclusive.
-    pub(super) async fn of_map_pages(
-        rebuild: &Rebuild<'_>,
-        trees: &Trees<'_>,
-        pages: &NewPages,
-        records: &ReplayedRecords,
-        report: &mut RebuildReport,
-    ) -> Result<NodeList> {
-        let superblock = &rebuild.anchor.superblock;
-        let in_use = InUse::read(rebuild.target, superblock, rebuild.found).await?;
-        if !rebuild.defects.has(Defect::RebuildFromStalePages) {
-            in_use.erase_stale(rebuild.target, rebuild.found).await?;
-        }
-        let trusts_all = rebuild.defects.has(Defect::RebuildFromStalePages);
-        let (states, is_exact) = find_states(superblock, &in_use, rebuild.found, trusts_all);
-        if !is_exact {
-            report.notes.push("Pages are damaged that may have been the newest roots of disks.".into());
-        }
-        note_changes(records, report);
-        let births = states.iter().map(|state| state.birth).max().unwrap_or(0);
-        let generation = superblock.generation.max(births).max(records.generation());
-        let max = states.iter().map(|state| state.tag.node).max().unwrap_or(0);
-        let mut list = NodeList {
-            items: BTreeMap::new(),
-            nodes: BTreeMap::new(),
-            generation: generation + 1,
-            next_node: superblock.next_node.max(max + 1),
-        };
-        // All descend from a node that stays, so that no block is exclusive to one of them.
-        let ancestor = list.new_id();
-        let empty = NodeItem {
-            parent: 0,
-            sealed: generation,
-            size_blocks: SIZE_STEP_BLOCKS,
-            dropped: false,
-            cursor: 0,
-            device: 0,
-            roots: Roots::default(),
-        };
-        // What it had is unknown.
-        list.nodes.insert(ancestor, NodeItem { roots: all_lost(ANCESTOR_BLOCKS), ..empty });
-        let touched = Touched::by(records, rebuild.target.name(), &states)?;
-        if is_exact && touched.has_rootless {
-            report.notes.push(
-                "Disks that had no root of their own at the last checkpoint were written since: these writes are lost.".into(),
-            );
-        }
-        for state in states {
-            let node = state.tag.node;
-            let known = Knowledge { in_use: Some(&in_use), ..Knowledge::default() };
-            let (mut lost, end) = trees.lost_in(&state.roots, &Roots::default(), &known).await?;
-            if !is_exact {
-                lost.extend_from_slice(touched.of(node));
-            }
-            let records = Some(records).filter(|_| state.is_newest);
-            let of_records = touched.of(node).last().filter(|_| state.is_newest || !is_exact);
-            let end = end.max(of_records.map_or(0, |range| range.end));
-            let size_blocks = end.next_multiple_of(SIZE_STEP_BLOCKS).max(SIZE_STEP_BLOCKS);
-            let id = if state.is_newest { node } else { list.new_id() };
-            let mut mended =
-                Mended { roots: state.roots, report: RebuiltNode { node: id, ..Default::default() } };
-            match state.is_lost {
-                true => mended.lose_all(size_blocks),
-                false => {
-                    let of = OfNode { node, lost, records, stamp: generation, size_blocks };
-                    mended.mend(rebuild, trees, pages, of).await?;
-                }
-            }
-            let item = NodeItem { parent: ancestor, sealed: 0, size_blocks, roots: mended.roots, ..empty };
-            list.nodes.insert(id, item);
-            mended.report.name = Some(list.add_vm(rebuild, &state, id, size_blocks));
-            report.nodes.push(mended.report(size_blocks));
-        }
-        Ok(list)
-    }
-
-    fn new_id(&mut self) -> u64 {
-        self.next_node += 1;
-        self.next_node - 1
-    }
-
-    /// Adds a VM with one disk, and returns its name.
-    fn add_vm(&mut self, rebuild: &Rebuild<'_>, state: &State, node: u64, size_blocks: u64) -> String {
-        let PageTag { node: tag, checkpoint } = state.tag;
-        let name = match state.is_newest {
-            true => format!("recovered-{tag}"),
-            false => format!("recovered-{tag}-at-{checkpoint}-{}", state.birth),
-        };
-        let random = u128::from(rebuild.env.random()) << 64 | u128::from(rebuild.env.random());
-        let disk = DiskState {
-            number: 0,
-            slot: "scsi0:0".into(),
-            mode: DiskMode::Persistent,
-            size_bytes: size_blocks * BLOCK,
-            top: format!("n{node}"),
-            reset_to: None,
-        };
-        let generation = ContentGeneration::begin(rebuild.env.random());
-        let vm = VmState {
-            name: name.clone(),
-            id: random | 1,
-            disks: vec![disk],
-            generation,
-            ..VmState::default()
-        };
-        if let Op::Put { key, value } = recovered_vm(&vm) {
-            self.items.insert(key, value);
-        }
-        name
-    }
 }
 
-fn note_changes(records: &ReplayedRecords, report: &mut RebuildReport) {
+pub(super) fn note_changes(records: &ReplayedRecords, report: &mut RebuildReport) {
     if records.changes() > 0 {
         report.notes.push(format!(
             "{} changes of VMs and snapshots after the last checkpoint are lost, and so is what was written to disks that these \
@@ -251,22 +133,22 @@ fn note_changes(records: &ReplayedRecords, report: &mut RebuildReport) {
 }
 
 /// What is to be done with a node's trees.
-struct OfNode<'a> {
+pub(super) struct OfNode<'a> {
     /// The node of the records.
-    node: u64,
-    lost: Vec<Range<u64>>,
-    records: Option<&'a ReplayedRecords>,
-    stamp: u64,
-    size_blocks: u64,
+    pub node: u64,
+    pub lost: Vec<Range<u64>>,
+    pub records: Option<&'a ReplayedRecords>,
+    pub stamp: u64,
+    pub size_blocks: u64,
 }
 
 impl Mended {
-    fn lose_all(&mut self, size_blocks: u64) {
+    pub(super) fn lose_all(&mut self, size_blocks: u64) {
         self.roots = all_lost(size_blocks);
         self.report.lost = iter::once(0..size_blocks).collect();
     }
 
-    async fn mend(
+    pub(super) async fn mend(
         &mut self,
         rebuild: &Rebuild<'_>,
         trees: &Trees<'_>,
@@ -285,7 +167,7 @@ impl Mended {
             apply(&mut table, of.node, records, rebuild.anchor.from_head, rebuild.found);
         }
         if !table.is_empty() {
-            let tag = PageTag { node: of.node, checkpoint: rebuild.anchor.superblock.checkpoint + 1 };
+            let tag = PageTag { node: of.node, checkpoint: rebuild.next_checkpoint() };
             self.roots = trees.merge(self.roots, &table, of.stamp, tag, pages).await?;
         }
         let lost = table.runs().filter(|(_, run)| super::super::layout::is_lost(run.addr));
@@ -294,7 +176,7 @@ impl Mended {
     }
 
     /// Returns the report; the ranges so far are of blocks.
-    fn report(self, size_blocks: u64) -> RebuiltNode {
+    pub(super) fn report(self, size_blocks: u64) -> RebuiltNode {
         let RebuiltNode { lost, .. } = &self.report;
         RebuiltNode {
             bytes: size_blocks * BLOCK,

@@ -10,7 +10,7 @@ use sim::{SimWorld, View};
 use super::super::catalogue::superblock_in_head;
 use super::super::change::Op;
 use super::super::journal::RingBatches;
-use super::super::layout::{BLOCK, HEADER_BLOCKS, get_u64};
+use super::super::layout::{BLOCK, HEADER_BLOCKS, get_u64, seal_page};
 use super::super::sources::tests::over_a_source;
 use super::super::store::Store;
 use super::super::superblock::{SLOT_BLOCKS, Superblock};
@@ -27,7 +27,7 @@ struct History {
     superblocks: Vec<Vec<u8>>,
 }
 
-async fn new_store(env: &Env) -> Rc<Store> {
+pub(super) async fn new_store(env: &Env) -> Rc<Store> {
     let dir = env.open_root("/").unwrap();
     let file = dir.create_new("store").await.unwrap();
     Store::format(env, &file, LAYOUT).await.unwrap();
@@ -47,9 +47,9 @@ async fn read_superblocks(env: &Env) -> Vec<Vec<u8>> {
 }
 
 /// What states show, and what they show if the journal ends early.
-type Shown = (BTreeMap<u64, Content>, BTreeMap<u64, Content>);
+pub(super) type Shown = (BTreeMap<u64, Content>, BTreeMap<u64, Content>);
 
-fn image_of<F: Future<Output = Shown> + 'static>(work: impl FnOnce(Env) -> F + 'static) -> Image {
+pub(super) fn image_of<F: Future<Output = Shown> + 'static>(work: impl FnOnce(Env) -> F + 'static) -> Image {
     let world = SimWorld::new(7, sim::Options::default());
     let states: Rc<std::cell::RefCell<Shown>> = Rc::default();
     let out = states.clone();
@@ -134,6 +134,86 @@ fn an_opening_names_the_checkpoint_of_the_catalogue() {
         let ring = RingBatches::read(&store.file, &store.geometry).await.unwrap();
         assert_eq!(ring.catalogue_checkpoint, superblock.catalogue_checkpoint);
     });
+}
+
+/// The store of `history`, opened again and written to by a program that does not name catalogues in its batches.
+fn continued_by_an_earlier_program(image: &Image) -> Image {
+    let world = SimWorld::new(9, sim::Options::default());
+    world.write_file("store", &image.bytes);
+    run(&world, |env| async move {
+        let store = open(&env, "store").await.unwrap();
+        fill(&disk(&store, 5), 100, 3, 9).await;
+        store.checkpoint().await.unwrap();
+        store.flush().await.unwrap();
+    });
+    let mut bytes = world.read_file("store", View::Durable).unwrap();
+    let epoch = Image { bytes: bytes.clone(), ..image.clone() }.superblock().epoch;
+    for block in HEADER_BLOCKS..HEADER_BLOCKS + LAYOUT.journal_pages {
+        let (head, at) = (page(&bytes, block), (block * BLOCK) as usize);
+        if head[..8] != *b"unstunJB" || get_u64(head, 32) != epoch {
+            continue;
+        }
+        let pages = usize::from(head[80]);
+        let batch = &mut bytes[at..at + pages * BLOCK as usize];
+        batch[88..96].fill(0);
+        seal_page(batch);
+    }
+    Image { bytes, ..image.clone() }
+}
+
+/// Batches of an earlier epoch name a catalogue that has been replaced since. Its pages are still in the file.
+#[test]
+fn only_the_newest_batch_names_the_last_catalogue() {
+    let earlier = history().image;
+    let mut image = continued_by_an_earlier_program(&earlier);
+    let last = image.superblock();
+    image.flip_all(*b"unstunSB");
+    let mut lost = image.clone();
+    for head in last.catalogue_heads() {
+        lost.flip(head);
+    }
+    let named = earlier.superblock();
+    let is_there =
+        named.catalogue_heads().map(|at| superblock_in_head(page(&lost.bytes, at), at, None).is_some());
+    assert!(is_there.contains(&true), "the catalogue that older batches name is in the file");
+    assert!(rebuilt(&lost, &[], Defects::default()).is_none());
+    let (report, _) =
+        rebuilt(&image, &[], Defects::default()).expect("the epoch and the checkpoint are those of a head");
+    assert!(report.has_catalogue && report.checkpoint == last.catalogue_checkpoint, "{report:?}");
+}
+
+/// The pages of a checkpoint that was under way stay in the file of the new store.
+#[test]
+fn a_rebuilt_store_has_a_number_of_its_own() {
+    let states = Rc::new(std::cell::RefCell::new(Vec::new()));
+    let before = states.clone();
+    let after = image_of(move |env| async move {
+        let store = new_store(&env).await;
+        store.change(&[Op::Create { node: 1, size_blocks: DISK_BLOCKS }]).unwrap();
+        fill(&disk(&store, 1), 0, 30, 1).await;
+        store.checkpoint().await.unwrap();
+        fill(&disk(&store, 1), 40, 3, 2).await;
+        store.flush().await.unwrap();
+        let file = env.open_root("/").unwrap().open("store", OpenMode::Read).await.unwrap();
+        let (start, read) = file.read(0, Buf::alloc((store.geometry.groups_start() * BLOCK) as usize)).await;
+        read.unwrap();
+        *before.borrow_mut() = start.to_vec();
+        store.checkpoint().await.unwrap();
+        Shown::default()
+    });
+    // Superblocks and journal are those of before: the last checkpoint never became valid.
+    let mut image = after.clone();
+    image.bytes[..states.borrow().len()].copy_from_slice(&states.borrow());
+    let (report, bytes) = rebuilt_file(&image.bytes);
+    assert!(report.is_complete(), "{report:?}");
+    let rebuilt = Image { bytes, ..image };
+    let superblock = rebuilt.superblock();
+    let heads = (0..rebuilt.blocks()).filter_map(|n| superblock_in_head(page(&rebuilt.bytes, n), n, None));
+    let of_checkpoint: Vec<u64> = heads
+        .filter(|head| head.checkpoint == superblock.catalogue_checkpoint)
+        .map(|head| head.catalogue.addr)
+        .collect();
+    assert_eq!(of_checkpoint, superblock.catalogue_heads());
 }
 
 #[test]
@@ -275,6 +355,22 @@ fn lost_writes_to_a_disk_without_its_own_root_are_reported() {
     assert!(notes.iter().any(|note| note.contains("no root of their own")), "{notes:?}");
 }
 
+/// Rebuilds a store, and returns the new one's file.
+fn rebuilt_file(bytes: &[u8]) -> (RebuildReport, Vec<u8>) {
+    let world = SimWorld::new(8, sim::Options::default());
+    world.write_file("store", bytes);
+    let out: Rc<std::cell::RefCell<Option<RebuildReport>>> = Rc::default();
+    let report = out.clone();
+    run(&world, move |env| async move {
+        let dir = env.open_root("/").unwrap();
+        let source = dir.open("store", OpenMode::Read).await.unwrap();
+        let target = dir.create_new("new").await.unwrap();
+        *report.borrow_mut() = Some(rebuild(&env, &source, &target, Defects::default()).await.unwrap());
+        dir.sync().await.unwrap();
+    });
+    (out.take().unwrap(), world.read_file("new", View::Durable).unwrap())
+}
+
 #[test]
 fn what_an_earlier_rebuild_lost_is_reported_again() {
     let mut image = super::tests::image(false);
@@ -285,23 +381,9 @@ fn what_an_earlier_rebuild_lost_is_reported_again() {
     let newest =
         found.filter(|(_, found)| found.tag.node == 1 && found.is_places).max_by_key(|(_, found)| found.tag);
     image.flip(newest.unwrap().0);
-    let rebuild_again = |bytes: &[u8]| {
-        let world = SimWorld::new(8, sim::Options::default());
-        world.write_file("store", bytes);
-        let out: Rc<std::cell::RefCell<Option<RebuildReport>>> = Rc::default();
-        let report = out.clone();
-        run(&world, move |env| async move {
-            let dir = env.open_root("/").unwrap();
-            let source = dir.open("store", OpenMode::Read).await.unwrap();
-            let target = dir.create_new("new").await.unwrap();
-            *report.borrow_mut() = Some(rebuild(&env, &source, &target, Defects::default()).await.unwrap());
-            dir.sync().await.unwrap();
-        });
-        (out.take().unwrap(), world.read_file("new", View::Durable).unwrap())
-    };
-    let (first, bytes) = rebuild_again(&image.bytes);
+    let (first, bytes) = rebuilt_file(&image.bytes);
     assert!(first.lost_bytes() > 0, "{first:?}");
-    let (second, _) = rebuild_again(&bytes);
+    let (second, _) = rebuilt_file(&bytes);
     assert_eq!(second.lost_bytes(), first.lost_bytes(), "{first:?} {second:?}");
     assert!(!second.is_complete());
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use blk::{Buf, Error, Result};
 use futures_util::future::join_all;
 
-use super::group::BlockState;
-use super::rebuild::sum_of_bitmaps;
+use super::bitmaps_sum::BitmapsSum;
+use super::group::{BlockState, Group};
 use super::state::{GroupSet, State};
 use super::{Extent, GroupSummary, Space, page};
 use crate::native::layout::BLOCK;
@@ -131,18 +131,23 @@ impl Space {
         for group in state.changed_groups() {
             let Some(summary) = state.groups[group].written.take() else { continue };
             assert_eq!(summary.version, checkpoint, "group {group} was written for another checkpoint");
-            state.groups[group].committed = summary;
+            let old = std::mem::replace(&mut state.groups[group].committed, summary);
+            state.committed_sum.replace(group, &old, &summary);
             state.refresh(group);
         }
         let sealed = std::mem::take(&mut state.sealed);
         state.releasable.push_back((checkpoint, sealed));
     }
 
-    /// Returns the checksum over the pages of all groups: those of the checkpoint under way once they are written.
-    pub(crate) fn sum_of_bitmaps(&self) -> u64 {
+    /// Returns the sum over the pages of all groups: those of the checkpoint under way once they are written.
+    pub(crate) fn bitmaps_sum(&self) -> BitmapsSum {
         let state = self.state.borrow();
-        let summaries = state.groups.iter().map(|group| group.written.unwrap_or(group.committed));
-        sum_of_bitmaps((0..).zip(summaries))
+        let mut sum = state.committed_sum;
+        for group in state.changed_groups() {
+            let Group { committed, written, .. } = &state.groups[group];
+            sum.replace(group, committed, written.as_ref().unwrap_or(committed));
+        }
+        sum
     }
 
     /// Returns the summaries of all groups for the catalogue: those of the checkpoint under way once its pages are

@@ -10,6 +10,7 @@
 
 mod audit;
 mod batch;
+mod bitmaps_sum;
 mod bits;
 mod checkpoint;
 mod group;
@@ -30,13 +31,14 @@ use blk::{Env, Error, File, Result};
 
 pub(crate) use self::audit::{Marks, Retained, Tick};
 pub(crate) use self::batch::sorted;
+pub(crate) use self::bitmaps_sum::BitmapsSum;
 use self::group::BlockState;
 pub(crate) use self::group::{GroupSummary, SLOTS};
 pub use self::growth::Growth;
 pub(crate) use self::growth::GrowthHold;
 pub(crate) use self::page::GROUP_BLOCKS_MAX;
 use self::place::PlacementRequest;
-pub(crate) use self::rebuild::{BlockSet, FoundGroup, GroupPages, sum_of_bitmaps};
+pub(crate) use self::rebuild::{BlockSet, FoundGroup, GroupPages};
 use self::state::State;
 pub(crate) use self::state::Totals;
 pub(crate) use super::layout::{Extent, Geometry};

@@ -105,11 +105,17 @@ impl Run {
         let expected: BTreeSet<u64> =
             blocks.iter().filter(|(_, (is, _))| *is == Is::Committed).map(|(addr, _)| *addr).collect();
         assert_eq!(found, expected);
+        self.verify_sum();
         for (addr, (_, stamp)) in blocks {
             let (page, result) = self.file.read(addr * BLOCK, Buf::alloc(BLOCK as usize)).await;
             result.unwrap();
             assert!(page.chunks(8).all(|word| word == stamp.to_le_bytes()), "block {addr} lost its stamp");
         }
+    }
+
+    /// Checks the sum over the bitmaps, which is kept page by page, through growth, repeated checkpoints and openings.
+    fn verify_sum(&self) {
+        assert_eq!(self.space.bitmaps_sum(), BitmapsSum::of((0..).zip(self.space.summaries())));
     }
 
     fn verify_totals(&self) {
@@ -230,11 +236,13 @@ impl Run {
             self.model.borrow_mut().marks.insert("pages written twice");
             self.space.write_pages(checkpoint).await.unwrap();
         }
+        self.verify_sum();
         let summaries = self.space.summaries();
         self.file.flush().await.unwrap();
         let ready_to = self.space.ready_to();
         self.model.borrow_mut().durable = Durable { summaries, committed, checkpoint, ready_to };
         self.space.committed(checkpoint);
+        self.verify_sum();
         beside.join().await;
     }
 

@@ -5,7 +5,7 @@ use blk::Buf;
 use super::bits::Bits;
 use super::group::{GroupSummary, SLOTS};
 use super::page::{self, FoundBitmap};
-use crate::native::layout::{Extent, Geometry, checksum};
+use crate::native::layout::{Extent, Geometry};
 
 /// A set of blocks of the groups.
 pub(crate) struct BlockSet {
@@ -119,16 +119,4 @@ impl BlockSet {
         self.grow(group + 1);
         self.groups[group as usize] = page.bits.clone();
     }
-}
-
-/// Returns the checksum over the bitmap pages of a checkpoint, in any order; never 0.
-pub(crate) fn sum_of_bitmaps(summaries: impl Iterator<Item = (u64, GroupSummary)>) -> u64 {
-    let of_page = |group: u64, summary: GroupSummary| {
-        let words = [group, summary.version, summary.checksum];
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        checksum(&bytes)
-    };
-    let written = summaries.filter(|(_, summary)| summary.version != 0);
-    let sum = written.fold(0, |sum: u64, (group, summary)| sum.wrapping_add(of_page(group, summary)));
-    sum.max(1)
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::super::layout::{Extent, Geometry};
+use super::bitmaps_sum::BitmapsSum;
 use super::bits::{Bits, LANE};
 use super::group::{BLOCK_STATES, BlockState, CHUNK, Group, GroupSummary, Maps, SLOTS};
 
@@ -47,6 +48,8 @@ const SETS: usize = 10;
 pub(super) struct State {
     pub geometry: Geometry,
     pub groups: Vec<Group>,
+    /// Over the pages of the last checkpoint.
+    pub committed_sum: BitmapsSum,
     sets: [Bits; SETS],
     /// Numbers of blocks by `BlockState`, of data groups and of metadata groups.
     totals: [[u64; BLOCK_STATES]; 2],
@@ -101,6 +104,7 @@ impl State {
         let mut state = State {
             geometry,
             groups: Vec::with_capacity(summaries.len()),
+            committed_sum: BitmapsSum::default(),
             sets: Default::default(),
             totals: [[0; BLOCK_STATES]; 2],
             lanes: 0,
@@ -134,6 +138,7 @@ impl State {
     pub(super) fn push(&mut self, summary: GroupSummary) {
         let group = self.groups.len();
         self.groups.push(Group::new(summary, self.group_blocks()));
+        self.committed_sum.add(group, &self.groups[group].committed);
         self.sets.iter_mut().for_each(|set| set.grow(group + 1));
         self.change_totals(group, |total, count| total + count);
         self.refresh(group);
