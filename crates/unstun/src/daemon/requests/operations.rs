@@ -1,6 +1,6 @@
 //! Operations of the API, carried out with the engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -297,12 +297,11 @@ impl Daemon {
 
     /// Returns the jobs, the oldest first. Ended jobs stay listed until the daemon stops.
     pub(crate) async fn job_list(&self) -> Vec<api::Job> {
+        let vms: BTreeSet<String> = self.tracked(|t| t.vm.clone()).into_iter().flatten().collect();
         let mut latencies_us = BTreeMap::new();
-        for vm in self.tracked(|t| t.vm.clone()).into_iter().flatten() {
-            if !latencies_us.contains_key(&vm) {
-                let latency_us = self.guest_latency_us(&vm).await;
-                latencies_us.insert(vm, latency_us);
-            }
+        for vm in vms {
+            let latency_us = self.guest_latency_us(&vm).await;
+            latencies_us.insert(vm, latency_us);
         }
         let latency_us = |t: &Tracked| t.vm.as_ref().and_then(|vm| *latencies_us.get(vm)?);
         self.tracked(|t| api_types::job(t, latency_us(t)))
