@@ -16,12 +16,12 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
-use crate::name::{DatastoreName, DiskRef, VmName};
+use crate::name::{DatastoreName, DiskRef, TokenName, VmName};
 use crate::{
-    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
+    AuditEntry, BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
     Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
     Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
-    Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Vm,
+    Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm,
     VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview,
     VmRemoved, VmSpace, VmSummary,
 };
@@ -285,6 +285,11 @@ routes! {
     POST "/vms/{vm}/discard/preview" => discard_preview(vm: &VmName, request: &Discard) -> Loss, request;
     POST "/vms/{vm}/undo" => snapshot_undo(vm: &VmName, request: &Reset) -> Loss, request;
     POST "/vms/{vm}/undo/preview" => undo_preview(vm: &VmName, request: &Reset) -> Loss, request;
+
+    GET "/tokens" => token_list() -> Vec<Token>;
+    POST "/tokens" => token_create(request: &TokenCreate) -> TokenCreated, request;
+    DELETE "/tokens/{name}" => token_revoke(name: &TokenName) -> Token;
+    GET "/audit?last={last}" => audit(last: usize) -> Vec<AuditEntry>;
 
     GET "/jobs" => job_list() -> Vec<Job>;
     GET "/jobs/{id}" => job_show(id: u64) -> Job;

@@ -19,6 +19,12 @@ pub enum ErrorKind {
     Cancelled,
     /// No daemon answers on this datastore.
     Unavailable,
+    /// The caller has not said who it is, or not in a way that is known.
+    Unidentified,
+    /// The caller may not do this.
+    Forbidden,
+    /// The caller has sent too many requests.
+    TooMany,
     /// The request makes no sense.
     Invalid,
     /// The request is valid, and declined for the stated reason.
@@ -41,6 +47,7 @@ impl ErrorKind {
             Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable => 1,
             Self::Invalid => 2,
             Self::Refused | Self::Unsupported | Self::Exists | Self::NoDescriptors => 3,
+            Self::Unidentified | Self::Forbidden | Self::TooMany => 3,
             Self::NotFound => 4,
             Self::Locked => 5,
             Self::Damaged => 6,
@@ -52,6 +59,9 @@ impl ErrorKind {
             Self::Failed | Self::Damaged => 500,
             Self::Cancelled | Self::Refused | Self::Exists => 409,
             Self::Unavailable | Self::NoDescriptors => 503,
+            Self::Unidentified => 401,
+            Self::Forbidden => 403,
+            Self::TooMany => 429,
             Self::Invalid => 400,
             Self::Unsupported => 501,
             Self::NotFound => 404,
@@ -172,6 +182,9 @@ mod tests {
             (ErrorKind::Refused, 3),
             (ErrorKind::NoDescriptors, 3),
             (ErrorKind::Unsupported, 3),
+            (ErrorKind::Unidentified, 3),
+            (ErrorKind::Forbidden, 3),
+            (ErrorKind::TooMany, 3),
             (ErrorKind::Exists, 3),
             (ErrorKind::NotFound, 4),
             (ErrorKind::Locked, 5),

@@ -19,6 +19,7 @@ macro_rules! words {
     };
 }
 
+mod access;
 pub mod args;
 mod bin;
 pub mod client;
@@ -45,6 +46,7 @@ use clap::ValueEnum;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use access::*;
 pub use bin::*;
 pub use datastore::*;
 pub use disk::*;

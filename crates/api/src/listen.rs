@@ -40,6 +40,38 @@ impl FromStr for NbdListen {
     }
 }
 
+/// Port of the API over TCP.
+pub const WEB_PORT: u16 = 8484;
+
+/// Where the API is served over TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WebListen {
+    Nowhere,
+    Tcp(SocketAddr),
+}
+
+impl FromStr for WebListen {
+    type Err = String;
+
+    /// Parses `none`, or what `NbdListen` does for TCP.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::Nowhere);
+        }
+        match text.parse() {
+            Ok(NbdListen::Tcp(address)) => Ok(Self::Tcp(address)),
+            _ => Err(format!("{text:?}: expected HOST:PORT, such as 127.0.0.1:{WEB_PORT}, or none")),
+        }
+    }
+}
+
+impl WebListen {
+    /// Returns the address at which `up` serves without --web.
+    pub fn default_address() -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, WEB_PORT).into()
+    }
+}
+
 fn expected(text: &str) -> String {
     format!(
         "{text:?}: expected unix:PATH or HOST:PORT, such as 127.0.0.1:{NBD_PORT} (:PORT alone is loopback)"

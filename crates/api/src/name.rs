@@ -30,6 +30,11 @@ pub struct VmName(String);
 #[serde(try_from = "String", into = "String")]
 pub struct DatastoreName(String);
 
+/// Name of a token; the same rules as for a VM's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TokenName(String);
+
 /// Name of a snapshot: a label, not an identity; 1 to 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -87,6 +92,7 @@ macro_rules! name_type {
 
 name_type!(VmName, |text: &str| check_name("VM", text, VM_NAME_BYTES_MAX));
 name_type!(DatastoreName, |text: &str| check_name("datastore", text, VM_NAME_BYTES_MAX));
+name_type!(TokenName, |text: &str| check_name("token", text, VM_NAME_BYTES_MAX));
 name_type!(SnapshotName, |text: &str| check_name("snapshot", text, SNAPSHOT_NAME_BYTES_MAX));
 name_type!(SnapshotRef, check_ref);
 

@@ -75,6 +75,21 @@ pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
 }
 
 /// Formats a size, such as `20 GiB`, `1.50 TiB` or `512 B`.
+/// Parses a time such as `90m`, `12h` or `30d`, in seconds.
+pub fn parse_duration_s(text: &str) -> Result<u64, String> {
+    let expected = || format!("{text:?}: expected a number and s, m, h or d, such as 12h or 30d");
+    let unit = text.chars().last().ok_or_else(expected)?;
+    let seconds: u64 = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 24 * 3600,
+        _ => return Err(expected()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| expected())?;
+    number.checked_mul(seconds).filter(|&s| s > 0).ok_or_else(expected)
+}
+
 pub fn format_bytes(bytes: u64) -> String {
     let (mut unit, mut shift) = ("B", 0);
     for (name, candidate) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)] {

@@ -3,6 +3,7 @@
 mod bin;
 mod disk;
 mod snapshot;
+mod token;
 #[cfg(test)]
 mod tests;
 mod vm;
@@ -17,7 +18,7 @@ use crate::log::Filter;
 use crate::memory::{CORES_MAX, MAP_CACHE_BYTES_MIN, Memory};
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
-use api::listen::NbdListen;
+use api::listen::{NbdListen, WebListen};
 use api::name::{DatastoreName, VmName};
 use api::units;
 use api::{AttachTo, AttachVia};
@@ -28,6 +29,7 @@ pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
     VmLossArgs,
 };
+pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
     CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, RemoveArgs,
     SetArgs, SetLimits, VmCommand, VmCreateArgs,
@@ -78,6 +80,11 @@ pub enum Command {
     Job(JobCommand),
     /// Print the events of a VM, with the stun of each operation
     Events(EventsArgs),
+    /// Create, list and revoke tokens for the API over TCP
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Print who changed what, from where and with which outcome
+    Audit(AuditArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
     /// Check the stores in use, or the files or the store at PATH (reads only)
@@ -106,6 +113,16 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
+    /// Serve the API and the metrics on this TCP address too, for clients with a token; beyond loopback with TLS; `none`: not
+    /// at all; may be repeated [default: 127.0.0.1:8484, if it is free]
+    #[arg(long, value_name = "HOST:PORT|none")]
+    pub web: Vec<WebListen>,
+    /// Use this certificate for TLS, in PEM [default: one that the daemon makes for itself]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Use this private key for TLS, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: at most a sixteenth]
     #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]
     pub map_cache: Option<usize>,
@@ -122,7 +139,7 @@ pub struct UpArgs {
     /// Keep nothing in the bin while less than this part of the datastore is free, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub bin_free_percent: u32,
-    /// Log to standard error at LEVEL: error, warn, info, debug or trace; PART=LEVEL sets it for one part (bin, client,
+    /// Log to standard error at LEVEL: error, warn, info, debug or trace; PART=LEVEL sets it for one part (access, bin, client,
     /// daemon, datastore, relocation, rest or vm); separate several by commas
     #[arg(
         long,

@@ -13,6 +13,7 @@ mod heartbeat;
 #[cfg(test)]
 mod identity_tests;
 mod jobs;
+mod own_files;
 mod place;
 mod ready;
 mod register;

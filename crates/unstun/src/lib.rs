@@ -4,6 +4,7 @@
 //! `main`. On purpose, it contains no block of a guest's data, no format, no policy of the engine, no simulator and
 //! no lab (`unstun lab` and `unstun demo` run the program `unstun-lab`).
 
+mod access;
 pub mod cli;
 mod command;
 mod daemon;

@@ -27,7 +27,7 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 /// Part of lines from modules without a part of their own.
 const DAEMON: &str = "daemon";
 /// Names that lines and filters use. Each is a module of this crate, of its `daemon` or of what the daemon runs.
-const PARTS: [&str; 7] = ["bin", "client", DAEMON, "datastore", "relocation", "rest", "vm"];
+const PARTS: [&str; 8] = ["access", "bin", "client", DAEMON, "datastore", "relocation", "rest", "vm"];
 
 /// Returns the part to which the module `target` belongs.
 fn part(target: &str) -> &str {

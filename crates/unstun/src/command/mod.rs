@@ -20,6 +20,7 @@ mod repair;
 mod snapshot;
 mod space;
 mod status;
+mod token;
 mod tree;
 mod up;
 mod vm;
@@ -75,6 +76,8 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
+        Command::Token(command) => token::run(command, client, output).await,
+        Command::Audit(args) => token::audit(args.last, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Up(_)
         | Command::Convert(_)

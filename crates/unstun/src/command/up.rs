@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use api::client::runtime;
 use api::error::{Error, ErrorKind, Result};
-use api::listen;
+use api::listen::{self, WebListen};
 use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
-use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -18,6 +17,12 @@ use tracing::{info, warn};
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
 use crate::daemon::{self, CoreHandle, Subject};
+use crate::access::audit::Audit;
+use crate::access::authorize::Access;
+use crate::access::request_limit::RequestLimit;
+use crate::access::tokens::Tokens;
+use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
+use crate::rest::tls::{CertificateFiles, Tls};
 use crate::{fatal, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
@@ -39,13 +44,13 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores, activity };
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
-    runtime()?.block_on(serve(&datastore, core, output))
+    runtime()?.block_on(serve(&datastore, core, args, output))
 }
 
 /// Serves until a signal, then drains, in whatever state the API is.
-async fn serve(datastore: &Datastore, core: Arc<CoreHandle>, output: Output) -> Result<()> {
-    let served = match listen_api(datastore, &core, output).await {
-        Ok((listener, signals)) => serve_until_signal(listener, &core, signals).await,
+async fn serve(datastore: &Datastore, core: Arc<CoreHandle>, args: &UpArgs, output: Output) -> Result<()> {
+    let served = match listen_api(datastore, &core, args, output).await {
+        Ok((listeners, signals)) => serve_until_signal(datastore, listeners, &core, signals).await,
         Err(error) => Err(error),
     };
     let drained = core.shutdown().await;
@@ -84,29 +89,70 @@ impl Signals {
 async fn listen_api(
     datastore: &Datastore,
     core: &Arc<CoreHandle>,
+    args: &UpArgs,
     output: Output,
-) -> Result<(UnixListener, Signals)> {
+) -> Result<(Listeners, Signals)> {
     let signals = Signals::new()?;
-    let listener = rest::bind(&datastore.api_socket())?;
+    let unix = listeners::bind_unix(&datastore.api_socket())?;
+    let web = listen_web(&datastore.own_folder(), args).await?;
     info!("the API is on {}", datastore.api_socket().display());
     output.result(&core.ask(Subject::None, async |daemon| daemon.status().await).await?, |now| {
+        let web: String = web.iter().map(|web| format!("           {}\n", web.url())).collect();
         let api = datastore.api_socket();
-        format!("{}API        {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
+        format!("{}API        {}\n{web}ready; Ctrl-C drains and stops", status::describe(now), api.display())
     })?;
     info!("ready");
     notify::ready();
-    Ok((listener, signals))
+    Ok((Listeners { unix, web }, signals))
+}
+
+/// Listens on the TCP addresses. The default one may be in use, by the daemon of another datastore for example.
+async fn listen_web(folder: &Path, args: &UpArgs) -> Result<Vec<Web>> {
+    let mut all = Vec::new();
+    if args.web.is_empty() {
+        let address = WebListen::default_address();
+        match Web::bind(address, None).await {
+            Ok(web) => all.push(web),
+            Err(e) => info!("the API is not served on {address}: {e}; --web names another address"),
+        }
+    }
+    for address in args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None }) {
+        let tls = match address.ip().is_loopback() {
+            true => None,
+            false => Some(Tls::open(certificate_files(args).as_ref(), folder, address.ip())?),
+        };
+        let failed = |e| Error::failed(format!("--web {address}: {e}"));
+        all.push(Web::bind(address, tls).await.map_err(failed)?);
+    }
+    for web in &all {
+        let certificate = web.tls.as_ref().map(|tls| format!(", certificate SHA-256 {}", tls.fingerprint));
+        info!("the API is on {}{}", web.url(), certificate.unwrap_or_default());
+    }
+    Ok(all)
+}
+
+fn certificate_files(args: &UpArgs) -> Option<CertificateFiles> {
+    let (certificate, key) = args.tls_cert.clone().zip(args.tls_key.clone())?;
+    Some(CertificateFiles { certificate, key })
 }
 
 async fn serve_until_signal(
-    listener: UnixListener,
+    datastore: &Datastore,
+    listeners: Listeners,
     core: &Arc<CoreHandle>,
     mut signals: Signals,
 ) -> Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
-    let server = tokio::spawn(rest::serve(listener, Arc::clone(core), rest::HEADER_TIME_MAX, stopped));
+    let access = Access {
+        core: core.clone(),
+        tokens: Arc::new(Tokens::read(core).await),
+        audit: Audit::start(&datastore.own_folder()),
+        limit: RequestLimit::default(),
+    };
+    let router = rest::router(Arc::new(access));
+    let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();
     info!("draining; a second signal stops at once");

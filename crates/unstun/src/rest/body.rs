@@ -5,12 +5,14 @@ use std::path::Path;
 use api::error::{Error, Result};
 use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
-    DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, VmClone, VmCreate,
-    VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove,
+    DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone,
+    VmCreate, VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::access::tokens;
 
 /// Maximum number of disks of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
 const DISKS_MAX: usize = 60;
@@ -113,6 +115,12 @@ impl Request for SnapshotTake {
     }
 }
 
+impl Request for TokenCreate {
+    fn check(&self) -> std::result::Result<(), String> {
+        tokens::check(self)
+    }
+}
+
 impl Request for JobLimit {
     fn check(&self) -> std::result::Result<(), String> {
         match self.limit_bytes_s {
@@ -139,7 +147,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 22] = [
+pub const ROUTES: [(&str, Accept); 23] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -162,6 +170,7 @@ pub const ROUTES: [(&str, Accept); 22] = [
     ("POST /vms/{vm}/open", again::<VmOpen>),
     ("PUT /vms/{vm}/limits", again::<VmLimits>),
     ("POST /vms/{vm}/defragment", again::<VmDefragment>),
+    ("POST /tokens", again::<TokenCreate>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

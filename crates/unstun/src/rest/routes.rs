@@ -3,16 +3,25 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use api::error::Result;
-use api::name::{DatastoreName, VmName};
-use api::{BinEmpty, BinRestore, Disconnect, DiskGrow, DiskSetMode, JobLimit, SharedWriters, VmMove, VmOpen};
+use api::error::{Error, Result};
+use api::name::{DatastoreName, TokenName, VmName};
+use api::{
+    AuditEntry, BinEmpty, BinRestore, Disconnect, DiskGrow, DiskSetMode, Job, JobLimit, SharedWriters, Token,
+    TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
+};
 use axum::Router;
-use axum::extract::{FromRequest, Json, State};
+use axum::extract::{Extension, FromRequest, Json, State};
 use axum::handler::Handler;
-use axum::routing::{delete, get, post, put};
+use axum::http::StatusCode;
+use axum::middleware::map_response;
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete, get, post, put};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, DiskParameter, Failure, Parameter, Parameters};
+use super::{Body, DiskParameter, Failure, Parameter, Parameters, invalid};
+use crate::access::audit::ENTRIES_MAX;
+use crate::access::authorize::Access;
+use crate::access::callers::Caller;
 use crate::daemon::{CoreHandle, Daemon, Subject};
 
 type Core = Arc<CoreHandle>;
@@ -38,8 +47,39 @@ struct After {
     after: u64,
 }
 
-pub(super) fn all() -> Router<Core> {
-    Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs())
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Last {
+    #[serde(default = "entries_shown")]
+    last: usize,
+}
+
+/// Number of entries of an answer that asks for no number.
+fn entries_shown() -> usize {
+    100
+}
+
+pub(super) fn all(access: Arc<Access>) -> Router {
+    let core = access.core.clone();
+    let of_core = Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs());
+    of_core.with_state(core).merge(access_routes().with_state(access))
+}
+
+/// Status 201 in place of 200.
+fn created(method: MethodRouter<Core>) -> MethodRouter<Core> {
+    method.layer(map_response(async |response| with_status(response, StatusCode::CREATED)))
+}
+
+/// Status 202 in place of 200: a job has begun.
+fn accepted(method: MethodRouter<Core>) -> MethodRouter<Core> {
+    method.layer(map_response(async |response| with_status(response, StatusCode::ACCEPTED)))
+}
+
+fn with_status(mut response: Response, status: StatusCode) -> Response {
+    if response.status() == StatusCode::OK {
+        *response.status_mut() = status;
+    }
+    response
 }
 
 fn datastores() -> Router<Core> {
@@ -52,7 +92,7 @@ fn datastores() -> Router<Core> {
     let scrubbed = get(ask(async |d, Parameters(Which { datastore })| d.store_scrubbed(datastore)));
     Router::new()
         .route("/status", get(ask(async |d, ()| d.status().await)))
-        .route("/datastores", list.post(prepared(|core, Body(of)| core.datastore_add(of))))
+        .route("/datastores", list.merge(created(post(prepared(|core, Body(of)| core.datastore_add(of))))))
         .route(
             "/datastores/{name}",
             delete(about(added, async |d, Parameter(name)| d.datastore_remove(&name).await)),
@@ -68,30 +108,40 @@ fn datastores() -> Router<Core> {
         .route("/check", post(about(which, async |d, Parameters(of)| d.store_check(of.datastore).await)))
         .route(
             "/scrub",
-            scrubbed.post(about(which, async |d, Parameters(of)| d.store_scrub(of.datastore).await)),
+            scrubbed.merge(accepted(post(about(which, async |d, Parameters(of)| d.store_scrub(of.datastore).await)))),
         )
 }
 
 fn vms() -> Router<Core> {
-    let list = get(ask(async |d, ()| d.vm_list().await));
+    let list = get(ask(async |d, Extension(caller): Extension<Caller>| {
+        let mut all = d.vm_list().await?;
+        all.retain(|vm| caller.reaches(vm.name.as_str()));
+        Ok(all)
+    }));
     let show = get(vm(async |d, vm, ()| d.vm_show(&vm).await));
     let moving = |(Parameter(vm), Body(of)): &(Parameter<VmName>, Body<VmMove>)| {
         Subject::VmTo(vm.clone(), of.datastore.clone())
     };
     Router::new()
-        .route("/import", post(prepared(|core, Body(of)| core.vm_import(of))))
-        .route("/vms", list.post(prepared(|core, Body(of)| core.vm_create(of))))
+        .route("/import", created(post(prepared(|core, Body(of)| core.vm_import(of)))))
+        .route("/vms", list.merge(created(post(prepared(|core, Body(of)| core.vm_create(of))))))
         .route(
             "/vms/{vm}",
             show.delete(prepared(|core, (Parameter(vm), Parameters(of))| core.vm_remove(vm, of))),
         )
         .route("/vms/{vm}/remove/preview", post(vm(async |d, vm, Body(of)| d.remove_preview(&vm, of).await)))
         .route("/vms/{vm}/space", get(vm(async |d, vm, ()| d.vm_space(&vm).await)))
-        .route("/vms/{vm}/clone", post(vm(async |d, vm, Body(of)| d.vm_clone(&vm, of).await)))
-        .route("/vms/{vm}/defragment", post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await)))
+        .route(
+            "/vms/{vm}/clone",
+            created(post(vm(async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<VmClone>)| {
+                caller.check(&of.name)?;
+                d.vm_clone(&vm, of).await
+            }))),
+        )
+        .route("/vms/{vm}/defragment", accepted(post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await))))
         .route(
             "/vms/{vm}/move",
-            post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await)),
+            accepted(post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await))),
         )
         .route(
             "/vms/{vm}/close",
@@ -120,7 +170,7 @@ fn vms() -> Router<Core> {
 
 fn disks() -> Router<Core> {
     Router::new()
-        .route("/vms/{vm}/disks", post(prepared(|core, (Parameter(vm), Body(of))| core.disk_add(vm, of))))
+        .route("/vms/{vm}/disks", created(post(prepared(|core, (Parameter(vm), Body(of))| core.disk_add(vm, of)))))
         .route(
             "/vms/{vm}/disks/{number}",
             delete(about(
@@ -151,9 +201,9 @@ fn disk<B>((DiskParameter(vm, _), _): &(DiskParameter, B)) -> Subject {
 fn snapshots() -> Router<Core> {
     let tree = get(vm(async |d, vm, ()| d.snapshot_tree(&vm).await));
     Router::new()
-        .route("/vms/{vm}/snapshots", tree.post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))
+        .route("/vms/{vm}/snapshots", tree.merge(created(post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))))
         .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
-        .route("/vms/{vm}/commit", post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await)))
+        .route("/vms/{vm}/commit", accepted(post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await))))
         .route("/vms/{vm}/commit/preview", post(vm(async |d, vm, Body(of)| d.commit_preview(&vm, of).await)))
         .route("/vms/{vm}/revert", post(vm(async |d, vm, Body(of)| d.snapshot_revert(&vm, of).await)))
         .route("/vms/{vm}/revert/preview", post(vm(async |d, vm, Body(of)| d.revert_preview(&vm, of).await)))
@@ -168,8 +218,21 @@ fn snapshots() -> Router<Core> {
 
 fn jobs() -> Router<Core> {
     Router::new()
-        .route("/jobs", get(ask(async |d, ()| Ok(d.job_list().await))))
-        .route("/jobs/{id}", get(ask(async |d, Parameter(id)| d.job_do(id, |_| Ok(())).await)))
+        .route(
+            "/jobs",
+            get(ask(async |d, Extension(caller): Extension<Caller>| {
+                let mut all = d.job_list().await;
+                all.retain(|job| reaches_job(&caller, job));
+                Ok(all)
+            })),
+        )
+        .route(
+            "/jobs/{id}",
+            get(ask(async |d, (Extension(caller), Parameter(id)): (Extension<Caller>, Parameter<u64>)| {
+                let job = d.job_do(id, |_| Ok(())).await?;
+                if reaches_job(&caller, &job) { Ok(job) } else { Err(caller.forbidden("the job is of another VM")) }
+            })),
+        )
         .route("/jobs/{id}/pause", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.pause()).await)))
         .route(
             "/jobs/{id}/resume",
@@ -185,6 +248,49 @@ fn jobs() -> Router<Core> {
                 d.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0))).await
             })),
         )
+}
+
+fn reaches_job(caller: &Caller, job: &Job) -> bool {
+    job.vm.as_ref().map_or(!caller.is_limited(), |vm| caller.reaches(vm.as_str()))
+}
+
+fn access_routes() -> Router<Arc<Access>> {
+    Router::new()
+        .route("/tokens", get(token_list).post(token_create))
+        .route("/tokens/{name}", delete(token_revoke))
+        .route("/audit", get(audit))
+}
+
+async fn token_list(State(access): State<Arc<Access>>) -> Json<Vec<Token>> {
+    Json(access.tokens.list())
+}
+
+async fn token_create(
+    State(access): State<Arc<Access>>,
+    Extension(caller): Extension<Caller>,
+    Body(of): Body<TokenCreate>,
+) -> Result<(StatusCode, Json<TokenCreated>), Failure> {
+    let created = access.tokens.create(&access.core, of, caller.who).await?;
+    Ok((StatusCode::CREATED, Json(created)))
+}
+
+async fn token_revoke(
+    State(access): State<Arc<Access>>,
+    Parameter(name): Parameter<TokenName>,
+) -> Result<Json<Token>, Failure> {
+    answer(access.tokens.revoke(&access.core, &name).await)
+}
+
+async fn audit(
+    State(access): State<Arc<Access>>,
+    Parameters(Last { last }): Parameters<Last>,
+) -> Result<Json<Vec<AuditEntry>>, Failure> {
+    if last > ENTRIES_MAX {
+        return Err(invalid(format!("last={last}: expected at most {ENTRIES_MAX}")));
+    }
+    // It reads files.
+    let read = tokio::task::spawn_blocking(move || access.audit.last(last)).await;
+    answer(read.unwrap_or_else(|e| Err(Error::failed(format!("reading the audit: {e}")))))
 }
 
 /// Handler that answers with what `operation` returns on the core's thread. `Q` is what the request says, and `subject`

@@ -1,0 +1,87 @@
+//! Who sends a request, and from where.
+
+use std::net::IpAddr;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::VmName;
+use api::{Role, Token, VmGlob};
+
+/// Where a connection comes from.
+#[derive(Debug, Clone)]
+pub(crate) enum Origin {
+    /// The API's Unix socket, with the user and the group of the process.
+    Unix { uid: u32, gid: u32 },
+    Tcp(IpAddr),
+}
+
+impl Origin {
+    /// Returns the origin for the audit.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Origin::Unix { .. } => "api.sock".to_owned(),
+            Origin::Tcp(address) => address.to_string(),
+        }
+    }
+}
+
+/// The sender of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// For the audit.
+    pub who: String,
+    pub role: Role,
+    /// VMs that the caller is limited to; empty: not limited.
+    vms: Vec<VmGlob>,
+    /// Bytes that its VMs may use when it takes or clones.
+    pub quota_bytes: Option<u64>,
+}
+
+impl Caller {
+    pub(crate) fn user(who: String, role: Role, vms: Vec<VmGlob>) -> Caller {
+        Caller { who, role, vms, quota_bytes: None }
+    }
+
+    pub(crate) fn token(token: Token) -> Caller {
+        let Token { name, role, vms, quota_bytes, .. } = token;
+        Caller { who: format!("token {name}"), role, vms, quota_bytes }
+    }
+
+    /// Returns whether the caller is limited to some VMs.
+    pub(crate) fn is_limited(&self) -> bool {
+        !self.vms.is_empty()
+    }
+
+    pub(crate) fn reaches(&self, vm: &str) -> bool {
+        !self.is_limited() || self.vms.iter().any(|glob| glob.matches(vm))
+    }
+
+    /// Refuses a VM that the caller does not reach.
+    pub(crate) fn check(&self, vm: &VmName) -> Result<()> {
+        if self.reaches(vm.as_str()) {
+            return Ok(());
+        }
+        Err(self.forbidden(&format!("VM {vm} is none of its VMs")))
+    }
+
+    /// Refuses what is about other objects than the caller's VMs.
+    pub(crate) fn refuse_limited(&self, operation: &str) -> Result<()> {
+        match self.is_limited() {
+            false => Ok(()),
+            true => Err(self.forbidden(&format!("`{operation}` is about more than its VMs"))),
+        }
+    }
+
+    pub(crate) fn require(&self, operation: &str, role: Role) -> Result<()> {
+        if self.role >= role {
+            return Ok(());
+        }
+        let (own, needed) = (self.role.as_str(), role.as_str());
+        Err(self.forbidden(&format!("`{operation}` needs role {needed}, and it has role {own}")))
+    }
+
+    pub(crate) fn forbidden(&self, cause: &str) -> Error {
+        let vms: Vec<_> = self.vms.iter().map(VmGlob::as_str).collect();
+        let limit = if vms.is_empty() { String::new() } else { format!(" (limited to {})", vms.join(", ")) };
+        Error::new(ErrorKind::Forbidden, format!("{}{limit} may not do this: {cause}", self.who))
+    }
+}

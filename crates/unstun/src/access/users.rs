@@ -1,0 +1,149 @@
+//! Users of this host, who reach the API over its Unix socket: who they are, and what they may do.
+//!
+//! Root, the daemon's own user and the members of the group `unstun` are administrators. The file `/etc/unstun/users`
+//! gives roles to others.
+
+use std::ffi::CString;
+use std::path::Path;
+
+use api::error::{Error, ErrorKind, Result};
+use api::{Role, VmGlob};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
+use tracing::warn;
+
+use super::callers::Caller;
+
+/// Members of this group are administrators, which is as much as root: the API names any path.
+pub(crate) const ADMINS_GROUP: &str = "unstun";
+/// Roles of other users: one line `USER ROLE [VM-PATTERN...]` each. Text behind `#` is a comment.
+pub(crate) const USERS_FILE: &str = "/etc/unstun/users";
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Line of the file.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    user: String,
+    role: Role,
+    vms: Vec<VmGlob>,
+}
+
+/// Returns the group of the administrators, if this host has it.
+pub(crate) fn admins_group() -> Option<Gid> {
+    Group::from_name(ADMINS_GROUP).ok().flatten().map(|group| group.gid)
+}
+
+/// Returns whether the file of users exists: the socket is open to all users of the host then.
+pub(crate) fn has_users_file() -> bool {
+    Path::new(USERS_FILE).exists()
+}
+
+/// Identifies a process's user. It may ask a directory service, and block.
+pub(crate) fn identify(uid: u32, gid: u32) -> Result<Caller> {
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    let name = user.map(|user| user.name);
+    let who = match &name {
+        Some(name) => format!("user {name} (uid {uid})"),
+        None => format!("user {uid}"),
+    };
+    let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw();
+    if is_trusted || admins_group().is_some_and(|admins| is_member(name.as_deref(), gid, admins)) {
+        return Ok(Caller::user(who, Role::Admin, Vec::new()));
+    }
+    let of_file = name.and_then(|name| read_file().into_iter().find(|entry| entry.user == name));
+    match of_file {
+        Some(Entry { role, vms, .. }) => Ok(Caller::user(who, role, vms)),
+        None => {
+            let message = format!(
+                "{who} has no access: an administrator adds the user to the group {ADMINS_GROUP}, or gives it a role in \
+                 {USERS_FILE}"
+            );
+            Err(Error::new(ErrorKind::Unidentified, message))
+        }
+    }
+}
+
+fn is_member(name: Option<&str>, gid: u32, of: Gid) -> bool {
+    let primary = Gid::from_raw(gid);
+    let others = name.and_then(|name| CString::new(name).ok()).and_then(|name| getgrouplist(&name, primary).ok());
+    primary == of || others.is_some_and(|groups| groups.contains(&of))
+}
+
+/// Returns the entries of the file. A line that is wrong gives nobody a role and hides no other line.
+fn read_file() -> Vec<Entry> {
+    let text = match std::fs::metadata(USERS_FILE) {
+        Ok(found) if found.len() <= FILE_BYTES_MAX => std::fs::read_to_string(USERS_FILE),
+        Ok(found) => {
+            warn!("{USERS_FILE} has {} bytes, expected at most {FILE_BYTES_MAX}; it is not read", found.len());
+            return Vec::new();
+        }
+        Err(e) => Err(e),
+    };
+    match text {
+        Ok(text) => text.lines().enumerate().filter_map(|(n, line)| entry_of(n + 1, line)).collect(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => {
+            warn!("{USERS_FILE}: {e}");
+            Vec::new()
+        }
+    }
+}
+
+fn entry_of(number: usize, line: &str) -> Option<Entry> {
+    match parse(line) {
+        Ok(entry) => entry,
+        Err(e) => {
+            warn!("{USERS_FILE}: line {number}: {e}; nobody gets a role by it");
+            None
+        }
+    }
+}
+
+fn parse(line: &str) -> std::result::Result<Option<Entry>, String> {
+    let line = line.split_once('#').map_or(line, |(before, _)| before);
+    let mut words = line.split_whitespace();
+    let Some(user) = words.next() else { return Ok(None) };
+    let expected = "expected USER ROLE [VM-PATTERN...], such as `alice operator web-*`";
+    let role = words.next().ok_or_else(|| format!("user {user} has no role; {expected}"))?;
+    let role = <Role as clap::ValueEnum>::from_str(role, false).map_err(|_| {
+        format!("role {role:?} of user {user}: expected metrics, viewer, operator or admin; {expected}")
+    })?;
+    let vms = words.map(str::parse).collect::<std::result::Result<_, String>>()?;
+    Ok(Some(Entry { user: user.to_owned(), role, vms }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_gives_a_user_a_role_on_some_vms() {
+        assert_eq!(parse("").unwrap(), None);
+        assert_eq!(parse("  # all of them").unwrap(), None);
+        let entry = parse("alice operator web-* db # until May").unwrap().unwrap();
+        assert_eq!((entry.user.as_str(), entry.role), ("alice", Role::Operator));
+        assert_eq!(entry.vms.iter().map(VmGlob::as_str).collect::<Vec<_>>(), ["web-*", "db"]);
+    }
+
+    #[test]
+    fn a_wrong_line_says_what_was_found_and_expected() {
+        for (line, expected) in [
+            ("alice", "user alice has no role; expected USER ROLE"),
+            ("alice root", "role \"root\" of user alice: expected metrics, viewer, operator or admin"),
+            ("alice viewer web/1", "\"web/1\": expected a VM's name"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_daemons_own_user_and_root_are_administrators_and_nobody_is_not() {
+        let own = rustix::process::geteuid().as_raw();
+        for uid in [0, own] {
+            assert_eq!(identify(uid, 0).unwrap().role, Role::Admin);
+        }
+        let error = identify(65_533, 65_533).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unidentified);
+        assert!(error.message.contains("user 65533 has no access: an administrator adds"), "{error}");
+    }
+}

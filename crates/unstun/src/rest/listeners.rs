@@ -1,0 +1,200 @@
+//! The addresses at which the API is served: a Unix socket for the users of this host, and TCP.
+
+use std::net::SocketAddr;
+use std::path::Path as FsPath;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Error, Result};
+use api::listen;
+use axum::Router;
+use axum::extract::Extension;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+use tracing::{debug, warn};
+
+use super::tls::Tls;
+use crate::access::callers::Origin;
+use crate::access::users;
+
+/// Time limit from the connection, or from the previous answer, to the last byte of a request's header. A TLS handshake has
+/// as long.
+pub(crate) const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+/// Maximum number of clients that wait to be accepted; the standard library uses the same number.
+const BACKLOG: i32 = 128;
+/// Maximum number of connections over TCP; more wait to be accepted.
+const TCP_CONNECTIONS_MAX: usize = 256;
+const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A TCP address of the API.
+pub(crate) struct Web {
+    pub listener: TcpListener,
+    /// None on loopback.
+    pub tls: Option<Tls>,
+}
+
+/// Where the API is served.
+pub(crate) struct Listeners {
+    pub unix: UnixListener,
+    pub web: Vec<Web>,
+}
+
+impl Web {
+    pub(crate) async fn bind(address: SocketAddr, tls: Option<Tls>) -> std::io::Result<Web> {
+        Ok(Web { listener: TcpListener::bind(address).await?, tls })
+    }
+
+    /// Returns the URL, with the port that the kernel has chosen if it was 0.
+    pub(crate) fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        self.listener.local_addr().map_or_else(|_| scheme.to_owned(), |address| format!("{scheme}://{address}"))
+    }
+}
+
+/// Binds the socket, and replaces one that a dead daemon left. The caller holds the datastore's lock, so no living
+/// daemon listens there.
+pub(crate) fn bind_unix(socket: &FsPath) -> Result<UnixListener> {
+    let failed = |e: std::io::Error| Error::failed(format!("API socket {}: {e}", socket.display()));
+    listen::check_socket_path(socket).map_err(Error::invalid)?;
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    // The mode is set before the bind, which copies it to the file. The socket is thus never open to other users.
+    let made = || {
+        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(socket)?)?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok::<_, rustix::io::Errno>(fd)
+    };
+    let listener = made().map_err(|e| failed(e.into()))?;
+    open_to_users(socket);
+    UnixListener::from_std(listener.into()).map_err(failed)
+}
+
+/// Opens the socket to those who may have a role: the group of the administrators, and all users if the file of users
+/// exists. Each request is checked.
+fn open_to_users(socket: &FsPath) {
+    let group = users::admins_group().map(|group| rustix::fs::Gid::from_raw(group.as_raw()));
+    let is_given = group.is_some_and(|group| rustix::fs::chown(socket, None, Some(group)).is_ok());
+    let own = Mode::RUSR | Mode::WUSR;
+    let mode = match (is_given, users::has_users_file()) {
+        (_, true) => own | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH,
+        (true, false) => own | Mode::RGRP | Mode::WGRP,
+        (false, false) => own,
+    };
+    if let Err(e) = rustix::fs::chmod(socket, mode) {
+        warn!("API socket {}: {e}; only the daemon's own user and root can open it", socket.display());
+    }
+}
+
+/// Serves until `stop` resolves, then completes the requests in flight. `header_time` limits a request's header.
+pub(crate) async fn serve(
+    listeners: Listeners,
+    router: Router,
+    header_time: Duration,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    let connections = GracefulShutdown::new();
+    let service = Service { router, header_time };
+    let (unix, web) = (listeners.unix, listeners.web);
+    let serving = async {
+        let on_unix = serve_unix(&unix, &service, &connections);
+        let on_web = futures_util::future::join_all(web.iter().map(|web| serve_web(web, &service, &connections)));
+        tokio::join!(on_unix, on_web);
+    };
+    tokio::select! {
+        () = pin!(stop) => {}
+        () = serving => {}
+    }
+    drop((unix, web));
+    connections.shutdown().await;
+    Ok(())
+}
+
+/// What each connection is served with.
+#[derive(Clone)]
+struct Service {
+    router: Router,
+    header_time: Duration,
+}
+
+impl Service {
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        origin: Origin,
+        watcher: Watcher,
+    ) {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(self.header_time);
+        let routes = TowerToHyperService::new(self.router.layer(Extension(origin)));
+        // A client that disconnects or is too slow does not affect the others.
+        drop(watcher.watch(http.serve_connection(TokioIo::new(stream), routes)).await);
+    }
+}
+
+async fn serve_unix(listener: &UnixListener, service: &Service, connections: &GracefulShutdown) {
+    loop {
+        let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+        // A process that has ended has no user any more, and reads no answer.
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let origin = Origin::Unix { uid: peer.uid(), gid: peer.gid() };
+        tokio::spawn(service.clone().serve(stream, origin, connections.watcher()));
+    }
+}
+
+async fn serve_web(web: &Web, service: &Service, connections: &GracefulShutdown) {
+    let free = Arc::new(Semaphore::new(TCP_CONNECTIONS_MAX));
+    loop {
+        let permit = free.clone().acquire_owned().await;
+        let Some((stream, from)) = accepted(web.listener.accept().await).await else { continue };
+        let (service, watcher) = (service.clone(), connections.watcher());
+        let acceptor = web.tls.as_ref().map(|tls| tls.acceptor.clone());
+        tokio::spawn(async move {
+            serve_tcp(stream, from, acceptor, service, watcher).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn serve_tcp(
+    stream: TcpStream,
+    from: SocketAddr,
+    acceptor: Option<tokio_rustls::TlsAcceptor>,
+    service: Service,
+    watcher: Watcher,
+) {
+    let origin = Origin::Tcp(from.ip());
+    // An answer is written at once.
+    let _ = stream.set_nodelay(true);
+    let Some(acceptor) = acceptor else { return service.serve(stream, origin, watcher).await };
+    match tokio::time::timeout(service.header_time, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => service.serve(stream, origin, watcher).await,
+        Ok(Err(e)) => debug!("TLS with {from}: {e}"),
+        Err(_) => debug!("TLS with {from}: no handshake within {:?}", service.header_time),
+    }
+}
+
+/// Returns what was accepted. A failure is logged, and passes after a while: no descriptor is free until other users of
+/// descriptors close theirs.
+async fn accepted<T>(accepted: std::io::Result<T>) -> Option<T> {
+    match accepted {
+        Ok(accepted) => Some(accepted),
+        Err(e) => {
+            warn!("accepting a client of the API: {e}");
+            tokio::time::sleep(ACCEPT_AGAIN).await;
+            None
+        }
+    }
+}
