@@ -40,5 +40,7 @@ install -D -m 644 "$generated/completions/unstun.fish" "$destdir$share/fish/vend
 install -D -m 644 "$generated/unstun.service" "$destdir$unitdir/unstun.service"
 install -D -m 644 packaging/sysusers.conf "$destdir$prefix/lib/sysusers.d/unstun.conf"
 install -D -m 644 packaging/own-user.conf "$destdir$share/doc/unstun/own-user.conf"
+install -D -m 644 packaging/prometheus/unstun.rules.yml "$destdir$share/unstun/prometheus/unstun.rules.yml"
+install -D -m 644 packaging/grafana/unstun.json "$destdir$share/unstun/grafana/unstun.json"
 
 echo "installed under $destdir$prefix; \`systemctl daemon-reload && systemctl enable --now unstun\` serves /var/lib/unstun"

@@ -12,7 +12,7 @@ declare -A PROGRAMS=(
     [run]="cc:gcc"
     [test]="cc:gcc qemu-img:qemu-utils qemu-io:qemu-utils fio:fio nbdinfo:libnbd-bin nbdcopy:libnbd-bin jq:jq
         qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium
-        nbdkit:nbdkit"
+        nbdkit:nbdkit curl:curl"
 )
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3"
 
@@ -53,34 +53,42 @@ if ((${#missing[@]})); then
     apt_get install -y --no-install-recommends "${missing[@]}"
 fi
 
-# Into the current folder; of the kernel that virtual machines get, 27 MB.
+# Into the current folder.
+download() { apt-get -q -o APT::Sandbox::User=root download "$1" </dev/null; }
+
+# Of the kernel that virtual machines get, 27 MB.
 download_kernel() {
     local package
     package=$(apt-cache depends --important linux-image-cloud-amd64 2>/dev/null |
         sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p')
-    [[ -n $package ]] && apt-get -q -o APT::Sandbox::User=root download "$package" </dev/null
+    [[ -n $package ]] && download "$package"
 }
 
-# The guest of the tests boots it. Unpacked beside the build and never installed: this machine keeps its own.
-unpack_kernel() {
-    local to=${CARGO_TARGET_DIR:-target}/guest-kernel new
+# 19 MB. Its package would start a service.
+download_prometheus() { download prometheus; }
+
+# Unpacks files of a package beside the build. It is never installed: this machine keeps its own.
+unpack() {
+    local name=$1 to=${CARGO_TARGET_DIR:-target}/$1 get=$2 new
+    shift 2
     [[ -d $to ]] && return
-    say "unpacking a kernel for the guest of the tests into $to"
+    say "unpacking $name for the tests into $to"
     mkdir -p "${to%/*}"
     new=$(mktemp -d "$to.XXXXXX")
     # shellcheck disable=SC2064 # the name as it is now
     trap "rm -rf '$new'" EXIT
-    # The lists of packages may name a kernel that has been replaced.
-    (cd "$new" && { download_kernel || { apt_get update && download_kernel; }; }) ||
-        die "cannot download Debian's package linux-image-cloud-amd64; is there a network?"
-    dpkg-deb --fsys-tarfile "$new"/*.deb | tar -x -C "$new" --wildcards './boot/vmlinuz-*' './lib/modules/*'
+    # The lists of packages may name a package that has been replaced.
+    (cd "$new" && { "$get" || { apt_get update && "$get"; }; }) ||
+        die "cannot download Debian's package for $name; is there a network?"
+    dpkg-deb --fsys-tarfile "$new"/*.deb | tar -x -C "$new" --wildcards "$@"
     rm "$new"/*.deb
     # At once, so that an interrupted set-up leaves nothing that looks complete.
     mv "$new" "$to"
 }
 
 if [[ $purpose == test ]]; then
-    unpack_kernel
+    unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
+    unpack prometheus download_prometheus './usr/bin/*'
     for component in rustfmt:fmt clippy:clippy; do
         cargo "${component##*:}" --version >/dev/null 2>&1 && continue
         say "adding ${component%%:*} to the installed toolchain"

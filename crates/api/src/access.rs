@@ -70,7 +70,9 @@ impl FromStr for VmGlob {
             return Ok(Self(text.to_owned()));
         }
         let shown: String = text.chars().take(80).collect();
-        Err(format!("{shown:?}: expected a VM's name, in which `*` stands for any characters and `?` for one"))
+        Err(format!(
+            "{shown:?}: expected a VM's name, in which `*` stands for any characters and `?` for one"
+        ))
     }
 }
 
@@ -132,6 +134,15 @@ pub struct TokenCreated {
     pub secret: String,
 }
 
+/// Answer of `POST /console`: links that log in a browser as the caller, one of them once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConsoleLink {
+    /// One for each address of `Status.web`.
+    pub urls: Vec<String>,
+    /// Seconds within which a link has to be opened.
+    pub valid_s: u64,
+}
+
 /// A line of the audit: one request that changes something, or one that was refused for want of access.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntry {
@@ -174,7 +185,8 @@ mod tests {
         ] {
             assert!(glob(pattern).matches(name), "{pattern} {name}");
         }
-        for (pattern, name) in [("web", "web1"), ("web-*", "web"), ("?", "ab"), ("a*b", "abc"), ("b*", "ab")] {
+        for (pattern, name) in [("web", "web1"), ("web-*", "web"), ("?", "ab"), ("a*b", "abc"), ("b*", "ab")]
+        {
             assert!(!glob(pattern).matches(name), "{pattern} {name}");
         }
     }
@@ -188,6 +200,8 @@ mod tests {
 
     #[test]
     fn a_role_may_do_what_those_before_it_may() {
-        assert!(Role::Admin > Role::Operator && Role::Operator > Role::Viewer && Role::Viewer > Role::Metrics);
+        assert!(
+            Role::Admin > Role::Operator && Role::Operator > Role::Viewer && Role::Viewer > Role::Metrics
+        );
     }
 }

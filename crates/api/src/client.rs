@@ -18,12 +18,12 @@ use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
 use crate::name::{DatastoreName, DiskRef, TokenName, VmName};
 use crate::{
-    AuditEntry, BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
-    Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
-    Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
-    Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm,
-    VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview,
-    VmRemoved, VmSpace, VmSummary,
+    AuditEntry, BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview,
+    CommitTarget, ConsoleLink, Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved,
+    Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode,
+    Event, Job, JobLimit, Loss, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken,
+    SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment,
+    VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -289,6 +289,7 @@ routes! {
     GET "/tokens" => token_list() -> Vec<Token>;
     POST "/tokens" => token_create(request: &TokenCreate) -> TokenCreated, request;
     DELETE "/tokens/{name}" => token_revoke(name: &TokenName) -> Token;
+    POST "/console" => console_link() -> ConsoleLink;
     GET "/audit?last={last}" => audit(last: usize) -> Vec<AuditEntry>;
 
     GET "/jobs" => job_list() -> Vec<Job>;

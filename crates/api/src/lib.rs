@@ -73,6 +73,9 @@ pub struct Status {
     pub direct_io: bool,
     /// Base URIs, without an export's name.
     pub nbd: Vec<String>,
+    /// URLs of the API over TCP.
+    #[serde(default)]
+    pub web: Vec<String>,
     pub nbd_clients: u64,
     pub vms: u64,
     pub disks: u64,

@@ -14,6 +14,7 @@ mod freed_space;
 pub mod job;
 mod job_control;
 mod join;
+pub mod latencies;
 pub mod machine;
 mod mirror;
 pub mod native;

@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 use blk::file::FileCounters;
 
+use crate::latencies::Latencies;
+
 /// Time in nanoseconds from which on a guest's request is slow: guests' drivers and applications notice it.
 pub const SLOW_NS: u64 = 1_000_000_000;
 /// New samples weigh 1/16 in the moving mean of latency.
@@ -42,6 +44,12 @@ pub struct DiskStats {
     pub write_latency_ns: Cell<u64>,
     /// See `read_latency_ns`.
     pub flush_latency_ns: Cell<u64>,
+    /// Requests by latency.
+    pub read_times: Latencies,
+    /// See `read_times`.
+    pub write_times: Latencies,
+    /// See `read_times`.
+    pub flush_times: Latencies,
 }
 
 /// I/O that reached the files of one layer, its tables included.
@@ -69,6 +77,7 @@ impl DiskStats {
         add(&self.bytes_read, bytes as u64);
         self.done(latency_ns, ok);
         average(&self.read_latency_ns, latency_ns);
+        self.read_times.count(latency_ns);
     }
 
     pub(crate) fn write_done(&self, bytes: usize, latency_ns: u64, ok: bool) {
@@ -76,12 +85,14 @@ impl DiskStats {
         add(&self.bytes_written, bytes as u64);
         self.done(latency_ns, ok);
         average(&self.write_latency_ns, latency_ns);
+        self.write_times.count(latency_ns);
     }
 
     pub(crate) fn flush_done(&self, latency_ns: u64, ok: bool) {
         add(&self.flushes, 1);
         self.done(latency_ns, ok);
         average(&self.flush_latency_ns, latency_ns);
+        self.flush_times.count(latency_ns);
     }
 
     /// Counts without a branch: this is on the path of every request.

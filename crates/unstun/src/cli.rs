@@ -3,9 +3,9 @@
 mod bin;
 mod disk;
 mod snapshot;
-mod token;
 #[cfg(test)]
 mod tests;
+mod token;
 mod vm;
 
 use std::path::PathBuf;
@@ -83,6 +83,11 @@ pub enum Command {
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Print a link that opens the web console, once and within a minute
+    Console {
+        /// Open the page of this VM
+        vm: Option<VmName>,
+    },
     /// Print who changed what, from where and with which outcome
     Audit(AuditArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox

@@ -28,6 +28,7 @@ mod start_tests;
 mod state;
 #[cfg(test)]
 mod state_crash_tests;
+mod stuns;
 mod tracked;
 mod vm;
 mod vmware_files;
@@ -40,6 +41,8 @@ pub(crate) use heartbeat::Heartbeat;
 pub(crate) use place::Place;
 pub(crate) use requests::answer::Subject;
 pub(crate) use requests::bridge::CoreHandle;
+pub(crate) use requests::metrics::Metrics;
+pub(crate) use running::figures::{DiskFigures, VmFigures};
 pub(crate) use state::Daemon;
 pub(crate) use vmdk::repair::RepairOptions;
 pub(crate) use vmware_files::check::check;

@@ -7,6 +7,7 @@
 mod access;
 pub mod cli;
 mod command;
+mod console;
 mod daemon;
 mod fatal;
 mod log;

@@ -1,12 +1,14 @@
 //! The REST API: routes under `/api/v1`, served on a Unix socket and over TCP. Each request is checked
-//! (`access/authorize.rs`).
+//! (`checked.rs`).
 
 pub mod body;
+mod checked;
 pub(crate) mod listeners;
+mod metrics;
 mod routes;
-pub(crate) mod tls;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tls;
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -22,10 +24,12 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
-use crate::access::authorize::{Access, authorize};
+use crate::access::authorize::Access;
+use crate::console;
 
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 256 << 10;
@@ -109,9 +113,15 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
 pub(crate) fn router(access: Arc<Access>) -> Router {
-    let routes = routes::all(access.clone()).route_layer(from_fn_with_state(access, authorize));
+    let checked = from_fn_with_state(access.clone(), checked::authorize);
+    let routes = routes::all(access.clone()).route_layer(checked.clone());
+    let console = console::routes(&access);
+    let metrics =
+        Router::new().route("/metrics", get(metrics::metrics)).with_state(access).route_layer(checked);
     Router::new()
         .nest(API_PREFIX, routes)
+        .merge(metrics)
+        .merge(console)
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -126,7 +136,8 @@ async fn no_such_method() -> Response {
 
 /// Answers a request and logs it: a change that failed as a warning, everything else in detail only.
 async fn logged(request: Request, next: Next) -> Response {
-    let (method, uri) = (request.method().clone(), request.uri().clone());
+    // The query of a login is a secret.
+    let (method, uri) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
     let status = response.status().as_u16();
     match response.extensions().get::<Error>() {

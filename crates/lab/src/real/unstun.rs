@@ -60,7 +60,7 @@ impl Served {
         made.map_err(|e| Errno::from(e).at(root.display().to_string(), "making the datastore"))?;
         let client = Client::new(&Datastore::for_client(Some(&root)).map_err(of_api)?);
         let mut command = Command::new(program);
-        command.arg("--datastore").arg(&root).args(["up", "--nbd"]);
+        command.arg("--datastore").arg(&root).args(["up", "--web", "none", "--nbd"]);
         command.arg(format!("unix:{}", socket(folder).display()));
         let runtime = runtime().map_err(of_api)?;
         let is_ready = || runtime.block_on(client.status()).is_ok();

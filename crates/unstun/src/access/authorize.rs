@@ -1,72 +1,104 @@
-//! The check of each request: who sends it, whether its role has the right, and the entry of the audit.
+//! The check of a caller: who it is, whether its role has the right, and the entry of the audit.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use api::error::{Error, ErrorKind, Result};
+use api::location::Datastore;
 use api::name::VmName;
-use api::{AuditEntry, Role};
-use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Extension, MatchedPath, RawPathParams, Request, State};
-use axum::http::HeaderValue;
-use axum::http::header::AUTHORIZATION;
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use api::{AuditEntry, ConsoleLink, Role};
+use axum::http::{HeaderValue, Method};
 use jiff::Timestamp;
+use tokio::sync::watch;
 
-use super::audit::{self, Audit};
+use super::audit::Audit;
 use super::callers::{Caller, Origin};
 use super::request_limit::RequestLimit;
 use super::rights::{self, Right};
-use super::tokens::SharedTokens;
-use super::users;
+use super::sessions::{CODE_VALID, Sessions};
+use super::tokens::Tokens;
+use super::{tokens, users};
 use crate::daemon::{CoreHandle, Subject};
-use crate::rest::{API_PREFIX, BODY_BYTES_MAX, Failure};
 
 /// What the check of requests needs.
 pub(crate) struct Access {
     pub core: Arc<CoreHandle>,
-    pub tokens: SharedTokens,
+    pub tokens: Tokens,
     pub audit: Audit,
     pub limit: RequestLimit,
+    pub sessions: Sessions,
+    /// Changes when the daemon ends: streams of answers end too.
+    pub ends: watch::Sender<bool>,
 }
 
 /// A request, as far as its rights are concerned.
-struct Asked {
-    right: &'static Right,
-    path: String,
-    vm: Option<VmName>,
-    from: String,
-}
-
-/// Lets a request pass to its route, or refuses it. Both are recorded where the audit has them.
-pub(crate) async fn authorize(
-    State(access): State<Arc<Access>>,
-    Extension(origin): Extension<Origin>,
-    matched: MatchedPath,
-    parameters: RawPathParams,
-    request: Request,
-    next: Next,
-) -> Response {
-    let route = matched.as_str().strip_prefix(API_PREFIX).unwrap_or_default();
-    let path = request.uri().path().strip_prefix(API_PREFIX).unwrap_or_default().to_owned();
-    // A name that is none is refused by its route.
-    let vm = parameters.iter().find(|(name, _)| *name == "vm").and_then(|(_, vm)| vm.parse().ok());
-    let asked = Asked { right: rights::needed(request.method(), route), path, vm, from: origin.shown() };
-    let credentials = request.headers().get(AUTHORIZATION).cloned();
-    let caller = match access.identify(&origin, credentials).await {
-        Ok(caller) => caller,
-        Err(error) => return access.refuse(&asked, None, error),
-    };
-    if let Err(error) = access.permit(&caller, &origin, &asked).await {
-        return access.refuse(&asked, Some(&caller), error);
-    }
-    access.carry_out(asked, caller, request, next).await
+pub(crate) struct Asked {
+    pub right: &'static Right,
+    pub path: String,
+    pub vm: Option<VmName>,
+    pub from: String,
 }
 
 impl Access {
+    /// Begins the check of requests to the datastore's daemon.
+    pub(crate) async fn start(core: &Arc<CoreHandle>, datastore: &Datastore) -> Access {
+        Access {
+            core: core.clone(),
+            tokens: Tokens::read(core).await,
+            audit: Audit::start(&datastore.own_folder()),
+            limit: RequestLimit::default(),
+            sessions: Sessions::new(datastore.root()),
+            ends: watch::Sender::new(false),
+        }
+    }
+
+    /// Returns a secret that nobody can guess.
+    pub(crate) async fn secret(&self) -> Result<String> {
+        let random = self.core.ask(Subject::None, async |daemon| Ok(daemon.random_bytes())).await?;
+        Ok(tokens::hex(&random))
+    }
+
+    /// Makes a link that logs in a browser as `caller`.
+    pub(crate) async fn console_link(&self, caller: Caller) -> Result<ConsoleLink> {
+        let code = self.secret().await?;
+        let web = self.core.ask(Subject::None, async |daemon| Ok(daemon.web.borrow().clone())).await?;
+        self.sessions.add_code(code.clone(), caller, Instant::now());
+        let urls = web.iter().map(|url| format!("{url}/login?code={code}")).collect();
+        Ok(ConsoleLink { urls, valid_s: CODE_VALID.as_secs() })
+    }
+
+    /// Records an attempt to log in that has failed, and returns what the browser is told.
+    pub(crate) fn refused_login(&self, origin: &Origin, error: Error) -> Error {
+        let right = rights::needed(&Method::POST, "/console");
+        let asked = Asked { right, path: "/login".to_owned(), vm: None, from: origin.shown() };
+        self.note_refusal(&asked, None, error)
+    }
+
+    /// Carries out an operation for a caller without a request of the API. `of` is the right that it needs, the path and
+    /// the VM of the API's route.
+    pub(crate) async fn act<T>(
+        &self,
+        caller: &Caller,
+        origin: &Origin,
+        (right, path, vm): (&'static Right, String, Option<VmName>),
+        body: serde_json::Value,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let asked = Asked { right, path, vm, from: origin.shown() };
+        if let Err(error) = self.permit(caller, origin, &asked).await {
+            return Err(self.note_refusal(&asked, Some(caller), error));
+        }
+        let result = work.await;
+        if right.is_change() {
+            let status = result.as_ref().map_or_else(|error| error.kind.http_status(), |_| 200);
+            let error = result.as_ref().err().map(|error| error.message.clone());
+            self.audit.record(&asked.entry(Some((&caller.who, caller.role)), (status, error), Some(body)));
+        }
+        result
+    }
+
     /// Returns who sends a request: the owner of the token that it names, or the user of the process.
-    async fn identify(&self, origin: &Origin, credentials: Option<HeaderValue>) -> Result<Caller> {
+    pub(crate) async fn identify(&self, origin: &Origin, credentials: Option<HeaderValue>) -> Result<Caller> {
         let unidentified = |message: &str| Err(Error::new(ErrorKind::Unidentified, message));
         match (credentials, origin) {
             (Some(value), _) => {
@@ -87,7 +119,7 @@ impl Access {
         }
     }
 
-    async fn permit(&self, caller: &Caller, origin: &Origin, asked: &Asked) -> Result<()> {
+    pub(crate) async fn permit(&self, caller: &Caller, origin: &Origin, asked: &Asked) -> Result<()> {
         let Right { operation, role, reach, .. } = asked.right;
         if matches!(origin, Origin::Tcp(_)) {
             self.limit.admit(&caller.who, Instant::now())?;
@@ -119,33 +151,10 @@ impl Access {
         )))
     }
 
-    async fn carry_out(&self, asked: Asked, caller: Caller, mut request: Request, next: Next) -> Response {
-        let mut body = Bytes::new();
-        if asked.right.is_change() {
-            let (parts, sent) = request.into_parts();
-            body = match to_bytes(sent, BODY_BYTES_MAX).await {
-                Ok(body) => body,
-                Err(e) => {
-                    let error = Error::invalid(format!("the request's body: {e}; at most {BODY_BYTES_MAX} bytes"));
-                    return self.refuse(&asked, Some(&caller), error);
-                }
-            };
-            request = Request::from_parts(parts, Body::from(body.clone()));
-        }
-        request.extensions_mut().insert(caller.clone());
-        let response = next.run(request).await;
-        if asked.right.is_change() {
-            let error = response.extensions().get::<Error>().map(|e| e.message.clone());
-            let status = response.status().as_u16();
-            let request = audit::shown_body(&body);
-            self.audit.record(&asked.entry(Some((&caller.who, caller.role)), (status, error), request));
-        }
-        response
-    }
-
-    /// Answers a request that may not be carried out. Too many of them from one address are not recorded one by one.
-    fn refuse(&self, asked: &Asked, caller: Option<&Caller>, error: Error) -> Response {
-        let error = match self.limit.admit_refused(&asked.from, Instant::now()) {
+    /// Records a request that may not be carried out, and returns its error. Too many of them from one address are not
+    /// recorded one by one.
+    pub(crate) fn note_refusal(&self, asked: &Asked, caller: Option<&Caller>, error: Error) -> Error {
+        match self.limit.admit_refused(&asked.from, Instant::now()) {
             Ok(()) => {
                 let status = (error.kind.http_status(), Some(error.message.clone()));
                 let caller = caller.map(|caller| (caller.who.as_str(), caller.role));
@@ -153,13 +162,12 @@ impl Access {
                 error
             }
             Err(too_many) => too_many,
-        };
-        Failure::from(error).into_response()
+        }
     }
 }
 
 impl Asked {
-    fn entry(
+    pub(crate) fn entry(
         &self,
         caller: Option<(&str, Role)>,
         (status, error): (u16, Option<String>),

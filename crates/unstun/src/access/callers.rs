@@ -4,13 +4,16 @@ use std::net::IpAddr;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::VmName;
-use api::{Role, Token, VmGlob};
+use api::{Job, Role, Token, VmGlob};
 
 /// Where a connection comes from.
 #[derive(Debug, Clone)]
 pub(crate) enum Origin {
     /// The API's Unix socket, with the user and the group of the process.
-    Unix { uid: u32, gid: u32 },
+    Unix {
+        uid: u32,
+        gid: u32,
+    },
     Tcp(IpAddr),
 }
 
@@ -53,6 +56,11 @@ impl Caller {
 
     pub(crate) fn reaches(&self, vm: &str) -> bool {
         !self.is_limited() || self.vms.iter().any(|glob| glob.matches(vm))
+    }
+
+    /// Returns whether a job is of one of the caller's VMs.
+    pub(crate) fn reaches_job(&self, job: &Job) -> bool {
+        job.vm.as_ref().map_or(!self.is_limited(), |vm| self.reaches(vm.as_str()))
     }
 
     /// Refuses a VM that the caller does not reach.

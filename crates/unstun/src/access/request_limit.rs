@@ -41,7 +41,12 @@ impl RequestLimit {
     }
 
     /// Takes one request, or returns the time until there is one.
-    fn take(&self, key: String, (rate, burst): (f64, f64), now: Instant) -> std::result::Result<(), Duration> {
+    fn take(
+        &self,
+        key: String,
+        (rate, burst): (f64, f64),
+        now: Instant,
+    ) -> std::result::Result<(), Duration> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= CALLERS_MAX && !all.contains_key(&key) {
             all.retain(|_, bucket| now.duration_since(bucket.at) < Duration::from_secs(10));

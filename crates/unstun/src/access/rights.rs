@@ -21,7 +21,7 @@ pub(crate) enum Reach {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Right {
     pub method: Method,
-    /// Path under `/api/v1`.
+    /// Path under `/api/v1`; that of the metrics is `/metrics`.
     pub route: &'static str,
     /// The operation, as the command line names it.
     pub operation: &'static str,
@@ -102,10 +102,13 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/tokens", "token create", Admin, All),
     delete("/tokens/{name}", "token revoke", Admin, All),
     get("/audit", "audit", Admin, All),
+    post("/console", "console", Viewer, Listed),
+    get("/metrics", "metrics", Role::Metrics, All),
 ];
 
 /// Right of routes that are not in the table.
-const UNKNOWN: &Right = &Right { method: Method::GET, route: "", operation: "unknown", role: Admin, reach: All };
+const UNKNOWN: &Right =
+    &Right { method: Method::GET, route: "", operation: "unknown", role: Admin, reach: All };
 
 /// Returns the right that a request needs. `route` is the path under `/api/v1` as it was declared.
 pub(crate) fn needed(method: &Method, route: &str) -> &'static Right {
@@ -117,7 +120,8 @@ pub(crate) fn needed(method: &Method, route: &str) -> &'static Right {
 impl Right {
     /// Returns whether a request that uses this right is recorded in the audit.
     pub(crate) fn is_change(&self) -> bool {
-        let looks = self.method == Method::GET || self.route.ends_with("/preview") || self.route.ends_with("/diff");
+        let looks =
+            self.method == Method::GET || self.route.ends_with("/preview") || self.route.ends_with("/diff");
         !looks
     }
 
@@ -137,7 +141,7 @@ mod tests {
             let again = RIGHTS[n + 1..].iter().any(|r| r.method == right.method && r.route == right.route);
             assert!(!again, "{} {}", right.method, right.route);
             assert_eq!(right.route.contains("{vm}"), right.reach == Vm, "{}", right.route);
-            if !right.is_change() && !matches!(right.operation, "token list" | "audit") {
+            if !right.is_change() && !matches!(right.operation, "token list" | "audit" | "metrics") {
                 assert_eq!(right.role, Viewer, "{}", right.route);
             }
         }

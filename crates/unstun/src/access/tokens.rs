@@ -4,7 +4,7 @@
 //! SHA-256 of it tells nothing to a reader of the file.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::TokenName;
@@ -68,7 +68,8 @@ impl Tokens {
 
     /// Returns the token of a secret.
     pub(crate) fn of_secret(&self, secret: &str, now: Timestamp) -> Result<Token> {
-        let unknown = || Error::new(ErrorKind::Unidentified, "the token is unknown; it may have been revoked");
+        let unknown =
+            || Error::new(ErrorKind::Unidentified, "the token is unknown; it may have been revoked");
         if !secret.starts_with(SECRET_PREFIX) {
             return Err(unknown());
         }
@@ -118,7 +119,8 @@ impl Tokens {
         let mut revoked = None;
         self.change(core, |all| {
             let at = all.iter().position(|known| known.token.name == *name);
-            let at = at.ok_or_else(|| Error::not_found(format!("no token {name}; see `unstun token list`")))?;
+            let at =
+                at.ok_or_else(|| Error::not_found(format!("no token {name}; see `unstun token list`")))?;
             revoked = Some(all.remove(at).token);
             Ok(())
         })
@@ -166,7 +168,7 @@ fn hash_of(secret: &str) -> String {
     hex(&Sha256::digest(secret.as_bytes()))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
@@ -185,10 +187,9 @@ pub(crate) fn check(request: &TokenCreate) -> std::result::Result<(), String> {
         ));
     }
     if !request.vms.is_empty() && request.role == Role::Metrics {
-        return Err("vms: the metrics are about all VMs; a token of role metrics is not limited to some".to_owned());
+        return Err(
+            "vms: the metrics are about all VMs; a token of role metrics is not limited to some".to_owned()
+        );
     }
     Ok(())
 }
-
-/// Shares the tokens between the API's connections.
-pub(crate) type SharedTokens = Arc<Tokens>;

@@ -64,7 +64,8 @@ pub(crate) fn identify(uid: u32, gid: u32) -> Result<Caller> {
 
 fn is_member(name: Option<&str>, gid: u32, of: Gid) -> bool {
     let primary = Gid::from_raw(gid);
-    let others = name.and_then(|name| CString::new(name).ok()).and_then(|name| getgrouplist(&name, primary).ok());
+    let others =
+        name.and_then(|name| CString::new(name).ok()).and_then(|name| getgrouplist(&name, primary).ok());
     primary == of || others.is_some_and(|groups| groups.contains(&of))
 }
 
@@ -73,7 +74,10 @@ fn read_file() -> Vec<Entry> {
     let text = match std::fs::metadata(USERS_FILE) {
         Ok(found) if found.len() <= FILE_BYTES_MAX => std::fs::read_to_string(USERS_FILE),
         Ok(found) => {
-            warn!("{USERS_FILE} has {} bytes, expected at most {FILE_BYTES_MAX}; it is not read", found.len());
+            warn!(
+                "{USERS_FILE} has {} bytes, expected at most {FILE_BYTES_MAX}; it is not read",
+                found.len()
+            );
             return Vec::new();
         }
         Err(e) => Err(e),

@@ -77,6 +77,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
         Command::Token(command) => token::run(command, client, output).await,
+        Command::Console { vm } => token::console(vm.as_ref(), client, output).await,
         Command::Audit(args) => token::audit(args.last, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Up(_)

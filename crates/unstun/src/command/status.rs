@@ -20,6 +20,7 @@ pub(super) fn describe(status: &Status) -> String {
         ("space", space(status)),
         ("disk I/O", io.to_owned()),
         ("NBD", status.nbd.join("\n     ")),
+        ("API", if status.web.is_empty() { "local only".to_owned() } else { status.web.join("\n     ") }),
         ("clients", status.nbd_clients.to_string()),
         ("cores", cores(status)),
         ("VMs", format!("{} with {} disks, {} snapshots", status.vms, status.disks, status.snapshots)),

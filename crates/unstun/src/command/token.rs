@@ -1,7 +1,8 @@
-//! `unstun token` and `unstun audit`.
+//! `unstun token`, `unstun console` and `unstun audit`.
 
 use api::client::Client;
-use api::error::Result;
+use api::error::{Error, Result};
+use api::name::VmName;
 use api::output::{Output, table};
 use api::units::format_bytes;
 use api::{AuditEntry, Role, Token, TokenCreate, VmGlob};
@@ -12,9 +13,8 @@ pub(super) async fn run(command: &TokenCommand, client: &Client, output: Output)
     match command {
         TokenCommand::Create(args) => create(args, client, output).await,
         TokenCommand::List => output.result(&client.token_list().await?, |tokens| list(tokens)),
-        TokenCommand::Revoke { name } => {
-            output.result(&client.token_revoke(name).await?, |token| format!("token {} is revoked", token.name))
-        }
+        TokenCommand::Revoke { name } => output
+            .result(&client.token_revoke(name).await?, |token| format!("token {} is revoked", token.name)),
     }
 }
 
@@ -57,6 +57,29 @@ fn list(tokens: &[Token]) -> String {
         ]);
     }
     table.to_string()
+}
+
+pub(super) async fn console(vm: Option<&VmName>, client: &Client, output: Output) -> Result<()> {
+    let mut link = client.console_link().await?;
+    if let Some(vm) = vm {
+        link.urls.iter_mut().for_each(|url| url.push_str(&format!("&vm={vm}")));
+    }
+    if link.urls.is_empty() {
+        let message = "the daemon serves no TCP address; start it with `unstun up --web 127.0.0.1:8484`";
+        return Err(Error::refused(message));
+    }
+    output.result(&link, |link| {
+        let port = link.urls[0]
+            .split('/')
+            .nth(2)
+            .and_then(|host| host.rsplit_once(':'))
+            .map_or("", |(_, port)| port);
+        format!(
+            "{}\nvalid once, for {} s. From another machine, first: ssh -L {port}:127.0.0.1:{port} THIS-HOST",
+            link.urls.join("\n"),
+            link.valid_s
+        )
+    })
 }
 
 pub(super) async fn audit(last: usize, client: &Client, output: Output) -> Result<()> {

@@ -1,6 +1,7 @@
 //! `unstun up`: the daemon. The engine runs on its own thread; this one serves the API and waits for a signal.
 
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +15,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
+use crate::access::authorize::Access;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
-use crate::daemon::{self, CoreHandle, Subject};
-use crate::access::audit::Audit;
-use crate::access::authorize::Access;
-use crate::access::request_limit::RequestLimit;
-use crate::access::tokens::Tokens;
+use crate::daemon::{self, CoreHandle, Daemon, Subject};
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
 use crate::{fatal, notify, rest};
@@ -96,10 +94,14 @@ async fn listen_api(
     let unix = listeners::bind_unix(&datastore.api_socket())?;
     let web = listen_web(&datastore.own_folder(), args).await?;
     info!("the API is on {}", datastore.api_socket().display());
-    output.result(&core.ask(Subject::None, async |daemon| daemon.status().await).await?, |now| {
-        let web: String = web.iter().map(|web| format!("           {}\n", web.url())).collect();
+    let urls = web.iter().map(Web::url).collect();
+    let now = async move |daemon: Rc<Daemon>| {
+        daemon.web.replace(urls);
+        daemon.status().await
+    };
+    output.result(&core.ask(Subject::None, now).await?, |now| {
         let api = datastore.api_socket();
-        format!("{}API        {}\n{web}ready; Ctrl-C drains and stops", status::describe(now), api.display())
+        format!("{}socket     {}\nready; Ctrl-C drains and stops", status::describe(now), api.display())
     })?;
     info!("ready");
     notify::ready();
@@ -116,7 +118,9 @@ async fn listen_web(folder: &Path, args: &UpArgs) -> Result<Vec<Web>> {
             Err(e) => info!("the API is not served on {address}: {e}; --web names another address"),
         }
     }
-    for address in args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None }) {
+    for address in
+        args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None })
+    {
         let tls = match address.ip().is_loopback() {
             true => None,
             false => Some(Tls::open(certificate_files(args).as_ref(), folder, address.ip())?),
@@ -145,13 +149,8 @@ async fn serve_until_signal(
     let (stop, stopped) = oneshot::channel::<()>();
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
-    let access = Access {
-        core: core.clone(),
-        tokens: Arc::new(Tokens::read(core).await),
-        audit: Audit::start(&datastore.own_folder()),
-        limit: RequestLimit::default(),
-    };
-    let router = rest::router(Arc::new(access));
+    let access = Arc::new(Access::start(core, datastore).await);
+    let router = rest::router(access.clone());
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();
@@ -162,6 +161,7 @@ async fn serve_until_signal(
         std::process::exit(i32::from(ErrorKind::Failed.exit_code()));
     });
     let _ = stop.send(());
+    access.ends.send_replace(true);
     match tokio::time::timeout(API_DRAIN, server).await {
         Ok(Ok(result)) => result,
         Ok(Err(join)) => Err(Error::failed(format!("API server: {join}"))),

@@ -3,5 +3,6 @@
 pub(super) mod answer;
 pub(super) mod api_types;
 pub(super) mod bridge;
+pub(super) mod metrics;
 pub(super) mod operations;
 pub(super) mod prepare;

@@ -7,6 +7,7 @@
 pub(super) mod client;
 pub(super) mod core_change;
 pub(super) mod descriptors;
+pub(super) mod figures;
 pub(super) mod folders;
 pub(super) mod home_files;
 pub(super) mod kept;

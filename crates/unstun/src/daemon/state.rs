@@ -25,6 +25,7 @@ use crate::daemon::running::client::front_end::front_end;
 use crate::daemon::running::descriptors::Descriptors;
 use crate::daemon::running::messages::ControlSide;
 use crate::daemon::running::running_vms::{CoreNumber, RunningVms};
+use crate::daemon::stuns::Stuns;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::home_locks::Holds;
 use crate::daemon::vm::journal::Journal;
@@ -50,6 +51,8 @@ pub(crate) struct Daemon {
     /// Whether the daemon is ending; nothing is evicted any more then.
     pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
+    /// URLs of the API over TCP, once it is served.
+    pub web: RefCell<Vec<String>>,
     pub started: Timestamp,
     /// What the control side's own core runs.
     pub running: Rc<RunningVms>,
@@ -58,6 +61,8 @@ pub(crate) struct Daemon {
     pub(super) listened: RefCell<BTreeMap<(usize, u64), Weak<VmRecord>>>,
     pub descriptors: Rc<Descriptors>,
     pub journal: Rc<Journal>,
+    /// Stuns since the start.
+    pub stuns: Stuns,
     pub(super) vms: RefCell<BTreeMap<String, Rc<VmRecord>>>,
     /// Homes that could not be opened, and why. The others are served.
     pub(super) broken: RefCell<BTreeMap<String, Broken>>,
@@ -105,12 +110,14 @@ impl Daemon {
             bin: place.bin,
             bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
+            web: RefCell::default(),
             started: Timestamp::now(),
             cores: Cores::new(running.clone(), cores),
             running,
             listened: RefCell::default(),
             descriptors,
             journal: Rc::new(journal),
+            stuns: Stuns::default(),
             vms: RefCell::default(),
             broken: RefCell::default(),
             closed: RefCell::default(),

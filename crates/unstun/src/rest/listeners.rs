@@ -56,7 +56,9 @@ impl Web {
     /// Returns the URL, with the port that the kernel has chosen if it was 0.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        self.listener.local_addr().map_or_else(|_| scheme.to_owned(), |address| format!("{scheme}://{address}"))
+        self.listener
+            .local_addr()
+            .map_or_else(|_| scheme.to_owned(), |address| format!("{scheme}://{address}"))
     }
 }
 
@@ -110,7 +112,8 @@ pub(crate) async fn serve(
     let (unix, web) = (listeners.unix, listeners.web);
     let serving = async {
         let on_unix = serve_unix(&unix, &service, &connections);
-        let on_web = futures_util::future::join_all(web.iter().map(|web| serve_web(web, &service, &connections)));
+        let on_web =
+            futures_util::future::join_all(web.iter().map(|web| serve_web(web, &service, &connections)));
         tokio::join!(on_unix, on_web);
     };
     tokio::select! {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use api::error::{Error, Result};
 use api::name::{DatastoreName, TokenName, VmName};
 use api::{
-    AuditEntry, BinEmpty, BinRestore, Disconnect, DiskGrow, DiskSetMode, Job, JobLimit, SharedWriters, Token,
-    TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
+    AuditEntry, BinEmpty, BinRestore, ConsoleLink, Disconnect, DiskGrow, DiskSetMode, JobLimit,
+    SharedWriters, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
 };
 use axum::Router;
 use axum::extract::{Extension, FromRequest, Json, State};
@@ -61,7 +61,8 @@ fn entries_shown() -> usize {
 
 pub(super) fn all(access: Arc<Access>) -> Router {
     let core = access.core.clone();
-    let of_core = Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs());
+    let of_core =
+        Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs());
     of_core.with_state(core).merge(access_routes().with_state(access))
 }
 
@@ -108,7 +109,9 @@ fn datastores() -> Router<Core> {
         .route("/check", post(about(which, async |d, Parameters(of)| d.store_check(of.datastore).await)))
         .route(
             "/scrub",
-            scrubbed.merge(accepted(post(about(which, async |d, Parameters(of)| d.store_scrub(of.datastore).await)))),
+            scrubbed.merge(accepted(post(about(which, async |d, Parameters(of)| {
+                d.store_scrub(of.datastore).await
+            })))),
         )
 }
 
@@ -133,12 +136,17 @@ fn vms() -> Router<Core> {
         .route("/vms/{vm}/space", get(vm(async |d, vm, ()| d.vm_space(&vm).await)))
         .route(
             "/vms/{vm}/clone",
-            created(post(vm(async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<VmClone>)| {
-                caller.check(&of.name)?;
-                d.vm_clone(&vm, of).await
-            }))),
+            created(post(vm(
+                async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<VmClone>)| {
+                    caller.check(&of.name)?;
+                    d.vm_clone(&vm, of).await
+                },
+            ))),
         )
-        .route("/vms/{vm}/defragment", accepted(post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await))))
+        .route(
+            "/vms/{vm}/defragment",
+            accepted(post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await))),
+        )
         .route(
             "/vms/{vm}/move",
             accepted(post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await))),
@@ -170,7 +178,10 @@ fn vms() -> Router<Core> {
 
 fn disks() -> Router<Core> {
     Router::new()
-        .route("/vms/{vm}/disks", created(post(prepared(|core, (Parameter(vm), Body(of))| core.disk_add(vm, of)))))
+        .route(
+            "/vms/{vm}/disks",
+            created(post(prepared(|core, (Parameter(vm), Body(of))| core.disk_add(vm, of)))),
+        )
         .route(
             "/vms/{vm}/disks/{number}",
             delete(about(
@@ -201,9 +212,15 @@ fn disk<B>((DiskParameter(vm, _), _): &(DiskParameter, B)) -> Subject {
 fn snapshots() -> Router<Core> {
     let tree = get(vm(async |d, vm, ()| d.snapshot_tree(&vm).await));
     Router::new()
-        .route("/vms/{vm}/snapshots", tree.merge(created(post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))))
+        .route(
+            "/vms/{vm}/snapshots",
+            tree.merge(created(post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))),
+        )
         .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
-        .route("/vms/{vm}/commit", accepted(post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await))))
+        .route(
+            "/vms/{vm}/commit",
+            accepted(post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await))),
+        )
         .route("/vms/{vm}/commit/preview", post(vm(async |d, vm, Body(of)| d.commit_preview(&vm, of).await)))
         .route("/vms/{vm}/revert", post(vm(async |d, vm, Body(of)| d.snapshot_revert(&vm, of).await)))
         .route("/vms/{vm}/revert/preview", post(vm(async |d, vm, Body(of)| d.revert_preview(&vm, of).await)))
@@ -222,7 +239,7 @@ fn jobs() -> Router<Core> {
             "/jobs",
             get(ask(async |d, Extension(caller): Extension<Caller>| {
                 let mut all = d.job_list().await;
-                all.retain(|job| reaches_job(&caller, job));
+                all.retain(|job| caller.reaches_job(job));
                 Ok(all)
             })),
         )
@@ -230,7 +247,11 @@ fn jobs() -> Router<Core> {
             "/jobs/{id}",
             get(ask(async |d, (Extension(caller), Parameter(id)): (Extension<Caller>, Parameter<u64>)| {
                 let job = d.job_do(id, |_| Ok(())).await?;
-                if reaches_job(&caller, &job) { Ok(job) } else { Err(caller.forbidden("the job is of another VM")) }
+                if caller.reaches_job(&job) {
+                    Ok(job)
+                } else {
+                    Err(caller.forbidden("the job is of another VM"))
+                }
             })),
         )
         .route("/jobs/{id}/pause", post(ask(async |d, Parameter(id)| d.job_do(id, |job| job.pause()).await)))
@@ -250,15 +271,20 @@ fn jobs() -> Router<Core> {
         )
 }
 
-fn reaches_job(caller: &Caller, job: &Job) -> bool {
-    job.vm.as_ref().map_or(!caller.is_limited(), |vm| caller.reaches(vm.as_str()))
-}
-
 fn access_routes() -> Router<Arc<Access>> {
     Router::new()
         .route("/tokens", get(token_list).post(token_create))
         .route("/tokens/{name}", delete(token_revoke))
         .route("/audit", get(audit))
+        .route("/console", post(console_link))
+}
+
+/// Makes a link that logs in a browser as the caller, once and within a minute.
+async fn console_link(
+    State(access): State<Arc<Access>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<ConsoleLink>, Failure> {
+    answer(access.console_link(caller).await)
 }
 
 async fn token_list(State(access): State<Arc<Access>>) -> Json<Vec<Token>> {

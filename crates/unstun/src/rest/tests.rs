@@ -10,21 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::listeners::{Listeners, bind_unix, serve};
-use crate::access::audit::Audit;
 use crate::access::authorize::Access;
-use crate::access::request_limit::RequestLimit;
-use crate::access::tokens::Tokens;
 use crate::daemon::{BinPolicy, CoreHandle, Place};
 use crate::memory::Memory;
-
-async fn access(core: &Arc<CoreHandle>, datastore: &Datastore) -> Arc<Access> {
-    Arc::new(Access {
-        core: core.clone(),
-        tokens: Arc::new(Tokens::read(core).await),
-        audit: Audit::start(&datastore.own_folder()),
-        limit: RequestLimit::default(),
-    })
-}
 
 /// A client that says nothing more holds no connection for ever.
 #[test]
@@ -45,7 +33,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
     let socket = datastore.api_socket();
     let all = async {
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
-        let router = super::router(access(&core, &datastore).await);
+        let router = super::router(Arc::new(Access::start(&core, &datastore).await));
         tokio::spawn(serve(listeners, router, Duration::from_millis(50), pending()));
         let silent = UnixStream::connect(&socket).await.unwrap();
         let mut slow = UnixStream::connect(&socket).await.unwrap();

@@ -35,7 +35,8 @@ impl Tls {
         match files {
             Some(files) => Tls::read(files),
             None => {
-                let files = CertificateFiles { certificate: folder.join("tls.crt"), key: folder.join("tls.key") };
+                let files =
+                    CertificateFiles { certificate: folder.join("tls.crt"), key: folder.join("tls.key") };
                 if !files.certificate.exists() {
                     make(&files, address)?;
                 }

@@ -83,7 +83,7 @@ impl Datastore {
     /// Returns the command that starts a daemon, whose log is in `daemon.log` beside the datastore.
     pub(crate) fn daemon(&self) -> Command {
         let log = File::options().create(true).append(true).open(self.beside("daemon.log")).unwrap();
-        let mut command = self.command(&["up", "--json"]);
+        let mut command = self.command(&["up", "--json", "--web", "127.0.0.1:0"]);
         command.stderr(log);
         command
     }

@@ -123,9 +123,10 @@ fn follow(name: &str) {
     assert!(!steps.is_empty(), "{}: nothing to run", page.display());
     let datastore = Datastore::called("unstun-data");
     let daemon = datastore.start();
+    let web = datastore.json("status")["web"][0].as_str().unwrap().to_owned();
     let outputs = datastore.beside(OUTPUTS);
     fs::create_dir(&outputs).unwrap();
-    let status = shell(&datastore, &script(&steps));
+    let status = shell(&datastore, &format!("{}{}", at_web(&web), script(&steps)));
     let said: Vec<String> = (0..steps.len())
         .map_while(|at| fs::read(outputs.join(at.to_string())).ok())
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -140,6 +141,11 @@ fn follow(name: &str) {
     let Step { line, command, .. } = &steps[last];
     assert!(status.success(), "{}:{line}: {command}{status}: {}", page.display(), said[last]);
     daemon.stop();
+}
+
+/// Sends requests to the default address to the test's daemon, whose port is any free one.
+fn at_web(url: &str) -> String {
+    format!("curl() {{ command curl \"${{@/http:\\/\\/127.0.0.1:8484/{}}}\"; }}\n", url.replace('/', "\\/"))
 }
 
 fn shell(datastore: &Datastore, script: &str) -> std::process::ExitStatus {
@@ -162,8 +168,18 @@ fn verbs() {
 }
 
 #[test]
+fn console() {
+    follow("console");
+}
+
+#[test]
 fn first_hour() {
     follow("first-hour");
+}
+
+#[test]
+fn access() {
+    follow("access");
 }
 
 #[test]
@@ -202,8 +218,10 @@ fn no_guide_is_left_out() {
     let mut names: Vec<String> = pages.map(|page| page.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     let followed = [
+        "access.md",
         "attach.md",
         "back-up.md",
+        "console.md",
         "first-hour.md",
         "lab.md",
         "leave-vmware.md",

@@ -2,13 +2,16 @@
 //!
 //! All files are under the build's folder, on a real file system, so that O_DIRECT is used.
 
+mod access;
 mod attach;
 mod bent;
 mod between;
 mod bin;
 mod branches;
 mod browser;
+mod cdp;
 mod compare;
+mod console;
 mod copies;
 mod cores;
 mod daemon;
@@ -34,6 +37,7 @@ mod keeps;
 mod kill;
 mod limits;
 mod load;
+mod metrics;
 mod moves;
 mod native;
 mod nbd;

@@ -93,6 +93,19 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Defragmented", &Defragmented::default());
     client.job_cancel(job.id).await.unwrap();
     actual.add("UnownedDelta", &client.snapshot_tree(&name).await.unwrap().unowned[0]);
+    let token = TokenCreate {
+        name: "ci".parse().unwrap(),
+        role: Role::Operator,
+        vms: Vec::new(),
+        valid_s: None,
+        quota_bytes: None,
+    };
+    let created = client.token_create(&token).await.unwrap();
+    actual.add("TokenCreate", &token);
+    actual.add("Token", &created.token);
+    actual.add("TokenCreated", &created);
+    actual.add("ConsoleLink", &client.console_link().await.unwrap());
+    actual.add("AuditEntry", &client.audit(1).await.unwrap()[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
     from_changes(actual, &client, &name).await;
     drop(guest);
@@ -419,6 +432,10 @@ fn every_kind_of_error_stands_beside_its_exit_code() {
         K::Unsupported,
         K::Exists,
         K::NotFound,
+        K::NoDescriptors,
+        K::Unidentified,
+        K::Forbidden,
+        K::TooMany,
         K::Locked,
         K::Damaged,
     ] {

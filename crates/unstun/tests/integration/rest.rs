@@ -222,9 +222,9 @@ fn raw(daemon: &Own, request_line: &str, body: &str) -> (u16, String) {
 fn every_failure_is_json_with_a_kind() {
     let daemon = Own::start();
     for (line, body, status, kind) in [
-        ("GET /", "", 404, ErrorKind::NotFound),
+        ("GET /nowhere", "", 404, ErrorKind::NotFound),
         ("GET /api/v1/nothing", "", 404, ErrorKind::NotFound),
-        ("DELETE /api/v1/status", "", 400, ErrorKind::Invalid),
+        ("DELETE /api/v1/status", "", 405, ErrorKind::Invalid),
         ("GET /api/v1/vms/absent", "", 404, ErrorKind::NotFound),
         ("GET /api/v1/vms/a%2Fb", "", 400, ErrorKind::Invalid),
         ("GET /api/v1/vms/%FF", "", 400, ErrorKind::Invalid),

@@ -158,7 +158,7 @@ fn the_option_selects_lines_and_counts_before_the_variable() {
     assert!(warnings.contains(" WARN client: a request"), "{warnings}");
     assert!(!warnings.contains(" INFO ") && !warnings.contains("DEBUG"), "{warnings}");
     let rest = log_of(&[], &[("UNSTUN_LOG", "error,rest=debug")]);
-    assert!(rest.contains(" DEBUG rest: POST /api/v1/vms: 200\n"), "{rest}");
+    assert!(rest.contains(" DEBUG rest: POST /api/v1/vms: 201\n"), "{rest}");
     assert!(rest.lines().all(|line| line.contains(" rest: ")), "{rest}");
     assert!(log_of(&[], &[("UNSTUN_LOG", "")]).contains(" INFO daemon: ready"));
 }

@@ -48,6 +48,7 @@ impl Daemon {
             total_bytes: space.total_bytes,
             direct_io,
             nbd: self.nbd.iter().map(|n| n.uri("")).collect(),
+            web: self.web.borrow().clone(),
             nbd_clients: cores.iter().map(|core| core.nbd_clients).sum(),
             vms: entries.len() as u64,
             disks,
@@ -339,6 +340,17 @@ impl Daemon {
         job.cancel()?;
         job.wait().await;
         self.job_do(id, |_| Ok(())).await
+    }
+
+    /// Returns the last events of all VMs, the newest first.
+    pub(crate) fn last_events(&self, count: usize) -> Vec<api::Event> {
+        let mut all: Vec<api::Event> = Vec::new();
+        for entry in self.entries() {
+            all.extend(entry.events.borrow().iter().rev().take(count).cloned());
+        }
+        all.sort_by_key(|event| std::cmp::Reverse(event.time));
+        all.truncate(count);
+        all
     }
 
     /// Returns the events with an ID above `after`, in rising order; for 0, all events.

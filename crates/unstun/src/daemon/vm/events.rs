@@ -104,6 +104,9 @@ impl Daemon {
 
     fn keep(&self, entry: &VmRecord, event: api::Event) {
         self.journal.append(&entry.home, &event);
+        if event.stun_us > 0 {
+            self.stuns.count(event.operation, event.stun_us);
+        }
         let mut events = entry.events.borrow_mut();
         events.push(event);
         let surplus = events.len().saturating_sub(journal::EVENTS_MAX);

@@ -1,0 +1,157 @@
+//! The web console: pages that the daemon makes, kept up to date by one small script. Without the script every page can be
+//! read, and every form sent. No page loads anything from elsewhere.
+
+mod actions;
+mod browser;
+mod login;
+mod overview;
+mod page;
+mod tree;
+mod vm;
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+use axum::Router;
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use futures_util::{Stream, stream};
+use maud::html;
+
+use crate::access::authorize::Access;
+use crate::access::sessions::Notice;
+use crate::console::browser::{Browser, guarded, with_session};
+use crate::console::overview::Filter;
+use crate::console::page::Page;
+use crate::console::vm::Known;
+use crate::daemon::{Daemon, Subject};
+
+/// Interval at which a page looks for changes.
+const TICK: Duration = Duration::from_secs(2);
+/// Number of events of the activity page.
+const EVENTS_SHOWN: usize = 200;
+
+pub(crate) fn routes(access: &Arc<Access>) -> Router {
+    let inside = Router::new()
+        .route("/", get(overview))
+        .route("/activity", get(activity))
+        .route("/live", get(live))
+        .route("/logout", post(login::log_out))
+        .route("/jobs/{id}", post(actions::job))
+        .route("/vms/{vm}", get(vm_page))
+        .route("/vms/{vm}/take", post(actions::take))
+        .route("/vms/{vm}/clone", post(actions::clone))
+        .route("/vms/{vm}/preview", post(actions::preview))
+        .route("/vms/{vm}/confirm", post(actions::confirm))
+        .route_layer(from_fn_with_state(access.clone(), with_session));
+    let outside = Router::new()
+        .route("/login", get(login::show).post(login::with_token))
+        .route("/console.css", get(|| async { file("text/css", include_str!("console/style.css")) }))
+        .route("/console.svg", get(|| async { file("image/svg+xml", include_str!("console/icon.svg")) }))
+        .route("/console.js", get(|| async { file("text/javascript", include_str!("console/script.js")) }));
+    inside.merge(outside).with_state(access.clone()).route_layer(from_fn(guarded))
+}
+
+/// A file of this version of the program: a browser asks again after an hour.
+fn file(kind: &'static str, text: &'static str) -> Response {
+    ([(CONTENT_TYPE, kind), (CACHE_CONTROL, "private, max-age=3600")], text).into_response()
+}
+
+async fn overview(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Query(filter): Query<Filter>,
+) -> Response {
+    let known = async {
+        let status = async |daemon: Rc<Daemon>| {
+            Ok((daemon.status().await?, daemon.vm_list().await?, daemon.job_list().await))
+        };
+        access.core.ask(Subject::None, status).await
+    };
+    let (status, mut vms, mut jobs) = match known.await {
+        Ok(known) => known,
+        Err(error) => return fault(&browser, "Overview", &error),
+    };
+    let caller = &browser.session.caller;
+    vms.retain(|vm| caller.reaches(vm.name.as_str()));
+    jobs.retain(|job| caller.reaches_job(job));
+    // The figures of datastores are about more than the caller's VMs.
+    let status = (!caller.is_limited()).then_some(&status);
+    let body = overview::overview(status, &vms, &jobs, &filter, &browser.session);
+    show(&access, &browser, "Overview", &body)
+}
+
+async fn vm_page(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Path(name): Path<String>,
+) -> Response {
+    match know(&access, &browser, &name).await {
+        Ok(known) => {
+            let body = vm::page(&known, &browser.session);
+            show(&access, &browser, &format!("VM {}", known.vm.name), &body)
+        }
+        Err(error) => fault(&browser, &format!("VM {name}"), &error),
+    }
+}
+
+async fn know(access: &Access, browser: &Browser, name: &str) -> Result<Known> {
+    let vm: VmName = name.parse().map_err(Error::invalid)?;
+    browser.session.caller.check(&vm)?;
+    let subject = Subject::Vm(vm.clone());
+    let look = async move |daemon: Rc<Daemon>| {
+        let (shown, tree) = (daemon.vm_show(&vm).await?, daemon.snapshot_tree(&vm).await?);
+        let (events, mut jobs) = (daemon.events(&vm, 0)?, daemon.job_list().await);
+        jobs.retain(|job| job.vm.as_ref() == Some(&vm));
+        Ok(Known { vm: shown, tree, events, jobs })
+    };
+    access.core.ask(subject, look).await
+}
+
+/// The events of all VMs, the newest first.
+async fn activity(State(access): State<Arc<Access>>, Extension(browser): Extension<Browser>) -> Response {
+    let look = async |daemon: Rc<Daemon>| Ok(daemon.last_events(EVENTS_SHOWN));
+    let mut events = match access.core.ask(Subject::None, look).await {
+        Ok(events) => events,
+        Err(error) => return fault(&browser, "Activity", &error),
+    };
+    events.retain(|event| browser.session.caller.reaches(event.vm.as_str()));
+    show(&access, &browser, "Activity", &vm::event_table(events.iter()))
+}
+
+fn show(access: &Access, browser: &Browser, title: &str, body: &maud::Markup) -> Response {
+    let notice = access.sessions.take_notice(&browser.secret);
+    let page = Page { title, session: &browser.session, is_live: true, notice: notice.as_ref() };
+    page.with(body).into_response()
+}
+
+fn fault(browser: &Browser, title: &str, error: &Error) -> Response {
+    let status = StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let notice = Notice::Fault(error.message.clone());
+    let page = Page { title, session: &browser.session, is_live: false, notice: Some(&notice) };
+    let body = html! { p { a href="/" { "To the overview" } } };
+    (status, page.with(&body)).into_response()
+}
+
+/// A stream of ticks, at which a page is fetched again. It ends with the daemon.
+async fn live(
+    State(access): State<Arc<Access>>,
+    Extension(_): Extension<Browser>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let ends = access.ends.subscribe();
+    Sse::new(stream::unfold(ends, async |mut ends| {
+        tokio::select! {
+            () = tokio::time::sleep(TICK) => Some((Ok(Event::default().event("tick").data("look")), ends)),
+            _ = ends.changed() => None,
+        }
+    }))
+}

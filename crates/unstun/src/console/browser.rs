@@ -1,0 +1,124 @@
+//! The browser that sends a request: its session, and the checks against requests that another site makes it send.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::error::{Error, ErrorKind, Result};
+use axum::extract::{Extension, Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use crate::access::authorize::Access;
+use crate::access::callers::Origin;
+use crate::access::sessions::Session;
+
+/// Everything comes from the daemon itself; no page of it is part of another site's.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// A browser that has logged in.
+#[derive(Clone)]
+pub(super) struct Browser {
+    pub session: Session,
+    /// Secret of its cookie.
+    pub secret: String,
+    pub origin: Origin,
+}
+
+impl Browser {
+    /// Refuses a form that is not of this session.
+    pub(super) fn check(&self, form_key: &str) -> Result<()> {
+        if form_key == self.session.form_key {
+            return Ok(());
+        }
+        let message = "the form is of another session; nothing was changed; load the page again";
+        Err(Error::new(ErrorKind::Forbidden, message))
+    }
+}
+
+/// Returns the secret of the session's cookie.
+pub(super) fn cookie(headers: &HeaderMap, name: &str) -> Option<String> {
+    let all = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(found, _)| *found == name).map(|(_, secret)| secret.to_owned())
+}
+
+/// Lets the requests of browsers with a session pass, and sends others to the login page.
+pub(super) async fn with_session(
+    State(access): State<Arc<Access>>,
+    Extension(origin): Extension<Origin>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let secret = cookie(request.headers(), &access.sessions.cookie);
+    let session = secret.as_ref().and_then(|secret| access.sessions.of(secret, Instant::now()));
+    let (Some(secret), Some(session)) = (secret, session) else {
+        return Redirect::to("/login").into_response();
+    };
+    request.extensions_mut().insert(Browser { session, secret, origin });
+    next.run(request).await
+}
+
+/// Refuses requests to another host's name, and adds the headers of all pages.
+pub(super) async fn guarded(Extension(origin): Extension<Origin>, request: Request, next: Next) -> Response {
+    if !is_own_host(&origin, request.headers()) {
+        let message = "this address is served under its own name and localhost only";
+        return (StatusCode::FORBIDDEN, message).into_response();
+    }
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Returns whether the request names this host. Another site's name that leads to the loopback address of the browser's
+/// host would otherwise reach the pages. Beyond loopback the certificate has the names.
+fn is_own_host(origin: &Origin, headers: &HeaderMap) -> bool {
+    let Origin::Tcp(from) = origin else { return true };
+    if !from.is_loopback() {
+        return true;
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    matches!(name, "localhost" | "127.0.0.1" | "[::1]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: axum::http::HeaderName, value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(name, HeaderValue::from_static(value))])
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others() {
+        let of = |value| cookie(&headers(COOKIE, value), "unstun");
+        assert_eq!(of("a=1; unstun=secret; b=2").as_deref(), Some("secret"));
+        assert_eq!(of("unstun2=x"), None);
+        assert_eq!(of(""), None);
+    }
+
+    #[test]
+    fn on_loopback_only_its_names_are_served() {
+        let here = Origin::Tcp("127.0.0.1".parse().unwrap());
+        for host in ["localhost", "localhost:8484", "127.0.0.1:9000", "[::1]:8484"] {
+            assert!(is_own_host(&here, &headers(HOST, host)), "{host}");
+        }
+        for host in ["evil.example:8484", "localhost.evil.example", "127.0.0.1.evil.example:80", ""] {
+            assert!(!is_own_host(&here, &headers(HOST, host)), "{host}");
+        }
+        let beyond = Origin::Tcp("192.0.2.1".parse().unwrap());
+        assert!(is_own_host(&beyond, &headers(HOST, "vmhost.example")));
+    }
+}

@@ -1,0 +1,89 @@
+//! What all pages have: head, navigation, and texts for figures.
+
+use api::units::format_age;
+use jiff::Timestamp;
+use maud::{DOCTYPE, Markup, html};
+
+use crate::access::sessions::{Notice, Session};
+
+/// A page for a browser that has logged in.
+pub(super) struct Page<'a> {
+    pub title: &'a str,
+    pub session: &'a Session,
+    /// Whether the script keeps the page up to date.
+    pub is_live: bool,
+    /// What an action has done, for the top of the page.
+    pub notice: Option<&'a Notice>,
+}
+
+fn head(title: &str) -> Markup {
+    html! {
+        meta charset="utf-8";
+        meta name="viewport" content="width=device-width, initial-scale=1";
+        title { (title) " - unstun" }
+        link rel="stylesheet" href="/console.css";
+        link rel="icon" href="/console.svg";
+    }
+}
+
+impl Page<'_> {
+    pub(super) fn with(&self, body: &Markup) -> Markup {
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head { (head(self.title)) }
+                body {
+                    a.skip href="#content" { "Skip to the content" }
+                    header {
+                        a.name href="/" { "unstun" }
+                        nav aria-label="Main" {
+                            a href="/" { "Overview" }
+                            a href="/activity" { "Activity" }
+                        }
+                        form method="post" action="/logout" {
+                            span.quiet { (self.session.caller.who) ", " (self.session.caller.role.as_str()) }
+                            (form_key(self.session))
+                            button.plain { "Log out" }
+                        }
+                    }
+                    main id="content" data-live=(if self.is_live { "yes" } else { "no" }) {
+                        h1 { (self.title) }
+                        @if let Some(notice) = self.notice { (shown(notice)) }
+                        (body)
+                    }
+                    p #state .quiet role="status" {}
+                    script src="/console.js" defer {}
+                }
+            }
+        }
+    }
+}
+
+fn shown(notice: &Notice) -> Markup {
+    match notice {
+        Notice::Done(text) => html! { p.notice.done role="status" { (text) } },
+        Notice::Fault(text) => html! { p.notice.fault role="alert" { (text) } },
+    }
+}
+
+/// Returns the hidden field by which the daemon knows that a form is its own.
+pub(super) fn form_key(session: &Session) -> Markup {
+    html! { input type="hidden" name="form_key" value=(session.form_key); }
+}
+
+/// Returns a page without navigation, for those who have not logged in.
+pub(super) fn bare(title: &str, body: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head { (head(title)) }
+            body { main id="content" { h1 { (title) } (body) } }
+        }
+    }
+}
+
+/// Returns a time as its distance from now, with the time itself for those who need it.
+pub(super) fn age(time: Timestamp) -> Markup {
+    let seconds = Timestamp::now().duration_since(time).as_secs();
+    html! { time datetime=(time) title=(format!("{time:.0}")) { (format_age(seconds)) } }
+}

@@ -1,0 +1,29 @@
+// Keeps the page up to date: the server says that something may have changed, and the page is fetched again. Without this
+// script every page can be read, and every form sent.
+"use strict";
+const main = document.querySelector("main");
+
+// A form that its user is filling in stays as it is.
+const isInUse = () => {
+  const at = document.activeElement;
+  const typed = [...main.querySelectorAll("input:not([type=hidden]), select")].some(
+    (field) => field.type === "checkbox" ? field.checked !== field.defaultChecked : "defaultValue" in field && field.value !== field.defaultValue);
+  return typed || (at && main.contains(at) && at.matches("input, select, button"));
+};
+
+const refresh = async () => {
+  if (document.hidden || isInUse()) return;
+  const answer = await fetch(location.href, { headers: { "x-unstun-part": "main" } });
+  if (!answer.ok) return;
+  const text = await answer.text();
+  if (isInUse()) return;
+  const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
+  if (fresh && fresh.innerHTML !== main.innerHTML) main.replaceChildren(...fresh.childNodes);
+};
+
+if (main.dataset.live === "yes") {
+  const changes = new EventSource("/live");
+  const state = document.querySelector("#state");
+  changes.addEventListener("tick", () => { state.textContent = ""; refresh().catch(() => {}); });
+  changes.onerror = () => { state.textContent = "no connection to the daemon; trying again"; };
+}

@@ -1,0 +1,41 @@
+//! What the metrics are made of. The core only copies figures; another thread makes the text (`rest/metrics.rs`).
+
+use std::collections::BTreeMap;
+
+use api::error::Result;
+use api::name::DatastoreName;
+use api::{Job, Operation, Status, VmSummary};
+use engine::latencies::LatencyFigures;
+
+use crate::daemon::datastore::asked;
+use crate::daemon::running::figures::VmFigures;
+use crate::daemon::state::Daemon;
+
+/// All figures at one time.
+pub(crate) struct Metrics {
+    pub status: Status,
+    pub vms: Vec<VmSummary>,
+    /// Of the open VMs, by name.
+    pub figures: BTreeMap<String, VmFigures>,
+    pub jobs: Vec<Job>,
+    pub stuns: Vec<(Operation, LatencyFigures)>,
+    /// Bytes that the deltas and native disks of each datastore can still allocate.
+    pub worst_growth_bytes: Vec<(DatastoreName, u64)>,
+}
+
+impl Daemon {
+    pub(crate) async fn metrics(&self) -> Result<Metrics> {
+        let mut figures = BTreeMap::new();
+        for core in self.cores.all() {
+            figures.extend(core.run(async |running| running.vm_figures().await).await);
+        }
+        let (status, vms, jobs) = (self.status().await?, self.vm_list().await?, self.job_list().await);
+        let mut worst_growth_bytes = Vec::new();
+        for datastore in self.datastores() {
+            if let Ok(Ok(space)) = asked(&datastore, self.space(&datastore)).await {
+                worst_growth_bytes.push((datastore.name.clone(), space.worst_growth_bytes));
+            }
+        }
+        Ok(Metrics { status, vms, figures, jobs, stuns: self.stuns.figures(), worst_growth_bytes })
+    }
+}

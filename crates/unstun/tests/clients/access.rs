@@ -1,0 +1,171 @@
+//! Access to the API over TCP, with curl: what each role may do, tokens and their end, TLS, and the audit.
+
+use serde_json::{Value, json};
+
+use crate::daemon::{Daemon, Datastore};
+use crate::programs::try_tool;
+use crate::space::until;
+
+/// Sends a request with curl, and returns the status and the answer. Status 0: there was none.
+fn curl(web: &str, secret: Option<&str>, method: &str, route: &str, options: &[&str]) -> (u16, Value) {
+    let bearer = secret.map(|secret| format!("Authorization: Bearer {secret}"));
+    let url = format!("{web}/api/v1{route}");
+    let mut all = vec!["-s", "-w", "\n%{http_code}", "-X", method, &url];
+    all.extend(bearer.iter().flat_map(|bearer| ["-H", bearer]));
+    all.extend(options);
+    let said = String::from_utf8(try_tool("curl", &all).stdout).unwrap();
+    let (body, status) = said.rsplit_once('\n').unwrap();
+    (status.parse().unwrap(), serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+fn web(datastore: &Datastore) -> String {
+    datastore.json("status")["web"][0].as_str().unwrap().to_owned()
+}
+
+fn token(datastore: &Datastore, arguments: &str) -> String {
+    datastore.json(&format!("token create {arguments}"))["secret"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn each_role_may_do_what_the_table_says_and_a_limited_token_reaches_its_vms_only() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let web = web(&datastore);
+    datastore.json("vm create web1 --disk 16M");
+    datastore.json("vm create db --disk 16M");
+    datastore.json("snapshot take web1 first");
+    let secrets =
+        ["viewer", "operator", "admin"].map(|role| token(&datastore, &format!("{role} --role {role}")));
+    let take = ["-d", r#"{"name":"s"}"#];
+    let commit = ["-d", r#"{"snapshot":"first"}"#];
+    for (method, route, body, expected) in [
+        ("GET", "/vms/web1", &[][..], [200, 200, 200]),
+        ("POST", "/vms/web1/commit/preview", &commit, [200, 200, 200]),
+        ("POST", "/vms/web1/snapshots", &take, [403, 201, 409]),
+        ("POST", "/vms/web1/commit", &commit, [403, 403, 202]),
+        ("DELETE", "/vms/db?delete_disks=true", &[], [403, 403, 200]),
+        ("GET", "/tokens", &[], [403, 403, 200]),
+        ("GET", "/audit", &[], [403, 403, 200]),
+        ("PUT", "/vms/web1", &[], [405, 405, 405]),
+        ("GET", "/nothing", &[], [404, 404, 404]),
+    ] {
+        let statuses = secrets.each_ref().map(|secret| curl(&web, Some(secret), method, route, body).0);
+        assert_eq!(statuses, expected, "{method} {route}");
+        let unknown = curl(&web, None, method, route, body).0;
+        assert!([401, 404, 405].contains(&unknown), "{method} {route}: {unknown}");
+    }
+    let limited = token(&datastore, "limited --role operator --vm web*");
+    datastore.json("vm create db2 --disk 16M");
+    let ask = |method, route, body: &[&str]| curl(&web, Some(&limited), method, route, body);
+    let (status, vms) = ask("GET", "/vms", &[]);
+    assert_eq!((status, vms.as_array().unwrap().len(), &vms[0]["name"]), (200, 1, &json!("web1")), "{vms}");
+    assert_eq!(ask("GET", "/vms/db2", &[]).0, 403);
+    assert_eq!(ask("GET", "/status", &[]).0, 403);
+    let clone = |name: &str| format!(r#"{{"snapshot":"s","name":"{name}"}}"#);
+    assert_eq!(ask("POST", "/vms/web1/clone", &["-d", &clone("mine")]).0, 403, "a name out of its reach");
+    assert_eq!(ask("POST", "/vms/web1/clone", &["-d", &clone("web2")]).0, 201);
+    daemon.stop();
+}
+
+#[test]
+fn a_token_outlives_the_daemon_and_ends_when_it_expires_or_is_revoked() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let kept = token(&datastore, "kept --role viewer");
+    let (code, said) = datastore.fails("token create kept --role viewer");
+    assert!(code == 3 && said.contains("token kept exists already"), "{said}");
+    daemon.kill();
+    let daemon = datastore.start();
+    let web = web(&datastore);
+    let status_of = |secret: &str| curl(&web, Some(secret), "GET", "/vms", &[]).0;
+    assert_eq!(status_of(&kept), 200, "a created token is durable");
+    assert_eq!(status_of(&format!("{kept}0")), 401);
+    let short = token(&datastore, "short --role viewer --expires 1s");
+    until("the token to expire", || (status_of(&short) == 401).then_some(()));
+    datastore.json("token revoke kept");
+    assert_eq!(status_of(&kept), 401);
+    let file = std::fs::read_to_string(datastore.path().join(".unstun/tokens")).unwrap();
+    assert!(!file.contains(&short), "the file has no secret");
+    daemon.stop();
+}
+
+/// The quota of a token counts what its VMs use.
+#[test]
+fn an_operator_takes_nothing_more_when_its_vms_use_its_quota() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    let secret = token(&datastore, "ci --role operator --quota 1M");
+    let take = |name: &str| {
+        let body = format!(r#"{{"name":"{name}"}}"#);
+        curl(&web(&datastore), Some(&secret), "POST", "/vms/web/snapshots", &["-d", &body])
+    };
+    assert_eq!(take("a").0, 201);
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 1 0 4M".to_owned()]);
+    let (status, said) = take("b");
+    let said = said["error"]["message"].as_str().unwrap().to_owned();
+    assert!(status == 403 && said.contains("its VMs use 4 MiB, and its quota is 1 MiB"), "{said}");
+    daemon.stop();
+}
+
+fn on_every_address(datastore: &Datastore) -> (Daemon<'_>, String) {
+    let daemon = datastore.start_as(&["--web", "0.0.0.0:0"]);
+    let all = datastore.json("status")["web"].clone();
+    let beyond = all[1].as_str().unwrap();
+    assert!(beyond.starts_with("https://0.0.0.0:"), "beyond loopback there is TLS: {all}");
+    let url = beyond.replace("0.0.0.0", "localhost");
+    (daemon, url)
+}
+
+#[test]
+fn beyond_loopback_there_is_tls_with_a_certificate_that_stays() {
+    let datastore = Datastore::new();
+    let (daemon, url) = on_every_address(&datastore);
+    let secret = token(&datastore, "all --role viewer");
+    let certificate = datastore.path().join(".unstun/tls.crt");
+    let trusting = ["--cacert", certificate.to_str().unwrap()];
+    assert_eq!(curl(&url, Some(&secret), "GET", "/status", &trusting).0, 200);
+    assert_eq!(curl(&url, None, "GET", "/status", &trusting).0, 401);
+    assert_eq!(curl(&url, Some(&secret), "GET", "/status", &[]).0, 0, "an unknown certificate");
+    let plain = url.replace("https", "http");
+    assert_eq!(curl(&plain, Some(&secret), "GET", "/status", &[]).0, 0, "clear text");
+    let first = std::fs::read(&certificate).unwrap();
+    daemon.stop();
+    let (daemon, url) = on_every_address(&datastore);
+    assert_eq!(std::fs::read(&certificate).unwrap(), first);
+    assert_eq!(curl(&url, Some(&secret), "GET", "/status", &trusting).0, 200);
+    daemon.stop();
+}
+
+#[test]
+fn the_audit_has_changes_and_refusals_and_outlives_a_vm() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    let secret = token(&datastore, "ci --role operator");
+    let at = web(&datastore);
+    curl(&at, Some(&secret), "POST", "/vms/web/snapshots", &["-d", r#"{"name":"s"}"#]);
+    curl(&at, Some(&secret), "POST", "/vms/web/revert", &["-d", r#"{"snapshot":"s"}"#]);
+    curl(&at, Some("unstun_wrong"), "GET", "/vms", &[]);
+    datastore.json("vm remove web --delete-disks --purge --yes");
+    datastore.json("vm list");
+    let entries = datastore.json("audit");
+    let shown = |entry: &Value| {
+        let text = |field: &str| entry[field].as_str().unwrap_or("-").to_owned();
+        format!("{} {} {} {} {}", text("who"), text("from"), text("operation"), text("vm"), entry["status"])
+    };
+    let root = entries[0]["who"].as_str().unwrap().to_owned();
+    let all: Vec<String> = entries.as_array().unwrap().iter().map(shown).collect();
+    let expected = [
+        format!("{root} api.sock vm create - 201"),
+        format!("{root} api.sock token create - 201"),
+        "token ci 127.0.0.1 snapshot take web 201".to_owned(),
+        "token ci 127.0.0.1 snapshot revert web 403".to_owned(),
+        "nobody 127.0.0.1 vm list - 401".to_owned(),
+        format!("{root} api.sock vm remove web 200"),
+    ];
+    assert_eq!(all, expected);
+    assert_eq!(entries[2]["request"], json!({"name": "s"}));
+    assert!(!entries.to_string().contains(&secret), "no secret");
+    daemon.stop();
+}

@@ -1,0 +1,204 @@
+//! The web console in a browser, and its protection against other sites with curl.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::cdp::Browser;
+use crate::daemon::Datastore;
+use crate::programs::{tool, try_tool};
+
+fn web(datastore: &Datastore) -> String {
+    datastore.json("status")["web"][0].as_str().unwrap().to_owned()
+}
+
+fn link(datastore: &Datastore, vm: &str) -> String {
+    datastore.json(&format!("console {vm}"))["urls"][0].as_str().unwrap().to_owned()
+}
+
+fn browser(datastore: &Datastore) -> Browser {
+    Browser::start(&datastore.beside("profile"))
+}
+
+/// Clicks the button of a snapshot's form in the tree.
+fn choose(browser: &mut Browser, verb: &str, snapshot: &str) {
+    let node = format!(
+        "[...document.querySelectorAll('ul.tree li')].find(li => li.querySelector('strong').innerText === '{snapshot}')"
+    );
+    browser.eval(&format!("{node}.querySelector('button[value={verb}]').click()"));
+}
+
+#[test]
+fn a_user_logs_in_takes_sees_changes_live_commits_reverts_and_logs_out() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create db --disk 16M --store redo");
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    browser.sees("2 of 2 VMs");
+    browser.click("a[href='/vms/web']");
+    browser.at("/vms/web");
+    browser.fill("input[name=name]", "first");
+    browser.click("form[action='/vms/web/take'] button");
+    browser.sees("Snapshot first is taken; the guest waited");
+    datastore.json("snapshot take web second");
+    browser.sees("second");
+    choose(&mut browser, "commit", "second");
+    browser.at("/vms/web/preview");
+    browser.sees("once the commit starts you cannot revert to second");
+    browser.click("button.loss");
+    browser.at("/vms/web");
+    browser.sees("commits.");
+    assert!(!datastore.json("snapshot tree web").to_string().contains("\"second\""));
+    choose(&mut browser, "revert", "first");
+    browser.at("/vms/web/preview");
+    browser.click("button.loss");
+    browser.at("/vms/web");
+    browser.sees("revert");
+    let events = datastore.json("events web").to_string();
+    assert!(events.contains("\"revert\""), "{events}");
+    browser.click("form[action='/logout'] button");
+    browser.at("/login");
+    browser.go(&web(&datastore), "/login");
+    let audit = datastore.json("audit").to_string();
+    assert!(audit.contains("snapshot commit") && audit.contains("snapshot revert"), "{audit}");
+    daemon.stop();
+}
+
+#[test]
+fn a_revert_names_the_clients_and_disconnects_them_only_if_the_user_says_so() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("snapshot take web first");
+    let mut guest = crate::nbd::Nbd::attach(&datastore.nbd_socket(), "web/disk0").unwrap();
+    assert_eq!(guest.write(0, &[1; 4096]).unwrap(), 0);
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, "web"), "/vms/web");
+    choose(&mut browser, "revert", "first");
+    browser.at("/vms/web/preview");
+    browser.sees("Clients use the running disks");
+    browser.click("button.loss");
+    assert_eq!(browser.eval("location.pathname"), "/vms/web/preview", "the box has to be ticked");
+    browser.click("input[name=disconnect]");
+    browser.click("button.loss");
+    browser.at("/vms/web");
+    assert!(guest.read(0, 4096).is_err(), "it was disconnected");
+    daemon.stop();
+}
+
+/// A viewer sees no form that changes anything, and the daemon refuses what the page does not offer.
+#[test]
+fn a_viewer_looks_only() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("vm create db --disk 16M");
+    let secret =
+        datastore.json("token create eve --role viewer --vm web")["secret"].as_str().unwrap().to_owned();
+    let mut browser = browser(&datastore);
+    browser.go(&web(&datastore), "/login");
+    browser.fill("input[name=token]", &secret);
+    browser.click("form button");
+    browser.at("/");
+    browser.sees("1 of 1 VMs");
+    browser.click("a[href='/vms/web']");
+    browser.at("/vms/web");
+    assert_eq!(browser.eval("document.querySelectorAll('main form').length"), 0);
+    let key = browser.eval("document.querySelector('input[name=form_key]').value");
+    let send = "fetch('/vms/VM/take', {method: 'POST', headers: {'content-type': 'application/x-www-form-urlencoded'}, \
+                body: 'name=x&form_key=KEY'}).then(answer => answer.text())";
+    let of_vm = |vm: &str| send.replace("VM", vm).replace("KEY", key.as_str().unwrap());
+    for (vm, cause) in [("web", "needs role operator"), ("db", "needs role operator")] {
+        let said = browser.eval(&of_vm(vm));
+        let said = said.as_str().unwrap();
+        assert!(said.contains(cause) || said.contains("none of its VMs"), "{said}");
+    }
+    assert_eq!(datastore.json("vm show web")["snapshots"], 0);
+    daemon.stop();
+}
+
+/// Pictures of the pages, as artefacts of the run.
+fn pictures() -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("console");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create a-vm-with-quite-a-long-name-that-somebody-has-chosen --disk 16M");
+    datastore.json("vm create web --disk 16M");
+    for name in ["before-the-upgrade", "after", "later"] {
+        datastore.json(&format!("snapshot take web {name} -m description"));
+    }
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    let (base, folder) = (web(&datastore), pictures());
+    let pages = [("overview", "/"), ("vm", "/vms/web"), ("activity", "/activity"), ("login", "/login")];
+    for (name, path) in pages {
+        for (width, theme) in
+            [(400, "light"), (1280, "dark"), (1280, "light"), (2560, "light"), (400, "dark")]
+        {
+            browser.look(width, theme);
+            browser.go(&format!("{base}{path}"), path);
+            let wide = browser.eval("document.documentElement.scrollWidth");
+            assert!(wide.as_u64().unwrap() <= width, "{path} at {width}: {wide}");
+            browser.picture(&folder.join(format!("{name}-{width}-{theme}.png")));
+        }
+    }
+    browser.call("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
+    browser.go(&format!("{base}/vms/web"), "/vms/web");
+    browser.sees("before-the-upgrade");
+    daemon.stop();
+}
+
+/// Sends a request with curl, with the cookies of `jar`; returns the status and the page.
+fn curl(jar: &str, url: &str, options: &[&str]) -> (u16, String) {
+    let mut all = vec!["-s", "-b", jar, "-c", jar, "-w", "\n%{http_code}", url];
+    all.extend(options);
+    let said = String::from_utf8(try_tool("curl", &all).stdout).unwrap();
+    let (page, status) = said.rsplit_once('\n').unwrap();
+    (status.parse().unwrap(), page.to_owned())
+}
+
+#[test]
+fn another_site_can_send_nothing_and_a_link_logs_in_once() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    let (base, jar) = (web(&datastore), datastore.beside("jar"));
+    let jar = jar.to_str().unwrap();
+    let first = link(&datastore, "");
+    assert_eq!(curl(jar, &format!("{base}/"), &[]).0, 303, "nobody has logged in");
+    assert!(curl(jar, &first, &[]).1.contains("Logged in"));
+    assert!(curl("/dev/null", &first, &[]).1.contains("this link has been used"));
+    let (status, page) = curl(jar, &format!("{base}/vms/web"), &[]);
+    assert!(status == 200 && page.contains("VM web"), "{page}");
+    let take = format!("{base}/vms/web/take");
+    curl(jar, &take, &["-d", "name=forged"]);
+    let (_, page) = curl(jar, &format!("{base}/vms/web"), &[]);
+    assert!(page.contains("the form is of another session"), "{page}");
+    assert_eq!(datastore.json("vm show web")["snapshots"], 0);
+    let (status, _) = curl(jar, &format!("{base}/vms/web"), &["-H", "Host: evil.example"]);
+    assert_eq!(status, 403, "another name that leads here");
+    let headers = tool("curl", &["-s", "-i", "-b", jar, &format!("{base}/")]).to_lowercase();
+    for expected in [
+        "content-security-policy: default-src 'none'",
+        "x-content-type-options: nosniff",
+        "cache-control: no-store",
+    ] {
+        assert!(headers.contains(expected), "{headers}");
+    }
+    let cookies = std::fs::read_to_string(jar).unwrap();
+    assert!(cookies.contains("#HttpOnly_127.0.0.1"), "{cookies}");
+    let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
+    assert!(!log.contains(first.rsplit('=').next().unwrap()), "no link is logged");
+    let unknown: Value =
+        serde_json::from_str(&curl("/dev/null", &format!("{base}/api/v1/vms"), &[]).1).unwrap();
+    assert_eq!(unknown["error"]["kind"], "unidentified");
+    daemon.stop();
+}
