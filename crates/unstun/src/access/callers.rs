@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use api::error::{Error, ErrorKind, Result};
-use api::name::VmName;
+use api::name::{TokenName, VmName};
 use api::{Job, Role, Token, VmGlob};
+use jiff::Timestamp;
 
 /// Where a connection comes from.
 #[derive(Debug, Clone)]
@@ -37,16 +38,27 @@ pub(crate) struct Caller {
     vms: Vec<VmGlob>,
     /// Bytes that its VMs may use when it takes or clones.
     pub quota_bytes: Option<u64>,
+    /// End of its token's validity.
+    expires: Option<Timestamp>,
+}
+
+/// Returns how a token's owner is called.
+pub(crate) fn token_name(name: &TokenName) -> String {
+    format!("token {name}")
 }
 
 impl Caller {
     pub(crate) fn user(who: String, role: Role, vms: Vec<VmGlob>) -> Caller {
-        Caller { who, role, vms, quota_bytes: None }
+        Caller { who, role, vms, quota_bytes: None, expires: None }
     }
 
     pub(crate) fn token(token: Token) -> Caller {
-        let Token { name, role, vms, quota_bytes, .. } = token;
-        Caller { who: format!("token {name}"), role, vms, quota_bytes }
+        let Token { name, role, vms, quota_bytes, expires, .. } = token;
+        Caller { who: token_name(&name), role, vms, quota_bytes, expires }
+    }
+
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
     }
 
     /// Returns whether the caller is limited to some VMs.

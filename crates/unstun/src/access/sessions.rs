@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use api::error::{Error, ErrorKind, Result};
 
+use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 use super::callers::Caller;
@@ -98,7 +99,7 @@ impl Sessions {
     pub(crate) fn of(&self, secret: &str, now: Instant) -> Option<Session> {
         let mut state = self.state();
         let session = state.sessions.get_mut(secret)?;
-        if now.duration_since(session.used) >= IDLE_MAX {
+        if now.duration_since(session.used) >= IDLE_MAX || session.caller.has_expired(Timestamp::now()) {
             state.sessions.remove(secret);
             return None;
         }
@@ -115,6 +116,13 @@ impl Sessions {
 
     pub(crate) fn take_notice(&self, secret: &str) -> Option<Notice> {
         self.state().sessions.get_mut(secret)?.notice.take()
+    }
+
+    /// Ends all sessions of a caller, whose token is revoked, and its links.
+    pub(crate) fn end_all_of(&self, who: &str) {
+        let mut state = self.state();
+        state.sessions.retain(|_, session| session.caller.who != who);
+        state.codes.retain(|_, (caller, _)| caller.who != who);
     }
 
     pub(crate) fn end(&self, secret: &str) {
@@ -156,5 +164,31 @@ mod tests {
         assert!(sessions.of("s6", later + Duration::from_secs(60)).is_none());
         sessions.end("s5");
         assert!(sessions.of("s5", later).is_none());
+    }
+
+    #[test]
+    fn a_session_ends_with_its_token() {
+        let (sessions, now) = (Sessions::new(Path::new("/ds")), Instant::now());
+        let token = |expires| {
+            let (name, vms) = ("ci".parse().unwrap(), Vec::new());
+            let (created, by) = (Timestamp::UNIX_EPOCH, String::new());
+            Caller::token(api::Token {
+                name,
+                role: Role::Viewer,
+                vms,
+                created,
+                by,
+                expires,
+                quota_bytes: None,
+            })
+        };
+        for (secret, caller) in
+            [("user", caller()), ("ci", token(None)), ("old", token(Some(Timestamp::UNIX_EPOCH)))]
+        {
+            sessions.begin(secret.to_owned(), "f".to_owned(), caller, now);
+        }
+        assert!(sessions.of("old", now).is_none() && sessions.of("ci", now).is_some());
+        sessions.end_all_of("token ci");
+        assert!(sessions.of("ci", now).is_none() && sessions.of("user", now).is_some());
     }
 }

@@ -6,6 +6,7 @@
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
+use api::error::Error;
 use api::{Job, Status, VmCondition, VmSummary};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -28,7 +29,10 @@ enum Kind {
 
 pub(super) async fn metrics(State(access): State<Arc<Access>>) -> Result<Response, Failure> {
     let figures = access.core.ask(Subject::None, async |daemon| daemon.metrics().await).await?;
-    Ok(([(CONTENT_TYPE, FORMAT)], text(&figures)).into_response())
+    // The text of thousands of disks takes longer than other requests should wait.
+    let made = tokio::task::spawn_blocking(move || text(&figures)).await;
+    let made = made.map_err(|e| Error::failed(format!("the text of the metrics: {e}")))?;
+    Ok(([(CONTENT_TYPE, FORMAT)], made).into_response())
 }
 
 /// The text under construction: one family of metrics after the other.

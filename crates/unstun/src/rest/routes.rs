@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::{Body, DiskParameter, Failure, Parameter, Parameters, invalid};
 use crate::access::audit::ENTRIES_MAX;
 use crate::access::authorize::Access;
-use crate::access::callers::Caller;
+use crate::access::callers::{Caller, token_name};
 use crate::daemon::{CoreHandle, Daemon, Subject};
 
 type Core = Arc<CoreHandle>;
@@ -304,7 +304,9 @@ async fn token_revoke(
     State(access): State<Arc<Access>>,
     Parameter(name): Parameter<TokenName>,
 ) -> Result<Json<Token>, Failure> {
-    answer(access.tokens.revoke(&access.core, &name).await)
+    let revoked = access.tokens.revoke(&access.core, &name).await?;
+    access.sessions.end_all_of(&token_name(&name));
+    Ok(Json(revoked))
 }
 
 async fn audit(
