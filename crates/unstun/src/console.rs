@@ -2,7 +2,10 @@
 //! read, and every form sent. No page loads anything from elsewhere.
 
 mod actions;
+mod bin;
 mod browser;
+mod chart;
+mod create;
 mod login;
 mod overview;
 mod page;
@@ -25,6 +28,7 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{Stream, stream};
+use jiff::Timestamp;
 use maud::html;
 
 use crate::access::authorize::Access;
@@ -44,6 +48,9 @@ pub(crate) fn routes(access: &Arc<Access>) -> Router {
     let inside = Router::new()
         .route("/", get(overview))
         .route("/activity", get(activity))
+        .route("/bin", get(bin_page))
+        .route("/bin/restore", post(bin::restore))
+        .route("/create", post(create::create))
         .route("/live", get(live))
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
@@ -97,7 +104,9 @@ async fn vm_page(
 ) -> Response {
     match know(&access, &browser, &name).await {
         Ok(known) => {
-            let body = vm::page(&known, &browser.session);
+            let points = access.history.of(known.vm.name.as_str());
+            let charts = chart::charts(&points, &known.events, Timestamp::now().as_millisecond());
+            let body = vm::page(&known, &charts, &browser.session);
             show(&access, &browser, &format!("VM {}", known.vm.name), &body)
         }
         Err(error) => fault(&browser, &format!("VM {name}"), &error),
@@ -126,6 +135,16 @@ async fn activity(State(access): State<Arc<Access>>, Extension(browser): Extensi
     };
     events.retain(|event| browser.session.caller.reaches(event.vm.as_str()));
     show(&access, &browser, "Activity", &vm::event_table(events.iter()))
+}
+
+async fn bin_page(State(access): State<Arc<Access>>, Extension(browser): Extension<Browser>) -> Response {
+    let look = async |daemon: Rc<Daemon>| daemon.bin_list(None).await;
+    let mut entries = match access.core.ask(Subject::None, look).await {
+        Ok(entries) => entries,
+        Err(error) => return fault(&browser, "Bin", &error),
+    };
+    entries.retain(|entry| browser.session.caller.reaches(entry.vm.as_str()));
+    show(&access, &browser, "Bin", &bin::page(&entries, &browser.session))
 }
 
 fn show(access: &Access, browser: &Browser, title: &str, body: &maud::Markup) -> Response {

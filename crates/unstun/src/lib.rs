@@ -10,6 +10,7 @@ mod command;
 mod console;
 mod daemon;
 mod fatal;
+mod history;
 mod log;
 mod memory;
 mod notify;

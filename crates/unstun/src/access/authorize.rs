@@ -19,6 +19,7 @@ use super::sessions::{CODE_VALID, Sessions};
 use super::tokens::Tokens;
 use super::{tokens, users};
 use crate::daemon::{CoreHandle, Subject};
+use crate::history::{self, History};
 
 /// What the check of requests needs.
 pub(crate) struct Access {
@@ -27,6 +28,7 @@ pub(crate) struct Access {
     pub audit: Audit,
     pub limit: RequestLimit,
     pub sessions: Sessions,
+    pub history: History,
     /// Changes when the daemon ends: streams of answers end too.
     pub ends: watch::Sender<bool>,
 }
@@ -48,7 +50,23 @@ impl Access {
             audit: Audit::start(&datastore.own_folder()),
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
+            history: History::default(),
             ends: watch::Sender::new(false),
+        }
+    }
+
+    /// Looks at the counters of all VMs for the charts, until the daemon ends.
+    pub(crate) async fn keep_history(self: Arc<Self>) {
+        let mut ends = self.ends.subscribe();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(history::INTERVAL) => {}
+                _ = ends.changed() => return,
+            }
+            let look = self.core.ask(Subject::None, async |daemon| Ok(daemon.vm_figures().await)).await;
+            if let Ok(figures) = look {
+                self.history.add(Timestamp::now(), &figures);
+            }
         }
     }
 

@@ -150,6 +150,7 @@ async fn serve_until_signal(
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
     let access = Arc::new(Access::start(core, datastore).await);
+    tokio::spawn(access.clone().keep_history());
     let router = rest::router(access.clone());
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;

@@ -31,6 +31,10 @@ pub(super) struct Sent {
     pub snapshot: String,
     pub name: String,
     pub message: String,
+    pub size: String,
+    pub store: String,
+    /// Entry of the bin.
+    pub entry: String,
     /// `yes`: the sessions of the running disks are ended first.
     pub disconnect: String,
     /// `yes`: the preview said that the bin keeps the state, so nothing else may happen.
@@ -326,7 +330,7 @@ pub(super) async fn job(
 
 impl Browser {
     /// Answers a form: the next page shows what was done, or why nothing was.
-    fn back_to(&self, page: &str, access: &Access, done: Result<String>) -> Response {
+    pub(super) fn back_to(&self, page: &str, access: &Access, done: Result<String>) -> Response {
         let notice = done.map_or_else(|error| Notice::Fault(error.message), Notice::Done);
         access.sessions.tell(&self.secret, notice);
         Redirect::to(page).into_response()

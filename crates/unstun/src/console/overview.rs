@@ -1,10 +1,11 @@
 //! The overview: datastores, VMs, work under way.
 
 use api::units::{format_bytes, format_rate, format_seconds};
-use api::{Datastore, Job, Status, VmCondition, VmSummary};
+use api::{Datastore, Job, Role, Status, VmCondition, VmSummary};
 use maud::{Markup, html};
 use serde::Deserialize;
 
+use super::create;
 use super::page::form_key;
 use crate::access::sessions::Session;
 
@@ -59,6 +60,7 @@ pub(super) fn overview(
         }
         h2 { "VMs" }
         @if vms.is_empty() { (first_steps()) } @else { (vm_table(vms, filter)) }
+        @if session.caller.role == Role::Admin && !session.caller.is_limited() { (create::form(session)) }
         h2 { "Work under way" }
         @if open.is_empty() { p.quiet { "Nothing is under way." } } @else { (job_table(&open, session)) }
     }
@@ -66,7 +68,7 @@ pub(super) fn overview(
 
 fn first_steps() -> Markup {
     html! {
-        p { "There is no VM yet. Create one, or import a folder of VMware's:" }
+        p { "There is no VM yet. Create one here or on the command line, or import a folder of VMware's:" }
         p { code { "unstun vm create web --disk 20G" } }
         p { code { "unstun vm import /path/to/folder" } }
         p { "Then " code { "unstun attach web" } " prints the lines for QEMU, libvirt and Proxmox." }

@@ -39,6 +39,7 @@ impl Page<'_> {
                         nav aria-label="Main" {
                             a href="/" { "Overview" }
                             a href="/activity" { "Activity" }
+                            a href="/bin" { "Bin" }
                         }
                         form method="post" action="/logout" {
                             span.quiet { (self.session.caller.who) ", " (self.session.caller.role.as_str()) }

@@ -20,7 +20,7 @@ pub(super) struct Known {
     pub jobs: Vec<Job>,
 }
 
-pub(super) fn page(known: &Known, session: &Session) -> Markup {
+pub(super) fn page(known: &Known, charts: &Markup, session: &Session) -> Markup {
     let Known { vm, events, .. } = known;
     let open: Vec<&Job> = known.jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
@@ -29,6 +29,7 @@ pub(super) fn page(known: &Known, session: &Session) -> Markup {
             p.notice.fault role="alert" { (vm.waiting_writes) " guest writes wait: the datastore is full." }
         }
         (facts(vm))
+        (charts)
         @if !open.is_empty() { h2 { "Work under way" } (job_table(&open, session)) }
         h2 { "Snapshots" }
         (tree(&known.tree, session))

@@ -1,12 +1,13 @@
 //! The web console in a browser, and its protection against other sites with curl.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::cdp::Browser;
 use crate::daemon::Datastore;
 use crate::programs::{tool, try_tool};
+use crate::skip::skip;
 
 fn web(datastore: &Datastore) -> String {
     datastore.json("status")["web"][0].as_str().unwrap().to_owned()
@@ -23,7 +24,7 @@ fn browser(datastore: &Datastore) -> Browser {
 /// Clicks the button of a snapshot's form in the tree.
 fn choose(browser: &mut Browser, verb: &str, snapshot: &str) {
     let node = format!(
-        "[...document.querySelectorAll('ul.tree li')].find(li => li.querySelector('strong').innerText === '{snapshot}')"
+        "[...document.querySelectorAll('ul.tree li')].find(li => li.querySelector('strong')?.innerText === '{snapshot}')"
     );
     browser.eval(&format!("{node}.querySelector('button[value={verb}]').click()"));
 }
@@ -42,15 +43,15 @@ fn a_user_logs_in_takes_sees_changes_live_commits_reverts_and_logs_out() {
     browser.fill("input[name=name]", "first");
     browser.click("form[action='/vms/web/take'] button");
     browser.sees("Snapshot first is taken; the guest waited");
-    datastore.json("snapshot take web second");
-    browser.sees("second");
-    choose(&mut browser, "commit", "second");
+    datastore.json("snapshot take web upgrade");
+    browser.sees("upgrade");
+    choose(&mut browser, "commit", "upgrade");
     browser.at("/vms/web/preview");
-    browser.sees("once the commit starts you cannot revert to second");
+    browser.sees("once the commit starts you cannot revert to upgrade");
     browser.click("button.loss");
     browser.at("/vms/web");
     browser.sees("commits.");
-    assert!(!datastore.json("snapshot tree web").to_string().contains("\"second\""));
+    assert!(!datastore.json("snapshot tree web").to_string().contains("\"upgrade\""));
     choose(&mut browser, "revert", "first");
     browser.at("/vms/web/preview");
     browser.click("button.loss");
@@ -63,6 +64,36 @@ fn a_user_logs_in_takes_sees_changes_live_commits_reverts_and_logs_out() {
     browser.go(&web(&datastore), "/login");
     let audit = datastore.json("audit").to_string();
     assert!(audit.contains("snapshot commit") && audit.contains("snapshot revert"), "{audit}");
+    daemon.stop();
+}
+
+#[test]
+fn a_vm_is_created_loaded_removed_and_restored() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    browser.sees("There is no VM yet");
+    browser.fill("form[action='/create'] input[name=name]", "web");
+    browser.fill("form[action='/create'] input[name=size]", "many");
+    browser.click("form[action='/create'] button");
+    browser.sees("\"many\"");
+    browser.fill("form[action='/create'] input[name=name]", "web");
+    browser.fill("form[action='/create'] input[name=size]", "16M");
+    browser.click("form[action='/create'] button");
+    browser.at("/vms/web");
+    browser.sees("VM web is created");
+    // Two looks with requests in between make the first point.
+    let write = "write -P 1 0 1M".to_owned();
+    crate::space::until("the charts to begin", || {
+        crate::tools::run_script(&datastore.uri("web/disk0"), std::slice::from_ref(&write));
+        (browser.eval("document.querySelectorAll('svg path.guest').length") == 2).then_some(())
+    });
+    datastore.json("vm remove web --delete-disks --yes");
+    browser.go(&format!("{}/bin", web(&datastore)), "/bin");
+    browser.click("form[action='/bin/restore'] button");
+    browser.sees("VM web is back");
+    assert_eq!(datastore.json("vm show web")["name"], "web");
     daemon.stop();
 }
 
@@ -138,7 +169,13 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let mut browser = browser(&datastore);
     browser.go(&link(&datastore, ""), "/");
     let (base, folder) = (web(&datastore), pictures());
-    let pages = [("overview", "/"), ("vm", "/vms/web"), ("activity", "/activity"), ("login", "/login")];
+    let pages = [
+        ("overview", "/"),
+        ("vm", "/vms/web"),
+        ("activity", "/activity"),
+        ("bin", "/bin"),
+        ("login", "/login"),
+    ];
     for (name, path) in pages {
         for (width, theme) in
             [(400, "light"), (1280, "dark"), (1280, "light"), (2560, "light"), (400, "dark")]
@@ -153,6 +190,40 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     browser.call("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
     browser.go(&format!("{base}/vms/web"), "/vms/web");
     browser.sees("before-the-upgrade");
+    daemon.stop();
+}
+
+/// Returns the script of axe-core, if the set-up could unpack it beside the build.
+fn axe() -> Option<String> {
+    let build =
+        Path::new(env!("CARGO_BIN_EXE_unstun")).ancestors().nth(2).expect("in a profile of the build");
+    std::fs::read_to_string(build.join("axe/package/axe.min.js")).ok()
+}
+
+#[test]
+fn axe_finds_nothing_on_any_page_in_either_theme() {
+    let Some(axe) = axe() else { return skip("there is no axe-core, because there is no npm") };
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("snapshot take web before -m description");
+    datastore.json("vm create old --disk 16M");
+    datastore.json("vm remove old --delete-disks --yes");
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    let base = web(&datastore);
+    for path in ["/", "/vms/web", "/activity", "/bin", "/login", "/vms/none"] {
+        for theme in ["light", "dark"] {
+            browser.look(1280, theme);
+            browser.go(&format!("{base}{path}"), path);
+            browser.eval(&format!("{axe}; undefined"));
+            let run = "axe.run().then(found => found.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' ')))";
+            assert_eq!(browser.eval(run), json!([]), "{path}, {theme}");
+        }
+    }
+    // The checker finds what it is there for.
+    let planted = "document.querySelector('h1').innerHTML = '<img src=\"/console.svg\">'; axe.run().then(f => f.violations.length)";
+    assert_ne!(browser.eval(planted), 0);
     daemon.stop();
 }
 

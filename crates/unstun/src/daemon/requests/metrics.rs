@@ -24,11 +24,17 @@ pub(crate) struct Metrics {
 }
 
 impl Daemon {
-    pub(crate) async fn metrics(&self) -> Result<Metrics> {
+    /// Returns the figures of all open VMs, by name.
+    pub(crate) async fn vm_figures(&self) -> BTreeMap<String, VmFigures> {
         let mut figures = BTreeMap::new();
         for core in self.cores.all() {
             figures.extend(core.run(async |running| running.vm_figures().await).await);
         }
+        figures
+    }
+
+    pub(crate) async fn metrics(&self) -> Result<Metrics> {
+        let figures = self.vm_figures().await;
         let (status, vms, jobs) = (self.status().await?, self.vm_list().await?, self.job_list().await);
         let mut worst_growth_bytes = Vec::new();
         for datastore in self.datastores() {
