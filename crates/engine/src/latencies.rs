@@ -35,6 +35,14 @@ pub struct LatencyFigures {
     pub sum_ns: u64,
 }
 
+impl LatencyFigures {
+    /// Adds the requests of another place.
+    pub fn add(&mut self, other: &LatencyFigures) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(sum, count)| *sum += count);
+        self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
+    }
+}
+
 impl Latencies {
     /// Counts without a branch: this is on the path of every request.
     pub fn count(&self, latency_ns: u64) {

@@ -105,7 +105,8 @@ async fn vm_page(
     match know(&access, &browser, &name).await {
         Ok(known) => {
             let points = access.history.of(known.vm.name.as_str());
-            let charts = chart::charts(&points, &known.events, Timestamp::now().as_millisecond());
+            let charts =
+                chart::charts(known.vm.store, &points, &known.events, Timestamp::now().as_millisecond());
             let body = vm::page(&known, &charts, &browser.session);
             show(&access, &browser, &format!("VM {}", known.vm.name), &body)
         }

@@ -42,7 +42,7 @@ pub(crate) use place::Place;
 pub(crate) use requests::answer::Subject;
 pub(crate) use requests::bridge::CoreHandle;
 pub(crate) use requests::metrics::Metrics;
-pub(crate) use running::figures::{DiskFigures, VmFigures};
+pub(crate) use running::figures::{DiskFigures, VmCounters, VmFigures};
 pub(crate) use state::Daemon;
 pub(crate) use vmdk::repair::RepairOptions;
 pub(crate) use vmware_files::check::check;

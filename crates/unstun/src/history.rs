@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::latencies::{BOUNDS_NS, LatencyFigures};
+use engine::latencies::BOUNDS_NS;
 use jiff::Timestamp;
 
-use crate::daemon::VmFigures;
+use crate::daemon::VmCounters;
 
 /// Interval between two looks.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub(crate) struct Point {
     pub at_ms: i64,
     /// Reads and writes of the guest, per second.
     pub guest_s: f32,
-    /// Reads and writes of the files, per second.
+    /// Reads and writes of the files, per second; of a native VM those of its whole store.
     pub device_s: f32,
     /// Median of the guest's latency in microseconds; None without requests.
     pub median_us: Option<f32>,
@@ -39,8 +39,7 @@ pub(crate) struct Point {
 #[derive(Debug, Clone, Copy, Default)]
 struct Look {
     at_ms: i64,
-    requests: LatencyFigures,
-    device: u64,
+    counters: VmCounters,
 }
 
 #[derive(Default)]
@@ -59,12 +58,12 @@ impl History {
     }
 
     /// Adds a look at all open VMs. Others are forgotten.
-    pub(crate) fn add(&self, at: Timestamp, figures: &BTreeMap<String, VmFigures>) {
+    pub(crate) fn add(&self, at: Timestamp, counters: &BTreeMap<String, VmCounters>) {
         let mut all = self.all();
-        all.retain(|vm, _| figures.contains_key(vm));
-        let points_max = POINTS_OF_VM_MAX.min(POINTS_MAX / figures.len().max(1));
-        for (vm, figures) in figures {
-            let look = Look::of(at.as_millisecond(), figures);
+        all.retain(|vm, _| counters.contains_key(vm));
+        let points_max = POINTS_OF_VM_MAX.min(POINTS_MAX / counters.len().max(1));
+        for (vm, &counters) in counters {
+            let look = Look { at_ms: at.as_millisecond(), counters };
             match all.get_mut(vm) {
                 Some(known) => known.add(look, points_max),
                 None => {
@@ -91,31 +90,17 @@ impl OfVm {
     }
 }
 
-impl Look {
-    fn of(at_ms: i64, figures: &VmFigures) -> Look {
-        let mut look = Look { at_ms, ..Look::default() };
-        for disk in &figures.disks {
-            for part in [&disk.reads, &disk.writes] {
-                look.requests.sum_ns = look.requests.sum_ns.wrapping_add(part.sum_ns);
-                look.requests.counts.iter_mut().zip(part.counts).for_each(|(sum, count)| *sum += count);
-            }
-            look.device += disk.device.reads + disk.device.writes;
-        }
-        look
-    }
-}
-
 /// Returns what happened between two looks; None where the VM was opened in between, and counts from zero.
 #[allow(clippy::cast_precision_loss)]
 fn point(before: &Look, now: &Look) -> Option<Point> {
     let ms = u64::try_from(now.at_ms - before.at_ms).ok().filter(|&ms| ms > 0)?;
     let mut counts = [0; BOUNDS_NS.len() + 1];
     for (count, (now, before)) in
-        counts.iter_mut().zip(now.requests.counts.iter().zip(before.requests.counts))
+        counts.iter_mut().zip(now.counters.requests.counts.iter().zip(before.counters.requests.counts))
     {
         *count = now.checked_sub(before)?;
     }
-    let device = now.device.checked_sub(before.device)?;
+    let device = now.counters.device.checked_sub(before.counters.device)?;
     let rate = |count: u64| count as f32 * 1000.0 / ms as f32;
     Some(Point {
         at_ms: now.at_ms,
@@ -149,8 +134,9 @@ mod tests {
     use super::*;
 
     fn look(at_ms: i64, requests: u64) -> Look {
-        let mut look = Look { at_ms, device: 2 * requests, ..Look::default() };
-        look.requests.counts[1] = requests;
+        let mut look = Look { at_ms, ..Look::default() };
+        look.counters.device = 2 * requests;
+        look.counters.requests.counts[1] = requests;
         look
     }
 
@@ -181,9 +167,8 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_closed_vms_are_forgotten() {
         let history = History::default();
-        let figures = |names: &[&str]| -> BTreeMap<String, VmFigures> {
-            let empty = || VmFigures { disks: Vec::new(), oldest_snapshot_us: None, delayed_requests: 0 };
-            names.iter().map(|&name| (name.to_owned(), empty())).collect()
+        let figures = |names: &[&str]| -> BTreeMap<String, VmCounters> {
+            names.iter().map(|&name| (name.to_owned(), VmCounters::default())).collect()
         };
         for n in 0..500 {
             history.add(Timestamp::from_second(n * 5).unwrap(), &figures(&["web", "db"]));

@@ -63,9 +63,9 @@ impl Access {
                 () = tokio::time::sleep(history::INTERVAL) => {}
                 _ = ends.changed() => return,
             }
-            let look = self.core.ask(Subject::None, async |daemon| Ok(daemon.vm_figures().await)).await;
-            if let Ok(figures) = look {
-                self.history.add(Timestamp::now(), &figures);
+            let look = self.core.ask(Subject::None, async |daemon| Ok(daemon.vm_counters().await)).await;
+            if let Ok(counters) = look {
+                self.history.add(Timestamp::now(), &counters);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use api::units::format_us;
-use api::{Event, Operation};
+use api::{Event, Operation, Store};
 use maud::{Markup, html};
 
 use crate::history::{INTERVAL, Point, SPAN};
@@ -18,6 +18,7 @@ const TOP: f32 = 8.0;
 const LATENCIES_US: (f32, f32) = (10.0, 10_000_000.0);
 
 /// A curve, by its class in the style sheet, and its name.
+#[derive(Clone, Copy)]
 struct Curve {
     class: &'static str,
     name: &'static str,
@@ -27,6 +28,11 @@ struct Curve {
 const RATES: [Curve; 2] = [
     Curve { class: "guest", name: "guest", value: |point| Some(point.guest_s) },
     Curve { class: "device", name: "device", value: |point| Some(point.device_s) },
+];
+/// Of a native VM, whose files are the store's.
+const STORE_RATES: [Curve; 2] = [
+    RATES[0],
+    Curve { class: "device", name: "device, of the whole store", value: |point| Some(point.device_s) },
 ];
 const LATENCIES: [Curve; 2] = [
     Curve { class: "guest", name: "median", value: |point| point.median_us },
@@ -73,7 +79,7 @@ struct Axis {
 }
 
 /// Returns both charts. `now_ms` is their right end.
-pub(super) fn charts(points: &[Point], events: &[Event], now_ms: i64) -> Markup {
+pub(super) fn charts(store: Store, points: &[Point], events: &[Event], now_ms: i64) -> Markup {
     if points.len() < 2 {
         return html! { p.quiet { "The charts begin a few seconds after the VM was opened." } };
     }
@@ -81,8 +87,12 @@ pub(super) fn charts(points: &[Point], events: &[Event], now_ms: i64) -> Markup 
     let highest = points.iter().map(|point| point.guest_s.max(point.device_s)).fold(10.0, f32::max);
     let latencies = points.iter().rev().find_map(|point| Some((point.median_us?, point.p99_us?)));
     let last = points[points.len() - 1];
+    let (device, rates) = match store {
+        Store::Redo => ("device", &RATES),
+        Store::Native => ("the whole store's device", &STORE_RATES),
+    };
     let rates_said =
-        format!("Requests per second: guest {:.0}, device {:.0} now", last.guest_s, last.device_s);
+        format!("Requests per second: guest {:.0}, {device} {:.0} now", last.guest_s, last.device_s);
     let latencies_said = latencies.map_or("Latency: no request".to_owned(), |(median, p99)| {
         format!(
             "Latency: median {}, 99 of 100 below {}, at the last request",
@@ -92,7 +102,7 @@ pub(super) fn charts(points: &[Point], events: &[Event], now_ms: i64) -> Markup 
     });
     html! {
         div.charts {
-            (chart(&rates_said, &RATES, &linear(highest), points, events, times))
+            (chart(&rates_said, rates, &linear(highest), points, events, times))
             (chart(&latencies_said, &LATENCIES, &logarithmic(), points, events, times))
         }
     }

@@ -58,7 +58,7 @@ fn facts(vm: &Vm) -> Markup {
                 Some(name) => { "snapshot " (name) },
                 None => { "no snapshot" },
             } }
-            dt { "Attach" } dd { code { "unstun attach " (vm.name) } }
+            dt { "Attach" } dd { code { "unstun attach VM" } " prints the lines for its hypervisor" }
         }
     }
 }

@@ -3,14 +3,16 @@
 //! Labels are bounded by what exists: datastores, VMs, disks, operations, cores. No label has a name of a client or of a
 //! snapshot.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
 use api::error::Error;
-use api::{Job, Status, VmCondition, VmSummary};
+use api::{Job, Status, Store, VmCondition, VmSummary};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use blk::file::FileCounters;
 use engine::latencies::{BOUNDS_NS, LatencyFigures};
 
 use super::Failure;
@@ -102,6 +104,7 @@ fn text(figures: &Metrics) -> String {
     }
     of_vms(&mut text, &figures.vms, figures);
     of_disks(&mut text, figures);
+    of_files(&mut text, figures);
     of_jobs(&mut text, &figures.jobs);
     text.family(
         "unstun_stun_seconds",
@@ -242,17 +245,10 @@ fn of_disks(text: &mut Text, figures: &Metrics) {
         }
     }
     type Values = fn(&DiskFigures) -> [(&'static str, u64); 2];
-    let by_operation: [(&str, &str, Values); 3] = [
-        ("unstun_io_bytes_total", "Bytes that the guest has read and written.", |d| {
+    let by_operation: [(&str, &str, Values); 1] =
+        [("unstun_io_bytes_total", "Bytes that the guest has read and written.", |d| {
             [("read", d.bytes_read), ("write", d.bytes_written)]
-        }),
-        ("unstun_device_io_total", "Reads and writes of the disk's files, tables included.", |d| {
-            [("read", d.device.reads), ("write", d.device.writes)]
-        }),
-        ("unstun_device_bytes_total", "Bytes of these reads and writes.", |d| {
-            [("read", d.device.bytes_read), ("write", d.device.bytes_written)]
-        }),
-    ];
+        })];
     for (name, help, values) in by_operation {
         text.family(name, Kind::Counter, help);
         for (labels, disk) in disks() {
@@ -262,12 +258,11 @@ fn of_disks(text: &mut Text, figures: &Metrics) {
         }
     }
     type Value = fn(&DiskFigures) -> u64;
-    let others: [(&str, Kind, &str, Value); 5] = [
+    let others: [(&str, Kind, &str, Value); 4] = [
         ("unstun_io_errors_total", Kind::Counter, "Requests of the guest that failed.", |d| d.errors),
         ("unstun_first_writes_total", Kind::Counter, "Ranges that were placed for the first time.", |d| {
             d.first_writes
         }),
-        ("unstun_device_flushes_total", Kind::Counter, "Flushes of the disk's files.", |d| d.device.flushes),
         ("unstun_disk_size_bytes", Kind::Gauge, "Size of the disk.", |d| d.size_bytes),
         ("unstun_disk_layers", Kind::Gauge, "Layers of the disk: the base and its deltas.", |d| d.layers),
     ];
@@ -275,6 +270,56 @@ fn of_disks(text: &mut Text, figures: &Metrics) {
         text.family(name, kind, help);
         for (labels, disk) in disks() {
             text.add(name, &labels, value(disk));
+        }
+    }
+}
+
+/// The I/O of files: of each redo disk, and of each native store, which all native disks of its datastore share.
+fn of_files(text: &mut Text, figures: &Metrics) {
+    type Values = fn(&FileCounters) -> [(&'static str, u64); 3];
+    let families: [(&str, &str, Values); 2] = [
+        (
+            "unstun_device_io_total",
+            "Requests to the files, tables included; of a native store without the labels vm and disk.",
+            |c| [("read", c.reads), ("write", c.writes), ("flush", c.flushes)],
+        ),
+        ("unstun_device_bytes_total", "Bytes of these requests.", |c| {
+            [("read", c.bytes_read), ("write", c.bytes_written), ("flush", 0)]
+        }),
+    ];
+    let mut stores: BTreeMap<&str, FileCounters> = BTreeMap::new();
+    let mut disks = Vec::new();
+    for vm in &figures.vms {
+        let of = figures.figures.get(vm.name.as_str()).map(|of| of.disks.as_slice()).unwrap_or_default();
+        for disk in of {
+            match vm.store {
+                // Every disk of a store has its counters; the last look is the newest.
+                Store::Native => drop(stores.insert(vm.datastore.as_str(), disk.device)),
+                Store::Redo => disks.push((vm, disk.number.to_string(), disk.device)),
+            }
+        }
+    }
+    for (name, help, values) in families {
+        text.family(name, Kind::Counter, help);
+        for (datastore, counters) in &stores {
+            for (operation, value) in values(counters) {
+                text.add(
+                    name,
+                    &[("datastore", datastore), ("vm", ""), ("disk", ""), ("op", operation)],
+                    value,
+                );
+            }
+        }
+        for (vm, disk, counters) in &disks {
+            for (operation, value) in values(counters) {
+                let labels = [
+                    ("datastore", vm.datastore.as_str()),
+                    ("vm", vm.name.as_str()),
+                    ("disk", disk),
+                    ("op", operation),
+                ];
+                text.add(name, &labels, value);
+            }
         }
     }
 }

@@ -42,7 +42,7 @@ fn texts() -> Vec<(String, String)> {
     files(&root().join("docs/guides"), "md", &mut paths);
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).expect("UTF-8");
-        (path.display().to_string(), without_tests(&joined(&text)).to_owned())
+        (path.display().to_string(), without_tests(&quoted(&joined(&text))).to_owned())
     };
     paths.into_iter().map(read).collect()
 }
@@ -56,6 +56,17 @@ fn joined(text: &str) -> String {
         rest = after.trim_start();
     }
     out.push_str(rest);
+    out
+}
+
+/// Commands that a page of the console shows as code, in backquotes.
+fn quoted(text: &str) -> String {
+    let mut pieces = text.split("code { \"unstun ");
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (command, rest) = piece.split_once('"').expect("a string ends");
+        out.push_str(&format!("code {{ `unstun {command}`{rest}"));
+    }
     out
 }
 

@@ -8,7 +8,7 @@ use api::{Job, Operation, Status, VmSummary};
 use engine::latencies::LatencyFigures;
 
 use crate::daemon::datastore::asked;
-use crate::daemon::running::figures::VmFigures;
+use crate::daemon::running::figures::{VmCounters, VmFigures};
 use crate::daemon::state::Daemon;
 
 /// All figures at one time.
@@ -24,18 +24,22 @@ pub(crate) struct Metrics {
 }
 
 impl Daemon {
-    /// Returns the figures of all open VMs, by name.
-    pub(crate) async fn vm_figures(&self) -> BTreeMap<String, VmFigures> {
+    /// Returns the counters of all open VMs, by name.
+    pub(crate) async fn vm_counters(&self) -> BTreeMap<String, VmCounters> {
+        let mut counters = BTreeMap::new();
+        for core in self.cores.all() {
+            counters.extend(core.run(async |running| running.vm_counters().await).await);
+        }
+        counters
+    }
+
+    pub(crate) async fn metrics(&self) -> Result<Metrics> {
+        // The list brings the copies of the states up to date.
+        let (status, vms, jobs) = (self.status().await?, self.vm_list().await?, self.job_list().await);
         let mut figures = BTreeMap::new();
         for core in self.cores.all() {
             figures.extend(core.run(async |running| running.vm_figures().await).await);
         }
-        figures
-    }
-
-    pub(crate) async fn metrics(&self) -> Result<Metrics> {
-        let figures = self.vm_figures().await;
-        let (status, vms, jobs) = (self.status().await?, self.vm_list().await?, self.job_list().await);
         let mut worst_growth_bytes = Vec::new();
         for datastore in self.datastores() {
             if let Ok(Ok(space)) = asked(&datastore, self.space(&datastore)).await {
