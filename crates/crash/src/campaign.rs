@@ -153,7 +153,7 @@ pub fn assert_promises_hold(run: Run, bound: Bound, must_happen: &[&str]) {
 }
 
 /// Panics if a planted defect breaks no promise within `bound`. With `CRASH_DEFECT` plants only the defects whose names
-/// contain its value; with `CRASH_SEED` plants none.
+/// contain its value; with `CRASH_SEED` plants none. `CRASH_FIRST` is the seed with which each search begins.
 ///
 /// The search for a defect in `first` begins at the given seed, near which an earlier search found that rare defect. The
 /// seed only saves time while the runs stay as they were.
@@ -163,8 +163,10 @@ pub fn assert_defects_are_found(run: Run, defects: &[Defect], bound: Bound, firs
     }
     let only = std::env::var("CRASH_DEFECT").unwrap_or_default();
     let planted = defects.iter().filter(|defect| format!("{defect:?}").contains(&only));
-    let first_of =
-        |wanted: Defect| first.iter().find(|(defect, _)| *defect == wanted).map_or(0, |(_, seed)| *seed);
+    let first_of = |wanted: Defect| {
+        let known = || first.iter().find(|(defect, _)| *defect == wanted).map_or(0, |(_, seed)| *seed);
+        setting("CRASH_FIRST").unwrap_or_else(known)
+    };
     let missed: Vec<&Defect> =
         planted.filter(|defect| !is_found(run, **defect, bound, first_of(**defect))).collect();
     assert!(missed.is_empty(), "defects that no run found: {missed:?}");

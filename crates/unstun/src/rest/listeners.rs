@@ -85,17 +85,23 @@ pub(crate) fn bind_unix(socket: &FsPath) -> Result<UnixListener> {
 }
 
 /// Opens the socket to those who may have a role: the group of the administrators, and all users if the file of users
-/// exists. Each request is checked.
+/// exists. Each request is checked. Its folder can be passed through then, and not be listed.
 fn open_to_users(socket: &FsPath) {
     let group = users::admins_group().map(|group| rustix::fs::Gid::from_raw(group.as_raw()));
-    let is_given = group.is_some_and(|group| rustix::fs::chown(socket, None, Some(group)).is_ok());
-    let own = Mode::RUSR | Mode::WUSR;
-    let mode = match (is_given, users::has_users_file()) {
-        (_, true) => own | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH,
-        (true, false) => own | Mode::RGRP | Mode::WGRP,
-        (false, false) => own,
+    open_to(socket, group, users::has_users_file());
+}
+
+fn open_to(socket: &FsPath, group: Option<rustix::fs::Gid>, to_all: bool) {
+    let folder = socket.parent().unwrap_or(socket);
+    let give = |path: &FsPath, of_group: Mode, of_others: Mode| {
+        let is_given = group.is_some_and(|group| rustix::fs::chown(path, None, Some(group)).is_ok());
+        let mode = Mode::from_raw_mode(rustix::fs::stat(path)?.st_mode);
+        let of_group = if is_given || to_all { of_group } else { Mode::empty() };
+        let of_others = if to_all { of_others } else { Mode::empty() };
+        rustix::fs::chmod(path, mode | of_group | of_others)
     };
-    if let Err(e) = rustix::fs::chmod(socket, mode) {
+    let given = give(socket, Mode::RGRP | Mode::WGRP, Mode::ROTH | Mode::WOTH);
+    if let Err(e) = given.and_then(|()| give(folder, Mode::XGRP, Mode::XOTH)) {
         warn!("API socket {}: {e}; only the daemon's own user and root can open it", socket.display());
     }
 }
@@ -199,5 +205,35 @@ async fn accepted<T>(accepted: std::io::Result<T>) -> Option<T> {
             tokio::time::sleep(ACCEPT_AGAIN).await;
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    /// Returns the modes of the folder and of the socket in it.
+    fn modes(group: Option<u32>, to_all: bool) -> (u32, u32) {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join(".unstun");
+        std::fs::create_dir(&own).unwrap();
+        std::fs::set_permissions(&own, PermissionsExt::from_mode(0o700)).unwrap();
+        let socket = own.join("api.sock");
+        std::fs::write(&socket, "").unwrap();
+        std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).unwrap();
+        open_to(&socket, group.map(rustix::fs::Gid::from_raw), to_all);
+        let mode = |path: &FsPath| std::fs::metadata(path).unwrap().mode() & 0o777;
+        (mode(&own), mode(&socket))
+    }
+
+    #[test]
+    fn the_socket_is_open_to_those_who_may_have_a_role_and_its_folder_is_never_listed() {
+        let own_group = rustix::process::getegid().as_raw();
+        assert_eq!(modes(None, false), (0o700, 0o600));
+        assert_eq!(modes(Some(own_group), false), (0o710, 0o660));
+        assert_eq!(modes(None, true), (0o711, 0o666));
+        assert_eq!(modes(Some(own_group), true), (0o711, 0o666));
     }
 }

@@ -48,8 +48,15 @@ impl Browser {
         browser
     }
 
-    /// Carries out a command, and returns its result. Events in between are passed over.
+    /// Carries out a command, and returns its result.
     pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        let answer = self.answer(method, parameters);
+        assert!(answer["error"].is_null(), "{method}: {answer}");
+        answer["result"].clone()
+    }
+
+    /// Carries out a command, and returns the answer. Events in between are passed over.
+    fn answer(&mut self, method: &str, parameters: &Value) -> Value {
         self.last += 1;
         let mut command = json!({"id": self.last, "method": method, "params": parameters});
         if let Some(session) = &self.session {
@@ -62,8 +69,7 @@ impl Browser {
             assert_eq!(bytes.pop(), Some(0), "{method}: the browser has ended");
             let answer: Value = serde_json::from_slice(&bytes).unwrap();
             if answer["id"] == self.last {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return answer;
             }
         }
     }
@@ -76,6 +82,13 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
+    /// Returns the value of an expression; null while one page replaces another.
+    fn look_at(&mut self, expression: &str) -> Value {
+        let answer =
+            self.answer("Runtime.evaluate", &json!({"expression": expression, "returnByValue": true}));
+        answer["result"]["result"]["value"].clone()
+    }
+
     /// Opens an address, and waits until the page with that path, or the one that it leads on to, is loaded.
     pub(crate) fn go(&mut self, url: &str, path: &str) {
         self.call("Page.navigate", &json!({"url": url}));
@@ -85,7 +98,7 @@ impl Browser {
     /// Waits until the page with that path is loaded.
     pub(crate) fn at(&mut self, path: &str) {
         let look = format!("location.pathname === '{path}' && document.readyState === 'complete'");
-        until(path, || (self.eval(&look) == true).then_some(()));
+        until(path, || (self.look_at(&look) == true).then_some(()));
     }
 
     /// Waits until the page has the text.
@@ -94,7 +107,7 @@ impl Browser {
     }
 
     pub(crate) fn text(&mut self) -> String {
-        self.eval("document.body ? document.body.innerText : ''").as_str().unwrap_or_default().to_owned()
+        self.look_at("document.body.innerText").as_str().unwrap_or_default().to_owned()
     }
 
     /// Clicks what the selector finds, and marks the page so that the next one can be told from it.
