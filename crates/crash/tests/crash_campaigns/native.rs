@@ -114,6 +114,6 @@ fn a_move_over_a_write_that_came_meanwhile_is_found() {
 #[test]
 fn planted_defects_are_found() {
     // Few cuts show it: the search begins near one.
-    let first = [(Defect::CountMissingSectors, 1937)];
+    let first = [(Defect::CountMissingSectors, 1937), (Defect::LandedBeforeFlush, 3327)];
     assert_defects_are_found(native::run, &DEFECTS, Bound::Cuts(DEFECT_CUTS_MAX), &first);
 }
