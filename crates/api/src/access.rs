@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use wildmatch::WildMatch;
 
 use crate::name::{TokenName, VM_NAME_BYTES_MAX};
 
@@ -37,27 +38,7 @@ impl VmGlob {
 
     /// Returns whether the pattern stands for `name`.
     pub fn matches(&self, name: &str) -> bool {
-        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
-        let (mut p, mut n) = (0, 0);
-        // Where the last `*` was, and how much of the name it stands for so far.
-        let mut star: Option<(usize, usize)> = None;
-        while n < name.len() {
-            match pattern.get(p) {
-                Some(b'*') => {
-                    star = Some((p, n));
-                    p += 1;
-                }
-                Some(&c) if c == b'?' || c == name[n] => (p, n) = (p + 1, n + 1),
-                _ => match star {
-                    Some((at, taken)) => {
-                        star = Some((at, taken + 1));
-                        (p, n) = (at + 1, taken + 1);
-                    }
-                    None => return false,
-                },
-            }
-        }
-        pattern[p..].iter().all(|&c| c == b'*')
+        WildMatch::new(&self.0).matches(name)
     }
 }
 
@@ -147,7 +128,7 @@ pub struct ConsoleLink {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditEntry {
     pub time: Timestamp,
-    /// Who asked: `user NAME (uid N)` or `token NAME`; `nobody` where the caller could not be identified.
+    /// Who asked: `user NAME (uid N)` or `token NAME`; `unknown` where the caller could not be identified.
     pub who: String,
     pub role: Option<Role>,
     /// Where the request came from: `api.sock`, or an address.

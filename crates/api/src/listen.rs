@@ -127,7 +127,7 @@ fn host(address: &SocketAddr) -> String {
 }
 
 /// Escapes `text` for a URI. RFC 3986's unreserved characters, '/' and '@' stay as they are.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/@".contains(&byte) {

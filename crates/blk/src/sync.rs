@@ -243,7 +243,7 @@ impl Drop for RangeGuard {
 pub struct TaskMutex(RangeLock);
 
 impl TaskMutex {
-    /// Returns whether nobody has the mutex or waits for it.
+    /// Returns whether the mutex is free and no task waits for it.
     pub fn is_idle(&self) -> bool {
         self.0.is_idle()
     }
@@ -322,6 +322,81 @@ impl Drop for Admitted {
         drop(state);
         if emptied {
             self.gate.drained.notify();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Whether a waiter was woken since its last poll.
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    struct Waiter {
+        range: Range<u64>,
+        woken: Arc<Woken>,
+        lock: Pin<Box<dyn Future<Output = RangeGuard>>>,
+        guard: Option<RangeGuard>,
+    }
+
+    impl Waiter {
+        /// Polls as an executor does: only after the waiter was woken.
+        fn poll_if_woken(&mut self) {
+            if self.guard.is_none() && self.woken.0.swap(false, Ordering::Relaxed) {
+                let waker = Waker::from(self.woken.clone());
+                if let Poll::Ready(guard) = self.lock.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    self.guard = Some(guard);
+                }
+            }
+        }
+    }
+
+    fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+        a.start < b.end && b.start < a.end
+    }
+
+    /// All waiters, oldest first. Each has its range exactly if no earlier one overlaps it.
+    fn verify(waiters: &[Waiter]) {
+        for (at, waiter) in waiters.iter().enumerate() {
+            let is_free = waiters[..at].iter().all(|earlier| !overlap(&earlier.range, &waiter.range));
+            assert_eq!(waiter.guard.is_some(), is_free, "{:?}, number {at}", waiter.range);
+        }
+    }
+
+    #[test]
+    fn a_range_is_locked_exactly_when_no_earlier_one_overlaps_it_and_no_wake_up_is_lost() {
+        let (lock, mut state) = (RangeLock::default(), 1_u64);
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let mut waiters: Vec<Waiter> = Vec::new();
+        for _ in 0..20_000 {
+            if waiters.len() < 12 && random(2) == 0 {
+                let start = random(12);
+                let range = start..start + 1 + random(8);
+                let woken = Arc::new(Woken(AtomicBool::new(true)));
+                let lock = Box::pin(lock.lock(range.clone()));
+                waiters.push(Waiter { range, woken, lock, guard: None });
+            } else if !waiters.is_empty() {
+                // Holders end, and waiters are cancelled.
+                let at = random(waiters.len() as u64);
+                drop(waiters.remove(usize::try_from(at).expect("an index")));
+            }
+            waiters.iter_mut().for_each(Waiter::poll_if_woken);
+            verify(&waiters);
         }
     }
 }

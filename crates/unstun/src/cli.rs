@@ -122,7 +122,7 @@ pub struct UpArgs {
     /// at all; may be repeated [default: 127.0.0.1:8484, if it is free]
     #[arg(long, value_name = "HOST:PORT|none")]
     pub web: Vec<WebListen>,
-    /// Use this certificate for TLS, in PEM [default: one that the daemon makes for itself]
+    /// Use this certificate for TLS beyond loopback, in PEM [default: one that the daemon makes for itself]
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Use this private key for TLS, in PEM

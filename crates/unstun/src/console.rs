@@ -30,6 +30,7 @@ use axum::routing::{get, post};
 use futures_util::{Stream, stream};
 use jiff::Timestamp;
 use maud::html;
+use tokio::sync::watch;
 
 use crate::access::authorize::Access;
 use crate::access::sessions::Notice;
@@ -38,13 +39,22 @@ use crate::console::overview::Filter;
 use crate::console::page::Page;
 use crate::console::vm::Known;
 use crate::daemon::{Daemon, Subject};
+use crate::history::History;
 
 /// Interval at which a page looks for changes.
 const TICK: Duration = Duration::from_secs(2);
 /// Number of events of the activity page.
 const EVENTS_SHOWN: usize = 200;
 
-pub(crate) fn routes(access: &Arc<Access>) -> Router {
+/// What the console shows beside the state of the daemon.
+#[derive(Clone)]
+pub(crate) struct Shown {
+    pub history: Arc<History>,
+    /// Changes when the daemon ends: the streams of ticks end then.
+    pub ends: watch::Receiver<bool>,
+}
+
+pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
     let inside = Router::new()
         .route("/", get(overview))
         .route("/activity", get(activity))
@@ -65,7 +75,7 @@ pub(crate) fn routes(access: &Arc<Access>) -> Router {
         .route("/console.css", get(|| async { file("text/css", include_str!("console/style.css")) }))
         .route("/console.svg", get(|| async { file("image/svg+xml", include_str!("console/icon.svg")) }))
         .route("/console.js", get(|| async { file("text/javascript", include_str!("console/script.js")) }));
-    inside.merge(outside).with_state(access.clone()).route_layer(from_fn(guarded))
+    inside.merge(outside).with_state(access.clone()).route_layer(from_fn(guarded)).layer(Extension(shown))
 }
 
 /// A file of this version of the program: a browser asks again after an hour.
@@ -100,11 +110,12 @@ async fn overview(
 async fn vm_page(
     State(access): State<Arc<Access>>,
     Extension(browser): Extension<Browser>,
+    Extension(Shown { history, .. }): Extension<Shown>,
     Path(name): Path<String>,
 ) -> Response {
     match know(&access, &browser, &name).await {
         Ok(known) => {
-            let points = access.history.of(known.vm.name.as_str());
+            let points = history.of(known.vm.name.as_str());
             let charts =
                 chart::charts(known.vm.store, &points, &known.events, Timestamp::now().as_millisecond());
             let body = vm::page(&known, &charts, &browser.session);
@@ -149,7 +160,8 @@ async fn bin_page(State(access): State<Arc<Access>>, Extension(browser): Extensi
 }
 
 fn show(access: &Access, browser: &Browser, title: &str, body: &maud::Markup) -> Response {
-    let notice = access.sessions.take_notice(&browser.secret);
+    // A refresh keeps the notice that the page has.
+    let notice = if browser.is_refresh { None } else { access.sessions.take_notice(&browser.secret) };
     let page = Page { title, session: &browser.session, is_live: true, notice: notice.as_ref() };
     page.with(body).into_response()
 }
@@ -164,10 +176,8 @@ fn fault(browser: &Browser, title: &str, error: &Error) -> Response {
 
 /// A stream of ticks, at which a page is fetched again. It ends with the daemon.
 async fn live(
-    State(access): State<Arc<Access>>,
-    Extension(_): Extension<Browser>,
+    Extension(Shown { ends, .. }): Extension<Shown>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let ends = access.ends.subscribe();
     Sse::new(stream::unfold(ends, async |mut ends| {
         tokio::select! {
             () = tokio::time::sleep(TICK) => Some((Ok(Event::default().event("tick").data("look")), ends)),

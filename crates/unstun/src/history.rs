@@ -3,13 +3,14 @@
 //! A point is made of the differences between two looks at the counters. No request of a guest waits for a look.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::latencies::BOUNDS_NS;
 use jiff::Timestamp;
+use tokio::sync::watch;
 
-use crate::daemon::VmCounters;
+use crate::daemon::{CoreHandle, Subject, VmCounters};
 
 /// Interval between two looks.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
@@ -76,6 +77,20 @@ impl History {
     /// Returns the points of a VM, the oldest first.
     pub(crate) fn of(&self, vm: &str) -> Vec<Point> {
         self.all().get(vm).map(|of| of.points.iter().copied().collect()).unwrap_or_default()
+    }
+}
+
+/// Looks at the counters of all VMs until `ends` changes.
+pub(crate) async fn keep(history: Arc<History>, core: Arc<CoreHandle>, mut ends: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            _ = ends.changed() => return,
+        }
+        // The daemon may be ending.
+        if let Ok(counters) = core.ask(Subject::None, async |daemon| Ok(daemon.vm_counters().await)).await {
+            history.add(Timestamp::now(), &counters);
+        }
     }
 }
 

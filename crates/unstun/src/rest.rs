@@ -112,10 +112,10 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 }
 
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
-pub(crate) fn router(access: Arc<Access>) -> Router {
+pub(crate) fn router(access: Arc<Access>, shown: console::Shown) -> Router {
     let checked = from_fn_with_state(access.clone(), checked::authorize);
     let routes = routes::all(access.clone()).route_layer(checked.clone());
-    let console = console::routes(&access);
+    let console = console::routes(&access, shown);
     let metrics =
         Router::new().route("/metrics", get(metrics::metrics)).with_state(access).route_layer(checked);
     Router::new()

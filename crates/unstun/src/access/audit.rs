@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -95,13 +95,24 @@ fn work_off(folder: &Path, inbox: &Receiver<String>) {
 
 fn append(folder: &Path, line: &str) -> std::io::Result<()> {
     let path = folder.join(FILE_NAME);
-    let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+    let open = || OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path);
     let mut file = open()?;
     if file.metadata()?.len() >= FILE_BYTES_MAX {
         std::fs::rename(&path, folder.join(EARLIER_NAME))?;
         file = open()?;
     }
+    if is_torn(&file)? {
+        file.write_all(b"\n")?;
+    }
     file.write_all(line.as_bytes())
+}
+
+/// Returns whether the last line has no end, because a crash or a full disk cut it off.
+fn is_torn(file: &File) -> std::io::Result<bool> {
+    let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(false) };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    Ok(byte != *b"\n")
 }
 
 /// Returns a body as the audit shows it.
@@ -136,9 +147,10 @@ mod tests {
         std::fs::rename(folder.path().join(FILE_NAME), folder.path().join(EARLIER_NAME)).unwrap();
         append(folder.path(), &line(4)).unwrap();
         append(folder.path(), &line(5)[..40]).unwrap();
+        append(folder.path(), &line(6)).unwrap();
         let audit = Audit { folder: folder.path().to_path_buf(), lines: None };
         let last = |count| audit.last(count).unwrap().iter().map(|entry| entry.status).collect::<Vec<_>>();
-        assert_eq!((last(2), last(100)), (vec![3, 4], vec![1, 2, 3, 4]));
+        assert_eq!((last(2), last(100)), (vec![4, 6], vec![1, 2, 3, 4, 6]));
     }
 
     #[test]

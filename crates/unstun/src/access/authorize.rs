@@ -9,7 +9,6 @@ use api::name::VmName;
 use api::{AuditEntry, ConsoleLink, Role};
 use axum::http::{HeaderValue, Method};
 use jiff::Timestamp;
-use tokio::sync::watch;
 
 use super::audit::Audit;
 use super::callers::{Caller, Origin};
@@ -19,7 +18,6 @@ use super::sessions::{CODE_VALID, Sessions};
 use super::tokens::Tokens;
 use super::{tokens, users};
 use crate::daemon::{CoreHandle, Subject};
-use crate::history::{self, History};
 
 /// What the check of requests needs.
 pub(crate) struct Access {
@@ -28,9 +26,6 @@ pub(crate) struct Access {
     pub audit: Audit,
     pub limit: RequestLimit,
     pub sessions: Sessions,
-    pub history: History,
-    /// Changes when the daemon ends: streams of answers end too.
-    pub ends: watch::Sender<bool>,
 }
 
 /// A request, as far as its rights are concerned.
@@ -50,27 +45,10 @@ impl Access {
             audit: Audit::start(&datastore.own_folder()),
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
-            history: History::default(),
-            ends: watch::Sender::new(false),
         }
     }
 
-    /// Looks at the counters of all VMs for the charts, until the daemon ends.
-    pub(crate) async fn keep_history(self: Arc<Self>) {
-        let mut ends = self.ends.subscribe();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(history::INTERVAL) => {}
-                _ = ends.changed() => return,
-            }
-            let look = self.core.ask(Subject::None, async |daemon| Ok(daemon.vm_counters().await)).await;
-            if let Ok(counters) = look {
-                self.history.add(Timestamp::now(), &counters);
-            }
-        }
-    }
-
-    /// Returns a secret that nobody can guess.
+    /// Returns a secret of 256 random bits.
     pub(crate) async fn secret(&self) -> Result<String> {
         let random = self.core.ask(Subject::None, async |daemon| Ok(daemon.random_bytes())).await?;
         Ok(tokens::hex(&random))
@@ -85,15 +63,15 @@ impl Access {
         Ok(ConsoleLink { urls, valid_s: CODE_VALID.as_secs() })
     }
 
-    /// Records an attempt to log in that has failed, and returns what the browser is told.
+    /// Records a failed login, and returns the error for the browser.
     pub(crate) fn refused_login(&self, origin: &Origin, error: Error) -> Error {
         let right = rights::needed(&Method::POST, "/console");
         let asked = Asked { right, path: "/login".to_owned(), vm: None, from: origin.shown() };
         self.note_refusal(&asked, None, error)
     }
 
-    /// Carries out an operation for a caller without a request of the API. `of` is the right that it needs, the path and
-    /// the VM of the API's route.
+    /// Carries out an operation of the console. It needs the right of the API's route that does the same. `path` and `vm`
+    /// are those of that route.
     pub(crate) async fn act<T>(
         &self,
         caller: &Caller,
@@ -169,17 +147,19 @@ impl Access {
         )))
     }
 
-    /// Records a request that may not be carried out, and returns its error. Too many of them from one address are not
-    /// recorded one by one.
+    /// Records a request that may not be carried out, and returns the error for the caller. Of many refusals in a short
+    /// time only the first ones are recorded. An unknown caller gets another error then.
     pub(crate) fn note_refusal(&self, asked: &Asked, caller: Option<&Caller>, error: Error) -> Error {
-        match self.limit.admit_refused(&asked.from, Instant::now()) {
-            Ok(()) => {
+        let who = caller.map_or(asked.from.as_str(), |caller| caller.who.as_str());
+        match (self.limit.admit_refused(who, Instant::now()), caller) {
+            (Ok(()), _) => {
                 let status = (error.kind.http_status(), Some(error.message.clone()));
                 let caller = caller.map(|caller| (caller.who.as_str(), caller.role));
                 self.audit.record(&asked.entry(caller, status, None));
                 error
             }
-            Err(too_many) => too_many,
+            (Err(_), Some(_)) => error,
+            (Err(too_many), None) => too_many,
         }
     }
 }
@@ -193,7 +173,7 @@ impl Asked {
     ) -> AuditEntry {
         AuditEntry {
             time: Timestamp::now(),
-            who: caller.map_or("nobody", |(who, _)| who).to_owned(),
+            who: caller.map_or("unknown", |(who, _)| who).to_owned(),
             role: caller.map(|(_, role)| role),
             from: self.from.clone(),
             operation: self.right.operation.to_owned(),

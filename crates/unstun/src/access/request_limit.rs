@@ -1,4 +1,4 @@
-//! Limits on requests that come over TCP: those of a token, and those without a valid one.
+//! Limits on requests: those of a token over TCP, and those that are refused.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,8 @@ use api::error::{Error, ErrorKind, Result};
 /// Requests per second of one token, and how many may come at once.
 const REQUESTS_S: f64 = 100.0;
 const REQUESTS_BURST: f64 = 400.0;
-/// Requests without a valid token, per second of one address, and how many may come at once. Nobody guesses 256 bits; this
-/// keeps the log short.
+/// Refused requests per second of one caller, or of one address, and how many may come at once. The limit keeps the log and
+/// the audit short; a secret of 256 bits needs no protection by a limit.
 const REFUSED_S: f64 = 1.0;
 const REFUSED_BURST: f64 = 20.0;
 /// Maximum number of callers whose requests are counted. A caller that is forgotten begins with a full burst.
@@ -34,10 +34,10 @@ impl RequestLimit {
             .map_err(|wait| too_many(who, REQUESTS_S, wait))
     }
 
-    /// Counts a request without a valid token, or says that there are too many.
-    pub(crate) fn admit_refused(&self, from: &str, now: Instant) -> Result<()> {
-        self.take(format!("refused {from}"), (REFUSED_S, REFUSED_BURST), now)
-            .map_err(|wait| too_many(from, REFUSED_S, wait))
+    /// Counts a refused request, or reports that there are too many.
+    pub(crate) fn admit_refused(&self, who: &str, now: Instant) -> Result<()> {
+        self.take(format!("refused {who}"), (REFUSED_S, REFUSED_BURST), now)
+            .map_err(|wait| too_many(who, REFUSED_S, wait))
     }
 
     /// Takes one request, or returns the time until there is one.

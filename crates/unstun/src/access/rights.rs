@@ -52,7 +52,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/datastores", "datastore add", Admin, All),
     delete("/datastores/{name}", "datastore remove", Admin, All),
     post("/datastores/{name}/remove/preview", "datastore remove preview", Viewer, All),
-    get("/bin", "bin list", Viewer, All),
+    get("/bin", "bin list", Viewer, Listed),
     post("/bin/restore", "bin restore", Admin, All),
     post("/bin/empty", "bin empty", Admin, All),
     post("/bin/empty/preview", "bin empty preview", Viewer, All),
@@ -133,10 +133,21 @@ impl Right {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
+    /// The routes that the sources declare, and those of the table.
     #[test]
-    fn each_route_is_in_the_table_once_and_a_preview_needs_a_viewer_only() {
+    fn the_table_has_every_route() {
+        let sources = [include_str!("../rest/routes.rs"), include_str!("../rest.rs")].concat();
+        let declared = sources.split(".route(").skip(1).filter_map(|rest| rest.split('"').nth(1));
+        let declared: BTreeSet<&str> = declared.collect();
+        assert_eq!(declared, RIGHTS.iter().map(|right| right.route).collect());
+    }
+
+    #[test]
+    fn a_route_is_in_the_table_once_and_a_preview_needs_a_viewer_only() {
         for (n, right) in RIGHTS.iter().enumerate() {
             let again = RIGHTS[n + 1..].iter().any(|r| r.method == right.method && r.route == right.route);
             assert!(!again, "{} {}", right.method, right.route);

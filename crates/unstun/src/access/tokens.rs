@@ -43,7 +43,7 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Reads the tokens. A file that cannot be read keeps nobody's disks from being served.
+    /// Reads the tokens. If the file cannot be read, the disks are served all the same.
     pub(crate) async fn read(core: &CoreHandle) -> Tokens {
         let bytes = core.ask(Subject::Datastore(None), async |daemon| daemon.own_file(FILE_NAME).await).await;
         let (all, broken) = match bytes.and_then(|bytes| parse(&bytes)) {
@@ -62,8 +62,17 @@ impl Tokens {
     }
 
     /// Returns the tokens in the order of their names, those that have expired too.
-    pub(crate) fn list(&self) -> Vec<Token> {
-        self.all().iter().map(|stored| stored.token.clone()).collect()
+    pub(crate) fn list(&self) -> Result<Vec<Token>> {
+        self.refuse_broken()?;
+        Ok(self.all().iter().map(|stored| stored.token.clone()).collect())
+    }
+
+    fn refuse_broken(&self) -> Result<()> {
+        let Some(e) = &self.broken else { return Ok(()) };
+        let message = format!(
+            "{e}; no token is accepted until the file is repaired, or moved aside, and the daemon is started again"
+        );
+        Err(Error::new(e.kind, message))
     }
 
     /// Returns the token of a secret.
@@ -135,10 +144,7 @@ impl Tokens {
         change: impl FnOnce(&mut Vec<Stored>) -> Result<()>,
     ) -> Result<()> {
         let _turn = self.changing.lock().await;
-        if let Some(e) = &self.broken {
-            let message = format!("{e}; move the file aside and start the daemon again");
-            return Err(Error::new(e.kind, message));
-        }
+        self.refuse_broken()?;
         let mut all = self.all().clone();
         change(&mut all)?;
         let mut text = String::new();

@@ -39,14 +39,20 @@ pub(crate) fn has_users_file() -> bool {
 
 /// Identifies a process's user. It may ask a directory service, and block.
 pub(crate) fn identify(uid: u32, gid: u32) -> Result<Caller> {
+    // These need no directory service, which may hang.
+    if uid == 0 {
+        return Ok(Caller::user("user root (uid 0)".to_owned(), Role::Admin, Vec::new()));
+    }
+    if uid == rustix::process::geteuid().as_raw() {
+        return Ok(Caller::user(format!("user {uid}"), Role::Admin, Vec::new()));
+    }
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
     let name = user.map(|user| user.name);
     let who = match &name {
         Some(name) => format!("user {name} (uid {uid})"),
         None => format!("user {uid}"),
     };
-    let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw();
-    if is_trusted || admins_group().is_some_and(|admins| is_member(name.as_deref(), gid, admins)) {
+    if admins_group().is_some_and(|admins| is_member(name.as_deref(), gid, admins)) {
         return Ok(Caller::user(who, Role::Admin, Vec::new()));
     }
     let of_file = name.and_then(|name| read_file().into_iter().find(|entry| entry.user == name));
@@ -69,7 +75,7 @@ fn is_member(name: Option<&str>, gid: u32, of: Gid) -> bool {
     primary == of || others.is_some_and(|groups| groups.contains(&of))
 }
 
-/// Returns the entries of the file. A line that is wrong gives nobody a role and hides no other line.
+/// Returns the entries of the file. A wrong line gives no role; the other lines count.
 fn read_file() -> Vec<Entry> {
     let text = match std::fs::metadata(USERS_FILE) {
         Ok(found) if found.len() <= FILE_BYTES_MAX => std::fs::read_to_string(USERS_FILE),
@@ -96,7 +102,7 @@ fn entry_of(number: usize, line: &str) -> Option<Entry> {
     match parse(line) {
         Ok(entry) => entry,
         Err(e) => {
-            warn!("{USERS_FILE}: line {number}: {e}; nobody gets a role by it");
+            warn!("{USERS_FILE}: line {number}: {e}; the line gives no role");
             None
         }
     }

@@ -3,7 +3,7 @@
 use api::client::Client;
 use api::error::{Error, Result};
 use api::name::VmName;
-use api::output::{Output, table};
+use api::output::{Output, escape_line, table};
 use api::units::format_bytes;
 use api::{AuditEntry, Role, Token, TokenCreate, VmGlob};
 
@@ -95,8 +95,9 @@ fn line(entry: &AuditEntry) -> String {
         None => "done".to_owned(),
         Some(error) => format!("{}: {error}", entry.status),
     };
-    format!(
+    let line = format!(
         "{:.0}  {} ({role}) from {}: {} {}: {outcome}",
         entry.time, entry.who, entry.from, entry.operation, entry.path
-    )
+    );
+    escape_line(&line).into_owned()
 }

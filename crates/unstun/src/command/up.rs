@@ -1,5 +1,6 @@
 //! `unstun up`: the daemon. The engine runs on its own thread; this one serves the API and waits for a signal.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,13 +13,15 @@ use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tokio::sync::{oneshot, watch};
+use tracing::{error, info, warn};
 
 use crate::access::authorize::Access;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
+use crate::console::Shown;
 use crate::daemon::{self, CoreHandle, Daemon, Subject};
+use crate::history::{self, History};
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
 use crate::{fatal, notify, rest};
@@ -92,7 +95,7 @@ async fn listen_api(
 ) -> Result<(Listeners, Signals)> {
     let signals = Signals::new()?;
     let unix = listeners::bind_unix(&datastore.api_socket())?;
-    let web = listen_web(&datastore.own_folder(), args).await?;
+    let web = listen_web(&datastore.own_folder(), args).await;
     info!("the API is on {}", datastore.api_socket().display());
     let urls = web.iter().map(Web::url).collect();
     let now = async move |daemon: Rc<Daemon>| {
@@ -108,8 +111,9 @@ async fn listen_api(
     Ok((Listeners { unix, web }, signals))
 }
 
-/// Listens on the TCP addresses. The default one may be in use, by the daemon of another datastore for example.
-async fn listen_web(folder: &Path, args: &UpArgs) -> Result<Vec<Web>> {
+/// Listens on the TCP addresses. The default one may be in use, by the daemon of another datastore for example. The disks
+/// are served without the others too: a certificate that was renewed wrongly must not keep guests from their disks.
+async fn listen_web(folder: &Path, args: &UpArgs) -> Vec<Web> {
     let mut all = Vec::new();
     if args.web.is_empty() {
         let address = WebListen::default_address();
@@ -121,18 +125,24 @@ async fn listen_web(folder: &Path, args: &UpArgs) -> Result<Vec<Web>> {
     for address in
         args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None })
     {
-        let tls = match address.ip().is_loopback() {
-            true => None,
-            false => Some(Tls::open(certificate_files(args).as_ref(), folder, address.ip())?),
-        };
-        let failed = |e| Error::failed(format!("--web {address}: {e}"));
-        all.push(Web::bind(address, tls).await.map_err(failed)?);
+        match bind_web(address, folder, args).await {
+            Ok(web) => all.push(web),
+            Err(e) => error!("the API is not served on {address}: {e}"),
+        }
     }
     for web in &all {
         let certificate = web.tls.as_ref().map(|tls| format!(", certificate SHA-256 {}", tls.fingerprint));
         info!("the API is on {}{}", web.url(), certificate.unwrap_or_default());
     }
-    Ok(all)
+    all
+}
+
+async fn bind_web(address: SocketAddr, folder: &Path, args: &UpArgs) -> Result<Web> {
+    let tls = match address.ip().is_loopback() {
+        true => None,
+        false => Some(Tls::open(certificate_files(args).as_ref(), folder, address.ip())?),
+    };
+    Web::bind(address, tls).await.map_err(|e| Error::failed(e.to_string()))
 }
 
 fn certificate_files(args: &UpArgs) -> Option<CertificateFiles> {
@@ -150,8 +160,10 @@ async fn serve_until_signal(
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
     let access = Arc::new(Access::start(core, datastore).await);
-    tokio::spawn(access.clone().keep_history());
-    let router = rest::router(access.clone());
+    let (end, ends) = watch::channel(false);
+    let history: Arc<History> = Arc::default();
+    tokio::spawn(history::keep(history.clone(), core.clone(), ends.clone()));
+    let router = rest::router(access, Shown { history, ends });
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();
@@ -162,7 +174,7 @@ async fn serve_until_signal(
         std::process::exit(i32::from(ErrorKind::Failed.exit_code()));
     });
     let _ = stop.send(());
-    access.ends.send_replace(true);
+    end.send_replace(true);
     match tokio::time::timeout(API_DRAIN, server).await {
         Ok(Ok(result)) => result,
         Ok(Err(join)) => Err(Error::failed(format!("API server: {join}"))),

@@ -41,31 +41,79 @@ pub(super) struct Sent {
     pub keep: String,
 }
 
+/// What a preview shows and a confirmation carries out.
+enum Change {
+    Commit(CommitTarget),
+    Revert(Revert),
+    Discard(Discard),
+    Undo(Reset),
+}
+
+/// What a preview says.
+enum Preview {
+    Commit(CommitPreview),
+    Loss(Loss),
+}
+
 impl Sent {
     fn snapshot(&self) -> Result<SnapshotRef> {
         self.snapshot.parse().map_err(Error::invalid)
     }
 
-    fn target(&self) -> Result<CommitTarget> {
-        match self.verb.as_str() {
-            "commit" => self.snapshot().map(CommitTarget::Snapshot),
-            "commit-all" => Ok(CommitTarget::All),
-            _ => Ok(CommitTarget::Unowned),
+    fn change(&self) -> Result<Change> {
+        let (disconnect, keep, purge) = (self.disconnect == "yes", self.keep == "yes", false);
+        Ok(match self.verb.as_str() {
+            "commit" => Change::Commit(CommitTarget::Snapshot(self.snapshot()?)),
+            "commit-all" => Change::Commit(CommitTarget::All),
+            "consolidate" => Change::Commit(CommitTarget::Unowned),
+            "revert" => {
+                let snapshot = Some(self.snapshot()?);
+                Change::Revert(Revert { snapshot, take_first: None, disconnect, purge, keep })
+            }
+            "discard" => Change::Discard(Discard { snapshot: self.snapshot()?, disconnect, purge, keep }),
+            "undo" => Change::Undo(Reset { disconnect, purge, keep }),
+            other => {
+                let expected = "expected commit, commit-all, consolidate, revert, discard or undo";
+                return Err(Error::invalid(format!("{other:?}: {expected}")));
+            }
+        })
+    }
+}
+
+impl Change {
+    /// Returns the route of the API that does the same, and its body.
+    fn route(&self) -> (&'static str, Value) {
+        match self {
+            Change::Commit(target) => ("/vms/{vm}/commit", json!(target)),
+            Change::Revert(request) => ("/vms/{vm}/revert", json!(request)),
+            Change::Discard(request) => ("/vms/{vm}/discard", json!(request)),
+            Change::Undo(request) => ("/vms/{vm}/undo", json!(request)),
         }
     }
 
-    fn revert(&self) -> Result<Revert> {
-        let (disconnect, keep) = (self.disconnect == "yes", self.keep == "yes");
-        Ok(Revert { snapshot: Some(self.snapshot()?), take_first: None, disconnect, purge: false, keep })
+    async fn preview(self, daemon: Rc<Daemon>, vm: VmName) -> Result<Preview> {
+        match self {
+            Change::Commit(target) => daemon.commit_preview(&vm, target).await.map(Preview::Commit),
+            Change::Revert(request) => daemon.revert_preview(&vm, request).await.map(Preview::Loss),
+            Change::Discard(request) => daemon.discard_preview(&vm, request).await.map(Preview::Loss),
+            Change::Undo(request) => daemon.undo_preview(&vm, request).await.map(Preview::Loss),
+        }
     }
 
-    fn discard(&self) -> Result<Discard> {
-        let (disconnect, keep) = (self.disconnect == "yes", self.keep == "yes");
-        Ok(Discard { snapshot: self.snapshot()?, disconnect, purge: false, keep })
-    }
-
-    fn reset(&self) -> Reset {
-        Reset { disconnect: self.disconnect == "yes", purge: false, keep: self.keep == "yes" }
+    /// Carries the change out, and returns what was done.
+    async fn carry_out(self, daemon: Rc<Daemon>, vm: VmName) -> Result<String> {
+        let loss = match self {
+            Change::Commit(target) => {
+                return daemon
+                    .snapshot_commit(&vm, target)
+                    .await
+                    .map(|job| format!("Job {} commits.", job.id));
+            }
+            Change::Revert(request) => daemon.snapshot_revert(&vm, request).await?,
+            Change::Discard(request) => daemon.snapshot_discard(&vm, request).await?,
+            Change::Undo(request) => daemon.snapshot_undo(&vm, request).await?,
+        };
+        Ok(loss.warning)
     }
 }
 
@@ -86,7 +134,7 @@ pub(super) async fn take(
         api::name::check_message(&request.message).map_err(Error::invalid)?;
         let body = json!(request);
         let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_take(&vm, request).await;
-        let taken = act(&access, &browser, &sent, "/vms/{vm}/snapshots", &vm, body, operation).await?;
+        let taken = act(&access, &browser, &sent, ("/vms/{vm}/snapshots", body), &vm, operation).await?;
         let stun = api::units::format_us(taken.stun_us);
         Ok(format!("Snapshot {} is taken; the guest waited {stun}.", taken.snapshot.name))
     };
@@ -106,7 +154,7 @@ pub(super) async fn clone(
         browser.session.caller.check(&request.name)?;
         let body = json!(request);
         let operation = async move |d: Rc<Daemon>, vm: VmName| d.vm_clone(&vm, request).await;
-        let made = act(&access, &browser, &sent, "/vms/{vm}/clone", &vm, body, operation).await?;
+        let made = act(&access, &browser, &sent, ("/vms/{vm}/clone", body), &vm, operation).await?;
         Ok(format!("VM {} is a clone of {vm}.", made.name))
     };
     browser.back_to(&format!("/vms/{vm}"), &access, done.await)
@@ -117,23 +165,14 @@ async fn act<T: Send + 'static>(
     access: &Access,
     browser: &Browser,
     sent: &Sent,
-    route: &str,
+    (route, body): (&str, Value),
     vm: &VmName,
-    body: Value,
     operation: impl AsyncFnOnce(Rc<Daemon>, VmName) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    browser.check(&sent.form_key)?;
-    let right = rights::needed(&Method::POST, route);
-    let path = route.replace("{vm}", vm.as_str());
     let (subject, name) = (Subject::Vm(vm.clone()), vm.clone());
     let work = access.core.ask(subject, async move |daemon| operation(daemon, name).await);
-    access.act(&browser.session.caller, &browser.origin, (right, path, Some(vm.clone())), body, work).await
-}
-
-/// What a preview says.
-enum Preview {
-    Commit(CommitPreview),
-    Loss(Loss),
+    let path = route.replace("{vm}", vm.as_str());
+    browser.act(access, sent, (route, path, Some(vm.clone())), body, work).await
 }
 
 /// Shows what an operation would do, with the form that carries it out.
@@ -159,37 +198,12 @@ pub(super) async fn preview(
 }
 
 async fn look(access: &Access, browser: &Browser, sent: &Sent, vm: &VmName) -> Result<Preview> {
-    match sent.verb.as_str() {
-        "commit" | "commit-all" | "consolidate" => {
-            let (target, body) = (sent.target()?, json!(null));
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.commit_preview(&vm, target).await;
-            act(access, browser, sent, "/vms/{vm}/commit/preview", vm, body, operation)
-                .await
-                .map(Preview::Commit)
-        }
-        "revert" => {
-            let request = sent.revert()?;
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.revert_preview(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/revert/preview", vm, json!(null), operation)
-                .await
-                .map(Preview::Loss)
-        }
-        "discard" => {
-            let request = sent.discard()?;
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.discard_preview(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/discard/preview", vm, json!(null), operation)
-                .await
-                .map(Preview::Loss)
-        }
-        "undo" => {
-            let request = sent.reset();
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.undo_preview(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/undo/preview", vm, json!(null), operation)
-                .await
-                .map(Preview::Loss)
-        }
-        other => Err(Error::invalid(format!("{other:?}: expected commit, revert, discard or undo"))),
-    }
+    let change = sent.change()?;
+    let route = format!("{}/preview", change.route().0);
+    act(access, browser, sent, (&route, Value::Null), vm, async move |daemon, vm| {
+        change.preview(daemon, vm).await
+    })
+    .await
 }
 
 fn verb_shown(verb: &str) -> &'static str {
@@ -266,40 +280,12 @@ pub(super) async fn confirm(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        let vm = parse_vm(&vm)?;
-        carry_out(&access, &browser, &sent, &vm).await
+        let (vm, change) = (parse_vm(&vm)?, sent.change()?);
+        let route = change.route();
+        let operation = async move |daemon, vm| change.carry_out(daemon, vm).await;
+        act(&access, &browser, &sent, route, &vm, operation).await
     };
     browser.back_to(&format!("/vms/{vm}"), &access, done.await)
-}
-
-async fn carry_out(access: &Access, browser: &Browser, sent: &Sent, vm: &VmName) -> Result<String> {
-    match sent.verb.as_str() {
-        "commit" | "commit-all" | "consolidate" => {
-            let target = sent.target()?;
-            let body = json!(target);
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_commit(&vm, target).await;
-            let job = act(access, browser, sent, "/vms/{vm}/commit", vm, body, operation).await?;
-            Ok(format!("Job {} commits.", job.id))
-        }
-        "revert" => {
-            let (request, body) = (sent.revert()?, json!(sent.revert()?));
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_revert(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/revert", vm, body, operation).await.map(|loss| loss.warning)
-        }
-        "discard" => {
-            let (request, body) = (sent.discard()?, json!(sent.discard()?));
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_discard(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/discard", vm, body, operation)
-                .await
-                .map(|loss| loss.warning)
-        }
-        "undo" => {
-            let (request, body) = (sent.reset(), json!(sent.reset()));
-            let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_undo(&vm, request).await;
-            act(access, browser, sent, "/vms/{vm}/undo", vm, body, operation).await.map(|loss| loss.warning)
-        }
-        other => Err(Error::invalid(format!("{other:?}: expected commit, revert, discard or undo"))),
-    }
 }
 
 /// Pauses, resumes or cancels a job.
@@ -310,9 +296,7 @@ pub(super) async fn job(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        browser.check(&sent.form_key)?;
         let route = format!("/jobs/{{id}}/{}", sent.verb);
-        let right = rights::needed(&Method::POST, &route);
         let (verb, subject) = (sent.verb.clone(), Subject::Job(id));
         let change = async move |daemon: Rc<Daemon>| match verb.as_str() {
             "pause" => daemon.job_do(id, |job| job.pause()).await,
@@ -321,14 +305,28 @@ pub(super) async fn job(
             other => Err(Error::invalid(format!("{other:?}: expected pause, resume or cancel"))),
         };
         let (path, work) = (route.replace("{id}", &id.to_string()), access.core.ask(subject, change));
-        let caller = &browser.session.caller;
-        let job = access.act(caller, &browser.origin, (right, path, None), json!(null), work).await?;
+        let job = browser.act(&access, &sent, (&route, path, None), Value::Null, work).await?;
         Ok(format!("Job {id} is {}.", job.state.as_str()))
     };
     browser.back_to("/", &access, done.await)
 }
 
 impl Browser {
+    /// Carries out what a form of this session asks for, if the caller has the right of the API's route. `path` and `vm` are
+    /// those of the route.
+    pub(super) async fn act<T>(
+        &self,
+        access: &Access,
+        sent: &Sent,
+        (route, path, vm): (&str, String, Option<VmName>),
+        body: Value,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.check(&sent.form_key)?;
+        let of = (rights::needed(&Method::POST, route), path, vm);
+        access.act(&self.session.caller, &self.origin, of, body, work).await
+    }
+
     /// Answers a form: the next page shows what was done, or why nothing was.
     pub(super) fn back_to(&self, page: &str, access: &Access, done: Result<String>) -> Response {
         let notice = done.map_or_else(|error| Notice::Fault(error.message), Notice::Done);

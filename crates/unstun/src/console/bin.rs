@@ -7,7 +7,6 @@ use api::error::{Error, Result};
 use api::units::format_bytes;
 use api::{BinEntry, BinRestore, Role};
 use axum::extract::{Extension, Form, State};
-use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::json;
@@ -16,7 +15,6 @@ use super::actions::Sent;
 use super::browser::Browser;
 use super::page::{age, form_key};
 use crate::access::authorize::Access;
-use crate::access::rights;
 use crate::access::sessions::Session;
 use crate::daemon::{Daemon, Subject};
 
@@ -69,14 +67,13 @@ pub(super) async fn restore(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        browser.check(&sent.form_key)?;
         let request =
             BinRestore { entry: sent.entry.clone(), name: None, datastore: None, disconnect: false };
         let (subject, body) = (Subject::Bin(None, vec![sent.entry.clone()]), json!(request));
         let operation = async move |daemon: Rc<Daemon>| daemon.bin_restore(request).await;
         let work = access.core.ask(subject, operation);
-        let of = (rights::needed(&Method::POST, "/bin/restore"), "/bin/restore".to_owned(), None);
-        let restored = access.act(&browser.session.caller, &browser.origin, of, body, work).await?;
+        let of = ("/bin/restore", "/bin/restore".to_owned(), None);
+        let restored = browser.act(&access, &sent, of, body, work).await?;
         Ok::<_, Error>(format!(
             "VM {} is back: its {} was restored.",
             restored.vm,

@@ -20,6 +20,9 @@ use crate::access::sessions::Session;
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
+/// Header of the script's own requests.
+const REFRESH: &str = "x-unstun-refresh";
+
 /// A browser that has logged in.
 #[derive(Clone)]
 pub(super) struct Browser {
@@ -27,6 +30,8 @@ pub(super) struct Browser {
     /// Secret of its cookie.
     pub secret: String,
     pub origin: Origin,
+    /// The script fetches the page that it shows already.
+    pub is_refresh: bool,
 }
 
 impl Browser {
@@ -59,7 +64,8 @@ pub(super) async fn with_session(
     let (Some(secret), Some(session)) = (secret, session) else {
         return Redirect::to("/login").into_response();
     };
-    request.extensions_mut().insert(Browser { session, secret, origin });
+    let is_refresh = request.headers().contains_key(REFRESH);
+    request.extensions_mut().insert(Browser { session, secret, origin, is_refresh });
     next.run(request).await
 }
 

@@ -6,7 +6,6 @@ use api::error::{Error, Result};
 use api::units::parse_disk_size;
 use api::{DiskCreate, Store, VmCreate, WhenFull};
 use axum::extract::{Extension, Form, State};
-use axum::http::Method;
 use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::json;
@@ -15,7 +14,6 @@ use super::actions::Sent;
 use super::browser::Browser;
 use super::page::form_key;
 use crate::access::authorize::Access;
-use crate::access::rights;
 use crate::access::sessions::Session;
 
 pub(super) fn form(session: &Session) -> Markup {
@@ -53,11 +51,9 @@ pub(super) async fn create(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        browser.check(&sent.form_key)?;
         let request = request(&sent)?;
         let (body, work) = (json!(request), access.core.clone().vm_create(request));
-        let of = (rights::needed(&Method::POST, "/vms"), "/vms".to_owned(), None);
-        let vm = access.act(&browser.session.caller, &browser.origin, of, body, work).await?;
+        let vm = browser.act(&access, &sent, ("/vms", "/vms".to_owned(), None), body, work).await?;
         Ok::<_, Error>(vm.name)
     };
     match done.await {

@@ -1,5 +1,6 @@
 //! The overview: datastores, VMs, work under way.
 
+use api::listen::escape;
 use api::units::{format_bytes, format_rate, format_seconds};
 use api::{Datastore, Job, Role, Status, VmCondition, VmSummary};
 use maud::{Markup, html};
@@ -48,7 +49,8 @@ pub(super) fn overview(
         @if let Some(status) = status {
             @for full in &status.full {
                 p.notice.fault role="alert" {
-                    "Datastore " (full.datastore) " is full: guest writes of " (full.waiting.len()) " VMs wait. "
+                    @let waiting: Vec<&str> = full.waiting.iter().map(|waiting| waiting.vm.as_str()).collect();
+                    "Datastore " (full.datastore) " is full: guest writes wait (" (waiting.join(", ")) "). "
                     @if let Some(first) = full.freeable.first() {
                         "Committing snapshots frees most: begin with VM "
                         a href=(format!("/vms/{}", first.vm)) { (first.vm) } "."
@@ -132,8 +134,9 @@ fn vm_table(vms: &[VmSummary], filter: &Filter) -> Markup {
             table {
                 thead { tr {
                     @for (title, sort, word) in COLUMNS {
-                        th.number[sort != Sort::Name] scope="col" aria-sort=[(sort == filter.sort).then_some("other")] {
-                            a href=(format!("/?sort={word}&q={}", filter.q)) { (title) }
+                        @let order = if sort == Sort::Name { "ascending" } else { "descending" };
+                        th.number[sort != Sort::Name] scope="col" aria-sort=[(sort == filter.sort).then_some(order)] {
+                            a href=(format!("/?sort={word}&q={}", escape(&filter.q))) { (title) }
                         }
                     }
                     th.number scope="col" { "Clients" } th scope="col" { "Store" } th scope="col" { "Datastore" }
@@ -202,10 +205,11 @@ pub(super) fn job_table(jobs: &[&Job], session: &Session) -> Markup {
 }
 
 fn job_actions(job: &Job, session: &Session) -> Markup {
-    let verbs: &[&str] = match job.state {
-        api::JobState::Paused => &["resume", "cancel"],
-        _ => &["pause", "cancel"],
-    };
+    let paused = job.state == api::JobState::Paused;
+    let verbs = [(if paused { "resume" } else { "pause" }, Role::Operator), ("cancel", Role::Admin)];
+    let caller = &session.caller;
+    let verbs =
+        verbs.iter().filter(|(_, role)| caller.role >= *role && !caller.is_limited()).map(|(verb, _)| verb);
     html! {
         form method="post" action=(format!("/jobs/{}", job.id)) {
             (form_key(session))

@@ -50,7 +50,7 @@ impl Page<'_> {
                     main id="content" data-live=(if self.is_live { "yes" } else { "no" }) {
                         h1 { (self.title) }
                         @if let Some(notice) = self.notice { (shown(notice)) }
-                        (body)
+                        div #live { (body) }
                     }
                     p #state .quiet role="status" {}
                     script src="/console.js" defer {}

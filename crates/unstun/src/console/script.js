@@ -13,17 +13,22 @@ const isInUse = () => {
 
 const refresh = async () => {
   if (document.hidden || isInUse()) return;
-  const answer = await fetch(location.href, { headers: { "x-unstun-part": "main" } });
+  const answer = await fetch(location.href, { headers: { "x-unstun-refresh": "yes" } });
   if (!answer.ok) return;
   const text = await answer.text();
   if (isInUse()) return;
-  const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
-  if (fresh && fresh.innerHTML !== main.innerHTML) main.replaceChildren(...fresh.childNodes);
+  const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("#live");
+  const shown = document.querySelector("#live");
+  if (fresh && fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
 };
 
 if (main.dataset.live === "yes") {
   const changes = new EventSource("/live");
   const state = document.querySelector("#state");
   changes.addEventListener("tick", () => { state.textContent = ""; refresh().catch(() => {}); });
-  changes.onerror = () => { state.textContent = "no connection to the daemon; trying again"; };
+  changes.onerror = () => {
+    // The daemon answers otherwise: the session has ended.
+    if (changes.readyState === EventSource.CLOSED) location.reload();
+    state.textContent = "no connection to the daemon; trying again";
+  };
 }

@@ -53,12 +53,18 @@ impl Web {
         Ok(Web { listener: TcpListener::bind(address).await?, tls })
     }
 
-    /// Returns the URL, with the port that the kernel has chosen if it was 0.
+    /// Returns the URL, with the port that the kernel has chosen if it was 0, and with the host's name where every address
+    /// of the host is meant.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        self.listener
-            .local_addr()
-            .map_or_else(|_| scheme.to_owned(), |address| format!("{scheme}://{address}"))
+        let host = rustix::system::uname();
+        match self.listener.local_addr() {
+            Ok(address) if address.ip().is_unspecified() => {
+                format!("{scheme}://{}:{}", host.nodename().to_string_lossy(), address.port())
+            }
+            Ok(address) => format!("{scheme}://{address}"),
+            Err(_) => scheme.to_owned(),
+        }
     }
 }
 

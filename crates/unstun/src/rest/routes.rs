@@ -89,7 +89,12 @@ fn datastores() -> Router<Core> {
     let entry = |Body(of): &Body<BinRestore>| Subject::Bin(of.datastore.clone(), vec![of.entry.clone()]);
     let entries = |Body(of): &Body<BinEmpty>| Subject::Bin(of.datastore.clone(), of.entries.clone());
     let list = get(ask(async |d, ()| Ok(d.datastore_list().await)));
-    let bin = get(ask(async |d, Parameters(Which { datastore })| d.bin_list(datastore).await));
+    let bin =
+        get(ask(async |d, (Extension(caller), Parameters(of)): (Extension<Caller>, Parameters<Which>)| {
+            let mut all = d.bin_list(of.datastore).await?;
+            all.retain(|entry| caller.reaches(entry.vm.as_str()));
+            Ok(all)
+        }));
     let scrubbed = get(ask(async |d, Parameters(Which { datastore })| d.store_scrubbed(datastore)));
     Router::new()
         .route("/status", get(ask(async |d, ()| d.status().await)))
@@ -287,8 +292,8 @@ async fn console_link(
     answer(access.console_link(caller).await)
 }
 
-async fn token_list(State(access): State<Arc<Access>>) -> Json<Vec<Token>> {
-    Json(access.tokens.list())
+async fn token_list(State(access): State<Arc<Access>>) -> Result<Json<Vec<Token>>, Failure> {
+    answer(access.tokens.list())
 }
 
 async fn token_create(

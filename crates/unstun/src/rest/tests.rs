@@ -8,9 +8,11 @@ use api::client::{Client, runtime};
 use api::location::Datastore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 
 use super::listeners::{Listeners, bind_unix, serve};
 use crate::access::authorize::Access;
+use crate::console::Shown;
 use crate::daemon::{BinPolicy, CoreHandle, Place};
 use crate::memory::Memory;
 
@@ -32,8 +34,9 @@ fn a_header_that_does_not_end_ends_its_connection() {
     let core = Arc::new(CoreHandle::start(place, vec![Arc::default()]).unwrap());
     let socket = datastore.api_socket();
     let all = async {
+        let shown = Shown { history: Arc::default(), ends: watch::channel(false).1 };
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
-        let router = super::router(Arc::new(Access::start(&core, &datastore).await));
+        let router = super::router(Arc::new(Access::start(&core, &datastore).await), shown);
         tokio::spawn(serve(listeners, router, Duration::from_millis(50), pending()));
         let silent = UnixStream::connect(&socket).await.unwrap();
         let mut slow = UnixStream::connect(&socket).await.unwrap();

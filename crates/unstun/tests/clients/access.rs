@@ -112,8 +112,9 @@ fn on_every_address(datastore: &Datastore) -> (Daemon<'_>, String) {
     let daemon = datastore.start_as(&["--web", "0.0.0.0:0"]);
     let all = datastore.json("status")["web"].clone();
     let beyond = all[1].as_str().unwrap();
-    assert!(beyond.starts_with("https://0.0.0.0:"), "beyond loopback there is TLS: {all}");
-    let url = beyond.replace("0.0.0.0", "localhost");
+    assert!(beyond.starts_with("https://"), "beyond loopback there is TLS: {all}");
+    let (_, port) = beyond.rsplit_once(':').unwrap();
+    let url = format!("https://localhost:{port}");
     (daemon, url)
 }
 
@@ -134,6 +135,34 @@ fn beyond_loopback_there_is_tls_with_a_certificate_that_stays() {
     let (daemon, url) = on_every_address(&datastore);
     assert_eq!(std::fs::read(&certificate).unwrap(), first);
     assert_eq!(curl(&url, Some(&secret), "GET", "/status", &trusting).0, 200);
+    daemon.stop();
+}
+
+#[test]
+fn a_wrong_certificate_or_address_and_damaged_tokens_keep_no_guest_from_its_disk() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    let secret = token(&datastore, "all --role viewer");
+    daemon.stop();
+    std::fs::write(datastore.path().join(".unstun/tls.crt"), "renewed wrongly").unwrap();
+    let tokens = datastore.path().join(".unstun/tokens");
+    let whole = std::fs::read(&tokens).unwrap();
+    std::fs::write(&tokens, &whole[..40]).unwrap();
+    let daemon = datastore.start_as(&["--web", "0.0.0.0:0", "--web", "192.0.2.1:1"]);
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 1 0 64k".to_owned()]);
+    let all = datastore.json("status")["web"].clone();
+    assert_eq!(all.as_array().unwrap().len(), 1, "loopback only: {all}");
+    let log = std::fs::read_to_string(datastore.beside("daemon.log")).unwrap();
+    for cause in ["tls.crt: no certificate", "the API is not served on 192.0.2.1:1", "no token is accepted"] {
+        assert!(log.contains(cause), "{cause}: {log}");
+    }
+    assert_eq!(curl(&web(&datastore), Some(&secret), "GET", "/vms", &[]).0, 401);
+    for command in ["token list", "token create other --role viewer"] {
+        let (code, said) = datastore.fails(command);
+        assert!(code == 6 && said.contains("tokens: line 1") && said.contains("moved aside"), "{said}");
+    }
+    assert_eq!(std::fs::read(&tokens).unwrap(), whole[..40], "what is damaged stays as it is");
     daemon.stop();
 }
 
@@ -161,7 +190,7 @@ fn the_audit_has_changes_and_refusals_and_outlives_a_vm() {
         format!("{root} api.sock token create - 201"),
         "token ci 127.0.0.1 snapshot take web 201".to_owned(),
         "token ci 127.0.0.1 snapshot revert web 403".to_owned(),
-        "nobody 127.0.0.1 vm list - 401".to_owned(),
+        "unknown 127.0.0.1 vm list - 401".to_owned(),
         format!("{root} api.sock vm remove web 200"),
     ];
     assert_eq!(all, expected);

@@ -110,7 +110,7 @@ impl Browser {
         self.look_at("document.body.innerText").as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks what the selector finds, and marks the page so that the next one can be told from it.
+    /// Clicks what the selector finds.
     pub(crate) fn click(&mut self, selector: &str) {
         let click = format!("document.querySelector({}).click()", json!(selector));
         self.eval(&click);

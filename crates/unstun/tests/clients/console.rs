@@ -45,6 +45,7 @@ fn a_user_logs_in_takes_sees_changes_live_commits_reverts_and_logs_out() {
     browser.sees("Snapshot first is taken; the guest waited");
     datastore.json("snapshot take web upgrade");
     browser.sees("upgrade");
+    assert!(browser.text().contains("Snapshot first is taken"), "a refresh keeps what was said");
     choose(&mut browser, "commit", "upgrade");
     browser.at("/vms/web/preview");
     browser.sees("once the commit starts you cannot revert to upgrade");
@@ -94,6 +95,21 @@ fn a_vm_is_created_loaded_removed_and_restored() {
     browser.click("form[action='/bin/restore'] button");
     browser.sees("VM web is back");
     assert_eq!(datastore.json("vm show web")["name"], "web");
+    daemon.stop();
+}
+
+#[test]
+fn a_page_of_a_daemon_that_was_killed_leads_to_the_login() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_as(&["--web", "127.0.0.1:0"]);
+    datastore.json("vm create web --disk 16M");
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, "web"), "/vms/web");
+    let address = web(&datastore).strip_prefix("http://").unwrap().to_owned();
+    daemon.kill();
+    browser.sees("no connection to the daemon");
+    let daemon = datastore.start_as(&["--web", &address]);
+    browser.at("/login");
     daemon.stop();
 }
 
