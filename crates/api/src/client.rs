@@ -16,14 +16,15 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
-use crate::name::{DatastoreName, DiskRef, TokenName, VmName};
+use crate::name::{DatastoreName, DiskRef, PolicyName, TokenName, VmName};
 use crate::{
     AuditEntry, BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview,
     CommitTarget, ConsoleLink, Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved,
     Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode,
-    Event, Job, JobLimit, Loss, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken,
-    SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment,
-    VmImport, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Event, Job, JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset,
+    Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token,
+    TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits,
+    VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -266,6 +267,7 @@ routes! {
     PUT "/vms/{vm}/shared-writers" =>
         vm_set_shared_writers(vm: &VmName, shared: bool) -> Vm, &SharedWriters { shared };
     PUT "/vms/{vm}/limits" => vm_set_limits(vm: &VmName, request: &VmLimits) -> Vm, request;
+    PUT "/vms/{vm}/labels" => vm_set_labels(vm: &VmName, request: &VmLabels) -> Vm, request;
     PUT "/vms/{vm}/snapshot-dir" =>
         vm_set_snapshot_dir(vm: &VmName, request: &SnapshotDir) -> Vm, request;
     POST "/vms/{vm}/reset" => vm_reset(vm: &VmName, request: &Reset) -> Loss, request;
@@ -285,6 +287,15 @@ routes! {
     POST "/vms/{vm}/discard/preview" => discard_preview(vm: &VmName, request: &Discard) -> Loss, request;
     POST "/vms/{vm}/undo" => snapshot_undo(vm: &VmName, request: &Reset) -> Loss, request;
     POST "/vms/{vm}/undo/preview" => undo_preview(vm: &VmName, request: &Reset) -> Loss, request;
+
+    GET "/policies" => policy_list() -> Vec<PolicyStatus>;
+    POST "/policies" => policy_create(policy: &Policy) -> PolicyStatus, policy;
+    POST "/policies/preview" => policy_preview(policy: &Policy) -> PolicyPreview, policy;
+    GET "/policies/{name}" => policy_show(name: &PolicyName) -> PolicyStatus;
+    PUT "/policies/{name}" => policy_set(name: &PolicyName, policy: &Policy) -> PolicyStatus, policy;
+    DELETE "/policies/{name}" => policy_remove(name: &PolicyName) -> PolicyStatus;
+    POST "/policies/{name}/apply" =>
+        policy_apply(name: &PolicyName, request: &PolicyApply) -> PolicyApplied, request;
 
     GET "/tokens" => token_list() -> Vec<Token>;
     POST "/tokens" => token_create(request: &TokenCreate) -> TokenCreated, request;

@@ -22,6 +22,7 @@ macro_rules! words {
 mod access;
 pub mod args;
 mod bin;
+pub mod calendar;
 pub mod client;
 mod datastore;
 mod disk;
@@ -34,11 +35,14 @@ mod local;
 pub mod location;
 pub mod name;
 pub mod output;
+mod policy;
 pub mod program;
 pub mod progress;
 mod snapshot;
 pub mod units;
 mod vm;
+pub mod window;
+mod zone;
 
 use std::path::PathBuf;
 
@@ -54,6 +58,7 @@ pub use event::*;
 pub use job::*;
 pub use limits::VmLimits;
 pub use local::*;
+pub use policy::*;
 pub use snapshot::*;
 pub use vm::*;
 

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a VM's name. The longest file name derived from it (`NAME_12-000001-delta.vmdk`) stays far below
 /// the 255 bytes of a file name.
 pub const VM_NAME_BYTES_MAX: usize = 64;
+/// Maximum length of a policy's name, so that the names of its snapshots have room for a time.
+pub const POLICY_NAME_BYTES_MAX: usize = 40;
 /// VMware's own limit on a snapshot's display name.
 pub const SNAPSHOT_NAME_BYTES_MAX: usize = 80;
 /// Maximum length of a reference to a snapshot: VMware's 80 characters at four bytes each, with a margin for a tool
@@ -34,6 +36,16 @@ pub struct DatastoreName(String);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TokenName(String);
+
+/// Name of a policy; 1 to 40 characters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PolicyName(String);
+
+/// Tag of a VM: a word by which people group VMs; the same rules as for a policy's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Tag(String);
 
 /// Name of a snapshot: a label, not an identity; 1 to 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -93,6 +105,8 @@ macro_rules! name_type {
 name_type!(VmName, |text: &str| check_name("VM", text, VM_NAME_BYTES_MAX));
 name_type!(DatastoreName, |text: &str| check_name("datastore", text, VM_NAME_BYTES_MAX));
 name_type!(TokenName, |text: &str| check_name("token", text, VM_NAME_BYTES_MAX));
+name_type!(PolicyName, |text: &str| check_name("policy", text, POLICY_NAME_BYTES_MAX));
+name_type!(Tag, |text: &str| check_name("tag", text, POLICY_NAME_BYTES_MAX));
 name_type!(SnapshotName, |text: &str| check_name("snapshot", text, SNAPSHOT_NAME_BYTES_MAX));
 name_type!(SnapshotRef, check_ref);
 

@@ -60,6 +60,9 @@ pub struct Snapshot {
     /// Whether its content can no longer change.
     pub sealed: bool,
     pub message: String,
+    /// Who took it: `user NAME (uid N)`, `token NAME` or `policy NAME`; null if that is not recorded.
+    #[serde(default)]
+    pub created_by: Option<String>,
     /// Redo VM: bytes of the deltas written on top of the snapshot, on all its branches and disks. Native VM: bytes
     /// that only this snapshot holds.
     pub delta_bytes: u64,

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{BinEntry, Disk, DiskCreate, Space, Store, VmLimits, WhenFull};
-use crate::name::{DatastoreName, SnapshotRef, VmName};
+use crate::name::{DatastoreName, SnapshotRef, Tag, VmName};
 
 /// Body of `POST /vms`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +127,10 @@ pub struct VmSummary {
     pub nbd_clients: u64,
     /// Number of guest writes that wait because the datastore is full.
     pub waiting_writes: u64,
+    #[serde(default)]
+    pub tags: Vec<Tag>,
+    #[serde(default)]
+    pub note: String,
 }
 
 /// Output of `vm show`, and of every command that creates or changes a VM.
@@ -147,6 +151,10 @@ pub struct Vm {
     /// Whether several clients may write one disk.
     pub shared_writers: bool,
     pub limits: VmLimits,
+    #[serde(default)]
+    pub tags: Vec<Tag>,
+    #[serde(default)]
+    pub note: String,
     /// Number of requests that wait now because the VM has reached a limit.
     pub delayed_requests: u64,
     /// Generation of the content of its running disks, which is part of their exports' names in `nbd_uri`. A revert, a

@@ -109,6 +109,9 @@ pub trait Machine {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
 
+    /// Does the same with the id, the name, the description and the time of `label`, which `tree::new_snapshot` made.
+    fn take_as(self: Rc<Self>, label: &SnapshotState) -> Local<'_, Result<SnapshotState>>;
+
     /// Takes a snapshot under the id, the names and the time of `original`, another VM's snapshot. A move copies
     /// snapshots with it.
     fn take_copy(self: Rc<Self>, original: &SnapshotState) -> Local<'_, Result<SnapshotState>>;
@@ -326,6 +329,7 @@ macro_rules! implement_machine {
             borrowing_operations! { boxed! $vm }
             boxed! { $vm, 'a:
                 take(name: &'a str, description: &'a str) -> SnapshotState;
+                take_as(label: &'a SnapshotState) -> SnapshotState;
                 take_copy(original: &'a SnapshotState) -> SnapshotState;
                 commit(what: &'a CommitWhat) -> Rc<Job>;
                 revert(wanted: Option<&'a str>, take_first: Option<&'a str>, keep: bool) -> SnapshotState;

@@ -2,6 +2,7 @@
 
 mod bin;
 mod disk;
+mod policy;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use api::{AttachTo, AttachVia};
 
 pub use bin::{BinCommand, ConsentArgs};
 pub use disk::{DiskSpec, DiskSpecs};
+pub use policy::{KeepArgs, PolicyArgs, PolicyCommand};
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
     VmLossArgs,
@@ -32,7 +34,7 @@ pub use snapshot::{
 pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
     CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, RemoveArgs,
-    SetArgs, SetLimits, VmCommand, VmCreateArgs,
+    SetArgs, SetLabels, SetLimits, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -80,6 +82,9 @@ pub enum Command {
     Job(JobCommand),
     /// Print the events of a VM, with the stun of each operation
     Events(EventsArgs),
+    /// Take and remove snapshots by a schedule
+    #[command(subcommand)]
+    Policy(PolicyCommand),
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),

@@ -30,15 +30,20 @@ impl Vm {
     /// between two polls; then, outside of any gate, the writes under way in the parents complete and the parents are
     /// flushed.
     pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
-        self.take_as(tree::new_snapshot(&self.env, name, description), false).await
+        self.take_with(tree::new_snapshot(&self.env, name, description), false).await
+    }
+
+    /// Does the same with the id, the name, the description and the time of `label`.
+    pub async fn take_as(self: &Rc<Self>, label: &SnapshotState) -> Result<SnapshotState> {
+        self.take_with(label.clone(), false).await
     }
 
     /// Takes a snapshot under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(self: &Rc<Self>, original: &SnapshotState) -> Result<SnapshotState> {
-        self.take_as(original.clone(), true).await
+        self.take_with(original.clone(), true).await
     }
 
-    async fn take_as(self: &Rc<Self>, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
+    async fn take_with(self: &Rc<Self>, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;

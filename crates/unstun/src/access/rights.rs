@@ -74,6 +74,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     put("/vms/{vm}/snapshot-dir", "vm set", Admin, All),
     put("/vms/{vm}/shared-writers", "vm set", Admin, Vm),
     put("/vms/{vm}/limits", "vm set", Admin, Vm),
+    put("/vms/{vm}/labels", "vm set", Admin, Vm),
     post("/vms/{vm}/reset", "vm reset", Admin, Vm),
     post("/vms/{vm}/reset/preview", "vm reset preview", Viewer, Vm),
     get("/vms/{vm}/events", "events", Viewer, Vm),
@@ -98,6 +99,13 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/jobs/{id}/resume", "job resume", Operator, All),
     post("/jobs/{id}/cancel", "job cancel", Admin, All),
     put("/jobs/{id}/limit", "job limit", Operator, All),
+    get("/policies", "policy list", Viewer, All),
+    post("/policies", "policy create", Admin, All),
+    post("/policies/preview", "policy preview", Viewer, All),
+    get("/policies/{name}", "policy show", Viewer, All),
+    put("/policies/{name}", "policy set", Admin, All),
+    delete("/policies/{name}", "policy remove", Admin, All),
+    post("/policies/{name}/apply", "policy apply", Operator, All),
     get("/tokens", "token list", Admin, All),
     post("/tokens", "token create", Admin, All),
     delete("/tokens/{name}", "token revoke", Admin, All),
@@ -127,7 +135,7 @@ impl Right {
 
     /// Returns whether the operation adds to the space that VMs use.
     pub(crate) fn uses_space(&self) -> bool {
-        matches!(self.operation, "snapshot take" | "vm clone")
+        matches!(self.operation, "snapshot take" | "policy apply" | "vm clone")
     }
 }
 

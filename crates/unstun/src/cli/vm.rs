@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::limits::{self, BURST_S_MAX, WEIGHT_MAX};
-use api::name::{DiskRef, VmName};
+use api::name::{DiskRef, Tag, VmName};
 use api::{DiskMode, Store, WhenFull};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
@@ -201,8 +201,26 @@ pub struct SetLimits {
     pub weight: Option<u64>,
 }
 
+/// What people want to know about the VM. An option that is left out changes nothing.
+#[derive(Debug, Args)]
+#[group(id = "labels", multiple = true, conflicts_with_all = ["change", "limits"])]
+pub struct SetLabels {
+    /// Give the VM this tag, to which policies may apply; may be repeated
+    #[arg(long, value_name = "TAG")]
+    pub add_tag: Vec<Tag>,
+    /// Take this tag from the VM; may be repeated
+    #[arg(long, value_name = "TAG")]
+    pub remove_tag: Vec<Tag>,
+    /// Set the note of the VM, a line of text; an empty one removes it
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
+}
+
 /// The options of `vm set`, at least one of which is given.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 12] = [
+    "add_tag",
+    "remove_tag",
+    "note",
     "snapshot_dir",
     "no_snapshot_dir",
     "shared_writers",
@@ -222,6 +240,8 @@ pub struct SetArgs {
     pub change: SetChange,
     #[command(flatten)]
     pub limits: SetLimits,
+    #[command(flatten)]
+    pub labels: SetLabels,
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,8 +13,10 @@ mod fill;
 mod generate;
 mod job;
 mod lab;
+mod labels;
 mod limits;
 mod loss;
+mod policy;
 mod rebuild;
 mod repair;
 mod snapshot;
@@ -76,6 +78,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
+        Command::Policy(command) => policy::run(command, client, output).await,
         Command::Token(command) => token::run(command, client, output).await,
         Command::Console { vm } => token::console(vm.as_ref(), client, output).await,
         Command::Audit(args) => token::audit(args.last, client, output).await,

@@ -85,7 +85,8 @@ impl Drawing<'_> {
         let age_s = self.now.duration_since(snapshot.created).as_secs();
         let (age, size) = (format_age(age_s), format_bytes(snapshot.delta_bytes));
         let sealed = if snapshot.sealed { "" } else { ", not sealed yet" };
-        format!("{}  {age}, {size} {}{sealed}", snapshot.name, counted(self.store))
+        let by = snapshot.created_by.as_ref().map_or(String::new(), |by| format!(", by {by}"));
+        format!("{}  {age}, {size} {}{by}{sealed}", snapshot.name, counted(self.store))
     }
 }
 
@@ -124,6 +125,7 @@ mod tests {
             current: false,
             sealed: true,
             message: String::new(),
+            created_by: None,
             delta_bytes: 1 << 20,
         }
     }

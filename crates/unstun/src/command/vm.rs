@@ -2,7 +2,7 @@
 
 use api::client::{Client, Within};
 use api::error::{Error, Result};
-use api::name::{self, VmName};
+use api::name::{self, Tag, VmName};
 use api::output::{Output, align_right, fields, table};
 use api::progress::watch;
 use api::units::format_bytes;
@@ -12,7 +12,7 @@ use api::{
 };
 
 use crate::cli::{CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
-use crate::command::{commit, disk, fill, limits, loss};
+use crate::command::{commit, disk, fill, labels, limits, loss};
 
 pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -100,6 +100,9 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
 async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
     if let Some(limits) = limits::changed(&args.vm, &args.limits, client).await? {
         return output.result(&client.vm_set_limits(&args.vm, &limits).await?, describe);
+    }
+    if let Some(labels) = labels::changed(&args.vm, &args.labels, client).await? {
+        return output.result(&client.vm_set_labels(&args.vm, &labels).await?, describe);
     }
     if let Some(shared) = args.change.shared_writers {
         return output.result(&client.vm_set_shared_writers(&args.vm, shared == OnOff::On).await?, describe);
@@ -222,6 +225,13 @@ fn describe(vm: &Vm) -> String {
     }
     if vm.limits != VmLimits::default() {
         lines.push(("limits", vm.limits.describe()));
+    }
+    if !vm.tags.is_empty() {
+        let tags: Vec<_> = vm.tags.iter().map(Tag::as_str).collect();
+        lines.insert(2, ("tags", tags.join(", ")));
+    }
+    if !vm.note.is_empty() {
+        lines.insert(1, ("about", vm.note.clone()));
     }
     if let Some(dir) = &vm.snapshot_dir {
         lines.push(("deltas in", dir.display().to_string()));

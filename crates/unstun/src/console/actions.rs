@@ -20,7 +20,7 @@ use super::page::{Page, form_key};
 use crate::access::authorize::Access;
 use crate::access::rights;
 use crate::access::sessions::Notice;
-use crate::daemon::{Daemon, Subject};
+use crate::daemon::{Daemon, SnapshotLabel, Subject};
 
 /// The fields of all forms. A browser sends each that its form has.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -133,7 +133,8 @@ pub(super) async fn take(
             SnapshotTake { name: sent.name.parse().map_err(Error::invalid)?, message: sent.message.clone() };
         api::name::check_message(&request.message).map_err(Error::invalid)?;
         let body = json!(request);
-        let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_take(&vm, request).await;
+        let label = SnapshotLabel::of_caller(&browser.session.caller.who);
+        let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_take(&vm, request, label).await;
         let taken = act(&access, &browser, &sent, ("/vms/{vm}/snapshots", body), &vm, operation).await?;
         let stun = api::units::format_us(taken.stun_us);
         Ok(format!("Snapshot {} is taken; the guest waited {stun}.", taken.snapshot.name))

@@ -16,6 +16,8 @@ pub(crate) enum Defect {
     ForgetRemoval,
     /// The move of a VM into the bin is not on record before its folder is renamed.
     BinLate,
+    /// A snapshot's label is written after the take.
+    LabelLate,
     /// A defect of the engine, in VMs with their disks in files.
     #[cfg(test)]
     Engine(engine::Defect),

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use api::Store;
 use api::error::Result;
 use api::listen::NbdListen;
 use blk::Executor;
@@ -68,6 +69,10 @@ pub(super) fn run(
         }
         daemon.env.spawn_detached(Box::pin(daemon.clone().keep_bins()));
         daemon.env.spawn_detached(Box::pin(daemon.clone().watch_hangs()));
+        daemon.env.spawn_detached(Box::pin(daemon.clone().run_policies()));
+        for store in [Store::Native, Store::Redo] {
+            daemon.env.spawn_detached(Box::pin(daemon.clone().remove_by_policies(store)));
+        }
         daemon.env.spawn_detached(Box::pin(daemon.running.clone().watch_slow()));
         let stopped = pin!(daemon.stopped());
         let answering = pin!(async {

@@ -202,7 +202,12 @@ pub(super) async fn read(daemon: &Rc<Daemon>, name: &str) -> Outcome<u8> {
 
 pub(super) async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("a take"))?;
-    entry.running.take("s", "").await.map(drop).map_err(low("a take"))
+    entry
+        .running
+        .take(engine::tree::new_snapshot(&daemon.env, "s", ""))
+        .await
+        .map(drop)
+        .map_err(low("a take"))
 }
 
 /// Copies a folder of plain files and folders, like `cp -r`.

@@ -30,9 +30,10 @@ use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::place::Place;
 use crate::daemon::relocation::{handover, record, recovery};
 use crate::daemon::vm::home_folder::HomeFolder;
+use crate::daemon::vm::labels::VmRecordLabels;
 use crate::daemon::vm::limits::StoredLimits;
 use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
-use crate::daemon::vm::{formats, limits, mark, native_homes, settings};
+use crate::daemon::vm::{formats, labels, limits, mark, native_homes, settings};
 
 /// Maximum number of native VMs that a start opens side by side. Each makes some 20 calls to the file system one after the
 /// other, of 10 microseconds each and with a round trip between two threads of several times that: so many VMs keep the
@@ -83,7 +84,9 @@ impl Daemon {
     pub(super) async fn open_all(self: &Rc<Self>) -> Result<()> {
         self.open_on_cores(&self.main).await?;
         self.open_added().await?;
-        self.open_datastores().await
+        self.open_datastores().await?;
+        self.read_policies().await;
+        Ok(())
     }
 
     /// Opens every VM of every datastore that is not in the registry yet, after finishing what crashes have
@@ -321,6 +324,7 @@ impl Daemon {
         handover::refuse_elsewhere(home, &folder).await?;
         let when_full = settings::read_when_full(&folder).await?;
         let StoredLimits { limits, notice } = limits::read(&folder).await?;
+        let (labels, damage) = labels::read(&folder).await?;
         let events = self.read_events(home, &folder).await;
         let settings = ClientSettings {
             limits: limits::io_limits(&limits),
@@ -339,6 +343,7 @@ impl Daemon {
             home: home.path.clone(),
             when_full,
             limits: Cell::new(limits),
+            labels: VmRecordLabels::new(labels),
             events: RefCell::new(events),
             notices: RefCell::default(),
             moving: Cell::new(0),
@@ -346,7 +351,7 @@ impl Daemon {
         self.listen_to(&entry).await;
         home.datastore.refuse_when_leaving()?;
         self.take_notices(&entry);
-        self.report_notices(&entry, notice.into_iter().collect());
+        self.report_notices(&entry, notice.into_iter().chain(damage).collect());
         self.broken.borrow_mut().remove(name);
         self.closed.borrow_mut().remove(name);
         self.register(entry.clone());
@@ -421,6 +426,7 @@ impl Daemon {
             home: path,
             when_full: old.when_full,
             limits: old.limits.clone(),
+            labels: old.labels.take(),
             events: RefCell::new(old.events.take()),
             notices: RefCell::default(),
             moving: Cell::new(0),

@@ -21,6 +21,7 @@ use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::datastore::{Absent, Datastore, Home};
 use crate::daemon::defect::Planted;
 use crate::daemon::place::Place;
+use crate::daemon::policies::registry::Policies;
 use crate::daemon::running::client::front_end::front_end;
 use crate::daemon::running::descriptors::Descriptors;
 use crate::daemon::running::messages::ControlSide;
@@ -70,6 +71,7 @@ pub(crate) struct Daemon {
     pub(super) closed: RefCell<BTreeMap<String, Home>>,
     /// Locks of the homes that are open, or being created or removed.
     pub holds: Holds,
+    pub policies: Policies,
     pub defects: Planted,
     /// Names of VMs and datastores, and folders, that an operation is creating, opening or removing at the moment.
     pub(super) claimed: RefCell<BTreeSet<String>>,
@@ -122,6 +124,7 @@ impl Daemon {
             broken: RefCell::default(),
             closed: RefCell::default(),
             holds: Holds::default(),
+            policies: Policies::default(),
             defects: Planted::default(),
             claimed: RefCell::default(),
             jobs: RefCell::default(),

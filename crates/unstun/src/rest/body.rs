@@ -5,8 +5,8 @@ use std::path::Path;
 use api::error::{Error, Result};
 use api::{
     BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
-    DiskSetMode, JobLimit, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone,
-    VmCreate, VmDefragment, VmImport, VmLimits, VmMove, VmOpen, VmRemove,
+    DiskSetMode, JobLimit, Policy, PolicyApply, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake,
+    TokenCreate, VmClone, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -36,6 +36,7 @@ pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
 }
 
 impl Request for BinEmpty {}
+impl Request for PolicyApply {}
 impl Request for BinRestore {}
 impl Request for CommitTarget {}
 impl Request for Diff {}
@@ -115,6 +116,18 @@ impl Request for SnapshotTake {
     }
 }
 
+impl Request for Policy {
+    fn check(&self) -> std::result::Result<(), String> {
+        Policy::check(self)
+    }
+}
+
+impl Request for VmLabels {
+    fn check(&self) -> std::result::Result<(), String> {
+        VmLabels::check(self)
+    }
+}
+
 impl Request for TokenCreate {
     fn check(&self) -> std::result::Result<(), String> {
         tokens::check(self)
@@ -147,7 +160,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 23] = [
+pub const ROUTES: [(&str, Accept); 26] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -171,6 +184,9 @@ pub const ROUTES: [(&str, Accept); 23] = [
     ("PUT /vms/{vm}/limits", again::<VmLimits>),
     ("POST /vms/{vm}/defragment", again::<VmDefragment>),
     ("POST /tokens", again::<TokenCreate>),
+    ("POST /policies", again::<Policy>),
+    ("POST /policies/{name}/apply", again::<PolicyApply>),
+    ("PUT /vms/{vm}/labels", again::<VmLabels>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

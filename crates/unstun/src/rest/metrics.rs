@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
 use api::error::Error;
-use api::{Job, Status, Store, VmCondition, VmSummary};
+use api::{Job, PolicyStatus, Status, Store, VmCondition, VmSummary};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -106,6 +106,7 @@ fn text(figures: &Metrics) -> String {
     of_disks(&mut text, figures);
     of_files(&mut text, figures);
     of_jobs(&mut text, &figures.jobs);
+    of_policies(&mut text, &figures.policies);
     text.family(
         "unstun_stun_seconds",
         Kind::Histogram,
@@ -349,6 +350,32 @@ fn of_jobs(text: &mut Text, jobs: &[Job]) {
     );
     let failed = jobs.iter().filter(|job| job.state == api::JobState::Failed).count();
     text.add("unstun_jobs_failed", &[], failed);
+}
+
+fn of_policies(text: &mut Text, policies: &[PolicyStatus]) {
+    let problems = "unstun_policy_problems";
+    text.family(
+        problems,
+        Kind::Gauge,
+        "Snapshots that a policy could not take in its last run, or not remove.",
+    );
+    for one in policies {
+        text.add(problems, &[("policy", one.policy.name.as_str())], one.problems.len());
+    }
+    let waiting = "unstun_policy_waiting_snapshots";
+    text.family(
+        waiting,
+        Kind::Gauge,
+        "Snapshots that no rule of their policy keeps and that are not removed yet.",
+    );
+    for one in policies {
+        text.add(waiting, &[("policy", one.policy.name.as_str())], one.waiting);
+    }
+    let last = "unstun_policy_last_run_timestamp_seconds";
+    text.family(last, Kind::Gauge, "Scheduled time of the last run of a policy, seconds since 1970.");
+    for (one, run) in policies.iter().filter_map(|one| Some((one, one.last.as_ref()?))) {
+        text.add(last, &[("policy", one.policy.name.as_str())], run.scheduled.as_second());
+    }
 }
 
 #[cfg(test)]

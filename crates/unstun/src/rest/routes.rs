@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use api::error::{Error, Result};
-use api::name::{DatastoreName, TokenName, VmName};
+use api::name::{DatastoreName, PolicyName, TokenName, VmName};
 use api::{
-    AuditEntry, BinEmpty, BinRestore, ConsoleLink, Disconnect, DiskGrow, DiskSetMode, JobLimit,
-    SharedWriters, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
+    AuditEntry, BinEmpty, BinRestore, ConsoleLink, Disconnect, DiskGrow, DiskSetMode, JobLimit, Policy,
+    SharedWriters, SnapshotTake, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
 };
 use axum::Router;
 use axum::extract::{Extension, FromRequest, Json, State};
@@ -22,7 +22,7 @@ use super::{Body, DiskParameter, Failure, Parameter, Parameters, invalid};
 use crate::access::audit::ENTRIES_MAX;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, token_name};
-use crate::daemon::{CoreHandle, Daemon, Subject};
+use crate::daemon::{CoreHandle, Daemon, SnapshotLabel, Subject};
 
 type Core = Arc<CoreHandle>;
 
@@ -61,8 +61,13 @@ fn entries_shown() -> usize {
 
 pub(super) fn all(access: Arc<Access>) -> Router {
     let core = access.core.clone();
-    let of_core =
-        Router::new().merge(datastores()).merge(vms()).merge(disks()).merge(snapshots()).merge(jobs());
+    let of_core = Router::new()
+        .merge(datastores())
+        .merge(vms())
+        .merge(disks())
+        .merge(snapshots())
+        .merge(jobs())
+        .merge(policies());
     of_core.with_state(core).merge(access_routes().with_state(access))
 }
 
@@ -173,6 +178,7 @@ fn vms() -> Router<Core> {
             put(vm(async |d, vm, Body(SharedWriters { shared })| d.vm_set_shared_writers(&vm, shared).await)),
         )
         .route("/vms/{vm}/limits", put(vm(async |d, vm, Body(of)| d.vm_set_limits(&vm, of).await)))
+        .route("/vms/{vm}/labels", put(vm(async |d, vm, Body(of)| d.vm_set_labels(&vm, of).await)))
         .route("/vms/{vm}/reset", post(vm(async |d, vm, Body(of)| d.vm_reset(&vm, of).await)))
         .route("/vms/{vm}/reset/preview", post(vm(async |d, vm, Body(of)| d.reset_preview(&vm, of).await)))
         .route(
@@ -219,7 +225,11 @@ fn snapshots() -> Router<Core> {
     Router::new()
         .route(
             "/vms/{vm}/snapshots",
-            tree.merge(created(post(vm(async |d, vm, Body(of)| d.snapshot_take(&vm, of).await)))),
+            tree.merge(created(post(vm(
+                async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<SnapshotTake>)| {
+                    d.snapshot_take(&vm, of, SnapshotLabel::of_caller(&caller.who)).await
+                },
+            )))),
         )
         .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
         .route(
@@ -273,6 +283,40 @@ fn jobs() -> Router<Core> {
             put(ask(async |d, (Parameter(id), Body(JobLimit { limit_bytes_s }))| {
                 d.job_do(id, |job| job.set_limit(limit_bytes_s.unwrap_or(0))).await
             })),
+        )
+}
+
+/// The policies are on file in the main datastore.
+fn main_datastore<Q>(_: &Q) -> Subject {
+    Subject::Datastore(None)
+}
+
+fn policies() -> Router<Core> {
+    let create =
+        about(main_datastore, async |d, (Extension(caller), Body(of)): (Extension<Caller>, Body<Policy>)| {
+            d.policy_create(of, caller.who).await
+        });
+    let set = about(
+        main_datastore,
+        async |d: Rc<Daemon>, of: (Parameter<PolicyName>, Extension<Caller>, Body<Policy>)| {
+            let (Parameter(name), Extension(caller), Body(policy)) = of;
+            d.policy_set(&name, policy, caller.who).await
+        },
+    );
+    let show = get(ask(async |d, Parameter(name)| d.policy_show(&name).await));
+    Router::new()
+        .route("/policies", get(ask(async |d, ()| d.policy_list().await)).merge(created(post(create))))
+        .route("/policies/preview", post(ask(async |d, Body(of)| d.policy_preview(of).await)))
+        .route(
+            "/policies/{name}",
+            show.put(set).delete(about(
+                |_| Subject::Datastore(None),
+                async |d, Parameter(name)| d.policy_remove(&name).await,
+            )),
+        )
+        .route(
+            "/policies/{name}/apply",
+            post(ask(async |d, (Parameter(name), Body(of))| d.policy_apply(&name, of).await)),
         )
 }
 

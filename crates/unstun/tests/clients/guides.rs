@@ -203,6 +203,11 @@ fn leave_vmware() {
 }
 
 #[test]
+fn policies() {
+    follow("policies");
+}
+
+#[test]
 fn read_a_report() {
     follow("read-a-report");
 }
@@ -225,6 +230,7 @@ fn no_guide_is_left_out() {
         "first-hour.md",
         "lab.md",
         "leave-vmware.md",
+        "policies.md",
         "read-a-report.md",
         "recover.md",
         // Takes two hosts and a device between them: `devices.rs` follows it with two daemons.

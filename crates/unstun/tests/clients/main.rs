@@ -41,6 +41,7 @@ mod metrics;
 mod moves;
 mod native;
 mod nbd;
+mod policies;
 mod programs;
 mod random;
 mod rebuild;

@@ -8,8 +8,18 @@ use clap::{Command, CommandFactory};
 use unstun::cli::Cli;
 
 /// Options of other programs, and of the packager's commands, that our texts name.
-const OTHERS_OPTIONS: [&str; 8] =
-    ["--args", "--delete", "--list", "--output", "--target-is-zero", "--help", "--version", "--unknown"];
+const OTHERS_OPTIONS: [&str; 10] = [
+    "--args",
+    "--base-time",
+    "--delete",
+    "--iterations",
+    "--list",
+    "--output",
+    "--target-is-zero",
+    "--help",
+    "--version",
+    "--unknown",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

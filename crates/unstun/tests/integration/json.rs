@@ -107,11 +107,47 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("ConsoleLink", &client.console_link().await.unwrap());
     actual.add("AuditEntry", &client.audit(1).await.unwrap()[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
+    from_policies(actual, &client, &name).await;
     from_changes(actual, &client, &name).await;
     drop(guest);
     from_other_vms(actual, &daemon, &client).await;
     from_the_bin(actual, &client, &name).await;
     from_datastores(actual, &daemon, &client).await;
+}
+
+async fn from_policies(actual: &mut Actual, client: &Client, name: &VmName) {
+    let labels = VmLabels { tags: vec!["prod".parse().unwrap()], note: "a note".to_owned() };
+    assert_eq!(client.vm_set_labels(name, &labels).await.unwrap().tags, labels.tags);
+    let text = r#"{"name": "p", "schedule": ["yearly"], "keep": {"last": 1}, "tags": ["prod"]}"#;
+    let policy: Policy = serde_json::from_str(text).unwrap();
+    client.policy_create(&policy).await.unwrap();
+    let applied = client.policy_apply(&policy.name, &PolicyApply::default()).await.unwrap();
+    // All snapshots but the last would be removed.
+    let all = Policy { removes: Removes::All, enabled: false, ..policy.clone() };
+    let status = client.policy_set(&policy.name, &all).await.unwrap();
+    client
+        .snapshot_take(name, &SnapshotTake { name: "last".parse().unwrap(), message: String::new() })
+        .await
+        .unwrap();
+    let preview = client.policy_preview(&all).await.unwrap();
+    let time = status.created;
+    let run = PolicyRun { scheduled: time, started: time, ended: None, taken: 1, failed: 0 };
+    let cause = "a cause".to_owned();
+    actual.add("VmLabels", &labels);
+    actual.add("Policy", &policy);
+    actual.add("Retention", &policy.keep);
+    actual.add("PolicyStatus", &status);
+    actual.add("PolicyRun", &run);
+    actual.add("PolicyProblem", &PolicyProblem { vm: name.clone(), snapshot: None, cause, time });
+    actual.add("PolicyPreview", &preview);
+    actual.add("PolicyPreviewVm", &preview.vms[0]);
+    actual.add("PolicyRemoval", &preview.vms[0].removed[0]);
+    actual.add("PolicyApply", &PolicyApply::default());
+    actual.add("PolicyApplied", &applied);
+    actual.add("PolicyTaken", &applied.taken[0]);
+    assert_eq!(client.policy_remove(&policy.name).await.unwrap().policy, all);
+    let job = client.snapshot_commit(name, &CommitTarget::All).await.unwrap();
+    ended(client, job).await;
 }
 
 async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {

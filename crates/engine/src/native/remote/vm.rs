@@ -294,6 +294,7 @@ impl Machine for RemoteVm {
 
     elsewhere! { shared 'a:
         take(name: &'a str, description: &'a str) -> SnapshotState;
+        take_as(label: &'a SnapshotState) -> SnapshotState;
         revert(wanted: Option<&'a str>, first: Option<&'a str>, keep: bool) -> SnapshotState;
     }
 

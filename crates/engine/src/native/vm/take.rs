@@ -13,15 +13,20 @@ use crate::tree;
 impl NativeVm {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed: its content can no longer change.
     pub async fn take(&self, name: &str, description: &str) -> Result<SnapshotState> {
-        self.take_as(tree::new_snapshot(&self.env, name, description), false).await
+        self.take_with(tree::new_snapshot(&self.env, name, description), false).await
+    }
+
+    /// Does the same with the id, the name, the description and the time of `label`.
+    pub async fn take_as(&self, label: &SnapshotState) -> Result<SnapshotState> {
+        self.take_with(label.clone(), false).await
     }
 
     /// Takes a snapshot under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(&self, original: &SnapshotState) -> Result<SnapshotState> {
-        self.take_as(original.clone(), true).await
+        self.take_with(original.clone(), true).await
     }
 
-    async fn take_as(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
+    async fn take_with(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let name = label.name.clone();
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;

@@ -36,9 +36,9 @@ impl VmHandle {
 
     // Operations.
 
-    pub(crate) async fn take(&self, name: &str, description: &str) -> blk::Result<SnapshotState> {
-        let (name, description) = (name.to_owned(), description.to_owned());
-        self.on_machine(async move |vm| vm.take(&name, &description).await).await
+    /// Takes a snapshot with the id, the name, the description and the time of `label`.
+    pub(crate) async fn take(&self, label: SnapshotState) -> blk::Result<SnapshotState> {
+        self.on_machine(async move |vm| vm.take_as(&label).await).await
     }
 
     pub(crate) async fn revert(

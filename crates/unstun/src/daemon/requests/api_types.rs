@@ -16,6 +16,7 @@ use crate::daemon::running::client::export_name;
 use crate::daemon::running::vm::{DiskView, VmView};
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
+use crate::daemon::vm::labels::Labels;
 use crate::daemon::vm::registry::Idle;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
@@ -95,6 +96,8 @@ pub(crate) fn idle(Idle { name, home, cause }: Idle, native: Result<bool, Hang>)
         snapshots: None,
         nbd_clients: 0,
         waiting_writes: 0,
+        tags: Vec::new(),
+        note: String::new(),
     }
 }
 
@@ -288,7 +291,11 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
     }
 }
 
-pub(crate) fn snapshots(view: &VmView, delta_bytes: &BTreeMap<u128, u64>) -> Vec<api::Snapshot> {
+pub(crate) fn snapshots(
+    view: &VmView,
+    delta_bytes: &BTreeMap<u128, u64>,
+    labels: &Labels,
+) -> Vec<api::Snapshot> {
     let state = &view.state;
     let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
@@ -298,6 +305,7 @@ pub(crate) fn snapshots(view: &VmView, delta_bytes: &BTreeMap<u128, u64>) -> Vec
         current: state.current == Some(s.id),
         sealed: view.sealed.contains(&s.id),
         message: s.description.clone(),
+        created_by: labels.of_snapshot(s.id).map(|label| label.by.clone()),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };
     in_tree_order(state).into_iter().map(show).collect()

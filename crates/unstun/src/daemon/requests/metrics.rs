@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::error::Result;
 use api::name::DatastoreName;
-use api::{Job, Operation, Status, VmSummary};
+use api::{Job, Operation, PolicyStatus, Status, VmSummary};
 use engine::latencies::LatencyFigures;
 
 use crate::daemon::datastore::asked;
@@ -18,6 +18,7 @@ pub(crate) struct Metrics {
     /// Of the open VMs, by name.
     pub figures: BTreeMap<String, VmFigures>,
     pub jobs: Vec<Job>,
+    pub policies: Vec<PolicyStatus>,
     pub stuns: Vec<(Operation, LatencyFigures)>,
     /// Bytes that the deltas and native disks of each datastore can still allocate.
     pub worst_growth_bytes: Vec<(DatastoreName, u64)>,
@@ -46,6 +47,9 @@ impl Daemon {
                 worst_growth_bytes.push((datastore.name.clone(), space.worst_growth_bytes));
             }
         }
-        Ok(Metrics { status, vms, figures, jobs, stuns: self.stuns.figures(), worst_growth_bytes })
+        // Damaged policies are reported elsewhere.
+        let policies = self.policy_list().await.unwrap_or_default();
+        let stuns = self.stuns.figures();
+        Ok(Metrics { status, vms, figures, jobs, policies, stuns, worst_growth_bytes })
     }
 }

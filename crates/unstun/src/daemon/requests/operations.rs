@@ -104,6 +104,7 @@ impl Daemon {
             Ok(Err(error)) => (None, Some(error.to_string())),
             Err(hang) => (None, Some(hang.found())),
         };
+        let labels = entry.labels.get().shown();
         api::VmSummary {
             name: api_types::vm_name(&entry.name),
             condition: api::VmCondition::Open,
@@ -118,6 +119,8 @@ impl Daemon {
             snapshots: Some(view.state.snapshots.len() as u64),
             nbd_clients: view.clients.len() as u64,
             waiting_writes: view.waiting_writes,
+            tags: labels.tags,
+            note: labels.note,
         }
     }
 
@@ -144,6 +147,7 @@ impl Daemon {
             notices.extend(entry.datastore.native.unlinked().await.map(|cause| cause.to_string()));
         }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
+        let labels = entry.labels.get().shown();
         Ok(api::Vm {
             id: api_types::id(state.id),
             name: api_types::vm_name(&entry.name),
@@ -155,6 +159,8 @@ impl Daemon {
             when_full: entry.when_full,
             shared_writers: view.shared_writers,
             limits: entry.limits.get(),
+            tags: labels.tags,
+            note: labels.note,
             delayed_requests: view.delayed_requests,
             generation: state.generation.present,
             fenced: !state.generation.is_opened(),
@@ -192,39 +198,6 @@ impl Daemon {
             bytes = bytes.saturating_add(entry.running.unowned_bytes().await.unwrap_or_default());
         }
         bytes
-    }
-
-    /// Returns once the snapshot is sealed.
-    pub(crate) async fn snapshot_take(
-        &self,
-        vm: &VmName,
-        request: api::SnapshotTake,
-    ) -> Result<api::SnapshotTaken> {
-        let entry = self.entry_to_change(vm.as_str())?;
-        let take = async || Ok(entry.running.take(request.name.as_str(), &request.message).await?);
-        let taken = self.with_bin(&entry.datastore, take).await?;
-        // The event must be this take's own: another operation may have recorded one meanwhile.
-        let own = |e: &&api::Event| {
-            e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
-        };
-        let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
-        let view = entry.running.view().await;
-        // The new snapshot has no delta above it yet.
-        let shown = api_types::snapshots(&view, &BTreeMap::new());
-        let id = api_types::id(taken.id);
-        let snapshot = shown.into_iter().find(|s| s.id == id);
-        let gone = || {
-            Error::failed(format!(
-                "VM {vm}: another client committed snapshot {} at the same time",
-                taken.name
-            ))
-        };
-        Ok(api::SnapshotTaken {
-            vm: vm.clone(),
-            snapshot: snapshot.ok_or_else(gone)?,
-            stun_us,
-            space: self.space(&entry.datastore).await?,
-        })
     }
 
     /// Fails with `Refused` if there is nothing to commit.
@@ -275,10 +248,19 @@ impl Daemon {
 
     /// Returns the job as soon as its start is durable. The snapshots are already removed from the tree.
     pub(crate) async fn snapshot_commit(&self, vm: &VmName, target: CommitTarget) -> Result<api::Job> {
+        let job = self.snapshot_commit_job(vm, target).await?;
+        self.show_started(&*self.entry(vm.as_str())?, &job).await
+    }
+
+    /// Does the same, and returns the job itself.
+    pub(crate) async fn snapshot_commit_job(
+        &self,
+        vm: &VmName,
+        target: CommitTarget,
+    ) -> Result<Arc<JobControl>> {
         let entry = self.entry_to_change(vm.as_str())?;
         let commit = async || Ok(entry.running.commit(&what(&target)).await?);
-        let job = self.with_bin(&entry.datastore, commit).await?;
-        self.show_started(&entry, &job).await
+        self.with_bin(&entry.datastore, commit).await
     }
 
     /// Returns the job as soon as it has started. Fails with `Refused` for a redo VM.

@@ -52,6 +52,7 @@ impl Daemon {
             let average_run_bytes = entry.running.average_run_bytes(disk.number).await?;
             disks.push(api::DiskOrder { number: disk.number, average_run_bytes });
         }
+        let snapshots = api_types::snapshots(&view, &delta_bytes, &entry.labels.get());
         Ok(api::VmSpace {
             vm: vm.clone(),
             datastore: entry.datastore.name.clone(),
@@ -59,7 +60,7 @@ impl Daemon {
             logical_bytes: total(view.state.disks.iter().map(|disk| disk.size_bytes)),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
-            snapshots: api_types::snapshots(&view, &delta_bytes).into_iter().map(snapshot).collect(),
+            snapshots: snapshots.into_iter().map(snapshot).collect(),
             disks,
             space: self.space(&entry.datastore).await?,
         })

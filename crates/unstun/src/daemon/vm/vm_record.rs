@@ -11,6 +11,7 @@ use engine::native::NativeVm;
 use crate::daemon::cores::vm_handle::VmHandle;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::running::vm::RunningVm;
+use crate::daemon::vm::labels::VmRecordLabels;
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
@@ -44,6 +45,7 @@ pub(crate) struct VmRecord {
     pub home: PathBuf,
     pub when_full: WhenFull,
     pub limits: Cell<VmLimits>,
+    pub labels: VmRecordLabels,
     pub events: RefCell<Vec<api::Event>>,
     /// Notices from opening the VM's files.
     pub notices: RefCell<Vec<String>>,

@@ -1,0 +1,107 @@
+//! Arguments of `unstun policy`.
+
+use api::calendar::Calendar;
+use api::name::{PolicyName, Tag, VmName};
+use api::units::parse_duration_s;
+use api::window::Window;
+use api::{Removes, VmGlob};
+use clap::{Args, Subcommand};
+
+use super::ConsentArgs;
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Create a policy: a schedule, the snapshots to keep, and the VMs that it applies to
+    Create(PolicyArgs),
+    /// List the policies with their next and last runs
+    List,
+    /// Show a policy with its last run and what it could not do
+    Show { name: PolicyName },
+    /// Change a policy; an option that is left out changes nothing
+    Set(PolicyArgs),
+    /// Remove a policy; its snapshots stay
+    #[command(visible_alias = "rm")]
+    Remove { name: PolicyName },
+    /// Take the snapshots of a policy now, and remove those that no rule keeps
+    Apply {
+        name: PolicyName,
+        /// Take only that of this VM; may be repeated
+        #[arg(long)]
+        vm: Vec<VmName>,
+    },
+    /// Show the next times of a policy, and what it would remove now
+    Preview { name: PolicyName },
+}
+
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    pub name: PolicyName,
+    /// Take snapshots at these times, as systemd writes them: daily, "Mon..Fri 22:00", "*:0/15 UTC"; may be repeated
+    #[arg(long, value_name = "CALENDAR")]
+    pub schedule: Vec<Calendar>,
+    /// Apply to the VMs with this name, in which * and ? are wildcards; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub vm: Vec<VmGlob>,
+    /// Apply to the VMs that have this tag (`vm set VM --add-tag`); may be repeated
+    #[arg(long)]
+    pub tag: Vec<Tag>,
+    #[command(flatten)]
+    pub keep: KeepArgs,
+    /// Name the snapshots so; {policy}, {vm} and {time} are replaced [default: {policy}-{time}]
+    #[arg(long, value_name = "TEMPLATE")]
+    pub template: Option<String>,
+    /// Choose whether the last time that passed while the daemon was not running is caught up [default: true]
+    #[arg(long, value_name = "true|false")]
+    pub catch_up: Option<bool>,
+    /// Commit snapshots of redo VMs only within this window, such as "Mon..Fri 22:00-06:00", or `any`; may be repeated
+    #[arg(long, value_name = "WINDOW", value_parser = parse_window)]
+    pub commit_window: Vec<WindowArg>,
+    /// Choose which snapshots are removed when no rule keeps them [default: own]
+    #[arg(long, value_enum)]
+    pub removes: Option<Removes>,
+    /// Choose whether the policy takes and removes snapshots [default: true]
+    #[arg(long, value_name = "true|false")]
+    pub enabled: Option<bool>,
+    #[command(flatten)]
+    pub consent: ConsentArgs,
+}
+
+/// Rules of the retention. With `policy set`, one of them replaces all.
+#[derive(Debug, Args)]
+pub struct KeepArgs {
+    /// Keep the last N snapshots
+    #[arg(long, value_name = "N")]
+    pub keep_last: Option<u32>,
+    /// Keep the last snapshot of each of N hours
+    #[arg(long, value_name = "N")]
+    pub keep_hourly: Option<u32>,
+    /// Keep the last snapshot of each of N days
+    #[arg(long, value_name = "N")]
+    pub keep_daily: Option<u32>,
+    /// Keep the last snapshot of each of N weeks
+    #[arg(long, value_name = "N")]
+    pub keep_weekly: Option<u32>,
+    /// Keep the last snapshot of each of N months
+    #[arg(long, value_name = "N")]
+    pub keep_monthly: Option<u32>,
+    /// Keep the last snapshot of each of N years
+    #[arg(long, value_name = "N")]
+    pub keep_yearly: Option<u32>,
+    /// Keep every snapshot
+    #[arg(long)]
+    pub keep_all: bool,
+    /// Remove no snapshot that is younger than this, such as 12h or 30d
+    #[arg(long, value_name = "TIME", value_parser = parse_duration_s)]
+    pub min_age: Option<u64>,
+}
+
+/// A window, or `any` for no window. A type of its own, because clap reads a bare `Option` as "may be left out".
+#[derive(Debug, Clone)]
+pub struct WindowArg(pub Option<Window>);
+
+fn parse_window(text: &str) -> Result<WindowArg, String> {
+    match text {
+        "any" => Ok(WindowArg(None)),
+        _ => text.parse().map(|window| WindowArg(Some(window))),
+    }
+}

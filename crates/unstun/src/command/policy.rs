@@ -1,0 +1,248 @@
+//! `unstun policy`.
+
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::PolicyName;
+use api::output::{Output, fields, table};
+use api::units::{format_bytes, format_us};
+use api::{
+    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyProblem, PolicyRun, PolicyStatus, Removes,
+    Retention, TEMPLATE_DEFAULT,
+};
+use jiff::Timestamp;
+
+use super::consent;
+use crate::cli::{KeepArgs, PolicyArgs, PolicyCommand};
+
+/// Maximum number of VMs that a line names.
+const NAMED_MAX: usize = 8;
+
+pub(super) async fn run(command: &PolicyCommand, client: &Client, output: Output) -> Result<()> {
+    match command {
+        PolicyCommand::Create(args) => {
+            let policy = with(args, new(&args.name));
+            check(&policy, args, client, output).await?;
+            output.result(&client.policy_create(&policy).await?, show)
+        }
+        PolicyCommand::Set(args) => {
+            let policy = with(args, client.policy_show(&args.name).await?.policy);
+            check(&policy, args, client, output).await?;
+            output.result(&client.policy_set(&args.name, &policy).await?, show)
+        }
+        PolicyCommand::List => output.result(&client.policy_list().await?, |all| list(all)),
+        PolicyCommand::Show { name } => output.result(&client.policy_show(name).await?, show),
+        PolicyCommand::Remove { name } => output.result(&client.policy_remove(name).await?, |removed| {
+            format!("policy {} is removed; its snapshots stay", removed.policy.name)
+        }),
+        PolicyCommand::Apply { name, vm } => {
+            let applied = client.policy_apply(name, &PolicyApply { vms: vm.clone() }).await?;
+            output.result(&applied, show_applied)?;
+            match applied.problems.len() {
+                0 => Ok(()),
+                n => Err(Error::failed(format!("policy {name}: {n} snapshots were not taken"))),
+            }
+        }
+        PolicyCommand::Preview { name } => {
+            let policy = client.policy_show(name).await?.policy;
+            output.result(&client.policy_preview(&policy).await?, show_preview)
+        }
+    }
+}
+
+fn new(name: &PolicyName) -> Policy {
+    Policy {
+        name: name.clone(),
+        schedule: Vec::new(),
+        keep: Retention::default(),
+        vms: Vec::new(),
+        tags: Vec::new(),
+        template: TEMPLATE_DEFAULT.to_owned(),
+        catch_up: true,
+        commit_window: Vec::new(),
+        removes: Removes::Own,
+        enabled: true,
+    }
+}
+
+/// Returns the policy with what the options say.
+fn with(args: &PolicyArgs, mut policy: Policy) -> Policy {
+    if !args.schedule.is_empty() {
+        policy.schedule.clone_from(&args.schedule);
+    }
+    if !args.vm.is_empty() || !args.tag.is_empty() {
+        (policy.vms, policy.tags) = (args.vm.clone(), args.tag.clone());
+    }
+    if !args.commit_window.is_empty() {
+        policy.commit_window = args.commit_window.iter().filter_map(|window| window.0.clone()).collect();
+    }
+    if let Some(template) = &args.template {
+        policy.template.clone_from(template);
+    }
+    policy.keep = keep(&args.keep, policy.keep);
+    policy.catch_up = args.catch_up.unwrap_or(policy.catch_up);
+    policy.removes = args.removes.unwrap_or(policy.removes);
+    policy.enabled = args.enabled.unwrap_or(policy.enabled);
+    policy
+}
+
+fn keep(args: &KeepArgs, now: Retention) -> Retention {
+    let KeepArgs { keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, .. } = args;
+    let rules = [keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly];
+    let min_age_s = args.min_age.unwrap_or(now.min_age_s);
+    if rules.iter().all(|rule| rule.is_none()) && !args.keep_all {
+        return Retention { min_age_s, ..now };
+    }
+    let [last, hourly, daily, weekly, monthly, yearly] = rules.map(|rule| rule.unwrap_or(0));
+    Retention { last, hourly, daily, weekly, monthly, yearly, min_age_s, all: args.keep_all }
+}
+
+/// Checks the policy, and asks before it removes snapshots that exist.
+async fn check(policy: &Policy, args: &PolicyArgs, client: &Client, output: Output) -> Result<()> {
+    policy.check().map_err(|cause| Error::invalid(format!("policy {}: {cause}", policy.name)))?;
+    let preview = client.policy_preview(policy).await?;
+    let removed: usize = preview.vms.iter().map(|vm| vm.removed.len()).sum();
+    if removed == 0 || !policy.enabled || args.consent.yes {
+        return Ok(());
+    }
+    output.note(&show_preview(&preview));
+    let question = format!("policy {} will remove {removed} snapshots that exist. Go on?", policy.name);
+    consent(&question, "lets the policy remove them")
+}
+
+fn list(all: &[PolicyStatus]) -> String {
+    if all.is_empty() {
+        return "no policies; `unstun policy create` makes one".to_owned();
+    }
+    let mut table = table(&["policy", "schedule", "keeps", "VMs", "next", "last", "problems"]);
+    for one in all {
+        let schedule: Vec<_> = one.policy.schedule.iter().map(|calendar| calendar.as_str()).collect();
+        table.add_row([
+            one.policy.name.to_string(),
+            schedule.join("; "),
+            one.policy.keep.describe(),
+            one.vms.len().to_string(),
+            next(one),
+            one.last.as_ref().map_or("-".to_owned(), last),
+            one.problems.len().to_string(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn next(one: &PolicyStatus) -> String {
+    match (one.policy.enabled, one.next) {
+        (false, _) => "disabled".to_owned(),
+        (true, Some(next)) => format!("{next:.0}"),
+        (true, None) => "none".to_owned(),
+    }
+}
+
+fn last(run: &PolicyRun) -> String {
+    let failed = if run.failed > 0 { format!(", {} failed", run.failed) } else { String::new() };
+    let again = if run.ended.is_none() { ", under way" } else { "" };
+    format!("{:.0}: {} taken{failed}{again}", run.scheduled, run.taken)
+}
+
+fn show(one: &PolicyStatus) -> String {
+    let policy = &one.policy;
+    let schedule: Vec<_> = policy.schedule.iter().map(|calendar| calendar.as_str()).collect();
+    let min_age = match policy.keep.min_age_s {
+        0 => String::new(),
+        s => format!(", at least {}", api::units::format_seconds(s)),
+    };
+    let names: Vec<_> = one.vms.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+    let more = if one.vms.len() > NAMED_MAX { ", ..." } else { "" };
+    let mut lines = vec![
+        ("policy", policy.name.to_string()),
+        ("schedule", schedule.join("; ")),
+        ("keeps", format!("{}{min_age}; removes {}", policy.keep.describe(), removes(policy.removes))),
+        ("applies to", applies_to(policy)),
+        ("VMs now", format!("{}: {}{more}", one.vms.len(), names.join(", "))),
+        ("names", policy.template.clone()),
+        ("next", next(one)),
+        ("last", one.last.as_ref().map_or("-".to_owned(), last)),
+        ("by", format!("{}, {:.0}", one.by, one.created)),
+    ];
+    if !policy.commit_window.is_empty() {
+        let windows: Vec<_> = policy.commit_window.iter().map(ToString::to_string).collect();
+        lines.push(("commits in", windows.join("; ")));
+    }
+    if one.waiting > 0 {
+        lines.push(("to remove", format!("{} snapshots", one.waiting)));
+    }
+    one.problems.iter().for_each(|found| lines.push(("problem", problem(found))));
+    fields(&lines)
+}
+
+fn removes(which: Removes) -> &'static str {
+    match which {
+        Removes::Own => "its own snapshots",
+        Removes::All => "all snapshots",
+    }
+}
+
+fn applies_to(policy: &Policy) -> String {
+    let patterns = policy.vms.iter().map(ToString::to_string);
+    patterns.chain(policy.tags.iter().map(|tag| format!("tag {tag}"))).collect::<Vec<_>>().join(", ")
+}
+
+fn problem(found: &PolicyProblem) -> String {
+    let what = match &found.snapshot {
+        None => "no snapshot was taken".to_owned(),
+        Some(snapshot) => format!("snapshot {snapshot} was not removed"),
+    };
+    format!("VM {}: {what}: {}", found.vm, found.cause)
+}
+
+fn show_applied(applied: &PolicyApplied) -> String {
+    let taken = applied.taken.iter();
+    let taken =
+        taken.map(|one| format!("taken {}@{}, stun {}", one.vm, one.snapshot, format_us(one.stun_us)));
+    let lines: Vec<_> = taken.chain(applied.problems.iter().map(problem)).collect();
+    if lines.is_empty() {
+        return "nothing was taken: the policy applies to no open VM, or each has a snapshot of this second"
+            .to_owned();
+    }
+    lines.join("\n")
+}
+
+fn show_preview(preview: &PolicyPreview) -> String {
+    let times: Vec<_> = preview.next.iter().map(Timestamp::to_string).collect();
+    let mut lines =
+        vec![format!("next: {}", if times.is_empty() { "none".to_owned() } else { times.join(", ") })];
+    for vm in &preview.vms {
+        let name = vm.next_snapshot.as_ref().map_or(String::new(), |name| format!(", next {name}"));
+        lines.push(format!("VM {}: keeps {}, removes {}{name}", vm.vm, vm.kept, vm.removed.len()));
+        for removed in &vm.removed {
+            let bytes = format_bytes(removed.bytes);
+            lines.push(format!("  removes {} of {:.0}, {bytes}", removed.snapshot, removed.created));
+        }
+    }
+    if preview.vms.is_empty() {
+        lines.push("the policy applies to no open VM".to_owned());
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_replaces_all_and_an_age_alone_none() {
+        let none = KeepArgs {
+            keep_last: None,
+            keep_hourly: None,
+            keep_daily: None,
+            keep_weekly: None,
+            keep_monthly: None,
+            keep_yearly: None,
+            keep_all: false,
+            min_age: None,
+        };
+        let now = Retention { last: 3, daily: 7, ..Retention::default() };
+        assert_eq!(keep(&KeepArgs { min_age: Some(60), ..none }, now), Retention { min_age_s: 60, ..now });
+        let args = KeepArgs { keep_weekly: Some(4), keep_last: None, min_age: None, keep_all: false, ..none };
+        assert_eq!(keep(&args, now), Retention { weekly: 4, ..Retention::default() });
+    }
+}

@@ -1,0 +1,96 @@
+//! The policies, and what is known of their runs.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use api::error::{Error, Result};
+use api::name::{PolicyName, VmName};
+use api::{Policy, PolicyProblem, PolicyRun};
+use blk::sync::{Signal, TaskMutex};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// A run under way.
+#[derive(Debug, Clone)]
+pub(super) struct Pending {
+    pub scheduled: Timestamp,
+    /// `Runs::handled` before the run.
+    pub before: Timestamp,
+    /// End of the tries.
+    pub deadline: Timestamp,
+}
+
+/// A policy on file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct StoredPolicy {
+    #[serde(flatten)]
+    pub(super) policy: Policy,
+    pub(super) created: Timestamp,
+    /// Time of the last change.
+    pub(super) changed: Timestamp,
+    pub(super) by: String,
+}
+
+/// What is known of the runs of a policy.
+#[derive(Debug)]
+pub(super) struct Runs {
+    /// The last scheduled time that has been seen to; later ones are due.
+    pub(super) handled: Timestamp,
+    /// The run under way.
+    pub(super) pending: Option<Pending>,
+    pub(super) last: Option<PolicyRun>,
+    /// Why no snapshot was taken of a VM, and why one was not removed.
+    pub(super) not_taken: BTreeMap<VmName, PolicyProblem>,
+    pub(super) not_removed: BTreeMap<(VmName, String), PolicyProblem>,
+}
+
+impl Runs {
+    pub(super) fn new(handled: Timestamp, last: Option<PolicyRun>) -> Runs {
+        Runs { handled, pending: None, last, not_taken: BTreeMap::new(), not_removed: BTreeMap::new() }
+    }
+}
+
+/// The policies of the daemon, which are on file in its main datastore.
+#[derive(Default)]
+pub(crate) struct Policies {
+    pub(super) all: RefCell<BTreeMap<PolicyName, StoredPolicy>>,
+    pub(super) runs: RefCell<BTreeMap<PolicyName, Runs>>,
+    /// Why the file could not be read. No policy runs then, and none is changed.
+    pub(super) broken: RefCell<Option<Error>>,
+    /// One change at a time: each writes the whole file.
+    pub(super) changing: TaskMutex,
+    pub(super) changed: Signal,
+    pub(super) to_remove: Signal,
+}
+
+impl Policies {
+    /// Lets the tasks look at the policies again: one was changed, or the VMs that they apply to.
+    pub(crate) fn wake(&self) {
+        self.changed.notify();
+        self.to_remove.notify();
+    }
+
+    pub(super) fn refuse_broken(&self) -> Result<()> {
+        let Some(e) = &*self.broken.borrow() else { return Ok(()) };
+        let message = format!(
+            "{e}; no policy runs until the file is repaired, or moved aside, and the daemon is started again"
+        );
+        Err(Error::new(e.kind, message))
+    }
+
+    pub(super) fn get(&self, name: &PolicyName) -> Result<StoredPolicy> {
+        self.refuse_broken()?;
+        let found = self.all.borrow().get(name).cloned();
+        found.ok_or_else(|| Error::not_found(format!("no policy {name}; see `unstun policy list`")))
+    }
+
+    pub(super) fn enabled(&self) -> Vec<Policy> {
+        let all = self.all.borrow();
+        all.values().map(|stored| &stored.policy).filter(|policy| policy.enabled).cloned().collect()
+    }
+
+    /// Changes what is known of the runs of a policy, if it still exists.
+    pub(super) fn with_runs<T>(&self, name: &PolicyName, change: impl FnOnce(&mut Runs) -> T) -> Option<T> {
+        self.runs.borrow_mut().get_mut(name).map(change)
+    }
+}

@@ -1,0 +1,143 @@
+//! Removal: the commits of snapshots that no rule of their policy keeps any more.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use api::error::Result;
+use api::name::{SnapshotRef, VmName};
+use api::{CommitTarget, Policy, PolicyProblem, Removes, Store};
+use blk::manifest::SnapshotState;
+use engine::{JobControl, JobState};
+use futures_util::future::{Either, select};
+use jiff::tz::TimeZone;
+use tracing::info;
+
+use super::retention;
+use crate::daemon::requests::answer::Subject;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::VmRecord;
+
+/// Interval between two looks at what has to be removed: windows begin and snapshots grow old at any time.
+const LOOK_US: u64 = 60_000_000;
+/// Interval between two looks at a commit under way, whose window may end.
+const WINDOW_LOOK_US: u64 = 10_000_000;
+
+/// Snapshots of a VM that a policy may remove, by whether a rule keeps them.
+pub(super) struct Judged {
+    pub kept: u64,
+    /// The oldest first.
+    pub expired: Vec<SnapshotState>,
+}
+
+impl Daemon {
+    /// Removes snapshots of VMs of one kind of store, as long as the daemon runs. Commits of redo VMs move data; a native
+    /// store need not wait for them.
+    pub(in crate::daemon) async fn remove_by_policies(self: Rc<Self>, store: Store) {
+        loop {
+            self.remove_expired(store).await;
+            let (sleep, wanted) = (pin!(self.env.sleep_us(LOOK_US)), self.policies.to_remove.wait());
+            select(sleep, pin!(wanted)).await;
+        }
+    }
+
+    /// Removes what no rule keeps: in a redo store one snapshot after the other, and only when commits may run.
+    pub(super) async fn remove_expired(self: &Rc<Self>, store: Store) {
+        for policy in self.policies.enabled().into_iter().filter(|policy| !policy.keep.all) {
+            for entry in self.policy_vms(&policy).into_iter().filter(|entry| entry.kept.store() == store) {
+                self.remove_expired_of(&policy, &entry).await;
+            }
+        }
+    }
+
+    async fn remove_expired_of(self: &Rc<Self>, policy: &Policy, entry: &Rc<VmRecord>) {
+        let vm = api_types::vm_name(&entry.name);
+        let expired = self.judge(policy, entry).await.expired;
+        self.policies.with_runs(&policy.name, |runs| {
+            runs.not_removed.retain(|(of, name), _| *of != vm || expired.iter().any(|s| s.name == *name));
+        });
+        for snapshot in expired {
+            let is_redo = entry.kept.store() == Store::Redo;
+            // A commit of a redo VM may take long; the policy may have been changed meanwhile.
+            let current = self.policies.get(&policy.name).is_ok_and(|stored| stored.policy == *policy);
+            if !current || is_redo && (!policy.may_commit(self.now()) || entry.running.has_open_job()) {
+                return;
+            }
+            let removed = self.remove_one(policy, entry, &snapshot).await;
+            let key = (vm.clone(), snapshot.name.clone());
+            match removed {
+                Ok(()) => {
+                    self.policies.with_runs(&policy.name, |runs| runs.not_removed.remove(&key));
+                }
+                Err(e) => {
+                    let problem = PolicyProblem {
+                        vm: vm.clone(),
+                        snapshot: Some(snapshot.name),
+                        cause: e.to_string(),
+                        time: self.now(),
+                    };
+                    self.report_problem(&policy.name, &problem);
+                    self.policies.with_runs(&policy.name, |runs| runs.not_removed.insert(key, problem));
+                }
+            }
+        }
+    }
+
+    /// Returns the snapshots of a VM that a policy may remove.
+    pub(super) async fn judge(&self, policy: &Policy, entry: &VmRecord) -> Judged {
+        let mut snapshots = entry.running.state().await.snapshots;
+        let labels = entry.labels.get();
+        let is_own = |s: &SnapshotState| {
+            let label = labels.of_snapshot(s.id).and_then(|label| label.policy.as_ref());
+            label.is_some_and(|of| of.name == policy.name)
+        };
+        snapshots.retain(|s| policy.removes == Removes::All || is_own(s));
+        snapshots.sort_by_key(|s| s.created_unix_us);
+        let taken: Vec<_> = snapshots.iter().map(|s| api_types::time(s.created_unix_us)).collect();
+        let zone = policy.schedule.first().map_or(TimeZone::UTC, |calendar| calendar.zone());
+        let kept = retention::kept(&taken, &policy.keep, &zone, self.now());
+        let count = kept.iter().filter(|kept| **kept).count() as u64;
+        let expired = snapshots.into_iter().zip(kept).filter(|(_, kept)| !kept).map(|(s, _)| s).collect();
+        Judged { kept: count, expired }
+    }
+
+    async fn remove_one(
+        self: &Rc<Self>,
+        policy: &Policy,
+        entry: &Rc<VmRecord>,
+        snapshot: &SnapshotState,
+    ) -> Result<()> {
+        let vm: VmName = api_types::vm_name(&entry.name);
+        let id: SnapshotRef = api_types::id(snapshot.id).parse().expect("an id is a reference");
+        let (daemon, of) = (self.clone(), vm.clone());
+        let start = async move { daemon.snapshot_commit_job(&of, CommitTarget::Snapshot(id)).await };
+        let job = self.answer(Subject::Vm(vm), start).await?;
+        info!("policy {}: VM {}: snapshot {} is removed", policy.name, entry.name, snapshot.name);
+        self.note(entry, &format!("policy {} removes snapshot {}", policy.name, snapshot.name));
+        self.await_in_window(policy, &job).await;
+        job.error().map_or(Ok(()), |e| Err(e.into()))
+    }
+
+    /// Waits for the end of a commit, which is paused while the window of its policy is closed. A commit that a person has
+    /// paused or resumed meanwhile stays as it is.
+    async fn await_in_window(&self, policy: &Policy, job: &Arc<JobControl>) {
+        let mut paused = false;
+        loop {
+            let (ended, look) = (pin!(job.wait()), pin!(self.env.sleep_us(WINDOW_LOOK_US)));
+            if let Either::Left(_) = select(ended, look).await {
+                return;
+            }
+            let may_run = policy.may_commit(self.now());
+            match (job.state(), may_run) {
+                (JobState::Running, false) if !paused => paused = job.pause().is_ok(),
+                (JobState::Paused, true) if paused => {
+                    paused = false;
+                    // It may have ended.
+                    let _ = job.resume();
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Runs: the takes of a policy for a scheduled time.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+
+use api::error::{Error, Result};
+use api::name::{PolicyName, VmName};
+use api::{Policy, PolicyProblem, PolicyRun, PolicyTaken, SnapshotTake};
+use futures_util::future::select;
+use futures_util::stream::{self, StreamExt};
+use jiff::{SignedDuration, Timestamp};
+use tracing::{info, warn};
+
+use super::registry::Pending;
+use super::stored;
+use crate::daemon::requests::answer::Subject;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::SnapshotLabel;
+use crate::daemon::vm::vm_record::VmRecord;
+
+/// Longest time between two looks at the policies: a clock that was changed is noticed within it.
+const LOOK_US: u64 = 60_000_000;
+/// Time after which a snapshot is tried again, in microseconds.
+const AGAIN_US: u64 = 60_000_000;
+/// Time after the scheduled one up to which it is tried again, if no other time is scheduled before.
+const AGAIN_MAX: SignedDuration = SignedDuration::from_hours(1);
+/// Delay up to which a scheduled time is not missed: a daemon that is replaced takes seconds.
+const LATE_MAX: SignedDuration = SignedDuration::from_mins(5);
+/// Difference of two looks at the clock above which it was set back.
+const SET_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
+/// Maximum number of VMs whose snapshots are taken at the same time.
+const TAKES_MAX: usize = 8;
+
+/// What was taken of one VM.
+type Outcome = (VmName, Result<Option<PolicyTaken>>);
+
+impl Daemon {
+    /// Takes the snapshots of all policies at their times, as long as the daemon runs.
+    pub(in crate::daemon) async fn run_policies(self: Rc<Self>) {
+        loop {
+            self.run_due_policies().await;
+            let us = self.until_next_run_us();
+            let (sleep, changed) = (pin!(self.env.sleep_us(us)), self.policies.changed.wait());
+            select(sleep, pin!(changed)).await;
+        }
+    }
+
+    /// Takes what is due now.
+    pub(super) async fn run_due_policies(self: &Rc<Self>) {
+        for policy in self.policies.enabled() {
+            let Some(pending) = self.due(&policy) else { continue };
+            self.run_policy(&policy, pending).await;
+            self.policies.to_remove.notify();
+        }
+    }
+
+    fn until_next_run_us(&self) -> u64 {
+        let now = self.now();
+        let next = self.policies.enabled().iter().filter_map(|policy| policy.next(now)).min();
+        let until =
+            next.map_or(i64::MAX, |next| i64::try_from(next.duration_since(now).as_micros()).unwrap_or(0));
+        // A little later than the time itself.
+        u64::try_from(until).unwrap_or(0).saturating_add(1000).min(LOOK_US)
+    }
+
+    /// Returns the run of a policy that has begun or begins now.
+    fn due(&self, policy: &Policy) -> Option<Pending> {
+        let now = self.now();
+        let handled = self.policies.with_runs(&policy.name, |runs| {
+            if runs.handled.duration_since(now) > SET_BACK_MIN {
+                runs.handled = now;
+                runs.pending = None;
+            }
+            runs.handled
+        })?;
+        let Some(scheduled) = policy.last_between(handled, now) else {
+            return self.policies.with_runs(&policy.name, |runs| runs.pending.clone()).flatten();
+        };
+        let begins = policy.catch_up || now.duration_since(scheduled) <= LATE_MAX;
+        if !begins {
+            info!(
+                "policy {}: the time {scheduled} has passed, and the policy catches nothing up",
+                policy.name
+            );
+        }
+        let next = policy.next(scheduled).unwrap_or(Timestamp::MAX);
+        let deadline = now.saturating_add(AGAIN_MAX).map_or(next, |latest| latest.min(next));
+        let pending = begins.then_some(Pending { scheduled, before: handled, deadline });
+        self.policies.with_runs(&policy.name, |runs| {
+            (runs.handled, runs.pending) = (scheduled, pending.clone());
+            runs.not_taken.clear();
+        });
+        pending
+    }
+
+    async fn run_policy(self: &Rc<Self>, policy: &Policy, pending: Pending) {
+        let Pending { scheduled, deadline, .. } = pending;
+        let started = self.now();
+        let outcomes = self.take_for(policy, scheduled, &self.policy_vms(policy)).await;
+        let failed = self.note_failures(policy, &outcomes);
+        let taken = outcomes.iter().filter(|(_, taken)| matches!(taken, Ok(Some(_)))).count() as u64;
+        let now = self.now();
+        let is_over = failed == 0 || now >= deadline;
+        self.policies.with_runs(&policy.name, |runs| {
+            let first = runs.last.take().filter(|run| run.scheduled == scheduled && run.ended.is_none());
+            let (began, before) = first.map_or((started, 0), |run| (run.started, run.taken));
+            let ended = is_over.then_some(now);
+            runs.last = Some(PolicyRun { scheduled, started: began, ended, taken: before + taken, failed });
+            if is_over {
+                runs.pending = None;
+            }
+        });
+        if !is_over {
+            return self.wake_later(AGAIN_US);
+        }
+        // Without the record the run begins again after a restart, and finds its snapshots.
+        if let Err(e) = stored::write_runs(self).await {
+            warn!("policy {}: its run is not recorded: {e}", policy.name);
+        }
+    }
+
+    fn wake_later(self: &Rc<Self>, us: u64) {
+        let daemon = Rc::downgrade(self);
+        let env = self.env.clone();
+        self.env.spawn_detached(Box::pin(async move {
+            env.sleep_us(us).await;
+            if let Some(daemon) = daemon.upgrade() {
+                daemon.policies.changed.notify();
+            }
+        }));
+    }
+
+    /// Takes the snapshots of a policy for a scheduled time, of VMs that have none for it yet.
+    pub(super) async fn take_for(
+        self: &Rc<Self>,
+        policy: &Policy,
+        scheduled: Timestamp,
+        entries: &[Rc<VmRecord>],
+    ) -> Vec<Outcome> {
+        let takes = entries.iter().map(|entry| {
+            let (daemon, entry, policy) = (self.clone(), entry.clone(), policy.clone());
+            async move {
+                let vm = api_types::vm_name(&entry.name);
+                let subject = Subject::Vm(vm.clone());
+                let work = {
+                    let daemon = daemon.clone();
+                    async move { daemon.take_once(&policy, scheduled, &entry).await }
+                };
+                (vm, daemon.answer(subject, work).await)
+            }
+        });
+        stream::iter(takes).buffered(TAKES_MAX).collect().await
+    }
+
+    /// Takes the snapshot of a VM for a scheduled time; None if it has been taken.
+    async fn take_once(
+        &self,
+        policy: &Policy,
+        scheduled: Timestamp,
+        entry: &VmRecord,
+    ) -> Result<Option<PolicyTaken>> {
+        let label = SnapshotLabel::of_policy(&policy.name, scheduled);
+        let state = entry.running.state().await;
+        if state.snapshots.iter().any(|s| entry.labels.get().of_snapshot(s.id) == Some(&label)) {
+            return Ok(None);
+        }
+        let name = policy.snapshot_name(&entry.name, scheduled).map_err(Error::invalid)?;
+        let request = SnapshotTake { name, message: String::new() };
+        let taken = self.snapshot_take(&api_types::vm_name(&entry.name), request, label).await?;
+        Ok(Some(PolicyTaken { vm: taken.vm, snapshot: taken.snapshot.name, stun_us: taken.stun_us }))
+    }
+
+    /// Keeps why snapshots were not taken, for `policy show`. A cause is news once. Returns the number of VMs.
+    fn note_failures(&self, policy: &Policy, outcomes: &[Outcome]) -> u64 {
+        let mut problems = BTreeMap::new();
+        for (vm, outcome) in outcomes {
+            let Err(error) = outcome else { continue };
+            let problem =
+                PolicyProblem { vm: vm.clone(), snapshot: None, cause: error.to_string(), time: self.now() };
+            self.report_problem(&policy.name, &problem);
+            problems.insert(vm.clone(), problem);
+        }
+        let count = problems.len() as u64;
+        self.policies.with_runs(&policy.name, |runs| runs.not_taken = problems);
+        count
+    }
+
+    /// Reports a problem in the log and as an event of the VM, unless it is known already.
+    pub(super) fn report_problem(&self, policy: &PolicyName, problem: &PolicyProblem) {
+        let PolicyProblem { vm, snapshot, cause, .. } = problem;
+        let known = self.policies.with_runs(policy, |runs| match snapshot {
+            None => runs.not_taken.get(vm).map(|known| known.cause.clone()),
+            Some(snapshot) => {
+                runs.not_removed.get(&(vm.clone(), snapshot.clone())).map(|known| known.cause.clone())
+            }
+        });
+        if known.flatten().as_ref() == Some(cause) {
+            return;
+        }
+        let what = match snapshot {
+            None => "no snapshot was taken".to_owned(),
+            Some(snapshot) => format!("snapshot {snapshot} was not removed"),
+        };
+        warn!("policy {policy}: VM {vm}: {what}: {cause}");
+        if let Ok(entry) = self.entry(vm.as_str()) {
+            self.note(&entry, &format!("policy {policy}: {what}: {cause}"));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Operations on policies.
+
+use std::rc::Rc;
+
+use api::error::{Error, ErrorKind, Result};
+use api::name::{PolicyName, VmName};
+use api::{
+    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyPreviewVm, PolicyProblem, PolicyRemoval,
+    PolicyStatus,
+};
+use jiff::Timestamp;
+
+use super::registry::{Runs, StoredPolicy};
+use super::stored;
+use crate::daemon::requests::api_types;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::vm_record::VmRecord;
+
+/// Maximum number of policies; a daemon serves hundreds of VMs, of which each may have some.
+const POLICIES_MAX: usize = 1000;
+/// Number of scheduled times that a preview shows.
+const TIMES_SHOWN: usize = 5;
+
+impl Daemon {
+    /// Creates a policy. Fails with `Exists` if the name is taken.
+    pub(crate) async fn policy_create(self: &Rc<Self>, policy: Policy, by: String) -> Result<PolicyStatus> {
+        let name = policy.name.clone();
+        let now = self.now();
+        self.change_policies(|all| {
+            if all.contains_key(&policy.name) {
+                let message = format!("policy {} exists; `unstun policy set` changes it", policy.name);
+                return Err(Error::new(ErrorKind::Exists, message));
+            }
+            if all.len() >= POLICIES_MAX {
+                return Err(Error::refused(format!(
+                    "there are {POLICIES_MAX} policies, the most there can be"
+                )));
+            }
+            all.insert(policy.name.clone(), StoredPolicy { policy, created: now, changed: now, by });
+            Ok(())
+        })
+        .await?;
+        self.policies.runs.borrow_mut().insert(name.clone(), Runs::new(now, None));
+        self.policies.wake();
+        self.policy_show(&name).await
+    }
+
+    /// Replaces a policy. Times that have passed are not caught up.
+    pub(crate) async fn policy_set(
+        self: &Rc<Self>,
+        name: &PolicyName,
+        policy: Policy,
+        by: String,
+    ) -> Result<PolicyStatus> {
+        if policy.name != *name {
+            return Err(Error::invalid(format!("policy {name}: found the name {} in the body", policy.name)));
+        }
+        let created = self.policies.get(name)?.created;
+        let now = self.now();
+        let stored = StoredPolicy { policy, created, changed: now, by };
+        self.change_policies(|all| {
+            all.insert(name.clone(), stored);
+            Ok(())
+        })
+        .await?;
+        self.policies.with_runs(name, |runs| {
+            (runs.handled, runs.pending) = (now, None);
+            runs.not_removed.clear();
+        });
+        stored::write_runs(self).await?;
+        self.policies.wake();
+        self.policy_show(name).await
+    }
+
+    /// Removes a policy. Its snapshots stay.
+    pub(crate) async fn policy_remove(self: &Rc<Self>, name: &PolicyName) -> Result<PolicyStatus> {
+        let removed = self.policy_show(name).await?;
+        self.change_policies(|all| {
+            all.remove(name);
+            Ok(())
+        })
+        .await?;
+        self.policies.runs.borrow_mut().remove(name);
+        Ok(removed)
+    }
+
+    /// Changes the policies: first on file, then in force.
+    async fn change_policies(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut std::collections::BTreeMap<PolicyName, StoredPolicy>) -> Result<()>,
+    ) -> Result<()> {
+        let _turn = self.policies.changing.lock().await;
+        self.policies.refuse_broken()?;
+        let mut all = self.policies.all.borrow().clone();
+        change(&mut all)?;
+        stored::write(self, &all).await?;
+        self.policies.all.replace(all);
+        Ok(())
+    }
+
+    pub(crate) async fn policy_list(&self) -> Result<Vec<PolicyStatus>> {
+        self.policies.refuse_broken()?;
+        let all: Vec<_> = self.policies.all.borrow().values().cloned().collect();
+        let mut shown = Vec::new();
+        for stored in all {
+            shown.push(self.show_policy(stored).await);
+        }
+        Ok(shown)
+    }
+
+    pub(crate) async fn policy_show(&self, name: &PolicyName) -> Result<PolicyStatus> {
+        Ok(self.show_policy(self.policies.get(name)?).await)
+    }
+
+    async fn show_policy(&self, stored: StoredPolicy) -> PolicyStatus {
+        let StoredPolicy { policy, created, by, .. } = stored;
+        let entries = self.policy_vms(&policy);
+        let mut waiting = 0;
+        for entry in entries.iter().filter(|_| !policy.keep.all) {
+            waiting += self.judge(&policy, entry).await.expired.len() as u64;
+        }
+        let (last, problems) = self
+            .policies
+            .with_runs(&policy.name, |runs| {
+                let problems: Vec<PolicyProblem> =
+                    runs.not_taken.values().chain(runs.not_removed.values()).cloned().collect();
+                (runs.last.clone(), problems)
+            })
+            .unwrap_or_default();
+        PolicyStatus {
+            next: policy.next(self.now()).filter(|_| policy.enabled),
+            vms: entries.iter().map(|entry| api_types::vm_name(&entry.name)).collect(),
+            policy,
+            created,
+            by,
+            last,
+            waiting,
+            problems,
+        }
+    }
+
+    /// Returns what a policy will do, whether it exists or not.
+    pub(crate) async fn policy_preview(&self, policy: Policy) -> Result<PolicyPreview> {
+        let mut next = Vec::new();
+        let mut from = self.now();
+        while let Some(time) = policy.next(from).filter(|_| next.len() < TIMES_SHOWN) {
+            next.push(time);
+            from = time;
+        }
+        let mut vms = Vec::new();
+        for entry in self.policy_vms(&policy) {
+            vms.push(self.preview_vm(&policy, next.first().copied(), &entry).await?);
+        }
+        Ok(PolicyPreview { policy, next, vms })
+    }
+
+    async fn preview_vm(
+        &self,
+        policy: &Policy,
+        next: Option<Timestamp>,
+        entry: &VmRecord,
+    ) -> Result<PolicyPreviewVm> {
+        let judged = self.judge(policy, entry).await;
+        let bytes = match judged.expired.is_empty() {
+            true => std::collections::BTreeMap::new(),
+            false => entry.running.delta_bytes().await?,
+        };
+        let removed = judged.expired.iter().map(|snapshot| PolicyRemoval {
+            snapshot: snapshot.name.clone(),
+            created: api_types::time(snapshot.created_unix_us),
+            bytes: bytes.get(&snapshot.id).copied().unwrap_or(0),
+        });
+        let name = next.map(|next| policy.snapshot_name(&entry.name, next)).transpose();
+        Ok(PolicyPreviewVm {
+            vm: api_types::vm_name(&entry.name),
+            next_snapshot: name.map_err(Error::invalid)?.map(|name| name.to_string()),
+            kept: judged.kept,
+            removed: removed.collect(),
+        })
+    }
+
+    /// Takes the snapshots of a policy now, and lets those be removed that no rule keeps. The schedule stays as it is.
+    pub(crate) async fn policy_apply(
+        self: &Rc<Self>,
+        name: &PolicyName,
+        request: PolicyApply,
+    ) -> Result<PolicyApplied> {
+        let policy = self.policies.get(name)?.policy;
+        let entries = self.policy_vms(&policy);
+        if let Some(vm) = request.vms.iter().find(|vm| !entries.iter().any(|entry| entry.name == vm.as_str()))
+        {
+            let vms: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).take(20).collect();
+            let message =
+                format!("policy {name} applies to no open VM {vm}; it applies to: {}", vms.join(", "));
+            return Err(Error::refused(message));
+        }
+        let is_wanted = |vm: &str| {
+            request.vms.is_empty() || request.vms.iter().any(|wanted: &VmName| wanted.as_str() == vm)
+        };
+        let wanted: Vec<_> = entries.into_iter().filter(|entry| is_wanted(&entry.name)).collect();
+        let now = Timestamp::from_second(self.now().as_second()).unwrap_or_else(|_| self.now());
+        let mut applied = PolicyApplied { taken: Vec::new(), problems: Vec::new() };
+        for (vm, outcome) in self.take_for(&policy, now, &wanted).await {
+            match outcome {
+                Ok(taken) => applied.taken.extend(taken),
+                Err(e) => {
+                    let cause = e.to_string();
+                    applied.problems.push(PolicyProblem { vm, snapshot: None, cause, time: self.now() });
+                }
+            }
+        }
+        self.policies.to_remove.notify();
+        Ok(applied)
+    }
+}

@@ -1,0 +1,174 @@
+//! Labels of a VM: its tags and its note, and who took which of its snapshots; the file in its home's `.unstun` folder.
+//!
+//! `docs/formats/vmdk.md` describes the file ("Labels of a VM").
+
+use std::cell::{Ref, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::VmLabels;
+use api::name::{PolicyName, Tag};
+use blk::sync::TaskMutex;
+use blk::{Dir, Error, ErrorKind};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::vm::home_folder::HomeFolder;
+
+const LABELS_NAME: &str = "labels";
+/// Name of a damaged file that was set aside.
+const DAMAGED_NAME: &str = "labels.damaged";
+/// Maximum size of the file in bytes: 10,000 snapshots at less than 400 bytes each.
+const LABELS_BYTES_MAX: u64 = 4 << 20;
+
+/// Content of the file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Labels {
+    pub tags: Vec<Tag>,
+    pub note: String,
+    /// By the snapshot's id. A snapshot of other software has none.
+    snapshots: BTreeMap<String, SnapshotLabel>,
+    /// Fields of a newer version, which stay.
+    #[serde(flatten)]
+    others: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Who took a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotLabel {
+    /// As in the audit: `user NAME (uid N)`, `token NAME` or `policy NAME`.
+    pub by: String,
+    /// The policy that took it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyRef>,
+}
+
+/// A policy, and the scheduled time of a take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PolicyRef {
+    pub name: PolicyName,
+    pub scheduled: Timestamp,
+}
+
+/// Returns an id as the API shows it.
+fn hexadecimal(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+impl SnapshotLabel {
+    pub(crate) fn of_caller(who: &str) -> SnapshotLabel {
+        SnapshotLabel { by: who.to_owned(), policy: None }
+    }
+
+    pub(crate) fn of_policy(name: &PolicyName, scheduled: Timestamp) -> SnapshotLabel {
+        let policy = PolicyRef { name: name.clone(), scheduled };
+        SnapshotLabel { by: format!("policy {name}"), policy: Some(policy) }
+    }
+}
+
+impl Labels {
+    pub(crate) fn of_snapshot(&self, id: u128) -> Option<&SnapshotLabel> {
+        self.snapshots.get(&hexadecimal(id))
+    }
+
+    /// Adds the label of a snapshot, and removes those of snapshots that are not `known` any more.
+    pub(crate) fn add(&mut self, id: u128, label: SnapshotLabel, known: &BTreeSet<u128>) {
+        let known: BTreeSet<String> = known.iter().map(|id| hexadecimal(*id)).collect();
+        self.snapshots.retain(|id, _| known.contains(id));
+        self.snapshots.insert(hexadecimal(id), label);
+    }
+
+    pub(crate) fn shown(&self) -> VmLabels {
+        VmLabels { tags: self.tags.clone(), note: self.note.clone() }
+    }
+}
+
+/// Labels of an open VM.
+#[derive(Default)]
+pub(crate) struct VmRecordLabels {
+    now: RefCell<Labels>,
+    /// One change at a time: each writes the whole file.
+    changing: TaskMutex,
+}
+
+impl VmRecordLabels {
+    pub(crate) fn new(labels: Labels) -> VmRecordLabels {
+        VmRecordLabels { now: RefCell::new(labels), changing: TaskMutex::default() }
+    }
+
+    pub(crate) fn get(&self) -> Ref<'_, Labels> {
+        self.now.borrow()
+    }
+
+    /// Changes the labels: first on file, by `write`, then in force.
+    pub(crate) async fn change(
+        &self,
+        change: impl FnOnce(&mut Labels),
+        write: impl AsyncFnOnce(Vec<u8>) -> blk::Result<()>,
+    ) -> blk::Result<()> {
+        let _turn = self.changing.lock().await;
+        let mut labels = self.get().clone();
+        change(&mut labels);
+        write(serde_json::to_vec(&labels).expect("labels are JSON")).await?;
+        self.now.replace(labels);
+        Ok(())
+    }
+
+    pub(crate) fn take(&self) -> VmRecordLabels {
+        VmRecordLabels::new(self.now.take())
+    }
+}
+
+/// Returns the labels of a home, and why they are not as the file says, if they are not. A damaged file does not keep the
+/// VM from being served; it is set aside.
+pub(crate) async fn read(home: &HomeFolder) -> blk::Result<(Labels, Option<String>)> {
+    let place = home.own.path_of(LABELS_NAME);
+    let labels = match home.read(LABELS_NAME, LABELS_BYTES_MAX).await {
+        Ok(None) => return Ok((Labels::default(), None)),
+        Ok(Some(bytes)) => serde_json::from_slice(&bytes).map_err(|e| Error::damaged(&place, e.to_string())),
+        Err(e) => Err(e),
+    };
+    match labels {
+        Ok(labels) => Ok((labels, None)),
+        Err(error) if error.kind == ErrorKind::Damaged => {
+            home.own.rename(LABELS_NAME, DAMAGED_NAME).await?;
+            let remedy = format!(
+                "the VM has no tags and no note now, and no policy removes its present snapshots; the file is kept as {DAMAGED_NAME}"
+            );
+            Ok((Labels::default(), Some(format!("{error}; {remedy}"))))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Durably replaces the labels of a home.
+pub(crate) async fn write(own: &Dir, text: &[u8]) -> blk::Result<()> {
+    own.replace_file(LABELS_NAME, text).await
+}
+
+/// Copies the labels of a home to another one. Durable when the call returns.
+pub(crate) async fn copy(from: &Dir, to: &Dir) -> blk::Result<()> {
+    match from.read_file(LABELS_NAME, LABELS_BYTES_MAX).await {
+        Ok(bytes) => to.replace_file(LABELS_NAME, &bytes).await,
+        Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Damaged) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_read_as_they_were_written_with_the_fields_of_a_newer_version() {
+        let text = r#"{"tags":["prod"],"note":"x","snapshots":{"01":{"by":"token ci"}},"owner":"a team"}"#;
+        let labels: Labels = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&labels).unwrap(), text);
+        let mut labels = Labels::default();
+        let scheduled = "2026-11-27T02:00:00Z".parse().unwrap();
+        let label = SnapshotLabel::of_policy(&"nightly".parse().unwrap(), scheduled);
+        labels.snapshots.insert(hexadecimal(7), label.clone());
+        let again: Labels = serde_json::from_slice(&serde_json::to_vec(&labels).unwrap()).unwrap();
+        assert_eq!(again.of_snapshot(7), Some(&label));
+    }
+}

@@ -1,0 +1,51 @@
+//! Changes of a VM's labels.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use api::VmLabels;
+use api::error::Result;
+use api::name::VmName;
+use blk::dir::OWN_FOLDER;
+
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::{Labels, SnapshotLabel};
+use crate::daemon::vm::vm_record::VmRecord;
+use crate::daemon::vm::{labels, paths};
+
+impl Daemon {
+    /// Durably records who takes a snapshot, before it is taken: after a crash, a snapshot of a policy is known as such.
+    pub(crate) async fn label_snapshot(
+        &self,
+        entry: &VmRecord,
+        id: u128,
+        label: SnapshotLabel,
+    ) -> blk::Result<()> {
+        let state = entry.running.state().await;
+        let snapshots = state.snapshots.iter().chain(state.bin.iter().flat_map(|binned| &binned.snapshots));
+        let known: BTreeSet<u128> = snapshots.map(|snapshot| snapshot.id).collect();
+        self.change_labels(entry, |labels| labels.add(id, label, &known)).await
+    }
+
+    async fn change_labels(&self, entry: &VmRecord, change: impl FnOnce(&mut Labels)) -> blk::Result<()> {
+        let write = async |text: Vec<u8>| {
+            let write = async || {
+                let own = paths::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
+                labels::write(&own, &text).await
+            };
+            self.with_reserve(&entry.datastore, write).await
+        };
+        entry.labels.change(change, write).await
+    }
+
+    /// Replaces the tags and the note of a VM.
+    pub(crate) async fn vm_set_labels(self: &Rc<Self>, vm: &VmName, wanted: VmLabels) -> Result<api::Vm> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let VmLabels { mut tags, note } = wanted;
+        tags.sort();
+        tags.dedup();
+        self.change_labels(&entry, |labels| (labels.tags, labels.note) = (tags, note)).await?;
+        self.policies.wake();
+        self.show(&entry).await
+    }
+}

@@ -1,0 +1,126 @@
+//! Policies on a real daemon: takes at their times while a guest writes, removals, a kill, tags, and damaged input.
+
+use serde_json::Value;
+
+use crate::daemon::Datastore;
+use crate::load::Fio;
+use crate::space::until;
+
+/// Returns the names of a VM's snapshots, each with who took it.
+fn snapshots(datastore: &Datastore, vm: &str) -> Vec<(String, String)> {
+    let tree = datastore.json(&format!("snapshot tree {vm}"));
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let all = tree["snapshots"].as_array().unwrap();
+    all.iter().map(|one| (text(&one["name"]), text(&one["created_by"]))).collect()
+}
+
+/// Returns a schedule of once a minute, the first time of which is in three seconds.
+fn soon() -> String {
+    let time = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(3);
+    format!("*:*:{}", time.strftime("%S"))
+}
+
+#[test]
+fn a_policy_takes_while_guests_write_and_removes_its_own() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for store in ["native", "redo"] {
+        datastore.json(&format!("vm create {store} --disk 64M --store {store}"));
+        datastore.json(&format!("snapshot take {store} mine"));
+    }
+    let load = ["native", "redo"].map(|vm| Fio::verify(&datastore.uri(&format!("{vm}/disk0")), 64));
+    let created = datastore
+        .command(&[
+            "--json",
+            "policy",
+            "create",
+            "often",
+            "--schedule",
+            &soon(),
+            "--keep-last",
+            "1",
+            "--vm",
+            "*",
+        ])
+        .output()
+        .unwrap();
+    assert!(created.status.success(), "{created:?}");
+    let taken = until("the first run", || {
+        let shown = datastore.json("policy show often");
+        (shown["last"]["taken"].as_u64() == Some(2)).then_some(shown)
+    });
+    assert_eq!(
+        (taken["last"]["failed"].as_u64(), taken["problems"].as_array().map(Vec::len)),
+        (Some(0), Some(0))
+    );
+    let scheduled = snapshots(&datastore, "native")[1].clone();
+    assert_eq!(scheduled.1, "policy often");
+    // The second of the scheduled run has its snapshots.
+    let apply = || datastore.json("policy apply often")["taken"].as_array().unwrap().len();
+    assert_eq!(until("another second", || Some(apply()).filter(|&taken| taken > 0)), 2);
+    for vm in ["native", "redo"] {
+        until("the removal of the first one", || {
+            let now = snapshots(&datastore, vm);
+            let by_hand = now[0].0 == "mine" && now[0].1.starts_with("user ");
+            (by_hand && now.len() == 2 && now[1].0 != scheduled.0).then_some(())
+        });
+    }
+    load.into_iter().for_each(Fio::finish);
+    daemon.stop();
+}
+
+#[test]
+fn policies_and_tags_outlive_a_kill_and_what_exists_is_not_removed_unasked() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("vm set web --add-tag prod --note shop");
+    datastore.json("policy create p --schedule yearly --keep-last 1 --tag prod");
+    datastore.json("policy apply p");
+    datastore.json("snapshot take web mine");
+    let (code, said) = datastore.fails("policy set p --removes all");
+    assert!(code == 3 && said.contains("--yes lets the policy remove them"), "{said}");
+    daemon.kill();
+    let daemon = datastore.start();
+    assert_eq!(datastore.json("vm show web")["note"], "shop");
+    let shown = datastore.json("policy show p");
+    assert_eq!((shown["vms"][0].as_str(), shown["policy"]["removes"].as_str()), (Some("web"), Some("own")));
+    assert_eq!(snapshots(&datastore, "web").len(), 2);
+    datastore.json("policy set p --removes all --yes");
+    until("the removal", || (snapshots(&datastore, "web").len() == 1).then_some(()));
+    assert_eq!(snapshots(&datastore, "web")[0].0, "mine", "the last one is kept");
+    datastore.json("policy set p --removes own --yes");
+    // A move takes the tags and the labels along.
+    datastore.json("policy apply p");
+    datastore.json("vm move web --store redo");
+    assert_eq!(datastore.json("vm show web")["tags"][0], "prod");
+    assert_eq!(snapshots(&datastore, "web")[1].1, "policy p");
+    datastore.json("policy remove p");
+    assert_eq!(snapshots(&datastore, "web").len(), 2);
+    daemon.stop();
+}
+
+#[test]
+fn what_is_no_policy_is_refused_with_the_field_and_an_example() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for (line, code, expected) in [
+        ("policy create p --schedule daily --vm x", 2, "keep: expected a rule, such as last: 7"),
+        (
+            "policy create p --keep-last 1 --vm x",
+            2,
+            "schedule: expected at least one calendar expression, such as daily",
+        ),
+        ("policy create p --schedule daily --keep-last 1", 2, "applies to no VM"),
+        ("policy create p --schedule sometimes --keep-last 1 --vm x", 2, "examples are `daily`"),
+        ("policy create p --schedule daily --keep-last 1 --vm x --commit-window 22:00", 2, "HH:MM-HH:MM"),
+        ("policy create p --schedule daily --keep-last 1 --vm x --template y", 2, "{time}"),
+        ("policy show p", 4, "no policy p"),
+        ("policy set p --keep-last 1", 4, "no policy p"),
+        ("policy apply p", 4, "no policy p"),
+    ] {
+        let (found, said) = datastore.fails(line);
+        assert!(found == code && said.contains(expected), "{line}: {found}: {said}");
+    }
+    daemon.stop();
+}
