@@ -18,13 +18,14 @@ use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
 use crate::name::{DatastoreName, DiskRef, PolicyName, TokenName, VmName};
 use crate::{
-    AuditEntry, BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview,
-    CommitTarget, ConsoleLink, Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved,
-    Diff, Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode,
-    Event, Job, JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset,
-    Revert, SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token,
-    TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits,
-    VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold, AuditEntry,
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
+    ConsoleLink, Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff,
+    Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event,
+    Job, JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert,
+    SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate,
+    TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove,
+    VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
@@ -296,6 +297,19 @@ routes! {
     DELETE "/policies/{name}" => policy_remove(name: &PolicyName) -> PolicyStatus;
     POST "/policies/{name}/apply" =>
         policy_apply(name: &PolicyName, request: &PolicyApply) -> PolicyApplied, request;
+
+    GET "/alarms?all={all}" => alarm_list(all: bool) -> Vec<Alarm>;
+    POST "/alarms/{id}/acknowledge" =>
+        alarm_acknowledge(id: &str, request: &AlarmAcknowledge) -> Alarm, request;
+    DELETE "/alarms/{id}/acknowledge" => alarm_unacknowledge(id: &str) -> Alarm;
+    GET "/alarms/channels" => alarm_channels() -> Vec<AlarmChannel>;
+    POST "/alarms/channels/{name}/test" => alarm_test(name: &str) -> AlarmChannel;
+    GET "/alarms/mutes" => alarm_mutes() -> Vec<AlarmMuted>;
+    POST "/alarms/mutes" => alarm_mute(request: &AlarmMute) -> AlarmMuted, request;
+    DELETE "/alarms/mutes/{id}" => alarm_unmute(id: u64) -> AlarmMuted;
+    GET "/alarms/rules" => alarm_rules() -> Vec<AlarmRuleShown>;
+    PUT "/alarms/rules" => alarm_set_threshold(request: &AlarmThreshold) -> Vec<AlarmRuleShown>, request;
+    DELETE "/alarms/rules/{rule}" => alarm_reset_rule(rule: &str) -> Vec<AlarmRuleShown>;
 
     GET "/tokens" => token_list() -> Vec<Token>;
     POST "/tokens" => token_create(request: &TokenCreate) -> TokenCreated, request;

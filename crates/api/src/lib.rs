@@ -20,6 +20,7 @@ macro_rules! words {
 }
 
 mod access;
+mod alarm;
 pub mod args;
 mod bin;
 pub mod calendar;
@@ -51,6 +52,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use access::*;
+pub use alarm::*;
 pub use bin::*;
 pub use datastore::*;
 pub use disk::*;

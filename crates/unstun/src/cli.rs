@@ -1,5 +1,6 @@
 //! Command line of `unstun`: its arguments and its exit codes.
 
+mod alarm;
 mod bin;
 mod disk;
 mod policy;
@@ -15,6 +16,7 @@ use std::sync::LazyLock;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
 
+use crate::alarms::deliver::CHANNELS_DIR;
 use crate::log::Filter;
 use crate::memory::{CORES_MAX, MAP_CACHE_BYTES_MIN, Memory};
 use api::args::lab::LabCommand;
@@ -24,6 +26,7 @@ use api::name::{DatastoreName, VmName};
 use api::units;
 use api::{AttachTo, AttachVia};
 
+pub use alarm::{AlarmCommand, MuteArgs, Threshold, ThresholdArgs};
 pub use bin::{BinCommand, ConsentArgs};
 pub use disk::{DiskSpec, DiskSpecs};
 pub use policy::{KeepArgs, PolicyArgs, PolicyCommand};
@@ -85,6 +88,9 @@ pub enum Command {
     /// Take and remove snapshots by a schedule
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// List, acknowledge and mute alarms, and change their rules
+    #[command(subcommand)]
+    Alarm(AlarmCommand),
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
@@ -133,6 +139,12 @@ pub struct UpArgs {
     /// Use this private key for TLS, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// Deliver alarms over the channels that the files in this folder describe
+    #[arg(long, value_name = "DIR", default_value = CHANNELS_DIR)]
+    pub alarms_dir: PathBuf,
+    /// Look at the daemon for alarms at this interval, such as 30s; a warning takes two looks in a row
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::parse_duration_s)]
+    pub alarms_every: u64,
     /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: at most a sixteenth]
     #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]
     pub map_cache: Option<usize>,

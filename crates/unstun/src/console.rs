@@ -2,6 +2,7 @@
 //! read, and every form sent. No page loads anything from elsewhere.
 
 mod actions;
+mod alarms;
 mod bin;
 mod browser;
 mod chart;
@@ -9,6 +10,7 @@ mod create;
 mod login;
 mod overview;
 mod page;
+mod policies;
 mod tree;
 mod vm;
 
@@ -34,6 +36,7 @@ use tokio::sync::watch;
 
 use crate::access::authorize::Access;
 use crate::access::sessions::Notice;
+use crate::alarms::Alarms;
 use crate::console::browser::{Browser, guarded, with_session};
 use crate::console::overview::Filter;
 use crate::console::page::Page;
@@ -60,7 +63,14 @@ pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
         .route("/activity", get(activity))
         .route("/bin", get(bin_page))
         .route("/bin/restore", post(bin::restore))
+        .route("/alarms", get(alarms_page))
+        .route("/alarms/{id}/acknowledge", post(alarms::acknowledge))
+        .route("/alarms/{id}/mute", post(alarms::mute))
         .route("/create", post(create::create))
+        .route("/policies", get(policies_page))
+        .route("/policies/create", post(policies::create))
+        .route("/policies/{name}/apply", post(policies::apply))
+        .route("/policies/{name}/switch", post(policies::switch))
         .route("/live", get(live))
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
@@ -159,17 +169,44 @@ async fn bin_page(State(access): State<Arc<Access>>, Extension(browser): Extensi
     show(&access, &browser, "Bin", &bin::page(&entries, &browser.session))
 }
 
+async fn alarms_page(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Extension(all): Extension<Arc<Alarms>>,
+) -> Response {
+    let caller = &browser.session.caller;
+    let mut found = all.list(true);
+    found.retain(|alarm| caller.reaches_alarm(alarm));
+    let mutes = if caller.is_limited() { Vec::new() } else { all.mutes() };
+    show(&access, &browser, "Alarms", &alarms::page(&found, &mutes, &browser.session))
+}
+
+async fn policies_page(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+) -> Response {
+    let look = async |daemon: Rc<Daemon>| daemon.policy_list().await;
+    let known = match browser.session.caller.refuse_limited("policy list") {
+        Ok(()) => access.core.ask(Subject::None, look).await,
+        Err(error) => Err(error),
+    };
+    match known {
+        Ok(all) => show(&access, &browser, "Policies", &policies::page(&all, &browser.session)),
+        Err(error) => fault(&browser, "Policies", &error),
+    }
+}
+
 fn show(access: &Access, browser: &Browser, title: &str, body: &maud::Markup) -> Response {
     // A refresh keeps the notice that the page has.
     let notice = if browser.is_refresh { None } else { access.sessions.take_notice(&browser.secret) };
-    let page = Page { title, session: &browser.session, is_live: true, notice: notice.as_ref() };
+    let page = Page { title, browser, is_live: true, notice: notice.as_ref() };
     page.with(body).into_response()
 }
 
 fn fault(browser: &Browser, title: &str, error: &Error) -> Response {
     let status = StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let notice = Notice::Fault(error.message.clone());
-    let page = Page { title, session: &browser.session, is_live: false, notice: Some(&notice) };
+    let page = Page { title, browser, is_live: false, notice: Some(&notice) };
     let body = html! { p { a href="/" { "To the overview" } } };
     (status, page.with(&body)).into_response()
 }

@@ -40,6 +40,7 @@ pub(crate) use datastore::rebuild::rebuild as rebuild_datastore;
 pub(crate) use datastore::unserved::{check_store, store_at};
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use place::Place;
+pub(crate) use requests::alarm_figures::AlarmFigures;
 pub(crate) use requests::answer::Subject;
 pub(crate) use requests::bridge::CoreHandle;
 pub(crate) use requests::metrics::Metrics;

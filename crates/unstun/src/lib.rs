@@ -5,6 +5,7 @@
 //! no lab (`unstun lab` and `unstun demo` run the program `unstun-lab`).
 
 mod access;
+mod alarms;
 pub mod cli;
 mod command;
 mod console;

@@ -1,6 +1,7 @@
 //! The REST API: routes under `/api/v1`, served on a Unix socket and over TCP. Each request is checked
 //! (`checked.rs`).
 
+mod alarms;
 pub mod body;
 mod checked;
 pub(crate) mod listeners;
@@ -18,7 +19,7 @@ use api::error::{Error, ErrorBody};
 use api::name::VmName;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Json, Path, Query, Request};
+use axum::extract::{DefaultBodyLimit, Extension, FromRequest, FromRequestParts, Json, Path, Query, Request};
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode};
@@ -29,6 +30,7 @@ use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use crate::access::authorize::Access;
+use crate::alarms::Alarms;
 use crate::console;
 
 /// The largest body is a `VmCreate`: 60 disks, each with a folder's path of up to 4096 bytes.
@@ -112,7 +114,7 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 }
 
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
-pub(crate) fn router(access: Arc<Access>, shown: console::Shown) -> Router {
+pub(crate) fn router(access: Arc<Access>, alarms: Arc<Alarms>, shown: console::Shown) -> Router {
     let checked = from_fn_with_state(access.clone(), checked::authorize);
     let routes = routes::all(access.clone()).route_layer(checked.clone());
     let console = console::routes(&access, shown);
@@ -124,6 +126,7 @@ pub(crate) fn router(access: Arc<Access>, shown: console::Shown) -> Router {
         .merge(console)
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(no_such_method)
+        .layer(Extension(alarms))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(logged))
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::{TokenName, VmName};
-use api::{Job, Role, Token, VmGlob};
+use api::{Alarm, Job, Role, Token, VmGlob};
 use jiff::Timestamp;
 
 /// Where a connection comes from.
@@ -73,6 +73,11 @@ impl Caller {
     /// Returns whether a job is of one of the caller's VMs.
     pub(crate) fn reaches_job(&self, job: &Job) -> bool {
         job.vm.as_ref().map_or(!self.is_limited(), |vm| self.reaches(vm.as_str()))
+    }
+
+    /// Returns whether an alarm is about one of the caller's VMs.
+    pub(crate) fn reaches_alarm(&self, alarm: &Alarm) -> bool {
+        alarm.vm.as_ref().map_or(!self.is_limited(), |vm| self.reaches(vm.as_str()))
     }
 
     /// Refuses a VM that the caller does not reach.

@@ -106,6 +106,17 @@ pub(crate) const RIGHTS: &[Right] = &[
     put("/policies/{name}", "policy set", Admin, All),
     delete("/policies/{name}", "policy remove", Admin, All),
     post("/policies/{name}/apply", "policy apply", Operator, All),
+    get("/alarms", "alarm list", Viewer, Listed),
+    post("/alarms/{alarm}/acknowledge", "alarm ack", Operator, Listed),
+    delete("/alarms/{alarm}/acknowledge", "alarm unack", Operator, Listed),
+    get("/alarms/channels", "alarm channels", Viewer, All),
+    post("/alarms/channels/{name}/test", "alarm test", Operator, All),
+    get("/alarms/mutes", "alarm mutes", Viewer, All),
+    post("/alarms/mutes", "alarm mute", Operator, All),
+    delete("/alarms/mutes/{id}", "alarm unmute", Operator, All),
+    get("/alarms/rules", "alarm rules", Viewer, All),
+    put("/alarms/rules", "alarm set", Admin, All),
+    delete("/alarms/rules/{rule}", "alarm reset", Admin, All),
     get("/tokens", "token list", Admin, All),
     post("/tokens", "token create", Admin, All),
     delete("/tokens/{name}", "token revoke", Admin, All),
@@ -148,7 +159,12 @@ mod tests {
     /// The routes that the sources declare, and those of the table.
     #[test]
     fn the_table_has_every_route() {
-        let sources = [include_str!("../rest/routes.rs"), include_str!("../rest.rs")].concat();
+        let sources = [
+            include_str!("../rest/routes.rs"),
+            include_str!("../rest/alarms.rs"),
+            include_str!("../rest.rs"),
+        ]
+        .concat();
         let declared = sources.split(".route(").skip(1).filter_map(|rest| rest.split('"').nth(1));
         let declared: BTreeSet<&str> = declared.collect();
         assert_eq!(declared, RIGHTS.iter().map(|right| right.route).collect());

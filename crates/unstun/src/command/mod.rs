@@ -1,5 +1,6 @@
 //! Commands, one module per noun. Each command sends requests to the daemon, then prints.
 
+mod alarm;
 mod attach;
 mod bin;
 mod check;
@@ -79,6 +80,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
         Command::Policy(command) => policy::run(command, client, output).await,
+        Command::Alarm(command) => alarm::run(command, client, output).await,
         Command::Token(command) => token::run(command, client, output).await,
         Command::Console { vm } => token::console(vm.as_ref(), client, output).await,
         Command::Audit(args) => token::audit(args.last, client, output).await,

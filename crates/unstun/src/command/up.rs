@@ -17,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::authorize::Access;
+use crate::alarms::Alarms;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
 use crate::console::Shown;
@@ -51,7 +52,7 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
 /// Serves until a signal, then drains, in whatever state the API is.
 async fn serve(datastore: &Datastore, core: Arc<CoreHandle>, args: &UpArgs, output: Output) -> Result<()> {
     let served = match listen_api(datastore, &core, args, output).await {
-        Ok((listeners, signals)) => serve_until_signal(datastore, listeners, &core, signals).await,
+        Ok((listeners, signals)) => serve_until_signal(datastore, args, listeners, &core, signals).await,
         Err(error) => Err(error),
     };
     let drained = core.shutdown().await;
@@ -152,6 +153,7 @@ fn certificate_files(args: &UpArgs) -> Option<CertificateFiles> {
 
 async fn serve_until_signal(
     datastore: &Datastore,
+    args: &UpArgs,
     listeners: Listeners,
     core: &Arc<CoreHandle>,
     mut signals: Signals,
@@ -163,7 +165,10 @@ async fn serve_until_signal(
     let (end, ends) = watch::channel(false);
     let history: Arc<History> = Arc::default();
     tokio::spawn(history::keep(history.clone(), core.clone(), ends.clone()));
-    let router = rest::router(access, Shown { history, ends });
+    let alarms = Alarms::start(core, datastore.root(), args.alarms_dir.clone()).await;
+    let every = Duration::from_secs(args.alarms_every);
+    tokio::spawn(alarms.clone().keep(every, history.clone(), ends.clone()));
+    let router = rest::router(access, alarms, Shown { history, ends });
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();

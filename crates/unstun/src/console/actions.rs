@@ -191,7 +191,7 @@ pub(super) async fn preview(
         Ok((preview, vm)) => {
             let (title, body) =
                 (format!("{} {vm}?", verb_shown(&sent.verb)), question(&preview, &sent, &vm, &browser));
-            let page = Page { title: &title, session: &browser.session, is_live: false, notice: None };
+            let page = Page { title: &title, browser: &browser, is_live: false, notice: None };
             page.with(&body).into_response()
         }
         Err(error) => browser.back_to(&format!("/vms/{vm}"), &access, Err(error)),
@@ -313,8 +313,8 @@ pub(super) async fn job(
 }
 
 impl Browser {
-    /// Carries out what a form of this session asks for, if the caller has the right of the API's route. `path` and `vm` are
-    /// those of the route.
+    /// Carries out what a form of this session asks for, if the caller has the right of the API's route, which has its method
+    /// before it unless that is POST. `path` and `vm` are those of the route.
     pub(super) async fn act<T>(
         &self,
         access: &Access,
@@ -324,7 +324,9 @@ impl Browser {
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         self.check(&sent.form_key)?;
-        let of = (rights::needed(&Method::POST, route), path, vm);
+        let (method, route) = route.split_once(' ').unwrap_or(("POST", route));
+        let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::POST);
+        let of = (rights::needed(&method, route), path, vm);
         access.act(&self.session.caller, &self.origin, of, body, work).await
     }
 

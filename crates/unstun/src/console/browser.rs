@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::Alarm;
 use api::error::{Error, ErrorKind, Result};
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{
@@ -15,6 +16,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use crate::access::authorize::Access;
 use crate::access::callers::Origin;
 use crate::access::sessions::Session;
+use crate::alarms::Alarms;
 
 /// Everything comes from the daemon itself; no page of it is part of another site's.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -32,6 +34,8 @@ pub(super) struct Browser {
     pub origin: Origin,
     /// The script fetches the page that it shows already.
     pub is_refresh: bool,
+    /// Number of alarms that last and are not acknowledged, as far as they are about its VMs.
+    pub alarms: usize,
 }
 
 impl Browser {
@@ -65,7 +69,11 @@ pub(super) async fn with_session(
         return Redirect::to("/login").into_response();
     };
     let is_refresh = request.headers().contains_key(REFRESH);
-    request.extensions_mut().insert(Browser { session, secret, origin, is_refresh });
+    let lasting =
+        request.extensions().get::<Arc<Alarms>>().map(|alarms| alarms.list(false)).unwrap_or_default();
+    let is_new = |alarm: &&Alarm| alarm.acknowledged.is_none() && session.caller.reaches_alarm(alarm);
+    let alarms = lasting.iter().filter(is_new).count();
+    request.extensions_mut().insert(Browser { session, secret, origin, is_refresh, alarms });
     next.run(request).await
 }
 

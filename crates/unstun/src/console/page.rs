@@ -4,12 +4,13 @@ use api::units::format_age;
 use jiff::Timestamp;
 use maud::{DOCTYPE, Markup, html};
 
+use super::browser::Browser;
 use crate::access::sessions::{Notice, Session};
 
 /// A page for a browser that has logged in.
 pub(super) struct Page<'a> {
     pub title: &'a str,
-    pub session: &'a Session,
+    pub browser: &'a Browser,
     /// Whether the script keeps the page up to date.
     pub is_live: bool,
     /// What an action has done, for the top of the page.
@@ -39,11 +40,16 @@ impl Page<'_> {
                         nav aria-label="Main" {
                             a href="/" { "Overview" }
                             a href="/activity" { "Activity" }
+                            a href="/alarms" {
+                                "Alarms" @if self.browser.alarms > 0 { " " span.bad { (self.browser.alarms) } }
+                            }
+                            a href="/policies" { "Policies" }
                             a href="/bin" { "Bin" }
                         }
                         form method="post" action="/logout" {
-                            span.quiet { (self.session.caller.who) ", " (self.session.caller.role.as_str()) }
-                            (form_key(self.session))
+                            @let session = &self.browser.session;
+                            span.quiet { (session.caller.who) ", " (session.caller.role.as_str()) }
+                            (form_key(session))
                             button.plain { "Log out" }
                         }
                     }

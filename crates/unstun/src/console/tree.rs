@@ -55,6 +55,7 @@ fn node(tree: &SnapshotTree, snapshot: &Snapshot, session: &Session) -> Markup {
         strong { (snapshot.name) } " "
         span.quiet {
             (age(snapshot.created)) ", " (format_bytes(snapshot.delta_bytes)) " " (counted)
+            @if let Some(by) = &snapshot.created_by { ", by " (by) }
             @if !snapshot.sealed { ", not sealed yet" }
             @if !snapshot.message.is_empty() { ": " (snapshot.message) }
         }

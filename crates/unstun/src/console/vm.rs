@@ -50,7 +50,11 @@ fn facts(vm: &Vm) -> Markup {
         format_bytes(vm.space.worst_growth_bytes)
     );
     html! {
+        @if !vm.note.is_empty() { p { (vm.note) } }
         dl {
+            @if !vm.tags.is_empty() {
+                dt { "Tags" } dd { @for tag in &vm.tags { (tag) " " } }
+            }
             dt { "Store" } dd { (vm.store.as_str()) " on datastore " (vm.datastore) }
             dt { "Home" } dd { code { (vm.home.display()) } }
             dt { "Space" } dd { (growth) @if !vm.space.is_enough() { " " span.warn { "that does not fit" } } }

@@ -1,5 +1,6 @@
 //! Requests of the API: the bridge from its thread to the core's, and the conversion of types.
 
+pub(super) mod alarm_figures;
 pub(super) mod answer;
 pub(super) mod api_types;
 pub(super) mod bridge;

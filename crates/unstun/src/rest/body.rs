@@ -4,9 +4,10 @@ use std::path::Path;
 
 use api::error::{Error, Result};
 use api::{
-    BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff, Discard, Disconnect, DiskCreate, DiskGrow,
-    DiskSetMode, JobLimit, Policy, PolicyApply, Reset, Revert, SharedWriters, SnapshotDir, SnapshotTake,
-    TokenCreate, VmClone, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
+    AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff,
+    Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset, Revert,
+    SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone, VmCreate, VmDefragment, VmImport,
+    VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -36,6 +37,24 @@ pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
 }
 
 impl Request for BinEmpty {}
+impl Request for AlarmAcknowledge {
+    fn check(&self) -> std::result::Result<(), String> {
+        name::check_message(&self.note)
+    }
+}
+
+impl Request for AlarmMute {
+    fn check(&self) -> std::result::Result<(), String> {
+        AlarmMute::check(self)
+    }
+}
+
+impl Request for AlarmThreshold {
+    fn check(&self) -> std::result::Result<(), String> {
+        AlarmThreshold::check(self)
+    }
+}
+
 impl Request for PolicyApply {}
 impl Request for BinRestore {}
 impl Request for CommitTarget {}
@@ -160,7 +179,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 26] = [
+pub const ROUTES: [(&str, Accept); 29] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -187,6 +206,9 @@ pub const ROUTES: [(&str, Accept); 26] = [
     ("POST /policies", again::<Policy>),
     ("POST /policies/{name}/apply", again::<PolicyApply>),
     ("PUT /vms/{vm}/labels", again::<VmLabels>),
+    ("POST /alarms/{alarm}/acknowledge", again::<AlarmAcknowledge>),
+    ("POST /alarms/mutes", again::<AlarmMute>),
+    ("PUT /alarms/rules", again::<AlarmThreshold>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

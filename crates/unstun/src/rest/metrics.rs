@@ -8,8 +8,10 @@ use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
 use api::error::Error;
-use api::{Job, PolicyStatus, Status, Store, VmCondition, VmSummary};
-use axum::extract::State;
+use api::{
+    Alarm, AlarmChannel, AlarmRule, AlarmSeverity, Job, PolicyStatus, Status, Store, VmCondition, VmSummary,
+};
+use axum::extract::{Extension, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use blk::file::FileCounters;
@@ -17,6 +19,7 @@ use engine::latencies::{BOUNDS_NS, LatencyFigures};
 
 use super::Failure;
 use crate::access::authorize::Access;
+use crate::alarms::Alarms;
 use crate::daemon::{DiskFigures, Metrics, Subject, VmFigures};
 
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -29,10 +32,19 @@ enum Kind {
     Histogram,
 }
 
-pub(super) async fn metrics(State(access): State<Arc<Access>>) -> Result<Response, Failure> {
+pub(super) async fn metrics(
+    State(access): State<Arc<Access>>,
+    Extension(alarms): Extension<Arc<Alarms>>,
+) -> Result<Response, Failure> {
     let figures = access.core.ask(Subject::None, async |daemon| daemon.metrics().await).await?;
     // The text of thousands of disks takes longer than other requests should wait.
-    let made = tokio::task::spawn_blocking(move || text(&figures)).await;
+    let (lasting, channels) = (alarms.list(false), alarms.channels.list().await);
+    let make = move || {
+        let mut text = text(&figures);
+        of_alarms(&mut text, &lasting, &channels);
+        text.0
+    };
+    let made = tokio::task::spawn_blocking(make).await;
     let made = made.map_err(|e| Error::failed(format!("the text of the metrics: {e}")))?;
     Ok(([(CONTENT_TYPE, FORMAT)], made).into_response())
 }
@@ -89,7 +101,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn text(figures: &Metrics) -> String {
+fn text(figures: &Metrics) -> Text {
     let mut text = Text::default();
     of_the_daemon(&mut text, &figures.status);
     of_datastores(&mut text, &figures.status);
@@ -115,7 +127,7 @@ fn text(figures: &Metrics) -> String {
     for (operation, latencies) in &figures.stuns {
         text.add_latencies("unstun_stun_seconds", &[("operation", operation.as_str())], latencies);
     }
-    text.0
+    text
 }
 
 fn of_the_daemon(text: &mut Text, status: &Status) {
@@ -375,6 +387,23 @@ fn of_policies(text: &mut Text, policies: &[PolicyStatus]) {
     text.family(last, Kind::Gauge, "Scheduled time of the last run of a policy, seconds since 1970.");
     for (one, run) in policies.iter().filter_map(|one| Some((one, one.last.as_ref()?))) {
         text.add(last, &[("policy", one.policy.name.as_str())], run.scheduled.as_second());
+    }
+}
+
+fn of_alarms(text: &mut Text, lasting: &[Alarm], channels: &[AlarmChannel]) {
+    let alarms = "unstun_alarms";
+    text.family(alarms, Kind::Gauge, "Alarms that last.");
+    let mut counts: BTreeMap<(AlarmRule, AlarmSeverity), u64> = BTreeMap::new();
+    lasting.iter().for_each(|alarm| *counts.entry((alarm.rule, alarm.severity)).or_default() += 1);
+    for ((rule, severity), count) in counts {
+        text.add(alarms, &[("rule", rule.as_str()), ("severity", severity.as_str())], count);
+    }
+    let deliveries = "unstun_alarm_deliveries_total";
+    text.family(deliveries, Kind::Counter, "Deliveries of alarms over a channel, by their outcome.");
+    for one in channels {
+        for (outcome, count) in [("delivered", one.delivered), ("failed", one.failed)] {
+            text.add(deliveries, &[("channel", &one.name), ("outcome", outcome)], count);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, DiskParameter, Failure, Parameter, Parameters, invalid};
+use super::{Body, DiskParameter, Failure, Parameter, Parameters, alarms, invalid};
 use crate::access::audit::ENTRIES_MAX;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, token_name};
@@ -68,7 +68,7 @@ pub(super) fn all(access: Arc<Access>) -> Router {
         .merge(snapshots())
         .merge(jobs())
         .merge(policies());
-    of_core.with_state(core).merge(access_routes().with_state(access))
+    of_core.with_state(core).merge(access_routes().merge(alarms::routes()).with_state(access))
 }
 
 /// Status 201 in place of 200.

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::listeners::{Listeners, bind_unix, serve};
 use crate::access::authorize::Access;
+use crate::alarms::Alarms;
 use crate::console::Shown;
 use crate::daemon::{BinPolicy, CoreHandle, Place};
 use crate::memory::Memory;
@@ -35,8 +36,9 @@ fn a_header_that_does_not_end_ends_its_connection() {
     let socket = datastore.api_socket();
     let all = async {
         let shown = Shown { history: Arc::default(), ends: watch::channel(false).1 };
+        let alarms = Alarms::start(&core, datastore.root(), folder.path().join("alarms")).await;
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
-        let router = super::router(Arc::new(Access::start(&core, &datastore).await), shown);
+        let router = super::router(Arc::new(Access::start(&core, &datastore).await), alarms, shown);
         tokio::spawn(serve(listeners, router, Duration::from_millis(50), pending()));
         let silent = UnixStream::connect(&socket).await.unwrap();
         let mut slow = UnixStream::connect(&socket).await.unwrap();

@@ -99,6 +99,46 @@ fn a_vm_is_created_loaded_removed_and_restored() {
 }
 
 #[test]
+fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
+    datastore.json("vm create web --disk 16M");
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    browser.click("a[href='/policies']");
+    browser.at("/policies");
+    browser.sees("There is no policy yet");
+    browser.fill("form[action='/policies/create'] input[name=name]", "nightly");
+    browser.fill("form[action='/policies/create'] input[name=message]", "sometimes");
+    browser.click("form[action='/policies/create'] button");
+    browser.sees("examples are");
+    browser.fill("form[action='/policies/create'] input[name=name]", "nightly");
+    browser.fill("form[action='/policies/create'] input[name=message]", "yearly");
+    browser.click("form[action='/policies/create'] button");
+    browser.sees("Policy nightly is created; it applies to 1 VMs now.");
+    browser.click("form[action='/policies/nightly/apply'] button");
+    browser.sees("1 snapshots are taken.");
+    browser.click("form[action='/policies/nightly/switch'] button");
+    browser.sees("Policy nightly is disabled.");
+    assert_eq!(datastore.json("policy show nightly")["policy"]["enabled"], false);
+    // What the snapshot keeps is an alarm.
+    let write = |byte: u8| format!("write -P {byte} 0 8M");
+    crate::tools::run_script(&datastore.uri("web/disk0"), &[write(1)]);
+    datastore.json("snapshot take web a");
+    crate::tools::run_script(&datastore.uri("web/disk0"), &[write(2)]);
+    datastore.json("alarm set snapshot_space 20");
+    browser.go(&format!("{}/alarms", web(&datastore)), "/alarms");
+    browser.sees("the snapshots of VM web use");
+    browser.fill("form[action='/alarms/snapshot_space:web/acknowledge'] input[name=message]", "seen");
+    browser.click("form[action='/alarms/snapshot_space:web/acknowledge'] button");
+    browser.sees("Alarm snapshot_space:web is acknowledged.");
+    assert_eq!(datastore.json("alarm list")[0]["acknowledged"]["note"], "seen");
+    let audit = datastore.json("audit").to_string();
+    assert!(audit.contains("alarm ack") && audit.contains("policy set"), "{audit}");
+    daemon.stop();
+}
+
+#[test]
 fn a_page_of_a_daemon_that_was_killed_leads_to_the_login() {
     let datastore = Datastore::new();
     let daemon = datastore.start_as(&["--web", "127.0.0.1:0"]);
@@ -189,6 +229,8 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("overview", "/"),
         ("vm", "/vms/web"),
         ("activity", "/activity"),
+        ("alarms", "/alarms"),
+        ("policies", "/policies"),
         ("bin", "/bin"),
         ("login", "/login"),
     ];
@@ -228,7 +270,7 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
     let mut browser = browser(&datastore);
     browser.go(&link(&datastore, ""), "/");
     let base = web(&datastore);
-    for path in ["/", "/vms/web", "/activity", "/bin", "/login", "/vms/none"] {
+    for path in ["/", "/vms/web", "/activity", "/alarms", "/policies", "/bin", "/login", "/vms/none"] {
         for theme in ["light", "dark"] {
             browser.look(1280, theme);
             browser.go(&format!("{base}{path}"), path);

@@ -203,6 +203,11 @@ fn leave_vmware() {
 }
 
 #[test]
+fn alarms() {
+    follow("alarms");
+}
+
+#[test]
 fn policies() {
     follow("policies");
 }
@@ -224,6 +229,7 @@ fn no_guide_is_left_out() {
     names.sort();
     let followed = [
         "access.md",
+        "alarms.md",
         "attach.md",
         "back-up.md",
         "console.md",

@@ -3,6 +3,7 @@
 //! All files are under the build's folder, on a real file system, so that O_DIRECT is used.
 
 mod access;
+mod alarms;
 mod attach;
 mod bent;
 mod between;

@@ -108,6 +108,7 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("AuditEntry", &client.audit(1).await.unwrap()[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
     from_policies(actual, &client, &name).await;
+    from_alarms(actual, &client).await;
     from_changes(actual, &client, &name).await;
     drop(guest);
     from_other_vms(actual, &daemon, &client).await;
@@ -148,6 +149,47 @@ async fn from_policies(actual: &mut Actual, client: &Client, name: &VmName) {
     assert_eq!(client.policy_remove(&policy.name).await.unwrap().policy, all);
     let job = client.snapshot_commit(name, &CommitTarget::All).await.unwrap();
     ended(client, job).await;
+}
+
+async fn from_alarms(actual: &mut Actual, client: &Client) {
+    let mute = AlarmMute { rule: Some(AlarmRule::Latency), for_s: 60, ..AlarmMute::default() };
+    let muted = client.alarm_mute(&mute).await.unwrap();
+    let threshold = AlarmThreshold { rule: AlarmRule::Latency, vm: None, tag: None, value: Some(100) };
+    let rules = client.alarm_set_threshold(&threshold).await.unwrap();
+    let acknowledged = Acknowledged { by: "a user".to_owned(), time: muted.until, note: String::new() };
+    let alarm = Alarm {
+        id: "latency:web".to_owned(),
+        rule: AlarmRule::Latency,
+        severity: AlarmSeverity::Warning,
+        object: "web".to_owned(),
+        vm: None,
+        message: String::new(),
+        raised: muted.until,
+        cleared: None,
+        acknowledged: None,
+    };
+    let channel = AlarmChannel {
+        name: "x".to_owned(),
+        kind: None,
+        fault: None,
+        delivered: 0,
+        failed: 0,
+        last: None,
+        last_error: None,
+    };
+    let (host, datastore) = (String::new(), String::new());
+    let message =
+        AlarmMessage { host, datastore, time: muted.until, alarms: Vec::new(), more: 0, test: false };
+    actual.add("Alarm", &alarm);
+    actual.add("Acknowledged", &acknowledged);
+    actual.add("AlarmAcknowledge", &AlarmAcknowledge::default());
+    actual.add("AlarmMute", &mute);
+    actual.add("AlarmMuted", &muted);
+    actual.add("AlarmThreshold", &threshold);
+    actual.add("AlarmRuleShown", &rules[0]);
+    actual.add("AlarmChannel", &channel);
+    actual.add("AlarmMessage", &message);
+    assert_eq!(client.alarm_unmute(muted.id).await.unwrap(), muted);
 }
 
 async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {

@@ -263,8 +263,12 @@ fn every_failure_is_json_with_a_kind() {
 fn every_named_route_is_one_and_parses_its_body() {
     let daemon = Own::start();
     for (route, _) in ROUTES {
-        let path =
-            route.replace("{vm}", "web").replace("{number}", "0").replace("{id}", "1").replace("{name}", "n");
+        let path = route
+            .replace("{vm}", "web")
+            .replace("{number}", "0")
+            .replace("{id}", "1")
+            .replace("{name}", "n")
+            .replace("{alarm}", "latency:web");
         let (status, text) = raw(&daemon, &path.replacen(' ', " /api/v1", 1), "7");
         assert!(status == 400 && text.contains("the request's body"), "{route}: {status} {text}");
     }

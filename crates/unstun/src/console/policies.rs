@@ -1,0 +1,190 @@
+//! The policies: their next and last runs, what they could not do, and the forms that create, apply and switch them.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use api::error::{Error, Result};
+use api::{Policy, PolicyApply, PolicyStatus, Removes, Retention, Role, TEMPLATE_DEFAULT};
+use axum::extract::{Extension, Form, Path, State};
+use axum::response::Response;
+use maud::{Markup, html};
+use serde_json::json;
+
+use super::actions::Sent;
+use super::browser::Browser;
+use super::page::{age, form_key};
+use crate::access::authorize::Access;
+use crate::access::sessions::Session;
+use crate::daemon::{Daemon, Subject};
+
+pub(super) fn page(all: &[PolicyStatus], session: &Session) -> Markup {
+    let is_admin = session.caller.role == Role::Admin && !session.caller.is_limited();
+    html! {
+        p.quiet { "A policy takes snapshots at certain times, and removes its own when no rule keeps them." }
+        @if all.is_empty() { p { "There is no policy yet." } }
+        @else {
+            div.scroll tabindex="0" role="region" aria-label="Policies" {
+                table {
+                    thead { tr {
+                        th scope="col" { "Policy" } th scope="col" { "Schedule" } th scope="col" { "Keeps" }
+                        th scope="col" { "Applies to" } th.number scope="col" { "VMs" } th scope="col" { "Next" }
+                        th scope="col" { "Last" } th scope="col" { "Problems" } th scope="col" { "Actions" }
+                    } }
+                    tbody { @for one in all { (row(one, session, is_admin)) } }
+                }
+            }
+        }
+        @if is_admin { h2 { "A new policy" } (form(session)) }
+    }
+}
+
+fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
+    let policy = &one.policy;
+    let schedule: Vec<_> = policy.schedule.iter().map(|calendar| calendar.as_str()).collect();
+    let patterns = policy.vms.iter().map(ToString::to_string);
+    let applies: Vec<_> = patterns.chain(policy.tags.iter().map(|tag| format!("tag {tag}"))).collect();
+    html! {
+        tr {
+            th scope="row" { (policy.name) }
+            td { (schedule.join("; ")) }
+            td { (policy.keep.describe()) @if policy.removes == Removes::All { " (of all snapshots)" } }
+            td { (applies.join(", ")) }
+            td.number { (one.vms.len()) }
+            td { @match one.next { _ if !policy.enabled => "disabled", Some(next) => (format!("{next:.0}")), None => "none" } }
+            td {
+                @if let Some(run) = &one.last {
+                    (age(run.scheduled)) ", " (run.taken) " taken"
+                    @if run.failed > 0 { span.bad { ", " (run.failed) " failed" } }
+                }
+            }
+            td.text {
+                @for problem in one.problems.iter().take(3) { span.bad { "VM " (problem.vm) ": " (problem.cause) } br; }
+                @if one.waiting > 0 { (one.waiting) " snapshots to remove" }
+            }
+            td { (actions(policy, session, is_admin)) }
+        }
+    }
+}
+
+fn actions(policy: &Policy, session: &Session, is_admin: bool) -> Markup {
+    let name = &policy.name;
+    html! {
+        @if session.caller.role >= Role::Operator && !session.caller.is_limited() {
+            form method="post" action=(format!("/policies/{name}/apply")) {
+                (form_key(session))
+                button.plain aria-label=(format!("Apply {name} now")) { "Apply now" }
+            }
+        }
+        @if is_admin {
+            form method="post" action=(format!("/policies/{name}/switch")) {
+                (form_key(session))
+                input type="hidden" name="verb" value=(if policy.enabled { "off" } else { "on" });
+                @let word = if policy.enabled { "Disable" } else { "Enable" };
+                button.plain aria-label=(format!("{word} {name}")) { (word) }
+            }
+        }
+    }
+}
+
+fn form(session: &Session) -> Markup {
+    html! {
+        form.row method="post" action="/policies/create" {
+            (form_key(session))
+            label { "Name" input name="name" required maxlength="40"; }
+            label { "Times, as systemd writes them" input name="message" required maxlength="200" value="Mon..Fri 22:00"; }
+            label { "Keep the last of so many days" input name="size" required maxlength="5" value="7" inputmode="numeric"; }
+            label { "VMs, with * and ?" input name="entry" required maxlength="64" value="*"; }
+            button { "Create" }
+        }
+        p.quiet { "Other rules, tags and windows: " code { "unstun policy create --help" } }
+    }
+}
+
+fn request(sent: &Sent) -> Result<Policy> {
+    let daily = sent
+        .size
+        .parse()
+        .map_err(|_| Error::invalid(format!("days: found {:?}, expected a number", sent.size)))?;
+    let policy = Policy {
+        name: sent.name.parse().map_err(Error::invalid)?,
+        schedule: vec![sent.message.parse().map_err(Error::invalid)?],
+        keep: Retention { daily, ..Retention::default() },
+        vms: vec![sent.entry.parse().map_err(Error::invalid)?],
+        tags: Vec::new(),
+        template: TEMPLATE_DEFAULT.to_owned(),
+        catch_up: true,
+        commit_window: Vec::new(),
+        removes: Removes::Own,
+        enabled: true,
+    };
+    policy.check().map_err(Error::invalid)?;
+    Ok(policy)
+}
+
+pub(super) async fn create(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Form(sent): Form<Sent>,
+) -> Response {
+    let done = async {
+        let policy = request(&sent)?;
+        let (body, by) = (json!(policy), browser.session.caller.who.clone());
+        let create = async move |daemon: Rc<Daemon>| daemon.policy_create(policy, by).await;
+        let work = access.core.ask(Subject::Datastore(None), create);
+        let of = ("/policies", "/policies".to_owned(), None);
+        let created = browser.act(&access, &sent, of, body, work).await?;
+        Ok(format!("Policy {} is created; it applies to {} VMs now.", created.policy.name, created.vms.len()))
+    };
+    let done: Result<String> = done.await;
+    browser.back_to("/policies", &access, done)
+}
+
+pub(super) async fn apply(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Path(name): Path<String>,
+    Form(sent): Form<Sent>,
+) -> Response {
+    let done = async {
+        let of = ("/policies/{name}/apply", format!("/policies/{name}/apply"), None);
+        let name = name.parse().map_err(Error::invalid)?;
+        let apply = async move |daemon: Rc<Daemon>| daemon.policy_apply(&name, PolicyApply::default()).await;
+        let work = access.core.ask(Subject::None, apply);
+        let applied = browser.act(&access, &sent, of, json!(PolicyApply::default()), work).await?;
+        match applied.problems.first() {
+            None => Ok(format!("{} snapshots are taken.", applied.taken.len())),
+            Some(first) => Err(Error::failed(format!(
+                "{} snapshots are taken, {} are not: VM {}: {}",
+                applied.taken.len(),
+                applied.problems.len(),
+                first.vm,
+                first.cause
+            ))),
+        }
+    };
+    let done: Result<String> = done.await;
+    browser.back_to("/policies", &access, done)
+}
+
+/// Enables or disables a policy.
+pub(super) async fn switch(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Path(name): Path<String>,
+    Form(sent): Form<Sent>,
+) -> Response {
+    let done = async {
+        let of = ("PUT /policies/{name}", format!("/policies/{name}"), None);
+        let name = name.parse().map_err(Error::invalid)?;
+        let (enabled, by) = (sent.verb == "on", browser.session.caller.who.clone());
+        let change = async move |daemon: Rc<Daemon>| {
+            let policy = Policy { enabled, ..daemon.policy_show(&name).await?.policy };
+            daemon.policy_set(&name, policy, by).await
+        };
+        let work = access.core.ask(Subject::Datastore(None), change);
+        let set = browser.act(&access, &sent, of, json!({"enabled": enabled}), work).await?;
+        Ok(format!("Policy {} is {}.", set.policy.name, if enabled { "enabled" } else { "disabled" }))
+    };
+    let done: Result<String> = done.await;
+    browser.back_to("/policies", &access, done)
+}
