@@ -94,7 +94,7 @@ fn forms(alarm: &Alarm, session: &Session) -> Markup {
             @if !session.caller.is_limited() {
                 form.row method="post" action=(format!("/alarms/{}/mute", alarm.id)) {
                     (form_key(session))
-                    label { "For" input name="size" value="8h" required maxlength="10" size="5"; }
+                    label { "Mute for" input name="size" value="8h" required maxlength="10" size="5"; }
                     button.plain aria-label=(format!("Mute {}", alarm.id)) { "Mute" }
                 }
             }

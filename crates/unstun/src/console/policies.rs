@@ -72,7 +72,7 @@ fn actions(policy: &Policy, session: &Session, is_admin: bool) -> Markup {
         @if session.caller.role >= Role::Operator && !session.caller.is_limited() {
             form method="post" action=(format!("/policies/{name}/apply")) {
                 (form_key(session))
-                button.plain aria-label=(format!("Apply {name} now")) { "Apply now" }
+                button.plain aria-label=(format!("Apply now: {name}")) { "Apply now" }
             }
         }
         @if is_admin {

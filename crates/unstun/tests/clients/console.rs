@@ -98,6 +98,17 @@ fn a_vm_is_created_loaded_removed_and_restored() {
     daemon.stop();
 }
 
+/// Lets a snapshot of VM web keep so much that it is an alarm.
+fn raise_alarm(datastore: &Datastore) {
+    let write =
+        |byte: u8| crate::tools::run_script(&datastore.uri("web/disk0"), &[format!("write -P {byte} 0 8M")]);
+    write(1);
+    datastore.json("snapshot take web large");
+    write(2);
+    datastore.json("alarm set snapshot_space 20");
+    crate::space::until("the alarm", || datastore.json("alarm list").as_array().unwrap().first().map(drop));
+}
+
 #[test]
 fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
     let datastore = Datastore::new();
@@ -121,12 +132,7 @@ fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
     browser.click("form[action='/policies/nightly/switch'] button");
     browser.sees("Policy nightly is disabled.");
     assert_eq!(datastore.json("policy show nightly")["policy"]["enabled"], false);
-    // What the snapshot keeps is an alarm.
-    let write = |byte: u8| format!("write -P {byte} 0 8M");
-    crate::tools::run_script(&datastore.uri("web/disk0"), &[write(1)]);
-    datastore.json("snapshot take web a");
-    crate::tools::run_script(&datastore.uri("web/disk0"), &[write(2)]);
-    datastore.json("alarm set snapshot_space 20");
+    raise_alarm(&datastore);
     browser.go(&format!("{}/alarms", web(&datastore)), "/alarms");
     browser.sees("the snapshots of VM web use");
     browser.fill("form[action='/alarms/snapshot_space:web/acknowledge'] input[name=message]", "seen");
@@ -216,12 +222,15 @@ fn pictures() -> PathBuf {
 #[test]
 fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let datastore = Datastore::new();
-    let daemon = datastore.start();
+    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create a-vm-with-quite-a-long-name-that-somebody-has-chosen --disk 16M");
     datastore.json("vm create web --disk 16M");
     for name in ["before-the-upgrade", "after", "later"] {
         datastore.json(&format!("snapshot take web {name} -m description"));
     }
+    datastore.json("vm set web --add-tag prod --note shop");
+    datastore.json("policy create nightly --schedule daily --keep-daily 7 --keep-weekly 4 --vm *");
+    raise_alarm(&datastore);
     let mut browser = browser(&datastore);
     browser.go(&link(&datastore, ""), "/");
     let (base, folder) = (web(&datastore), pictures());
@@ -262,9 +271,11 @@ fn axe() -> Option<String> {
 fn axe_finds_nothing_on_any_page_in_either_theme() {
     let Some(axe) = axe() else { return skip("there is no axe-core, because there is no npm") };
     let datastore = Datastore::new();
-    let daemon = datastore.start();
+    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create web --disk 16M");
     datastore.json("snapshot take web before -m description");
+    datastore.json("policy create nightly --schedule daily --keep-daily 7 --vm *");
+    raise_alarm(&datastore);
     datastore.json("vm create old --disk 16M");
     datastore.json("vm remove old --delete-disks --yes");
     let mut browser = browser(&datastore);
