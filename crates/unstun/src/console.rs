@@ -121,6 +121,7 @@ async fn vm_page(
     State(access): State<Arc<Access>>,
     Extension(browser): Extension<Browser>,
     Extension(Shown { history, .. }): Extension<Shown>,
+    Extension(all): Extension<Arc<Alarms>>,
     Path(name): Path<String>,
 ) -> Response {
     match know(&access, &browser, &name).await {
@@ -128,7 +129,9 @@ async fn vm_page(
             let points = history.of(known.vm.name.as_str());
             let charts =
                 chart::charts(known.vm.store, &points, &known.events, Timestamp::now().as_millisecond());
-            let body = vm::page(&known, &charts, &browser.session);
+            let mut lasting = all.list(false);
+            lasting.retain(|alarm| alarm.vm.as_ref() == Some(&known.vm.name));
+            let body = vm::page(&known, &lasting, &charts, &browser.session);
             show(&access, &browser, &format!("VM {}", known.vm.name), &body)
         }
         Err(error) => fault(&browser, &format!("VM {name}"), &error),

@@ -1,7 +1,7 @@
 //! The page of a VM: its snapshots, disks, clients and events, and the forms of what can be done with it.
 
 use api::units::{format_bytes, format_us};
-use api::{Event, Job, Role, SnapshotTree, Vm};
+use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
 use maud::{Markup, html};
 
 use super::overview::job_table;
@@ -20,10 +20,13 @@ pub(super) struct Known {
     pub jobs: Vec<Job>,
 }
 
-pub(super) fn page(known: &Known, charts: &Markup, session: &Session) -> Markup {
+pub(super) fn page(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> Markup {
     let Known { vm, events, .. } = known;
     let open: Vec<&Job> = known.jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
+        @for alarm in alarms {
+            p.notice.fault role="alert" { a href="/alarms" { (alarm.severity.as_str()) } ": " (alarm.message) }
+        }
         @for notice in &vm.notices { p.notice { (notice) } }
         @if vm.waiting_writes > 0 {
             p.notice.fault role="alert" { (vm.waiting_writes) " guest writes wait: the datastore is full." }

@@ -138,6 +138,8 @@ fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
     browser.fill("form[action='/alarms/snapshot_space:web/acknowledge'] input[name=message]", "seen");
     browser.click("form[action='/alarms/snapshot_space:web/acknowledge'] button");
     browser.sees("Alarm snapshot_space:web is acknowledged.");
+    browser.go(&format!("{}/vms/web", web(&datastore)), "/vms/web");
+    browser.sees("the snapshots of VM web use");
     assert_eq!(datastore.json("alarm list")[0]["acknowledged"]["note"], "seen");
     let audit = datastore.json("audit").to_string();
     assert!(audit.contains("alarm ack") && audit.contains("policy set"), "{audit}");

@@ -39,6 +39,8 @@ pub(super) struct Runs {
     /// The run under way.
     pub(super) pending: Option<Pending>,
     pub(super) last: Option<PolicyRun>,
+    /// Snapshots that no rule keeps, by VM, as of the last look at them.
+    pub(super) waiting: BTreeMap<VmName, u64>,
     /// Why no snapshot was taken of a VM, and why one was not removed.
     pub(super) not_taken: BTreeMap<VmName, PolicyProblem>,
     pub(super) not_removed: BTreeMap<(VmName, String), PolicyProblem>,
@@ -46,7 +48,14 @@ pub(super) struct Runs {
 
 impl Runs {
     pub(super) fn new(handled: Timestamp, last: Option<PolicyRun>) -> Runs {
-        Runs { handled, pending: None, last, not_taken: BTreeMap::new(), not_removed: BTreeMap::new() }
+        Runs {
+            handled,
+            pending: None,
+            last,
+            waiting: BTreeMap::new(),
+            not_taken: BTreeMap::new(),
+            not_removed: BTreeMap::new(),
+        }
     }
 }
 

@@ -19,8 +19,10 @@ use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
-/// Interval between two looks at what has to be removed: windows begin and snapshots grow old at any time.
+/// Interval between two looks at what has to be removed of redo VMs: their windows begin at any time.
 const LOOK_US: u64 = 60_000_000;
+/// The same for native VMs: beside runs, only an age changes anything.
+const NATIVE_LOOK_US: u64 = 10 * LOOK_US;
 /// Interval between two looks at a commit under way, whose window may end.
 const WINDOW_LOOK_US: u64 = 10_000_000;
 
@@ -37,7 +39,8 @@ impl Daemon {
     pub(in crate::daemon) async fn remove_by_policies(self: Rc<Self>, store: Store) {
         loop {
             self.remove_expired(store).await;
-            let (sleep, wanted) = (pin!(self.env.sleep_us(LOOK_US)), self.policies.to_remove.wait());
+            let us = if store == Store::Native { NATIVE_LOOK_US } else { LOOK_US };
+            let (sleep, wanted) = (pin!(self.env.sleep_us(us)), self.policies.to_remove.wait());
             select(sleep, pin!(wanted)).await;
         }
     }
@@ -45,7 +48,11 @@ impl Daemon {
     /// Removes what no rule keeps: in a redo store one snapshot after the other, and only when commits may run.
     pub(super) async fn remove_expired(self: &Rc<Self>, store: Store) {
         for policy in self.policies.enabled().into_iter().filter(|policy| !policy.keep.all) {
-            for entry in self.policy_vms(&policy).into_iter().filter(|entry| entry.kept.store() == store) {
+            for entry in
+                self.policy_vms(&policy).await.into_iter().filter(|entry| entry.kept.store() == store)
+            {
+                // Guests must not wait for the states of all VMs.
+                self.env.next_turn().await;
                 self.remove_expired_of(&policy, &entry).await;
             }
         }
@@ -54,17 +61,19 @@ impl Daemon {
     async fn remove_expired_of(self: &Rc<Self>, policy: &Policy, entry: &Rc<VmRecord>) {
         let vm = api_types::vm_name(&entry.name);
         let expired = self.judge(policy, entry).await.expired;
+        self.note_waiting(policy, &vm, expired.len());
         self.policies.with_runs(&policy.name, |runs| {
             runs.not_removed.retain(|(of, name), _| *of != vm || expired.iter().any(|s| s.name == *name));
         });
-        for snapshot in expired {
+        for (n, snapshot) in expired.iter().enumerate() {
             let is_redo = entry.kept.store() == Store::Redo;
             // A commit of a redo VM may take long; the policy may have been changed meanwhile.
             let current = self.policies.get(&policy.name).is_ok_and(|stored| stored.policy == *policy);
             if !current || is_redo && (!policy.may_commit(self.now()) || entry.running.has_open_job()) {
                 return;
             }
-            let removed = self.remove_one(policy, entry, &snapshot).await;
+            let removed = self.remove_one(policy, entry, snapshot).await;
+            self.note_waiting(policy, &vm, expired.len() - n - usize::from(removed.is_ok()));
             let key = (vm.clone(), snapshot.name.clone());
             match removed {
                 Ok(()) => {
@@ -73,7 +82,7 @@ impl Daemon {
                 Err(e) => {
                     let problem = PolicyProblem {
                         vm: vm.clone(),
-                        snapshot: Some(snapshot.name),
+                        snapshot: Some(snapshot.name.clone()),
                         cause: e.to_string(),
                         time: self.now(),
                     };
@@ -82,6 +91,15 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    fn note_waiting(&self, policy: &Policy, vm: &VmName, count: usize) {
+        self.policies.with_runs(&policy.name, |runs| {
+            runs.waiting.remove(vm);
+            if count > 0 {
+                runs.waiting.insert(vm.clone(), count as u64);
+            }
+        });
     }
 
     /// Returns the snapshots of a VM that a policy may remove.

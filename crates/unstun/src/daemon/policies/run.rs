@@ -41,7 +41,7 @@ impl Daemon {
     pub(in crate::daemon) async fn run_policies(self: Rc<Self>) {
         loop {
             self.run_due_policies().await;
-            let us = self.until_next_run_us();
+            let us = self.until_next_run_us().await;
             let (sleep, changed) = (pin!(self.env.sleep_us(us)), self.policies.changed.wait());
             select(sleep, pin!(changed)).await;
         }
@@ -50,15 +50,21 @@ impl Daemon {
     /// Takes what is due now.
     pub(super) async fn run_due_policies(self: &Rc<Self>) {
         for policy in self.policies.enabled() {
+            // Calendar expressions are calculated; guests must not wait for those of all policies.
+            self.env.next_turn().await;
             let Some(pending) = self.due(&policy) else { continue };
             self.run_policy(&policy, pending).await;
             self.policies.to_remove.notify();
         }
     }
 
-    fn until_next_run_us(&self) -> u64 {
+    async fn until_next_run_us(&self) -> u64 {
         let now = self.now();
-        let next = self.policies.enabled().iter().filter_map(|policy| policy.next(now)).min();
+        let mut next = None;
+        for policy in self.policies.enabled() {
+            self.env.next_turn().await;
+            next = policy.next(now).into_iter().chain(next).min();
+        }
         let until =
             next.map_or(i64::MAX, |next| i64::try_from(next.duration_since(now).as_micros()).unwrap_or(0));
         // A little later than the time itself.
@@ -98,7 +104,7 @@ impl Daemon {
     async fn run_policy(self: &Rc<Self>, policy: &Policy, pending: Pending) {
         let Pending { scheduled, deadline, .. } = pending;
         let started = self.now();
-        let outcomes = self.take_for(policy, scheduled, &self.policy_vms(policy)).await;
+        let outcomes = self.take_for(policy, scheduled, &self.policy_vms(policy).await).await;
         let failed = self.note_failures(policy, &outcomes);
         let taken = outcomes.iter().filter(|(_, taken)| matches!(taken, Ok(Some(_)))).count() as u64;
         let now = self.now();

@@ -66,6 +66,7 @@ impl Daemon {
         self.policies.with_runs(name, |runs| {
             (runs.handled, runs.pending) = (now, None);
             runs.not_removed.clear();
+            runs.waiting.clear();
         });
         stored::write_runs(self).await?;
         self.policies.wake();
@@ -114,17 +115,15 @@ impl Daemon {
 
     async fn show_policy(&self, stored: StoredPolicy) -> PolicyStatus {
         let StoredPolicy { policy, created, by, .. } = stored;
-        let entries = self.policy_vms(&policy);
-        let mut waiting = 0;
-        for entry in entries.iter().filter(|_| !policy.keep.all) {
-            waiting += self.judge(&policy, entry).await.expired.len() as u64;
-        }
-        let (last, problems) = self
+        let entries = self.policy_vms(&policy).await;
+        let (last, waiting, problems) = self
             .policies
             .with_runs(&policy.name, |runs| {
                 let problems: Vec<PolicyProblem> =
                     runs.not_taken.values().chain(runs.not_removed.values()).cloned().collect();
-                (runs.last.clone(), problems)
+                let waiting =
+                    entries.iter().filter_map(|entry| runs.waiting.get(&api_types::vm_name(&entry.name)));
+                (runs.last.clone(), waiting.sum(), problems)
             })
             .unwrap_or_default();
         PolicyStatus {
@@ -148,7 +147,8 @@ impl Daemon {
             from = time;
         }
         let mut vms = Vec::new();
-        for entry in self.policy_vms(&policy) {
+        for entry in self.policy_vms(&policy).await {
+            self.env.next_turn().await;
             vms.push(self.preview_vm(&policy, next.first().copied(), &entry).await?);
         }
         Ok(PolicyPreview { policy, next, vms })
@@ -186,7 +186,7 @@ impl Daemon {
         request: PolicyApply,
     ) -> Result<PolicyApplied> {
         let policy = self.policies.get(name)?.policy;
-        let entries = self.policy_vms(&policy);
+        let entries = self.policy_vms(&policy).await;
         if let Some(vm) = request.vms.iter().find(|vm| !entries.iter().any(|entry| entry.name == vm.as_str()))
         {
             let vms: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).take(20).collect();

@@ -30,6 +30,8 @@ impl Daemon {
     pub(crate) async fn alarm_figures(&self) -> Result<AlarmFigures> {
         let mut snapshots = BTreeMap::new();
         for entry in self.entries() {
+            // Guests must not wait for the states of all VMs.
+            self.env.next_turn().await;
             let mut figures = SnapshotFigures::default();
             if let Ok(state) = asked(&entry.datastore, entry.running.state()).await {
                 let labels = entry.labels.get();

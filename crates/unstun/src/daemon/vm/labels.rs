@@ -78,6 +78,11 @@ impl Labels {
         self.snapshots.insert(hexadecimal(id), label);
     }
 
+    /// Returns the content of the file.
+    pub(crate) fn to_text(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("labels are JSON")
+    }
+
     pub(crate) fn shown(&self) -> VmLabels {
         VmLabels { tags: self.tags.clone(), note: self.note.clone() }
     }
@@ -104,13 +109,13 @@ impl VmRecordLabels {
     pub(crate) async fn change(
         &self,
         change: impl FnOnce(&mut Labels),
-        write: impl AsyncFnOnce(Vec<u8>) -> blk::Result<()>,
+        write: impl AsyncFnOnce(Labels) -> blk::Result<Labels>,
     ) -> blk::Result<()> {
         let _turn = self.changing.lock().await;
         let mut labels = self.get().clone();
         change(&mut labels);
-        write(serde_json::to_vec(&labels).expect("labels are JSON")).await?;
-        self.now.replace(labels);
+        let written = write(labels).await?;
+        self.now.replace(written);
         Ok(())
     }
 

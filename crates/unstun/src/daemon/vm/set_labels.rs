@@ -28,12 +28,21 @@ impl Daemon {
     }
 
     async fn change_labels(&self, entry: &VmRecord, change: impl FnOnce(&mut Labels)) -> blk::Result<()> {
-        let write = async |text: Vec<u8>| {
+        let write = async |labels: Labels| {
+            // The text of thousands of snapshots takes longer than guests should wait.
+            let (labels, text) = self
+                .env
+                .offload(move || {
+                    let text = labels.to_text();
+                    (labels, text)
+                })
+                .await;
             let write = async || {
                 let own = paths::open_path(&self.env, &entry.home).await?.open_dir(OWN_FOLDER, true).await?;
                 labels::write(&own, &text).await
             };
-            self.with_reserve(&entry.datastore, write).await
+            self.with_reserve(&entry.datastore, write).await?;
+            Ok(labels)
         };
         entry.labels.change(change, write).await
     }
