@@ -62,7 +62,7 @@ words! {
         /// Those that the policy itself has taken
         #[default]
         Own = "own",
-        /// All snapshots of its VMs, whoever took them
+        /// All snapshots of its VMs, those that people and other policies took too
         All = "all",
     }
 }
@@ -265,24 +265,6 @@ pub struct PolicyTaken {
     pub vm: VmName,
     pub snapshot: String,
     pub stun_us: u64,
-}
-
-/// Body of `PUT /vms/VM/labels`: what people want to know about a VM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct VmLabels {
-    pub tags: Vec<Tag>,
-    /// One line of text.
-    pub note: String,
-}
-
-impl VmLabels {
-    pub fn check(&self) -> Result<(), String> {
-        if self.tags.len() > PARTS_MAX {
-            return Err(format!("{} tags: expected at most {PARTS_MAX}", self.tags.len()));
-        }
-        crate::name::check_message(&self.note).map_err(|e| format!("note: {e}"))
-    }
 }
 
 #[cfg(test)]

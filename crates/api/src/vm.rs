@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{BinEntry, Disk, DiskCreate, Space, Store, VmLimits, WhenFull};
 use crate::name::{DatastoreName, SnapshotRef, Tag, VmName};
 
+/// Maximum number of tags of a VM.
+const TAGS_MAX: usize = 50;
+
 /// Body of `POST /vms`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,6 +134,24 @@ pub struct VmSummary {
     pub tags: Vec<Tag>,
     #[serde(default)]
     pub note: String,
+}
+
+/// Body of `PUT /vms/VM/labels`: what people want to know about a VM.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VmLabels {
+    pub tags: Vec<Tag>,
+    /// One line of text.
+    pub note: String,
+}
+
+impl VmLabels {
+    pub fn check(&self) -> Result<(), String> {
+        if self.tags.len() > TAGS_MAX {
+            return Err(format!("{} tags: expected at most {TAGS_MAX}", self.tags.len()));
+        }
+        crate::name::check_message(&self.note).map_err(|e| format!("note: {e}"))
+    }
 }
 
 /// Output of `vm show`, and of every command that creates or changes a VM.

@@ -143,7 +143,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR", default_value = CHANNELS_DIR)]
     pub alarms_dir: PathBuf,
     /// Look at the daemon for alarms at this interval, such as 30s; a warning takes two looks in a row
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::parse_duration_s)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::parse_duration_s, hide = true)]
     pub alarms_every: u64,
     /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: at most a sixteenth]
     #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]

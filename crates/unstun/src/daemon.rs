@@ -13,7 +13,7 @@ mod heartbeat;
 #[cfg(test)]
 mod identity_tests;
 mod jobs;
-mod own_files;
+pub(crate) mod own_files;
 mod place;
 mod policies;
 mod ready;

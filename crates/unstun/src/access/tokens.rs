@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::error;
 
-use crate::daemon::{CoreHandle, Subject};
+use crate::daemon::{CoreHandle, Subject, own_files};
 
 const FILE_NAME: &str = "tokens";
 /// What every secret begins with, so that a search for leaked secrets finds ours.
@@ -46,7 +46,7 @@ impl Tokens {
     /// Reads the tokens. If the file cannot be read, the disks are served all the same.
     pub(crate) async fn read(core: &CoreHandle) -> Tokens {
         let bytes = core.ask(Subject::Datastore(None), async |daemon| daemon.own_file(FILE_NAME).await).await;
-        let (all, broken) = match bytes.and_then(|bytes| parse(&bytes)) {
+        let (all, broken) = match bytes.and_then(|bytes| own_files::parse_lines(FILE_NAME, &bytes)) {
             Ok(all) => (all, None),
             Err(e) => {
                 error!("no token is accepted: {e}");
@@ -147,11 +147,7 @@ impl Tokens {
         self.refuse_broken()?;
         let mut all = self.all().clone();
         change(&mut all)?;
-        let mut text = String::new();
-        for stored in &all {
-            let line = serde_json::to_string(stored).map_err(|e| Error::failed(format!("JSON: {e}")))?;
-            let _ = writeln!(text, "{line}");
-        }
+        let text = own_files::lines(&all);
         let write = async move |daemon: std::rc::Rc<crate::daemon::Daemon>| {
             daemon.replace_own_file(FILE_NAME, text.as_bytes()).await
         };
@@ -159,15 +155,6 @@ impl Tokens {
         *self.all() = all;
         Ok(())
     }
-}
-
-fn parse(bytes: &[u8]) -> Result<Vec<Stored>> {
-    let damaged = |line: usize, e: &dyn std::fmt::Display| {
-        Error::new(ErrorKind::Damaged, format!(".unstun/{FILE_NAME}: line {line}: {e}"))
-    };
-    let text = std::str::from_utf8(bytes).map_err(|e| damaged(1, &e))?;
-    let lines = text.lines().enumerate();
-    lines.map(|(n, line)| serde_json::from_str(line).map_err(|e| damaged(n + 1, &e))).collect()
 }
 
 fn hash_of(secret: &str) -> String {

@@ -29,6 +29,10 @@ const LATENCY_POINTS_MIN: usize = 6;
 /// Days before a datastore is full in which that is serious.
 const SERIOUS_DAYS: f64 = 1.0;
 
+/// Rules about a VM whose figures are those of its files.
+const OF_FILES: [AlarmRule; 4] =
+    [AlarmRule::VmBroken, AlarmRule::SnapshotOld, AlarmRule::SnapshotSpace, AlarmRule::SnapshotGrowth];
+
 /// What is known from the looks before.
 pub(super) struct Observer {
     history: Arc<History>,
@@ -100,6 +104,13 @@ impl Observer {
 
     fn of_vm(&mut self, findings: &mut Findings<'_>, vm: &VmSummary, figures: &AlarmFigures, now: Timestamp) {
         let name = vm.name.as_str();
+        let is_hung = |one: &Datastore| one.name == vm.datastore && one.hung.is_some();
+        if figures.metrics.status.datastores.iter().any(is_hung) {
+            // The datastore has an alarm. What is said about its VMs stays as it is.
+            return OF_FILES
+                .into_iter()
+                .for_each(|rule| findings.add(rule, name, Some(name), Grade::Hold, String::new()));
+        }
         if let Some(cause) = vm.message.as_ref().filter(|_| vm.condition != VmCondition::Closed)
             && findings.of_vm(AlarmRule::VmBroken, vm).is_some()
         {
@@ -288,6 +299,10 @@ fn of_policies(findings: &mut Findings<'_>, figures: &AlarmFigures) {
     if findings.of_all(AlarmRule::Policy).is_none() {
         return;
     }
+    let serious = Grade::Reason(AlarmSeverity::Serious);
+    if let Some(fault) = &figures.policies_fault {
+        return findings.add(AlarmRule::Policy, "all", None, serious, fault.clone());
+    }
     for one in &figures.metrics.policies {
         let Some(first) = one.problems.first().filter(|_| one.policy.enabled) else { continue };
         let name = one.policy.name.as_str();
@@ -299,6 +314,6 @@ fn of_policies(findings: &mut Findings<'_>, figures: &AlarmFigures) {
             "policy {name} could not do its work: VM {}: {}{more}; `unstun policy show {name}` lists it",
             first.vm, first.cause
         );
-        findings.add(AlarmRule::Policy, name, None, Grade::Reason(AlarmSeverity::Serious), message);
+        findings.add(AlarmRule::Policy, name, None, serious, message);
     }
 }

@@ -15,12 +15,19 @@ impl Alarms {
         found.ok_or_else(|| Error::not_found(format!("no alarm {id:?} lasts; see `unstun alarm list`")))
     }
 
+    /// Replaces the file after a change that applies already.
+    async fn write_or_say(&self) -> Result<()> {
+        self.write().await.map_err(|e| {
+            Error::new(e.kind, format!("{e}; the change is not on file, and applies until the daemon ends"))
+        })
+    }
+
     /// Acknowledges an alarm, or takes that back.
     pub(crate) async fn acknowledge(&self, id: &str, by: Option<(String, String)>) -> Result<Alarm> {
         self.find(id)?;
         let acknowledged = by.map(|(by, note)| Acknowledged { by, time: Timestamp::now(), note });
         let alarm = self.state().alarms.acknowledge(id, acknowledged);
-        self.write().await?;
+        self.write_or_say().await?;
         alarm.ok_or_else(|| Error::not_found(format!("alarm {id:?} has ended meanwhile")))
     }
 
@@ -41,7 +48,7 @@ impl Alarms {
             state.mutes.push(muted.clone());
             muted
         };
-        self.write().await?;
+        self.write_or_say().await?;
         Ok(muted)
     }
 
@@ -52,7 +59,7 @@ impl Alarms {
             let at = at.ok_or_else(|| Error::not_found(format!("no mute {id}; see `unstun alarm mutes`")))?;
             state.mutes.remove(at)
         };
-        self.write().await?;
+        self.write_or_say().await?;
         Ok(removed)
     }
 
@@ -70,14 +77,14 @@ impl Alarms {
             }
             thresholds::set(&mut state.thresholds, wanted);
         }
-        self.write().await?;
+        self.write_or_say().await?;
         Ok(self.rules())
     }
 
     /// Gives a rule its default again, for all objects.
     pub(crate) async fn reset_rule(&self, rule: AlarmRule) -> Result<Vec<AlarmRuleShown>> {
         self.state().thresholds.retain(|one| one.rule != rule);
-        self.write().await?;
+        self.write_or_say().await?;
         Ok(self.rules())
     }
 }

@@ -33,6 +33,13 @@ pub(super) struct Sent {
     pub message: String,
     pub size: String,
     pub store: String,
+    pub note: String,
+    /// Parts of a new policy.
+    pub schedule: String,
+    pub days: String,
+    pub vms: String,
+    /// How long an alarm is muted.
+    pub time: String,
     /// Entry of the bin.
     pub entry: String,
     /// `yes`: the sessions of the running disks are ended first.

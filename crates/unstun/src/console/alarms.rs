@@ -88,13 +88,13 @@ fn forms(alarm: &Alarm, session: &Session) -> Markup {
         @if session.caller.role >= Role::Operator {
             form.row method="post" action=(format!("/alarms/{}/acknowledge", alarm.id)) {
                 (form_key(session))
-                label { "Note" input name="message" maxlength="1000"; }
+                label { "Note" input name="note" maxlength="1000"; }
                 button.plain aria-label=(format!("Acknowledge {}", alarm.id)) { "Acknowledge" }
             }
             @if !session.caller.is_limited() {
                 form.row method="post" action=(format!("/alarms/{}/mute", alarm.id)) {
                     (form_key(session))
-                    label { "Mute for" input name="size" value="8h" required maxlength="10" size="5"; }
+                    label { "Mute for" input name="time" value="8h" required maxlength="10" size="5"; }
                     button.plain aria-label=(format!("Mute {}", alarm.id)) { "Mute" }
                 }
             }
@@ -110,7 +110,7 @@ pub(super) async fn acknowledge(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        let request = AlarmAcknowledge { note: sent.message.clone() };
+        let request = AlarmAcknowledge { note: sent.note.clone() };
         api::name::check_message(&request.note).map_err(Error::invalid)?;
         let caller = &browser.session.caller;
         if !caller.reaches_alarm(&alarms.find(&id)?) {
@@ -133,7 +133,7 @@ pub(super) async fn mute(
     Form(sent): Form<Sent>,
 ) -> Response {
     let done = async {
-        let for_s = parse_duration_s(&sent.size).map_err(Error::invalid)?;
+        let for_s = parse_duration_s(&sent.time).map_err(Error::invalid)?;
         let request = AlarmMute { alarm: Some(id.clone()), for_s, ..AlarmMute::default() };
         request.check().map_err(Error::invalid)?;
         let body = json!(request);

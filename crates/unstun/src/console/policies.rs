@@ -91,9 +91,9 @@ fn form(session: &Session) -> Markup {
         form.row method="post" action="/policies/create" {
             (form_key(session))
             label { "Name" input name="name" required maxlength="40"; }
-            label { "Times, as systemd writes them" input name="message" required maxlength="200" value="Mon..Fri 22:00"; }
-            label { "Keep the last of so many days" input name="size" required maxlength="5" value="7" inputmode="numeric"; }
-            label { "VMs, with * and ?" input name="entry" required maxlength="64" value="*"; }
+            label { "Times, as systemd writes them" input name="schedule" required maxlength="200" value="Mon..Fri 22:00"; }
+            label { "Keep the last of so many days" input name="days" required maxlength="5" value="7" inputmode="numeric"; }
+            label { "VMs, with * and ?" input name="vms" required maxlength="64" value="*"; }
             button { "Create" }
         }
         p.quiet { "Other rules, tags and windows: " code { "unstun policy create --help" } }
@@ -102,14 +102,14 @@ fn form(session: &Session) -> Markup {
 
 fn request(sent: &Sent) -> Result<Policy> {
     let daily = sent
-        .size
+        .days
         .parse()
-        .map_err(|_| Error::invalid(format!("days: found {:?}, expected a number", sent.size)))?;
+        .map_err(|_| Error::invalid(format!("days: found {:?}, expected a number", sent.days)))?;
     let policy = Policy {
         name: sent.name.parse().map_err(Error::invalid)?,
-        schedule: vec![sent.message.parse().map_err(Error::invalid)?],
+        schedule: vec![sent.schedule.parse().map_err(Error::invalid)?],
         keep: Retention { daily, ..Retention::default() },
-        vms: vec![sent.entry.parse().map_err(Error::invalid)?],
+        vms: vec![sent.vms.parse().map_err(Error::invalid)?],
         tags: Vec::new(),
         template: TEMPLATE_DEFAULT.to_owned(),
         catch_up: true,

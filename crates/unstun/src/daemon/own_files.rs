@@ -2,12 +2,30 @@
 
 use std::rc::Rc;
 
-use api::error::Result;
+use api::error::{Error, ErrorKind, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::daemon::state::Daemon;
 
 /// Maximum size of one: ten thousand tokens at 400 bytes each.
 pub(crate) const OWN_FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Returns the values of a file that has one as JSON in each line.
+pub(crate) fn parse_lines<T: DeserializeOwned>(file: &str, bytes: &[u8]) -> Result<Vec<T>> {
+    let damaged = |line: usize, e: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::Damaged, format!(".unstun/{file}: line {line}: {e}"))
+    };
+    let text = std::str::from_utf8(bytes).map_err(|e| damaged(1, &e))?;
+    let lines = text.lines().enumerate();
+    lines.map(|(n, line)| serde_json::from_str(line).map_err(|e| damaged(n + 1, &e))).collect()
+}
+
+/// Returns the content of a file that has a value as JSON in each line.
+pub(crate) fn lines<T: Serialize>(values: impl IntoIterator<Item = T>) -> String {
+    let line = |value| serde_json::to_string(&value).expect("a record is JSON") + "\n";
+    values.into_iter().map(line).collect()
+}
 
 impl Daemon {
     /// Returns a file's content; empty if there is no such file.

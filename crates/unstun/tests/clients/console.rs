@@ -120,11 +120,11 @@ fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
     browser.at("/policies");
     browser.sees("There is no policy yet");
     browser.fill("form[action='/policies/create'] input[name=name]", "nightly");
-    browser.fill("form[action='/policies/create'] input[name=message]", "sometimes");
+    browser.fill("form[action='/policies/create'] input[name=schedule]", "sometimes");
     browser.click("form[action='/policies/create'] button");
     browser.sees("examples are");
     browser.fill("form[action='/policies/create'] input[name=name]", "nightly");
-    browser.fill("form[action='/policies/create'] input[name=message]", "yearly");
+    browser.fill("form[action='/policies/create'] input[name=schedule]", "yearly");
     browser.click("form[action='/policies/create'] button");
     browser.sees("Policy nightly is created; it applies to 1 VMs now.");
     browser.click("form[action='/policies/nightly/apply'] button");
@@ -135,7 +135,7 @@ fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
     raise_alarm(&datastore);
     browser.go(&format!("{}/alarms", web(&datastore)), "/alarms");
     browser.sees("the snapshots of VM web use");
-    browser.fill("form[action='/alarms/snapshot_space:web/acknowledge'] input[name=message]", "seen");
+    browser.fill("form[action='/alarms/snapshot_space:web/acknowledge'] input[name=note]", "seen");
     browser.click("form[action='/alarms/snapshot_space:web/acknowledge'] button");
     browser.sees("Alarm snapshot_space:web is acknowledged.");
     browser.go(&format!("{}/vms/web", web(&datastore)), "/vms/web");

@@ -127,7 +127,7 @@ fn read(path: &Path) -> Result<Channel, String> {
     let file = fs::File::open(path).map_err(|e| e.to_string())?;
     let mut text = String::new();
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
-    let file: File = toml::from_str(&text).map_err(|e| e.to_string().trim_end().replace('\n', " "))?;
+    let file = parse(&text)?;
     let has_secret = file.secret.is_some() || file.password.is_some();
     if has_secret && about.mode() & MODE_READ != 0 {
         return Err(format!(
@@ -136,6 +136,19 @@ fn read(path: &Path) -> Result<Channel, String> {
         ));
     }
     channel(file)
+}
+
+/// Parses a file. A fault is shown to people who may not read the file, so that it must not repeat its lines.
+fn parse(text: &str) -> Result<File, String> {
+    toml::from_str(text).map_err(|e| {
+        let before = e.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = text.lines().nth(before.matches('\n').count()).unwrap_or_default();
+        let field = line.split('=').next().unwrap_or_default().trim();
+        let is_secret = ["secret", "password"].iter().any(|name| field.contains(name));
+        let cause = if is_secret { "expected a text in quotes" } else { e.message() };
+        let shown = if is_secret { format!("{field}: ") } else { String::new() };
+        format!("line {}: {shown}{cause}", before.matches('\n').count() + 1)
+    })
 }
 
 fn channel(file: File) -> Result<Channel, String> {
@@ -197,7 +210,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Channel, String> {
-        channel(toml::from_str(text).map_err(|e| e.to_string())?)
+        channel(super::parse(text)?)
     }
 
     #[test]
@@ -234,10 +247,14 @@ mod tests {
                 "kind = 'email'\nto = ['a@b']\nserver = 'x'\nfrom = 'a@b'\nuser = 'u'\npassword = 'p'\ntls = 'none'",
                 "a password is sent",
             ),
-            ("kind = 'webhook'\nurl = 'http://x'\nrule = 'x'", "unknown field `rule`"),
+            ("kind = 'webhook'\nurl = 'http://x'\nrule = 'x'", "line 3: unknown field `rule`"),
+            ("kind = 'webhook'\nsecret = hunter2", "line 2: secret: expected a text in quotes"),
+            ("kind = 'webhook'\nsecret = 'hunter2", "line 2: secret: expected a text in quotes"),
+            ("kind = 'email'\n password = 12345", "line 2: password: expected a text in quotes"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+            assert!(!error.contains("hunter2") && !error.contains("12345"), "{error}");
         }
     }
 

@@ -7,6 +7,7 @@ use axum::body::Body;
 use hyper::header::{CONTENT_TYPE, HOST, USER_AGENT};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
 use ring::hmac;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -50,7 +51,8 @@ fn request(webhook: &Webhook, message: &AlarmMessage) -> Result<Request<Body>, S
         .header(USER_AGENT, "unstun")
         .header(CONTENT_TYPE, "application/json");
     if let Some(secret) = &webhook.secret {
-        let time = message.time.as_second();
+        // Not the message's own: a receiver refuses what was signed long ago, and a delivery is tried again after minutes.
+        let time = Timestamp::now().as_second();
         request = request.header(TIMESTAMP, time).header(SIGNATURE, signature(secret, time, &body));
     }
     request.body(Body::from(body)).map_err(|e| e.to_string())

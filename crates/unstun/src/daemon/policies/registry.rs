@@ -46,6 +46,10 @@ pub(super) struct Runs {
     pub(super) not_removed: BTreeMap<(VmName, String), PolicyProblem>,
 }
 
+pub(super) fn missing(name: &PolicyName) -> Error {
+    Error::not_found(format!("no policy {name}; see `unstun policy list`"))
+}
+
 impl Runs {
     pub(super) fn new(handled: Timestamp, last: Option<PolicyRun>) -> Runs {
         Runs {
@@ -79,6 +83,11 @@ impl Policies {
         self.to_remove.notify();
     }
 
+    /// Returns why no policy runs, if their file could not be read.
+    pub(crate) fn fault(&self) -> Option<String> {
+        self.refuse_broken().err().map(|e| e.message)
+    }
+
     pub(super) fn refuse_broken(&self) -> Result<()> {
         let Some(e) = &*self.broken.borrow() else { return Ok(()) };
         let message = format!(
@@ -90,7 +99,7 @@ impl Policies {
     pub(super) fn get(&self, name: &PolicyName) -> Result<StoredPolicy> {
         self.refuse_broken()?;
         let found = self.all.borrow().get(name).cloned();
-        found.ok_or_else(|| Error::not_found(format!("no policy {name}; see `unstun policy list`")))
+        found.ok_or_else(|| missing(name))
     }
 
     pub(super) fn enabled(&self) -> Vec<Policy> {

@@ -2,11 +2,11 @@
 
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use api::error::Result;
 use api::name::{SnapshotRef, VmName};
 use api::{CommitTarget, Policy, PolicyProblem, Removes, Store};
+use blk::Env;
 use blk::manifest::SnapshotState;
 use engine::{JobControl, JobState};
 use futures_util::future::{Either, select};
@@ -38,10 +38,10 @@ impl Daemon {
     /// store need not wait for them.
     pub(in crate::daemon) async fn remove_by_policies(self: Rc<Self>, store: Store) {
         loop {
+            let wanted = self.policies.to_remove.wait();
             self.remove_expired(store).await;
             let us = if store == Store::Native { NATIVE_LOOK_US } else { LOOK_US };
-            let (sleep, wanted) = (pin!(self.env.sleep_us(us)), self.policies.to_remove.wait());
-            select(sleep, pin!(wanted)).await;
+            select(pin!(self.env.sleep_us(us)), pin!(wanted)).await;
         }
     }
 
@@ -133,29 +133,45 @@ impl Daemon {
         let job = self.answer(Subject::Vm(vm), start).await?;
         info!("policy {}: VM {}: snapshot {} is removed", policy.name, entry.name, snapshot.name);
         self.note(entry, &format!("policy {} removes snapshot {}", policy.name, snapshot.name));
-        self.await_in_window(policy, &job).await;
+        if !policy.commit_window.is_empty() {
+            let (env, policy, job) = (self.env.clone(), policy.clone(), job.clone());
+            self.env.spawn_detached(Box::pin(async move { keep_in_window(&env, &policy, &job).await }));
+        }
+        self.until_ended_or_held_up(&job).await;
         job.error().map_or(Ok(()), |e| Err(e.into()))
     }
 
-    /// Waits for the end of a commit, which is paused while the window of its policy is closed. A commit that a person has
-    /// paused or resumed meanwhile stays as it is.
-    async fn await_in_window(&self, policy: &Policy, job: &Arc<JobControl>) {
-        let mut paused = false;
+    /// Waits until a commit has ended. One that is paused or waits for space does not hold up the others.
+    async fn until_ended_or_held_up(&self, job: &JobControl) {
         loop {
             let (ended, look) = (pin!(job.wait()), pin!(self.env.sleep_us(WINDOW_LOOK_US)));
             if let Either::Left(_) = select(ended, look).await {
                 return;
             }
-            let may_run = policy.may_commit(self.now());
-            match (job.state(), may_run) {
-                (JobState::Running, false) if !paused => paused = job.pause().is_ok(),
-                (JobState::Paused, true) if paused => {
-                    paused = false;
-                    // It may have ended.
-                    let _ = job.resume();
-                }
-                _ => {}
+            if job.state() != JobState::Running {
+                return;
             }
+        }
+    }
+}
+
+/// Pauses a commit while the window of its policy is closed, until it has ended. A commit that a person has paused or
+/// resumed meanwhile stays as it is.
+async fn keep_in_window(env: &Env, policy: &Policy, job: &JobControl) {
+    let mut paused = false;
+    loop {
+        let (ended, look) = (pin!(job.wait()), pin!(env.sleep_us(WINDOW_LOOK_US)));
+        if let Either::Left(_) = select(ended, look).await {
+            return;
+        }
+        match (job.state(), policy.may_commit(api_types::time(env.unix_us()))) {
+            (JobState::Running, false) if !paused => paused = job.pause().is_ok(),
+            (JobState::Paused, true) if paused => {
+                paused = false;
+                // It may have ended.
+                let _ = job.resume();
+            }
+            _ => {}
         }
     }
 }

@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 /// Returns for each snapshot, given the time of its take, whether a rule keeps it. The rules count periods that have a
-/// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. Periods are those of `zone`.
+/// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. A snapshot of a time to come, which
+/// a clock leaves that was ahead and went back, is kept and takes no place of the others. Periods are those of `zone`.
 pub(super) fn kept(taken: &[Timestamp], keep: &Retention, zone: &TimeZone, now: Timestamp) -> Vec<bool> {
     let mut kept: Vec<bool> = taken.iter().map(|&taken| keep.all || is_young(taken, keep, now)).collect();
-    let mut newest_first: Vec<usize> = (0..taken.len()).collect();
+    let mut newest_first: Vec<usize> = (0..taken.len()).filter(|&at| taken[at] <= now).collect();
     newest_first.sort_by_key(|&at| Reverse((taken[at], at)));
     for (rule, count) in keep.rules() {
         let mut periods = 0;
@@ -100,6 +101,13 @@ mod tests {
         );
         assert_eq!(kept_times(&times, Retention { last: 1, min_age_s: 7200, ..none }), times[5..]);
         assert_eq!(kept_times(&times, Retention { all: true, ..none }), times);
+    }
+
+    #[test]
+    fn snapshots_of_a_time_to_come_take_no_place_of_the_others() {
+        let times = ["2026-11-25T10:00:00Z", "2026-11-26T10:00:00Z", "2027-01-01T10:00:00Z"];
+        assert_eq!(kept_times(&times, Retention { last: 1, ..Retention::default() }), times[1..]);
+        assert_eq!(kept_times(&times, Retention { daily: 1, ..Retention::default() }), times[1..]);
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 
-use api::error::{Error, Result};
+use api::error::{Error, ErrorKind, Result};
 use api::name::{PolicyName, VmName};
 use api::{Policy, PolicyProblem, PolicyRun, PolicyTaken, SnapshotTake};
-use futures_util::future::select;
+use blk::sync::OneShot;
+use futures_util::future::{Either, select};
 use futures_util::stream::{self, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use tracing::{info, warn};
@@ -22,8 +23,6 @@ use crate::daemon::vm::vm_record::VmRecord;
 
 /// Longest time between two looks at the policies: a clock that was changed is noticed within it.
 const LOOK_US: u64 = 60_000_000;
-/// Time after which a snapshot is tried again, in microseconds.
-const AGAIN_US: u64 = 60_000_000;
 /// Time after the scheduled one up to which it is tried again, if no other time is scheduled before.
 const AGAIN_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// Delay up to which a scheduled time is not missed: a daemon that is replaced takes seconds.
@@ -32,18 +31,28 @@ const LATE_MAX: SignedDuration = SignedDuration::from_mins(5);
 const SET_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
 /// Maximum number of VMs whose snapshots are taken at the same time.
 const TAKES_MAX: usize = 8;
+/// Time that a run waits for its takes, and that it waits at least for each. A take that waits longer, for space for
+/// example, continues, and holds up neither the others nor the other policies.
+const TAKES_US_MAX: u64 = 60_000_000;
+const TAKE_US_MIN: u64 = 1_000_000;
 
 /// What was taken of one VM.
 type Outcome = (VmName, Result<Option<PolicyTaken>>);
+
+/// The same words at each try, so that the cause is reported once.
+fn under_way() -> Error {
+    let cause = "the take waits for space or for another operation of the VM, and continues then";
+    Error::new(ErrorKind::Unavailable, cause)
+}
 
 impl Daemon {
     /// Takes the snapshots of all policies at their times, as long as the daemon runs.
     pub(in crate::daemon) async fn run_policies(self: Rc<Self>) {
         loop {
+            let changed = self.policies.changed.wait();
             self.run_due_policies().await;
             let us = self.until_next_run_us().await;
-            let (sleep, changed) = (pin!(self.env.sleep_us(us)), self.policies.changed.wait());
-            select(sleep, pin!(changed)).await;
+            select(pin!(self.env.sleep_us(us)), pin!(changed)).await;
         }
     }
 
@@ -119,23 +128,12 @@ impl Daemon {
             }
         });
         if !is_over {
-            return self.wake_later(AGAIN_US);
+            return;
         }
         // Without the record the run begins again after a restart, and finds its snapshots.
         if let Err(e) = stored::write_runs(self).await {
             warn!("policy {}: its run is not recorded: {e}", policy.name);
         }
-    }
-
-    fn wake_later(self: &Rc<Self>, us: u64) {
-        let daemon = Rc::downgrade(self);
-        let env = self.env.clone();
-        self.env.spawn_detached(Box::pin(async move {
-            env.sleep_us(us).await;
-            if let Some(daemon) = daemon.upgrade() {
-                daemon.policies.changed.notify();
-            }
-        }));
     }
 
     /// Takes the snapshots of a policy for a scheduled time, of VMs that have none for it yet.
@@ -145,19 +143,34 @@ impl Daemon {
         scheduled: Timestamp,
         entries: &[Rc<VmRecord>],
     ) -> Vec<Outcome> {
+        let until_us = self.env.now_ns() / 1000 + TAKES_US_MAX;
         let takes = entries.iter().map(|entry| {
             let (daemon, entry, policy) = (self.clone(), entry.clone(), policy.clone());
             async move {
                 let vm = api_types::vm_name(&entry.name);
-                let subject = Subject::Vm(vm.clone());
-                let work = {
-                    let daemon = daemon.clone();
-                    async move { daemon.take_once(&policy, scheduled, &entry).await }
-                };
-                (vm, daemon.answer(subject, work).await)
+                let taker = daemon.clone();
+                let take = async move { taker.take_once(&policy, scheduled, &entry).await };
+                let work = daemon.clone().or_continue(until_us, take);
+                (vm.clone(), daemon.answer(Subject::Vm(vm), work).await)
             }
         });
         stream::iter(takes).buffered(TAKES_MAX).collect().await
+    }
+
+    /// Waits for a take until a time of the monotonic clock. The take continues after that.
+    async fn or_continue<T: 'static>(
+        self: Rc<Self>,
+        until_us: u64,
+        take: impl Future<Output = Result<T>> + 'static,
+    ) -> Result<T> {
+        let taken = Rc::new(OneShot::default());
+        let answer = taken.clone();
+        self.env.spawn_detached(Box::pin(async move { answer.set(take.await) }));
+        let us = until_us.saturating_sub(self.env.now_ns() / 1000).max(TAKE_US_MIN);
+        match select(pin!(taken.take()), pin!(self.env.sleep_us(us))).await {
+            Either::Left((taken, _)) => taken,
+            Either::Right(_) => Err(under_way()),
+        }
     }
 
     /// Takes the snapshot of a VM for a scheduled time; None if it has been taken.
@@ -165,16 +178,21 @@ impl Daemon {
         &self,
         policy: &Policy,
         scheduled: Timestamp,
-        entry: &VmRecord,
+        entry: &Rc<VmRecord>,
     ) -> Result<Option<PolicyTaken>> {
         let label = SnapshotLabel::of_policy(&policy.name, scheduled);
+        if entry.labels.is_taking(&label) {
+            return Err(under_way());
+        }
+        let take = entry.labels.begin_take(label);
         let state = entry.running.state().await;
-        if state.snapshots.iter().any(|s| entry.labels.get().of_snapshot(s.id) == Some(&label)) {
+        if state.snapshots.iter().any(|s| entry.labels.get().of_snapshot(s.id) == Some(&take.label)) {
             return Ok(None);
         }
+        self.entry_to_change(&entry.name)?;
         let name = policy.snapshot_name(&entry.name, scheduled).map_err(Error::invalid)?;
         let request = SnapshotTake { name, message: String::new() };
-        let taken = self.snapshot_take(&api_types::vm_name(&entry.name), request, label).await?;
+        let taken = self.take_and_show(entry, request, take).await?;
         Ok(Some(PolicyTaken { vm: taken.vm, snapshot: taken.snapshot.name, stun_us: taken.stun_us }))
     }
 

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use api::Policy;
 use jiff::Timestamp;
 
+use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
 
@@ -13,7 +14,7 @@ const VMS_PER_TURN: usize = 32;
 
 impl Daemon {
     pub(super) fn now(&self) -> Timestamp {
-        Timestamp::from_microsecond(self.env.unix_us()).unwrap_or(Timestamp::UNIX_EPOCH)
+        api_types::time(self.env.unix_us())
     }
 
     /// Returns the open VMs that a policy applies to, in the order of their names.

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use api::PolicyRun;
-use api::error::{Error, ErrorKind, Result};
+use api::error::Result;
 use api::name::PolicyName;
 use jiff::Timestamp;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::error;
 
 use super::registry::{Runs, StoredPolicy};
+use crate::daemon::own_files::{lines, parse_lines};
 use crate::daemon::state::Daemon;
 
 const POLICIES_NAME: &str = "policies";
@@ -44,8 +44,9 @@ type Read = (BTreeMap<PolicyName, StoredPolicy>, BTreeMap<PolicyName, Runs>);
 
 /// Returns the policies and their runs. Without the file of the runs no time is due that has passed.
 async fn read(daemon: &Daemon) -> Result<Read> {
-    let stored: Vec<StoredPolicy> = lines(POLICIES_NAME, &daemon.own_file(POLICIES_NAME).await?)?;
-    let runs: Result<Vec<StoredRuns>> = async { lines(RUNS_NAME, &daemon.own_file(RUNS_NAME).await?) }.await;
+    let stored: Vec<StoredPolicy> = parse_lines(POLICIES_NAME, &daemon.own_file(POLICIES_NAME).await?)?;
+    let runs: Result<Vec<StoredRuns>> =
+        async { parse_lines(RUNS_NAME, &daemon.own_file(RUNS_NAME).await?) }.await;
     let is_lost = runs.is_err();
     let runs = runs.unwrap_or_else(|e| {
         error!("{e}; the times of policies that have passed are not caught up");
@@ -66,33 +67,18 @@ async fn read(daemon: &Daemon) -> Result<Read> {
     Ok((all, known))
 }
 
-fn lines<T: DeserializeOwned>(file: &str, bytes: &[u8]) -> Result<Vec<T>> {
-    let damaged = |line: usize, e: &dyn std::fmt::Display| {
-        Error::new(ErrorKind::Damaged, format!(".unstun/{file}: line {line}: {e}"))
-    };
-    let text = std::str::from_utf8(bytes).map_err(|e| damaged(1, &e))?;
-    text.lines()
-        .enumerate()
-        .map(|(n, line)| serde_json::from_str(line).map_err(|e| damaged(n + 1, &e)))
-        .collect()
-}
-
-fn text<T: Serialize>(values: impl Iterator<Item = T>) -> String {
-    values.map(|value| serde_json::to_string(&value).expect("a policy is JSON") + "\n").collect()
-}
-
 /// Durably replaces the policies on file.
 pub(super) async fn write(
     daemon: &std::rc::Rc<Daemon>,
     all: &BTreeMap<PolicyName, StoredPolicy>,
 ) -> Result<()> {
-    daemon.replace_own_file(POLICIES_NAME, text(all.values()).as_bytes()).await
+    daemon.replace_own_file(POLICIES_NAME, lines(all.values()).as_bytes()).await
 }
 
 /// Durably replaces the runs on file. A run under way is not on file: after a crash it begins again.
 pub(super) async fn write_runs(daemon: &std::rc::Rc<Daemon>) -> Result<()> {
     let _turn = daemon.policies.changing.lock().await;
-    let lines = {
+    let content = {
         let runs = daemon.policies.runs.borrow();
         let stored = runs.iter().map(|(name, runs)| {
             let handled = runs.pending.as_ref().map_or(runs.handled, |pending| pending.before);
@@ -102,7 +88,7 @@ pub(super) async fn write_runs(daemon: &std::rc::Rc<Daemon>) -> Result<()> {
                 last: runs.last.clone().filter(|run| run.ended.is_some()),
             }
         });
-        text(stored)
+        lines(stored)
     };
-    daemon.replace_own_file(RUNS_NAME, lines.as_bytes()).await
+    daemon.replace_own_file(RUNS_NAME, content.as_bytes()).await
 }

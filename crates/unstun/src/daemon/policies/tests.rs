@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use api::{Policy, PolicyApply, Retention, Store, VmLabels};
+use api::{Policy, PolicyApply, Retention, SnapshotTake, Store, VmLabels};
 use crash::campaign::setting;
+use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use sim::SimWorld;
 
@@ -12,6 +13,7 @@ use crate::daemon::crash_tests::{Trouble, all_cuts, end, strike, sweep};
 use crate::daemon::defect::Defect;
 use crate::daemon::simulated_tests::{Outcome, boot, create, served, take, text, world, write};
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::SnapshotLabel;
 
 const VM: &str = "web";
 const MINUTE_US: u64 = 60_000_000;
@@ -175,6 +177,51 @@ fn a_policy_is_applied_at_once_and_says_what_it_could_not_do() {
         daemon.env.sleep_us(1_000_000).await;
         let applied = apply().await?;
         assert!(applied.problems.iter().all(|problem| problem.cause.contains("exists")), "{applied:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn takes_at_the_same_time_keep_the_label_of_each() {
+    in_world(async |daemon, _| {
+        take(&daemon, VM).await?;
+        let takes = (0..4).map(|n| {
+            let daemon = daemon.clone();
+            async move {
+                let name = format!("s{n}").parse()?;
+                let request = SnapshotTake { name, message: String::new() };
+                let label = SnapshotLabel::of_caller(&format!("token t{n}"));
+                let taken = daemon.snapshot_take(&VM.parse()?, request, label).await.map_err(text("take"))?;
+                Ok::<_, String>((n, taken.snapshot.name))
+            }
+        });
+        for taken in join_all(takes).await {
+            let (n, name) = taken?;
+            let entry = daemon.entry(VM).map_err(|e| e.to_string())?;
+            let state = entry.running.state().await;
+            let id = state.snapshots.iter().find(|s| s.name == name).map(|s| s.id).ok_or("no snapshot")?;
+            let by = entry.labels.get().of_snapshot(id).map(|label| label.by.clone());
+            assert_eq!(by, Some(format!("token t{n}")));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_take_that_waits_holds_up_no_other_policy_and_is_not_begun_twice() {
+    in_world(async |daemon, _| {
+        add(&daemon, policy("*:* UTC", last(9))).await?;
+        daemon.env.sleep_us(MINUTE_US).await;
+        let scheduled = daemon.policies.enabled().remove(0).last_between(Timestamp::UNIX_EPOCH, daemon.now());
+        let entry = daemon.entry(VM).map_err(|e| e.to_string())?;
+        let label = SnapshotLabel::of_policy(&"p".parse()?, scheduled.ok_or("no time")?);
+        let waits = entry.labels.begin_take(label);
+        run_once(&daemon).await;
+        let problems = daemon.policy_list().await.map_err(text("policy list"))?.remove(0).problems;
+        assert!(problems[0].cause.contains("waits for space"), "{problems:?}");
+        drop(waits);
+        run_once(&daemon).await;
+        assert_eq!(snapshots(&daemon).await?.0.len(), 1);
         Ok(())
     });
 }

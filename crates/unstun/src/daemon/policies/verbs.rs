@@ -10,7 +10,7 @@ use api::{
 };
 use jiff::Timestamp;
 
-use super::registry::{Runs, StoredPolicy};
+use super::registry::{Runs, StoredPolicy, missing};
 use super::stored;
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
@@ -55,11 +55,11 @@ impl Daemon {
         if policy.name != *name {
             return Err(Error::invalid(format!("policy {name}: found the name {} in the body", policy.name)));
         }
-        let created = self.policies.get(name)?.created;
         let now = self.now();
-        let stored = StoredPolicy { policy, created, changed: now, by };
         self.change_policies(|all| {
-            all.insert(name.clone(), stored);
+            // Another client may have removed it.
+            let stored = all.get_mut(name).ok_or_else(|| missing(name))?;
+            *stored = StoredPolicy { policy, created: stored.created, changed: now, by };
             Ok(())
         })
         .await?;

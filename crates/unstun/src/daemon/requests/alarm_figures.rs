@@ -24,6 +24,8 @@ pub(crate) struct AlarmFigures {
     pub snapshots: BTreeMap<String, SnapshotFigures>,
     /// Datastores whose store has failed, and why.
     pub failed: Vec<(DatastoreName, String)>,
+    /// Why no policy runs.
+    pub policies_fault: Option<String>,
 }
 
 impl Daemon {
@@ -52,6 +54,7 @@ impl Daemon {
             Some((datastore.name.clone(), cause.to_string()))
         };
         let failed = self.datastores().iter().filter_map(broken).collect();
-        Ok(AlarmFigures { metrics: self.metrics().await?, snapshots, failed })
+        let policies_fault = self.policies.fault();
+        Ok(AlarmFigures { metrics: self.metrics().await?, snapshots, failed, policies_fault })
     }
 }

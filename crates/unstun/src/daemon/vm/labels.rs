@@ -71,11 +71,14 @@ impl Labels {
         self.snapshots.get(&hexadecimal(id))
     }
 
-    /// Adds the label of a snapshot, and removes those of snapshots that are not `known` any more.
-    pub(crate) fn add(&mut self, id: u128, label: SnapshotLabel, known: &BTreeSet<u128>) {
+    pub(crate) fn add(&mut self, id: u128, label: SnapshotLabel) {
+        self.snapshots.insert(hexadecimal(id), label);
+    }
+
+    /// Removes the labels of snapshots that are not `known` any more.
+    pub(crate) fn retain(&mut self, known: &BTreeSet<u128>) {
         let known: BTreeSet<String> = known.iter().map(|id| hexadecimal(*id)).collect();
         self.snapshots.retain(|id, _| known.contains(id));
-        self.snapshots.insert(hexadecimal(id), label);
     }
 
     /// Returns the content of the file.
@@ -92,13 +95,15 @@ impl Labels {
 #[derive(Default)]
 pub(crate) struct VmRecordLabels {
     now: RefCell<Labels>,
+    /// Labels of the takes under way, whose snapshots may not exist yet.
+    taking: RefCell<Vec<SnapshotLabel>>,
     /// One change at a time: each writes the whole file.
     changing: TaskMutex,
 }
 
 impl VmRecordLabels {
     pub(crate) fn new(labels: Labels) -> VmRecordLabels {
-        VmRecordLabels { now: RefCell::new(labels), changing: TaskMutex::default() }
+        VmRecordLabels { now: RefCell::new(labels), ..VmRecordLabels::default() }
     }
 
     pub(crate) fn get(&self) -> Ref<'_, Labels> {
@@ -108,19 +113,49 @@ impl VmRecordLabels {
     /// Changes the labels: first on file, by `write`, then in force.
     pub(crate) async fn change(
         &self,
-        change: impl FnOnce(&mut Labels),
+        change: impl AsyncFnOnce(&mut Labels),
         write: impl AsyncFnOnce(Labels) -> blk::Result<Labels>,
     ) -> blk::Result<()> {
         let _turn = self.changing.lock().await;
         let mut labels = self.get().clone();
-        change(&mut labels);
+        change(&mut labels).await;
         let written = write(labels).await?;
         self.now.replace(written);
         Ok(())
     }
 
+    /// Notes that a take with a label begins; it ends when the result is dropped.
+    pub(crate) fn begin_take(&self, label: SnapshotLabel) -> LabelledTake<'_> {
+        self.taking.borrow_mut().push(label.clone());
+        LabelledTake { labels: self, label }
+    }
+
+    /// Returns whether a take with this label is under way.
+    pub(crate) fn is_taking(&self, label: &SnapshotLabel) -> bool {
+        self.taking.borrow().contains(label)
+    }
+
+    /// Returns whether one take at most is under way.
+    pub(crate) fn is_only_take(&self) -> bool {
+        self.taking.borrow().len() <= 1
+    }
+
     pub(crate) fn take(&self) -> VmRecordLabels {
         VmRecordLabels::new(self.now.take())
+    }
+}
+
+/// A take under way.
+pub(crate) struct LabelledTake<'a> {
+    labels: &'a VmRecordLabels,
+    pub label: SnapshotLabel,
+}
+
+impl Drop for LabelledTake<'_> {
+    fn drop(&mut self) {
+        let mut taking = self.labels.taking.borrow_mut();
+        let own = taking.iter().position(|label| *label == self.label);
+        taking.swap_remove(own.expect("it is noted until here"));
     }
 }
 
@@ -148,6 +183,10 @@ pub(crate) async fn read(home: &HomeFolder) -> blk::Result<(Labels, Option<Strin
 
 /// Durably replaces the labels of a home.
 pub(crate) async fn write(own: &Dir, text: &[u8]) -> blk::Result<()> {
+    if text.len() as u64 > LABELS_BYTES_MAX {
+        let message = format!("{} bytes of labels, expected at most {LABELS_BYTES_MAX}", text.len());
+        return Err(Error::refused(own.path_of(LABELS_NAME), message));
+    }
     own.replace_file(LABELS_NAME, text).await
 }
 

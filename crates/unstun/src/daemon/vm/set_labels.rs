@@ -1,6 +1,5 @@
 //! Changes of a VM's labels.
 
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use api::VmLabels;
@@ -21,13 +20,23 @@ impl Daemon {
         id: u128,
         label: SnapshotLabel,
     ) -> blk::Result<()> {
-        let state = entry.running.state().await;
-        let snapshots = state.snapshots.iter().chain(state.bin.iter().flat_map(|binned| &binned.snapshots));
-        let known: BTreeSet<u128> = snapshots.map(|snapshot| snapshot.id).collect();
-        self.change_labels(entry, |labels| labels.add(id, label, &known)).await
+        let add = async |labels: &mut Labels| {
+            // The snapshots of other takes under way may not be in the state yet.
+            if entry.labels.is_only_take() {
+                let state = entry.running.state().await;
+                let binned = state.bin.iter().flat_map(|binned| &binned.snapshots);
+                labels.retain(&state.snapshots.iter().chain(binned).map(|snapshot| snapshot.id).collect());
+            }
+            labels.add(id, label);
+        };
+        self.change_labels(entry, add).await
     }
 
-    async fn change_labels(&self, entry: &VmRecord, change: impl FnOnce(&mut Labels)) -> blk::Result<()> {
+    async fn change_labels(
+        &self,
+        entry: &VmRecord,
+        change: impl AsyncFnOnce(&mut Labels),
+    ) -> blk::Result<()> {
         let write = async |labels: Labels| {
             // The text of thousands of snapshots takes longer than guests should wait.
             let (labels, text) = self
@@ -53,7 +62,8 @@ impl Daemon {
         let VmLabels { mut tags, note } = wanted;
         tags.sort();
         tags.dedup();
-        self.change_labels(&entry, |labels| (labels.tags, labels.note) = (tags, note)).await?;
+        let set = async |labels: &mut Labels| (labels.tags, labels.note) = (tags, note);
+        self.change_labels(&entry, set).await?;
         self.policies.wake();
         self.show(&entry).await
     }

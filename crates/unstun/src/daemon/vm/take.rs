@@ -10,7 +10,7 @@ use tracing::warn;
 use crate::daemon::defect::Defect;
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::labels::SnapshotLabel;
+use crate::daemon::vm::labels::{LabelledTake, SnapshotLabel};
 use crate::daemon::vm::vm_record::VmRecord;
 
 impl Daemon {
@@ -22,7 +22,16 @@ impl Daemon {
         label: SnapshotLabel,
     ) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let taken = self.take_labelled(&entry, request, label).await?;
+        self.take_and_show(&entry, request, entry.labels.begin_take(label)).await
+    }
+
+    pub(crate) async fn take_and_show(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: api::SnapshotTake,
+        take: LabelledTake<'_>,
+    ) -> Result<api::SnapshotTaken> {
+        let taken = self.take_labelled(entry, request, &take.label).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -35,10 +44,13 @@ impl Daemon {
         let snapshot = shown.into_iter().find(|s| s.id == id);
         let gone = || {
             let name = &taken.name;
-            Error::failed(format!("VM {vm}: another client committed snapshot {name} at the same time"))
+            Error::failed(format!(
+                "VM {}: another client committed snapshot {name} at the same time",
+                entry.name
+            ))
         };
         Ok(api::SnapshotTaken {
-            vm: vm.clone(),
+            vm: api_types::vm_name(&entry.name),
             snapshot: snapshot.ok_or_else(gone)?,
             stun_us,
             space: self.space(&entry.datastore).await?,
@@ -49,18 +61,18 @@ impl Daemon {
         &self,
         entry: &Rc<VmRecord>,
         request: api::SnapshotTake,
-        label: SnapshotLabel,
+        label: &SnapshotLabel,
     ) -> Result<blk::manifest::SnapshotState> {
         let api::SnapshotTake { name, message } = request;
         let new = engine::tree::new_snapshot(&self.env, name.as_str(), &message);
         let late = self.defects.has(Defect::LabelLate);
         if !late {
-            self.label_or_warn(entry, new.id, &label).await?;
+            self.label_or_warn(entry, new.id, label).await?;
         }
         let take = async || Ok(entry.running.take(new.clone()).await?);
         let taken = self.with_bin(&entry.datastore, take).await?;
         if late {
-            self.label_or_warn(entry, new.id, &label).await?;
+            self.label_or_warn(entry, new.id, label).await?;
         }
         Ok(taken)
     }
