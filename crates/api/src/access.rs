@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use wildmatch::WildMatch;
 
@@ -27,7 +28,7 @@ words! {
 }
 
 /// A pattern of VM names: `*` stands for any characters, `?` for one.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmGlob(String);
 
@@ -78,7 +79,7 @@ impl fmt::Display for VmGlob {
 }
 
 /// Body of `POST /tokens`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TokenCreate {
     pub name: TokenName,
@@ -95,7 +96,7 @@ pub struct TokenCreate {
 }
 
 /// A row of `token list`. The secret itself is stored nowhere.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Token {
     pub name: TokenName,
     pub role: Role,
@@ -108,7 +109,7 @@ pub struct Token {
 }
 
 /// Answer of `POST /tokens`: the only time that the secret is shown.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenCreated {
     pub token: Token,
     /// What the client sends as `Authorization: Bearer SECRET`.
@@ -116,7 +117,7 @@ pub struct TokenCreated {
 }
 
 /// Answer of `POST /console`: links that log in a browser as the caller, one of them once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConsoleLink {
     /// One for each address of `Status.web`.
     pub urls: Vec<String>,
@@ -125,7 +126,7 @@ pub struct ConsoleLink {
 }
 
 /// A line of the audit: one request that changes something, or one that was refused for want of access.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditEntry {
     pub time: Timestamp,
     /// Who asked: `user NAME (uid N)` or `token NAME`; `unknown` where the caller could not be identified.

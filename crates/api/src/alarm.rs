@@ -1,6 +1,7 @@
 //! Alarms: what an administrator should know and do something about.
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::VmGlob;
@@ -108,7 +109,7 @@ words! {
 }
 
 /// A row of `alarm list`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Alarm {
     /// Rule and object: `snapshot_old:web`.
     pub id: String,
@@ -126,7 +127,7 @@ pub struct Alarm {
     pub acknowledged: Option<Acknowledged>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Acknowledged {
     /// Who, as in the audit.
     pub by: String,
@@ -135,7 +136,7 @@ pub struct Acknowledged {
 }
 
 /// Body of `POST /alarms/ID/acknowledge`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AlarmAcknowledge {
     /// One line of text.
@@ -143,7 +144,7 @@ pub struct AlarmAcknowledge {
 }
 
 /// Body of `POST /alarms/mutes`: alarms that are not delivered for a time. One of `alarm` and `rule` is given.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AlarmMute {
     /// Id of one alarm.
@@ -155,7 +156,7 @@ pub struct AlarmMute {
 }
 
 /// A row of `alarm mutes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AlarmMuted {
     /// Number by which it is ended.
     pub id: u64,
@@ -168,7 +169,7 @@ pub struct AlarmMuted {
 
 /// Body of `PUT /alarms/rules`: the threshold of a rule for some VMs, or for all objects. The one that names a pattern applies
 /// before the one that names a tag, and that before the one that names neither.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AlarmThreshold {
     pub rule: AlarmRule,
@@ -181,7 +182,7 @@ pub struct AlarmThreshold {
 }
 
 /// A row of `alarm rules`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AlarmRuleShown {
     pub rule: AlarmRule,
     /// Default threshold; null for a rule that has no number.
@@ -191,7 +192,7 @@ pub struct AlarmRuleShown {
 }
 
 /// A row of `alarm channels`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AlarmChannel {
     /// Name of its file without `.toml`.
     pub name: String,
@@ -207,7 +208,7 @@ pub struct AlarmChannel {
 }
 
 /// What a channel delivers: the body of a webhook, and the input of a command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AlarmMessage {
     /// Name of the host.
     pub host: String,

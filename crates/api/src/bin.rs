@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, Store, VmCondition};
 use crate::name::{DatastoreName, VmName};
 
 /// Kind of object that an entry of the bin restores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BinKind {
     /// A whole VM, with its snapshots.
@@ -28,7 +29,7 @@ impl BinKind {
 }
 
 /// A row of `bin list`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BinEntry {
     /// Identifier for `bin restore` and `bin empty`. They also accept the VM's name if it has one entry.
     pub id: String,
@@ -50,7 +51,7 @@ pub struct BinEntry {
 }
 
 /// Body of `POST /bin/restore`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BinRestore {
     /// Entry's ID, or the name of a VM that has one entry.
@@ -65,7 +66,7 @@ pub struct BinRestore {
 }
 
 /// Output of `bin restore`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BinRestored {
     /// Entry as it was before the restore.
     pub entry: BinEntry,
@@ -77,7 +78,7 @@ pub struct BinRestored {
 }
 
 /// Body of `POST /bin/empty` and of its preview.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BinEmpty {
     /// IDs of entries, or names of VMs that have one entry; an empty list means all entries.
@@ -87,7 +88,7 @@ pub struct BinEmpty {
 }
 
 /// Output of `bin empty`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BinEmptied {
     /// Entries that were removed permanently, or that a preview would remove.
     pub entries: Vec<BinEntry>,
@@ -97,7 +98,7 @@ pub struct BinEmptied {
     pub left: Vec<BinLeft>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BinLeft {
     pub id: String,
     pub vm: VmName,

@@ -17,24 +17,21 @@ use tokio::runtime::Runtime;
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
 use crate::name::{DatastoreName, DiskRef, PolicyName, TokenName, VmName};
+use crate::routes::with_routes;
 use crate::{
     Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold, AuditEntry,
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
-    ConsoleLink, Datastore as Listed, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff,
-    Differences, Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event,
-    Job, JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert,
-    SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate,
-    TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove,
-    VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
+    Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
+    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert, SharedWriters,
+    SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm,
+    VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
+    VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const NO_BODY: Option<&()> = None;
-
-fn disk_path(disk: &DiskRef) -> String {
-    format!("/vms/{}/disks/{}", disk.vm, disk.number)
-}
 
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -125,29 +122,28 @@ impl Client {
         &self.datastore
     }
 
-    pub async fn vm_remove(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemoved> {
-        let VmRemove { delete_disks, purge, keep } = request;
-        let path = format!("/vms/{vm}?delete_disks={delete_disks}&purge={purge}&keep={keep}");
-        self.call(Method::DELETE, &path, NO_BODY).await
+    pub async fn remove_vm(&self, vm: &VmName, request: &VmRemove) -> Result<VmRemoved> {
+        let VmRemove { delete_disks, purge, keep } = *request;
+        self.vm_remove(vm, delete_disks, purge, keep).await
     }
 
-    pub async fn bin_list(&self, datastore: Option<&DatastoreName>) -> Result<Vec<BinEntry>> {
-        let query = datastore.map_or(String::new(), |name| format!("?datastore={name}"));
-        self.call(Method::GET, &format!("/bin{query}"), NO_BODY).await
+    pub async fn bin_entries(&self, datastore: Option<&DatastoreName>) -> Result<Vec<BinEntry>> {
+        match datastore {
+            None => self.call(Method::GET, "/bin", NO_BODY).await,
+            Some(name) => self.bin_list(name).await,
+        }
     }
 
-    pub async fn disk_remove(&self, disk: &DiskRef, delete_files: bool) -> Result<DiskRemoved> {
-        let path = format!("{}?delete_files={delete_files}", disk_path(disk));
-        self.call(Method::DELETE, &path, NO_BODY).await
+    pub async fn remove_disk(&self, disk: &DiskRef, delete_files: bool) -> Result<DiskRemoved> {
+        self.disk_remove(&disk.vm, disk.number, delete_files).await
     }
 
-    pub async fn disk_grow(&self, disk: &DiskRef, size_bytes: u64) -> Result<DiskGrown> {
-        let path = format!("{}/size", disk_path(disk));
-        self.call(Method::PUT, &path, Some(&DiskGrow { size_bytes })).await
+    pub async fn grow_disk(&self, disk: &DiskRef, size_bytes: u64) -> Result<DiskGrown> {
+        self.disk_grow(&disk.vm, disk.number, &DiskGrow { size_bytes }).await
     }
 
-    pub async fn disk_set_mode(&self, disk: &DiskRef, request: &DiskSetMode) -> Result<Disk> {
-        self.call(Method::PUT, &format!("{}/mode", disk_path(disk)), Some(request)).await
+    pub async fn set_disk_mode(&self, disk: &DiskRef, request: &DiskSetMode) -> Result<Disk> {
+        self.disk_set_mode(&disk.vm, disk.number, request).await
     }
 
     async fn call<T: DeserializeOwned>(
@@ -226,101 +222,16 @@ macro_rules! body {
     };
 }
 
-/// Defines a method of the client for each route: `METHOD "PATH" => name(arguments) -> Answer, body;`. The path contains
-/// the names of arguments.
-macro_rules! routes {
-    ($($method:ident $path:literal =>
-        $name:ident($($argument:ident: $type:ty),*) -> $answer:ty $(, $body:expr)?;)*) => {
+/// Defines a method of the client for each route.
+macro_rules! methods {
+    ($($method:ident $path:literal => $name:ident($($argument:ident: $type:ty),*) -> $answer:ty
+        $(as $status:literal)? $(, $body:ty: $value:expr)?;)*) => {
         impl Client {$(
             pub async fn $name(&self, $($argument: $type),*) -> Result<$answer> {
-                self.call(Method::$method, &format!($path), body!($($body)?)).await
+                self.call(Method::$method, &format!($path), body!($($value)?)).await
             }
         )*}
     };
 }
 
-routes! {
-    GET "/status" => status() -> Status;
-    GET "/datastores" => datastore_list() -> Vec<Listed>;
-    POST "/datastores" => datastore_add(request: &DatastoreAdd) -> Listed, request;
-    DELETE "/datastores/{name}" => datastore_remove(name: &DatastoreName) -> DatastoreRemoved;
-    POST "/datastores/{name}/remove/preview" =>
-        datastore_remove_preview(name: &DatastoreName) -> DatastoreRemovePreview;
-    POST "/check?datastore={datastore}" => store_check(datastore: &DatastoreName) -> Checked;
-    POST "/scrub?datastore={datastore}" => store_scrub(datastore: &DatastoreName) -> Job;
-    GET "/scrub?datastore={datastore}" => store_scrubbed(datastore: &DatastoreName) -> Checked;
-    POST "/bin/restore" => bin_restore(request: &BinRestore) -> BinRestored, request;
-    POST "/bin/empty" => bin_empty(request: &BinEmpty) -> BinEmptied, request;
-    POST "/bin/empty/preview" => bin_empty_preview(request: &BinEmpty) -> BinEmptied, request;
-
-    POST "/import" => vm_import(request: &VmImport) -> Vm, request;
-    GET "/vms" => vm_list() -> Vec<VmSummary>;
-    POST "/vms" => vm_create(request: &VmCreate) -> Vm, request;
-    GET "/vms/{vm}" => vm_show(vm: &VmName) -> Vm;
-    GET "/vms/{vm}/space" => vm_space(vm: &VmName) -> VmSpace;
-    POST "/vms/{vm}/remove/preview" =>
-        vm_remove_preview(vm: &VmName, request: &VmRemove) -> VmRemovePreview, request;
-    POST "/vms/{vm}/clone" => vm_clone(vm: &VmName, request: &VmClone) -> Vm, request;
-    POST "/vms/{vm}/defragment" => vm_defragment(vm: &VmName, request: &VmDefragment) -> Job, request;
-    POST "/vms/{vm}/move" => vm_move(vm: &VmName, request: &VmMove) -> Job, request;
-    POST "/vms/{vm}/close" => vm_close(vm: &VmName, disconnect: bool) -> VmClosed, &Disconnect { disconnect };
-    POST "/vms/{vm}/open" => vm_open(vm: &VmName, request: &VmOpen) -> Vm, request;
-    PUT "/vms/{vm}/shared-writers" =>
-        vm_set_shared_writers(vm: &VmName, shared: bool) -> Vm, &SharedWriters { shared };
-    PUT "/vms/{vm}/limits" => vm_set_limits(vm: &VmName, request: &VmLimits) -> Vm, request;
-    PUT "/vms/{vm}/labels" => vm_set_labels(vm: &VmName, request: &VmLabels) -> Vm, request;
-    PUT "/vms/{vm}/snapshot-dir" =>
-        vm_set_snapshot_dir(vm: &VmName, request: &SnapshotDir) -> Vm, request;
-    POST "/vms/{vm}/reset" => vm_reset(vm: &VmName, request: &Reset) -> Loss, request;
-    POST "/vms/{vm}/reset/preview" => reset_preview(vm: &VmName, request: &Reset) -> Loss, request;
-    GET "/vms/{vm}/events?after={after}" => events(vm: &VmName, after: u64) -> Vec<Event>;
-    POST "/vms/{vm}/disks" => disk_add(vm: &VmName, disk: &DiskCreate) -> Disk, disk;
-
-    GET "/vms/{vm}/snapshots" => snapshot_tree(vm: &VmName) -> SnapshotTree;
-    POST "/vms/{vm}/snapshots" => snapshot_take(vm: &VmName, request: &SnapshotTake) -> SnapshotTaken, request;
-    POST "/vms/{vm}/diff" => snapshot_diff(vm: &VmName, request: &Diff) -> Differences, request;
-    POST "/vms/{vm}/commit" => snapshot_commit(vm: &VmName, target: &CommitTarget) -> Job, target;
-    POST "/vms/{vm}/commit/preview" =>
-        commit_preview(vm: &VmName, target: &CommitTarget) -> CommitPreview, target;
-    POST "/vms/{vm}/revert" => snapshot_revert(vm: &VmName, request: &Revert) -> Loss, request;
-    POST "/vms/{vm}/revert/preview" => revert_preview(vm: &VmName, request: &Revert) -> Loss, request;
-    POST "/vms/{vm}/discard" => snapshot_discard(vm: &VmName, request: &Discard) -> Loss, request;
-    POST "/vms/{vm}/discard/preview" => discard_preview(vm: &VmName, request: &Discard) -> Loss, request;
-    POST "/vms/{vm}/undo" => snapshot_undo(vm: &VmName, request: &Reset) -> Loss, request;
-    POST "/vms/{vm}/undo/preview" => undo_preview(vm: &VmName, request: &Reset) -> Loss, request;
-
-    GET "/policies" => policy_list() -> Vec<PolicyStatus>;
-    POST "/policies" => policy_create(policy: &Policy) -> PolicyStatus, policy;
-    POST "/policies/preview" => policy_preview(policy: &Policy) -> PolicyPreview, policy;
-    GET "/policies/{name}" => policy_show(name: &PolicyName) -> PolicyStatus;
-    PUT "/policies/{name}" => policy_set(name: &PolicyName, policy: &Policy) -> PolicyStatus, policy;
-    DELETE "/policies/{name}" => policy_remove(name: &PolicyName) -> PolicyStatus;
-    POST "/policies/{name}/apply" =>
-        policy_apply(name: &PolicyName, request: &PolicyApply) -> PolicyApplied, request;
-
-    GET "/alarms?all={all}" => alarm_list(all: bool) -> Vec<Alarm>;
-    POST "/alarms/{id}/acknowledge" =>
-        alarm_acknowledge(id: &str, request: &AlarmAcknowledge) -> Alarm, request;
-    DELETE "/alarms/{id}/acknowledge" => alarm_unacknowledge(id: &str) -> Alarm;
-    GET "/alarms/channels" => alarm_channels() -> Vec<AlarmChannel>;
-    POST "/alarms/channels/{name}/test" => alarm_test(name: &str) -> AlarmChannel;
-    GET "/alarms/mutes" => alarm_mutes() -> Vec<AlarmMuted>;
-    POST "/alarms/mutes" => alarm_mute(request: &AlarmMute) -> AlarmMuted, request;
-    DELETE "/alarms/mutes/{id}" => alarm_unmute(id: u64) -> AlarmMuted;
-    GET "/alarms/rules" => alarm_rules() -> Vec<AlarmRuleShown>;
-    PUT "/alarms/rules" => alarm_set_threshold(request: &AlarmThreshold) -> Vec<AlarmRuleShown>, request;
-    DELETE "/alarms/rules/{rule}" => alarm_reset_rule(rule: &str) -> Vec<AlarmRuleShown>;
-
-    GET "/tokens" => token_list() -> Vec<Token>;
-    POST "/tokens" => token_create(request: &TokenCreate) -> TokenCreated, request;
-    DELETE "/tokens/{name}" => token_revoke(name: &TokenName) -> Token;
-    POST "/console" => console_link() -> ConsoleLink;
-    GET "/audit?last={last}" => audit(last: usize) -> Vec<AuditEntry>;
-
-    GET "/jobs" => job_list() -> Vec<Job>;
-    GET "/jobs/{id}" => job_show(id: u64) -> Job;
-    POST "/jobs/{id}/pause" => job_pause(id: u64) -> Job;
-    POST "/jobs/{id}/resume" => job_resume(id: u64) -> Job;
-    POST "/jobs/{id}/cancel" => job_cancel(id: u64) -> Job;
-    PUT "/jobs/{id}/limit" => job_limit(id: u64, limit_bytes_s: Option<u64>) -> Job, &JobLimit { limit_bytes_s };
-}
+with_routes!(methods);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::VmClient;
@@ -9,7 +10,7 @@ use crate::name::{DatastoreName, VmName};
 use crate::units::format_bytes;
 
 /// Body of `POST /datastores`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreAdd {
     /// Absolute path of a folder, a block device, or a file of fixed size.
@@ -33,7 +34,7 @@ words! {
 }
 
 /// Operation that a hung datastore does not answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Hung {
     pub for_s: u64,
     /// Operation as a verb phrase, such as "renaming a file".
@@ -41,7 +42,7 @@ pub struct Hung {
 }
 
 /// A row of `datastore list`. Fields that need an open datastore are null for the others.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Datastore {
     pub name: DatastoreName,
     /// Absolute path.
@@ -77,7 +78,7 @@ pub struct Datastore {
 }
 
 /// Output of `datastore create`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatastoreCreated {
     pub path: PathBuf,
     pub size_bytes: u64,
@@ -86,7 +87,7 @@ pub struct DatastoreCreated {
 }
 
 /// Output of `datastore remove`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatastoreRemoved {
     pub name: DatastoreName,
     /// Path of the datastore. The removal deletes nothing in it.
@@ -94,7 +95,7 @@ pub struct DatastoreRemoved {
 }
 
 /// Output of `datastore remove --dry-run`: the effects of the removal. The removal deletes nothing in the datastore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatastoreRemovePreview {
     pub name: DatastoreName,
     pub path: PathBuf,
@@ -111,14 +112,14 @@ pub struct DatastoreRemovePreview {
 }
 
 /// A client of a VM of a datastore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DatastoreClient {
     pub vm: VmName,
     pub client: VmClient,
 }
 
 /// A full datastore, on which guest writes wait.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FullDatastore {
     pub datastore: DatastoreName,
     pub free_bytes: u64,
@@ -129,14 +130,14 @@ pub struct FullDatastore {
 }
 
 /// A VM whose guest writes wait for space.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WaitingVm {
     pub vm: VmName,
     pub writes: u64,
 }
 
 /// A snapshot whose commit frees space.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Freeable {
     pub vm: VmName,
     pub snapshot: String,
@@ -153,7 +154,7 @@ impl Freeable {
 }
 
 /// Output of `datastore rebuild`. The exit code is 6 if `complete` is false.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StoreRebuilt {
     pub source: PathBuf,
     /// The new datastore.
@@ -173,7 +174,7 @@ pub struct StoreRebuilt {
 }
 
 /// A state of a disk in a rebuilt datastore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RebuiltState {
     /// Number of the state in the store.
     pub node: u64,

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Store, VmClient};
 
 /// The command line shows the variants' comments as its help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskMode {
     /// Part of every snapshot
@@ -32,7 +33,7 @@ impl DiskMode {
 }
 
 /// Disk to create: part of a `VmCreate`, and the body of `POST /vms/VM/disks`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskCreate {
     pub size_bytes: u64,
@@ -50,21 +51,21 @@ impl DiskCreate {
 }
 
 /// Body of `PUT /vms/VM/disks/N/size`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskGrow {
     pub size_bytes: u64,
 }
 
 /// Body of `PUT /vms/VM/disks/N/mode`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSetMode {
     pub mode: DiskMode,
 }
 
 /// Output of `vm disk grow`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskGrown {
     pub disk: Disk,
     /// Clients that were connected before. They see the old size until they reconnect.
@@ -72,7 +73,7 @@ pub struct DiskGrown {
 }
 
 /// Output of `vm disk remove`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskRemoved {
     pub number: u32,
     /// Descriptors of the layers that are no longer needed. They stay unless `files_deleted` is set.
@@ -80,7 +81,7 @@ pub struct DiskRemoved {
     pub files_deleted: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Disk {
     pub id: String,
     /// N of the export `VM/diskN`. It is assigned when the disk is first seen, and never reused.
@@ -102,7 +103,7 @@ pub struct Disk {
 
 /// Guest requests since the VM was opened, and the resulting I/O on the disk's files. For a native disk, the I/O is
 /// that of its whole store.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskIo {
     pub guest_reads: u64,
     pub guest_writes: u64,
@@ -123,7 +124,7 @@ pub struct DiskIo {
 }
 
 /// I/O on the files of one layer since they were opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LayerIo {
     pub reads: u64,
     pub writes: u64,
@@ -136,7 +137,7 @@ pub struct LayerIo {
     pub table_writes: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Layer {
     /// Absolute path.
     pub descriptor: PathBuf,

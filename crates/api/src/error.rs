@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Kind of an error. It decides the exit code of a command and the HTTP status of an answer. The names are part of the
 /// JSON contract.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// The device, the kernel or the daemon failed the operation.
@@ -72,7 +73,7 @@ impl ErrorKind {
 }
 
 /// An error: its kind, and a sentence that names the place, what was found and what was expected.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Error {
     pub kind: ErrorKind,
     pub message: String,
@@ -142,12 +143,12 @@ impl From<blk::Error> for Error {
 }
 
 /// Body of every answer that is not a success, and output of `--json` when a command fails.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     pub error: ErrorFields,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorFields {
     pub kind: ErrorKind,
     pub message: String,

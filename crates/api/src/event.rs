@@ -1,6 +1,7 @@
 //! Events of a VM.
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VmName;
@@ -45,7 +46,7 @@ words! {
 }
 
 /// A row of `events`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
     /// Number of the event, rising within a VM; `events?after=ID` returns the later ones.
     pub id: u64,
@@ -60,7 +61,7 @@ pub struct Event {
     pub message: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EventDisk {
     pub number: u32,
     pub stun_us: u64,

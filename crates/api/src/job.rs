@@ -1,6 +1,7 @@
 //! Background jobs.
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Operation;
@@ -27,7 +28,7 @@ impl JobState {
 }
 
 /// Meaning of the bytes that a job counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobBytes {
     /// Bytes moved into the layer below, by a commit of a redo VM.
@@ -55,7 +56,7 @@ impl JobBytes {
 }
 
 /// A row of `job list`, and the answer of every job command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Job {
     pub id: u64,
     pub operation: Operation,
@@ -85,7 +86,7 @@ pub struct Job {
 }
 
 /// What a defragmentation has done. The address ranges that stayed are windows of disks, blocks without data included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Defragmented {
     /// Bytes that got a new place.
     pub moved_bytes: u64,
@@ -98,7 +99,7 @@ pub struct Defragmented {
 }
 
 /// Body of `PUT /jobs/N/limit`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobLimit {
     /// Limit of the job's rate; null lifts the limit.

@@ -7,7 +7,7 @@
 /// Defines an enum with a word for each variant, the same in JSON and in texts.
 macro_rules! words {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$attribute:meta])* $variant:ident = $word:literal,)* }) => {
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         $(#[$meta])*
         pub enum $name { $($(#[$attribute])* #[serde(rename = $word)] $variant,)* }
 
@@ -35,10 +35,12 @@ pub mod listen;
 mod local;
 pub mod location;
 pub mod name;
+pub mod openapi;
 pub mod output;
 mod policy;
 pub mod program;
 pub mod progress;
+mod routes;
 mod snapshot;
 pub mod units;
 mod vm;
@@ -49,6 +51,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use access::*;
@@ -65,7 +68,7 @@ pub use snapshot::*;
 pub use vm::*;
 
 /// Output of `status`, and of `up --json` once the daemon serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// Datastores on which guest writes wait for space.
     pub full: Vec<FullDatastore>,
@@ -104,7 +107,7 @@ pub struct Status {
 }
 
 /// One core of the daemon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Core {
     pub number: u64,
     /// Number of open VMs that it runs.
@@ -117,7 +120,7 @@ pub struct Core {
 }
 
 /// Space on the datastore against the worst case: every delta may grow to the size of its disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Space {
     /// Free bytes on the file system and inside the store.
     pub free_bytes: u64,
@@ -152,7 +155,7 @@ words! {
 
 /// Behaviour of a guest's write while the datastore has no space left. The command line shows the variants' comments as
 /// its help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenFull {
     /// Wait until space returns

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::{format_bytes, format_rate};
@@ -21,7 +22,7 @@ const WEIGHT_DEFAULT: u64 = 100;
 
 /// Body of `PUT /vms/VM/limits`, which replaces all limits of the VM; part of `vm show`. The limits apply to all clients
 /// of all disks and snapshots of the VM together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VmLimits {
     /// Reads, writes, discards and zeroes per second; null for no limit.

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::VmName;
 
 /// Output of `convert`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Converted {
     pub chain: PathBuf,
     pub output: PathBuf,
@@ -19,7 +20,7 @@ pub struct Converted {
 }
 
 /// The command line shows the variants' comments as its help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum AttachTo {
     /// Arguments for qemu-system-*
@@ -33,7 +34,7 @@ pub enum AttachTo {
 }
 
 /// The command line shows the variants' comments as its help.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum AttachVia {
     /// Network block device, over the daemon's socket
@@ -43,7 +44,7 @@ pub enum AttachVia {
 }
 
 /// Output of `attach`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Attach {
     pub vm: VmName,
     pub to: AttachTo,
@@ -58,7 +59,7 @@ pub struct Attach {
     pub access: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AttachDisk {
     pub number: u32,
     /// Name of the NBD export.
@@ -69,7 +70,7 @@ pub struct AttachDisk {
 }
 
 /// A Unix socket, and its access permissions.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AttachSocket {
     pub path: PathBuf,
     pub owner: String,
@@ -90,7 +91,7 @@ words! {
 }
 
 /// Output of `repair`. The exit code is 6 if damage stays, or if nothing was written and the findings include damage.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Repair {
     pub path: PathBuf,
     pub mends: Vec<Mend>,
@@ -102,7 +103,7 @@ pub struct Repair {
     pub undo_copies: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MendAction {
     /// Replaces lines of a text.
@@ -115,7 +116,7 @@ pub enum MendAction {
     Cut,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Mend {
     /// Name of the file in the VM's folder.
     pub file: String,
@@ -128,7 +129,7 @@ pub struct Mend {
     pub caution: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unmended {
     pub finding: Finding,
     /// Reason why the finding stays, and what to do by hand.
@@ -136,7 +137,7 @@ pub struct Unmended {
 }
 
 /// Output of `repair --undo`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RepairUndone {
     pub path: PathBuf,
     pub undo_copies: PathBuf,
@@ -144,13 +145,13 @@ pub struct RepairUndone {
 }
 
 /// Output of `check`. The exit code is 6 if the findings include damage.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Checked {
     pub path: PathBuf,
     pub findings: Vec<Finding>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     pub severity: Severity,
     pub file: String,

@@ -1,6 +1,7 @@
 //! Policies: snapshots that the daemon takes and removes by itself.
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::VmGlob;
@@ -18,7 +19,7 @@ const KEPT_MAX: u32 = 10_000;
 const AGE_S_MAX: u64 = 100 * 366 * 24 * 3600;
 
 /// Body of `POST /policies` and `PUT /policies/NAME`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
     pub name: PolicyName,
@@ -69,7 +70,7 @@ words! {
 
 /// Snapshots that a policy keeps: each that one of the rules keeps. A rule about hours, days, weeks, months or years keeps
 /// the last snapshot of each of so many of them that have one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
     pub last: u32,
@@ -175,7 +176,7 @@ impl Policy {
 }
 
 /// A row of `policy list`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyStatus {
     pub policy: Policy,
     pub created: Timestamp,
@@ -194,7 +195,7 @@ pub struct PolicyStatus {
 }
 
 /// The takes of a policy for one scheduled time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRun {
     pub scheduled: Timestamp,
     pub started: Timestamp,
@@ -207,7 +208,7 @@ pub struct PolicyRun {
 }
 
 /// Something that a policy could not do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyProblem {
     pub vm: VmName,
     /// Null if no snapshot was taken.
@@ -217,7 +218,7 @@ pub struct PolicyProblem {
 }
 
 /// Output of `policy preview`: what a policy will do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyPreview {
     pub policy: Policy,
     /// The next scheduled times.
@@ -226,7 +227,7 @@ pub struct PolicyPreview {
     pub vms: Vec<PolicyPreviewVm>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyPreviewVm {
     pub vm: VmName,
     /// Name of its next snapshot; null without a next time.
@@ -237,7 +238,7 @@ pub struct PolicyPreviewVm {
     pub removed: Vec<PolicyRemoval>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRemoval {
     pub snapshot: String,
     pub created: Timestamp,
@@ -246,7 +247,7 @@ pub struct PolicyRemoval {
 }
 
 /// Body of `POST /policies/NAME/apply`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PolicyApply {
     /// VMs to apply it to; empty: all of its VMs.
@@ -254,13 +255,13 @@ pub struct PolicyApply {
 }
 
 /// Output of `policy apply`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyApplied {
     pub taken: Vec<PolicyTaken>,
     pub problems: Vec<PolicyProblem>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyTaken {
     pub vm: VmName,
     pub snapshot: String,

@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, Space, Store, VmClient};
 use crate::name::{SnapshotName, SnapshotRef, VmName};
 
 /// Body of `POST /vms/VM/snapshots`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotTake {
     pub name: SnapshotName,
@@ -18,7 +19,7 @@ pub struct SnapshotTake {
 }
 
 /// Output of `snapshot take`. The daemon answers once the snapshot is sealed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotTaken {
     pub vm: VmName,
     pub snapshot: Snapshot,
@@ -27,7 +28,7 @@ pub struct SnapshotTaken {
 }
 
 /// Output of `snapshot tree`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotTree {
     pub vm: VmName,
     pub store: Store,
@@ -40,7 +41,7 @@ pub struct SnapshotTree {
 }
 
 /// Delta that `snapshot consolidate` removes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UnownedDelta {
     /// N of `diskN`.
     pub disk: u32,
@@ -48,7 +49,7 @@ pub struct UnownedDelta {
     pub allocated_bytes: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Snapshot {
     pub id: String,
     pub name: String,
@@ -69,7 +70,7 @@ pub struct Snapshot {
 }
 
 /// Body of `POST /vms/VM/commit` and its preview: `{"snapshot": "NAME"}`, `"all"` or `"unowned"`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommitTarget {
     Snapshot(SnapshotRef),
@@ -79,7 +80,7 @@ pub enum CommitTarget {
 }
 
 /// Effects of a commit. Nothing has been changed yet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CommitPreview {
     pub vm: VmName,
     /// Names of the snapshots that would be removed, oldest first.
@@ -107,7 +108,7 @@ impl CommitPreview {
 }
 
 /// Body of `POST /vms/VM/revert` and its preview.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Revert {
     /// Target of the revert; null for the snapshot from which the running state descends.
@@ -122,7 +123,7 @@ pub struct Revert {
 }
 
 /// Body of `POST /vms/VM/discard` and its preview.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Discard {
     pub snapshot: SnapshotRef,
@@ -137,7 +138,7 @@ pub struct Discard {
 }
 
 /// Body of `POST /vms/VM/reset` and `POST /vms/VM/undo`, and of their previews.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reset {
     /// Whether to end the sessions of the VM's running disks first.
@@ -149,7 +150,7 @@ pub struct Reset {
 }
 
 /// State that a revert, a discard, a reset or an undo throws away: the preview, and the answer afterwards.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Loss {
     pub vm: VmName,
     /// `revert`, `discard` or `reset`; `restore` for an undo.
@@ -212,7 +213,7 @@ impl Loss {
 }
 
 /// Body of `POST /vms/VM/diff`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Diff {
     /// N of `diskN`.
@@ -226,7 +227,7 @@ pub struct Diff {
 }
 
 /// Differences between two states of a disk: a part of them over REST, all of them from `snapshot diff`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Differences {
     pub vm: VmName,
     pub disk: u32,
@@ -241,7 +242,7 @@ pub struct Differences {
     pub ranges: Vec<DiskRange>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskRange {
     pub start_bytes: u64,
     pub length_bytes: u64,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BinEntry, Disk, DiskCreate, Space, Store, VmLimits, WhenFull};
@@ -13,7 +14,7 @@ use crate::name::{DatastoreName, SnapshotRef, Tag, VmName};
 const TAGS_MAX: usize = 50;
 
 /// Body of `POST /vms`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmCreate {
     pub name: VmName,
@@ -27,7 +28,7 @@ pub struct VmCreate {
 }
 
 /// Body of `POST /import`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmImport {
     /// Absolute path of a VM's folder or of its .vmx.
@@ -50,7 +51,7 @@ pub struct VmImport {
 }
 
 /// Body of `POST /vms/VM/clone`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmClone {
     pub snapshot: SnapshotRef,
@@ -59,7 +60,7 @@ pub struct VmClone {
 }
 
 /// Body of `POST /vms/VM/move`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmMove {
     /// N where `diskN` is the VM's only disk; null moves all disks.
@@ -71,7 +72,7 @@ pub struct VmMove {
 }
 
 /// Body of `PUT /vms/VM/snapshot-dir`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotDir {
     /// Absolute path of the folder; null for the VM's home.
@@ -79,14 +80,14 @@ pub struct SnapshotDir {
 }
 
 /// Body of `PUT /vms/VM/shared-writers`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SharedWriters {
     pub shared: bool,
 }
 
 /// Body of `POST /vms/VM/open`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VmOpen {
     /// Whether the user states that the other side of an interrupted move is lost permanently, and this side is the VM.
@@ -94,7 +95,7 @@ pub struct VmOpen {
 }
 
 /// Body of `POST /vms/VM/close`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Disconnect {
     /// Whether to end the sessions of the VM's running disks first.
@@ -112,7 +113,7 @@ words! {
 }
 
 /// A row of `vm list`. Fields that need an open VM are null for the others.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmSummary {
     pub name: VmName,
     pub condition: VmCondition,
@@ -137,7 +138,7 @@ pub struct VmSummary {
 }
 
 /// Body of `PUT /vms/VM/labels`: what people want to know about a VM.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VmLabels {
     pub tags: Vec<Tag>,
@@ -155,7 +156,7 @@ impl VmLabels {
 }
 
 /// Output of `vm show`, and of every command that creates or changes a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Vm {
     pub id: String,
     pub name: VmName,
@@ -200,7 +201,7 @@ pub struct Vm {
 }
 
 /// A client connected to a disk or to a sealed state of one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmClient {
     /// Number of the disk; null for a snapshot's state.
     pub disk: Option<u32>,
@@ -212,7 +213,7 @@ pub struct VmClient {
 }
 
 /// Access of a client to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAccess {
     /// The client may write and has not.
@@ -241,7 +242,7 @@ impl fmt::Display for VmClient {
 }
 
 /// Body of `POST /vms/VM/remove/preview`, and parameters of `DELETE /vms/VM`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VmRemove {
     pub delete_disks: bool,
@@ -252,7 +253,7 @@ pub struct VmRemove {
 }
 
 /// Output of `vm remove --dry-run`: what would be removed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmRemovePreview {
     pub vm: VmName,
     pub condition: VmCondition,
@@ -273,14 +274,14 @@ pub struct VmRemovePreview {
     pub not_kept: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RemovedDisk {
     pub number: u32,
     pub size_bytes: u64,
 }
 
 /// Output of `vm remove`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmRemoved {
     pub name: VmName,
     pub home: PathBuf,
@@ -291,7 +292,7 @@ pub struct VmRemoved {
 }
 
 /// Output of `vm close`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmClosed {
     pub name: VmName,
     pub home: PathBuf,
@@ -300,7 +301,7 @@ pub struct VmClosed {
 }
 
 /// Body of `POST /vms/VM/defragment`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmDefragment {
     /// N of the only disk; null for all disks.
@@ -311,7 +312,7 @@ pub struct VmDefragment {
 }
 
 /// Output of `space`: the space that a VM takes, and the snapshots that hold it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmSpace {
     pub vm: VmName,
     pub datastore: DatastoreName,
@@ -329,7 +330,7 @@ pub struct VmSpace {
 }
 
 /// Order of a running disk's blocks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskOrder {
     /// N of the export `VM/diskN`.
     pub number: u32,
@@ -338,7 +339,7 @@ pub struct DiskOrder {
     pub average_run_bytes: Option<u64>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotSpace {
     pub id: String,
     pub name: String,

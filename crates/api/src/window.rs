@@ -6,6 +6,7 @@ use std::str::FromStr;
 use jiff::Timestamp;
 use jiff::civil::Time;
 use jiff::tz::TimeZone;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{calendar, zone};
@@ -13,7 +14,7 @@ use crate::{calendar, zone};
 const TEXT_BYTES_MAX: usize = 100;
 
 /// A window: days, a time of the day at which it begins, and one at which it ends, which may be on the next day.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Window {
     text: String,

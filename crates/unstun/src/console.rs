@@ -144,7 +144,7 @@ async fn know(access: &Access, browser: &Browser, name: &str) -> Result<Known> {
     let subject = Subject::Vm(vm.clone());
     let look = async move |daemon: Rc<Daemon>| {
         let (shown, tree) = (daemon.vm_show(&vm).await?, daemon.snapshot_tree(&vm).await?);
-        let (events, mut jobs) = (daemon.events(&vm, 0)?, daemon.job_list().await);
+        let (events, mut jobs) = (daemon.events(&vm)?, daemon.job_list().await);
         jobs.retain(|job| job.vm.as_ref() == Some(&vm));
         Ok(Known { vm: shown, tree, events, jobs })
     };

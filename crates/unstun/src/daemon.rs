@@ -46,6 +46,7 @@ pub(crate) use requests::bridge::CoreHandle;
 pub(crate) use requests::metrics::Metrics;
 pub(crate) use running::figures::{DiskFigures, VmCounters, VmFigures};
 pub(crate) use state::Daemon;
+pub(crate) use vm::event_feed::{EventFeed, Position as EventPosition};
 pub(crate) use vm::labels::SnapshotLabel;
 pub(crate) use vmdk::repair::RepairOptions;
 pub(crate) use vmware_files::check::check;

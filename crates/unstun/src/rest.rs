@@ -4,8 +4,11 @@
 mod alarms;
 pub mod body;
 mod checked;
+mod events;
+mod idempotency;
 pub(crate) mod listeners;
 mod metrics;
+mod openapi;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -116,17 +119,19 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
 pub(crate) fn router(access: Arc<Access>, alarms: Arc<Alarms>, shown: console::Shown) -> Router {
     let checked = from_fn_with_state(access.clone(), checked::authorize);
-    let routes = routes::all(access.clone()).route_layer(checked.clone());
+    let events = events::routes(shown.clone()).with_state(access.clone());
+    let routes = routes::all(access.clone()).merge(events).route_layer(checked.clone());
     let console = console::routes(&access, shown);
     let metrics =
         Router::new().route("/metrics", get(metrics::metrics)).with_state(access).route_layer(checked);
     Router::new()
-        .nest(API_PREFIX, routes)
+        .nest(API_PREFIX, routes.merge(openapi::routes()))
         .merge(metrics)
         .merge(console)
         .fallback(|| async { Failure(Error::not_found("no such route; the API is under /api/v1")) })
         .method_not_allowed_fallback(no_such_method)
         .layer(Extension(alarms))
+        .layer(Extension(Arc::<idempotency::Repeats>::default()))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(logged))
 }

@@ -49,6 +49,6 @@ async fn each(client: &Client, vm: &VmName, clone: VmName) -> Result<Vec<Operati
     let job = client.snapshot_commit(vm, &CommitTarget::Snapshot((&name).into())).await?;
     ended("drop");
     watch(client, job).await?;
-    client.vm_remove(&clone, &VmRemove { delete_disks: true, purge: true, keep: false }).await?;
+    client.remove_vm(&clone, &VmRemove { delete_disks: true, purge: true, keep: false }).await?;
     Ok(done)
 }

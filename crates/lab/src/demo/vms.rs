@@ -95,7 +95,7 @@ pub(super) fn clear(client: &Client, runtime: &Runtime, name: &VmName, disk_byte
     }
     wait_until_unused(client, runtime, name)?;
     let request = VmRemove { delete_disks: true, purge: tree.snapshots.is_empty(), keep: false };
-    runtime.block_on(client.vm_remove(name, &request)).map(drop)
+    runtime.block_on(client.remove_vm(name, &request)).map(drop)
 }
 
 /// Waits until clients that have disconnected are gone. A client that stays is an error.

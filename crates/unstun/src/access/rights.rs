@@ -93,6 +93,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/vms/{vm}/discard/preview", "snapshot discard preview", Viewer, Vm),
     post("/vms/{vm}/undo", "snapshot undo", Admin, Vm),
     post("/vms/{vm}/undo/preview", "snapshot undo preview", Viewer, Vm),
+    get("/events", "events", Viewer, Listed),
     get("/jobs", "job list", Viewer, Listed),
     get("/jobs/{id}", "job show", Viewer, Listed),
     post("/jobs/{id}/pause", "job pause", Operator, All),
@@ -162,6 +163,7 @@ mod tests {
         let sources = [
             include_str!("../rest/routes.rs"),
             include_str!("../rest/alarms.rs"),
+            include_str!("../rest/events.rs"),
             include_str!("../rest.rs"),
         ]
         .concat();

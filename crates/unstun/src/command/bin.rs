@@ -14,7 +14,7 @@ pub(super) async fn run(command: &BinCommand, client: &Client, output: Output) -
     match command {
         BinCommand::List => {
             let within = client.within().await?;
-            output.result(&client.bin_list(within.as_ref()).await?, |entries| list(entries))
+            output.result(&client.bin_entries(within.as_ref()).await?, |entries| list(entries))
         }
         BinCommand::Restore { entry, name, disconnect } => {
             let (entry, name) = (entry.to_owned(), name.clone());

@@ -14,15 +14,15 @@ pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) 
     match command {
         DiskCommand::Add(args) => add(args, client, output).await,
         DiskCommand::Remove { disk, delete_files } => {
-            let removed = client.disk_remove(disk, *delete_files).await?;
+            let removed = client.remove_disk(disk, *delete_files).await?;
             output.result(&removed, |removed| describe_removed(disk, removed))
         }
         DiskCommand::Grow { disk, size } => {
-            let grown = client.disk_grow(disk, *size).await?;
+            let grown = client.grow_disk(disk, *size).await?;
             output.result(&grown, |grown| describe_grown(disk, grown))
         }
         DiskCommand::Set { disk, mode } => {
-            let changed = client.disk_set_mode(disk, &DiskSetMode { mode: *mode }).await?;
+            let changed = client.set_disk_mode(disk, &DiskSetMode { mode: *mode }).await?;
             output.result(&changed, |changed| titled("changed", changed))
         }
     }
@@ -44,7 +44,7 @@ async fn add(args: &DiskAddArgs, client: &Client, output: Output) -> Result<()> 
             Err(error) => {
                 let half = DiskRef { vm: args.vm.clone(), number: disk.number };
                 // A partly filled disk is of no use. `vm show` lists it if it cannot be removed.
-                let _ = client.disk_remove(&half, true).await;
+                let _ = client.remove_disk(&half, true).await;
                 return Err(error);
             }
         }

@@ -119,7 +119,7 @@ impl Source {
         qemu_img(&arguments)?;
         if disk.mode != mode {
             let disk = DiskRef { vm: vm.clone(), number: disk.number };
-            return client.disk_set_mode(&disk, &DiskSetMode { mode }).await;
+            return client.set_disk_mode(&disk, &DiskSetMode { mode }).await;
         }
         let shown = client.vm_show(vm).await?;
         let gone = || Error::failed(format!("{vm}/disk{} was removed", disk.number));

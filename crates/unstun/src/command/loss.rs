@@ -87,7 +87,7 @@ pub(super) async fn remove(args: &RemoveArgs, client: &Client, output: Output) -
         // If the preview said that the bin keeps the VM, the daemon must not remove it permanently.
         request.keep = preview.kept_until.is_some();
     }
-    output.result(&client.vm_remove(&args.vm, &request).await?, removed)
+    output.result(&client.remove_vm(&args.vm, &request).await?, removed)
 }
 
 fn removal(preview: &VmRemovePreview) -> String {

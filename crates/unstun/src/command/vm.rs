@@ -74,7 +74,7 @@ async fn create(args: &VmCreateArgs, client: &Client, output: Output) -> Result<
         if let Err(error) = filled.await {
             // A VM with a partly filled disk is of no use. The next attempt names what could not be removed.
             let _ =
-                client.vm_remove(&vm.name, &VmRemove { delete_disks: true, purge: true, keep: false }).await;
+                client.remove_vm(&vm.name, &VmRemove { delete_disks: true, purge: true, keep: false }).await;
             return Err(error);
         }
         vm = client.vm_show(&vm.name).await?;

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use api::error::Result;
 use api::listen::NbdListen;
@@ -28,6 +29,7 @@ use crate::daemon::running::messages::ControlSide;
 use crate::daemon::running::running_vms::{CoreNumber, RunningVms};
 use crate::daemon::stuns::Stuns;
 use crate::daemon::tracked::Tracked;
+use crate::daemon::vm::event_feed::EventFeed;
 use crate::daemon::vm::home_locks::Holds;
 use crate::daemon::vm::journal::Journal;
 use crate::daemon::vm::vm_record::{Broken, VmRecord};
@@ -64,6 +66,7 @@ pub(crate) struct Daemon {
     pub journal: Rc<Journal>,
     /// Stuns since the start.
     pub stuns: Stuns,
+    pub feed: Arc<EventFeed>,
     pub(super) vms: RefCell<BTreeMap<String, Rc<VmRecord>>>,
     /// Homes that could not be opened, and why. The others are served.
     pub(super) broken: RefCell<BTreeMap<String, Broken>>,
@@ -101,6 +104,7 @@ impl Daemon {
         let core = CoreNumber { own: 0, count: cores.len() + 1 };
         let front_end =
             front_end(place.memory, descriptors.connections(), (core.own, core.count), &place.activity);
+        let started = Timestamp::now();
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors.clone(), None);
         Ok(Rc::new(Daemon {
             env,
@@ -113,13 +117,14 @@ impl Daemon {
             bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
             web: RefCell::default(),
-            started: Timestamp::now(),
+            started,
             cores: Cores::new(running.clone(), cores),
             running,
             listened: RefCell::default(),
             descriptors,
             journal: Rc::new(journal),
             stuns: Stuns::default(),
+            feed: Arc::new(EventFeed::new(started)),
             vms: RefCell::default(),
             broken: RefCell::default(),
             closed: RefCell::default(),

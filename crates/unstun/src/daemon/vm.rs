@@ -3,6 +3,7 @@
 pub(super) mod branches;
 pub(super) mod difference;
 pub(super) mod disks;
+pub(super) mod event_feed;
 pub(super) mod events;
 pub(super) mod formats;
 pub(super) mod home_folder;

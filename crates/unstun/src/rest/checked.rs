@@ -1,15 +1,18 @@
 //! The check of each request before its route sees it: its caller, the right, and the entry of the audit.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use api::error::Error;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{Extension, MatchedPath, RawPathParams, Request, State};
 use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::idempotency::{self, Begun, Repeats};
 use super::{API_PREFIX, BODY_BYTES_MAX, Failure};
 use crate::access::audit;
 use crate::access::authorize::{Access, Asked};
@@ -38,7 +41,7 @@ pub(super) async fn authorize(
         Err(error) => return refusal(&access, &asked, None, error),
     };
     match access.permit(&caller, &origin, &asked).await {
-        Ok(()) => carry_out(&access, &asked, caller, request, next).await,
+        Ok(()) => carry_out(access, asked, caller, request, next).await,
         Err(error) => refusal(&access, &asked, Some(&caller), error),
     }
 }
@@ -47,33 +50,50 @@ fn refusal(access: &Access, asked: &Asked, caller: Option<&Caller>, error: Error
     Failure(access.note_refusal(asked, caller, error)).into_response()
 }
 
+/// Carries out a request. One that changes something is a task of its own, which ends and is recorded even if its client
+/// has gone.
 async fn carry_out(
-    access: &Access,
-    asked: &Asked,
+    access: Arc<Access>,
+    asked: Asked,
     caller: Caller,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let mut body = Bytes::new();
-    if asked.right.is_change() {
-        let (parts, sent) = request.into_parts();
-        body = match to_bytes(sent, BODY_BYTES_MAX).await {
-            Ok(body) => body,
-            Err(e) => {
-                let error =
-                    Error::invalid(format!("the request's body: {e}; at most {BODY_BYTES_MAX} bytes"));
-                return refusal(access, asked, Some(&caller), error);
-            }
-        };
-        request = Request::from_parts(parts, Body::from(body.clone()));
-    }
     request.extensions_mut().insert(caller.clone());
-    let response = next.run(request).await;
-    if asked.right.is_change() {
-        let error = response.extensions().get::<Error>().map(|e| e.message.clone());
-        let status = response.status().as_u16();
-        let request = audit::shown_body(&body);
-        access.audit.record(&asked.entry(Some((&caller.who, caller.role)), (status, error), request));
+    if !asked.right.is_change() {
+        return next.run(request).await;
     }
-    response
+    let (parts, sent) = request.into_parts();
+    let body = to_bytes(sent, BODY_BYTES_MAX)
+        .await
+        .map_err(|e| Error::invalid(format!("the request's body: {e}; at most {BODY_BYTES_MAX} bytes")));
+    let begun = body.and_then(|body| Ok((begin(&parts, &asked, &caller, &body)?, body)));
+    let (first, body) = match begun {
+        Ok((Some(Begun::Answered(answer)), _)) => return answer,
+        Ok((Some(Begun::First(first)), body)) => (Some(first), body),
+        Ok((None, body)) => (None, body),
+        Err(error) => return refusal(&access, &asked, Some(&caller), error),
+    };
+    let request = Request::from_parts(parts, Body::from(body.clone()));
+    let changing = tokio::spawn(async move {
+        let response = next.run(request).await;
+        let error = response.extensions().get::<Error>().map(|e| e.message.clone());
+        let entry = asked.entry(Some((&caller.who, caller.role)), (response.status().as_u16(), error), {
+            audit::shown_body(&body)
+        });
+        access.audit.record(&entry);
+        match first {
+            Some(first) => first.answered(response, Instant::now()).await,
+            None => response,
+        }
+    });
+    changing.await.unwrap_or_else(|e| Failure(Error::failed(format!("the request: {e}"))).into_response())
+}
+
+/// Begins a request that has a key; None: it has none.
+fn begin(parts: &Parts, asked: &Asked, caller: &Caller, body: &Bytes) -> Result<Option<Begun>, Error> {
+    let Some(key) = idempotency::key(&parts.headers, asked.right)? else { return Ok(None) };
+    let repeats = parts.extensions.get::<Arc<Repeats>>().expect("the router adds it");
+    let same = idempotency::Asked { request: format!("{} {}", parts.method, parts.uri), body: body.clone() };
+    repeats.begin(&caller.who, key, same, Instant::now()).map(Some)
 }

@@ -1,5 +1,6 @@
-//! The routes under `/api/v1`, each with its operation of the d.
+//! The routes under `/api/v1`, each with its operation of the daemon.
 
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -40,11 +41,21 @@ struct DiskRemove {
     delete_files: bool,
 }
 
+/// Query for a part of a list, whose order is that of the keys: at most `limit` entries, from the first after `after`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct After {
-    #[serde(default)]
-    after: u64,
+struct Part<K> {
+    limit: Option<NonZeroUsize>,
+    after: Option<K>,
+}
+
+impl<K: Ord> Part<K> {
+    fn of<T>(self, mut all: Vec<T>, key: impl Fn(&T) -> K) -> Vec<T> {
+        all.retain(|one| self.after.as_ref().is_none_or(|after| key(one) > *after));
+        all.sort_by_key(key);
+        all.truncate(self.limit.map_or(usize::MAX, NonZeroUsize::get));
+        all
+    }
 }
 
 #[derive(Deserialize)]
@@ -126,11 +137,13 @@ fn datastores() -> Router<Core> {
 }
 
 fn vms() -> Router<Core> {
-    let list = get(ask(async |d, Extension(caller): Extension<Caller>| {
-        let mut all = d.vm_list().await?;
-        all.retain(|vm| caller.reaches(vm.name.as_str()));
-        Ok(all)
-    }));
+    let list = get(ask(
+        async |d, (Extension(caller), Parameters(part)): (Extension<Caller>, Parameters<Part<VmName>>)| {
+            let mut all = d.vm_list().await?;
+            all.retain(|vm| caller.reaches(vm.name.as_str()));
+            Ok(part.of(all, |vm| vm.name.clone()))
+        },
+    ));
     let show = get(vm(async |d, vm, ()| d.vm_show(&vm).await));
     let moving = |(Parameter(vm), Body(of)): &(Parameter<VmName>, Body<VmMove>)| {
         Subject::VmTo(vm.clone(), of.datastore.clone())
@@ -183,7 +196,9 @@ fn vms() -> Router<Core> {
         .route("/vms/{vm}/reset/preview", post(vm(async |d, vm, Body(of)| d.reset_preview(&vm, of).await)))
         .route(
             "/vms/{vm}/events",
-            get(ask(async |d, (Parameter(vm), Parameters(After { after }))| d.events(&vm, after))),
+            get(ask(async |d, (Parameter(vm), Parameters(part)): (_, Parameters<Part<u64>>)| {
+                Ok(part.of(d.events(&vm)?, |event| event.id))
+            })),
         )
 }
 
@@ -252,11 +267,19 @@ fn jobs() -> Router<Core> {
     Router::new()
         .route(
             "/jobs",
-            get(ask(async |d, Extension(caller): Extension<Caller>| {
-                let mut all = d.job_list().await;
-                all.retain(|job| caller.reaches_job(job));
-                Ok(all)
-            })),
+            get(
+                ask(
+                    async |d,
+                           (Extension(caller), Parameters(part)): (
+                        Extension<Caller>,
+                        Parameters<Part<u64>>,
+                    )| {
+                        let mut all = d.job_list().await;
+                        all.retain(|job| caller.reaches_job(job));
+                        Ok(part.of(all, |job| job.id))
+                    },
+                ),
+            ),
         )
         .route(
             "/jobs/{id}",

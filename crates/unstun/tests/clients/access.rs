@@ -3,28 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, Datastore};
-use crate::programs::try_tool;
+use crate::rest::{curl, token, web};
 use crate::space::until;
-
-/// Sends a request with curl, and returns the status and the answer. Status 0: there was none.
-fn curl(web: &str, secret: Option<&str>, method: &str, route: &str, options: &[&str]) -> (u16, Value) {
-    let bearer = secret.map(|secret| format!("Authorization: Bearer {secret}"));
-    let url = format!("{web}/api/v1{route}");
-    let mut all = vec!["-s", "-w", "\n%{http_code}", "-X", method, &url];
-    all.extend(bearer.iter().flat_map(|bearer| ["-H", bearer]));
-    all.extend(options);
-    let said = String::from_utf8(try_tool("curl", &all).stdout).unwrap();
-    let (body, status) = said.rsplit_once('\n').unwrap();
-    (status.parse().unwrap(), serde_json::from_str(body).unwrap_or(Value::Null))
-}
-
-fn web(datastore: &Datastore) -> String {
-    datastore.json("status")["web"][0].as_str().unwrap().to_owned()
-}
-
-fn token(datastore: &Datastore, arguments: &str) -> String {
-    datastore.json(&format!("token create {arguments}"))["secret"].as_str().unwrap().to_owned()
-}
 
 #[test]
 fn each_role_may_do_what_the_table_says_and_a_limited_token_reaches_its_vms_only() {

@@ -183,6 +183,11 @@ fn access() {
 }
 
 #[test]
+fn api() {
+    follow("api");
+}
+
+#[test]
 fn attach() {
     follow("attach");
 }
@@ -230,6 +235,7 @@ fn no_guide_is_left_out() {
     let followed = [
         "access.md",
         "alarms.md",
+        "api.md",
         "attach.md",
         "back-up.md",
         "console.md",

@@ -49,6 +49,8 @@ mod rebuild;
 mod reconnects;
 mod refusals;
 mod removal;
+mod rest;
+mod rest_answers;
 mod serving;
 mod skip;
 mod snapshots;

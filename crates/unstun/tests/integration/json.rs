@@ -195,8 +195,8 @@ async fn from_alarms(actual: &mut Actual, client: &Client) {
 async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
     let remove = VmRemove { delete_disks: true, purge: false, keep: true };
     let preview = client.vm_remove_preview(name, &remove).await.unwrap();
-    let removed = client.vm_remove(name, &remove).await.unwrap();
-    assert_eq!(client.bin_list(None).await.unwrap(), removed.bin.as_slice());
+    let removed = client.remove_vm(name, &remove).await.unwrap();
+    assert_eq!(client.bin_entries(None).await.unwrap(), removed.bin.as_slice());
     actual.add("VmRemove", &remove);
     actual.add("VmRemovePreview", &preview);
     actual.add("RemovedDisk", &preview.disks.unwrap()[0]);
@@ -205,7 +205,7 @@ async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
     let restore = BinRestore { entry: name.to_string(), name: None, datastore: None, disconnect: false };
     actual.add("BinRestore", &restore);
     actual.add("BinRestored", &client.bin_restore(&restore).await.unwrap());
-    client.vm_remove(name, &remove).await.unwrap();
+    client.remove_vm(name, &remove).await.unwrap();
     let empty = BinEmpty::default();
     let preview = client.bin_empty_preview(&empty).await.unwrap();
     actual.add("BinEmpty", &empty);
@@ -229,7 +229,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.vm_clone(name, &clone).await.unwrap();
     actual.add("VmClone", &clone);
     let purge = VmRemove { delete_disks: true, purge: true, keep: false };
-    client.vm_remove(&clone.name, &purge).await.unwrap();
+    client.remove_vm(&clone.name, &purge).await.unwrap();
     client.snapshot_discard(name, &discard).await.unwrap();
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
@@ -240,8 +240,8 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.disk_add(name, &DiskCreate::new(512)).await.unwrap();
     actual.add("DiskGrow", &DiskGrow { size_bytes: 512 });
     actual.add("DiskSetMode", &DiskSetMode { mode: DiskMode::Persistent });
-    actual.add("DiskGrown", &client.disk_grow(&disk, 1024).await.unwrap());
-    actual.add("DiskRemoved", &client.disk_remove(&disk, false).await.unwrap());
+    actual.add("DiskGrown", &client.grow_disk(&disk, 1024).await.unwrap());
+    actual.add("DiskRemoved", &client.remove_disk(&disk, false).await.unwrap());
 }
 
 /// A VM whose files stay when it is removed is imported again, and moved.
@@ -257,7 +257,7 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
     let open = VmOpen { take_over: false };
     actual.add("VmOpen", &open);
     client.vm_open(&name, &open).await.unwrap();
-    client.vm_remove(&name, &VmRemove { delete_disks: false, purge: false, keep: false }).await.unwrap();
+    client.remove_vm(&name, &VmRemove { delete_disks: false, purge: false, keep: false }).await.unwrap();
     let import = VmImport {
         path: vm.home,
         name: None,

@@ -53,7 +53,7 @@ fn a_vm_lives_and_goes() {
         let again = client.vm_create(&create("web", &[512])).await.unwrap_err();
         assert_eq!(again.kind, ErrorKind::Exists);
         let remove = VmRemove { delete_disks: true, purge: true, keep: false };
-        assert!(client.vm_remove(&web(), &remove).await.unwrap().disks_deleted);
+        assert!(client.remove_vm(&web(), &remove).await.unwrap().disks_deleted);
         assert_eq!(client.vm_show(&web()).await.unwrap_err().kind, ErrorKind::NotFound);
     });
 }
@@ -143,11 +143,11 @@ fn disks_come_grow_change_and_go() {
         };
         assert_eq!(client.disk_add(&web(), &wanted).await.unwrap().mode, DiskMode::IndependentPersistent);
         let disk = "web/disk1".parse().unwrap();
-        assert_eq!(client.disk_grow(&disk, 1024).await.unwrap().disk.size_bytes, 1024);
+        assert_eq!(client.grow_disk(&disk, 1024).await.unwrap().disk.size_bytes, 1024);
         let mode = DiskSetMode { mode: DiskMode::Persistent };
-        assert_eq!(client.disk_set_mode(&disk, &mode).await.unwrap().mode, DiskMode::Persistent);
-        assert!(client.disk_remove(&disk, true).await.unwrap().files_deleted);
-        let missing = client.disk_remove(&"web/disk7".parse().unwrap(), false).await.unwrap_err();
+        assert_eq!(client.set_disk_mode(&disk, &mode).await.unwrap().mode, DiskMode::Persistent);
+        assert!(client.remove_disk(&disk, true).await.unwrap().files_deleted);
+        let missing = client.remove_disk(&"web/disk7".parse().unwrap(), false).await.unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
     });
 }

@@ -9,6 +9,7 @@ use api::error::{Error, Result};
 use api::name::VmName;
 use api::units::total;
 use engine::{CommitWhat, DefragmentRequest, JobControl};
+use jiff::Timestamp;
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::requests::api_types;
@@ -335,11 +336,20 @@ impl Daemon {
         all
     }
 
-    /// Returns the events with an ID above `after`, in rising order; for 0, all events.
-    pub(crate) fn events(&self, vm: &VmName, after: u64) -> Result<Vec<api::Event>> {
-        let entry = self.entry(vm.as_str())?;
-        let events = entry.events.borrow();
-        Ok(events.iter().filter(|e| e.id > after).cloned().collect())
+    /// Returns the events of all VMs since a time, in the order of their times.
+    pub(crate) fn events_since(&self, time: Timestamp) -> Vec<api::Event> {
+        let mut all: Vec<api::Event> = Vec::new();
+        for entry in self.entries() {
+            let events = entry.events.borrow();
+            all.extend(events.iter().filter(|event| event.time >= time).cloned());
+        }
+        all.sort_by_key(|event| event.time);
+        all
+    }
+
+    /// Returns the events of a VM, in rising order.
+    pub(crate) fn events(&self, vm: &VmName) -> Result<Vec<api::Event>> {
+        Ok(self.entry(vm.as_str())?.events.borrow().clone())
     }
 }
 

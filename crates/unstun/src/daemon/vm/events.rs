@@ -104,6 +104,7 @@ impl Daemon {
 
     fn keep(&self, entry: &VmRecord, event: api::Event) {
         self.journal.append(&entry.home, &event);
+        self.feed.add(&event);
         if event.stun_us > 0 {
             self.stuns.count(event.operation, event.stun_us);
         }
