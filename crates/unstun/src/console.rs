@@ -153,7 +153,7 @@ async fn know(access: &Access, browser: &Browser, name: &str) -> Result<Known> {
 
 /// The events of all VMs, the newest first.
 async fn activity(State(access): State<Arc<Access>>, Extension(browser): Extension<Browser>) -> Response {
-    let look = async |daemon: Rc<Daemon>| Ok(daemon.last_events(EVENTS_SHOWN));
+    let look = async |daemon: Rc<Daemon>| Ok(daemon.last_events(Timestamp::UNIX_EPOCH, EVENTS_SHOWN).await);
     let mut events = match access.core.ask(Subject::None, look).await {
         Ok(events) => events,
         Err(error) => return fault(&browser, "Activity", &error),

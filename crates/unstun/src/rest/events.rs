@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use super::{Failure, invalid};
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, Origin};
 use crate::console::Shown;
-use crate::daemon::{EventFeed, EventPosition, Subject};
+use crate::daemon::{Daemon, EventFeed, EventPosition, Subject};
 
 const LAST_EVENT_ID: &str = "last-event-id";
 /// Interval at which an idle stream sends a comment, so that both ends find out that the other has gone, and at which the
@@ -30,6 +31,9 @@ const IDLE: Duration = Duration::from_secs(15);
 /// Where the place of the last event is not known any more, events from so long before it are sent again: some come twice,
 /// and none is left out because another of the same time came before it.
 const AGAIN: SignedDuration = SignedDuration::from_secs(2);
+
+/// Maximum number of events that a client gets again by their time, the last ones.
+const EVENTS_MAX: usize = 10_000;
 
 /// A client that follows the events.
 struct Follower {
@@ -62,16 +66,17 @@ async fn stream_events(
         text.parse::<EventPosition>().map_err(|e| invalid(format!("Last-Event-ID: {e}")))
     });
     let last = last.transpose()?;
-    // What was missed and where the feed stands are looked at in one turn of the core, between two events.
-    let look = async move |daemon: std::rc::Rc<crate::daemon::Daemon>| {
+    // The end comes first: what happens during the look may come twice, and is not left out.
+    let look = async move |daemon: Rc<Daemon>| {
         let (feed, end) = (daemon.feed.clone(), daemon.feed.end());
-        let missed = match last {
+        let missed = match last.map(|last| (last, feed.after(last))) {
             None => Vec::new(),
-            Some(last) => feed.after(last).unwrap_or_else(|| {
+            Some((_, Some(missed))) => missed,
+            Some((last, None)) => {
                 let since = last.time().checked_sub(AGAIN).unwrap_or(Timestamp::UNIX_EPOCH);
-                let all = daemon.events_since(since).into_iter();
-                all.map(|event| (EventPosition::of_time(event.time), event)).collect()
-            }),
+                let newest_first = daemon.last_events(since, EVENTS_MAX).await.into_iter();
+                newest_first.rev().map(|event| (EventPosition::of_time(event.time), event)).collect()
+            }
         };
         Ok((feed, end, missed))
     };

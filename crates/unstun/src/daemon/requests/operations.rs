@@ -325,25 +325,23 @@ impl Daemon {
         self.job_do(id, |_| Ok(())).await
     }
 
-    /// Returns the last events of all VMs, the newest first.
-    pub(crate) fn last_events(&self, count: usize) -> Vec<api::Event> {
-        let mut all: Vec<api::Event> = Vec::new();
+    /// Returns the last `count` events of all VMs since a time, the newest first.
+    pub(crate) async fn last_events(&self, since: Timestamp, count: usize) -> Vec<api::Event> {
+        let (mut all, mut since): (Vec<api::Event>, _) = (Vec::new(), since);
         for entry in self.entries() {
-            all.extend(entry.events.borrow().iter().rev().take(count).cloned());
+            // Guests must not wait for the events of all VMs.
+            self.env.next_turn().await;
+            let own = entry.events.borrow();
+            all.extend(own.iter().rev().filter(|event| event.time >= since).take(count).cloned());
+            drop(own);
+            if all.len() >= count.saturating_mul(2) {
+                all.sort_by_key(|event| std::cmp::Reverse(event.time));
+                all.truncate(count);
+                since = all.last().map_or(since, |oldest| oldest.time);
+            }
         }
         all.sort_by_key(|event| std::cmp::Reverse(event.time));
         all.truncate(count);
-        all
-    }
-
-    /// Returns the events of all VMs since a time, in the order of their times.
-    pub(crate) fn events_since(&self, time: Timestamp) -> Vec<api::Event> {
-        let mut all: Vec<api::Event> = Vec::new();
-        for entry in self.entries() {
-            let events = entry.events.borrow();
-            all.extend(events.iter().filter(|event| event.time >= time).cloned());
-        }
-        all.sort_by_key(|event| event.time);
         all
     }
 
