@@ -20,13 +20,13 @@ use crate::name::{DatastoreName, DiskRef, PolicyName, TokenName, VmName};
 use crate::routes::with_routes;
 use crate::{
     Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold, AuditEntry,
-    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget,
-    ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences, Discard,
-    Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job, JobLimit, Loss,
-    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert, SharedWriters,
-    SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm,
-    VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
-    VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget, Config,
+    ConfigImported, ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences,
+    Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job,
+    JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert,
+    SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate,
+    TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove,
+    VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

@@ -100,6 +100,9 @@ macro_rules! with_routes {
             POST "/tokens" =>
                 token_create(request: &TokenCreate) -> TokenCreated as 201, TokenCreate: request;
             DELETE "/tokens/{name}" => token_revoke(name: &TokenName) -> Token;
+            GET "/config" => config_export() -> Config;
+            POST "/config?replace={replace}" =>
+                config_import(replace: bool, config: &Config) -> ConfigImported, Config: config;
             POST "/console" => console_link() -> ConsoleLink;
             GET "/audit?last={last}" => audit(last: usize) -> Vec<AuditEntry>;
             GET "/jobs" => job_list() -> Vec<Job>;

@@ -2,6 +2,7 @@
 
 mod alarm;
 mod bin;
+mod config;
 mod disk;
 mod policy;
 mod snapshot;
@@ -28,6 +29,7 @@ use api::{AttachTo, AttachVia};
 
 pub use alarm::{AlarmCommand, MuteArgs, Threshold, ThresholdArgs};
 pub use bin::{BinCommand, ConsentArgs};
+pub use config::{ConfigCommand, ConfigImportArgs};
 pub use disk::{DiskSpec, DiskSpecs};
 pub use policy::{KeepArgs, PolicyArgs, PolicyCommand};
 pub use snapshot::{
@@ -94,6 +96,9 @@ pub enum Command {
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Save policies, tokens and thresholds as one file, and restore them
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a link that opens the web console, once and within a minute
     Console {
         /// Open the page of this VM

@@ -4,6 +4,7 @@
 mod alarms;
 pub mod body;
 mod checked;
+mod config;
 mod events;
 mod idempotency;
 pub(crate) mod listeners;
@@ -119,8 +120,8 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
 pub(crate) fn router(access: Arc<Access>, alarms: Arc<Alarms>, shown: console::Shown) -> Router {
     let checked = from_fn_with_state(access.clone(), checked::authorize);
-    let events = events::routes(shown.clone()).with_state(access.clone());
-    let routes = routes::all(access.clone()).merge(events).route_layer(checked.clone());
+    let others = events::routes(shown.clone()).merge(config::routes()).with_state(access.clone());
+    let routes = routes::all(access.clone()).merge(others).route_layer(checked.clone());
     let console = console::routes(&access, shown);
     let metrics =
         Router::new().route("/metrics", get(metrics::metrics)).with_state(access).route_layer(checked);

@@ -122,6 +122,8 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/tokens", "token create", Admin, All),
     delete("/tokens/{name}", "token revoke", Admin, All),
     get("/audit", "audit", Admin, All),
+    get("/config", "config export", Admin, All),
+    post("/config", "config import", Admin, All),
     post("/console", "console", Viewer, Listed),
     get("/metrics", "metrics", Role::Metrics, All),
 ];
@@ -163,6 +165,7 @@ mod tests {
         let sources = [
             include_str!("../rest/routes.rs"),
             include_str!("../rest/alarms.rs"),
+            include_str!("../rest/config.rs"),
             include_str!("../rest/events.rs"),
             include_str!("../rest.rs"),
         ]
@@ -178,7 +181,9 @@ mod tests {
             let again = RIGHTS[n + 1..].iter().any(|r| r.method == right.method && r.route == right.route);
             assert!(!again, "{} {}", right.method, right.route);
             assert!(right.route.contains("{vm}") || right.reach != Vm, "{}", right.route);
-            if !right.is_change() && !matches!(right.operation, "token list" | "audit" | "metrics") {
+            if !right.is_change()
+                && !matches!(right.operation, "token list" | "audit" | "metrics" | "config export")
+            {
                 assert_eq!(right.role, Viewer, "{}", right.route);
             }
         }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::TokenName;
-use api::{Role, Token, TokenCreate, TokenCreated};
+use api::{Role, StoredToken, Token, TokenCreate, TokenCreated};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -113,7 +113,7 @@ impl Tokens {
                 return Err(Error::new(ErrorKind::Exists, message));
             }
             if all.len() >= TOKENS_MAX {
-                return Err(Error::refused(format!("there are {TOKENS_MAX} tokens, the most there can be")));
+                return Err(too_many());
             }
             all.push(stored);
             all.sort_by(|a, b| a.token.name.cmp(&b.token.name));
@@ -121,6 +121,32 @@ impl Tokens {
         })
         .await?;
         Ok(TokenCreated { token, secret })
+    }
+
+    /// Returns the tokens as they are on file.
+    pub(crate) fn stored(&self) -> Result<Vec<StoredToken>> {
+        self.refuse_broken()?;
+        let show = |Stored { token, sha256 }: Stored| StoredToken { token, sha256 };
+        Ok(self.all().iter().cloned().map(show).collect())
+    }
+
+    /// Adds tokens of an export; each replaces the one of its name.
+    pub(crate) async fn restore(&self, core: &CoreHandle, tokens: Vec<StoredToken>) -> Result<()> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.change(core, |all| {
+            for StoredToken { token, sha256 } in tokens {
+                all.retain(|known| known.token.name != token.name);
+                if all.len() >= TOKENS_MAX {
+                    return Err(too_many());
+                }
+                all.push(Stored { token, sha256 });
+            }
+            all.sort_by(|a, b| a.token.name.cmp(&b.token.name));
+            Ok(())
+        })
+        .await
     }
 
     /// Revokes a token. Requests under way end.
@@ -155,6 +181,10 @@ impl Tokens {
         *self.all() = all;
         Ok(())
     }
+}
+
+fn too_many() -> Error {
+    Error::refused(format!("there are {TOKENS_MAX} tokens, the most there can be"))
 }
 
 fn hash_of(secret: &str) -> String {

@@ -67,6 +67,10 @@ impl Alarms {
         thresholds::shown(&self.state().thresholds)
     }
 
+    pub(crate) fn thresholds(&self) -> Vec<AlarmThreshold> {
+        self.state().thresholds.clone()
+    }
+
     pub(crate) async fn set_threshold(&self, wanted: AlarmThreshold) -> Result<Vec<AlarmRuleShown>> {
         {
             let mut state = self.state();

@@ -5,6 +5,7 @@ mod attach;
 mod bin;
 mod check;
 mod commit;
+mod config;
 mod convert;
 mod datastore;
 mod difference;
@@ -82,6 +83,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Policy(command) => policy::run(command, client, output).await,
         Command::Alarm(command) => alarm::run(command, client, output).await,
         Command::Token(command) => token::run(command, client, output).await,
+        Command::Config(command) => config::run(command, client, output).await,
         Command::Console { vm } => token::console(vm.as_ref(), client, output).await,
         Command::Audit(args) => token::audit(args.last, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,

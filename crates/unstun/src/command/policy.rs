@@ -21,12 +21,20 @@ pub(super) async fn run(command: &PolicyCommand, client: &Client, output: Output
     match command {
         PolicyCommand::Create(args) => {
             let policy = with(args, new(&args.name));
-            check(&policy, args, client, output).await?;
+            let preview = check(&policy, client).await?;
+            if args.consent.dry_run {
+                return output.result(&preview, show_preview);
+            }
+            ask(&preview, args.consent.yes, output)?;
             output.result(&client.policy_create(&policy).await?, show)
         }
         PolicyCommand::Set(args) => {
             let policy = with(args, client.policy_show(&args.name).await?.policy);
-            check(&policy, args, client, output).await?;
+            let preview = check(&policy, client).await?;
+            if args.consent.dry_run {
+                return output.result(&preview, show_preview);
+            }
+            ask(&preview, args.consent.yes, output)?;
             output.result(&client.policy_set(&args.name, &policy).await?, show)
         }
         PolicyCommand::List => output.result(&client.policy_list().await?, |all| list(all)),
@@ -96,15 +104,19 @@ fn keep(args: &KeepArgs, now: Retention) -> Retention {
     Retention { last, hourly, daily, weekly, monthly, yearly, min_age_s, all: args.keep_all }
 }
 
-/// Checks the policy, and asks before it removes snapshots that exist.
-async fn check(policy: &Policy, args: &PolicyArgs, client: &Client, output: Output) -> Result<()> {
+/// Checks the policy, and returns what it will do.
+async fn check(policy: &Policy, client: &Client) -> Result<PolicyPreview> {
     policy.check().map_err(|cause| Error::invalid(format!("policy {}: {cause}", policy.name)))?;
-    let preview = client.policy_preview(policy).await?;
-    let removed: usize = preview.vms.iter().map(|vm| vm.removed.len()).sum();
-    if removed == 0 || !policy.enabled || args.consent.yes {
+    client.policy_preview(policy).await
+}
+
+/// Asks before a policy removes snapshots that exist.
+fn ask(preview: &PolicyPreview, yes: bool, output: Output) -> Result<()> {
+    let (policy, removed) = (&preview.policy, preview.vms.iter().map(|vm| vm.removed.len()).sum::<usize>());
+    if removed == 0 || !policy.enabled || yes {
         return Ok(());
     }
-    output.note(&show_preview(&preview));
+    output.note(&show_preview(preview));
     let question = format!("policy {} will remove {removed} snapshots that exist. Go on?", policy.name);
     consent(&question, "lets the policy remove them")
 }

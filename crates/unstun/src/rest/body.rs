@@ -4,9 +4,9 @@ use std::path::Path;
 
 use api::error::{Error, Result};
 use api::{
-    AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, DatastoreAdd, Diff,
-    Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset, Revert,
-    SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone, VmCreate, VmDefragment, VmImport,
+    AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
+    Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset,
+    Revert, SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone, VmCreate, VmDefragment, VmImport,
     VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
@@ -52,6 +52,12 @@ impl Request for AlarmMute {
 impl Request for AlarmThreshold {
     fn check(&self) -> std::result::Result<(), String> {
         AlarmThreshold::check(self)
+    }
+}
+
+impl Request for Config {
+    fn check(&self) -> std::result::Result<(), String> {
+        Config::check(self)
     }
 }
 
@@ -179,7 +185,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 29] = [
+pub const ROUTES: [(&str, Accept); 30] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -209,6 +215,7 @@ pub const ROUTES: [(&str, Accept); 29] = [
     ("POST /alarms/{alarm}/acknowledge", again::<AlarmAcknowledge>),
     ("POST /alarms/mutes", again::<AlarmMute>),
     ("PUT /alarms/rules", again::<AlarmThreshold>),
+    ("POST /config", again::<Config>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

@@ -1,9 +1,10 @@
 //! Policies on a real daemon: takes at their times while a guest writes, removals, a kill, tags, and damaged input.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::daemon::Datastore;
 use crate::load::Fio;
+use crate::rest::{curl, token, web};
 use crate::space::until;
 
 /// Returns the names of a VM's snapshots, each with who took it.
@@ -86,6 +87,9 @@ fn policies_and_tags_outlive_a_kill_and_what_exists_is_not_removed_unasked() {
     let shown = datastore.json("policy show p");
     assert_eq!((shown["vms"][0].as_str(), shown["policy"]["removes"].as_str()), (Some("web"), Some("own")));
     assert_eq!(snapshots(&datastore, "web").len(), 2);
+    let preview = datastore.json("policy set p --removes all --dry-run");
+    assert_eq!(preview["vms"][0]["removed"].as_array().map(Vec::len), Some(1), "{preview}");
+    assert_eq!(datastore.json("policy show p")["policy"]["removes"], "own", "nothing was changed");
     datastore.json("policy set p --removes all --yes");
     until("the removal", || (snapshots(&datastore, "web").len() == 1).then_some(()));
     assert_eq!(snapshots(&datastore, "web")[0].0, "mine", "the last one is kept");
@@ -98,6 +102,51 @@ fn policies_and_tags_outlive_a_kill_and_what_exists_is_not_removed_unasked() {
     datastore.json("policy remove p");
     assert_eq!(snapshots(&datastore, "web").len(), 2);
     daemon.stop();
+}
+
+#[test]
+fn a_configuration_is_exported_and_imported_elsewhere() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("policy create p --schedule daily --keep-last 3 --vm *");
+    datastore.json("alarm set snapshot_old 12 --vm web*");
+    let secret = token(&datastore, "ci --role operator --quota 1G");
+    let export = datastore.json("config export");
+    let file = datastore.beside("unstun.json");
+    std::fs::write(&file, export.to_string()).unwrap();
+    assert!(!export.to_string().contains(&secret));
+    let other = Datastore::new();
+    let second = other.start();
+    other.json("vm create web --disk 16M");
+    let import = format!("config import {}", file.display());
+    let counts =
+        |done: &Value| ["policies", "tokens", "thresholds", "unchanged"].map(|of| done[of].as_u64().unwrap());
+    assert_eq!(counts(&other.json(&format!("{import} --dry-run"))), [1, 1, 1, 0]);
+    assert_eq!(other.json("policy list"), json!([]), "nothing was changed");
+    assert_eq!(counts(&other.json(&import)), [1, 1, 1, 0]);
+    assert_eq!(other.json("config export"), export);
+    assert_eq!(curl(&web(&other), Some(&secret), "GET", "/vms", &[]).0, 200);
+    assert_eq!(counts(&other.json(&import)), [0, 0, 0, 3]);
+    other.json("policy set p --keep-last 4");
+    let (code, said) = other.fails(&import);
+    assert!(
+        code == 3 && said.contains("policy p: there with another content; nothing was changed"),
+        "{said}"
+    );
+    assert_eq!(counts(&other.json(&format!("{import} --replace"))), [1, 0, 0, 2]);
+    assert_eq!(other.json("config export"), export);
+    for (text, expected) in [
+        ("{\"version\": 7}", "version: found 7, expected 1"),
+        ("{\"version\": 1, \"polices\": []}", "unknown field `polices`"),
+        ("{", "EOF"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let (code, said) = other.fails(&import);
+        assert!(code == 2 && said.contains(expected) && said.contains("unstun.json"), "{said}");
+    }
+    assert_eq!(other.fails("config import /absent.json").0, 4);
+    daemon.stop();
+    second.stop();
 }
 
 #[test]

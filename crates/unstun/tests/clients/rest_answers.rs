@@ -220,6 +220,11 @@ fn of_access(client: &Client) {
     client.ok("DELETE", "/tokens/ci", Value::Null);
     client.get("/audit?last=5");
     client.post("/console", Value::Null);
+    client.ok("PUT", "/alarms/rules", json!({"rule": "latency", "value": 50}));
+    let config = client.get("/config");
+    let imported = client.post("/config?replace=true", config.clone());
+    let unchanged = config["tokens"].as_array().unwrap().len() + 1;
+    assert_eq!(imported, json!({"policies": 0, "tokens": 0, "thresholds": 0, "unchanged": unchanged}));
 }
 
 #[test]

@@ -104,6 +104,10 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("TokenCreate", &token);
     actual.add("Token", &created.token);
     actual.add("TokenCreated", &created);
+    let config = client.config_export().await.unwrap();
+    actual.add("Config", &config);
+    actual.add("StoredToken", &config.tokens[0]);
+    actual.add("ConfigImported", &client.config_import(false, &config).await.unwrap());
     actual.add("ConsoleLink", &client.console_link().await.unwrap());
     actual.add("AuditEntry", &client.audit(1).await.unwrap()[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
