@@ -47,7 +47,7 @@ struct Follower {
     /// Changes when the daemon ends.
     ends: watch::Receiver<bool>,
     position: EventPosition,
-    pending: VecDeque<(EventPosition, Event)>,
+    pending: VecDeque<(EventPosition, Arc<Event>)>,
 }
 
 pub(super) fn routes(shown: Shown) -> Router<Arc<Access>> {
@@ -75,7 +75,10 @@ async fn stream_events(
             Some((last, None)) => {
                 let since = last.time().checked_sub(AGAIN).unwrap_or(Timestamp::UNIX_EPOCH);
                 let newest_first = daemon.last_events(since, EVENTS_MAX).await.into_iter();
-                newest_first.rev().map(|event| (EventPosition::of_time(event.time), event)).collect()
+                newest_first
+                    .rev()
+                    .map(|event| (EventPosition::of_time(event.time), Arc::new(event)))
+                    .collect()
             }
         };
         Ok((feed, end, missed))
@@ -95,7 +98,7 @@ async fn stream_events(
     };
     let events = stream::unfold(follower, async |mut follower| {
         let (position, event) = follower.next().await?;
-        let data = serde_json::to_string(&event).expect("an event is JSON");
+        let data = serde_json::to_string(&*event).expect("an event is JSON");
         let sent = sse::Event::default().id(position.to_string()).event(event.operation.as_str()).data(data);
         Some((Ok(sent), follower))
     });
@@ -104,7 +107,7 @@ async fn stream_events(
 
 impl Follower {
     /// Returns the next event of the caller's VMs; None ends the stream.
-    async fn next(&mut self) -> Option<(EventPosition, Event)> {
+    async fn next(&mut self) -> Option<(EventPosition, Arc<Event>)> {
         loop {
             self.may_continue().await.then_some(())?;
             while let Some((position, event)) = self.pending.pop_front() {

@@ -4,6 +4,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -387,5 +389,36 @@ fn a_request_with_a_key_is_carried_out_once() {
     let (status, refused) =
         curl(&client.web, Some(&client.secret), "POST", "/tokens", &["-H", key, "-d", body]);
     assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("secret"), "{refused}");
+    daemon.stop();
+}
+
+#[test]
+fn a_change_is_recorded_even_if_its_client_has_gone() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let client = Client::new(&datastore);
+    client.post("/vms", json!({"name": "web", "disks": [{"size_bytes": 1 << 20}], "datastore": null}));
+    let address = client.web.strip_prefix("http://").unwrap();
+    for n in 0..40 {
+        let body = json!({"name": format!("s{n}")}).to_string();
+        let request = format!(
+            "POST /api/v1/vms/web/snapshots HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n{body}",
+            client.secret,
+            body.len()
+        );
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        // It goes at different moments of the request.
+        (0..n % 8).for_each(|_| drop(client.get("/jobs")));
+    }
+    let counts = || {
+        let taken = client.get("/vms/web/snapshots")["snapshots"].as_array().unwrap().len();
+        let audit = client.get("/audit?last=1000");
+        let is_take = |one: &&Value| one["operation"] == "snapshot take" && one["status"] == 201;
+        (taken, audit.as_array().unwrap().iter().filter(is_take).count())
+    };
+    let taken =
+        until("the record of each take", || Some(counts()).filter(|(taken, recorded)| taken == recorded)).0;
+    assert!(taken > 0);
     daemon.stop();
 }

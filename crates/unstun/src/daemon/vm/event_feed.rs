@@ -1,7 +1,7 @@
 //! The last events of all VMs, for those that follow them from other threads.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::Event;
 use jiff::Timestamp;
@@ -25,7 +25,8 @@ pub(crate) struct Position {
 struct Kept {
     /// Number of the last event.
     last: u64,
-    events: VecDeque<Event>,
+    /// Shared, because the core waits while they are handed out.
+    events: VecDeque<Arc<Event>>,
 }
 
 pub(crate) struct EventFeed {
@@ -81,13 +82,14 @@ impl EventFeed {
     }
 
     pub(crate) fn add(&self, event: &Event) {
+        let event = Arc::new(event.clone());
         {
             let mut kept = self.kept();
             kept.last += 1;
             if kept.events.len() == EVENTS_MAX {
                 kept.events.pop_front();
             }
-            kept.events.push_back(event.clone());
+            kept.events.push_back(event);
         }
         self.added.send_replace(());
     }
@@ -105,7 +107,7 @@ impl EventFeed {
     }
 
     /// Returns the events after a place, each with the place after it; None if they are not all kept.
-    pub(crate) fn after(&self, position: Position) -> Option<Vec<(Position, Event)>> {
+    pub(crate) fn after(&self, position: Position) -> Option<Vec<(Position, Arc<Event>)>> {
         let kept = self.kept();
         let first = kept.last - kept.events.len() as u64 + 1;
         let is_known = position.start_us == self.start_us && position.number <= kept.last;
