@@ -81,7 +81,11 @@ impl Access {
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let asked = Asked { right, path, vm, from: origin.shown() };
-        if let Err(error) = self.permit(caller, origin, &asked).await {
+        let permitted = async {
+            self.permit(caller, origin, &asked).await?;
+            self.permit_space(caller, &asked).await
+        };
+        if let Err(error) = permitted.await {
             return Err(self.note_refusal(&asked, Some(caller), error));
         }
         let result = work.await;
@@ -126,13 +130,17 @@ impl Access {
             (rights::Reach::Vm | rights::Reach::Listed, _) => {}
             (rights::Reach::All, _) => caller.refuse_limited(operation)?,
         }
+        Ok(())
+    }
+
+    /// Refuses an operation that adds to the space of the caller's VMs if they use their quota already.
+    pub(crate) async fn permit_space(&self, caller: &Caller, asked: &Asked) -> Result<()> {
         match caller.quota_bytes.filter(|_| asked.right.uses_space()) {
             Some(quota_bytes) => self.check_quota(caller, quota_bytes).await,
             None => Ok(()),
         }
     }
 
-    /// Refuses if the caller's VMs use their quota already.
     async fn check_quota(&self, caller: &Caller, quota_bytes: u64) -> Result<()> {
         let vms = self.core.ask(Subject::None, async |daemon| daemon.vm_list().await).await?;
         let own = vms.iter().filter(|vm| caller.reaches(vm.name.as_str()));

@@ -74,6 +74,10 @@ async fn carry_out(
         Ok((None, body)) => (None, body),
         Err(error) => return refusal(&access, &asked, Some(&caller), error),
     };
+    // After the look at the key: a request that was carried out has its answer, whatever it has used.
+    if let Err(error) = access.permit_space(&caller, &asked).await {
+        return refusal(&access, &asked, Some(&caller), error);
+    }
     let request = Request::from_parts(parts, Body::from(body.clone()));
     let changing = tokio::spawn(async move {
         let response = next.run(request).await;

@@ -78,13 +78,16 @@ fn an_operator_takes_nothing_more_when_its_vms_use_its_quota() {
     let secret = token(&datastore, "ci --role operator --quota 1M");
     let take = |name: &str| {
         let body = format!(r#"{{"name":"{name}"}}"#);
-        curl(&web(&datastore), Some(&secret), "POST", "/vms/web/snapshots", &["-d", &body])
+        let key = format!("Idempotency-Key: {name}");
+        curl(&web(&datastore), Some(&secret), "POST", "/vms/web/snapshots", &["-d", &body, "-H", &key])
     };
-    assert_eq!(take("a").0, 201);
+    let first = take("a");
+    assert_eq!(first.0, 201);
     crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 1 0 4M".to_owned()]);
     let (status, said) = take("b");
     let said = said["error"]["message"].as_str().unwrap().to_owned();
     assert!(status == 403 && said.contains("its VMs use 4 MiB, and its quota is 1 MiB"), "{said}");
+    assert_eq!(take("a"), first, "what was done has its answer");
     daemon.stop();
 }
 
