@@ -55,12 +55,16 @@ impl Config {
             policy.check().map_err(|e| format!("policy {}: {e}", policy.name))?;
         }
         for StoredToken { token, sha256 } in &self.tokens {
-            let is_hash = sha256.len() == SHA256_DIGITS && sha256.bytes().all(|b| b.is_ascii_hexdigit());
-            if !is_hash {
+            let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+            if sha256.len() != SHA256_DIGITS || !sha256.bytes().all(is_digit) {
                 return Err(format!(
-                    "token {}: sha256: expected {SHA256_DIGITS} hexadecimal digits",
+                    "token {}: sha256: expected {SHA256_DIGITS} hexadecimal digits, in small letters",
                     token.name
                 ));
+            }
+            // A secret belongs to one token.
+            if self.tokens.iter().any(|other| other.sha256 == *sha256 && other.token.name != token.name) {
+                return Err(format!("token {}: sha256: another token has the same", token.name));
             }
         }
         for threshold in &self.thresholds {
@@ -138,6 +142,17 @@ mod tests {
         Config { version: 1, thresholds, ..Config::default() }
     }
 
+    /// Returns a file with tokens, whose hashes are of one digit each.
+    fn token(digits: &[&str]) -> String {
+        let one = |(n, digit): (usize, &&str)| {
+            let rest = r#""vms": [], "created": "2026-11-26T00:00:00Z", "by": "a", "expires": null, "quota_bytes": null"#;
+            let hash = digit.repeat(SHA256_DIGITS);
+            format!(r#"{{"sha256": "{hash}", "token": {{"name": "t{n}", "role": "viewer", {rest}}}}}"#)
+        };
+        let all: Vec<_> = digits.iter().enumerate().map(one).collect();
+        format!(r#"{{"version": 1, "tokens": [{}]}}"#, all.join(", "))
+    }
+
     #[test]
     fn what_is_new_and_what_differs_is_found() {
         let other = AlarmThreshold { vm: Some("web*".parse().unwrap()), ..threshold(7) };
@@ -163,6 +178,8 @@ mod tests {
                 "2026-11-26T00:00:00Z", "by": "a", "expires": null, "quota_bytes": null}}]}"#,
                 "token a: sha256: expected 64",
             ),
+            (&token(&["A"; 1]), "token t0: sha256: expected 64 hexadecimal digits, in small letters"),
+            (&token(&["a", "a"]), "token t0: sha256: another token has the same"),
         ] {
             let config: Config = serde_json::from_str(text).unwrap();
             let error = config.check().unwrap_err();

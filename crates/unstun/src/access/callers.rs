@@ -29,7 +29,7 @@ impl Origin {
 }
 
 /// The sender of a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// For the audit.
     pub who: String,

@@ -138,6 +138,11 @@ impl Tokens {
         self.change(core, |all| {
             for StoredToken { token, sha256 } in tokens {
                 all.retain(|known| known.token.name != token.name);
+                if let Some(other) = all.iter().find(|known| known.sha256 == sha256) {
+                    let message =
+                        format!("token {} has the secret of token {}", token.name, other.token.name);
+                    return Err(Error::refused(message));
+                }
                 if all.len() >= TOKENS_MAX {
                     return Err(too_many());
                 }

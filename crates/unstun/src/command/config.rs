@@ -11,11 +11,12 @@ use api::{CONFIG_VERSION, Config, ConfigImported, Policy};
 
 use super::consent;
 use crate::cli::{ConfigCommand, ConfigImportArgs};
+use crate::rest::BODY_BYTES_MAX;
 
 /// Maximum size of the file: the most policies and tokens that there can be, at 16 KiB each.
 const FILE_BYTES_MAX: u64 = 32 << 20;
-/// Number of policies, tokens or thresholds of one request: a policy has at most 15 KiB, and a body 256.
-const PART: usize = 10;
+/// Maximum size of the entries of one request: half of the largest body. An entry that is larger has a request of its own.
+const PART_BYTES_MAX: usize = BODY_BYTES_MAX / 2;
 
 pub(super) async fn run(command: &ConfigCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -65,30 +66,67 @@ fn read(path: &Path) -> Result<Config> {
     let place = |cause: &dyn std::fmt::Display| format!("{}: {cause}", path.display());
     let file = fs::File::open(path).map_err(|e| Error::not_found(place(&e)))?;
     let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| Error::invalid(place(&e)))?;
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| Error::invalid(place(&e)))?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(Error::invalid(place(&format!("expected at most {FILE_BYTES_MAX} bytes"))));
+    }
     serde_json::from_str(&text).map_err(|e| Error::invalid(place(&e)))
 }
 
 /// Asks before policies remove snapshots that exist.
 async fn ask(policies: &[Policy], yes: bool, client: &Client) -> Result<()> {
-    let mut removed = 0;
+    let mut removing = Vec::new();
     for policy in policies.iter().filter(|policy| policy.enabled && !yes) {
         let preview = client.policy_preview(policy).await?;
-        removed += preview.vms.iter().map(|vm| vm.removed.len()).sum::<usize>();
+        let removed: usize = preview.vms.iter().map(|vm| vm.removed.len()).sum();
+        if removed > 0 {
+            removing.push(format!("policy {} {removed}", policy.name));
+        }
     }
-    if removed == 0 {
+    if removing.is_empty() {
         return Ok(());
     }
-    let question = format!("the policies will remove {removed} snapshots that exist. Go on?");
+    let question = format!("Snapshots that exist will be removed: {}. Go on?", removing.join(", "));
     consent(&question, "lets the policies remove them")
 }
 
-/// Returns configurations that a request can have: policies last, because they begin to work at once.
+/// Returns configurations that fit into a request each: policies last, because they begin to work at once.
 fn parts(config: Config) -> Vec<Config> {
     let empty = || Config { version: CONFIG_VERSION, ..Config::default() };
-    let tokens = config.tokens.chunks(PART).map(|part| Config { tokens: part.to_vec(), ..empty() });
-    let thresholds =
-        config.thresholds.chunks(PART).map(|part| Config { thresholds: part.to_vec(), ..empty() });
-    let policies = config.policies.chunks(PART).map(|part| Config { policies: part.to_vec(), ..empty() });
-    tokens.chain(thresholds).chain(policies).collect()
+    let tokens = config.tokens.into_iter().map(|one| Config { tokens: vec![one], ..empty() });
+    let thresholds = config.thresholds.into_iter().map(|one| Config { thresholds: vec![one], ..empty() });
+    let policies = config.policies.into_iter().map(|one| Config { policies: vec![one], ..empty() });
+    let mut parts: Vec<(usize, Config)> = Vec::new();
+    for one in tokens.chain(thresholds).chain(policies) {
+        let bytes = serde_json::to_vec(&one).expect("a configuration is JSON").len();
+        match parts.last_mut() {
+            Some((sum, part)) if *sum + bytes <= PART_BYTES_MAX => {
+                *sum += bytes;
+                part.tokens.extend(one.tokens);
+                part.thresholds.extend(one.thresholds);
+                part.policies.extend(one.policies);
+            }
+            _ => parts.push((bytes, one)),
+        }
+    }
+    parts.into_iter().map(|(_, part)| part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_large_is_divided_and_nothing_is_left_out() {
+        let policy = |n: usize| -> Policy {
+            let vms = vec![format!("vm{n}-*"); 50];
+            let value = serde_json::json!({"name": format!("p{n}"), "schedule": ["daily"], "keep": {"last": 1}, "vms": vms});
+            serde_json::from_value(value).unwrap()
+        };
+        let policies: Vec<_> = (0..1000).map(policy).collect();
+        let parts = parts(Config { version: 1, policies: policies.clone(), ..Config::default() });
+        let sizes = parts.iter().map(|part| serde_json::to_vec(part).unwrap().len());
+        assert!(parts.len() > 1 && sizes.max().unwrap() <= crate::rest::BODY_BYTES_MAX);
+        assert_eq!(parts.into_iter().flat_map(|part| part.policies).collect::<Vec<_>>(), policies);
+    }
 }

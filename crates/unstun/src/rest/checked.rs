@@ -98,6 +98,6 @@ async fn carry_out(
 fn begin(parts: &Parts, asked: &Asked, caller: &Caller, body: &Bytes) -> Result<Option<Begun>, Error> {
     let Some(key) = idempotency::key(&parts.headers, asked.right)? else { return Ok(None) };
     let repeats = parts.extensions.get::<Arc<Repeats>>().expect("the router adds it");
-    let same = idempotency::Asked { request: format!("{} {}", parts.method, parts.uri), body: body.clone() };
-    repeats.begin(&caller.who, key, same, Instant::now()).map(Some)
+    let asked = idempotency::asked(&parts.method, &parts.uri, body);
+    repeats.begin(&caller.who, key, asked, Instant::now()).map(Some)
 }

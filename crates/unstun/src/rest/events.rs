@@ -130,12 +130,13 @@ impl Follower {
         }
     }
 
-    /// Returns whether the caller's token is still valid.
+    /// Returns whether the caller's token is still valid, with the same rights.
     async fn may_continue(&mut self) -> bool {
         if self.checked.elapsed() < IDLE {
             return true;
         }
         self.checked = Instant::now();
-        self.access.identify(&self.origin, self.credentials.clone()).await.is_ok()
+        let now = self.access.identify(&self.origin, self.credentials.clone()).await;
+        now.is_ok_and(|now| now == self.caller)
     }
 }

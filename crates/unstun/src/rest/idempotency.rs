@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use api::error::{Error, ErrorKind, Result};
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::response::Response;
+use sha2::{Digest, Sha256};
 
 use crate::access::rights::Right;
 
@@ -31,11 +32,11 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// The caller, and its key.
 type Key = (String, String);
 
-/// What a request asks for: two with the same key must be the same.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub request: String,
-    pub body: Bytes,
+/// SHA-256 of what a request asks for: two with the same key must be the same.
+pub(super) type Asked = [u8; 32];
+
+pub(super) fn asked(method: &Method, uri: &Uri, body: &[u8]) -> Asked {
+    Sha256::new().chain_update(format!("{method} {uri}\n")).chain_update(body).finalize().into()
 }
 
 #[derive(Debug)]
@@ -180,12 +181,20 @@ impl Drop for First {
 mod tests {
     use super::*;
 
-    fn asked(request: &str) -> Asked {
-        Asked { request: request.to_owned(), body: Bytes::from_static(b"{}") }
+    fn of(route: &'static str) -> Asked {
+        asked(&Method::POST, &Uri::from_static(route), b"{}")
     }
 
-    fn begin(repeats: &Arc<Repeats>, key: &str, request: &str, now: Instant) -> Result<Begun> {
-        repeats.begin("token ci", key.to_owned(), asked(request), now)
+    #[test]
+    fn requests_differ_by_method_address_and_body() {
+        let one = of("/vms");
+        assert_ne!(one, of("/vms?x"));
+        assert_ne!(one, asked(&Method::PUT, &Uri::from_static("/vms"), b"{}"));
+        assert_ne!(one, asked(&Method::POST, &Uri::from_static("/vms"), b"{} "));
+    }
+
+    fn begin(repeats: &Arc<Repeats>, key: &str, route: &'static str, now: Instant) -> Result<Begun> {
+        repeats.begin("token ci", key.to_owned(), of(route), now)
     }
 
     async fn end(begun: Begun, status: StatusCode, now: Instant) {
@@ -196,37 +205,37 @@ mod tests {
     #[tokio::test]
     async fn a_request_is_carried_out_once() {
         let (repeats, now) = (Arc::<Repeats>::default(), Instant::now());
-        let first = begin(&repeats, "k", "POST /vms", now).unwrap();
-        let error = begin(&repeats, "k", "POST /vms", now).unwrap_err();
+        let first = begin(&repeats, "k", "/vms", now).unwrap();
+        let error = begin(&repeats, "k", "/vms", now).unwrap_err();
         assert!(error.message.contains("under way"), "{error}");
         end(first, StatusCode::CREATED, now).await;
-        let Begun::Answered(again) = begin(&repeats, "k", "POST /vms", now).unwrap() else { panic!() };
+        let Begun::Answered(again) = begin(&repeats, "k", "/vms", now).unwrap() else { panic!() };
         assert_eq!(
             (again.status(), again.headers()[REPEATED].as_bytes()),
             (StatusCode::CREATED, &b"true"[..])
         );
         assert_eq!(to_bytes(again.into_body(), 9).await.unwrap(), "[1]");
-        let error = begin(&repeats, "k", "POST /import", now).unwrap_err();
+        let error = begin(&repeats, "k", "/import", now).unwrap_err();
         assert!(error.message.contains("another request"), "{error}");
-        let other = repeats.begin("token b", "k".into(), asked("POST /import"), now).unwrap();
+        let other = repeats.begin("token b", "k".into(), of("/import"), now).unwrap();
         assert!(matches!(other, Begun::First(_)), "another caller's key is another key");
         drop(other);
-        assert!(matches!(begin(&repeats, "k", "POST /vms", now + KEPT).unwrap(), Begun::First(_)));
+        assert!(matches!(begin(&repeats, "k", "/vms", now + KEPT).unwrap(), Begun::First(_)));
     }
 
     #[tokio::test]
     async fn a_request_that_failed_or_vanished_is_carried_out_again() {
         let (repeats, now) = (Arc::<Repeats>::default(), Instant::now());
-        end(begin(&repeats, "k", "POST /vms", now).unwrap(), StatusCode::INSUFFICIENT_STORAGE, now).await;
-        drop(begin(&repeats, "k", "POST /vms", now).unwrap());
-        assert!(matches!(begin(&repeats, "k", "POST /vms", now).unwrap(), Begun::First(_)));
+        end(begin(&repeats, "k", "/vms", now).unwrap(), StatusCode::INSUFFICIENT_STORAGE, now).await;
+        drop(begin(&repeats, "k", "/vms", now).unwrap());
+        assert!(matches!(begin(&repeats, "k", "/vms", now).unwrap(), Begun::First(_)));
     }
 
     #[tokio::test]
     async fn the_number_of_answers_is_bounded() {
         let (repeats, now) = (Arc::<Repeats>::default(), Instant::now());
         for n in 0..ANSWERS_MAX + 10 {
-            end(begin(&repeats, &n.to_string(), "POST /vms", now).unwrap(), StatusCode::OK, now).await;
+            end(begin(&repeats, &n.to_string(), "/vms", now).unwrap(), StatusCode::OK, now).await;
         }
         let known = repeats.known();
         assert!(known.done.len() <= ANSWERS_MAX && known.requests.len() == known.done.len());

@@ -292,7 +292,7 @@ fn a_stream_of_events_continues_where_its_client_was_cut_off() {
     for vm in ["web", "db"] {
         client.post("/vms", json!({"name": vm, "disks": [{"size_bytes": 1 << 20}], "datastore": null}));
     }
-    // Of a start that nobody knows: everything that is on file.
+    // No daemon has started at this time, so that all events on file are sent.
     let (long_ago, all) = ("1.1.1", &client.secret);
     client.post("/vms/web/snapshots", json!({"name": "a"}));
     client.post("/vms/db/snapshots", json!({"name": "b"}));
