@@ -9,6 +9,7 @@ use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -23,10 +24,10 @@ use crate::{
     BinEmptied, BinEmpty, BinEntry, BinRestore, BinRestored, Checked, CommitPreview, CommitTarget, Config,
     ConfigImported, ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences,
     Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job,
-    JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Reset, Revert,
+    JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Recorded, Reset, Revert,
     SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate,
-    TokenCreated, Vm, VmClone, VmClosed, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits, VmMove,
-    VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits,
+    VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

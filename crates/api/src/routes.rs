@@ -47,6 +47,10 @@ macro_rules! with_routes {
             POST "/vms/{vm}/reset/preview" =>
                 reset_preview(vm: &VmName, request: &Reset) -> Loss, Reset: request;
             GET "/vms/{vm}/events?after={after}" => events(vm: &VmName, after: u64) -> Vec<Event>;
+            GET "/vms/{vm}/record?from={from}&until={until}&step_s={step_s}" =>
+                vm_recorded(vm: &VmName, from: Timestamp, until: Timestamp, step_s: u64) -> Recorded;
+            GET "/vms/{vm}/cost?since={since}&until={until}" =>
+                vm_cost(vm: &VmName, since: Timestamp, until: Timestamp) -> VmCost;
             POST "/vms/{vm}/disks" =>
                 disk_add(vm: &VmName, disk: &DiskCreate) -> Disk as 201, DiskCreate: disk;
             DELETE "/vms/{vm}/disks/{number}?delete_files={delete_files}" =>

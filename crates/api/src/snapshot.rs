@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Operation, Space, Store, VmClient};
+use super::{CommitForecast, Operation, Space, Store, VmClient};
 use crate::name::{SnapshotName, SnapshotRef, VmName};
+use crate::units::format_seconds;
 
 /// Body of `POST /vms/VM/snapshots`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -80,7 +81,7 @@ pub enum CommitTarget {
 }
 
 /// Effects of a commit. Nothing has been changed yet.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CommitPreview {
     pub vm: VmName,
     /// Names of the snapshots that would be removed, oldest first.
@@ -90,6 +91,9 @@ pub struct CommitPreview {
     pub bytes_freed: u64,
     /// Estimated duration; null where no rate was ever measured.
     pub estimated_s: Option<u64>,
+    /// By the VM's own record; null before its first commit.
+    #[serde(default)]
+    pub forecast: Option<CommitForecast>,
     /// Sentence that names the snapshots to which the VM can no longer revert.
     pub warning: String,
     /// Deltas that cannot be merged, each with its reason. Their snapshots are removed nevertheless.
@@ -97,6 +101,15 @@ pub struct CommitPreview {
 }
 
 impl CommitPreview {
+    /// Returns how long it will take.
+    pub fn time_text(&self) -> String {
+        match (&self.forecast, self.estimated_s) {
+            (Some(forecast), _) => forecast.sentence(),
+            (None, Some(s)) => format!("about {}", format_seconds(s)),
+            (None, None) => "unknown before this daemon's first commit".to_owned(),
+        }
+    }
+
     /// Returns the sentence that a user must have read before any commit.
     pub fn warning_for(snapshots: &[String]) -> String {
         let names = snapshots.join(", ");

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
+
 /// Every size of a disk is a whole number of sectors.
 const SECTOR: u64 = blk::SECTOR;
 /// Largest disk: 64 TiB, 2 TiB more than VMware's. A format may allow less; the engine then reports its limit.
@@ -74,7 +76,6 @@ pub fn parse_rate(text: &str) -> Result<Option<u64>, String> {
     Ok(Some(bytes))
 }
 
-/// Formats a size, such as `20 GiB`, `1.50 TiB` or `512 B`.
 /// Parses a time such as `90m`, `12h` or `30d`, in seconds.
 pub fn parse_duration_s(text: &str) -> Result<u64, String> {
     let expected = || format!("{text:?}: expected a number and s, m, h or d, such as 12h or 30d");
@@ -90,6 +91,19 @@ pub fn parse_duration_s(text: &str) -> Result<u64, String> {
     number.checked_mul(seconds).filter(|&s| s > 0).ok_or_else(expected)
 }
 
+/// Parses a time in the past: as RFC 3339 writes it, or how long ago it is, such as `12h`.
+pub fn parse_past(text: &str) -> Result<Timestamp, String> {
+    if let Ok(ago_s) = parse_duration_s(text) {
+        let ago = i64::try_from(ago_s).ok().map(SignedDuration::from_secs);
+        let at = ago.and_then(|ago| Timestamp::now().checked_sub(ago).ok());
+        return at.ok_or_else(|| format!("{text:?}: so long ago there were no times"));
+    }
+    text.parse().map_err(|_| {
+        format!("{text:?}: expected a time such as 2026-11-27T12:00:00Z, or how long ago it is, such as 12h or 30d")
+    })
+}
+
+/// Formats a size, such as `20 GiB`, `1.50 TiB` or `512 B`.
 pub fn format_bytes(bytes: u64) -> String {
     let (mut unit, mut shift) = ("B", 0);
     for (name, candidate) in [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)] {
@@ -187,6 +201,17 @@ mod tests {
         assert!(parse_disk_size("1000").unwrap_err().contains("multiple of 512"));
         assert!(parse_disk_size("0").unwrap_err().contains("multiple of 512"));
         assert!(parse_disk_size("65T").unwrap_err().contains("at most 64 TiB"));
+    }
+
+    #[test]
+    fn a_past_time_is_named_or_how_long_ago_it_is() {
+        let named = parse_past("2026-11-27T12:00:00Z").unwrap();
+        assert_eq!(named.as_second(), 1_795_780_800);
+        let begin = parse_past("12h").unwrap();
+        assert_eq!(Timestamp::now().duration_since(begin).as_secs() / 60, 12 * 60);
+        for text in ["", "yesterday", "12", "-1h", "99999999999999d", "2026-11-27"] {
+            assert!(parse_past(text).is_err(), "{text}");
+        }
     }
 
     #[test]

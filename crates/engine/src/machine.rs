@@ -33,6 +33,11 @@ pub trait RunningDisk {
     /// Returns the same counts by layer, base first; empty for a native disk, which has no chain.
     fn layer_counters(&self) -> Vec<LayerCounters>;
 
+    /// Returns the number of layers of its chain; 0 for a native disk.
+    fn layer_count(&self) -> usize {
+        0
+    }
+
     /// Returns how much the disk can still allocate if its guest writes everything, in bytes.
     fn worst_growth_bytes(&self) -> Local<'_, Result<u64>>;
 }
@@ -57,6 +62,9 @@ pub trait Machine {
 
     /// Returns the disks in the order of the state. A revert replaces them.
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>>;
+
+    /// Returns the numbers of those disks, in the same order.
+    fn disk_numbers(&self) -> Vec<u32>;
 
     /// Returns the sum over all disks; a revert resets it. Native VMs of one store share its file, and therefore these
     /// counters.
@@ -265,6 +273,10 @@ macro_rules! implement_machine {
 
             fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
                 <$vm>::disks(self).into_iter().map(|disk| disk as Rc<dyn RunningDisk>).collect()
+            }
+
+            fn disk_numbers(&self) -> Vec<u32> {
+                <$vm>::disks(self).iter().map(|disk| disk.number).collect()
             }
 
             fn device_counters(&self) -> FileCounters {

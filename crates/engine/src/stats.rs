@@ -44,6 +44,8 @@ pub struct DiskStats {
     pub write_latency_ns: Cell<u64>,
     /// See `read_latency_ns`.
     pub flush_latency_ns: Cell<u64>,
+    /// Latency of the slowest request since it was last taken, in nanoseconds.
+    longest_ns: Cell<u64>,
     /// Requests by latency.
     pub read_times: Latencies,
     /// See `read_times`.
@@ -99,6 +101,12 @@ impl DiskStats {
     fn done(&self, latency_ns: u64, ok: bool) {
         add(&self.errors, u64::from(!ok));
         add(&self.slow, u64::from(latency_ns >= SLOW_NS));
+        self.longest_ns.update(|longest| longest.max(latency_ns));
+    }
+
+    /// Returns the latency of the slowest request since the last call, in nanoseconds. The recorder alone calls it.
+    pub fn take_longest_ns(&self) -> u64 {
+        self.longest_ns.take()
     }
 
     /// Returns the number of guest requests completed so far. The mover reads it to see whether the guest is active.
@@ -118,5 +126,6 @@ mod tests {
         stats.write_done(512, SLOW_NS, true);
         stats.flush_done(2 * SLOW_NS, false);
         assert_eq!((stats.slow.get(), stats.errors.get(), stats.requests()), (2, 1, 3));
+        assert_eq!((stats.take_longest_ns(), stats.take_longest_ns()), (2 * SLOW_NS, 0));
     }
 }

@@ -37,7 +37,9 @@ pub enum Command {
 fn run(cli: &Cli, output: Output) -> Result<u8> {
     refuse_other_version(env!("CARGO_PKG_VERSION"))?;
     match &cli.command {
-        Command::Own(command) | Command::Lab(command) => command::run(command, output),
+        Command::Own(command) | Command::Lab(command) => {
+            command::run(command, cli.global.datastore.as_deref(), output)
+        }
         Command::Demo(DemoArgs { output: dir }) => {
             let client = Client::for_command(cli.global.datastore.as_deref())?;
             demo::run(&client, output, &demo::work(), dir.as_deref()).map(|()| 0)

@@ -8,6 +8,7 @@ mod compare;
 mod import;
 mod predict;
 mod real;
+mod recorded;
 mod report;
 mod reproduce;
 mod run;
@@ -16,6 +17,7 @@ mod sweep;
 
 pub(crate) use run::{bar, describe};
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,13 +36,13 @@ use clap::ValueEnum;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns the exit code. The results of a failed run are printed, and the exit code is still that of a failure.
-pub(crate) fn run(command: &LabCommand, output: Output) -> Result<u8> {
+pub(crate) fn run(command: &LabCommand, datastore: Option<&Path>, output: Output) -> Result<u8> {
     let done = match command {
         LabCommand::Compare(args) => return compare::run(args, output),
         LabCommand::Run(args) => return run::run(args, output),
         LabCommand::List => list(output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
-        LabCommand::Report(args) => report::run(args, output),
+        LabCommand::Report(args) => report::run(args, datastore, output),
         LabCommand::Import(args) => import::run(args, output),
         LabCommand::Sweep(args) => sweep::run(args, output),
         LabCommand::Predict(args) => predict::run(args, output),

@@ -26,7 +26,7 @@ use crate::alarms::forecast::Forecasts;
 use crate::alarms::observe::Observer;
 use crate::alarms::stored::Stored;
 use crate::daemon::{CoreHandle, Subject};
-use crate::history::History;
+use crate::recorder::Recorder;
 
 /// Maximum time after the start until the first look.
 const FIRST_LOOK_MAX: Duration = Duration::from_secs(10);
@@ -77,10 +77,10 @@ impl Alarms {
     pub(crate) async fn keep(
         self: Arc<Alarms>,
         every: Duration,
-        history: Arc<History>,
+        recorder: Arc<Recorder>,
         mut ends: watch::Receiver<bool>,
     ) {
-        let mut observer = Observer::new(history);
+        let mut observer = Observer::new(recorder);
         let mut forecasts = Forecasts::read(&self.core).await;
         let mut wait = every.min(FIRST_LOOK_MAX);
         loop {

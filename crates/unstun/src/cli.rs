@@ -16,6 +16,7 @@ use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
+use jiff::Timestamp;
 
 use crate::alarms::deliver::CHANNELS_DIR;
 use crate::log::Filter;
@@ -104,6 +105,8 @@ pub enum Command {
         /// Open the page of this VM
         vm: Option<VmName>,
     },
+    /// Show what the snapshots of a VM cost it: its rates and latencies before, with, while committing and after them
+    Cost(CostArgs),
     /// Print who changed what, from where and with which outcome
     Audit(AuditArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
@@ -124,6 +127,17 @@ pub enum Command {
     /// Write the man pages or the shell completions (for packagers)
     #[command(hide = true)]
     Generate(GenerateArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct CostArgs {
+    pub vm: VmName,
+    /// Begin at this time, such as 2026-11-27T12:00:00Z, or so long ago, such as 12h or 30d
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = units::parse_past)]
+    pub since: Timestamp,
+    /// End at this time, or so long ago [default: now]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_past)]
+    pub until: Option<Timestamp>,
 }
 
 #[derive(Debug, Args)]
@@ -150,6 +164,9 @@ pub struct UpArgs {
     /// Look at the daemon for alarms at this interval, such as 30s; a warning takes two looks in a row
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::parse_duration_s, hide = true)]
     pub alarms_every: u64,
+    /// Do not record what each disk does in each second: no charts, no costs of snapshots, no alarm about latency
+    #[arg(long)]
+    pub no_recorder: bool,
     /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: at most a sixteenth]
     #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]
     pub map_cache: Option<usize>,

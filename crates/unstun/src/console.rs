@@ -6,13 +6,17 @@ mod alarms;
 mod bin;
 mod browser;
 mod chart;
+mod cost;
 mod create;
 mod login;
 mod overview;
 mod page;
 mod policies;
+mod shown;
 mod tree;
 mod vm;
+
+pub(crate) use shown::Shown;
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -30,32 +34,25 @@ use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::{Stream, stream};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use maud::html;
-use tokio::sync::watch;
+use serde::Deserialize;
 
 use crate::access::authorize::Access;
 use crate::access::sessions::Notice;
 use crate::alarms::Alarms;
 use crate::console::browser::{Browser, guarded, with_session};
+use crate::console::chart::ChartSpan;
 use crate::console::overview::Filter;
 use crate::console::page::Page;
 use crate::console::vm::Known;
 use crate::daemon::{Daemon, Subject};
-use crate::history::History;
+use crate::recorder::Recorder;
 
 /// Interval at which a page looks for changes.
 const TICK: Duration = Duration::from_secs(2);
 /// Number of events of the activity page.
 const EVENTS_SHOWN: usize = 200;
-
-/// What the console shows beside the state of the daemon.
-#[derive(Clone)]
-pub(crate) struct Shown {
-    pub history: Arc<History>,
-    /// Changes when the daemon ends: the streams of ticks end then.
-    pub ends: watch::Receiver<bool>,
-}
 
 pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
     let inside = Router::new()
@@ -75,6 +72,7 @@ pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
         .route("/vms/{vm}", get(vm_page))
+        .route("/vms/{vm}/cost", get(cost_page))
         .route("/vms/{vm}/take", post(actions::take))
         .route("/vms/{vm}/clone", post(actions::clone))
         .route("/vms/{vm}/preview", post(actions::preview))
@@ -120,21 +118,64 @@ async fn overview(
 async fn vm_page(
     State(access): State<Arc<Access>>,
     Extension(browser): Extension<Browser>,
-    Extension(Shown { history, .. }): Extension<Shown>,
+    Extension(Shown { recorder, .. }): Extension<Shown>,
     Extension(all): Extension<Arc<Alarms>>,
     Path(name): Path<String>,
+    Query(Charts { span }): Query<Charts>,
 ) -> Response {
     match know(&access, &browser, &name).await {
         Ok(known) => {
-            let points = history.of(known.vm.name.as_str());
-            let charts =
-                chart::charts(known.vm.store, &points, &known.events, Timestamp::now().as_millisecond());
+            let charts = charts(&recorder, &known, ChartSpan::of(span.as_deref())).await;
             let mut lasting = all.list(false);
             lasting.retain(|alarm| alarm.vm.as_ref() == Some(&known.vm.name));
             let body = vm::page(&known, &lasting, &charts, &browser.session);
             show(&access, &browser, &format!("VM {}", known.vm.name), &body)
         }
         Err(error) => fault(&browser, &format!("VM {name}"), &error),
+    }
+}
+
+/// Query of a VM's page.
+#[derive(Deserialize)]
+struct Charts {
+    span: Option<String>,
+}
+
+async fn charts(recorder: &Recorder, known: &Known, span: ChartSpan) -> maud::Markup {
+    let until = Timestamp::now();
+    let from = until.checked_sub(SignedDuration::from_secs(span.length_s)).unwrap_or(Timestamp::UNIX_EPOCH);
+    match recorder.recorded(&known.vm.name, from, until, span.step_s).await {
+        Ok(recorded) => chart::charts(&recorded, span, until.as_millisecond(), &known.events),
+        Err(e) => html! { p.quiet { (e.message) } },
+    }
+}
+
+/// Query of the page of costs.
+#[derive(Deserialize)]
+struct Costs {
+    #[serde(default)]
+    days: Option<i64>,
+}
+
+async fn cost_page(
+    State(access): State<Arc<Access>>,
+    Extension(browser): Extension<Browser>,
+    Extension(Shown { recorder, .. }): Extension<Shown>,
+    Path(name): Path<String>,
+    Query(Costs { days }): Query<Costs>,
+) -> Response {
+    let title = format!("Cost of the snapshots of VM {name}");
+    let days = cost::days(days);
+    let known = async {
+        let vm: VmName = name.parse().map_err(Error::invalid)?;
+        browser.session.caller.check(&vm)?;
+        let until = Timestamp::now();
+        let since = until.checked_sub(SignedDuration::from_hours(24 * days)).unwrap_or(Timestamp::UNIX_EPOCH);
+        recorder.cost(&vm, since, until).await
+    };
+    match known.await {
+        Ok(cost) => show(&access, &browser, &title, &cost::page(&cost, days)),
+        Err(error) => fault(&browser, &title, &error),
     }
 }
 

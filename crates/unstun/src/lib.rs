@@ -11,10 +11,10 @@ mod command;
 mod console;
 mod daemon;
 mod fatal;
-mod history;
 mod log;
 mod memory;
 mod notify;
+mod recorder;
 pub mod rest;
 
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ mod idempotency;
 pub(crate) mod listeners;
 mod metrics;
 mod openapi;
+mod record;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -120,7 +121,10 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
 /// Returns the routes. Each request passes the check of `access` before its route sees it.
 pub(crate) fn router(access: Arc<Access>, alarms: Arc<Alarms>, shown: console::Shown) -> Router {
     let checked = from_fn_with_state(access.clone(), checked::authorize);
-    let others = events::routes(shown.clone()).merge(config::routes()).with_state(access.clone());
+    let others = events::routes(shown.clone())
+        .merge(record::routes(shown.recorder.clone()))
+        .merge(config::routes())
+        .with_state(access.clone());
     let routes = routes::all(access.clone()).merge(others).route_layer(checked.clone());
     let console = console::routes(&access, shown);
     let metrics =

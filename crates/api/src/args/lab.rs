@@ -4,6 +4,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use jiff::Timestamp;
+
+use crate::name::VmName;
+use crate::units::parse_past;
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
@@ -163,8 +167,17 @@ pub struct CompareArgs {
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// Name the folder or the file of a run; several are compared
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required_unless_present = "vm", value_name = "RUN")]
     pub runs: Vec<PathBuf>,
+    /// Report what the daemon recorded of this VM
+    #[arg(long, conflicts_with = "runs")]
+    pub vm: Option<VmName>,
+    /// Begin at this time, such as 2026-11-27T12:00:00Z, or so long ago, such as 30m or 12h
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_past, requires = "vm")]
+    pub since: Timestamp,
+    /// End at this time, or so long ago [default: now]
+    #[arg(long, value_name = "TIME", value_parser = parse_past, requires = "vm")]
+    pub until: Option<Timestamp>,
     /// Write one page with all charts and tables
     #[arg(short, long, value_name = "REPORT.html")]
     pub output: Option<PathBuf>,

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use blk::file::FileCounters;
 use blk::sync::{Admission, Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
 
@@ -264,6 +265,11 @@ impl Store {
     /// Returns the random number of the store, which every page has.
     pub fn id(&self) -> u64 {
         self.geometry.store_id
+    }
+
+    /// Returns the I/O of this core that reached the store's file.
+    pub fn device_counters(&self) -> FileCounters {
+        self.file.counters()
     }
 
     /// Returns why nothing is written any more; reads go on.

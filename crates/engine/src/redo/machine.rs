@@ -14,6 +14,10 @@ use crate::operations::DefragmentRequest;
 use crate::stats::{DiskStats, LayerCounters};
 
 impl RunningDisk for Disk {
+    fn layer_count(&self) -> usize {
+        self.chain.borrow().links.len()
+    }
+
     fn stats(&self) -> &DiskStats {
         &self.stats
     }

@@ -1,14 +1,21 @@
+use std::path::Path;
+
 use api::args::lab::ReportArgs;
 use api::error::Result;
 use api::output::Output;
+use jiff::Timestamp;
 
 use crate::report::{csv, html, svg, text, xlsx};
 use crate::run::Record;
 
-use super::save;
+use super::{recorded, save};
 
-pub(super) fn run(args: &ReportArgs, output: Output) -> Result<()> {
+pub(super) fn run(args: &ReportArgs, datastore: Option<&Path>, output: Output) -> Result<()> {
     let mut records: Vec<Record> = Vec::new();
+    if let Some(vm) = &args.vm {
+        let until = args.until.unwrap_or_else(Timestamp::now);
+        records.push(recorded::record(vm, args.since, until, datastore)?);
+    }
     for path in &args.runs {
         records.extend(save::read(path)?);
     }

@@ -78,6 +78,8 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/vms/{vm}/reset", "vm reset", Admin, Vm),
     post("/vms/{vm}/reset/preview", "vm reset preview", Viewer, Vm),
     get("/vms/{vm}/events", "events", Viewer, Vm),
+    get("/vms/{vm}/record", "record", Viewer, Vm),
+    get("/vms/{vm}/cost", "cost", Viewer, Vm),
     post("/vms/{vm}/disks", "vm disk add", Admin, All),
     delete("/vms/{vm}/disks/{number}", "vm disk remove", Admin, Vm),
     put("/vms/{vm}/disks/{number}/size", "vm disk grow", Admin, Vm),
@@ -167,6 +169,7 @@ mod tests {
             include_str!("../rest/alarms.rs"),
             include_str!("../rest/config.rs"),
             include_str!("../rest/events.rs"),
+            include_str!("../rest/record.rs"),
             include_str!("../rest.rs"),
         ]
         .concat();

@@ -16,16 +16,14 @@ use super::evaluate::{Finding, Grade};
 use super::forecast::Forecasts;
 use super::thresholds;
 use crate::daemon::AlarmFigures;
-use crate::history::History;
+use crate::recorder::Recorder;
 
 /// Part of a threshold, in percent, below which an alarm is cleared. Between the two it stays as it is.
 const CLEAR_PERCENT: f64 = 90.0;
 /// Time over which the growth of snapshots is measured: a shorter one takes a burst for a trend.
 const GROWTH_S: f64 = 1800.0;
-/// Points of the history that must all be above the threshold of the latency: a minute of 5 s each.
-const LATENCY_POINTS: usize = 12;
-/// Number of those that must have requests.
-const LATENCY_POINTS_MIN: usize = 6;
+/// Number of the last minute's twelve parts of 5 s that must have requests; all that have must be above the threshold.
+const LATENCY_PARTS_MIN: usize = 6;
 /// Days before a datastore is full in which that is serious.
 const SERIOUS_DAYS: f64 = 1.0;
 
@@ -35,7 +33,7 @@ const OF_FILES: [AlarmRule; 4] =
 
 /// What is known from the looks before.
 pub(super) struct Observer {
-    history: Arc<History>,
+    recorder: Arc<Recorder>,
     /// Failed requests of each VM.
     errors: BTreeMap<String, u64>,
     /// Bytes of each VM's snapshots, the oldest first.
@@ -78,8 +76,8 @@ impl Findings<'_> {
 }
 
 impl Observer {
-    pub(super) fn new(history: Arc<History>) -> Observer {
-        Observer { history, errors: BTreeMap::new(), snapshot_bytes: BTreeMap::new(), jobs: BTreeMap::new() }
+    pub(super) fn new(recorder: Arc<Recorder>) -> Observer {
+        Observer { recorder, errors: BTreeMap::new(), snapshot_bytes: BTreeMap::new(), jobs: BTreeMap::new() }
     }
 
     pub(super) fn observe(
@@ -172,11 +170,9 @@ impl Observer {
 
     fn of_requests(&mut self, findings: &mut Findings<'_>, vm: &VmSummary, figures: &AlarmFigures) {
         let name = vm.name.as_str();
-        let points = self.history.of(name);
-        let last = points.iter().rev().take(LATENCY_POINTS).filter_map(|point| point.p99_us);
-        let latencies: Vec<f32> = last.collect();
-        if latencies.len() >= LATENCY_POINTS_MIN {
-            let least_ms = f64::from(latencies.into_iter().fold(f32::INFINITY, f32::min)) / 1000.0;
+        let latencies = self.recorder.recent_p99_us(name);
+        if latencies.len() >= LATENCY_PARTS_MIN {
+            let least_ms = latencies.into_iter().fold(f64::INFINITY, f64::min) / 1000.0;
             findings.above(AlarmRule::Latency, vm, least_ms, |limit| {
                 let remedy = format!("`unstun events {name}` shows what goes on");
                 format!("one of a hundred requests of VM {name} takes {least_ms:.0} ms or more for a minute (limit {limit} ms); {remedy}")

@@ -20,7 +20,12 @@ pub enum SnapshotCommand {
     },
     /// Show a VM's snapshots and its running state as a tree
     #[command(visible_alias = "list")]
-    Tree { vm: VmName },
+    Tree {
+        vm: VmName,
+        /// Add what each snapshot cost the VM since its take
+        #[arg(long)]
+        cost: bool,
+    },
     /// Print the ranges of the disks that differ between two states (for an incremental backup)
     Diff {
         vm: VmName,

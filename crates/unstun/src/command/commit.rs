@@ -57,10 +57,6 @@ async fn carry_out(
 }
 
 fn describe(preview: &CommitPreview) -> String {
-    let estimate = match preview.estimated_s {
-        Some(s) => format!("about {}", format_seconds(s)),
-        None => "unknown before this daemon's first commit".to_owned(),
-    };
     let (verb, what) = match preview.snapshots.is_empty() {
         true => ("consolidate", preview.vm.to_string()),
         false => ("commit", subject(&preview.vm, &preview.snapshots)),
@@ -69,7 +65,7 @@ fn describe(preview: &CommitPreview) -> String {
         (verb, what),
         ("to move", to_move(preview)),
         ("to free", format_bytes(preview.bytes_freed)),
-        ("time", estimate),
+        ("time", preview.time_text()),
     ]);
     let stays: String = preview.stays.iter().map(|stays| format!("{stays}\n")).collect();
     format!("{lines}{stays}{}", preview.warning)

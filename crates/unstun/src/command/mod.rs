@@ -7,6 +7,7 @@ mod check;
 mod commit;
 mod config;
 mod convert;
+mod cost;
 mod datastore;
 mod difference;
 mod disk;
@@ -85,6 +86,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Token(command) => token::run(command, client, output).await,
         Command::Config(command) => config::run(command, client, output).await,
         Command::Console { vm } => token::console(vm.as_ref(), client, output).await,
+        Command::Cost(args) => cost::run(args, client, output).await,
         Command::Audit(args) => token::audit(args.last, client, output).await,
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Up(_)

@@ -5,7 +5,9 @@ use api::error::{Error, Result};
 use api::name::{self, SnapshotRef};
 use api::output::{Output, fields};
 use api::units::{format_bytes, format_us};
-use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken};
+use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken, SnapshotTree, VmCost};
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
 
 use crate::cli::{SnapshotCommand, VmAndName};
 use crate::command::{commit, difference, loss, tree, vm};
@@ -18,7 +20,17 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
             let request = SnapshotTake { name, message: message.clone() };
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
-        SnapshotCommand::Tree { vm } => output.result(&client.snapshot_tree(vm).await?, tree::draw),
+        SnapshotCommand::Tree { vm, cost: false } => {
+            output.result(&client.snapshot_tree(vm).await?, |tree| tree::draw(tree, None))
+        }
+        SnapshotCommand::Tree { vm, cost: true } => {
+            let tree = client.snapshot_tree(vm).await?;
+            let until = Timestamp::now();
+            let oldest = tree.snapshots.iter().map(|snapshot| snapshot.created).min();
+            let since = oldest.unwrap_or(until).min(until - SignedDuration::from_secs(1));
+            let cost = client.vm_cost(vm, since, until).await?;
+            output.result(&TreeAndCost { tree, cost }, |both| tree::draw(&both.tree, Some(&both.cost)))
+        }
         SnapshotCommand::Diff { vm, from, to } => {
             difference::run(vm, from, to.as_ref(), client, output).await
         }
@@ -31,6 +43,14 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
             Err(explain_delete(vm.as_deref(), name.as_deref(), client).await)
         }
     }
+}
+
+/// Output of `snapshot tree --cost`.
+#[derive(Serialize)]
+struct TreeAndCost {
+    #[serde(flatten)]
+    tree: SnapshotTree,
+    cost: VmCost,
 }
 
 fn taken(taken: &SnapshotTaken) -> String {

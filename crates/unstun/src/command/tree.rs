@@ -2,8 +2,10 @@
 
 use api::output;
 use api::units::{format_age, format_bytes};
-use api::{Snapshot, SnapshotTree, Store, UnownedDelta};
+use api::{Snapshot, SnapshotTree, Store, UnownedDelta, VmCost};
 use jiff::Timestamp;
+
+use super::cost;
 
 /// Texts in front of a node, and in front of the nodes under it.
 struct Lines {
@@ -20,17 +22,18 @@ const PLAIN: Lines = Lines { branch: "|- ", last: "`- ", beside: "|  ", below: "
 
 const HERE: &str = "you are here";
 
-pub(super) fn draw(tree: &SnapshotTree) -> String {
+/// Returns the tree; with costs, each snapshot has a line with its own.
+pub(super) fn draw(tree: &SnapshotTree, costs: Option<&VmCost>) -> String {
     let lines = if output::stdout_is_terminal() { &TERMINAL } else { &PLAIN };
-    draw_with(tree, lines, Timestamp::now())
+    draw_with(tree, costs, lines, Timestamp::now())
 }
 
-fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
+fn draw_with(tree: &SnapshotTree, costs: Option<&VmCost>, lines: &Lines, now: Timestamp) -> String {
     let mut text = match tree.snapshots.is_empty() {
         true => format!("{0} has no snapshots; take one with `unstun snapshot take {0} NAME`\n", tree.vm),
         false => {
             let mut text = format!("{}\n", tree.vm);
-            Drawing { store: tree.store, all: &tree.snapshots, lines, now }.under(None, "", &mut text);
+            Drawing { store: tree.store, all: &tree.snapshots, costs, lines, now }.under(None, "", &mut text);
             text
         }
     };
@@ -47,6 +50,7 @@ fn draw_with(tree: &SnapshotTree, lines: &Lines, now: Timestamp) -> String {
 struct Drawing<'a> {
     store: Store,
     all: &'a [Snapshot],
+    costs: Option<&'a VmCost>,
     lines: &'a Lines,
     now: Timestamp,
 }
@@ -66,9 +70,12 @@ impl Drawing<'_> {
             };
             text.push_str(&format!("{prefix}{tip}{}\n", self.node(child)));
             let below = format!("{prefix}{beside}");
+            let stem = if self.has_children(child) { self.lines.beside } else { self.lines.below };
             if !child.message.is_empty() {
-                let stem = if self.has_children(child) { self.lines.beside } else { self.lines.below };
                 text.push_str(&format!("{below}{stem}\"{}\"\n", child.message));
+            }
+            if let Some(costs) = self.costs {
+                text.push_str(&format!("{below}{stem}{}\n", cost::of_snapshot(costs, child)));
             }
             self.under(Some(child), &below, text);
         }
@@ -131,7 +138,7 @@ mod tests {
     }
 
     fn drawn(tree: &SnapshotTree, lines: &Lines) -> String {
-        draw_with(tree, lines, "2026-11-20T12:00:00Z".parse().unwrap())
+        draw_with(tree, None, lines, "2026-11-20T12:00:00Z".parse().unwrap())
     }
 
     fn branches() -> SnapshotTree {

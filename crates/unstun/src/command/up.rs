@@ -22,7 +22,7 @@ use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
 use crate::console::Shown;
 use crate::daemon::{self, CoreHandle, Daemon, Subject};
-use crate::history::{self, History};
+use crate::recorder::Recorder;
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
 use crate::{fatal, notify, rest};
@@ -163,12 +163,12 @@ async fn serve_until_signal(
     let stopped = async move { drop(stopped.await) };
     let access = Arc::new(Access::start(core, datastore).await);
     let (end, ends) = watch::channel(false);
-    let history: Arc<History> = Arc::default();
-    tokio::spawn(history::keep(history.clone(), core.clone(), ends.clone()));
+    let recorder = Recorder::start(core, &datastore.own_folder(), !args.no_recorder);
+    let recording = tokio::spawn(recorder.clone().keep(ends.clone()));
     let alarms = Alarms::start(core, datastore.root(), args.alarms_dir.clone()).await;
     let every = Duration::from_secs(args.alarms_every);
-    tokio::spawn(alarms.clone().keep(every, history.clone(), ends.clone()));
-    let router = rest::router(access, alarms, Shown { history, ends });
+    tokio::spawn(alarms.clone().keep(every, recorder.clone(), ends.clone()));
+    let router = rest::router(access, alarms, Shown { recorder, ends });
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();
@@ -180,6 +180,8 @@ async fn serve_until_signal(
     });
     let _ = stop.send(());
     end.send_replace(true);
+    // What was recorded last is written.
+    let _ = tokio::time::timeout(API_DRAIN, recording).await;
     match tokio::time::timeout(API_DRAIN, server).await {
         Ok(Ok(result)) => result,
         Ok(Err(join)) => Err(Error::failed(format!("API server: {join}"))),

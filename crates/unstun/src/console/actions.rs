@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::error::{Error, Result};
 use api::name::{SnapshotRef, VmName};
-use api::units::{format_bytes, format_seconds};
+use api::units::format_bytes;
 use api::{CommitPreview, CommitTarget, Discard, Loss, Reset, Revert, SnapshotTake, VmClone};
 use axum::extract::{Extension, Form, Path, State};
 use axum::http::Method;
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::browser::Browser;
 use super::page::{Page, form_key};
+use super::shown::Shown;
 use crate::access::authorize::Access;
 use crate::access::rights;
 use crate::access::sessions::Notice;
@@ -187,12 +188,17 @@ async fn act<T: Send + 'static>(
 pub(super) async fn preview(
     State(access): State<Arc<Access>>,
     Extension(browser): Extension<Browser>,
+    Extension(Shown { recorder, .. }): Extension<Shown>,
     Path(vm): Path<String>,
     Form(sent): Form<Sent>,
 ) -> Response {
     let looked = async {
         let vm = parse_vm(&vm)?;
-        Ok((look(&access, &browser, &sent, &vm).await?, vm))
+        let mut preview = look(&access, &browser, &sent, &vm).await?;
+        if let Preview::Commit(commit) = &mut preview {
+            recorder.complete(commit).await;
+        }
+        Ok((preview, vm))
     };
     match looked.await {
         Ok((preview, vm)) => {
@@ -255,9 +261,7 @@ fn commit_facts(preview: &CommitPreview) -> Markup {
             dt { "Snapshots" } dd { (preview.snapshots.join(", ")) }
             dt { "To move" } dd { (format_bytes(preview.bytes_to_move)) }
             dt { "To free" } dd { (format_bytes(preview.bytes_freed)) }
-            dt { "Time" } dd { (preview.estimated_s.map_or("unknown before this daemon's first commit".to_owned(), |s| {
-                format!("about {}", format_seconds(s))
-            })) }
+            dt { "Time" } dd { (preview.time_text()) }
         }
         @for stays in &preview.stays { p.notice { (stays) } }
         p.notice { strong { (preview.warning) } }

@@ -1,12 +1,10 @@
-//! Charts of a VM's last half hour: requests per second and latency, with takes, commits and their stun on the time axis.
+//! Charts of a VM: requests per second and latency, with takes, commits and their stun on the time axis.
 
 use std::fmt::Write as _;
 
 use api::units::format_us;
-use api::{Event, Operation, Store};
+use api::{Event, Load, Operation, Recorded, Store};
 use maud::{Markup, html};
-
-use crate::history::{INTERVAL, Point, SPAN};
 
 const WIDTH: f32 = 640.0;
 const HEIGHT: f32 = 170.0;
@@ -17,58 +15,71 @@ const TOP: f32 = 8.0;
 /// Latencies in microseconds at the lower and the upper end of their axis, which is logarithmic.
 const LATENCIES_US: (f32, f32) = (10.0, 10_000_000.0);
 
+/// A time that the charts can show, up to now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ChartSpan {
+    /// Its word in the page's address.
+    pub word: &'static str,
+    pub length_s: i64,
+    pub step_s: u64,
+    /// Labels of the begin and of the middle.
+    labels: [&'static str; 2],
+}
+
+pub(super) const SPANS: [ChartSpan; 6] = [
+    ChartSpan { word: "5min", length_s: 300, step_s: 1, labels: ["-5 min", "-150 s"] },
+    ChartSpan { word: "30min", length_s: 1800, step_s: 5, labels: ["-30 min", "-15 min"] },
+    ChartSpan { word: "6h", length_s: 21_600, step_s: 60, labels: ["-6 h", "-3 h"] },
+    ChartSpan { word: "1d", length_s: 86_400, step_s: 300, labels: ["-24 h", "-12 h"] },
+    ChartSpan { word: "7d", length_s: 604_800, step_s: 1800, labels: ["-7 days", "-84 h"] },
+    ChartSpan { word: "30d", length_s: 2_592_000, step_s: 7200, labels: ["-30 days", "-15 days"] },
+];
+
+impl ChartSpan {
+    /// Returns the span of a word in an address; for another one the first.
+    pub(super) fn of(word: Option<&str>) -> ChartSpan {
+        SPANS.into_iter().find(|span| Some(span.word) == word).unwrap_or(SPANS[0])
+    }
+}
+
 /// A curve, by its class in the style sheet, and its name.
 #[derive(Clone, Copy)]
 struct Curve {
     class: &'static str,
     name: &'static str,
-    value: fn(&Point) -> Option<f32>,
+    value: fn(&Load) -> Option<f64>,
 }
 
 const RATES: [Curve; 2] = [
-    Curve { class: "guest", name: "guest", value: |point| Some(point.guest_s) },
-    Curve { class: "device", name: "device", value: |point| Some(point.device_s) },
+    Curve { class: "guest", name: "guest", value: |load| Some(load.guest_s()) },
+    Curve { class: "device", name: "device", value: |load| Some(load.host_s()) },
 ];
 /// Of a native VM, whose files are the store's.
-const STORE_RATES: [Curve; 2] = [
-    RATES[0],
-    Curve { class: "device", name: "device, of the whole store", value: |point| Some(point.device_s) },
-];
-const LATENCIES: [Curve; 2] = [
-    Curve { class: "guest", name: "median", value: |point| point.median_us },
-    Curve { class: "worst", name: "99 of 100", value: |point| point.p99_us },
+const STORE_RATES: [Curve; 2] = [RATES[0], Curve { name: "device, of the whole store", ..RATES[1] }];
+#[allow(clippy::cast_precision_loss)]
+const LATENCIES: [Curve; 3] = [
+    Curve { class: "guest", name: "median", value: Load::median_us },
+    Curve { class: "worst", name: "99 of 100", value: Load::p99_us },
+    Curve {
+        class: "longest",
+        name: "slowest",
+        value: |load| (load.longest_us > 0).then_some(load.longest_us as f64),
+    },
 ];
 
 /// The time that a chart shows.
 #[derive(Clone, Copy)]
 struct Times {
     /// Its right end.
-    now_ms: i64,
-    span_ms: i64,
+    until_ms: i64,
+    span: ChartSpan,
 }
 
 impl Times {
-    /// Returns the shortest of some spans that has all points.
-    fn of(points: &[Point], now_ms: i64) -> Times {
-        let whole_ms = i64::try_from(SPAN.as_millis()).expect("half an hour");
-        let oldest_ms = points.first().map_or(0, |point| now_ms - point.at_ms);
-        let spans_ms = [whole_ms / 10, whole_ms / 3];
-        Times {
-            now_ms,
-            span_ms: spans_ms.into_iter().find(|&span_ms| span_ms >= oldest_ms).unwrap_or(whole_ms),
-        }
-    }
-
     #[allow(clippy::cast_precision_loss)]
     fn x_of(self, at_ms: i64) -> f32 {
-        let part = 1.0 - (self.now_ms - at_ms) as f32 / self.span_ms as f32;
+        let part = 1.0 - (self.until_ms - at_ms) as f32 / (self.span.length_s * 1000) as f32;
         LEFT + part * (WIDTH - LEFT)
-    }
-
-    /// Returns the times that have a label, in minutes before now.
-    fn labels(self) -> [i64; 3] {
-        let minutes = self.span_ms / 60_000;
-        [minutes, minutes / 2, 0]
     }
 }
 
@@ -78,38 +89,67 @@ struct Axis {
     place: Box<dyn Fn(f32) -> f32>,
 }
 
-/// Returns both charts. `now_ms` is their right end.
-pub(super) fn charts(store: Store, points: &[Point], events: &[Event], now_ms: i64) -> Markup {
-    if points.len() < 2 {
-        return html! { p.quiet { "The charts begin a few seconds after the VM was opened." } };
+/// A point: the middle of a step that was observed.
+struct Point<'a> {
+    at_ms: i64,
+    load: &'a Load,
+}
+
+/// Returns both charts of a span. `until_ms` is their right end.
+pub(super) fn charts(recorded: &Recorded, span: ChartSpan, until_ms: i64, events: &[Event]) -> Markup {
+    let step_ms = i64::try_from(recorded.step_s * 1000).unwrap_or(i64::MAX);
+    let place = |at: usize| recorded.from.as_millisecond() + step_ms * at as i64 + step_ms / 2;
+    let points: Vec<Point<'_>> = recorded
+        .steps
+        .iter()
+        .enumerate()
+        .filter(|(_, load)| load.observed_s > 0)
+        .map(|(at, load)| Point { at_ms: place(at), load })
+        .collect();
+    html! {
+        nav.spans aria-label="Time of the charts" {
+            @for one in SPANS {
+                a href=(format!("?span={}", one.word)) aria-current=[(one == span).then_some("true")] { (one.word) } " "
+            }
+        }
+        @if let [.., last] = points.as_slice() {
+            (both(recorded.store, last.load, &points, events, Times { until_ms, span }, step_ms))
+        } @else { p.quiet { "Nothing is recorded of this time. The record begins a second after a VM was opened." } }
     }
-    let times = Times::of(points, now_ms);
-    let highest = points.iter().map(|point| point.guest_s.max(point.device_s)).fold(10.0, f32::max);
-    let latencies = points.iter().rev().find_map(|point| Some((point.median_us?, point.p99_us?)));
-    let last = points[points.len() - 1];
+}
+
+#[allow(clippy::cast_possible_truncation)]
+fn both(
+    store: Store,
+    last: &Load,
+    points: &[Point<'_>],
+    events: &[Event],
+    times: Times,
+    step_ms: i64,
+) -> Markup {
+    let highest =
+        points.iter().map(|point| point.load.guest_s().max(point.load.host_s())).fold(10.0, f64::max);
     let (device, rates) = match store {
         Store::Redo => ("device", &RATES),
         Store::Native => ("the whole store's device", &STORE_RATES),
     };
     let rates_said =
-        format!("Requests per second: guest {:.0}, {device} {:.0} now", last.guest_s, last.device_s);
-    let latencies_said = latencies.map_or("Latency: no request".to_owned(), |(median, p99)| {
-        format!(
-            "Latency: median {}, 99 of 100 below {}, at the last request",
-            shown_us(median),
-            shown_us(p99)
-        )
+        format!("Requests per second: guest {:.0}, {device} {:.0} now", last.guest_s(), last.host_s());
+    let latest = points.iter().rev().find_map(|point| Some((point.load.median_us()?, point.load.p99_us()?)));
+    let latencies_said = latest.map_or("Latency: no request".to_owned(), |(median, p99)| {
+        let (median, p99) = (shown_us(median), shown_us(p99));
+        format!("Latency: median {median}, 99 of 100 below {p99}, at the last request")
     });
     html! {
         div.charts {
-            (chart(&rates_said, rates, &linear(highest), points, events, times))
-            (chart(&latencies_said, &LATENCIES, &logarithmic(), points, events, times))
+            (chart(&rates_said, rates, &linear(highest as f32), points, events, times, step_ms))
+            (chart(&latencies_said, &LATENCIES, &logarithmic(), points, events, times, step_ms))
         }
     }
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn shown_us(us: f32) -> String {
+fn shown_us(us: f64) -> String {
     format_us(us as u64)
 }
 
@@ -117,10 +157,13 @@ fn chart(
     said: &str,
     curves: &[Curve],
     axis: &Axis,
-    points: &[Point],
+    points: &[Point<'_>],
     events: &[Event],
     times: Times,
+    step_ms: i64,
 ) -> Markup {
+    let [begin, middle] = times.span.labels;
+    let labels = [(LEFT + 12.0, begin), ((LEFT + WIDTH) / 2.0, middle), (WIDTH - 14.0, "now")];
     html! {
         figure {
             figcaption { (said) }
@@ -130,15 +173,12 @@ fn chart(
                     line.grid x1=(LEFT) x2=(WIDTH) y1=(y) y2=(y) {}
                     text x=(LEFT - 6.0) y=(y + 4.0) text-anchor="end" { (label) }
                 }
-                @for minutes in times.labels() {
-                    @let x = times.x_of(times.now_ms - minutes * 60_000);
-                    text x=(x.clamp(LEFT + 12.0, WIDTH - 14.0)) y=(HEIGHT - 6.0) text-anchor="middle" {
-                        @if minutes == 0 { "now" } @else { "-" (minutes) " min" }
-                    }
+                @for (x, label) in labels {
+                    text x=(x) y=(HEIGHT - 6.0) text-anchor="middle" { (label) }
                 }
                 @for event in events { (mark(event, times)) }
                 @for curve in curves {
-                    path class=(curve.class) d=(path(curve, axis, points, times)) {}
+                    path class=(curve.class) d=(path(curve, axis, points, times, step_ms)) {}
                 }
             }
             p.legend {
@@ -154,20 +194,18 @@ fn y_of(axis: &Axis, value: f32) -> f32 {
     TOP + (1.0 - place) * (HEIGHT - BOTTOM - TOP)
 }
 
-/// Returns a path that is interrupted where there is no value, or no point for longer than two looks.
-fn path(curve: &Curve, axis: &Axis, points: &[Point], times: Times) -> String {
+/// Returns a path that is interrupted where there is no value, or no step was observed.
+#[allow(clippy::cast_possible_truncation)]
+fn path(curve: &Curve, axis: &Axis, points: &[Point<'_>], times: Times, step_ms: i64) -> String {
     let (mut path, mut last) = (String::new(), None);
     for point in points {
         let x = times.x_of(point.at_ms);
-        let Some(value) = (curve.value)(point).filter(|_| x >= LEFT) else {
+        let Some(value) = (curve.value)(point.load).filter(|_| x >= LEFT) else {
             last = None;
             continue;
         };
-        let goes_on = last.is_some_and(|last: i64| {
-            u128::from((point.at_ms - last).unsigned_abs()) < 3 * INTERVAL.as_millis()
-        });
-        let step = if goes_on { 'L' } else { 'M' };
-        let _ = write!(path, "{step}{x:.1} {:.1}", y_of(axis, value));
+        let step = if last.is_some_and(|last| point.at_ms - last <= step_ms) { 'L' } else { 'M' };
+        let _ = write!(path, "{step}{x:.1} {:.1}", y_of(axis, value as f32));
         last = Some(point.at_ms);
     }
     path
@@ -203,11 +241,9 @@ fn logarithmic() -> Axis {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use api::Latency;
 
-    fn point(at_ms: i64, guest_s: f32, median_us: Option<f32>) -> Point {
-        Point { at_ms, guest_s, device_s: guest_s, median_us, p99_us: median_us }
-    }
+    use super::*;
 
     #[test]
     fn axes_end_at_round_numbers_and_latencies_have_their_place() {
@@ -222,18 +258,35 @@ mod tests {
 
     #[test]
     fn a_curve_is_interrupted_where_nothing_is_known() {
-        let now = 1_000_000_000;
-        let points = [
-            point(now - 20_000, 1.0, Some(100.0)),
-            point(now - 15_000, 2.0, Some(100.0)),
-            point(now - 10_000, 2.0, None),
-            point(now - 5_000, 3.0, Some(100.0)),
-            point(now - 3_600_000, 3.0, Some(100.0)),
-        ];
-        let times = Times::of(&points, now);
-        assert_eq!(times.labels(), [3, 1, 0]);
-        assert_eq!(path(&LATENCIES[0], &logarithmic(), &points, times).matches('M').count(), 2);
-        assert_eq!(path(&RATES[0], &linear(10.0), &points, times).matches('M').count(), 1);
-        assert_eq!(Times::of(&[point(now - 1_700_000, 1.0, None)], now).labels(), [30, 15, 0]);
+        let until_ms = 1_000_000_000;
+        let busy = |reads_s, median_us: Option<f64>| {
+            let latency = median_us.map(|median_us| Latency { mean_us: 0.0, median_us, p99_us: 0.0 });
+            Load { observed_s: 5, reads_s, latency, ..Load::default() }
+        };
+        let loads = [busy(1.0, Some(100.0)), busy(2.0, Some(100.0)), busy(2.0, None), busy(3.0, Some(100.0))];
+        let points: Vec<_> = [-20_000, -15_000, -10_000, -5000]
+            .into_iter()
+            .zip(&loads)
+            .map(|(at, load)| Point { at_ms: until_ms + at, load })
+            .collect();
+        let times = Times { until_ms, span: ChartSpan::of(Some("30min")) };
+        let count = |curve, axis: &Axis, points: &[Point<'_>]| {
+            path(curve, axis, points, times, 5000).matches('M').count()
+        };
+        assert_eq!(count(&LATENCIES[0], &logarithmic(), &points), 2);
+        assert_eq!(count(&RATES[0], &linear(10.0), &points), 1);
+        // A step is missing.
+        let mut apart = points;
+        apart.remove(1);
+        assert_eq!(count(&RATES[0], &linear(10.0), &apart), 2);
+    }
+
+    #[test]
+    fn every_span_has_steps_that_are_round() {
+        for span in SPANS {
+            assert_eq!(span.length_s % span.step_s.cast_signed(), 0, "{}", span.word);
+            assert_eq!(ChartSpan::of(Some(span.word)), span);
+        }
+        assert_eq!(ChartSpan::of(Some("x")), SPANS[0]);
     }
 }

@@ -33,6 +33,7 @@ pub(super) fn page(known: &Known, alarms: &[Alarm], charts: &Markup, session: &S
         }
         (facts(vm))
         (charts)
+        p { a href=(format!("/vms/{}/cost", vm.name)) { "What its snapshots cost" } }
         @if !open.is_empty() { h2 { "Work under way" } (job_table(&open, session)) }
         h2 { "Snapshots" }
         (tree(&known.tree, session))

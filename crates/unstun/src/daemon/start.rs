@@ -411,6 +411,7 @@ impl Daemon {
         let Home { datastore, path } = side.plan.to().clone();
         let running = Rc::new(RunningVm {
             name: old.name.clone(),
+            id: side.vm.state().id,
             machine: side.vm.clone(),
             files: side.files.clone(),
             gate: was.gate.clone(),

@@ -80,7 +80,7 @@ impl Text {
     fn add_latencies(&mut self, name: &str, labels: &[(&str, &str)], figures: &LatencyFigures) {
         let bucket = format!("{name}_bucket");
         let mut sum = 0;
-        for (at, count) in figures.counts.iter().enumerate() {
+        for (at, count) in figures.by_bound().iter().enumerate() {
             sum += count;
             let bound = BOUNDS_NS.get(at).map_or_else(|| "+Inf".to_owned(), |&ns| seconds(ns).to_string());
             let labels: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
@@ -410,16 +410,17 @@ fn of_alarms(text: &mut Text, lasting: &[Alarm], channels: &[AlarmChannel]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::latencies::COUNTS;
 
     #[test]
     fn a_histogram_is_cumulative_and_ends_with_all() {
         let mut text = Text::default();
-        let figures = LatencyFigures { counts: [1; BOUNDS_NS.len() + 1], sum_ns: 1_500_000_000 };
+        let figures = LatencyFigures { counts: [1; COUNTS], sum_ns: 1_500_000_000 };
         text.add_latencies("unstun_x_seconds", &[("vm", "a\"b")], &figures);
         let lines: Vec<&str> = text.0.lines().collect();
-        assert_eq!(lines[0], r#"unstun_x_seconds_bucket{vm="a\"b",le="0.00005"} 1"#);
-        assert_eq!(lines[12], r#"unstun_x_seconds_bucket{vm="a\"b",le="+Inf"} 13"#);
+        assert_eq!(lines[0], r#"unstun_x_seconds_bucket{vm="a\"b",le="0.00005"} 4"#);
+        assert_eq!(lines[12], r#"unstun_x_seconds_bucket{vm="a\"b",le="+Inf"} 49"#);
         assert_eq!(lines[13], r#"unstun_x_seconds_sum{vm="a\"b"} 1.5"#);
-        assert_eq!(lines[14], r#"unstun_x_seconds_count{vm="a\"b"} 13"#);
+        assert_eq!(lines[14], r#"unstun_x_seconds_count{vm="a\"b"} 49"#);
     }
 }

@@ -251,7 +251,6 @@ fn snapshots() -> Router<Core> {
             "/vms/{vm}/commit",
             accepted(post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await))),
         )
-        .route("/vms/{vm}/commit/preview", post(vm(async |d, vm, Body(of)| d.commit_preview(&vm, of).await)))
         .route("/vms/{vm}/revert", post(vm(async |d, vm, Body(of)| d.snapshot_revert(&vm, of).await)))
         .route("/vms/{vm}/revert/preview", post(vm(async |d, vm, Body(of)| d.revert_preview(&vm, of).await)))
         .route("/vms/{vm}/discard", post(vm(async |d, vm, Body(of)| d.snapshot_discard(&vm, of).await)))

@@ -16,6 +16,7 @@ use crate::alarms::Alarms;
 use crate::console::Shown;
 use crate::daemon::{BinPolicy, CoreHandle, Place};
 use crate::memory::Memory;
+use crate::recorder::Recorder;
 
 /// A client that says nothing more holds no connection for ever.
 #[test]
@@ -35,7 +36,8 @@ fn a_header_that_does_not_end_ends_its_connection() {
     let core = Arc::new(CoreHandle::start(place, vec![Arc::default()]).unwrap());
     let socket = datastore.api_socket();
     let all = async {
-        let shown = Shown { history: Arc::default(), ends: watch::channel(false).1 };
+        let recorder = Recorder::start(&core, &datastore.own_folder(), false);
+        let shown = Shown { recorder, ends: watch::channel(false).1 };
         let alarms = Alarms::start(&core, datastore.root(), folder.path().join("alarms")).await;
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
         let router = super::router(Arc::new(Access::start(&core, &datastore).await), alarms, shown);

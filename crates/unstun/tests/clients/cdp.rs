@@ -92,7 +92,7 @@ impl Browser {
     /// Opens an address, and waits until the page with that path, or the one that it leads on to, is loaded.
     pub(crate) fn go(&mut self, url: &str, path: &str) {
         self.call("Page.navigate", &json!({"url": url}));
-        self.at(path);
+        self.at(path.split('?').next().unwrap_or(path));
     }
 
     /// Waits until the page with that path is loaded.

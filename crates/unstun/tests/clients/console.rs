@@ -239,6 +239,8 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let pages = [
         ("overview", "/"),
         ("vm", "/vms/web"),
+        ("vm-month", "/vms/web?span=30d"),
+        ("cost", "/vms/web/cost"),
         ("activity", "/activity"),
         ("alarms", "/alarms"),
         ("policies", "/policies"),
@@ -283,7 +285,9 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
     let mut browser = browser(&datastore);
     browser.go(&link(&datastore, ""), "/");
     let base = web(&datastore);
-    for path in ["/", "/vms/web", "/activity", "/alarms", "/policies", "/bin", "/login", "/vms/none"] {
+    for path in
+        ["/", "/vms/web", "/vms/web/cost", "/activity", "/alarms", "/policies", "/bin", "/login", "/vms/none"]
+    {
         for theme in ["light", "dark"] {
             browser.look(1280, theme);
             browser.go(&format!("{base}{path}"), path);

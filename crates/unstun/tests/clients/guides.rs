@@ -213,6 +213,11 @@ fn alarms() {
 }
 
 #[test]
+fn cost() {
+    follow("cost");
+}
+
+#[test]
 fn policies() {
     follow("policies");
 }
@@ -239,6 +244,7 @@ fn no_guide_is_left_out() {
         "attach.md",
         "back-up.md",
         "console.md",
+        "cost.md",
         "first-hour.md",
         "lab.md",
         "leave-vmware.md",

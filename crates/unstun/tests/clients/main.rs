@@ -47,6 +47,7 @@ mod programs;
 mod random;
 mod rebuild;
 mod reconnects;
+mod record;
 mod refusals;
 mod removal;
 mod rest;

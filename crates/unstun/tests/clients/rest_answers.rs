@@ -90,6 +90,8 @@ fn of_vms(client: &Client, datastore: &Datastore) {
     client.get("/vms/web");
     client.get("/vms/web/space");
     client.get("/vms/web/events");
+    client.get("/vms/web/record?step_s=60");
+    client.get("/vms/web/cost");
     client.ok("PUT", "/vms/web/limits", json!({"iops": 20000}));
     client.ok("PUT", "/vms/web/labels", json!({"tags": ["prod"], "note": "the shop"}));
     client.ok("PUT", "/vms/web/shared-writers", json!({"shared": false}));

@@ -109,6 +109,18 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("StoredToken", &config.tokens[0]);
     actual.add("ConfigImported", &client.config_import(false, &config).await.unwrap());
     actual.add("ConsoleLink", &client.console_link().await.unwrap());
+    let now = jiff::Timestamp::now();
+    let cost = client.vm_cost(&name, now - jiff::SignedDuration::from_secs(600), now).await.unwrap();
+    actual.add("VmCost", &cost);
+    actual.add("SnapshotCost", &cost.snapshots[0]);
+    actual.add("Load", &cost.with);
+    let expected =
+        CommitExpectation { at: now, seconds: 1, guest_s: 1.0, p99_us: None, committing_p99_us: None };
+    actual.add("CommitExpectation", &expected);
+    actual.add("CommitForecast", &CommitForecast { now: expected, quietest: None });
+    actual.add("Latency", &Latency { mean_us: 1.0, median_us: 1.0, p99_us: 1.0 });
+    let from = now - jiff::SignedDuration::from_secs(60);
+    actual.add("Recorded", &client.vm_recorded(&name, from, now, 0).await.unwrap());
     actual.add("AuditEntry", &client.audit(1).await.unwrap()[0]);
     actual.add("JobLimit", &JobLimit { limit_bytes_s: None });
     from_policies(actual, &client, &name).await;

@@ -218,9 +218,12 @@ impl Machine for RemoteVm {
         self.now.borrow().state.generation
     }
 
+    fn disk_numbers(&self) -> Vec<u32> {
+        self.now.borrow().state.disks.iter().map(|disk| disk.number).collect()
+    }
+
     fn disks(&self) -> Vec<Rc<dyn RunningDisk>> {
-        let numbers: Vec<u32> = self.now.borrow().state.disks.iter().map(|disk| disk.number).collect();
-        numbers.into_iter().filter_map(|number| self.disk(number).ok()).collect()
+        self.disk_numbers().into_iter().filter_map(|number| self.disk(number).ok()).collect()
     }
 
     fn device_counters(&self) -> FileCounters {

@@ -5,11 +5,19 @@ use std::collections::BTreeMap;
 use api::error::Result;
 use api::name::DatastoreName;
 use api::{Job, Operation, PolicyStatus, Status, VmSummary};
+use blk::file::FileCounters;
 use engine::latencies::LatencyFigures;
 
 use crate::daemon::datastore::asked;
 use crate::daemon::running::figures::{VmCounters, VmFigures};
 use crate::daemon::state::Daemon;
+
+/// Counters of all open VMs, by name, and of their stores, by the datastore's name.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub vms: BTreeMap<String, VmCounters>,
+    pub stores: BTreeMap<String, FileCounters>,
+}
 
 /// All figures at one time.
 pub(crate) struct Metrics {
@@ -25,11 +33,25 @@ pub(crate) struct Metrics {
 }
 
 impl Daemon {
-    /// Returns the counters of all open VMs, by name.
-    pub(crate) async fn vm_counters(&self) -> BTreeMap<String, VmCounters> {
-        let mut counters = BTreeMap::new();
+    /// Returns the counters of all open VMs and of their stores, for the recorder alone.
+    pub(crate) async fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
         for core in self.cores.all() {
-            counters.extend(core.run(async |running| running.vm_counters().await).await);
+            let vms = core.run(async |running| running.vm_counters().await).await;
+            // The VMs of a store have one opening of its file on each core.
+            let mut here = BTreeMap::new();
+            for (name, vm) in &vms {
+                if let (Some(store), Ok(entry)) = (vm.store, self.entry(name)) {
+                    here.insert(entry.datastore.name.to_string(), store);
+                }
+            }
+            if std::ptr::eq(&**core, &**self.cores.own()) {
+                here.extend(self.datastores().iter().filter_map(|datastore| {
+                    Some((datastore.name.to_string(), datastore.native.opened()?.device_counters()))
+                }));
+            }
+            here.into_iter().for_each(|(name, store)| *counters.stores.entry(name).or_default() += store);
+            counters.vms.extend(vms);
         }
         counters
     }

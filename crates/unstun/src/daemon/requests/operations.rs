@@ -22,6 +22,17 @@ use crate::daemon::vm::vm_record::{Kept, VmRecord};
 /// Minimum number of bytes that a commit must move for its rate to predict the next one's.
 const MEASURED_BYTES_MIN: u64 = 16 << 20;
 
+/// What the recorder needs of a VM.
+pub(crate) struct RecordedVm {
+    pub id: u128,
+    pub store: api::Store,
+    pub datastore: String,
+    /// The last ones, the oldest first.
+    pub events: Vec<api::Event>,
+    /// Names and times of the present snapshots.
+    pub snapshots: Vec<(String, jiff::Timestamp)>,
+}
+
 impl Daemon {
     pub(crate) async fn status(&self) -> Result<api::Status> {
         let space = self.main.outside_space().await?;
@@ -228,6 +239,7 @@ impl Daemon {
             bytes_to_move: preview.bytes_to_move,
             bytes_freed: preview.bytes_freed,
             estimated_s: self.estimated_s(preview.bytes_to_move),
+            forecast: None,
         })
     }
 
@@ -343,6 +355,20 @@ impl Daemon {
         all.sort_by_key(|event| std::cmp::Reverse(event.time));
         all.truncate(count);
         all
+    }
+
+    /// Returns what the recorder needs of a VM.
+    pub(crate) async fn recorded_vm(&self, vm: &VmName) -> Result<RecordedVm> {
+        let entry = self.entry(vm.as_str())?;
+        let state = entry.running.state().await;
+        let snapshots = state.snapshots.iter().map(|s| (s.name.clone(), api_types::time(s.created_unix_us)));
+        Ok(RecordedVm {
+            id: state.id,
+            store: entry.kept.store(),
+            datastore: entry.datastore.name.to_string(),
+            events: entry.events.borrow().clone(),
+            snapshots: snapshots.collect(),
+        })
     }
 
     /// Returns the events of a VM, in rising order.

@@ -1,6 +1,7 @@
 //! Figures of the VMs of a core, for the metrics.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use blk::file::FileCounters;
 use engine::RunningDisk;
@@ -21,13 +22,30 @@ pub(crate) struct VmFigures {
     pub delayed_requests: u64,
 }
 
-/// Requests of a running VM since it was opened.
-#[derive(Debug, Clone, Copy, Default)]
+/// Counters of a running VM.
+#[derive(Debug, Clone)]
 pub(crate) struct VmCounters {
-    /// Reads and writes of the guest.
-    pub requests: LatencyFigures,
-    /// Reads and writes of the disks' files; of native disks those of their whole store.
-    pub device: u64,
+    pub id: u128,
+    pub disks: Vec<DiskCounters>,
+    /// Native VM: what reached the file of its store from the VM's core.
+    pub store: Option<FileCounters>,
+}
+
+/// Requests of a running disk since it was opened.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DiskCounters {
+    pub number: u32,
+    pub reads: LatencyFigures,
+    pub writes: LatencyFigures,
+    pub flushes: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Latency of the slowest request since the last look.
+    pub longest_ns: u64,
+    /// Number of layers of its chain; 0 for a native disk.
+    pub layers: u64,
+    /// What reached its own files; None for a native disk.
+    pub files: Option<FileCounters>,
 }
 
 /// Figures of a running disk since it was opened.
@@ -67,18 +85,28 @@ impl DiskFigures {
 }
 
 impl RunningVm {
+    /// Takes the latency of the slowest request: only one caller may look.
     fn counters(&self) -> VmCounters {
-        let mut counters = VmCounters::default();
         let (disks, is_native) = (self.machine.disks(), self.files.is_none());
-        for disk in &disks {
-            let (guest, device) = (disk.stats(), disk.device_counters());
-            counters.requests.add(&guest.read_times.figures());
-            counters.requests.add(&guest.write_times.figures());
-            let of_disk = device.reads + device.writes;
-            // All native disks have the counters of their store.
-            counters.device = if is_native { of_disk } else { counters.device + of_disk };
+        let of_disk = |(disk, number): (&Rc<dyn RunningDisk>, u32)| {
+            let guest = disk.stats();
+            DiskCounters {
+                number,
+                reads: guest.read_times.figures(),
+                writes: guest.write_times.figures(),
+                flushes: guest.flushes.get(),
+                bytes_read: guest.bytes_read.get(),
+                bytes_written: guest.bytes_written.get(),
+                longest_ns: guest.take_longest_ns(),
+                layers: disk.layer_count() as u64,
+                files: (!is_native).then(|| disk.device_counters()),
+            }
+        };
+        VmCounters {
+            id: self.id,
+            disks: disks.iter().zip(self.machine.disk_numbers()).map(of_disk).collect(),
+            store: is_native.then(|| self.machine.device_counters()),
         }
-        counters
     }
 
     fn figures(&self) -> VmFigures {
@@ -108,7 +136,7 @@ impl RunningVms {
         figures
     }
 
-    /// Returns the counters of this core's VMs, by name. It costs less than the figures, which have copies of the states.
+    /// Returns the counters of this core's VMs, by name, for the recorder alone.
     pub(crate) async fn vm_counters(&self) -> BTreeMap<String, VmCounters> {
         let mut counters = BTreeMap::new();
         for (at, vm) in self.all().into_iter().enumerate() {

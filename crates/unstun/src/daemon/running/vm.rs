@@ -20,6 +20,7 @@ use crate::daemon::running::home_files::HomeFiles;
 pub(crate) struct RunningVm {
     /// Name of the VM in the daemon; the first part of its exports' names.
     pub name: String,
+    pub id: u128,
     pub machine: Rc<dyn Machine>,
     /// Files of the VM's home; None for a native VM.
     pub files: Option<Rc<HomeFiles>>,
@@ -94,8 +95,9 @@ impl RunningVm {
     ) -> Rc<RunningVm> {
         let limiter = front_end.limiter(name);
         limiter.set(settings.limits);
-        let (name, gate, connections) = (name.to_owned(), Rc::default(), Rc::default());
-        let vm = RunningVm { name, machine, files, gate, connections, limiter, remote: None };
+        let (name, id) = (name.to_owned(), machine.state().id);
+        let (gate, connections) = (Rc::default(), Rc::default());
+        let vm = RunningVm { name, id, machine, files, gate, connections, limiter, remote: None };
         vm.gate.guests.shared_writers.set(settings.shared_writers);
         vm.gate.guests.waits_for_space.set(settings.waits_for_space);
         Rc::new(vm)
