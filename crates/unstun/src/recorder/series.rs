@@ -22,6 +22,8 @@ const AROUND: Spec =
     Spec { name: "around", interval_s: 1, kept_s: 31 * DAY_S, bytes: 256 << 10, block_slots: 10 };
 /// Time before and after an operation for which each second is kept.
 pub(super) const AROUND_S: i64 = 600;
+/// The longest interval of all tiers.
+const LONGEST_S: i64 = TIERS[2].interval_s;
 /// Blocks without a row are written less often by this factor.
 const IDLE_FACTOR: u32 = 30;
 /// Time between two looks up to which the second one has seen all of it: a look that comes late.
@@ -198,8 +200,8 @@ impl Series {
         closed
     }
 
-    /// Calls `found` with each interval that was observed between two times, and with each row in it. Each time is in one
-    /// interval at most, the shortest that is kept.
+    /// Calls `found` with each interval that was observed and begins between two times, and with each row in it. Each time is
+    /// in one interval at most, the shortest that is kept.
     ///
     /// # Errors
     /// Those of the file system.
@@ -212,11 +214,16 @@ impl Series {
         let mut covered = Covered::default();
         for tier in [&self.tiers[0], &self.around, &self.tiers[1], &self.tiers[2]] {
             let mut more = Covered::default();
-            tier.read(from_s, until_s, &mut |interval, row| {
-                if !covered.overlaps(interval) {
-                    if row.is_none() {
-                        more.0.push((interval.begin_s, interval.begin_s + interval.length_s));
-                    }
+            // A long interval that begins before the end may be covered by short ones after it.
+            let (from, until) = (from_s.saturating_sub(LONGEST_S), until_s.saturating_add(LONGEST_S));
+            tier.read(from, until, &mut |interval, row| {
+                if covered.overlaps(interval) {
+                    return;
+                }
+                if row.is_none() {
+                    more.0.push((interval.begin_s, interval.begin_s + interval.length_s));
+                }
+                if (from_s..until_s).contains(&interval.begin_s) {
                     found(interval, row);
                 }
             })?;
@@ -292,6 +299,22 @@ mod tests {
         // A new process has the same.
         let series = Series::new(folder.path());
         assert_eq!(sum(&series, begin, begin + 3 * HOUR_S), (3 * HOUR_S, 9 * 3600));
+    }
+
+    #[test]
+    fn two_times_beside_each_other_have_nothing_in_common() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut series = Series::new(folder.path());
+        let begin = 1_800_000_000;
+        for second in begin + 7..begin + 200 {
+            series.add(second, &[(0, activity(1))]).unwrap();
+        }
+        for middle in begin..begin + 200 {
+            let (before, after) = (sum(&series, begin - 60, middle), sum(&series, middle, begin + 300));
+            let seconds = (middle - begin - 7).max(0);
+            assert_eq!(before, (seconds, seconds.unsigned_abs()), "{}", middle - begin);
+            assert_eq!(before.0 + after.0, 193, "{}", middle - begin);
+        }
     }
 
     #[test]
