@@ -25,9 +25,9 @@ use crate::{
     ConfigImported, ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences,
     Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job,
     JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Recorded, Reset, Revert,
-    SharedWriters, SnapshotDir, SnapshotTake, SnapshotTaken, SnapshotTree, Status, Token, TokenCreate,
-    TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmImport, VmLabels, VmLimits,
-    VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    SharedWriters, Snapshot, SnapshotDir, SnapshotRename, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
+    Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmImport,
+    VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

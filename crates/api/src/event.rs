@@ -22,6 +22,8 @@ words! {
         Defragment = "defragment",
         CommitCancelled = "commit_cancelled",
         CommitFailed = "commit_failed",
+        /// Event: a snapshot has another name or description.
+        Rename = "rename",
         Revert = "revert",
         Discard = "discard",
         Reset = "reset",

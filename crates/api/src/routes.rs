@@ -62,6 +62,8 @@ macro_rules! with_routes {
             GET "/vms/{vm}/snapshots" => snapshot_tree(vm: &VmName) -> SnapshotTree;
             POST "/vms/{vm}/snapshots" =>
                 snapshot_take(vm: &VmName, request: &SnapshotTake) -> SnapshotTaken as 201, SnapshotTake: request;
+            POST "/vms/{vm}/snapshots/rename" =>
+                snapshot_rename(vm: &VmName, request: &SnapshotRename) -> Snapshot, SnapshotRename: request;
             POST "/vms/{vm}/diff" => snapshot_diff(vm: &VmName, request: &Diff) -> Differences, Diff: request;
             POST "/vms/{vm}/commit" =>
                 snapshot_commit(vm: &VmName, target: &CommitTarget) -> Job as 202, CommitTarget: target;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{CommitForecast, Operation, Space, Store, VmClient};
-use crate::name::{SnapshotName, SnapshotRef, VmName};
+use crate::name::{SnapshotName, SnapshotRef, VmName, check_message};
 use crate::units::format_seconds;
 
 /// Body of `POST /vms/VM/snapshots`.
@@ -17,6 +17,29 @@ pub struct SnapshotTake {
     pub name: SnapshotName,
     #[serde(default)]
     pub message: String,
+}
+
+/// Body of `POST /vms/VM/snapshots/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRename {
+    pub snapshot: SnapshotRef,
+    /// New name; null keeps the present one.
+    #[serde(default)]
+    pub name: Option<SnapshotName>,
+    /// New description; null keeps the present one.
+    #[serde(default)]
+    pub message: Option<String>,
+}
+
+impl SnapshotRename {
+    pub fn check(&self) -> Result<(), String> {
+        match (&self.name, &self.message) {
+            (None, None) => Err("a snapshot to rename without a new name or a new description".to_owned()),
+            (_, Some(message)) => check_message(message),
+            (Some(_), None) => Ok(()),
+        }
+    }
 }
 
 /// Output of `snapshot take`. The daemon answers once the snapshot is sealed.

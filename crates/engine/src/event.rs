@@ -39,6 +39,8 @@ pub enum EventKind {
     Discard,
     /// Everything written to nonpersistent disks is gone.
     Reset,
+    /// A snapshot has another name or description.
+    Rename,
     /// An entry of the bin is part of the VM again.
     Restore,
     /// Entries of the bin are gone.

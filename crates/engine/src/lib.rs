@@ -35,7 +35,7 @@ pub use machine::{Machine, RunningDisk};
 pub use mirror::Mirror;
 pub use operations::{
     CommitPreview, CommitWhat, DefragmentOutcome, DefragmentRequest, DiffRequest, Differences, DiskLayers,
-    Loss, SpaceUsage,
+    Loss, Rename, SpaceUsage,
 };
 pub use options::{Defect, Defects, FoldOptions, Options, SpacePolicy};
 pub use redo::{Disk, Vm, unwritten_bytes};

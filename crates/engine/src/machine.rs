@@ -14,7 +14,8 @@ use crate::event::{Event, Listener};
 use crate::job::Job;
 use crate::native::NativeVm;
 use crate::operations::{
-    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, Rename,
+    SpaceUsage,
 };
 use crate::redo::Vm;
 use crate::stats::{DiskStats, LayerCounters};
@@ -158,6 +159,9 @@ pub trait Machine {
 
     /// Throws away a snapshot's name and everything written since the snapshot; with `keep` both go to the bin.
     fn discard(self: Rc<Self>, wanted: &str, keep: bool) -> Local<'_, Result<Loss>>;
+
+    /// Gives a snapshot another name or description. The change is durable when this resolves.
+    fn rename<'a>(self: Rc<Self>, wanted: &'a str, label: &'a Rename) -> Local<'a, Result<SnapshotState>>;
 
     /// Returns what a reset would throw away.
     fn reset_preview(&self) -> Local<'_, Result<Loss>>;
@@ -346,6 +350,7 @@ macro_rules! implement_machine {
                 commit(what: &'a CommitWhat) -> Rc<Job>;
                 revert(wanted: Option<&'a str>, take_first: Option<&'a str>, keep: bool) -> SnapshotState;
                 discard(wanted: &'a str, keep: bool) -> Loss;
+                rename(wanted: &'a str, label: &'a Rename) -> SnapshotState;
                 add_disk(wanted: &'a NewDisk) -> DiskState;
             }
             boxed! { $vm, 'static:

@@ -47,6 +47,15 @@ impl DefragmentOutcome {
     }
 }
 
+/// What changes of a snapshot that people read; None leaves it as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rename {
+    /// The new name.
+    pub name: Option<String>,
+    /// The new description.
+    pub description: Option<String>,
+}
+
 /// Preview of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitPreview {

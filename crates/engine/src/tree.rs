@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use blk::manifest::{BinnedState, Change, FoldState, LayerName, SnapshotState, VmState};
 use blk::{Env, Error, Result};
 
+use crate::operations::Rename;
+
 /// Longest snapshot name and description, in bytes. VMware's own tools show a name of this length in full.
 pub const NAME_BYTES_MAX: usize = 80;
 /// Longest description of a snapshot that is written, in bytes.
@@ -113,6 +115,36 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
         return Err(Error::new(blk::ErrorKind::Exists, &state.name, cause));
     }
     Ok(())
+}
+
+/// Returns the state in which a snapshot has another name or description, and the snapshot before and after. A snapshot keeps its own name
+/// if it gets only another description.
+///
+/// # Errors
+/// `NotFound`; `Invalid` or `Exists` for the name.
+pub fn renamed(
+    state: &VmState,
+    wanted: &str,
+    label: &Rename,
+) -> Result<(VmState, SnapshotState, SnapshotState)> {
+    let before = find(state, wanted)?.clone();
+    let mut after = before.clone();
+    after.name = label.name.clone().unwrap_or(after.name);
+    after.description = label.description.clone().unwrap_or(after.description);
+    let mut next = state.clone();
+    next.snapshots.retain(|snapshot| snapshot.id != before.id);
+    check_name(&next, &after.name, &after.description)?;
+    next.snapshots.clone_from(&state.snapshots);
+    next.snapshots.iter_mut().filter(|snapshot| snapshot.id == before.id).for_each(|s| *s = after.clone());
+    Ok((next, before, after))
+}
+
+/// Returns what a renaming did, for its event.
+pub fn renaming(before: &SnapshotState, after: &SnapshotState) -> String {
+    match before.name == after.name {
+        true => "another description".to_owned(),
+        false => format!("its name was {}", before.name),
+    }
 }
 
 /// Returns `wanted`, with a number if a snapshot has that name already.

@@ -12,6 +12,7 @@ use super::disk::Disk;
 use super::link::Link;
 use super::vm::{Vm, nothing_changed};
 use crate::event::{DiskTimes, Event, EventKind};
+use crate::operations::Rename;
 use crate::options::Defect;
 use crate::tree;
 
@@ -83,6 +84,19 @@ impl Vm {
             message: format!("sealed after {} us", (self.env.now_ns() - began_ns) / 1000),
         });
         Ok(snapshot)
+    }
+
+    /// Gives a snapshot another name or description. Its content, its deltas and its clients stay as they are.
+    pub async fn rename(self: &Rc<Self>, wanted: &str, label: &Rename) -> Result<SnapshotState> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let (next, before, after) = tree::renamed(&self.state.borrow(), wanted, label)?;
+        if before != after {
+            self.publish(Change { next, ..Change::default() }).await?;
+            let said = tree::renaming(&before, &after);
+            self.activity.note(EventKind::Rename, &after.name, &said);
+        }
+        Ok(after)
     }
 
     fn plan_take(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {

@@ -86,6 +86,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     put("/vms/{vm}/disks/{number}/mode", "vm disk set", Admin, Vm),
     get("/vms/{vm}/snapshots", "snapshot tree", Viewer, Vm),
     post("/vms/{vm}/snapshots", "snapshot take", Operator, Vm),
+    post("/vms/{vm}/snapshots/rename", "snapshot rename", Operator, Vm),
     post("/vms/{vm}/diff", "snapshot diff", Viewer, Vm),
     post("/vms/{vm}/commit", "snapshot commit", Admin, Vm),
     post("/vms/{vm}/commit/preview", "snapshot commit preview", Viewer, Vm),

@@ -26,6 +26,18 @@ pub enum SnapshotCommand {
         #[arg(long)]
         cost: bool,
     },
+    /// Give a snapshot another name, or another description
+    Rename {
+        vm: VmName,
+        /// Name the snapshot
+        snapshot: SnapshotRef,
+        /// Set this name
+        #[arg(value_name = "NEW", required_unless_present = "message")]
+        name: Option<SnapshotName>,
+        /// Set this description
+        #[arg(short, long, value_name = "TEXT")]
+        message: Option<String>,
+    },
     /// Print the ranges of the disks that differ between two states (for an incremental backup)
     Diff {
         vm: VmName,

@@ -5,7 +5,7 @@ use api::error::{Error, Result};
 use api::name::{self, SnapshotRef};
 use api::output::{Output, fields};
 use api::units::{format_bytes, format_us};
-use api::{CommitTarget, Discard, SnapshotTake, SnapshotTaken, SnapshotTree, VmCost};
+use api::{CommitTarget, Discard, SnapshotRename, SnapshotTake, SnapshotTaken, SnapshotTree, VmCost};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
@@ -30,6 +30,18 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
             let since = oldest.unwrap_or(until).min(until - SignedDuration::from_secs(1));
             let cost = client.vm_cost(vm, since, until).await?;
             output.result(&TreeAndCost { tree, cost }, |both| tree::draw(&both.tree, Some(&both.cost)))
+        }
+        SnapshotCommand::Rename { vm, snapshot, name, message } => {
+            let (snapshot, name, message) = (snapshot.clone(), name.clone(), message.clone());
+            let request = SnapshotRename { snapshot, name, message };
+            request.check().map_err(Error::invalid)?;
+            output.result(&client.snapshot_rename(vm, &request).await?, |snapshot| {
+                let message = if snapshot.message.is_empty() { "none" } else { &snapshot.message };
+                fields(&[
+                    ("snapshot", format!("{vm}@{}", snapshot.name)),
+                    ("description", message.to_owned()),
+                ])
+            })
         }
         SnapshotCommand::Diff { vm, from, to } => {
             difference::run(vm, from, to.as_ref(), client, output).await

@@ -8,6 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 /// Difference between the time of a snapshot and that of the event of its take.
 const SAME_TAKE: SignedDuration = SignedDuration::from_secs(60);
 
+/// The same where the snapshot has another name by now.
+const SAME_NAME_CHANGED: SignedDuration = SignedDuration::from_secs(2);
+
 /// The life of a snapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Life {
@@ -99,10 +102,21 @@ pub(crate) fn lives(events: &[Event], tree: &[(String, Timestamp)]) -> Vec<Life>
     let Lives { mut all, there } = lives;
     let mut is_there = vec![false; all.len()];
     for (name, created) in tree {
-        let same =
-            |life: &Life| life.taken.is_some_and(|taken| taken.duration_since(*created).abs() <= SAME_TAKE);
-        match there.get(name).filter(|&&at| same(&all[at])) {
-            Some(&at) => is_there[at] = true,
+        let apart = |life: &Life| life.taken.map(|taken| taken.duration_since(*created).abs());
+        let is_same = |at: &usize| apart(&all[*at]).is_some_and(|apart| apart <= SAME_TAKE);
+        // It may have been renamed since.
+        let renamed = || {
+            let others =
+                there.values().filter(|&&at| apart(&all[at]).is_some_and(|apart| apart <= SAME_NAME_CHANGED));
+            others
+                .copied()
+                .find(|at| !is_there[*at] && !tree.iter().any(|(other, _)| *other == all[*at].name))
+        };
+        match there.get(name).copied().filter(is_same).or_else(renamed) {
+            Some(at) => {
+                is_there[at] = true;
+                all[at].name.clone_from(name);
+            }
             None => {
                 all.push(Life::taken(name, Some(*created), 0));
                 is_there.push(true);
@@ -185,6 +199,9 @@ mod tests {
         let events = [event(0, Operation::Take, "a")];
         let found = lives(&events, &[("a".to_owned(), at(1))]);
         assert_eq!((found.len(), found[0].take_stun_us), (1, 100));
+        // It was renamed.
+        let found = lives(&events, &[("b".to_owned(), at(0))]);
+        assert_eq!((found.len(), found[0].name.as_str(), found[0].take_stun_us), (1, "b", 100));
         // The event is of an earlier snapshot with the name.
         let found = lives(&events, &[("a".to_owned(), at(5000))]);
         assert_eq!((found.len(), found[0].taken), (1, Some(at(5000))));

@@ -6,8 +6,8 @@ use api::error::{Error, Result};
 use api::{
     AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
     Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset,
-    Revert, SharedWriters, SnapshotDir, SnapshotTake, TokenCreate, VmClone, VmCreate, VmDefragment, VmImport,
-    VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
+    Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate, VmClone, VmCreate,
+    VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -141,6 +141,12 @@ impl Request for SnapshotTake {
     }
 }
 
+impl Request for SnapshotRename {
+    fn check(&self) -> std::result::Result<(), String> {
+        SnapshotRename::check(self)
+    }
+}
+
 impl Request for Policy {
     fn check(&self) -> std::result::Result<(), String> {
         Policy::check(self)
@@ -185,7 +191,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 30] = [
+pub const ROUTES: [(&str, Accept); 31] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -216,6 +222,8 @@ pub const ROUTES: [(&str, Accept); 30] = [
     ("POST /alarms/mutes", again::<AlarmMute>),
     ("PUT /alarms/rules", again::<AlarmThreshold>),
     ("POST /config", again::<Config>),
+    // Its byte is that after `~`.
+    ("POST /vms/{vm}/snapshots/rename", again::<SnapshotRename>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

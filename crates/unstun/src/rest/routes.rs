@@ -246,6 +246,10 @@ fn snapshots() -> Router<Core> {
                 },
             )))),
         )
+        .route(
+            "/vms/{vm}/snapshots/rename",
+            post(vm(async |d, vm, Body(of)| d.snapshot_rename(&vm, of).await)),
+        )
         .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
         .route(
             "/vms/{vm}/commit",

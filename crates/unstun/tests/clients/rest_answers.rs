@@ -125,6 +125,8 @@ fn of_snapshots(client: &Client, datastore: &Datastore) {
         client.post("/vms/web/snapshots", json!({"name": name}));
         run_script(&datastore.uri("web/disk0"), &[format!("write -P {} 0 1M", name.len())]);
     }
+    client.post("/vms/web/snapshots/rename", json!({"snapshot": "b", "name": "c", "message": "renamed"}));
+    client.post("/vms/web/snapshots/rename", json!({"snapshot": "c", "name": "b"}));
     client.get("/vms/web/snapshots");
     client.post("/vms/web/diff", json!({"disk": 0, "from": "a", "to": "b"}));
     client.post("/vms/web/clone", json!({"snapshot": "a", "name": "copy"}));

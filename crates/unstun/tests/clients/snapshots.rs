@@ -89,3 +89,48 @@ fn twelve_disks_are_taken_at_one_instant_and_committed() {
     assert_eq!(take["disks"].as_array().unwrap().len(), 12, "{take}");
     daemon.stop();
 }
+
+#[test]
+fn a_snapshot_is_renamed_under_its_guest_and_stays_what_it_is() {
+    let datastore = Datastore::new();
+    let mut daemon = datastore.start();
+    for store in ["redo", "native"] {
+        datastore.json(&format!("vm create {store} --disk 16M --store {store}"));
+        run_script(&datastore.uri(&format!("{store}/disk0")), &["write -P 1 0 1M".to_owned()]);
+        let taken = datastore.json(&format!("snapshot take {store} a"))["snapshot"].clone();
+        datastore.json(&format!("snapshot take {store} other"));
+        // A guest writes, and a reader has the sealed state open.
+        let mut nbd = Nbd::attach(&datastore.nbd_socket(), &format!("{store}/disk0")).unwrap();
+        let mut sealed = Nbd::attach(&datastore.nbd_socket(), &format!("{store}/disk0@a")).unwrap();
+        let renamed = datastore.json(&format!("snapshot rename {store} a before-2.0 --message why"));
+        assert_eq!(
+            (&renamed["id"], &renamed["name"], &renamed["message"], &renamed["created_by"]),
+            (&taken["id"], &"before-2.0".into(), &"why".into(), &taken["created_by"])
+        );
+        assert_eq!(nbd.write(0, &[2; 4096]).unwrap(), 0);
+        assert_eq!(sealed.read(0, 4096).unwrap(), [1; 4096]);
+        nbd.flush().unwrap();
+        drop((nbd, sealed));
+        let (code, said) = datastore.fails(&format!("snapshot rename {store} before-2.0 other"));
+        assert!(code == 3 && said.contains("exists"), "{code}: {said}");
+        let (code, said) = datastore.fails(&format!("snapshot rename {store} a b"));
+        assert!(code == 4 && said.contains("before-2.0"), "{code}: {said}");
+        // Another description alone.
+        datastore.json(&format!("snapshot rename {store} before-2.0 --message because"));
+        daemon.kill();
+        daemon = datastore.start();
+        let tree = datastore.json(&format!("snapshot tree {store}"));
+        let shown = &tree["snapshots"][0];
+        assert_eq!((&shown["name"], &shown["message"]), (&"before-2.0".into(), &"because".into()));
+        let mut sealed = Nbd::attach(&datastore.nbd_socket(), &format!("{store}/disk0@before-2.0")).unwrap();
+        assert_eq!(sealed.read(0, 4096).unwrap(), [1; 4096]);
+        drop(sealed);
+        let events = datastore.json(&format!("events {store}"));
+        let of_renames = events.as_array().unwrap().iter().filter(|event| event["operation"] == "rename");
+        assert_eq!(of_renames.count(), 2);
+        datastore.json(&format!("snapshot revert {store} before-2.0 --yes"));
+    }
+    let vmsd = std::fs::read_to_string(datastore.path().join("redo/redo.vmsd")).unwrap();
+    assert!(vmsd.contains("displayName = \"before-2.0\"") && vmsd.contains("because"), "{vmsd}");
+    daemon.stop();
+}

@@ -82,6 +82,9 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("VmCreate", &create);
     actual.add("DiskCreate", &create.disks[0]);
     actual.add("SnapshotTake", &take);
+    let rename = SnapshotRename { snapshot: (&take.name).into(), name: None, message: Some("a".to_owned()) };
+    assert_eq!(client.snapshot_rename(&name, &rename).await.unwrap().message, "a");
+    actual.add("SnapshotRename", &rename);
     actual.add("SnapshotTaken", &taken);
     actual.add("SnapshotTree", &tree);
     actual.add("Snapshot", &tree.snapshots[0]);

@@ -6,7 +6,7 @@ use blk::manifest::{DiskMode, NewDisk};
 use blk::volume::Volume;
 use blk::{Buf, Env, Local, SECTOR};
 use crash::home;
-use engine::{CommitWhat, Disk, JobState, Vm};
+use engine::{CommitWhat, Disk, JobState, Rename, Vm};
 use vmdk::home::Home;
 
 pub(super) struct Harness {
@@ -68,6 +68,7 @@ pub(super) const OPERATIONS: &[Operation] = operations![
     "a disk less, with its files": |s, _| Box::pin(async { said(s.vm.remove_disk(2, true).await) }),
     "a larger disk": |s, _| Box::pin(async { said(s.vm.grow_disk(2, 2 * DISK_BYTES).await) }),
     "another mode": |s, _| Box::pin(async { said(s.vm.set_mode(2, DiskMode::Persistent).await) }),
+    "another name": |s, _| Box::pin(rename(s)),
     "a clean stop": |s, _| Box::pin(async { said(s.vm.close().await) }),
     "a start": |_, env| Box::pin(async { super::open(env).await.map(drop) }),
 ];
@@ -91,6 +92,13 @@ pub(super) fn again(operation: &Operation) -> Act {
         },
         _ => operation.act,
     }
+}
+
+/// Renames the latest snapshot, which has its new name already where this is repeated.
+async fn rename(s: &Harness) -> Result<(), String> {
+    let wanted = if has(s, "e") { "e" } else { "renamed" };
+    let rename = Rename { name: Some("renamed".to_owned()), description: Some("kept".to_owned()) };
+    said(s.vm.rename(wanted, &rename).await)
 }
 
 fn has(harness: &Harness, snapshot: &str) -> bool {

@@ -19,7 +19,8 @@ use crate::event::{Event, Listener};
 use crate::job::Job;
 use crate::machine::{Attached, Machine, RunningDisk, borrowing_operations};
 use crate::operations::{
-    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, SpaceUsage,
+    CommitPreview, CommitWhat, DefragmentRequest, DiffRequest, Differences, DiskLayers, Loss, Rename,
+    SpaceUsage,
 };
 use crate::stats::{DiskStats, LayerCounters};
 
@@ -273,6 +274,10 @@ impl Machine for RemoteVm {
     }
 
     fn discard(self: Rc<Self>, _wanted: &str, _keep: bool) -> Local<'_, Result<Loss>> {
+        self.refused()
+    }
+
+    fn rename<'a>(self: Rc<Self>, _wanted: &'a str, _label: &'a Rename) -> Local<'a, Result<SnapshotState>> {
         self.refused()
     }
 

@@ -7,6 +7,7 @@ use super::NativeVm;
 use super::items::{KeptSlot, layer_name, node_of, put_snapshot};
 use super::registry::freeze;
 use crate::event::{DiskTimes, Event, EventKind};
+use crate::operations::Rename;
 use crate::options::Defect;
 use crate::tree;
 
@@ -61,6 +62,22 @@ impl NativeVm {
             ..event
         });
         Ok(snapshot)
+    }
+
+    /// Gives a snapshot another name or description.
+    pub async fn rename(&self, wanted: &str, label: &Rename) -> Result<SnapshotState> {
+        let _turn = self.operations.lock().await;
+        self.refuse_when_closed()?;
+        let (next, before, after) = tree::renamed(&self.state.borrow(), wanted, label)?;
+        if before == after {
+            return Ok(after);
+        }
+        let slots = self.slots.borrow().get(&after.id).cloned().unwrap_or_default();
+        self.change(self.head(), vec![put_snapshot(next.id, &after, &slots)])?;
+        self.state.borrow_mut().snapshots = next.snapshots;
+        self.store.flush().await?;
+        self.activity.note(EventKind::Rename, &after.name, &tree::renaming(&before, &after));
+        Ok(after)
     }
 
     fn persistent(&self) -> Vec<DiskState> {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState};
-use engine::{CommitPreview, CommitWhat, GenerationChange, Loss};
+use engine::{CommitPreview, CommitWhat, GenerationChange, Loss, Rename};
 
 use crate::daemon::cores::vm_handle::VmHandle;
 use crate::daemon::running::vm::RunningVm;
@@ -52,6 +52,11 @@ impl VmHandle {
             vm.revert(wanted.as_deref(), first.as_deref(), keep).await
         })
         .await
+    }
+
+    pub(crate) async fn rename(&self, wanted: &str, rename: Rename) -> blk::Result<SnapshotState> {
+        let wanted = wanted.to_owned();
+        self.on_machine(async move |vm| vm.rename(&wanted, &rename).await).await
     }
 
     pub(crate) async fn discard(&self, wanted: &str, keep: bool) -> blk::Result<Loss> {

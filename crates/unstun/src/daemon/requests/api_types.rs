@@ -47,6 +47,7 @@ pub(crate) fn operation(kind: EventKind) -> api::Operation {
         EventKind::Revert => api::Operation::Revert,
         EventKind::Discard => api::Operation::Discard,
         EventKind::Reset => api::Operation::Reset,
+        EventKind::Rename => api::Operation::Rename,
         EventKind::Restore => api::Operation::Restore,
         EventKind::BinEmptied => api::Operation::BinEmptied,
         EventKind::Defragment => api::Operation::Defragment,

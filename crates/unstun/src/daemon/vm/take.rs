@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
+use engine::Rename;
 use tracing::warn;
 
 use crate::daemon::defect::Defect;
@@ -23,6 +24,23 @@ impl Daemon {
     ) -> Result<api::SnapshotTaken> {
         let entry = self.entry_to_change(vm.as_str())?;
         self.take_and_show(&entry, request, entry.labels.begin_take(label)).await
+    }
+
+    /// Gives a snapshot another name or description.
+    pub(crate) async fn snapshot_rename(
+        &self,
+        vm: &VmName,
+        request: api::SnapshotRename,
+    ) -> Result<api::Snapshot> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let rename = Rename { name: request.name.map(|name| name.to_string()), description: request.message };
+        let wanted = request.snapshot.as_str();
+        let rename = async || Ok(entry.running.rename(wanted, rename.clone()).await?);
+        let renamed = self.with_bin(&entry.datastore, rename).await?;
+        let tree = self.snapshot_tree(vm).await?;
+        let id = api_types::id(renamed.id);
+        let gone = || Error::failed(format!("VM {vm}: snapshot {} is removed by now", renamed.name));
+        tree.snapshots.into_iter().find(|snapshot| snapshot.id == id).ok_or_else(gone)
     }
 
     pub(crate) async fn take_and_show(
