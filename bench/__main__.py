@@ -18,6 +18,7 @@ from bench.rows import (
     native,
     peers,
     polls,
+    recorder,
     serving,
     snapshot,
     stalls,
@@ -39,6 +40,7 @@ ROWS = {
     "polls": polls,
     "cores": cores,
     "stalls": stalls,
+    "recorder": recorder,
     "lab": lab,
 }
 GIB = 1 << 30
@@ -92,7 +94,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):
