@@ -13,6 +13,7 @@ mod overview;
 mod page;
 mod policies;
 mod shown;
+mod tokens;
 mod tree;
 mod vm;
 
@@ -68,6 +69,9 @@ pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
         .route("/policies/create", post(policies::create))
         .route("/policies/{name}/apply", post(policies::apply))
         .route("/policies/{name}/switch", post(policies::switch))
+        .route("/access", get(access_page))
+        .route("/access/create", post(tokens::create))
+        .route("/access/{name}/revoke", post(tokens::revoke))
         .route("/live", get(live))
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
@@ -237,6 +241,15 @@ async fn policies_page(
     match known {
         Ok(all) => show(&access, &browser, "Policies", &policies::page(&all, &browser.session)),
         Err(error) => fault(&browser, "Policies", &error),
+    }
+}
+
+async fn access_page(State(access): State<Arc<Access>>, Extension(browser): Extension<Browser>) -> Response {
+    match tokens::known(&access, &browser.session).await {
+        Ok((all, entries)) => {
+            show(&access, &browser, "Access", &tokens::page(&all, &entries, &browser.session))
+        }
+        Err(error) => fault(&browser, "Access", &error),
     }
 }
 

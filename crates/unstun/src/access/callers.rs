@@ -61,6 +61,11 @@ impl Caller {
         self.expires.is_some_and(|expires| expires <= now)
     }
 
+    /// Returns whether the caller may do everything.
+    pub(crate) fn is_unlimited_admin(&self) -> bool {
+        self.role == Role::Admin && !self.is_limited()
+    }
+
     /// Returns whether the caller is limited to some VMs.
     pub(crate) fn is_limited(&self) -> bool {
         !self.vms.is_empty()

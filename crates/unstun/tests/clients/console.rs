@@ -147,6 +147,53 @@ fn policies_are_created_applied_and_disabled_and_alarms_acknowledged() {
 }
 
 #[test]
+fn tokens_are_created_and_revoked_and_the_audit_is_for_administrators() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    browser.click("a[href='/access']");
+    browser.at("/access");
+    browser.sees("There is no token.");
+    let field = |name: &str| format!("form[action='/access/create'] input[name={name}]");
+    browser.fill(&field("name"), "ci");
+    browser.fill(&field("days"), "soon");
+    browser.click("form[action='/access/create'] button");
+    browser.sees("expected a number");
+    for (name, value) in [("name", "ci"), ("days", "30"), ("vms", "web*")] {
+        browser.fill(&field(name), value);
+    }
+    browser.eval("document.querySelector('form[action=\"/access/create\"] select').value = 'viewer'");
+    browser.click("form[action='/access/create'] button");
+    browser.sees("The secret of token ci is shown only here: ");
+    let said = browser.text();
+    let secret =
+        said.split("shown only here: ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let token = datastore.json("token list")[0].clone();
+    assert_eq!((&token["role"], &token["vms"]), (&"viewer".into(), &json!(["web*"])));
+    // The secret is nowhere else.
+    let audit = datastore.json("audit").to_string();
+    assert!(audit.contains("token create") && !audit.contains(&secret), "{audit}");
+    // Its user is no administrator.
+    browser.click("header form button");
+    browser.at("/login");
+    browser.fill("input[name=token]", &secret);
+    browser.click("form button");
+    browser.at("/");
+    assert_eq!(browser.eval("document.querySelectorAll('a[href=\"/access\"]').length"), 0);
+    browser.go(&format!("{}/access", web(&datastore)), "/access");
+    browser.sees("needs role admin");
+    browser.go(&link(&datastore, ""), "/");
+    browser.click("a[href='/access']");
+    browser.at("/access");
+    browser.sees("token create");
+    browser.click("form[action='/access/ci/revoke'] button");
+    browser.sees("Token ci is revoked.");
+    assert_eq!(datastore.json("token list"), json!([]));
+    daemon.stop();
+}
+
+#[test]
 fn a_page_of_a_daemon_that_was_killed_leads_to_the_login() {
     let datastore = Datastore::new();
     let daemon = datastore.start_as(&["--web", "127.0.0.1:0"]);
@@ -245,6 +292,7 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("alarms", "/alarms"),
         ("policies", "/policies"),
         ("bin", "/bin"),
+        ("access", "/access"),
         ("login", "/login"),
     ];
     for (name, path) in pages {
@@ -285,9 +333,18 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
     let mut browser = browser(&datastore);
     browser.go(&link(&datastore, ""), "/");
     let base = web(&datastore);
-    for path in
-        ["/", "/vms/web", "/vms/web/cost", "/activity", "/alarms", "/policies", "/bin", "/login", "/vms/none"]
-    {
+    for path in [
+        "/",
+        "/vms/web",
+        "/vms/web/cost",
+        "/activity",
+        "/alarms",
+        "/policies",
+        "/bin",
+        "/access",
+        "/login",
+        "/vms/none",
+    ] {
         for theme in ["light", "dark"] {
             browser.look(1280, theme);
             browser.go(&format!("{base}{path}"), path);
