@@ -20,8 +20,9 @@ const SOCKET_MODE: u32 = 0o660;
 const BACKLOG: i32 = 1024;
 /// `sun_path` is 108 bytes with its final zero (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
-/// How long the ring of a killed process may exist before its socket counts as served.
-const DEATH_WAIT: Duration = Duration::from_secs(3);
+/// How long the ring of a killed process may exist before its socket counts as served. On a machine whose processors are all
+/// busy, the kernel removes a ring seconds after its process. A live server answers at once.
+const DEATH_WAIT: Duration = Duration::from_secs(20);
 /// A peer that vanished silently is detected after 60 + 4 x 15 = 120 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
