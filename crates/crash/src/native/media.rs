@@ -9,7 +9,7 @@ use engine::native::layout::{BLOCK, HEADER_BLOCKS};
 use engine::native::superblock::{SLOT_BLOCKS, Superblock};
 use sim::{SimWorld, View};
 
-use super::harness::{FILE, Harness};
+use super::harness::{FILE, Harness, open_file};
 use super::model::{Existence, ExpectedDisk, NativeRun};
 use super::plan::Plan;
 use crate::watch::print;
@@ -38,6 +38,14 @@ fn unreadable_pages(world: &SimWorld, plan: &Plan) -> (usize, usize) {
     )
 }
 
+/// Returns whether a slot holds no superblock, because its write was cut. Beside a page of the journal that cannot be read the
+/// other slot does not count (docs/formats/native.md): both may have been written when the power went, or the slot may have
+/// been damaged later.
+async fn has_torn_superblock(env: &Env) -> bool {
+    let Ok(file) = open_file(env).await else { return false };
+    Superblock::read(&file).await.is_ok_and(|slots| slots.other.is_some())
+}
+
 /// Opens the store. The opening may be refused, or the store be read-only, if one fault does not explain what cannot be
 /// read. The store must open once everything can be read again.
 pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result<Rc<Harness>, String> {
@@ -63,7 +71,8 @@ pub(super) async fn open_anyway(env: &Env, run: &NativeRun, boot: u64) -> Result
         }
     }
     let Some(cause) = refused else { return opened.map_err(|e| format!("opening the store: {e}")) };
-    if !superblock_lost && pages < 2 && pages + superblocks < 2 {
+    let one_fault = !superblock_lost && pages < 2 && pages + superblocks < 2;
+    if one_fault && !(pages == 1 && has_torn_superblock(env).await) {
         return Err(format!(
             "opening the store, of which {superblocks} superblocks and {pages} journal pages cannot be read: {cause}"
         ));
