@@ -112,7 +112,9 @@ impl Recorder {
 
     fn thread(&self) -> Result<&Thread> {
         self.thread.as_ref().ok_or_else(|| {
-            Error::refused("nothing is recorded: the daemon was started with --no-recorder".to_owned())
+            Error::refused(
+                "nothing is recorded: the daemon was started with --no-recorder, or its log says why",
+            )
         })
     }
 
@@ -212,15 +214,17 @@ impl Recorder {
             if !is_due(last) {
                 looker.unsettled.insert(vm.clone(), (last, last));
             }
-            if let Err(e) = self.write_ended(&vm, now).await {
-                warn!("the costs of snapshots of VM {vm} that have ended are not on file: {e}");
+            if !self.write_ended(&vm, now).await {
+                looker.unsettled.insert(vm, (now, last));
             }
         }
     }
 
-    async fn write_ended(&self, vm: &VmName, now: i64) -> Result<()> {
-        // It may have been removed.
-        let Ok(known) = self.known(vm).await else { return Ok(()) };
+    /// Has the costs of a VM written, without waiting for the files. Returns false if they are too slow to take more work.
+    async fn write_ended(&self, vm: &VmName, now: i64) -> bool {
+        // The VM may have been removed.
+        let (Ok(known), Ok(thread)) = (self.known(vm).await, self.thread()) else { return true };
+        let vm = vm.clone();
         let work = move |files: &mut Files| {
             let name = series_of_vm(known.id);
             let folder = files.folder_of(&name);
@@ -234,7 +238,11 @@ impl Recorder {
                 cost::of_lives(&lives, now, &mut |spans| sums(files, &name, known.store_series(), spans))?;
             ledger::append(&folder, &costs)
         };
-        self.thread()?.ask(work).await
+        thread.send(move |files| {
+            if let Err(e) = work(files) {
+                warn!("the costs of snapshots of VM {vm} that have ended are not on file: {e}");
+            }
+        })
     }
 
     async fn known(&self, vm: &VmName) -> Result<RecordedVm> {
@@ -398,7 +406,12 @@ impl Looker {
     /// Returns the series and the seconds of new operations.
     fn operations(&mut self) -> Vec<(String, i64)> {
         let Some(new) = self.feed.after(self.position) else {
+            // Some events are not known any more: they may have been of any VM.
             self.position = self.feed.end();
+            let second = Timestamp::now().as_second();
+            for vm in self.names.keys() {
+                self.unsettled.entry(vm.clone()).or_insert((second, second)).1 = second;
+            }
             return Vec::new();
         };
         self.position = new.last().map_or(self.position, |(position, _)| *position);

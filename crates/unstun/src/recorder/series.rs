@@ -109,7 +109,7 @@ impl Filling {
         self.write()
     }
 
-    /// Calls `observed` with the slots from `from` to before `until`, and then `found` with the rows in them.
+    /// Calls `found` with each slot between two times, without a row, and with each row in it.
     fn read(
         &self,
         from_s: i64,

@@ -1,6 +1,6 @@
 //! The thread that has the record's files: neither a guest nor an answer of the API waits for their file system.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +15,7 @@ use super::series::Series;
 /// Maximum number of messages that wait: half a minute's looks, and requests. More are left out.
 const MESSAGES_MAX: usize = 64;
 /// Time for which an answer waits for the files. A datastore that hangs must not hang a page.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Minimum time between two warnings.
 const WARNING_INTERVAL: Duration = Duration::from_secs(600);
 /// Age from which on the record of a VM that is not served is removed: a month more than the record reaches back.
@@ -39,6 +39,8 @@ pub(super) struct Thread(SyncSender<Work>);
 pub(super) struct Files {
     folder: PathBuf,
     series: BTreeMap<String, Series>,
+    /// Series of the last look.
+    present: BTreeSet<String>,
     warned: Option<Instant>,
 }
 
@@ -90,6 +92,7 @@ impl Files {
     }
 
     pub(super) fn add(&mut self, looked: &Looked) {
+        self.present = looked.series.iter().map(|(name, _)| name.clone()).collect();
         for (name, disks) in &looked.series {
             let written = self.series(name).add(looked.second, disks);
             self.warn_of(name, written);
@@ -111,14 +114,23 @@ impl Files {
 
     /// Writes what is not on file yet.
     pub(super) fn close(&mut self) {
-        for (name, mut series) in std::mem::take(&mut self.series) {
-            let written = series.close();
-            self.warn_of(&name, written);
+        self.present.clear();
+        self.close_absent();
+    }
+
+    /// Closes the series of VMs and stores that are not open any more.
+    fn close_absent(&mut self) {
+        let absent: Vec<_> =
+            self.series.keys().filter(|name| !self.present.contains(*name)).cloned().collect();
+        for name in absent {
+            let closed = self.series.remove(&name).map_or(Ok(()), |mut series| series.close());
+            self.warn_of(&name, closed);
         }
     }
 
     /// Removes the records of VMs that have long been removed.
-    fn remove_unused(&self) -> std::io::Result<()> {
+    fn remove_unused(&mut self) -> std::io::Result<()> {
+        self.close_absent();
         for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
             let is_open = entry.file_name().to_str().is_none_or(|name| self.series.contains_key(name));
@@ -147,7 +159,7 @@ fn is_unused(folder: &Path) -> std::io::Result<bool> {
 }
 
 fn work_off(folder: PathBuf, inbox: &Receiver<Work>) {
-    let mut files = Files { folder, series: BTreeMap::new(), warned: None };
+    let mut files = Files { folder, series: BTreeMap::new(), present: BTreeSet::new(), warned: None };
     // Not at once: the VMs are being opened.
     let mut looked = Instant::now();
     for work in inbox {
@@ -168,12 +180,22 @@ mod tests {
     #[test]
     fn the_record_of_a_vm_that_is_gone_for_two_months_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = Files { folder: folder.path().to_path_buf(), series: BTreeMap::new(), warned: None };
-        files.add(&Looked { second: 1000, series: vec![("vm-1".to_owned(), Vec::new())] });
+        let root = folder.path().to_path_buf();
+        let mut files =
+            Files { folder: root, series: BTreeMap::new(), present: BTreeSet::new(), warned: None };
+        // The second VM was open, and is removed while the daemon runs.
+        for name in ["vm-2", "vm-1"] {
+            files.add(&Looked { second: 1000, series: vec![(name.to_owned(), Vec::new())] });
+        }
+        files.series.get_mut("vm-2").unwrap().close().unwrap();
         for (name, age_s) in [("vm-1", UNUSED_S + 10), ("vm-2", UNUSED_S + 10), ("vm-3", UNUSED_S - 10_000)] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-            let file = std::fs::File::create(folder.path().join(name).join("1s.000001.0")).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+            let own = folder.path().join(name);
+            std::fs::create_dir_all(&own).unwrap();
+            std::fs::write(own.join("1s.000001.0"), "").unwrap();
+            for file in std::fs::read_dir(own).unwrap() {
+                let file = std::fs::OpenOptions::new().write(true).open(file.unwrap().path()).unwrap();
+                file.set_modified(SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+            }
         }
         files.remove_unused().unwrap();
         let kept = ["vm-1", "vm-2", "vm-3"].map(|name| folder.path().join(name).exists());

@@ -63,9 +63,8 @@ pub(super) struct Tier {
 
 impl Segment {
     fn name(&self, spec: &Spec) -> String {
-        let full = if self.is_full { "." } else { "" };
-        let ending = if self.is_full { FULL } else { "" };
-        format!("{}.{:06}.{}{full}{ending}", spec.name, self.number, self.begin)
+        let name = format!("{}.{:06}.{}", spec.name, self.number, self.begin);
+        if self.is_full { format!("{name}.{FULL}") } else { name }
     }
 
     fn parse(name: &str, spec: &Spec) -> Option<Segment> {
