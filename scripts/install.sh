@@ -40,6 +40,9 @@ install -D -m 644 "$generated/completions/unstun.fish" "$destdir$share/fish/vend
 install -D -m 644 "$generated/unstun.service" "$destdir$unitdir/unstun.service"
 install -D -m 644 packaging/sysusers.conf "$destdir$prefix/lib/sysusers.d/unstun.conf"
 install -D -m 644 packaging/own-user.conf "$destdir$share/doc/unstun/own-user.conf"
+install -d "$destdir$share/doc/unstun/guides"
+install -m 644 docs/guides/*.md "$destdir$share/doc/unstun/guides/"
+install -m 644 docs/cli-json.md docs/glossary.md docs/reliability.md "$destdir$share/doc/unstun/"
 install -D -m 644 packaging/prometheus/unstun.rules.yml "$destdir$share/unstun/prometheus/unstun.rules.yml"
 install -D -m 644 packaging/grafana/unstun.json "$destdir$share/unstun/grafana/unstun.json"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs a command needs and is quiet when they are all there.
-# usage: setup.sh run|test|bench
+# usage: setup.sh run|test|bench|deb
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,10 +14,11 @@ declare -A PROGRAMS=(
         qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium
         nbdkit:nbdkit curl:curl"
 )
+PROGRAMS[deb]="${PROGRAMS[test]} mmdebstrap:mmdebstrap objdump:binutils"
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3"
 
 purpose=${1:-test}
-[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test or bench)"
+[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench or deb)"
 
 # A shell that rustup has not been sourced into.
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -64,6 +65,9 @@ download_kernel() {
     [[ -n $package ]] && download "$package"
 }
 
+# Its package would start a service.
+download_agent() { download qemu-guest-agent; }
+
 # 19 MB. Its package would start a service.
 download_prometheus() { download prometheus; }
 
@@ -104,6 +108,7 @@ unpack_axe() {
 if [[ $purpose == test ]]; then
     unpack_axe
     unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
+    unpack guest-agent download_agent './usr/sbin/qemu-ga'
     unpack prometheus download_prometheus './usr/bin/*'
     for component in rustfmt:fmt clippy:clippy; do
         cargo "${component##*:}" --version >/dev/null 2>&1 && continue

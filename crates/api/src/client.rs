@@ -26,8 +26,9 @@ use crate::{
     Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job,
     JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Recorded, Reset, Revert,
     SharedWriters, Snapshot, SnapshotDir, SnapshotRename, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmImport,
-    VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmSpace, VmSummary,
+    Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmGuest,
+    VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmRename, VmSpace,
+    VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

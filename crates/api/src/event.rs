@@ -9,6 +9,8 @@ use crate::name::VmName;
 words! {
     pub enum Operation {
         Take = "take",
+        /// Event: the guest's file systems were frozen for a take, or could not be.
+        Quiesce = "quiesce",
         CommitStart = "commit_start",
         /// Event: a commit ended. Job: the whole commit.
         Commit = "commit",
@@ -59,6 +61,9 @@ pub struct Event {
     pub snapshot: Option<String>,
     /// Time for which the VM's new guest I/O was held back, microseconds.
     pub stun_us: u64,
+    /// Time for which the guest's file systems were frozen, microseconds.
+    #[serde(default)]
+    pub frozen_us: u64,
     pub disks: Vec<EventDisk>,
     pub message: Option<String>,
 }

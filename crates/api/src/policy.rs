@@ -4,10 +4,10 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::VmGlob;
 use crate::calendar::Calendar;
 use crate::name::{PolicyName, SnapshotName, Tag, VmName};
 use crate::window::Window;
+use crate::{Quiesce, VmGlob};
 
 /// Template of the names of snapshots, if a policy has no other.
 pub const TEMPLATE_DEFAULT: &str = "{policy}-{time}";
@@ -43,6 +43,9 @@ pub struct Policy {
     pub commit_window: Vec<Window>,
     #[serde(default)]
     pub removes: Removes,
+    /// Whether the guests' file systems are frozen for its takes.
+    #[serde(default)]
+    pub quiesce: Quiesce,
     /// Whether the policy takes and removes snapshots.
     #[serde(default = "yes")]
     pub enabled: bool,

@@ -31,6 +31,7 @@ macro_rules! with_routes {
             POST "/vms/{vm}/remove/preview" =>
                 vm_remove_preview(vm: &VmName, request: &VmRemove) -> VmRemovePreview, VmRemove: request;
             POST "/vms/{vm}/clone" => vm_clone(vm: &VmName, request: &VmClone) -> Vm as 201, VmClone: request;
+            POST "/vms/{vm}/rename" => vm_rename(vm: &VmName, request: &VmRename) -> Vm, VmRename: request;
             POST "/vms/{vm}/defragment" =>
                 vm_defragment(vm: &VmName, request: &VmDefragment) -> Job as 202, VmDefragment: request;
             POST "/vms/{vm}/move" => vm_move(vm: &VmName, request: &VmMove) -> Job as 202, VmMove: request;
@@ -41,6 +42,7 @@ macro_rules! with_routes {
                 vm_set_shared_writers(vm: &VmName, shared: bool) -> Vm, SharedWriters: &SharedWriters { shared };
             PUT "/vms/{vm}/limits" => vm_set_limits(vm: &VmName, request: &VmLimits) -> Vm, VmLimits: request;
             PUT "/vms/{vm}/labels" => vm_set_labels(vm: &VmName, request: &VmLabels) -> Vm, VmLabels: request;
+            PUT "/vms/{vm}/guest" => vm_set_guest(vm: &VmName, request: &VmGuest) -> Vm, VmGuest: request;
             PUT "/vms/{vm}/snapshot-dir" =>
                 vm_set_snapshot_dir(vm: &VmName, request: &SnapshotDir) -> Vm, SnapshotDir: request;
             POST "/vms/{vm}/reset" => vm_reset(vm: &VmName, request: &Reset) -> Loss, Reset: request;

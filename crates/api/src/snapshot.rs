@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CommitForecast, Operation, Space, Store, VmClient};
+use super::{CommitForecast, Operation, Quiesce, Quiesced, Space, Store, VmClient};
 use crate::name::{SnapshotName, SnapshotRef, VmName, check_message};
 use crate::units::format_seconds;
 
@@ -17,6 +17,9 @@ pub struct SnapshotTake {
     pub name: SnapshotName,
     #[serde(default)]
     pub message: String,
+    /// Whether the guest's file systems are frozen meanwhile.
+    #[serde(default)]
+    pub quiesce: Quiesce,
 }
 
 /// Body of `POST /vms/VM/snapshots/rename`.
@@ -48,6 +51,9 @@ pub struct SnapshotTaken {
     pub vm: VmName,
     pub snapshot: Snapshot,
     pub stun_us: u64,
+    /// What became of the request to freeze the guest's file systems; null without one.
+    #[serde(default)]
+    pub quiesced: Option<Quiesced>,
     pub space: Space,
 }
 
@@ -88,6 +94,9 @@ pub struct Snapshot {
     /// Who took it: `user NAME (uid N)`, `token NAME` or `policy NAME`; null if that is not recorded.
     #[serde(default)]
     pub created_by: Option<String>,
+    /// Whether the guest's file systems were frozen at its instant.
+    #[serde(default)]
+    pub quiesced: bool,
     /// Redo VM: bytes of the deltas written on top of the snapshot, on all its branches and disks. Native VM: bytes
     /// that only this snapshot holds.
     pub delta_bytes: u64,

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BinEntry, Disk, DiskCreate, Space, Store, VmLimits, WhenFull};
+use super::{BinEntry, Disk, DiskCreate, Space, Store, VmGuest, VmLimits, WhenFull};
 use crate::name::{DatastoreName, SnapshotRef, Tag, VmName};
 
 /// Maximum number of tags of a VM.
@@ -69,6 +69,13 @@ pub struct VmMove {
     pub store: Option<Store>,
     /// Target datastore; null keeps the present one.
     pub datastore: Option<DatastoreName>,
+}
+
+/// Body of `POST /vms/VM/rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmRename {
+    pub name: VmName,
 }
 
 /// Body of `PUT /vms/VM/snapshot-dir`.
@@ -177,6 +184,8 @@ pub struct Vm {
     pub tags: Vec<Tag>,
     #[serde(default)]
     pub note: String,
+    #[serde(default)]
+    pub guest: VmGuest,
     /// Number of requests that wait now because the VM has reached a limit.
     pub delayed_requests: u64,
     /// Generation of the content of its running disks, which is part of their exports' names in `nbd_uri`. A revert, a

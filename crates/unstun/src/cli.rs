@@ -4,6 +4,7 @@ mod alarm;
 mod bin;
 mod config;
 mod disk;
+pub mod examples;
 mod policy;
 mod snapshot;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use engine::native::FORMAT_VERSION;
 use jiff::Timestamp;
 
 use crate::alarms::deliver::CHANNELS_DIR;
+use crate::guest::GUESTS_DIR;
 use crate::log::Filter;
 use crate::memory::{CORES_MAX, MAP_CACHE_BYTES_MIN, Memory};
 use api::args::lab::LabCommand;
@@ -39,8 +41,8 @@ pub use snapshot::{
 };
 pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
-    CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, RemoveArgs,
-    SetArgs, SetLabels, SetLimits, VmCommand, VmCreateArgs,
+    AccessArg, CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff,
+    RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -111,6 +113,11 @@ pub enum Command {
     Audit(AuditArgs),
     /// Print the lines that attach a VM's disks to QEMU, libvirt or Proxmox
     Attach(AttachArgs),
+    /// Thaw the guests that a daemon left frozen when it ended (systemd runs it then)
+    ///
+    /// A snapshot with --quiesce freezes the guest's file systems for a moment. If the daemon is killed in that moment, this
+    /// command thaws them, and so does the daemon's next start.
+    Thaw(ThawArgs),
     /// Check the stores in use, or the files or the store at PATH (reads only)
     Check(CheckArgs),
     /// Repair what `check PATH` finds in VMware files (without --yes: print what would be written)
@@ -161,6 +168,9 @@ pub struct UpArgs {
     /// Deliver alarms over the channels that the files in this folder describe
     #[arg(long, value_name = "DIR", default_value = CHANNELS_DIR)]
     pub alarms_dir: PathBuf,
+    /// Freeze and thaw guests by the commands that the files in this folder name (`vm set VM --guest-agent command:NAME`)
+    #[arg(long, value_name = "DIR", default_value = GUESTS_DIR)]
+    pub guests_dir: PathBuf,
     /// Look at the daemon for alarms at this interval, such as 30s; a warning takes two looks in a row
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::parse_duration_s, hide = true)]
     pub alarms_every: u64,
@@ -322,6 +332,16 @@ pub struct AttachArgs {
     /// Reach the disks by this protocol
     #[arg(long, value_enum, default_value_t = AttachVia::Nbd)]
     pub via: AttachVia,
+}
+
+#[derive(Debug, Args)]
+pub struct ThawArgs {
+    /// Find the commands that freeze and thaw guests in this folder
+    #[arg(long, value_name = "DIR", default_value = GUESTS_DIR)]
+    pub guests_dir: PathBuf,
+    /// Try it for this time, such as 30s, for each guest
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = units::parse_duration_s)]
+    pub tries_s: u64,
 }
 
 #[derive(Debug, Args)]

@@ -67,6 +67,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/vms/{vm}/remove/preview", "vm remove preview", Viewer, Vm),
     get("/vms/{vm}/space", "space", Viewer, Vm),
     post("/vms/{vm}/clone", "vm clone", Operator, Vm),
+    post("/vms/{vm}/rename", "vm rename", Admin, Vm),
     post("/vms/{vm}/defragment", "vm defragment", Admin, Vm),
     post("/vms/{vm}/move", "vm move", Admin, Vm),
     post("/vms/{vm}/close", "vm close", Admin, Vm),
@@ -75,6 +76,8 @@ pub(crate) const RIGHTS: &[Right] = &[
     put("/vms/{vm}/shared-writers", "vm set", Admin, Vm),
     put("/vms/{vm}/limits", "vm set", Admin, Vm),
     put("/vms/{vm}/labels", "vm set", Admin, Vm),
+    // The daemon connects to the socket that it names.
+    put("/vms/{vm}/guest", "vm set", Admin, All),
     post("/vms/{vm}/reset", "vm reset", Admin, Vm),
     post("/vms/{vm}/reset/preview", "vm reset preview", Viewer, Vm),
     get("/vms/{vm}/events", "events", Viewer, Vm),

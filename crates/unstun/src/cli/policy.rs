@@ -4,7 +4,7 @@ use api::calendar::Calendar;
 use api::name::{PolicyName, Tag, VmName};
 use api::units::parse_duration_s;
 use api::window::Window;
-use api::{Removes, VmGlob};
+use api::{Quiesce, Removes, VmGlob};
 use clap::{Args, Subcommand};
 
 use super::ConsentArgs;
@@ -59,6 +59,9 @@ pub struct PolicyArgs {
     /// Choose which snapshots are removed when no rule keeps them [default: own]
     #[arg(long, value_enum)]
     pub removes: Option<Removes>,
+    /// Choose whether the guests' file systems are frozen for its takes (`vm set VM --guest-agent`) [default: no]
+    #[arg(long, value_enum)]
+    pub quiesce: Option<Quiesce>,
     /// Choose whether the policy takes and removes snapshots [default: true]
     #[arg(long, value_name = "true|false")]
     pub enabled: Option<bool>,

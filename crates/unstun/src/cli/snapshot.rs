@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use api::Quiesce;
 use api::error::{Error, Result};
 use api::name::{self, SnapshotName, SnapshotRef, VmName};
 use clap::{Args, Subcommand};
@@ -17,6 +18,19 @@ pub enum SnapshotCommand {
         /// Describe the snapshot in one line of text
         #[arg(short, long, default_value = "", hide_default_value = true)]
         message: String,
+        /// Freeze the guest's file systems meanwhile, if `vm set VM --guest-agent` says how; =require: or take no snapshot
+        #[arg(
+            long,
+            value_enum,
+            value_name = "try|require",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = "try",
+            default_value_t = Quiesce::No,
+            hide_default_value = true,
+            hide_possible_values = true
+        )]
+        quiesce: Quiesce,
     },
     /// Show a VM's snapshots and its running state as a tree
     #[command(visible_alias = "list")]

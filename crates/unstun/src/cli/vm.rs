@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use api::limits::{self, BURST_S_MAX, WEIGHT_MAX};
 use api::name::{DiskRef, Tag, VmName};
-use api::{DiskMode, Store, WhenFull};
+use api::{DiskMode, FROZEN_MS_MAX, FROZEN_MS_MIN, GuestAccess, Store, WhenFull};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::bin::ConsentArgs;
@@ -28,6 +28,15 @@ pub enum VmCommand {
     Set(SetArgs),
     /// Create a linked clone: a VM that starts from a snapshot of another
     Clone(CloneArgs),
+    /// Give a VM another name; its folder and its exports get it too
+    ///
+    /// Power the guest off first, and attach its disks again afterwards. Policies and alarms that name the VM do not follow.
+    Rename {
+        vm: VmName,
+        /// Set this name
+        #[arg(value_name = "NEW")]
+        name: VmName,
+    },
     /// Move a VM and its snapshots into another datastore or store while its guest runs
     Move(MoveArgs),
     /// Lay the blocks of a VM's disks out in order while its guest runs, so that sequential reads are fast again
@@ -216,8 +225,34 @@ pub struct SetLabels {
     pub note: Option<String>,
 }
 
+/// How the guest is reached, or not at all. A type of its own, because clap reads a bare `Option` as "may be left out".
+#[derive(Debug, Clone)]
+pub struct AccessArg(pub Option<GuestAccess>);
+
+fn parse_access(text: &str) -> Result<AccessArg, String> {
+    match text {
+        "none" => Ok(AccessArg(None)),
+        _ => text.parse().map(|access| AccessArg(Some(access))),
+    }
+}
+
+/// How the guest is reached, to freeze its file systems for a snapshot. An option that is left out changes nothing.
+#[derive(Debug, Args)]
+#[group(id = "guest", multiple = true, conflicts_with_all = ["change", "limits", "labels"])]
+pub struct SetGuest {
+    /// Freeze the guest's file systems for `snapshot take --quiesce` in this way: through the socket of QEMU's guest agent, by
+    /// libvirt, or by the commands in /etc/unstun/guests/NAME.toml; `none`: not at all
+    #[arg(long, value_name = "unix:PATH|libvirt:DOMAIN|command:NAME|none", value_parser = parse_access)]
+    pub guest_agent: Option<AccessArg>,
+    /// Thaw the file systems after so many milliseconds, whether the snapshot is taken or not [default: 2000]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(FROZEN_MS_MIN..=FROZEN_MS_MAX))]
+    pub frozen_max: Option<u64>,
+}
+
 /// The options of `vm set`, at least one of which is given.
-const SETTINGS: [&str; 12] = [
+const SETTINGS: [&str; 14] = [
+    "guest_agent",
+    "frozen_max",
     "add_tag",
     "remove_tag",
     "note",
@@ -242,6 +277,8 @@ pub struct SetArgs {
     pub limits: SetLimits,
     #[command(flatten)]
     pub labels: SetLabels,
+    #[command(flatten)]
+    pub guest: SetGuest,
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,7 +10,7 @@ use api::client::Client;
 use api::error::{Error, Result};
 use api::listen::NbdListen;
 use api::output::Output;
-use api::{Attach, AttachDisk, AttachTo, AttachVia};
+use api::{Attach, AttachDisk, AttachTo, AttachVia, GuestAccess, VmGuest};
 
 use crate::cli::AttachArgs;
 
@@ -31,7 +31,7 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
         (AttachVia::Nbd, NbdListen::Tcp(_)) => None,
     };
     let attach = Attach {
-        snippet: snippet(args, &disks)?,
+        snippet: snippet(args, &disks)? + &agent(to, &vm.guest),
         access: access::advice(to, args.via, socket.as_ref()),
         vm: vm.name,
         to,
@@ -81,6 +81,14 @@ fn snippet(args: &AttachArgs, disks: &[Attached]) -> Result<String> {
             return Err(Error::refused(cause.to_owned()));
         }
     })
+}
+
+/// Returns the lines that give QEMU the port of the guest's agent, where the VM has one.
+fn agent(to: AttachTo, guest: &VmGuest) -> String {
+    match (to, &guest.access) {
+        (AttachTo::Qemu, Some(GuestAccess::Agent(path))) => format!("\n\n{}", snippet::agent(path)),
+        _ => String::new(),
+    }
 }
 
 fn describe(attach: &Attach) -> String {

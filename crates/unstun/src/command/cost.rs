@@ -150,6 +150,7 @@ mod tests {
             sealed: true,
             message: String::new(),
             created_by: None,
+            quiesced: false,
             delta_bytes: 0,
         };
         assert_eq!(

@@ -96,6 +96,7 @@ mod tests {
             operation: Operation::Take,
             snapshot: Some("a".into()),
             stun_us: 210,
+            frozen_us: 0,
             disks: vec![EventDisk { number: 0, stun_us: 210, flush_us: 1500, bytes_moved: 0 }],
             message: None,
         };
@@ -114,6 +115,7 @@ mod tests {
                 operation,
                 snapshot: Some(subject.into()),
                 stun_us: 0,
+                frozen_us: 0,
                 disks: Vec::new(),
                 message: None,
             })

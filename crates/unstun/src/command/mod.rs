@@ -25,6 +25,7 @@ mod repair;
 mod snapshot;
 mod space;
 mod status;
+mod thaw;
 mod token;
 mod tree;
 mod up;
@@ -63,6 +64,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
             datastore::create(path, *force, output)
         }
         Command::Convert(args) => convert::run(args, output),
+        Command::Thaw(args) => thaw::run(cli.global.datastore.as_deref(), args, output),
         Command::Generate(args) => generate::run(args, output),
         command => {
             let client = client(cli)?;
@@ -96,7 +98,8 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         | Command::Lab(_)
         | Command::Check(_)
         | Command::Repair(_)
-        | Command::Scrub => {
+        | Command::Scrub
+        | Command::Thaw(_) => {
             unreachable!("run elsewhere")
         }
     }

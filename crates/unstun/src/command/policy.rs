@@ -6,8 +6,8 @@ use api::name::PolicyName;
 use api::output::{Output, fields, table};
 use api::units::{format_bytes, format_us};
 use api::{
-    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyProblem, PolicyRun, PolicyStatus, Removes,
-    Retention, TEMPLATE_DEFAULT,
+    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyProblem, PolicyRun, PolicyStatus, Quiesce,
+    Removes, Retention, TEMPLATE_DEFAULT,
 };
 use jiff::Timestamp;
 
@@ -68,6 +68,7 @@ fn new(name: &PolicyName) -> Policy {
         catch_up: true,
         commit_window: Vec::new(),
         removes: Removes::Own,
+        quiesce: Quiesce::No,
         enabled: true,
     }
 }
@@ -89,6 +90,7 @@ fn with(args: &PolicyArgs, mut policy: Policy) -> Policy {
     policy.keep = keep(&args.keep, policy.keep);
     policy.catch_up = args.catch_up.unwrap_or(policy.catch_up);
     policy.removes = args.removes.unwrap_or(policy.removes);
+    policy.quiesce = args.quiesce.unwrap_or(policy.quiesce);
     policy.enabled = args.enabled.unwrap_or(policy.enabled);
     policy
 }
@@ -178,6 +180,9 @@ fn show(one: &PolicyStatus) -> String {
     if !policy.commit_window.is_empty() {
         let windows: Vec<_> = policy.commit_window.iter().map(ToString::to_string).collect();
         lines.push(("commits in", windows.join("; ")));
+    }
+    if policy.quiesce != Quiesce::No {
+        lines.push(("quiesce", policy.quiesce.as_str().to_owned()));
     }
     if one.waiting > 0 {
         lines.push(("to remove", format!("{} snapshots", one.waiting)));

@@ -14,10 +14,10 @@ use crate::command::{commit, difference, loss, tree, vm};
 
 pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
     match command {
-        SnapshotCommand::Take { which, message } => {
+        SnapshotCommand::Take { which, message, quiesce } => {
             name::check_message(message).map_err(Error::invalid)?;
             let (vm, name) = which.parse_both()?;
-            let request = SnapshotTake { name, message: message.clone() };
+            let request = SnapshotTake { name, message: message.clone(), quiesce: *quiesce };
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
         SnapshotCommand::Tree { vm, cost: false } => {
@@ -66,11 +66,15 @@ struct TreeAndCost {
 }
 
 fn taken(taken: &SnapshotTaken) -> String {
-    fields(&[
+    let mut lines = vec![
         ("taken", format!("{}@{}", taken.vm, taken.snapshot.name)),
         ("stun", format_us(taken.stun_us)),
         ("space", vm::space(&taken.space)),
-    ])
+    ];
+    if let Some(quiesced) = &taken.quiesced {
+        lines.insert(2, ("guest", quiesced.sentence()));
+    }
+    fields(&lines)
 }
 
 /// Returns an error that explains both meanings of "delete", with the figures of the named snapshot if they are

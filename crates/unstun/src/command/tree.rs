@@ -93,7 +93,8 @@ impl Drawing<'_> {
         let (age, size) = (format_age(age_s), format_bytes(snapshot.delta_bytes));
         let sealed = if snapshot.sealed { "" } else { ", not sealed yet" };
         let by = snapshot.created_by.as_ref().map_or(String::new(), |by| format!(", by {by}"));
-        format!("{}  {age}, {size} {}{by}{sealed}", snapshot.name, counted(self.store))
+        let frozen = if snapshot.quiesced { ", file systems frozen" } else { "" };
+        format!("{}  {age}, {size} {}{frozen}{by}{sealed}", snapshot.name, counted(self.store))
     }
 }
 
@@ -133,6 +134,7 @@ mod tests {
             sealed: true,
             message: String::new(),
             created_by: None,
+            quiesced: false,
             delta_bytes: 1 << 20,
         }
     }

@@ -43,7 +43,8 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let bin = daemon::BinPolicy { hours: args.bin_hours, free_percent: args.bin_free_percent };
     let map_cache_bytes = memory.map_cache_bytes(args.map_cache, cores).map_err(Error::invalid)?;
     let activity = Activity::new(cores);
-    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, cores, activity };
+    let guests_dir = args.guests_dir.clone();
+    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, guests_dir, cores, activity };
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, args, output))

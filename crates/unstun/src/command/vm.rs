@@ -8,10 +8,13 @@ use api::progress::watch;
 use api::units::format_bytes;
 use api::{
     DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmDefragment, VmImport,
-    VmLimits, VmMove, VmOpen, VmRemove, VmSummary,
+    VmLimits, VmMove, VmOpen, VmRemove, VmRename, VmSummary,
 };
 
-use crate::cli::{CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, SetArgs, VmCommand, VmCreateArgs};
+use crate::cli::{
+    AccessArg, CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, SetArgs, SetGuest, VmCommand,
+    VmCreateArgs,
+};
 use crate::command::{commit, disk, fill, labels, limits, loss};
 
 pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) -> Result<()> {
@@ -25,6 +28,10 @@ pub(super) async fn run(command: &VmCommand, client: &Client, output: Output) ->
         VmCommand::Show { vm } => output.result(&client.vm_show(vm).await?, describe),
         VmCommand::Disk(command) => disk::run(command, client, output).await,
         VmCommand::Set(args) => set(args, client, output).await,
+        VmCommand::Rename { vm, name } => {
+            let renamed = client.vm_rename(vm, &VmRename { name: name.clone() }).await?;
+            output.result(&renamed, |renamed| titled(&format!("renamed from {vm}"), renamed))
+        }
         VmCommand::Clone(args) => clone(args, client, output).await,
         VmCommand::Move(args) => relocate(args, client, output).await,
         VmCommand::Defragment(args) => defragment(args, client, output).await,
@@ -103,6 +110,15 @@ async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
     }
     if let Some(labels) = labels::changed(&args.vm, &args.labels, client).await? {
         return output.result(&client.vm_set_labels(&args.vm, &labels).await?, describe);
+    }
+    let SetGuest { guest_agent, frozen_max } = &args.guest;
+    if guest_agent.is_some() || frozen_max.is_some() {
+        let mut guest = client.vm_show(&args.vm).await?.guest;
+        if let Some(AccessArg(access)) = guest_agent {
+            guest.access.clone_from(access);
+        }
+        guest.frozen_ms_max = frozen_max.unwrap_or(guest.frozen_ms_max);
+        return output.result(&client.vm_set_guest(&args.vm, &guest).await?, describe);
     }
     if let Some(shared) = args.change.shared_writers {
         return output.result(&client.vm_set_shared_writers(&args.vm, shared == OnOff::On).await?, describe);
@@ -225,6 +241,9 @@ fn describe(vm: &Vm) -> String {
     }
     if vm.limits != VmLimits::default() {
         lines.push(("limits", vm.limits.describe()));
+    }
+    if let Some(access) = &vm.guest.access {
+        lines.push(("guest", format!("{access}, frozen for at most {} ms", vm.guest.frozen_ms_max)));
     }
     if !vm.tags.is_empty() {
         let tags: Vec<_> = vm.tags.iter().map(Tag::as_str).collect();

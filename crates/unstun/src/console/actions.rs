@@ -7,7 +7,7 @@ use std::sync::Arc;
 use api::error::{Error, Result};
 use api::name::{SnapshotRef, VmName};
 use api::units::format_bytes;
-use api::{CommitPreview, CommitTarget, Discard, Loss, Reset, Revert, SnapshotTake, VmClone};
+use api::{CommitPreview, CommitTarget, Discard, Loss, Quiesce, Reset, Revert, SnapshotTake, VmClone};
 use axum::extract::{Extension, Form, Path, State};
 use axum::http::Method;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -32,6 +32,7 @@ pub(super) struct Sent {
     pub snapshot: String,
     pub name: String,
     pub message: String,
+    pub quiesce: String,
     pub size: String,
     pub store: String,
     pub note: String,
@@ -66,6 +67,16 @@ enum Preview {
 impl Sent {
     fn snapshot(&self) -> Result<SnapshotRef> {
         self.snapshot.parse().map_err(Error::invalid)
+    }
+
+    /// Returns whether guests are to be frozen; a form without the field does not ask for it.
+    pub(super) fn quiesce(&self) -> Result<Quiesce> {
+        match self.quiesce.as_str() {
+            "" | "no" => Ok(Quiesce::No),
+            "try" => Ok(Quiesce::Try),
+            "require" => Ok(Quiesce::Require),
+            other => Err(Error::invalid(format!("quiesce: found {other:?}, expected no, try or require"))),
+        }
     }
 
     fn change(&self) -> Result<Change> {
@@ -109,7 +120,7 @@ impl Change {
     }
 
     /// Carries the change out, and returns what was done.
-    async fn carry_out(self, daemon: Rc<Daemon>, vm: VmName) -> Result<String> {
+    async fn carry_out(self, daemon: Rc<Daemon>, vm: VmName, label: SnapshotLabel) -> Result<String> {
         let loss = match self {
             Change::Commit(target) => {
                 return daemon
@@ -117,7 +128,7 @@ impl Change {
                     .await
                     .map(|job| format!("Job {} commits.", job.id));
             }
-            Change::Revert(request) => daemon.snapshot_revert(&vm, request).await?,
+            Change::Revert(request) => daemon.snapshot_revert(&vm, request, label).await?,
             Change::Discard(request) => daemon.snapshot_discard(&vm, request).await?,
             Change::Undo(request) => daemon.snapshot_undo(&vm, request).await?,
         };
@@ -137,15 +148,17 @@ pub(super) async fn take(
 ) -> Response {
     let done = async {
         let vm = parse_vm(&vm)?;
-        let request =
-            SnapshotTake { name: sent.name.parse().map_err(Error::invalid)?, message: sent.message.clone() };
+        let (name, message) = (sent.name.parse().map_err(Error::invalid)?, sent.message.clone());
+        let request = SnapshotTake { name, message, quiesce: sent.quiesce()? };
         api::name::check_message(&request.message).map_err(Error::invalid)?;
         let body = json!(request);
         let label = SnapshotLabel::of_caller(&browser.session.caller.who);
         let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_take(&vm, request, label).await;
         let taken = act(&access, &browser, &sent, ("/vms/{vm}/snapshots", body), &vm, operation).await?;
         let stun = api::units::format_us(taken.stun_us);
-        Ok(format!("Snapshot {} is taken; the guest waited {stun}.", taken.snapshot.name))
+        let guest =
+            taken.quiesced.map_or(String::new(), |quiesced| format!(" Guest: {}.", quiesced.sentence()));
+        Ok(format!("Snapshot {} is taken; the guest waited {stun}.{guest}", taken.snapshot.name))
     };
     browser.back_to(&format!("/vms/{vm}"), &access, done.await)
 }
@@ -294,7 +307,8 @@ pub(super) async fn confirm(
     let done = async {
         let (vm, change) = (parse_vm(&vm)?, sent.change()?);
         let route = change.route();
-        let operation = async move |daemon, vm| change.carry_out(daemon, vm).await;
+        let label = SnapshotLabel::of_caller(&browser.session.caller.who);
+        let operation = async move |daemon, vm| change.carry_out(daemon, vm, label).await;
         act(&access, &browser, &sent, route, &vm, operation).await
     };
     browser.back_to(&format!("/vms/{vm}"), &access, done.await)

@@ -95,3 +95,16 @@ pub(super) fn age(time: Timestamp) -> Markup {
     let seconds = Timestamp::now().duration_since(time).as_secs();
     html! { time datetime=(time) title=(format!("{time:.0}")) { (format_age(seconds)) } }
 }
+
+/// A choice of what a take does with the guest's file systems.
+pub(super) fn quiesce_choice() -> Markup {
+    html! {
+        label { "Freeze file systems"
+            select name="quiesce" {
+                option value="no" { "no" }
+                option value="try" { "if possible" }
+                option value="require" { "or take no snapshot" }
+            }
+        }
+    }
+}

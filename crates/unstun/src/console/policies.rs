@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::actions::Sent;
 use super::browser::Browser;
-use super::page::{age, form_key};
+use super::page::{age, form_key, quiesce_choice};
 use crate::access::authorize::Access;
 use crate::access::sessions::Session;
 use crate::daemon::{Daemon, Subject};
@@ -94,6 +94,7 @@ fn form(session: &Session) -> Markup {
             label { "Times, as systemd writes them" input name="schedule" required maxlength="200" value="Mon..Fri 22:00"; }
             label { "Keep the last of so many days" input name="days" required maxlength="5" value="7" inputmode="numeric"; }
             label { "VMs, with * and ?" input name="vms" required maxlength="64" value="*"; }
+            (quiesce_choice())
             button { "Create" }
         }
         p.quiet { "Other rules, tags and windows: " code { "unstun policy create --help" } }
@@ -115,6 +116,7 @@ fn request(sent: &Sent) -> Result<Policy> {
         catch_up: true,
         commit_window: Vec::new(),
         removes: Removes::Own,
+        quiesce: sent.quiesce()?,
         enabled: true,
     };
     policy.check().map_err(Error::invalid)?;

@@ -56,6 +56,7 @@ fn node(tree: &SnapshotTree, snapshot: &Snapshot, session: &Session) -> Markup {
         span.quiet {
             (age(snapshot.created)) ", " (format_bytes(snapshot.delta_bytes)) " " (counted)
             @if let Some(by) = &snapshot.created_by { ", by " (by) }
+            @if snapshot.quiesced { ", file systems frozen" }
             @if !snapshot.sealed { ", not sealed yet" }
             @if !snapshot.message.is_empty() { ": " (snapshot.message) }
         }

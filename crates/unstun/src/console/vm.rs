@@ -5,7 +5,7 @@ use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
 use maud::{Markup, html};
 
 use super::overview::job_table;
-use super::page::{age, form_key};
+use super::page::{age, form_key, quiesce_choice};
 use super::tree::tree;
 use crate::access::sessions::Session;
 
@@ -66,6 +66,9 @@ fn facts(vm: &Vm) -> Markup {
                 Some(name) => { "snapshot " (name) },
                 None => { "no snapshot" },
             } }
+            @if let Some(access) = &vm.guest.access {
+                dt { "Guest" } dd { code { (access) } ", frozen for at most " (vm.guest.frozen_ms_max) " ms" }
+            }
             dt { "Attach" } dd { code { "unstun attach VM" } " prints the lines for its hypervisor" }
         }
     }
@@ -78,6 +81,7 @@ fn forms(known: &Known, session: &Session) -> Markup {
             (form_key(session))
             label { "Name of the snapshot" input name="name" required maxlength="80"; }
             label { "Description" input name="message" maxlength="1000"; }
+            @if known.vm.guest.access.is_some() { (quiesce_choice()) }
             button { "Take a snapshot" }
         }
         @if !known.tree.snapshots.is_empty() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::rc::Rc;
 
-use api::{BinRestore, Store, VmCondition};
+use api::{BinRestore, Store, VmCondition, VmRename};
 use blk::Errno;
 use crash::campaign::{on_all_cores, setting};
 use engine::native::{VmHome, VmHomeState};
@@ -44,9 +44,11 @@ enum Verb {
     RestoreInPlace,
     EvictFiles,
     EvictNative,
+    RenameFiles,
+    RenameNative,
 }
 
-const VERBS: [Verb; 20] = [
+const VERBS: [Verb; 22] = [
     Verb::CreateFiles,
     Verb::CreateNative,
     Verb::CloneFiles,
@@ -67,6 +69,8 @@ const VERBS: [Verb; 20] = [
     Verb::RestoreInPlace,
     Verb::EvictFiles,
     Verb::EvictNative,
+    Verb::RenameFiles,
+    Verb::RenameNative,
 ];
 /// Upper bound on the number of events of a verb.
 const EVENTS: u64 = 1500;
@@ -76,6 +80,8 @@ const STRIDE: u64 = 7;
 const RECOVERY_EVENTS: u64 = 80;
 /// Name of the VM that others are clones of. `BYTE` is its content.
 const PARENT: &str = "parent";
+/// Name of a VM before it is renamed.
+const OLD: &str = "old";
 const BYTE: u8 = 7;
 
 impl Verb {
@@ -100,7 +106,12 @@ impl Verb {
                 | Verb::RestoreFiles
                 | Verb::RestoreNative
                 | Verb::RestoreInPlace
-        )
+        ) || self.renames()
+    }
+
+    /// Returns whether the verb gives a VM `OLD` the name of the subject.
+    fn renames(self) -> bool {
+        matches!(self, Verb::RenameFiles | Verb::RenameNative)
     }
 
     /// Returns whether the verb moves the subject into or out of the bin. The bin must then have the subject whenever
@@ -168,6 +179,12 @@ impl Verb {
             }
             Verb::RemoveClone => clone(&daemon, PARENT, "web").await,
             Verb::ForgetInPlace => import(&daemon, true).await,
+            Verb::RenameFiles | Verb::RenameNative => {
+                let store = if self == Verb::RenameFiles { Store::Redo } else { Store::Native };
+                create(&daemon, OLD, store, &[None]).await?;
+                write(&daemon, OLD, BYTE).await?;
+                take(&daemon, OLD).await
+            }
             _ => self.prepare_bin(&daemon).await,
         }
     }
@@ -213,6 +230,10 @@ impl Verb {
             Verb::RestoreFiles | Verb::RestoreNative => restore(daemon, "web").await,
             Verb::RestoreInPlace => restore(daemon, "esx").await,
             Verb::EvictFiles | Verb::EvictNative => evict(daemon).await,
+            Verb::RenameFiles | Verb::RenameNative => {
+                let (old, name) = (OLD.parse().expect("a name"), "web".parse().expect("a name"));
+                daemon.vm_rename(&old, VmRename { name }).await.map(drop).map_err(text("vm rename"))
+            }
         }
     }
 }
@@ -340,6 +361,12 @@ async fn check(daemon: &Rc<Daemon>, verb: Verb, answered: bool) -> Outcome<()> {
     }
     if verb.parent_store().is_some() && read(daemon, PARENT).await? != BYTE {
         return Err("its parent shows something else".to_owned());
+    }
+    if verb.renames() {
+        let has = if there.is_some() { verb.subject() } else { OLD };
+        if listed.len() != 1 || read(daemon, has).await? != BYTE {
+            return Err(format!("{listed:?}, expected one VM with its content"));
+        }
     }
     check_folders(daemon, verb, &listed).await?;
     check_records(daemon, &listed)?;
@@ -477,6 +504,9 @@ async fn empty(daemon: &Rc<Daemon>, verb: Verb) -> Outcome<()> {
     }
     if verb.evicts() {
         evict(daemon).await?;
+    }
+    if daemon.is_taken(OLD) {
+        remove(daemon, OLD, true).await?;
     }
     if verb.parent_store().is_some() {
         remove(daemon, PARENT, true).await?;

@@ -21,6 +21,8 @@ pub(crate) struct Place {
     /// What is kept of removed VMs.
     pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
+    /// Folder of the commands that freeze and thaw guests.
+    pub guests_dir: PathBuf,
     /// Number of cores, the control side's own included.
     pub cores: usize,
     /// When each core last began a request of a guest.

@@ -82,6 +82,7 @@ pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) 
         map_cache_bytes: 1 << 20,
         memory: Memory::new(1 << 30).expect("within its limits"),
         bin,
+        guests_dir: std::path::PathBuf::new(),
         nbd: Vec::new(),
         cores: 1,
         activity: export::Activity::new(1),

@@ -18,10 +18,12 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::WhenFull;
 use api::error::{Error, Result};
 use blk::Env;
+use blk::sync::TaskMutex;
 use engine::job::{MOVE, SCRUB};
 use futures_util::stream::{self, StreamExt};
 use tracing::{error, warn};
@@ -78,6 +80,7 @@ impl Daemon {
         for datastore in daemon.datastores() {
             daemon.log_served(&datastore).await;
         }
+        daemon.env.spawn_detached(Box::pin(daemon.clone().thaw_left()));
         Ok(daemon)
     }
 
@@ -344,6 +347,8 @@ impl Daemon {
             when_full,
             limits: Cell::new(limits),
             labels: VmRecordLabels::new(labels),
+            freezing: TaskMutex::default(),
+            guest_busy: Arc::default(),
             events: RefCell::new(events),
             notices: RefCell::default(),
             moving: Cell::new(0),
@@ -428,6 +433,8 @@ impl Daemon {
             when_full: old.when_full,
             limits: old.limits.clone(),
             labels: old.labels.take(),
+            freezing: TaskMutex::default(),
+            guest_busy: old.guest_busy.clone(),
             events: RefCell::new(old.events.take()),
             notices: RefCell::default(),
             moving: Cell::new(0),
@@ -449,6 +456,10 @@ impl Daemon {
         let ended = self.running.vhost.front_end.ended(&self.env);
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(ended)).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
+        // No guest stays frozen for a take that is under way.
+        for entry in self.entries() {
+            let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(entry.freezing.lock())).await;
+        }
         self.end_bins().await;
         let mut result = Ok(());
         let close = async |entry: Rc<VmRecord>| {

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -54,6 +55,8 @@ pub(crate) struct Daemon {
     /// Whether the daemon is ending; nothing is evicted any more then.
     pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
+    /// Folder of the commands that freeze and thaw guests.
+    pub guests_dir: PathBuf,
     /// URLs of the API over TCP, once it is served.
     pub web: RefCell<Vec<String>>,
     pub started: Timestamp,
@@ -116,6 +119,7 @@ impl Daemon {
             bin: place.bin,
             bin_ends: Cell::new(false),
             nbd: place.nbd.clone(),
+            guests_dir: place.guests_dir.clone(),
             web: RefCell::default(),
             started,
             cores: Cores::new(running.clone(), cores),

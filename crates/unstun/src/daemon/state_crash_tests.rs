@@ -14,6 +14,7 @@ use crate::daemon::simulated_tests::{
     Outcome, boot, create, evict, machine, read, served, take, text, world, write,
 };
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::SnapshotLabel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
@@ -82,7 +83,11 @@ async fn revert(daemon: &Rc<Daemon>, purge: bool) -> Outcome<()> {
     let name = VM.parse().expect("a name");
     let snapshot = Some("s".parse().expect("a name"));
     let request = Revert { snapshot, take_first: None, disconnect: false, purge, keep: !purge };
-    daemon.snapshot_revert(&name, request).await.map(drop).map_err(text("snapshot revert"))
+    daemon
+        .snapshot_revert(&name, request, SnapshotLabel::of_caller("test"))
+        .await
+        .map(drop)
+        .map_err(text("snapshot revert"))
 }
 
 async fn undo(daemon: &Rc<Daemon>) -> Outcome<()> {

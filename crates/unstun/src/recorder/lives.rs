@@ -149,6 +149,7 @@ mod tests {
             operation,
             snapshot: Some(subject.to_owned()),
             stun_us: 100,
+            frozen_us: 0,
             disks: vec![api::EventDisk { number: 0, stun_us: 100, flush_us: 0, bytes_moved: 4096 }],
             message: None,
         }

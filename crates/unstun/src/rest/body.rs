@@ -7,7 +7,7 @@ use api::{
     AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
     Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset,
     Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate, VmClone, VmCreate,
-    VmDefragment, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
+    VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRename,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -74,6 +74,7 @@ impl Request for VmClone {}
 impl Request for VmDefragment {}
 impl Request for VmOpen {}
 impl Request for VmRemove {}
+impl Request for VmRename {}
 impl Request for VmMove {
     fn check(&self) -> std::result::Result<(), String> {
         match (self.store, &self.datastore) {
@@ -159,6 +160,12 @@ impl Request for VmLabels {
     }
 }
 
+impl Request for VmGuest {
+    fn check(&self) -> std::result::Result<(), String> {
+        VmGuest::check(self)
+    }
+}
+
 impl Request for TokenCreate {
     fn check(&self) -> std::result::Result<(), String> {
         tokens::check(self)
@@ -191,7 +198,7 @@ fn check_path(path: &Path) -> std::result::Result<(), String> {
 type Accept = fn(&[u8]) -> Result<Vec<u8>>;
 
 /// Routes that have a body, with the path under `/api/v1`. A preview takes the body of its command.
-pub const ROUTES: [(&str, Accept); 31] = [
+pub const ROUTES: [(&str, Accept); 33] = [
     ("POST /vms", again::<VmCreate>),
     ("POST /import", again::<VmImport>),
     ("POST /vms/{vm}/clone", again::<VmClone>),
@@ -222,8 +229,10 @@ pub const ROUTES: [(&str, Accept); 31] = [
     ("POST /alarms/mutes", again::<AlarmMute>),
     ("PUT /alarms/rules", again::<AlarmThreshold>),
     ("POST /config", again::<Config>),
-    // Its byte is that after `~`.
+    // Their bytes are those after `~`.
     ("POST /vms/{vm}/snapshots/rename", again::<SnapshotRename>),
+    ("PUT /vms/{vm}/guest", again::<VmGuest>),
+    ("POST /vms/{vm}/rename", again::<VmRename>),
 ];
 
 /// Asserts that a body that was accepted is accepted again as a client would send it, and means the same. The first

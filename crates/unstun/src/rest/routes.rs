@@ -8,7 +8,7 @@ use api::error::{Error, Result};
 use api::name::{DatastoreName, PolicyName, TokenName, VmName};
 use api::{
     AuditEntry, BinEmpty, BinRestore, ConsoleLink, Disconnect, DiskGrow, DiskSetMode, JobLimit, Policy,
-    SharedWriters, SnapshotTake, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen,
+    Revert, SharedWriters, SnapshotTake, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen, VmRename,
 };
 use axum::Router;
 use axum::extract::{Extension, FromRequest, Json, State};
@@ -167,6 +167,13 @@ fn vms() -> Router<Core> {
             ))),
         )
         .route(
+            "/vms/{vm}/rename",
+            post(vm(async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<VmRename>)| {
+                caller.check(&of.name)?;
+                d.vm_rename(&vm, of).await
+            })),
+        )
+        .route(
             "/vms/{vm}/defragment",
             accepted(post(vm(async |d, vm, Body(of)| d.vm_defragment(&vm, of).await))),
         )
@@ -192,6 +199,7 @@ fn vms() -> Router<Core> {
         )
         .route("/vms/{vm}/limits", put(vm(async |d, vm, Body(of)| d.vm_set_limits(&vm, of).await)))
         .route("/vms/{vm}/labels", put(vm(async |d, vm, Body(of)| d.vm_set_labels(&vm, of).await)))
+        .route("/vms/{vm}/guest", put(vm(async |d, vm, Body(of)| d.vm_set_guest(&vm, of).await)))
         .route("/vms/{vm}/reset", post(vm(async |d, vm, Body(of)| d.vm_reset(&vm, of).await)))
         .route("/vms/{vm}/reset/preview", post(vm(async |d, vm, Body(of)| d.reset_preview(&vm, of).await)))
         .route(
@@ -255,7 +263,12 @@ fn snapshots() -> Router<Core> {
             "/vms/{vm}/commit",
             accepted(post(vm(async |d, vm, Body(of)| d.snapshot_commit(&vm, of).await))),
         )
-        .route("/vms/{vm}/revert", post(vm(async |d, vm, Body(of)| d.snapshot_revert(&vm, of).await)))
+        .route(
+            "/vms/{vm}/revert",
+            post(vm(async |d, vm, (Extension(caller), Body(of)): (Extension<Caller>, Body<Revert>)| {
+                d.snapshot_revert(&vm, of, SnapshotLabel::of_caller(&caller.who)).await
+            })),
+        )
         .route("/vms/{vm}/revert/preview", post(vm(async |d, vm, Body(of)| d.revert_preview(&vm, of).await)))
         .route("/vms/{vm}/discard", post(vm(async |d, vm, Body(of)| d.snapshot_discard(&vm, of).await)))
         .route(

@@ -29,6 +29,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
         map_cache_bytes: 16 << 20,
         memory: Memory::new(1 << 30).unwrap(),
         bin: BinPolicy::default(),
+        guests_dir: std::path::PathBuf::new(),
         nbd: Vec::new(),
         cores: 1,
         activity: export::Activity::new(1),

@@ -80,6 +80,9 @@ fn revert_goes_back_and_keeps_the_named_state() {
         (&"a".into(), &"now".into(), &0.into())
     );
     datastore.json("snapshot revert web a --take-first now --yes");
+    let tree = datastore.json("snapshot tree web");
+    let now = tree["snapshots"].as_array().unwrap().iter().find(|s| s["name"] == "now").unwrap();
+    assert!(now["created_by"].as_str().unwrap().starts_with("user "), "{now}");
     scene.is_at("a");
     scene.scribble();
     let lost = datastore.json("snapshot revert web@b --yes");

@@ -122,7 +122,8 @@ fn follow(name: &str) {
     let steps = steps(&text);
     assert!(!steps.is_empty(), "{}: nothing to run", page.display());
     let datastore = Datastore::called("unstun-data");
-    let daemon = datastore.start();
+    let guests = datastore.beside("guests");
+    let daemon = datastore.start_as(&["--guests-dir", guests.to_str().expect("UTF-8")]);
     let web = datastore.json("status")["web"][0].as_str().unwrap().to_owned();
     let outputs = datastore.beside(OUTPUTS);
     fs::create_dir(&outputs).unwrap();
@@ -220,6 +221,11 @@ fn cost() {
 #[test]
 fn policies() {
     follow("policies");
+}
+
+#[test]
+fn quiesce() {
+    follow("quiesce");
 }
 
 #[test]

@@ -94,6 +94,9 @@ fn of_vms(client: &Client, datastore: &Datastore) {
     client.get("/vms/web/cost");
     client.ok("PUT", "/vms/web/limits", json!({"iops": 20000}));
     client.ok("PUT", "/vms/web/labels", json!({"tags": ["prod"], "note": "the shop"}));
+    client.ok("PUT", "/vms/web/guest", json!({"access": "unix:/run/web.sock", "frozen_ms_max": 500}));
+    client.post("/vms/db/rename", json!({"name": "database"}));
+    client.post("/vms/database/rename", json!({"name": "db"}));
     client.ok("PUT", "/vms/web/shared-writers", json!({"shared": false}));
     client.ok("PUT", "/vms/web/snapshot-dir", json!({"dir": null}));
     client.post("/vms/web/disks", json!({"size_bytes": 1 << 20}));
@@ -122,7 +125,7 @@ fn of_vms(client: &Client, datastore: &Datastore) {
 
 fn of_snapshots(client: &Client, datastore: &Datastore) {
     for name in ["a", "b"] {
-        client.post("/vms/web/snapshots", json!({"name": name}));
+        client.post("/vms/web/snapshots", json!({"name": name, "quiesce": "try"}));
         run_script(&datastore.uri("web/disk0"), &[format!("write -P {} 0 1M", name.len())]);
     }
     client.post("/vms/web/snapshots/rename", json!({"snapshot": "b", "name": "c", "message": "renamed"}));

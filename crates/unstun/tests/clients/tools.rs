@@ -1,6 +1,7 @@
 //! A raw file that gets the same writes as the disk, and comparisons of both by QEMU.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use crate::daemon::{Datastore, copy};
 use crate::guest::seed;
@@ -54,6 +55,26 @@ impl Twin {
 
     pub(crate) fn assert_same_as(&self, format: &str, other: &str) {
         assert_same(&self.path, format, other);
+    }
+}
+
+/// Client that has a disk open for writing until it is dropped.
+pub(crate) struct HeldOpen(Child);
+
+impl HeldOpen {
+    pub(crate) fn new(datastore: &Datastore, vm: &str) -> HeldOpen {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", "-c", "sleep 3600000", &datastore.uri(&format!("{vm}/disk0"))]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        while datastore.json(&format!("vm show {vm}"))["nbd_clients"] == 0 {}
+        HeldOpen(child)
+    }
+}
+
+impl Drop for HeldOpen {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

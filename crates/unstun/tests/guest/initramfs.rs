@@ -14,9 +14,13 @@ pub(crate) const INIT: &str = "/init";
 /// Folder of files `NN-name.ko`, which are loaded in the order of their names.
 pub(crate) const MODULES: &str = "/modules";
 pub(crate) const SHA256SUM: &str = "/bin/sha256sum";
+/// QEMU's guest agent.
+pub(crate) const AGENT: &str = "/bin/qemu-ga";
+/// File that the agent's hook writes on each disk while it is frozen.
+pub(crate) const HOOKED: &str = "hooked";
 
 /// Modules beyond what is built in; their dependencies are added.
-const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_net", "xfs"];
+const WANTED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_net", "virtio_console", "xfs"];
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -24,10 +28,10 @@ const CHARACTER_DEVICE: u32 = 0o020_600;
 /// Major and minor number of /dev/console, without which process 1 starts with no standard output.
 const CONSOLE: (u32, u32) = (5, 1);
 
-/// Returns the folder into which `scripts/setup.sh` unpacks the kernel's package.
-fn unpacked() -> PathBuf {
+/// Returns the folder into which `scripts/setup.sh` unpacks a package.
+fn unpacked(package: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a folder of the build");
-    build.join("guest-kernel")
+    build.join(package)
 }
 
 /// Returns the only entry of a folder.
@@ -45,7 +49,7 @@ fn only_entry(folder: &Path) -> PathBuf {
 }
 
 pub(crate) fn kernel() -> PathBuf {
-    only_entry(&unpacked().join("boot"))
+    only_entry(&unpacked("guest-kernel").join("boot"))
 }
 
 pub(crate) fn write(path: &Path) {
@@ -63,7 +67,9 @@ fn add_all(archive: &mut Archive) -> Result<()> {
     let sum = PathBuf::from(tool("sh", &["-c", "command -v sha256sum"]).trim());
     archive.file(Path::new(INIT), &this)?;
     archive.file(Path::new(SHA256SUM), &sum)?;
-    for library in libraries(&[&this, &sum]) {
+    let agent = unpacked("guest-agent").join("usr/sbin/qemu-ga");
+    archive.file(Path::new(AGENT), &agent)?;
+    for library in libraries(&[&this, &sum, &agent]) {
         archive.file(&library, &library)?;
     }
     for (number, module) in modules().iter().enumerate() {
@@ -87,7 +93,7 @@ fn libraries(programs: &[&Path]) -> BTreeSet<PathBuf> {
 /// Returns the wanted modules, each after all on which it depends.
 fn modules() -> Vec<PathBuf> {
     let mut by_name = BTreeMap::new();
-    collect(&only_entry(&unpacked().join("lib/modules")), &mut by_name);
+    collect(&only_entry(&unpacked("guest-kernel").join("lib/modules")), &mut by_name);
     let mut order = Vec::new();
     for name in WANTED {
         add_module(name, &by_name, &mut order);

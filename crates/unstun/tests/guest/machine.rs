@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use crate::daemon::Datastore;
 use crate::echo::Prober;
 use crate::initramfs;
-use crate::wire::{Ask, CONTROL_PORT, ECHO_PORT};
+use crate::wire::{AGENT_PORT, Ask, CONTROL_PORT, ECHO_PORT};
 
 const QEMU: &str = "qemu-system-x86_64";
 /// The guest's memory.
@@ -64,6 +65,20 @@ impl<'a> Machine<'a> {
         Self::with(datastore, values.enumerate().map(|(disk, value)| (node(disk), value)).collect())
     }
 
+    /// Starts QEMU as `start` does, with a guest agent's port behind a socket.
+    pub(crate) fn with_agent(datastore: &'a Datastore, vm: &str, disks: usize, socket: &Path) -> Machine<'a> {
+        let port = [
+            "-chardev".to_owned(),
+            format!("socket,id=agent,path={},server=on,wait=off", socket.display()),
+            "-device".to_owned(),
+            "virtio-serial-pci".to_owned(),
+            "-device".to_owned(),
+            format!("virtserialport,chardev=agent,name={AGENT_PORT}"),
+        ];
+        let disks = (0..disks).map(|disk| blockdev(datastore, vm, disk)).collect();
+        Self::booted(datastore, &[arguments(disks), port.to_vec()].concat())
+    }
+
     /// Starts QEMU with the disks of `attach --via vhost-user`, as it prints them, except for the size of the memory.
     pub(crate) fn over_vhost_user(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
         let attach = datastore.json(&format!("attach {vm} --via vhost-user"));
@@ -75,11 +90,7 @@ impl<'a> Machine<'a> {
 
     /// Starts QEMU with `disks`: the node of each, and the value of its `-blockdev`.
     fn with(datastore: &'a Datastore, disks: Vec<(String, String)>) -> Machine<'a> {
-        let arguments = disks.into_iter().enumerate().flat_map(|(disk, (node, blockdev))| {
-            let device = format!("virtio-blk-pci,drive={node},serial=disk{disk}");
-            ["-blockdev".to_owned(), blockdev, "-device".to_owned(), device]
-        });
-        Self::booted(datastore, &arguments.collect::<Vec<_>>())
+        Self::booted(datastore, &arguments(disks))
     }
 
     /// Starts QEMU with the arguments that give it its disks.
@@ -208,6 +219,15 @@ fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, ec
     );
     command.arg("-kernel").arg(initramfs::kernel()).arg("-initrd").arg(initramfs);
     command.args(["-append", &parameters]);
+}
+
+/// Returns the arguments that give QEMU disks: the node of each, and the value of its `-blockdev`.
+fn arguments(disks: Vec<(String, String)>) -> Vec<String> {
+    let arguments = disks.into_iter().enumerate().flat_map(|(disk, (node, blockdev))| {
+        let device = format!("virtio-blk-pci,drive={node},serial=disk{disk}");
+        ["-blockdev".to_owned(), blockdev, "-device".to_owned(), device]
+    });
+    arguments.collect()
 }
 
 fn blockdev(datastore: &Datastore, vm: &str, disk: usize) -> (String, String) {

@@ -19,6 +19,7 @@ mod machine;
 mod native;
 #[path = "../clients/programs.rs"]
 mod programs;
+mod quiesce;
 #[path = "../clients/random.rs"]
 mod random;
 mod reset;
@@ -30,7 +31,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 6] = [
+const SCENARIOS: [(&str, fn()); 7] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
@@ -38,6 +39,7 @@ const SCENARIOS: [(&str, fn()); 6] = [
         "a_live_guest_never_writes_what_it_was_reverted_to",
         fenced::a_live_guest_never_writes_what_it_was_reverted_to,
     ),
+    ("file_systems_are_frozen_for_a_snapshot", quiesce::file_systems_are_frozen_for_a_snapshot),
     ("a_guest_over_vhost_user_outlives_its_daemon", vhost::a_guest_over_vhost_user_outlives_its_daemon),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
@@ -45,8 +47,13 @@ const SCENARIOS: [(&str, fn()); 6] = [
 /// Runs without the test harness, because the guest starts this program too; its output has the harness's lines.
 /// Arguments that are no options select scenarios by a part of their names.
 fn main() -> ExitCode {
-    if std::env::args().next().as_deref() == Some(initramfs::INIT) {
-        inside::main();
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.as_slice() {
+        [init, what] if init == initramfs::INIT && ["freeze", "thaw"].contains(&what.as_str()) => {
+            return inside::hook(what);
+        }
+        [init, ..] if init == initramfs::INIT => inside::main(),
+        _ => {}
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let (mut passed, mut failed) = (0, 0);

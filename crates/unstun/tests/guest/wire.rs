@@ -9,6 +9,8 @@ pub(crate) const HOST: &str = "10.0.2.2";
 /// Kernel parameters with the ports on which the host listens. Process 1 finds them in its environment.
 pub(crate) const CONTROL_PORT: &str = "control_port";
 pub(crate) const ECHO_PORT: &str = "echo_port";
+/// Name of the guest agent's virtio-serial port.
+pub(crate) const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 
 /// A request. Disks are named by their serial numbers: `disk0`, `disk1`, ... Every answer is a `Result`; an error is a
 /// sentence.
@@ -24,6 +26,13 @@ pub(crate) enum Ask {
         disk: String,
     },
     Sync,
+    /// Starts QEMU's guest agent.
+    StartAgent,
+    /// Stops the agent: until it is continued, or for ever.
+    StopAgent {
+        continues: bool,
+    },
+    ContinueAgent,
     /// Starts one writer per disk: on the raw disk, or on a file where it is mounted.
     StartWriters,
     /// Answers `Vec<Gap>`: the gaps since the last request or the start.

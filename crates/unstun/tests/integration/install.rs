@@ -59,15 +59,20 @@ fn a_package_has_everything_under_its_destdir() {
         let text = std::fs::read_to_string(usr.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(text.contains("consolidate"), "{file}");
     }
-    for (file, text) in
-        [("lib/sysusers.d/unstun.conf", "\nu unstun "), ("share/doc/unstun/own-user.conf", "\nUser=unstun\n")]
-    {
+    for (file, text) in [
+        ("lib/sysusers.d/unstun.conf", "\nu unstun "),
+        ("share/doc/unstun/own-user.conf", "\nUser=unstun\n"),
+        ("share/doc/unstun/guides/quiesce.md", "\n$ unstun "),
+    ] {
         let installed = std::fs::read_to_string(usr.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(installed.contains(text), "{file}: {installed}");
     }
     // The path in it is where the package will be, not where it was made.
     let unit = std::fs::read_to_string(usr.join("lib/systemd/system/unstun.service")).unwrap();
-    assert!(unit.contains("\nExecStart=/usr/bin/unstun --datastore /var/lib/unstun up\n"), "{unit}");
+    assert!(
+        unit.contains("\nExecStart=/usr/bin/unstun --datastore /var/lib/unstun up $UNSTUN_OPTIONS\n"),
+        "{unit}"
+    );
 }
 
 #[test]
@@ -86,11 +91,21 @@ fn every_command_has_a_man_page_that_man_can_show() {
         assert!(names.iter().any(|name| name == page), "{page}: {names:?}");
     }
     assert!(!names.iter().any(|name| name.contains("generate")), "{names:?}");
-    for page in ["unstun.1", "unstun-vm-create.1"] {
+    for (page, section) in [("unstun.1", "FILES"), ("unstun-vm-create.1", "EXAMPLES")] {
         let path = pages.join(page);
         let Some(shown) = present("man", &["-l", path.to_str().unwrap()]) else { return };
         let text = String::from_utf8_lossy(&shown.stdout).into_owned();
         assert!(shown.status.success() && text.contains("datastore"), "{page}: {shown:?}");
+        assert!(text.contains(section) && text.contains("SEE ALSO"), "{page}: {text}");
+    }
+    // What a page refers to is there.
+    for page in &names {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        let see = text.lines().filter_map(|line| line.strip_prefix(".BR ")?.split_once(" (1)"));
+        for (name, _) in see {
+            let name = format!("{}.1", name.replace("\\-", "-"));
+            assert!(names.contains(&name), "{page} refers to {name}");
+        }
     }
 }
 

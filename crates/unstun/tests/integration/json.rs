@@ -54,7 +54,7 @@ async fn from_the_api(actual: &mut Actual) {
     let daemon = Own::start();
     let client = daemon.client();
     let create = disk_create();
-    let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new() };
+    let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new(), quiesce: Quiesce::No };
     let vm = client.vm_create(&create).await.unwrap();
     let name = vm.name.clone();
     let taken = client.snapshot_take(&name, &take).await.unwrap();
@@ -146,7 +146,10 @@ async fn from_policies(actual: &mut Actual, client: &Client, name: &VmName) {
     let all = Policy { removes: Removes::All, enabled: false, ..policy.clone() };
     let status = client.policy_set(&policy.name, &all).await.unwrap();
     client
-        .snapshot_take(name, &SnapshotTake { name: "last".parse().unwrap(), message: String::new() })
+        .snapshot_take(
+            name,
+            &SnapshotTake { name: "last".parse().unwrap(), message: String::new(), quiesce: Quiesce::No },
+        )
         .await
         .unwrap();
     let preview = client.policy_preview(&all).await.unwrap();
@@ -233,9 +236,13 @@ async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
 }
 
 async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
-    let taken = SnapshotTake { name: "after".parse().unwrap(), message: String::new() };
+    let taken =
+        SnapshotTake { name: "after".parse().unwrap(), message: String::new(), quiesce: Quiesce::Try };
     let snapshot: SnapshotRef = (&taken.name).into();
-    client.snapshot_take(name, &taken).await.unwrap();
+    let quiesced = client.snapshot_take(name, &taken).await.unwrap().quiesced;
+    actual.add("Quiesced", quiesced.as_ref().unwrap());
+    let thawed = GuestThawed { vm: name.to_string(), access: "command:db".parse().unwrap(), cause: None };
+    actual.add("GuestThawed", &thawed);
     let revert = Revert { disconnect: true, purge: true, ..Revert::default() };
     let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: true, keep: false };
     let loss = client.snapshot_revert(name, &revert).await.unwrap();
@@ -252,6 +259,9 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.snapshot_discard(name, &discard).await.unwrap();
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
+    let guest = VmGuest { access: Some("command:db".parse().unwrap()), frozen_ms_max: 500 };
+    actual.add("VmGuest", &guest);
+    assert_eq!(client.vm_set_guest(name, &guest).await.unwrap().guest, guest);
     let limits = VmLimits { iops: Some(2000), bandwidth_bytes_s: Some(100 << 20), ..VmLimits::default() };
     actual.add("VmLimits", &limits);
     assert_eq!(client.vm_set_limits(name, &limits).await.unwrap().limits, limits);
@@ -273,6 +283,8 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
     client.vm_set_snapshot_dir(&name, &SnapshotDir { dir: None }).await.unwrap();
     actual.add("Disconnect", &Disconnect::default());
     actual.add("VmClosed", &client.vm_close(&name, true).await.unwrap());
+    let rename = VmRename { name: "older".parse().unwrap() };
+    actual.add("VmRename", &rename);
     let open = VmOpen { take_over: false };
     actual.add("VmOpen", &open);
     client.vm_open(&name, &open).await.unwrap();
@@ -567,6 +579,7 @@ fn times_are_rfc_3339_in_utc_and_targets_are_as_documented() {
         operation: Operation::Take,
         snapshot: None,
         stun_us: 1,
+        frozen_us: 0,
         disks: vec![],
         message: None,
     };

@@ -30,7 +30,7 @@ fn create(name: &str, sizes: &[u64]) -> VmCreate {
 }
 
 fn take(name: &str) -> SnapshotTake {
-    SnapshotTake { name: name.parse().unwrap(), message: "text".to_owned() }
+    SnapshotTake { name: name.parse().unwrap(), message: "text".to_owned(), quiesce: Quiesce::No }
 }
 
 async fn with_snapshot(client: &Client) {

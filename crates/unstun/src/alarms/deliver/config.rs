@@ -3,16 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::{Alarm, AlarmRule, AlarmSeverity, VmGlob};
 use hyper::Uri;
 use serde::Deserialize;
 
-const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Permission bits of group and others to write, and to read.
-const MODE_WRITE: u32 = 0o022;
+use crate::etc;
+
+/// Permission bits of group and others to read.
 const MODE_READ: u32 = 0o044;
 
 #[derive(Debug, Clone)]
@@ -111,29 +110,11 @@ pub(super) fn read_all(dir: &Path) -> BTreeMap<String, Result<Channel, String>> 
 }
 
 fn read(path: &Path) -> Result<Channel, String> {
-    use std::io::Read;
-    // Opening a pipe would block.
-    let about = fs::metadata(path).map_err(|e| e.to_string())?;
-    let own = rustix::process::geteuid().as_raw();
-    if !about.is_file() {
-        return Err("expected a regular file".to_owned());
-    }
-    if about.uid() != 0 && about.uid() != own {
-        return Err(format!("its owner is user {}, expected root: `chown root` mends it", about.uid()));
-    }
-    if about.mode() & MODE_WRITE != 0 {
-        return Err(format!("mode {:o}: others may write it; `chmod go-w` mends it", about.mode() & 0o777));
-    }
-    let file = fs::File::open(path).map_err(|e| e.to_string())?;
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    let (text, mode) = etc::read(path)?;
     let file = parse(&text)?;
     let has_secret = file.secret.is_some() || file.password.is_some();
-    if has_secret && about.mode() & MODE_READ != 0 {
-        return Err(format!(
-            "mode {:o}: others may read its secret; `chmod 600` mends it",
-            about.mode() & 0o777
-        ));
+    if has_secret && mode & MODE_READ != 0 {
+        return Err(format!("mode {:o}: others may read its secret; `chmod 600` mends it", mode & 0o777));
     }
     channel(file)
 }

@@ -1,5 +1,7 @@
 //! Texts of `attach` for QEMU, libvirt and Proxmox.
 
+use std::path::Path;
+
 use api::listen::NbdListen;
 
 use super::Attached;
@@ -32,6 +34,16 @@ pub(super) fn proxmox(disks: &[Attached]) -> String {
     format!(
         "qm set VMID --args '{text}'\n\n# VMID is the VM's number; `qm set VMID --delete args` detaches the disks.\n\
          # Proxmox does not back up, snapshot or migrate these disks: use unstun for that.\n{OTHER_CONTROLLERS}"
+    )
+}
+
+/// Returns the arguments for the port of QEMU's guest agent.
+pub(super) fn agent(socket: &Path) -> String {
+    let path = escape(&socket.to_string_lossy());
+    format!(
+        "# the port of the guest agent, for `snapshot take --quiesce`:\n-device virtio-serial-pci \\\n-chardev \
+         socket,id=unstun-agent,path={path},server=on,wait=off \\\n-device \
+         virtserialport,chardev=unstun-agent,name=org.qemu.guest_agent.0"
     )
 }
 
@@ -139,6 +151,15 @@ mod tests {
         assert!(
             tcp.contains("server.type=inet,server.host=127.0.0.1,server.port=10809,export=web/disk1"),
             "{tcp}"
+        );
+    }
+
+    #[test]
+    fn the_agents_port_is_three_arguments() {
+        let text = agent(Path::new("/run/a,b.sock"));
+        assert!(
+            text.contains("\\\n-chardev socket,id=unstun-agent,path=/run/a,,b.sock,server=on,wait=off \\\n"),
+            "{text}"
         );
     }
 

@@ -175,7 +175,7 @@ impl Daemon {
 
     /// Takes the snapshot of a VM for a scheduled time; None if it has been taken.
     async fn take_once(
-        &self,
+        self: &Rc<Self>,
         policy: &Policy,
         scheduled: Timestamp,
         entry: &Rc<VmRecord>,
@@ -186,12 +186,14 @@ impl Daemon {
         }
         let take = entry.labels.begin_take(label);
         let state = entry.running.state().await;
-        if state.snapshots.iter().any(|s| entry.labels.get().of_snapshot(s.id) == Some(&take.label)) {
+        if state.snapshots.iter().any(|s| {
+            entry.labels.get().of_snapshot(s.id).is_some_and(|label| label.policy == take.label.policy)
+        }) {
             return Ok(None);
         }
         self.entry_to_change(&entry.name)?;
         let name = policy.snapshot_name(&entry.name, scheduled).map_err(Error::invalid)?;
-        let request = SnapshotTake { name, message: String::new() };
+        let request = SnapshotTake { name, message: String::new(), quiesce: policy.quiesce };
         let taken = self.take_and_show(entry, request, take).await?;
         Ok(Some(PolicyTaken { vm: taken.vm, snapshot: taken.snapshot.name, stun_us: taken.stun_us }))
     }

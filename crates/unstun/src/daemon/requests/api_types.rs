@@ -73,6 +73,7 @@ pub(crate) fn event(id: u64, vm: &str, event: &Event) -> api::Event {
         operation: operation(event.kind),
         snapshot: (!event.subject.is_empty()).then(|| event.subject.clone()),
         stun_us: event.stun_us,
+        frozen_us: 0,
         disks: disks.collect(),
         message: (!event.message.is_empty()).then(|| event.message.clone()),
     }
@@ -111,6 +112,7 @@ pub(crate) fn home_event(entry: &VmRecord, message: &str) -> api::Event {
         operation: api::Operation::Home,
         snapshot: None,
         stun_us: 0,
+        frozen_us: 0,
         disks: Vec::new(),
         message: Some(message.to_owned()),
     }
@@ -307,6 +309,7 @@ pub(crate) fn snapshots(
         sealed: view.sealed.contains(&s.id),
         message: s.description.clone(),
         created_by: labels.of_snapshot(s.id).map(|label| label.by.clone()),
+        quiesced: labels.of_snapshot(s.id).is_some_and(|label| label.quiesced),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };
     in_tree_order(state).into_iter().map(show).collect()

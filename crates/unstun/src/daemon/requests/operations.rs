@@ -159,7 +159,7 @@ impl Daemon {
             notices.extend(entry.datastore.native.unlinked().await.map(|cause| cause.to_string()));
         }
         let current = state.snapshots.iter().find(|s| Some(s.id) == state.current);
-        let labels = entry.labels.get().shown();
+        let (labels, guest) = (entry.labels.get().shown(), entry.labels.get().guest());
         Ok(api::Vm {
             id: api_types::id(state.id),
             name: api_types::vm_name(&entry.name),
@@ -173,6 +173,7 @@ impl Daemon {
             limits: entry.limits.get(),
             tags: labels.tags,
             note: labels.note,
+            guest,
             delayed_requests: view.delayed_requests,
             generation: state.generation.present,
             fenced: !state.generation.is_opened(),

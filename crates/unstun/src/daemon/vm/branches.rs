@@ -12,6 +12,7 @@ use crate::daemon::cores::vm_handle::Guard;
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::SnapshotLabel;
 use crate::daemon::vm::remove::expect_kept;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
@@ -31,7 +32,13 @@ impl Daemon {
     }
 
     /// Reverts to a snapshot. Fails with `Refused` while a client writes, unless the request disconnects it.
-    pub(crate) async fn snapshot_revert(&self, vm: &VmName, request: api::Revert) -> Result<api::Loss> {
+    /// Reverts a VM. `label` is that of the snapshot that is taken first, if the request has one.
+    pub(crate) async fn snapshot_revert(
+        &self,
+        vm: &VmName,
+        request: api::Revert,
+        label: SnapshotLabel,
+    ) -> Result<api::Loss> {
         let entry = self.entry_to_change(vm.as_str())?;
         let fate = self.fate(&entry, request.purge, request.keep).await?;
         let loss = entry.revert_loss(&request).await?;
@@ -44,6 +51,13 @@ impl Daemon {
             // A repetition would find the name taken by the first attempt.
             Some(_) => revert().await?,
         };
+        if let Some(name) = take_first {
+            let state = entry.running.state().await;
+            let named = state.snapshots.iter().filter(|snapshot| snapshot.name == name);
+            if let Some(taken) = named.max_by_key(|snapshot| snapshot.created_unix_us) {
+                self.label_or_warn(&entry, taken.id, &label).await?;
+            }
+        }
         Ok(self.present_revert(&entry, &loss, &request, fate, clients))
     }
 

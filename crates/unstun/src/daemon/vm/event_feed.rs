@@ -136,6 +136,7 @@ mod tests {
             operation: api::Operation::Take,
             snapshot: None,
             stun_us: 0,
+            frozen_us: 0,
             disks: Vec::new(),
             message: None,
         }

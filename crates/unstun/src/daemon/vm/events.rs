@@ -65,7 +65,7 @@ impl Daemon {
             EventKind::CommitFailed => error!("VM {vm}: the commit of {:?} failed: {message}", event.subject),
             kind => debug!("VM {vm}: {kind:?} {:?} {message}", event.subject),
         }
-        self.keep(entry, api_types::event(entry.next_event(), &entry.name, event));
+        self.record_event(entry, api_types::event(entry.next_event(), &entry.name, event));
         self.take_notices(entry);
         entry.running.follow_exports();
     }
@@ -77,7 +77,7 @@ impl Daemon {
 
     /// Records a message for people as an event of the home.
     pub(crate) fn note(&self, entry: &VmRecord, message: &str) {
-        self.keep(entry, api_types::home_event(entry, message));
+        self.record_event(entry, api_types::home_event(entry, message));
     }
 
     /// Records that writes of the disk begin or cease to wait for space.
@@ -89,7 +89,7 @@ impl Daemon {
             false => (api::Operation::SpaceReturned, "guest writes no longer wait for space"),
         };
         let event = api_types::home_event(entry, message);
-        self.keep(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
+        self.record_event(entry, api::Event { operation, snapshot: Some(disk.to_owned()), ..event });
         if let Some(left_out) = self.space_log.admit() {
             match waits {
                 true => warn!("{disk}: {message}{left_out}"),
@@ -99,10 +99,10 @@ impl Daemon {
     }
 
     pub(crate) fn note_stun(&self, entry: &VmRecord, message: &str, stun_us: u64) {
-        self.keep(entry, api::Event { stun_us, ..api_types::home_event(entry, message) });
+        self.record_event(entry, api::Event { stun_us, ..api_types::home_event(entry, message) });
     }
 
-    fn keep(&self, entry: &VmRecord, event: api::Event) {
+    pub(super) fn record_event(&self, entry: &VmRecord, event: api::Event) {
         self.journal.append(&entry.home, &event);
         self.feed.add(&event);
         if event.stun_us > 0 {

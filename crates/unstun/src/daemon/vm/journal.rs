@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use api::Event;
 use blk::dir::OWN_FOLDER;
 use rustix::fs::{FileType, Mode, OFlags};
+use tokio::sync::oneshot;
 use tracing::warn;
 
 /// Name of the event file in a home's `.unstun` folder.
@@ -25,13 +26,18 @@ const READ_BYTES_MAX: u64 = 4 << 20;
 /// bound leaves room for the next number.
 const EVENT_NUMBER_MAX: u64 = 1 << 52;
 
-/// Path of a home, and a line for its event file.
-type Line = (PathBuf, String);
+/// Work of a writer thread.
+enum Work {
+    /// Path of a home, and a line for its event file.
+    Line(PathBuf, String),
+    /// All lines before this one are on file.
+    Reached(oneshot::Sender<()>),
+}
 
 #[derive(Default)]
 pub(crate) struct Journal {
     /// Writer threads, by the folder that contains the homes.
-    threads: RefCell<BTreeMap<PathBuf, Sender<Line>>>,
+    threads: RefCell<BTreeMap<PathBuf, Sender<Work>>>,
     forgets: bool,
 }
 
@@ -52,11 +58,22 @@ impl Journal {
         let mut threads = self.threads.borrow_mut();
         let lines = threads.entry(folder).or_insert_with(start);
         // If the thread could not be started, the line is dropped.
-        let _ = lines.send((home.to_path_buf(), line));
+        let _ = lines.send(Work::Line(home.to_path_buf(), line));
+    }
+
+    /// Waits until the events of a home so far are written.
+    pub(crate) async fn written(&self, home: &Path) {
+        let thread = self.threads.borrow().get(home.parent().unwrap_or(home)).cloned();
+        let Some(thread) = thread else { return };
+        let (tell, reached) = oneshot::channel();
+        if thread.send(Work::Reached(tell)).is_ok() {
+            // A thread that has ended writes nothing more.
+            let _ = reached.await;
+        }
     }
 }
 
-fn start() -> Sender<Line> {
+fn start() -> Sender<Work> {
     let (lines, inbox) = channel();
     if let Err(e) = std::thread::Builder::new().name("events".into()).spawn(|| work_off(inbox)) {
         warn!("starting a thread for events: {e}; they are not recorded");
@@ -64,11 +81,18 @@ fn start() -> Sender<Line> {
     lines
 }
 
-fn work_off(inbox: Receiver<Line>) {
-    for (home, line) in inbox {
-        if let Err(e) = append(&home, &line) {
-            let home = home.display();
-            warn!("{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}");
+fn work_off(inbox: Receiver<Work>) {
+    for work in inbox {
+        match work {
+            Work::Line(home, line) => {
+                if let Err(e) = append(&home, &line) {
+                    let home = home.display();
+                    warn!("{home}/{OWN_FOLDER}/{EVENTS_NAME}: an event was not recorded: {e}");
+                }
+            }
+            Work::Reached(tell) => {
+                let _ = tell.send(());
+            }
         }
     }
 }

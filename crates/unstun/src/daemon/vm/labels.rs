@@ -5,8 +5,8 @@
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::VmLabels;
 use api::name::{PolicyName, Tag};
+use api::{VmGuest, VmLabels};
 use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind};
 use jiff::Timestamp;
@@ -26,6 +26,11 @@ const LABELS_BYTES_MAX: u64 = 4 << 20;
 pub(crate) struct Labels {
     pub tags: Vec<Tag>,
     pub note: String,
+    /// How the guest is reached; null for the default. A newer version may have other kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest_access: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frozen_ms_max: Option<u64>,
     /// By the snapshot's id. A snapshot of other software has none.
     snapshots: BTreeMap<String, SnapshotLabel>,
     /// Fields of a newer version, which stay.
@@ -41,6 +46,9 @@ pub(crate) struct SnapshotLabel {
     /// The policy that took it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyRef>,
+    /// Whether the guest's file systems were frozen at its instant.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub quiesced: bool,
 }
 
 /// A policy, and the scheduled time of a take.
@@ -57,12 +65,12 @@ fn hexadecimal(id: u128) -> String {
 
 impl SnapshotLabel {
     pub(crate) fn of_caller(who: &str) -> SnapshotLabel {
-        SnapshotLabel { by: who.to_owned(), policy: None }
+        SnapshotLabel { by: who.to_owned(), policy: None, quiesced: false }
     }
 
     pub(crate) fn of_policy(name: &PolicyName, scheduled: Timestamp) -> SnapshotLabel {
         let policy = PolicyRef { name: name.clone(), scheduled };
-        SnapshotLabel { by: format!("policy {name}"), policy: Some(policy) }
+        SnapshotLabel { by: format!("policy {name}"), policy: Some(policy), quiesced: false }
     }
 }
 
@@ -84,6 +92,18 @@ impl Labels {
     /// Returns the content of the file.
     pub(crate) fn to_text(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("labels are JSON")
+    }
+
+    pub(crate) fn guest(&self) -> VmGuest {
+        let default = VmGuest::default();
+        let access = self.guest_access.as_ref().and_then(|text| text.parse().ok());
+        VmGuest { access, frozen_ms_max: self.frozen_ms_max.unwrap_or(default.frozen_ms_max) }
+    }
+
+    pub(crate) fn set_guest(&mut self, guest: &VmGuest) {
+        self.guest_access = guest.access.as_ref().map(ToString::to_string);
+        let is_default = guest.frozen_ms_max == VmGuest::default().frozen_ms_max;
+        self.frozen_ms_max = (!is_default).then_some(guest.frozen_ms_max);
     }
 
     pub(crate) fn shown(&self) -> VmLabels {
@@ -212,7 +232,13 @@ mod tests {
         let scheduled = "2026-11-27T02:00:00Z".parse().unwrap();
         let label = SnapshotLabel::of_policy(&"nightly".parse().unwrap(), scheduled);
         labels.snapshots.insert(hexadecimal(7), label.clone());
+        let guest = VmGuest { access: Some("libvirt:web".parse().unwrap()), frozen_ms_max: 500 };
+        labels.set_guest(&guest);
         let again: Labels = serde_json::from_slice(&serde_json::to_vec(&labels).unwrap()).unwrap();
-        assert_eq!(again.of_snapshot(7), Some(&label));
+        assert_eq!((again.of_snapshot(7), again.guest()), (Some(&label), guest));
+        labels.set_guest(&VmGuest::default());
+        assert!(!serde_json::to_string(&labels).unwrap().contains("guest"));
+        let newer: Labels = serde_json::from_str(r#"{"guest_access":"vsock:3"}"#).unwrap();
+        assert_eq!(newer.guest(), VmGuest::default());
     }
 }

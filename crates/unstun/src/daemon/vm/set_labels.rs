@@ -32,7 +32,7 @@ impl Daemon {
         self.change_labels(entry, add).await
     }
 
-    async fn change_labels(
+    pub(super) async fn change_labels(
         &self,
         entry: &VmRecord,
         change: impl AsyncFnOnce(&mut Labels),

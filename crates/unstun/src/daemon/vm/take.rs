@@ -5,6 +5,8 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
+use api::{CommitTarget, Quiesce, Quiesced};
+use blk::manifest::SnapshotState;
 use engine::Rename;
 use tracing::warn;
 
@@ -12,12 +14,13 @@ use crate::daemon::defect::Defect;
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::labels::{LabelledTake, SnapshotLabel};
+use crate::daemon::vm::quiesce::Quiescing;
 use crate::daemon::vm::vm_record::VmRecord;
 
 impl Daemon {
     /// Takes a snapshot, and returns once it is sealed.
     pub(crate) async fn snapshot_take(
-        &self,
+        self: &Rc<Self>,
         vm: &VmName,
         request: api::SnapshotTake,
         label: SnapshotLabel,
@@ -44,12 +47,12 @@ impl Daemon {
     }
 
     pub(crate) async fn take_and_show(
-        &self,
+        self: &Rc<Self>,
         entry: &Rc<VmRecord>,
         request: api::SnapshotTake,
         take: LabelledTake<'_>,
     ) -> Result<api::SnapshotTaken> {
-        let taken = self.take_labelled(entry, request, &take.label).await?;
+        let (taken, quiesced) = self.take_labelled(entry, request, &take.label).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -71,32 +74,71 @@ impl Daemon {
             vm: api_types::vm_name(&entry.name),
             snapshot: snapshot.ok_or_else(gone)?,
             stun_us,
+            quiesced,
             space: self.space(&entry.datastore).await?,
         })
     }
 
+    /// Takes a snapshot, with the guest's file systems frozen if the request wants it.
     async fn take_labelled(
-        &self,
+        self: &Rc<Self>,
         entry: &Rc<VmRecord>,
         request: api::SnapshotTake,
         label: &SnapshotLabel,
-    ) -> Result<blk::manifest::SnapshotState> {
-        let api::SnapshotTake { name, message } = request;
+    ) -> Result<(SnapshotState, Option<Quiesced>)> {
+        let api::SnapshotTake { name, message, quiesce } = request;
         let new = engine::tree::new_snapshot(&self.env, name.as_str(), &message);
         let late = self.defects.has(Defect::LabelLate);
         if !late {
             self.label_or_warn(entry, new.id, label).await?;
         }
+        // The takes of a VM that freeze its guest wait for one another.
+        let _turn = if quiesce == Quiesce::No { None } else { Some(entry.freezing.lock().await) };
+        let quiescing = self.quiesce(entry, quiesce).await?;
         let take = async || Ok(entry.running.take(new.clone()).await?);
-        let taken = self.with_bin(&entry.datastore, take).await?;
+        let taken = self.with_bin(&entry.datastore, take).await;
+        let was_frozen = matches!(quiescing, Some(Quiescing::Frozen(_)));
+        let mut quiesced = None;
+        if let Some(quiescing) = quiescing {
+            quiesced = Some(self.thaw(entry, quiescing).await);
+        }
+        let taken = taken?;
         if late {
             self.label_or_warn(entry, new.id, label).await?;
         }
-        Ok(taken)
+        if let Some(quiesced) = &quiesced {
+            self.note_quiesced(entry, &taken.name, quiesced);
+            if quiesced.consistent {
+                let label = SnapshotLabel { quiesced: true, ..label.clone() };
+                self.label_or_warn(entry, new.id, &label).await?;
+            } else if was_frozen && quiesce == Quiesce::Require {
+                return Err(self.remove_unquiesced(entry, &taken, &quiesced.sentence()).await);
+            }
+        }
+        Ok((taken, quiesced))
+    }
+
+    /// Removes a snapshot whose file systems were to be frozen and were not. Returns the error of its take.
+    async fn remove_unquiesced(&self, entry: &VmRecord, taken: &SnapshotState, sentence: &str) -> Error {
+        let (vm, name) = (api_types::vm_name(&entry.name), &taken.name);
+        let removed = match api_types::id(taken.id).parse() {
+            Ok(id) => self.snapshot_commit_job(&vm, CommitTarget::Snapshot(id)).await.map(drop),
+            Err(cause) => Err(Error::failed(cause)),
+        };
+        let fate = match removed {
+            Ok(()) => "is removed".to_owned(),
+            Err(e) => format!("could not be removed ({e})"),
+        };
+        Error::refused(format!("VM {vm}: snapshot {name} {fate}: {sentence}"))
     }
 
     /// A policy must know its snapshots; a person can do without.
-    async fn label_or_warn(&self, entry: &VmRecord, id: u128, label: &SnapshotLabel) -> Result<()> {
+    pub(super) async fn label_or_warn(
+        &self,
+        entry: &VmRecord,
+        id: u128,
+        label: &SnapshotLabel,
+    ) -> Result<()> {
         match self.label_snapshot(entry, id, label.clone()).await {
             Err(e) if label.policy.is_none() => {
                 warn!("VM {}: who takes a snapshot is not recorded: {e}", entry.name);

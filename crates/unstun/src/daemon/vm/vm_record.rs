@@ -3,9 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use api::error::{Error, Result};
 use api::{VmLimits, WhenFull};
+use blk::sync::TaskMutex;
 use engine::native::NativeVm;
 
 use crate::daemon::cores::vm_handle::VmHandle;
@@ -46,6 +49,10 @@ pub(crate) struct VmRecord {
     pub when_full: WhenFull,
     pub limits: Cell<VmLimits>,
     pub labels: VmRecordLabels,
+    /// Locked by a take that freezes the guest.
+    pub freezing: TaskMutex,
+    /// Whether the guest is frozen, or may be.
+    pub guest_busy: Arc<AtomicBool>,
     pub events: RefCell<Vec<api::Event>>,
     /// Notices from opening the VM's files.
     pub notices: RefCell<Vec<String>>,

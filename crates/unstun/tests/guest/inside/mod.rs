@@ -1,5 +1,6 @@
-//! The guest's side: process 1, without any other process.
+//! The guest's side: process 1, with no other process but the guest agent, which some scenarios start.
 
+mod agent;
 mod churn;
 mod network;
 mod tree;
@@ -13,15 +14,18 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use rustix::fs::sync;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::Signal;
 use rustix::system::{RebootCommand, init_module, reboot};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::initramfs::MODULES;
 use crate::wire::{Ask, CONTROL_PORT, Durable, ECHO_PORT, HOST};
+use agent::Agent;
 use churn::Churn;
 use writer::Writer;
 
@@ -38,6 +42,17 @@ pub(crate) fn main() -> ! {
     }
     let refused = reboot(RebootCommand::PowerOff);
     panic!("no power off: {refused:?}");
+}
+
+/// Runs as the guest agent's hook, which the agent tells what it is about to do.
+pub(crate) fn hook(what: &str) -> ExitCode {
+    match agent::hook(what) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("hook: {what}: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run() -> Result<()> {
@@ -99,6 +114,7 @@ struct Guest {
     mounted: BTreeMap<String, PathBuf>,
     writers: Vec<Writer>,
     churns: BTreeMap<String, Churn>,
+    agent: Option<Agent>,
 }
 
 impl Guest {
@@ -109,6 +125,15 @@ impl Guest {
             Ask::Sync => {
                 sync();
                 json(())
+            }
+            Ask::StartAgent => {
+                self.agent = Some(Agent::start()?);
+                json(())
+            }
+            Ask::StopAgent { continues: true } => json(self.agent()?.signal(Signal::STOP)?),
+            Ask::ContinueAgent => json(self.agent()?.signal(Signal::CONT)?),
+            Ask::StopAgent { continues: false } => {
+                json(self.agent.take().ok_or("the agent does not run")?.kill()?)
             }
             Ask::StartWriters => json(self.start_writers()?),
             Ask::Gaps => json(self.writers.iter().map(Writer::gap).collect::<Vec<_>>()),
@@ -133,6 +158,10 @@ impl Guest {
             Ask::Change => json(self.mounted.values().try_for_each(|place| tree::change(place))?),
             Ask::Tree { disk } => json(tree::list(self.at(&disk)?)?),
         }
+    }
+
+    fn agent(&self) -> Result<&Agent> {
+        Ok(self.agent.as_ref().ok_or("the agent does not run")?)
     }
 
     fn at(&self, disk: &str) -> Result<&Path> {

@@ -1,0 +1,198 @@
+//! Guests whose file systems are frozen while a snapshot is taken.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::name::TokenName;
+use crate::units::format_us;
+
+/// Range of the time for which file systems may be frozen, in milliseconds. A guest's own time limits are tens of seconds.
+pub const FROZEN_MS_MIN: u64 = 100;
+pub const FROZEN_MS_MAX: u64 = 60_000;
+const FROZEN_MS_DEFAULT: u64 = 2000;
+/// The kernel's limit on the path of a socket.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Maximum length of the name of a libvirt domain.
+const DOMAIN_BYTES_MAX: usize = 255;
+
+words! {
+    /// Whether the file systems of a guest are frozen for a take. The command line shows the variants' comments as its help.
+    #[derive(Default, clap::ValueEnum)]
+    pub enum Quiesce {
+        /// They are not frozen: the snapshot is as after a power cut
+        #[default]
+        No = "no",
+        /// They are frozen if that works; otherwise the snapshot is as after a power cut
+        Try = "try",
+        /// Without frozen file systems there is no snapshot
+        Require = "require",
+    }
+}
+
+/// How the file systems of a guest are frozen and thawed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub enum GuestAccess {
+    /// `unix:PATH`: through the socket of QEMU's guest agent.
+    Agent(PathBuf),
+    /// `libvirt:DOMAIN`: with `virsh domfsfreeze` and `virsh domfsthaw`.
+    Libvirt(String),
+    /// `command:NAME`: with the two commands in `/etc/unstun/guests/NAME.toml`.
+    Command(TokenName),
+}
+
+impl FromStr for GuestAccess {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || {
+            format!("{text:?}: expected unix:PATH of a guest agent's socket, libvirt:DOMAIN or command:NAME")
+        };
+        let (kind, value) = text.split_once(':').ok_or_else(expected)?;
+        if value.chars().any(char::is_control) {
+            return Err(format!("{text:?}: expected no control characters"));
+        }
+        match kind {
+            "unix" if !value.starts_with('/') || value.len() > SOCKET_PATH_BYTES_MAX => {
+                Err(format!("{text:?}: expected an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes"))
+            }
+            "unix" => Ok(GuestAccess::Agent(value.into())),
+            // virsh would take it for an option.
+            "libvirt" if value.is_empty() || value.starts_with('-') || value.len() > DOMAIN_BYTES_MAX => {
+                Err(format!("{text:?}: expected the name of a domain, as `virsh list --all` shows it"))
+            }
+            "libvirt" => Ok(GuestAccess::Libvirt(value.to_owned())),
+            "command" => {
+                let name =
+                    value.parse().map_err(|_| format!("{text:?}: expected the NAME of a file NAME.toml"))?;
+                Ok(GuestAccess::Command(name))
+            }
+            _ => Err(expected()),
+        }
+    }
+}
+
+impl fmt::Display for GuestAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GuestAccess::Agent(path) => write!(f, "unix:{}", path.display()),
+            GuestAccess::Libvirt(domain) => write!(f, "libvirt:{domain}"),
+            GuestAccess::Command(name) => write!(f, "command:{name}"),
+        }
+    }
+}
+
+impl TryFrom<String> for GuestAccess {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<GuestAccess> for String {
+    fn from(access: GuestAccess) -> String {
+        access.to_string()
+    }
+}
+
+/// Body of `PUT /vms/VM/guest`; part of `vm show`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct VmGuest {
+    /// Null: the file systems of the guest cannot be frozen.
+    pub access: Option<GuestAccess>,
+    /// Time after which frozen file systems are thawed, whether the snapshot is taken or not.
+    pub frozen_ms_max: u64,
+}
+
+impl Default for VmGuest {
+    fn default() -> VmGuest {
+        VmGuest { access: None, frozen_ms_max: FROZEN_MS_DEFAULT }
+    }
+}
+
+impl VmGuest {
+    pub fn check(&self) -> Result<(), String> {
+        let found = self.frozen_ms_max;
+        match (FROZEN_MS_MIN..=FROZEN_MS_MAX).contains(&found) {
+            true => Ok(()),
+            false => {
+                Err(format!("frozen_ms_max: found {found}, expected {FROZEN_MS_MIN} to {FROZEN_MS_MAX}"))
+            }
+        }
+    }
+}
+
+/// What became of the request to freeze a guest's file systems for a take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Quiesced {
+    /// Whether the file systems were frozen at the instant of the snapshot.
+    pub consistent: bool,
+    /// Number of frozen file systems; null where commands do not say.
+    pub file_systems: Option<u64>,
+    /// Time until the guest had frozen them, with what its own hooks do.
+    pub freeze_us: u64,
+    /// Time for which they were frozen, until the guest's answer that they are thawed.
+    pub frozen_us: u64,
+    /// Why the snapshot is not consistent, or what else went wrong.
+    pub cause: Option<String>,
+}
+
+impl Quiesced {
+    /// Returns what became of it as a sentence without its point.
+    pub fn sentence(&self) -> String {
+        let which =
+            self.file_systems.map_or("file systems".to_owned(), |count| format!("{count} file systems"));
+        let (frozen, freeze) = (format_us(self.frozen_us), format_us(self.freeze_us));
+        match (&self.cause, self.consistent) {
+            (None, _) => format!("{which} frozen for {frozen}, after {freeze}"),
+            (Some(cause), true) => format!("{which} frozen for {frozen}, after {freeze}; {cause}"),
+            (Some(cause), false) => format!("not frozen: {cause}"),
+        }
+    }
+}
+
+/// A row of `thaw`: a guest that a daemon left frozen when it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GuestThawed {
+    pub vm: String,
+    pub access: GuestAccess,
+    /// Why it may be frozen still; null if it is thawed.
+    pub cause: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_reads_as_it_is_written() {
+        for text in ["unix:/run/vm/web agent.sock", "libvirt:web server", "command:oracle"] {
+            assert_eq!(text.parse::<GuestAccess>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_access_is_refused_with_what_is_expected() {
+        for (text, expected) in [
+            ("agent.sock", "expected unix:PATH"),
+            ("tcp:1.2.3.4", "expected unix:PATH"),
+            ("unix:run/x", "absolute path"),
+            ("unix:/run/\n", "control characters"),
+            ("libvirt:", "name of a domain"),
+            ("libvirt:--all", "name of a domain"),
+            ("command:../x", "NAME.toml"),
+        ] {
+            let error = text.parse::<GuestAccess>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert!(VmGuest { access: None, frozen_ms_max: 99 }.check().unwrap_err().contains("found 99"));
+        assert!(VmGuest::default().check().is_ok());
+    }
+}

@@ -1,0 +1,162 @@
+//! Guests whose file systems are frozen for a take, and those that a crash has left frozen.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::{Operation, Quiesce, Quiesced, VmGuest};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use crate::daemon::requests::api_types;
+use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::state::Daemon;
+use crate::daemon::vm::labels::Labels;
+use crate::daemon::vm::vm_record::VmRecord;
+use crate::guest::{self, Freeze, FreezeError, Frozen, Record};
+
+/// Time for which a start tries to thaw a guest that the daemon has left frozen.
+const LEFT_TRIES: Duration = Duration::from_secs(600);
+
+/// File systems that a take has asked to be frozen.
+pub(super) enum Quiescing {
+    Frozen(Frozen),
+    /// The take goes on without, for this reason.
+    Not(String),
+}
+
+/// Why nothing is frozen where no guest runs. A take that requires frozen file systems does not fail for it.
+const NO_GUEST: &str = "no client is connected; the disks are as the guest left them";
+
+impl Daemon {
+    fn freeze_of(&self, entry: &VmRecord) -> Result<Freeze> {
+        let guest = entry.labels.get().guest();
+        let missing = || {
+            Error::refused(format!(
+                "VM {0}: unstun cannot reach its guest; name its agent: `unstun vm set {0} --guest-agent unix:/PATH`",
+                entry.name
+            ))
+        };
+        let record = Record { vm: entry.name.clone(), access: guest.access.clone().ok_or_else(missing)? };
+        Ok(self.freeze_with(record, &guest, entry.guest_busy.clone()))
+    }
+
+    fn freeze_with(&self, record: Record, guest: &VmGuest, busy: Arc<AtomicBool>) -> Freeze {
+        Freeze {
+            record,
+            datastore: self.main.root.clone(),
+            guests_dir: self.guests_dir.clone(),
+            frozen_max: Duration::from_millis(guest.frozen_ms_max),
+            busy,
+        }
+    }
+
+    /// Freezes the guest's file systems for a take, as far as the take wants it.
+    pub(super) async fn quiesce(
+        self: &Rc<Self>,
+        entry: &Rc<VmRecord>,
+        wanted: Quiesce,
+    ) -> Result<Option<Quiescing>> {
+        if wanted == Quiesce::No {
+            return Ok(None);
+        }
+        if entry.running.present(Who::Writers).await.is_empty() {
+            return Ok(Some(Quiescing::Not(NO_GUEST.to_owned())));
+        }
+        let frozen = match self.freeze_of(entry) {
+            Ok(freeze) => guest::freeze(freeze).await,
+            Err(error) if wanted == Quiesce::Require => return Err(error),
+            Err(error) => return Ok(Some(Quiescing::Not(error.to_string()))),
+        };
+        match frozen {
+            Ok(frozen) => Ok(Some(Quiescing::Frozen(frozen))),
+            Err(FreezeError { cause, later }) => {
+                self.note_later(entry, later);
+                match wanted {
+                    Quiesce::Require => {
+                        Err(Error::refused(format!("VM {}: no snapshot was taken: {cause}", entry.name)))
+                    }
+                    _ => Ok(Some(Quiescing::Not(cause))),
+                }
+            }
+        }
+    }
+
+    /// Thaws the guest's file systems after the take, and returns what became of it.
+    pub(super) async fn thaw(self: &Rc<Self>, entry: &Rc<VmRecord>, quiescing: Quiescing) -> Quiesced {
+        let frozen = match quiescing {
+            Quiescing::Frozen(frozen) => frozen,
+            Quiescing::Not(cause) => {
+                let cause = Some(cause);
+                return Quiesced { consistent: false, file_systems: None, freeze_us: 0, frozen_us: 0, cause };
+            }
+        };
+        let (file_systems, freeze_us) = (frozen.file_systems, frozen.freeze_us);
+        let thawed = frozen.thaw().await;
+        self.note_later(entry, thawed.later);
+        let consistent = thawed.held.is_ok();
+        Quiesced {
+            consistent,
+            file_systems,
+            freeze_us,
+            frozen_us: thawed.frozen_us,
+            cause: thawed.held.err(),
+        }
+    }
+
+    pub(super) fn note_quiesced(&self, entry: &VmRecord, snapshot: &str, quiesced: &Quiesced) {
+        let sentence = quiesced.sentence();
+        if !quiesced.consistent {
+            warn!("VM {}: snapshot {snapshot}: {sentence}", entry.name);
+        }
+        let (snapshot, frozen_us) = (Some(snapshot.to_owned()), quiesced.frozen_us);
+        let event = api_types::home_event(entry, &sentence);
+        self.record_event(entry, api::Event { operation: Operation::Quiesce, snapshot, frozen_us, ..event });
+    }
+
+    /// Records, when it is known, what became of file systems that may be frozen.
+    fn note_later(self: &Rc<Self>, entry: &Rc<VmRecord>, later: Option<oneshot::Receiver<String>>) {
+        let Some(later) = later else { return };
+        let (daemon, entry) = (Rc::downgrade(self), Rc::downgrade(entry));
+        self.env.spawn_detached(Box::pin(async move {
+            let said = later.await;
+            if let (Ok(sentence), Some(daemon), Some(entry)) = (said, daemon.upgrade(), entry.upgrade()) {
+                daemon.note(&entry, &sentence);
+            }
+        }));
+    }
+
+    /// Thaws the guests that an earlier daemon has left frozen, while the VMs are served.
+    pub(crate) async fn thaw_left(self: Rc<Self>) {
+        let root = self.main.root.clone();
+        for record in self.env.blocking(move || guest::all_records(&root)).await {
+            let vm = record.vm.clone();
+            warn!("VM {vm}: an earlier daemon ended while the file systems of the guest were frozen");
+            let entry = self.entry(&vm).ok();
+            let busy = entry.as_ref().map(|entry| entry.guest_busy.clone()).unwrap_or_default();
+            let freeze = self.freeze_with(record, &VmGuest::default(), busy);
+            let (tell, told) = oneshot::channel();
+            let work = move || tell.send(guest::thaw_left(&freeze, LEFT_TRIES));
+            if let Err(e) = std::thread::Builder::new().name("thaw".to_owned()).spawn(work) {
+                warn!("VM {vm}: a thread to thaw the guest: {e}");
+            } else if let Some(entry) = entry {
+                self.note_later(&entry, Some(told));
+            }
+        }
+    }
+
+    /// Sets how the guest of a VM is reached, and for how long its file systems may be frozen.
+    pub(crate) async fn vm_set_guest(self: &Rc<Self>, vm: &VmName, guest: VmGuest) -> Result<api::Vm> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let set = async |labels: &mut Labels| labels.set_guest(&guest);
+        self.change_labels(&entry, set).await?;
+        let how =
+            guest.access.as_ref().map_or("not reached".to_owned(), |access| format!("reached by {access}"));
+        info!("VM {vm}: its guest is {how} from now on");
+        self.note(&entry, &format!("its guest is {how} from now on"));
+        self.show(&entry).await
+    }
+}

@@ -1,0 +1,260 @@
+//! A guest whose file systems are frozen for a moment. A thread of its own freezes and thaws them: it thaws them in time
+//! whatever the rest of the daemon waits for, and goes on trying where the guest does not answer.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::units::format_us;
+use tokio::sync::oneshot;
+use tracing::{error, info};
+
+use super::fault::NotFrozen;
+use super::{Guest, Record};
+
+/// Limits of the waits for a guest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waits {
+    /// For the agent's first answer, before anything is frozen.
+    pub reach: Duration,
+    /// For the answer that the file systems are frozen: a hook in the guest may have to write a database's memory.
+    pub freeze: Duration,
+    pub thaw: Duration,
+    /// Between two tries to thaw.
+    pub again: Duration,
+    /// From the first try to thaw to the last.
+    pub tries: Duration,
+}
+
+const WAITS: Waits = Waits {
+    reach: Duration::from_secs(5),
+    freeze: Duration::from_secs(10),
+    thaw: Duration::from_secs(5),
+    again: Duration::from_secs(1),
+    tries: Duration::from_secs(600),
+};
+
+/// What is needed to freeze a guest.
+#[derive(Clone)]
+pub(crate) struct Freeze {
+    pub record: Record,
+    /// Folder of the main datastore, which has the records.
+    pub datastore: PathBuf,
+    pub guests_dir: PathBuf,
+    /// Time after which the file systems are thawed in any case.
+    pub frozen_max: Duration,
+    /// Whether a freeze of this guest is under way, or one that is not undone yet.
+    pub busy: Arc<AtomicBool>,
+}
+
+/// Frozen file systems. They are thawed when this is dropped, and after `frozen_max` at the latest.
+pub(crate) struct Frozen {
+    pub file_systems: Option<u64>,
+    pub freeze_us: u64,
+    release: Sender<()>,
+    thawed: oneshot::Receiver<Thawed>,
+}
+
+/// How a freeze has ended.
+pub(crate) struct Thawed {
+    /// Time from the guest's answer that the file systems are frozen to its answer that they are thawed.
+    pub frozen_us: u64,
+    /// Whether they were frozen until `Frozen::thaw` was called; otherwise `Err` with the cause.
+    pub held: Result<(), String>,
+    /// Where the guest has not said that they are thawed: what became of it, later.
+    pub later: Option<oneshot::Receiver<String>>,
+}
+
+/// Why nothing is frozen.
+pub(crate) struct FreezeError {
+    pub cause: String,
+    /// Where something may be frozen nevertheless: what became of it, later.
+    pub later: Option<oneshot::Receiver<String>>,
+}
+
+impl From<String> for FreezeError {
+    fn from(cause: String) -> FreezeError {
+        FreezeError { cause, later: None }
+    }
+}
+
+impl Frozen {
+    /// Thaws the file systems, and waits for the guest's answer.
+    pub(crate) async fn thaw(self) -> Thawed {
+        drop(self.release);
+        let gone =
+            |_| Thawed { frozen_us: 0, held: Err("the thread that thaws has ended".to_owned()), later: None };
+        self.thawed.await.unwrap_or_else(gone)
+    }
+}
+
+/// Freezes the file systems of a guest.
+pub(crate) async fn freeze(freeze: Freeze) -> Result<Frozen, FreezeError> {
+    begin(freeze, WAITS).await
+}
+
+pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, FreezeError> {
+    let Some(busy) = Busy::begin(&freeze.busy) else {
+        return Err("an earlier freeze of this guest is not undone yet".to_owned().into());
+    };
+    let (begun, frozen) = oneshot::channel();
+    let (release, released) = channel();
+    let work = move || {
+        let _busy = busy;
+        freeze.run(waits, begun, &released);
+    };
+    let spawned = thread::Builder::new().name("freeze".to_owned()).spawn(work);
+    spawned.map_err(|e| format!("a thread to freeze the guest: {e}"))?;
+    let gone = |_| Err("the thread that freezes has ended".to_owned().into());
+    let (file_systems, freeze_us, thawed) = frozen.await.unwrap_or_else(gone)?;
+    Ok(Frozen { file_systems, freeze_us, release, thawed })
+}
+
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn begin(busy: &Arc<AtomicBool>) -> Option<Busy> {
+        (!busy.swap(true, Ordering::AcqRel)).then(|| Busy(busy.clone()))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// What the thread says once the file systems are frozen.
+type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), FreezeError>;
+
+impl Freeze {
+    fn reach(&self, until: Instant) -> Result<Guest, String> {
+        Guest::reach(&self.record.access, &self.record.vm, &self.guests_dir, until)
+    }
+
+    fn run(&self, waits: Waits, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
+        let mut guest = match self.prepare(waits) {
+            Ok(guest) => guest,
+            Err(cause) => return drop(begun.send(Err(cause.into()))),
+        };
+        let before = Instant::now();
+        let fault = match guest.freeze(before + waits.freeze) {
+            Ok(Some(0)) => {
+                NotFrozen { cause: "the guest has no file system to freeze".to_owned(), may_be: false }
+            }
+            Ok(count) => {
+                let frozen = Instant::now();
+                let (thaw, thawed) = oneshot::channel();
+                let answer = (count, micros(frozen - before), thawed);
+                // Without a taker there is nothing to wait for.
+                let is_taken = begun.send(Ok(answer)).is_ok();
+                let in_time =
+                    !is_taken || released.recv_timeout(self.frozen_max) != Err(RecvTimeoutError::Timeout);
+                return self.end(waits, guest, (frozen, in_time), thaw);
+            }
+            Err(fault) => fault,
+        };
+        if !fault.may_be {
+            self.record.remove(&self.datastore);
+            return drop(begun.send(Err(fault.cause.into())));
+        }
+        let (end, later) = oneshot::channel();
+        let _ = begun.send(Err(FreezeError { cause: fault.cause, later: Some(later) }));
+        let first = guest.thaw(Instant::now() + waits.thaw);
+        // The agent has one client at a time.
+        drop(guest);
+        let _ = end.send(self.report(first.or_else(|_| self.thaw_until(waits))));
+    }
+
+    /// Records the freeze and reaches the guest.
+    fn prepare(&self, waits: Waits) -> Result<Guest, String> {
+        let guest = self.reach(Instant::now() + waits.reach)?;
+        self.record.write(&self.datastore)?;
+        Ok(guest)
+    }
+
+    fn end(
+        &self,
+        waits: Waits,
+        mut guest: Guest,
+        (frozen, in_time): (Instant, bool),
+        thawed: oneshot::Sender<Thawed>,
+    ) {
+        let answer = guest.thaw(Instant::now() + waits.thaw);
+        let frozen_us = micros(frozen.elapsed());
+        let held = match &answer {
+            Ok(Some(0)) => Err("another program thawed the guest's file systems meanwhile".to_owned()),
+            Ok(_) if in_time => Ok(()),
+            Ok(_) => {
+                let max = format_us(micros(self.frozen_max));
+                Err(format!(
+                    "the snapshot was not taken within {max}, after which the file systems are thawed"
+                ))
+            }
+            Err(cause) => Err(format!("{cause}; its file systems may be frozen, and are being thawed")),
+        };
+        if answer.is_ok() {
+            self.record.remove(&self.datastore);
+            let _ = thawed.send(Thawed { frozen_us, held, later: None });
+            return;
+        }
+        drop(guest);
+        let (end, later) = oneshot::channel();
+        let _ = thawed.send(Thawed { frozen_us, held, later: Some(later) });
+        let _ = end.send(self.report(self.thaw_until(waits)));
+    }
+
+    /// Tries to thaw the file systems until the guest says that they are thawed.
+    fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
+        let until = Instant::now() + waits.tries;
+        loop {
+            let reached = self.reach(Instant::now() + waits.reach);
+            let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));
+            if thawed.is_ok() || Instant::now() + waits.again >= until {
+                return thawed;
+            }
+            thread::park_timeout(waits.again);
+        }
+    }
+
+    /// Returns what became of a freeze that was not undone at once, and writes it to the log.
+    fn report(&self, thawed: Result<Option<u64>, String>) -> String {
+        let vm = &self.record.vm;
+        match thawed {
+            Ok(_) => {
+                self.record.remove(&self.datastore);
+                let sentence = "the file systems of the guest are thawed".to_owned();
+                info!("VM {vm}: {sentence}");
+                sentence
+            }
+            Err(cause) => {
+                let sentence = format!(
+                    "the file systems of the guest may be frozen: {cause}; run `fsfreeze -u` in the guest, or \
+                     start its agent and run `unstun thaw`"
+                );
+                error!("VM {vm}: {sentence}");
+                sentence
+            }
+        }
+    }
+}
+
+/// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
+pub(crate) fn thaw_recorded(freeze: &Freeze, tries: Duration) -> Result<(), String> {
+    freeze.thaw_until(Waits { tries, ..WAITS })?;
+    freeze.record.remove(&freeze.datastore);
+    Ok(())
+}
+
+/// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
+pub(crate) fn thaw_left(freeze: &Freeze, tries: Duration) -> String {
+    let _busy = Busy::begin(&freeze.busy);
+    freeze.report(freeze.thaw_until(Waits { tries, ..WAITS }))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
