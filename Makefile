@@ -1,7 +1,7 @@
 # The two commands a newcomer needs are `make run` and `make test`; `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-all setup lint deny build unit crash clients guest soak fuzz bench bench-quick clean
+.PHONY: help run install deb test test-all setup lint deny build unit crash clients guest soak fuzz bench bench-quick clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +11,9 @@ run: ## Build, serve ./unstun-data, run the demo; the daemon stays up until Ctrl
 
 install: ## Binary, man pages, completions, systemd unit (PREFIX, DESTDIR)
 	@scripts/install.sh
+
+deb: ## A Debian package under target/debian
+	@scripts/deb.sh
 
 test: ## Install what is missing, then lint, build and unit; then clients, guest and crash side by side
 	@scripts/test.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs into a temporary DESTDIR as a packager does, with link-time optimisation, and runs the demo with what was
-# installed.
+# installed. Makes a Debian package of it, and tries that in a fresh Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,3 +25,6 @@ until "$unstun" status >/dev/null 2>&1; do
     sleep 0.1
 done
 "$unstun" demo
+
+scripts/setup.sh deb
+scripts/try-deb.sh "$(BINARY=$unstun scripts/deb.sh)"

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Installs a package in a fresh Debian 12 root, makes a VM there, removes the package and purges it.
+# usage: try-deb.sh PACKAGE.deb
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+package=$(realpath "$1")
+root=$(mktemp -d "$(realpath "${CARGO_TARGET_DIR:-target}")/debian-root.XXXXXX")
+daemon=
+client=
+stop() {
+    local process
+    for process in $client $daemon; do kill "$process" 2>/dev/null || true; done
+    for process in $client $daemon; do wait "$process" 2>/dev/null || true; done
+    umount "$root/proc" 2>/dev/null || true
+    rm -rf --one-file-system "$root"
+}
+trap stop EXIT
+
+fail() { echo "try-deb: $*" >&2; exit 1; }
+inside() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C "$@" </dev/null; }
+# As systemd would start it.
+start() {
+    local words
+    words=$(sed -n 's/^ExecStart=//p' "$root/lib/systemd/system/unstun.service")
+    # shellcheck disable=SC2016 # in the root's shell
+    inside sh -c ". /etc/unstun/options.conf; mkdir -p /var/lib/unstun; exec $words" >/dev/null 2>"$root/daemon.log" &
+    daemon=$!
+    until inside unstun --datastore /var/lib/unstun status >/dev/null 2>&1; do
+        kill -0 "$daemon" 2>/dev/null || { cat "$root/daemon.log"; fail "the daemon ended"; }
+        sleep 0.1
+    done
+}
+
+# The host's own sources of packages.
+sources=(/etc/apt/sources.list)
+[[ -e ${sources[0]} ]] || sources=(/etc/apt/sources.list.d/*.sources)
+mmdebstrap --quiet --variant=apt --include=systemd-standalone-sysusers,man-db bookworm "$root" "${sources[0]}"
+mount -t proc proc "$root/proc"
+cp "$package" "$root/unstun.deb"
+inside apt-get -q install -y --no-install-recommends ./unstun.deb
+
+inside unstun --version
+inside unstun up --help >/dev/null
+inside getent group unstun >/dev/null || fail "no group unstun"
+inside man -w unstun-snapshot-take >/dev/null || fail "no man page"
+[[ -L $root/etc/systemd/system/multi-user.target.wants/unstun.service ]] || fail "the service is not enabled"
+start
+inside unstun vm create web --disk 1G
+inside unstun snapshot take web first
+inside unstun lab list >/dev/null
+
+# A client of the host keeps the disk in use.
+qemu-io -f raw -c 'write 0 1M' -c 'sleep 600000' \
+    "nbd+unix:///web/disk0?socket=$root/var/lib/unstun/.unstun/nbd.sock" </dev/null >/dev/null &
+client=$!
+until inside unstun vm show web --json | grep -q '"nbd_clients": *1'; do
+    kill -0 "$client" || fail "the client ended"
+    sleep 0.1
+done
+if inside apt-get -q remove -y unstun >"$root/refused" 2>&1; then fail "the package was removed while a disk was in use"; fi
+grep -q "disks of 1 VMs are in use" "$root/refused" || { cat "$root/refused"; fail "the refusal does not say why"; }
+inside unstun vm show web >/dev/null || fail "the refused removal ended the daemon"
+kill "$client" && { wait "$client" || true; }
+client=
+
+# The same version again, as an upgrade is: it stays enabled, and the settings stay.
+echo 'UNSTUN_OPTIONS="--bin-hours 48"' >"$root/etc/unstun/options.conf"
+inside dpkg --install /unstun.deb
+grep -q 48 "$root/etc/unstun/options.conf" || fail "an upgrade changed the settings"
+until inside unstun vm show web --json | grep -q '"nbd_clients": *0'; do sleep 0.1; done
+kill "$daemon" && { wait "$daemon" || true; }
+daemon=
+start
+inside unstun snapshot tree web | grep -q first || fail "the snapshot is missing after a restart"
+inside apt-get -q remove -y unstun
+kill "$daemon" && { wait "$daemon" || true; }
+daemon=
+[[ -e $root/var/lib/unstun/web ]] || fail "the removal took the disks"
+inside apt-get -q purge -y unstun
+[[ -e $root/var/lib/unstun/web ]] || fail "the purge took the disks without a yes"
+
+# Purged with a yes.
+inside apt-get -q install -y --no-install-recommends ./unstun.deb
+inside sh -c 'echo "unstun unstun/remove-data boolean true" | debconf-set-selections'
+inside apt-get -q purge -y unstun
+[[ ! -e $root/var/lib/unstun ]] || fail "the purge left the disks in spite of a yes"
+echo "try-deb: $(basename "$package") installs, serves, refuses its removal under a client, and keeps the disks"
