@@ -62,6 +62,7 @@ mod snapshots;
 mod space;
 mod supervised;
 mod tools;
+mod upgrade;
 mod vhost;
 #[path = "../../../export/tests/vhost_user/client.rs"]
 mod vhost_client;
