@@ -255,6 +255,7 @@ fn no_guide_is_left_out() {
         "lab.md",
         "leave-vmware.md",
         "policies.md",
+        "quiesce.md",
         "read-a-report.md",
         "recover.md",
         // Takes two hosts and a device between them: `devices.rs` follows it with two daemons.
