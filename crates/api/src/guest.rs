@@ -7,7 +7,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::name::TokenName;
+use crate::name::{TokenName, VmName};
 use crate::units::format_us;
 
 /// Range of the time for which file systems may be frozen, in milliseconds. A guest's own time limits are tens of seconds.
@@ -140,28 +140,30 @@ pub struct Quiesced {
     pub freeze_us: u64,
     /// Time for which they were frozen, until the guest's answer that they are thawed.
     pub frozen_us: u64,
-    /// Why the snapshot is not consistent, or what else went wrong.
+    /// Why the snapshot is not consistent; null if it is.
     pub cause: Option<String>,
 }
 
 impl Quiesced {
     /// Returns what became of it as a sentence without its point.
     pub fn sentence(&self) -> String {
-        let which =
-            self.file_systems.map_or("file systems".to_owned(), |count| format!("{count} file systems"));
-        let (frozen, freeze) = (format_us(self.frozen_us), format_us(self.freeze_us));
-        match (&self.cause, self.consistent) {
-            (None, _) => format!("{which} frozen for {frozen}, after {freeze}"),
-            (Some(cause), true) => format!("{which} frozen for {frozen}, after {freeze}; {cause}"),
-            (Some(cause), false) => format!("not frozen: {cause}"),
+        if let Some(cause) = &self.cause {
+            return format!("not quiesced: {cause}");
         }
+        let which = match self.file_systems {
+            None => "file systems".to_owned(),
+            Some(1) => "1 file system".to_owned(),
+            Some(count) => format!("{count} file systems"),
+        };
+        let (frozen, freeze) = (format_us(self.frozen_us), format_us(self.freeze_us));
+        format!("{which} frozen for {frozen} (the freeze took {freeze})")
     }
 }
 
 /// A row of `thaw`: a guest that a daemon left frozen when it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestThawed {
-    pub vm: String,
+    pub vm: VmName,
     pub access: GuestAccess,
     /// Why it may be frozen still; null if it is thawed.
     pub cause: Option<String>,

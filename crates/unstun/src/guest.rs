@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use api::GuestAccess;
+use api::name::VmName;
 
 use agent::Agent;
 use commands::Commands;
 use fault::NotFrozen;
-pub(crate) use freeze::{Freeze, FreezeError, Frozen, freeze, thaw_left, thaw_recorded};
+pub(crate) use freeze::{Freeze, FreezeError, Frozen, FrozenGuest, freeze, thaw_left, thaw_recorded};
 pub(crate) use record::{Record, all as all_records};
 
 /// Folder of the commands that freeze and thaw guests.
@@ -33,13 +34,13 @@ enum Guest {
 
 impl Guest {
     /// Reaches the guest, and fails if its agent does not answer. Nothing is frozen by that.
-    fn reach(access: &GuestAccess, vm: &str, guests_dir: &Path, until: Instant) -> Result<Guest, String> {
+    fn reach(access: &GuestAccess, vm: &VmName, guests_dir: &Path, until: Instant) -> Result<Guest, String> {
         match access {
             GuestAccess::Agent(path) => Agent::connect(path, until).map(Guest::Agent),
             GuestAccess::Libvirt(domain) => Ok(Guest::Commands(Commands::of_libvirt(domain))),
             GuestAccess::Command(name) => {
                 let path: PathBuf = guests_dir.join(format!("{name}.toml"));
-                Commands::read(&path, vm).map(Guest::Commands)
+                Commands::read(&path, vm.as_str()).map(Guest::Commands)
             }
         }
     }

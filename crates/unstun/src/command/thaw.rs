@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use api::GuestThawed;
 use api::error::{Error, Result};
 use api::location::{Datastore, variable};
 use api::output::Output;
-use api::{GuestThawed, VmGuest};
 
 use crate::cli::ThawArgs;
-use crate::guest::{self, Freeze};
+use crate::guest::{self, FrozenGuest};
 
 pub(super) fn run(named: Option<&Path>, args: &ThawArgs, output: Output) -> Result<()> {
     let named = named.map(Path::to_owned).or_else(variable);
@@ -17,14 +17,9 @@ pub(super) fn run(named: Option<&Path>, args: &ThawArgs, output: Output) -> Resu
     let mut all = Vec::new();
     for record in guest::all_records(datastore.root()) {
         let (vm, access) = (record.vm.clone(), record.access.clone());
-        let freeze = Freeze {
-            record,
-            datastore: datastore.root().to_owned(),
-            guests_dir: args.guests_dir.clone(),
-            frozen_max: Duration::from_millis(VmGuest::default().frozen_ms_max),
-            busy: std::sync::Arc::default(),
-        };
-        let cause = guest::thaw_recorded(&freeze, Duration::from_secs(args.tries_s)).err();
+        let (datastore, guests_dir) = (datastore.root().to_owned(), args.guests_dir.clone());
+        let guest = FrozenGuest { record, datastore, guests_dir };
+        let cause = guest::thaw_recorded(&guest, Duration::from_secs(args.tries_s)).err();
         all.push(GuestThawed { vm, access, cause });
     }
     let failed = all.iter().filter(|guest| guest.cause.is_some()).count();

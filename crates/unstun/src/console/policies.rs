@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use api::error::{Error, Result};
-use api::{Policy, PolicyApply, PolicyStatus, Removes, Retention, Role, TEMPLATE_DEFAULT};
+use api::{Policy, PolicyApply, PolicyStatus, Quiesce, Removes, Retention, Role, TEMPLATE_DEFAULT};
 use axum::extract::{Extension, Form, Path, State};
 use axum::response::Response;
 use maud::{Markup, html};
@@ -47,7 +47,9 @@ fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
         tr {
             th scope="row" { (policy.name) }
             td { (schedule.join("; ")) }
-            td { (policy.keep.describe()) @if policy.removes == Removes::All { " (of all snapshots)" } }
+            td { (policy.keep.describe()) @if policy.removes == Removes::All { " (of all snapshots)" }
+                @if policy.quiesce != Quiesce::No { ", quiesce: " (policy.quiesce.as_str()) }
+            }
             td { (applies.join(", ")) }
             td.number { (one.vms.len()) }
             td { @match one.next { _ if !policy.enabled => "disabled", Some(next) => (format!("{next:.0}")), None => "none" } }

@@ -456,10 +456,7 @@ impl Daemon {
         let ended = self.running.vhost.front_end.ended(&self.env);
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(ended)).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
-        // No guest stays frozen for a take that is under way.
-        for entry in self.entries() {
-            let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(entry.freezing.lock())).await;
-        }
+        self.await_thaws().await;
         self.end_bins().await;
         let mut result = Ok(());
         let close = async |entry: Rc<VmRecord>| {

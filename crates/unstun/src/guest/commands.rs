@@ -106,7 +106,7 @@ fn run(words: &[String], vm: &str, until: Instant) -> Result<String, Fault> {
         let mut said = Vec::new();
         let _ = reader.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut said);
         drop(reader);
-        // Nobody waits for it any more if it took too long.
+        // The caller has stopped waiting if the command took too long.
         let _ = ended.send((child.wait(), said));
     });
     let Ok((status, said)) = end.recv_timeout(until.saturating_duration_since(Instant::now())) else {

@@ -37,13 +37,19 @@ const WAITS: Waits = Waits {
     tries: Duration::from_secs(600),
 };
 
-/// What is needed to freeze a guest.
+/// A guest that is frozen or may be, and where its record is.
 #[derive(Clone)]
-pub(crate) struct Freeze {
+pub(crate) struct FrozenGuest {
     pub record: Record,
     /// Folder of the main datastore, which has the records.
     pub datastore: PathBuf,
     pub guests_dir: PathBuf,
+}
+
+/// What is needed to freeze a guest.
+#[derive(Clone)]
+pub(crate) struct Freeze {
+    pub guest: FrozenGuest,
     /// Time after which the file systems are thawed in any case.
     pub frozen_max: Duration,
     /// Whether a freeze of this guest is under way, or one that is not undone yet.
@@ -131,10 +137,6 @@ impl Drop for Busy {
 type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), FreezeError>;
 
 impl Freeze {
-    fn reach(&self, until: Instant) -> Result<Guest, String> {
-        Guest::reach(&self.record.access, &self.record.vm, &self.guests_dir, until)
-    }
-
     fn run(&self, waits: Waits, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
         let mut guest = match self.prepare(waits) {
             Ok(guest) => guest,
@@ -143,7 +145,8 @@ impl Freeze {
         let before = Instant::now();
         let fault = match guest.freeze(before + waits.freeze) {
             Ok(Some(0)) => {
-                NotFrozen { cause: "the guest has no file system to freeze".to_owned(), may_be: false }
+                // The agent, or the meaning of what a command says, may be another than expected.
+                NotFrozen { cause: "the guest has frozen no file system".to_owned(), may_be: true }
             }
             Ok(count) => {
                 let frozen = Instant::now();
@@ -158,7 +161,7 @@ impl Freeze {
             Err(fault) => fault,
         };
         if !fault.may_be {
-            self.record.remove(&self.datastore);
+            self.guest.forget();
             return drop(begun.send(Err(fault.cause.into())));
         }
         let (end, later) = oneshot::channel();
@@ -166,13 +169,13 @@ impl Freeze {
         let first = guest.thaw(Instant::now() + waits.thaw);
         // The agent has one client at a time.
         drop(guest);
-        let _ = end.send(self.report(first.or_else(|_| self.thaw_until(waits))));
+        let _ = end.send(self.guest.report(first.or_else(|_| self.guest.thaw_until(waits))));
     }
 
     /// Records the freeze and reaches the guest.
     fn prepare(&self, waits: Waits) -> Result<Guest, String> {
-        let guest = self.reach(Instant::now() + waits.reach)?;
-        self.record.write(&self.datastore)?;
+        let guest = self.guest.reach(Instant::now() + waits.reach)?;
+        self.guest.record.write(&self.guest.datastore)?;
         Ok(guest)
     }
 
@@ -197,14 +200,25 @@ impl Freeze {
             Err(cause) => Err(format!("{cause}; its file systems may be frozen, and are being thawed")),
         };
         if answer.is_ok() {
-            self.record.remove(&self.datastore);
+            self.guest.forget();
             let _ = thawed.send(Thawed { frozen_us, held, later: None });
             return;
         }
         drop(guest);
         let (end, later) = oneshot::channel();
         let _ = thawed.send(Thawed { frozen_us, held, later: Some(later) });
-        let _ = end.send(self.report(self.thaw_until(waits)));
+        let _ = end.send(self.guest.report(self.guest.thaw_until(waits)));
+    }
+}
+
+impl FrozenGuest {
+    fn reach(&self, until: Instant) -> Result<Guest, String> {
+        Guest::reach(&self.record.access, &self.record.vm, &self.guests_dir, until)
+    }
+
+    /// Removes the record: the guest is not frozen.
+    fn forget(&self) {
+        self.record.remove(&self.datastore);
     }
 
     /// Tries to thaw the file systems until the guest says that they are thawed.
@@ -225,7 +239,7 @@ impl Freeze {
         let vm = &self.record.vm;
         match thawed {
             Ok(_) => {
-                self.record.remove(&self.datastore);
+                self.forget();
                 let sentence = "the file systems of the guest are thawed".to_owned();
                 info!("VM {vm}: {sentence}");
                 sentence
@@ -243,16 +257,16 @@ impl Freeze {
 }
 
 /// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
-pub(crate) fn thaw_recorded(freeze: &Freeze, tries: Duration) -> Result<(), String> {
-    freeze.thaw_until(Waits { tries, ..WAITS })?;
-    freeze.record.remove(&freeze.datastore);
+pub(crate) fn thaw_recorded(guest: &FrozenGuest, tries: Duration) -> Result<(), String> {
+    guest.thaw_until(Waits { tries, ..WAITS })?;
+    guest.forget();
     Ok(())
 }
 
 /// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
-pub(crate) fn thaw_left(freeze: &Freeze, tries: Duration) -> String {
-    let _busy = Busy::begin(&freeze.busy);
-    freeze.report(freeze.thaw_until(Waits { tries, ..WAITS }))
+pub(crate) fn thaw_left(guest: &FrozenGuest, busy: &Arc<AtomicBool>) -> String {
+    let _busy = Busy::begin(busy);
+    guest.report(guest.thaw_until(WAITS))
 }
 
 fn micros(duration: Duration) -> u64 {

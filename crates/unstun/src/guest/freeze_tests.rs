@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::client::runtime;
 
-use super::freeze::{Freeze, FreezeError, Frozen, Waits, begin, thaw_recorded};
+use super::freeze::{Freeze, FreezeError, Frozen, FrozenGuest, Waits, begin, thaw_recorded};
 use super::record::{Record, all};
 
 #[path = "../../tests/clients/fake_agent.rs"]
@@ -27,13 +27,9 @@ const WAITS: Waits =
 
 fn of(folder: &Path, access: &str) -> Freeze {
     std::fs::create_dir_all(folder.join(".unstun")).unwrap();
-    Freeze {
-        record: Record { vm: "web".to_owned(), access: access.parse().unwrap() },
-        datastore: folder.to_owned(),
-        guests_dir: folder.to_owned(),
-        frozen_max: LONG,
-        busy: Arc::new(AtomicBool::new(false)),
-    }
+    let record = Record { vm: "web".parse().unwrap(), access: access.parse().unwrap() };
+    let guest = FrozenGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() };
+    Freeze { guest, frozen_max: LONG, busy: Arc::new(AtomicBool::new(false)) }
 }
 
 /// Plays an agent, and returns how to freeze its guest, and the commands that it gets.
@@ -57,7 +53,7 @@ fn a_guest_is_frozen_until_it_is_thawed() {
     let (freeze, commands) = agent(folder.path(), |_| Answer::Return(2));
     let frozen = begun(&freeze, WAITS).ok().unwrap();
     assert_eq!(frozen.file_systems, Some(2));
-    assert_eq!(all(folder.path()), vec![freeze.record.clone()], "a crash now leaves the record");
+    assert_eq!(all(folder.path()), vec![freeze.guest.record.clone()], "a crash now leaves the record");
     assert!(cause(&freeze, WAITS).contains("not undone yet"), "one at a time");
     assert_eq!(commands.recv().unwrap(), FREEZE);
     assert!(commands.recv_timeout(SHORT).is_err(), "no thaw yet");
@@ -147,17 +143,17 @@ fn an_agent_that_dies_while_the_guest_is_frozen_is_named() {
     assert!(thawed.held.unwrap_err().contains("did not thaw: the connection has ended"));
     let later = thawed.later.unwrap().blocking_recv().unwrap();
     assert!(later.contains("may be frozen") && later.contains("`unstun thaw`"), "{later}");
-    assert_eq!(all(folder.path()), vec![freeze.record.clone()], "the next start tries it again");
-    assert!(thaw_recorded(&freeze, SHORT).is_err());
-    assert_eq!(all(folder.path()), [freeze.record]);
+    assert_eq!(all(folder.path()), vec![freeze.guest.record.clone()], "the next start tries it again");
+    assert!(thaw_recorded(&freeze.guest, SHORT).is_err());
+    assert_eq!(all(folder.path()), [freeze.guest.record]);
 }
 
 #[test]
 fn a_record_that_a_crash_left_is_thawed_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (freeze, commands) = agent(folder.path(), |_| Answer::Return(1));
-    freeze.record.write(folder.path()).unwrap();
-    thaw_recorded(&freeze, LONG).unwrap();
+    freeze.guest.record.write(folder.path()).unwrap();
+    thaw_recorded(&freeze.guest, LONG).unwrap();
     assert_eq!((commands.recv().unwrap().as_str(), all(folder.path())), (THAW, Vec::new()));
 }
 

@@ -2,22 +2,25 @@
 //! until the guest has said that they are thawed. After a crash of the daemon they say whom to thaw.
 
 use std::fs::{self, DirBuilder, DirEntry, File};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use api::GuestAccess;
+use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use serde::{Deserialize, Serialize};
 
 const FOLDER: &str = "frozen";
 /// Prefix of a file that is not complete yet. No VM's name begins with it.
 const NEW: &str = ".";
+/// Maximum size of a record in bytes: two names and a path, escaped.
+const RECORD_BYTES_MAX: u64 = 4096;
 
 /// Content of the file, whose name is that of the VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    pub vm: String,
+    pub vm: VmName,
     pub access: GuestAccess,
 }
 
@@ -35,7 +38,7 @@ impl Record {
                 Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
             }
-            let path = folder.join(&self.vm);
+            let path = folder.join(self.vm.as_str());
             let new = folder.join(format!("{NEW}{}", self.vm));
             let mut file = File::create(&new)?;
             file.write_all(&serde_json::to_vec(self).expect("a record is JSON"))?;
@@ -50,17 +53,27 @@ impl Record {
 
     /// Removes the record. One that stays is harmless: a guest that is not frozen is thawed once more.
     pub(super) fn remove(&self, datastore: &Path) {
-        let _ = fs::remove_file(folder(datastore).join(&self.vm));
+        let _ = fs::remove_file(folder(datastore).join(self.vm.as_str()));
     }
 }
 
-/// Returns the records of a datastore. A file that is none is left out: a crash before the freeze may have cut it off.
+/// Returns the records of a datastore. A file that is none, or not the one of its VM, is left out: a crash before the freeze
+/// may have cut it off.
 pub(crate) fn all(datastore: &Path) -> Vec<Record> {
     let Ok(entries) = fs::read_dir(folder(datastore)) else { return Vec::new() };
-    let is_whole = |entry: &DirEntry| !entry.file_name().to_string_lossy().starts_with(NEW);
-    let read =
-        |entry: DirEntry| -> Option<Record> { serde_json::from_slice(&fs::read(entry.path()).ok()?).ok() };
-    entries.flatten().filter(is_whole).filter_map(read).collect()
+    let read = |entry: DirEntry| -> Option<Record> {
+        // Opening a pipe would block.
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let mut text = Vec::new();
+        is_file
+            .then(|| File::open(entry.path()).ok())??
+            .take(RECORD_BYTES_MAX)
+            .read_to_end(&mut text)
+            .ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        (entry.file_name() == record.vm.as_str()).then_some(record)
+    };
+    entries.flatten().filter_map(read).collect()
 }
 
 #[cfg(test)]
@@ -71,7 +84,8 @@ mod tests {
     fn a_record_is_there_until_it_is_removed() {
         let datastore = tempfile::tempdir().unwrap();
         let root = datastore.path();
-        let record = |vm: &str| Record { vm: vm.to_owned(), access: "unix:/run/a.sock".parse().unwrap() };
+        let record =
+            |vm: &str| Record { vm: vm.parse().unwrap(), access: "unix:/run/a.sock".parse().unwrap() };
         assert_eq!(all(root), []);
         assert!(record("web").write(root).unwrap_err().contains("frozen"), "without an own folder");
         fs::create_dir(root.join(OWN_FOLDER)).unwrap();
@@ -80,6 +94,10 @@ mod tests {
         record("db").write(root).unwrap();
         fs::write(folder(root).join("torn"), "{\"vm\":").unwrap();
         fs::write(folder(root).join(".mail"), serde_json::to_vec(&record("mail")).unwrap()).unwrap();
+        // A name that is none, and a record under the name of another VM.
+        fs::write(folder(root).join("x"), r#"{"vm":"../../x","access":"unix:/run/a.sock"}"#).unwrap();
+        fs::write(folder(root).join("y"), serde_json::to_vec(&record("web")).unwrap()).unwrap();
+        fs::create_dir(folder(root).join("z")).unwrap();
         let mut found = all(root);
         found.sort_by(|a, b| a.vm.cmp(&b.vm));
         assert_eq!(found, [record("db"), record("web")]);

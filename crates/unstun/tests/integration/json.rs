@@ -241,7 +241,7 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     let snapshot: SnapshotRef = (&taken.name).into();
     let quiesced = client.snapshot_take(name, &taken).await.unwrap().quiesced;
     actual.add("Quiesced", quiesced.as_ref().unwrap());
-    let thawed = GuestThawed { vm: name.to_string(), access: "command:db".parse().unwrap(), cause: None };
+    let thawed = GuestThawed { vm: name.clone(), access: "command:db".parse().unwrap(), cause: None };
     actual.add("GuestThawed", &thawed);
     let revert = Revert { disconnect: true, purge: true, ..Revert::default() };
     let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: true, keep: false };

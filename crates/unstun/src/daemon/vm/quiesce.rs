@@ -1,25 +1,22 @@
 //! Guests whose file systems are frozen for a take, and those that a crash has left frozen.
 
+use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use api::error::{Error, Result};
 use api::name::VmName;
 use api::{Operation, Quiesce, Quiesced, VmGuest};
+use futures_util::future::{join_all, select};
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::labels::Labels;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::guest::{self, Freeze, FreezeError, Frozen, Record};
-
-/// Time for which a start tries to thaw a guest that the daemon has left frozen.
-const LEFT_TRIES: Duration = Duration::from_secs(600);
+use crate::guest::{self, Freeze, FreezeError, Frozen, FrozenGuest, Record};
 
 /// File systems that a take has asked to be frozen.
 pub(super) enum Quiescing {
@@ -28,6 +25,8 @@ pub(super) enum Quiescing {
     Not(String),
 }
 
+/// Time for a guest's answer that its file systems are thawed, for which the end of the daemon waits.
+const THAW_MS_MAX: u64 = 5000;
 /// Why nothing is frozen where no guest runs. A take that requires frozen file systems does not fail for it.
 const NO_GUEST: &str = "no client is connected; the disks are as the guest left them";
 
@@ -40,18 +39,18 @@ impl Daemon {
                 entry.name
             ))
         };
-        let record = Record { vm: entry.name.clone(), access: guest.access.clone().ok_or_else(missing)? };
-        Ok(self.freeze_with(record, &guest, entry.guest_busy.clone()))
+        let record =
+            Record { vm: api_types::vm_name(&entry.name), access: guest.access.clone().ok_or_else(missing)? };
+        Ok(Freeze {
+            guest: self.frozen_guest(record),
+            frozen_max: Duration::from_millis(guest.frozen_ms_max),
+            busy: entry.guest_busy.clone(),
+        })
     }
 
-    fn freeze_with(&self, record: Record, guest: &VmGuest, busy: Arc<AtomicBool>) -> Freeze {
-        Freeze {
-            record,
-            datastore: self.main.root.clone(),
-            guests_dir: self.guests_dir.clone(),
-            frozen_max: Duration::from_millis(guest.frozen_ms_max),
-            busy,
-        }
+    fn frozen_guest(&self, record: Record) -> FrozenGuest {
+        let (datastore, guests_dir) = (self.main.root.clone(), self.guests_dir.clone());
+        FrozenGuest { record, datastore, guests_dir }
     }
 
     /// Freezes the guest's file systems for a take, as far as the take wants it.
@@ -129,17 +128,27 @@ impl Daemon {
         }));
     }
 
+    /// Waits until no guest is frozen for a take under way, and at most as long as guests may be frozen: the take may wait for
+    /// space.
+    pub(crate) async fn await_thaws(&self) {
+        let takes = self.entries().into_iter().map(|entry| async move {
+            let us = (entry.labels.get().guest().frozen_ms_max + THAW_MS_MAX) * 1000;
+            select(pin!(entry.freezing.lock()), pin!(self.env.sleep_us(us))).await;
+        });
+        join_all(takes).await;
+    }
+
     /// Thaws the guests that an earlier daemon has left frozen, while the VMs are served.
     pub(crate) async fn thaw_left(self: Rc<Self>) {
         let root = self.main.root.clone();
         for record in self.env.blocking(move || guest::all_records(&root)).await {
             let vm = record.vm.clone();
             warn!("VM {vm}: an earlier daemon ended while the file systems of the guest were frozen");
-            let entry = self.entry(&vm).ok();
+            let entry = self.entry(vm.as_str()).ok();
             let busy = entry.as_ref().map(|entry| entry.guest_busy.clone()).unwrap_or_default();
-            let freeze = self.freeze_with(record, &VmGuest::default(), busy);
+            let left = self.frozen_guest(record);
             let (tell, told) = oneshot::channel();
-            let work = move || tell.send(guest::thaw_left(&freeze, LEFT_TRIES));
+            let work = move || tell.send(guest::thaw_left(&left, &busy));
             if let Err(e) = std::thread::Builder::new().name("thaw".to_owned()).spawn(work) {
                 warn!("VM {vm}: a thread to thaw the guest: {e}");
             } else if let Some(entry) = entry {
@@ -155,7 +164,6 @@ impl Daemon {
         self.change_labels(&entry, set).await?;
         let how =
             guest.access.as_ref().map_or("not reached".to_owned(), |access| format!("reached by {access}"));
-        info!("VM {vm}: its guest is {how} from now on");
         self.note(&entry, &format!("its guest is {how} from now on"));
         self.show(&entry).await
     }

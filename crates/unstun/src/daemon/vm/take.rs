@@ -126,7 +126,7 @@ impl Daemon {
             Err(cause) => Err(Error::failed(cause)),
         };
         let fate = match removed {
-            Ok(()) => "is removed".to_owned(),
+            Ok(()) => "is being removed".to_owned(),
             Err(e) => format!("could not be removed ({e})"),
         };
         Error::refused(format!("VM {vm}: snapshot {name} {fate}: {sentence}"))
