@@ -45,11 +45,11 @@ fn man(dir: &Path) -> IoResult<()> {
     clap_mangen::generate_to(Cli::command(), dir)?;
     let mut root = Cli::command();
     root.build();
-    complete(&root, &[NAME.to_owned()], dir)
+    add_sections(&root, &[NAME.to_owned()], dir)
 }
 
 /// Adds to the pages of a command, and of those below it, what its definition does not say.
-fn complete(command: &Command, words: &[String], dir: &Path) -> IoResult<()> {
+fn add_sections(command: &Command, words: &[String], dir: &Path) -> IoResult<()> {
     let below = || command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help");
     let mut page = OpenOptions::new().append(true).open(dir.join(format!("{}.1", words.join("-"))))?;
     let examples = examples(words);
@@ -69,7 +69,7 @@ fn complete(command: &Command, words: &[String], dir: &Path) -> IoResult<()> {
     let pages: Vec<_> = pages.map(|name| format!(".BR {} (1)", roff(&name))).collect();
     writeln!(page, ".SH \"SEE ALSO\"\n{}", pages.join(",\n"))?;
     for one in below() {
-        complete(one, &[words, &[one.get_name().to_owned()]].concat(), dir)?;
+        add_sections(one, &[words, &[one.get_name().to_owned()]].concat(), dir)?;
     }
     Ok(())
 }

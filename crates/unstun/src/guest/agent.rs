@@ -44,7 +44,11 @@ impl Agent {
         let stream = socket(AddressFamily::UNIX, SocketType::STREAM, None).map_err(|e| at(&e))?;
         // A connection that QEMU does not accept, because another client has the socket, would wait for ever.
         set_socket_timeout(&stream, Timeout::Send, Some(left(until))).map_err(|e| at(&e))?;
-        connect(&stream, &address).map_err(|e| at(&e))?;
+        connect(&stream, &address).map_err(|e| {
+            at(&format!(
+                "{e}; QEMU makes the socket when it starts with the port that `unstun attach VM` prints"
+            ))
+        })?;
         let mut agent = Agent { stream: stream.into(), received: Vec::new() };
         agent.synchronise(until).map_err(|cause| at(&cause))?;
         Ok(agent)
