@@ -18,18 +18,28 @@ stop() {
 trap stop EXIT
 
 fail() { echo "try-deb: $*" >&2; exit 1; }
-inside() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C "$@" </dev/null; }
+in_root=(chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive LC_ALL=C)
+inside() { "${in_root[@]}" "$@" </dev/null; }
 # As systemd would start it.
 start() {
     local words
     words=$(sed -n 's/^ExecStart=//p' "$root/lib/systemd/system/unstun.service")
-    # shellcheck disable=SC2016 # in the root's shell
-    inside sh -c ". /etc/unstun/options.conf; mkdir -p /var/lib/unstun; exec $words" >/dev/null 2>"$root/daemon.log" &
+    mkdir -p "$root/var/lib/unstun"
+    # Not by the function: the process that is ended later must be the daemon and no shell around it.
+    "${in_root[@]}" sh -c ". /etc/unstun/options.conf; exec $words" </dev/null >/dev/null 2>"$root/daemon.log" &
     daemon=$!
     until inside unstun --datastore /var/lib/unstun status >/dev/null 2>&1; do
         kill -0 "$daemon" 2>/dev/null || { cat "$root/daemon.log"; fail "the daemon ended"; }
         sleep 0.1
     done
+}
+
+# Ends the daemon in order, as systemd would, and makes sure that it has ended.
+end() {
+    kill "$daemon"
+    wait "$daemon" || { cat "$root/daemon.log"; fail "the daemon failed at its end"; }
+    daemon=
+    if inside unstun --datastore /var/lib/unstun status >/dev/null 2>&1; then fail "a daemon runs after its end"; fi
 }
 
 # The host's own sources of packages.
@@ -69,13 +79,11 @@ echo 'UNSTUN_OPTIONS="--bin-hours 48"' >"$root/etc/unstun/options.conf"
 inside dpkg --install /unstun.deb
 grep -q 48 "$root/etc/unstun/options.conf" || fail "an upgrade changed the settings"
 until inside unstun vm show web --json | grep -q '"nbd_clients": *0'; do sleep 0.1; done
-kill "$daemon" && { wait "$daemon" || true; }
-daemon=
+end
 start
 inside unstun snapshot tree web | grep -q first || fail "the snapshot is missing after a restart"
+end
 inside apt-get -q remove -y unstun
-kill "$daemon" && { wait "$daemon" || true; }
-daemon=
 [[ -e $root/var/lib/unstun/web ]] || fail "the removal took the disks"
 inside apt-get -q purge -y unstun
 [[ -e $root/var/lib/unstun/web ]] || fail "the purge took the disks without a yes"
