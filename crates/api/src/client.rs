@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
 use crate::location::{Datastore, variable};
-use crate::name::{DatastoreName, DiskRef, PolicyName, TokenName, VmName};
+use crate::name::{DatastoreName, DiskRef, PolicyName, SnapshotRef, TokenName, VmName};
 use crate::routes::with_routes;
 use crate::{
     Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold, AuditEntry,
@@ -25,10 +25,10 @@ use crate::{
     ConfigImported, ConsoleLink, DatastoreAdd, DatastoreRemovePreview, DatastoreRemoved, Diff, Differences,
     Discard, Disconnect, Disk, DiskCreate, DiskGrow, DiskGrown, DiskRemoved, DiskSetMode, Event, Job,
     JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Recorded, Reset, Revert,
-    SharedWriters, Snapshot, SnapshotDir, SnapshotRename, SnapshotTake, SnapshotTaken, SnapshotTree, Status,
-    Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate, VmDefragment, VmGuest,
-    VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview, VmRemoved, VmRename, VmSpace,
-    VmSummary,
+    SharedWriters, Snapshot, SnapshotDir, SnapshotMemory, SnapshotRename, SnapshotTake, SnapshotTaken,
+    SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate,
+    VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview,
+    VmRemoved, VmRename, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

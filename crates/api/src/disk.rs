@@ -68,8 +68,14 @@ pub struct DiskSetMode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskGrown {
     pub disk: Disk,
-    /// Clients that were connected before. They see the old size until they reconnect.
+    /// Clients that were connected before and see the old size until they reconnect.
     pub reconnect: Vec<VmClient>,
+    /// Whether there were clients, and all of them see the new size.
+    #[serde(default)]
+    pub shown: bool,
+    /// Why QEMU could not be told; null where it was, and where the VM has no monitor.
+    #[serde(default)]
+    pub cause: Option<String>,
 }
 
 /// Output of `vm disk remove`.

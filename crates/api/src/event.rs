@@ -11,6 +11,8 @@ words! {
         Take = "take",
         /// Event: the guest's file systems were frozen for a take, or could not be.
         Quiesce = "quiesce",
+        /// Event: the guest's memory was saved with a take.
+        Memory = "memory",
         CommitStart = "commit_start",
         /// Event: a commit ended. Job: the whole commit.
         Commit = "commit",
@@ -61,7 +63,7 @@ pub struct Event {
     pub snapshot: Option<String>,
     /// Time for which the VM's new guest I/O was held back, microseconds.
     pub stun_us: u64,
-    /// Time for which the guest's file systems were frozen, microseconds.
+    /// Time for which the guest's file systems were frozen, or the guest stood still for its memory, microseconds.
     #[serde(default)]
     pub frozen_us: u64,
     pub disks: Vec<EventDisk>,

@@ -1,14 +1,14 @@
 //! Guests whose file systems are frozen while a snapshot is taken.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::name::{TokenName, VmName};
-use crate::units::format_us;
+use crate::units::{format_bytes, format_us};
 
 /// Range of the time for which file systems may be frozen, in milliseconds. A guest's own time limits are tens of seconds.
 pub const FROZEN_MS_MIN: u64 = 100;
@@ -101,19 +101,66 @@ impl From<GuestAccess> for String {
     }
 }
 
+/// `unix:PATH`: the socket of QEMU's monitor (QMP).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct MonitorSocket(PathBuf);
+
+impl MonitorSocket {
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl FromStr for MonitorSocket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(GuestAccess::Agent(path)) => Ok(MonitorSocket(path)),
+            Err(cause) if text.starts_with("unix:") => Err(cause),
+            _ => Err(format!("{text:?}: expected unix:PATH of the socket of QEMU's monitor (QMP)")),
+        }
+    }
+}
+
+impl fmt::Display for MonitorSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix:{}", self.0.display())
+    }
+}
+
+impl TryFrom<String> for MonitorSocket {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<MonitorSocket> for String {
+    fn from(monitor: MonitorSocket) -> String {
+        monitor.to_string()
+    }
+}
+
 /// Body of `PUT /vms/VM/guest`; part of `vm show`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VmGuest {
     /// Null: the file systems of the guest cannot be frozen.
     pub access: Option<GuestAccess>,
-    /// Time after which frozen file systems are thawed, whether the snapshot is taken or not.
+    /// Time after which frozen file systems are thawed, and after which a guest that stands still for its memory runs on,
+    /// whether the snapshot is taken or not.
     pub frozen_ms_max: u64,
+    /// Null: snapshots cannot have the guest's memory.
+    pub qmp: Option<MonitorSocket>,
 }
 
 impl Default for VmGuest {
     fn default() -> VmGuest {
-        VmGuest { access: None, frozen_ms_max: FROZEN_MS_DEFAULT }
+        VmGuest { access: None, frozen_ms_max: FROZEN_MS_DEFAULT, qmp: None }
     }
 }
 
@@ -160,11 +207,53 @@ impl Quiesced {
     }
 }
 
-/// A row of `thaw`: a guest that a daemon left frozen when it ended.
+/// What became of the request to save a guest's memory with a take.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MemorySaved {
+    /// The guest's memory.
+    pub ram_bytes: u64,
+    /// Length of QEMU's stream. Memory that the guest changes meanwhile is in it more than once, and empty pages are not.
+    pub stream_bytes: u64,
+    /// Length of the compressed file.
+    pub stored_bytes: u64,
+    /// Time for which the guest stood still, by QEMU's own events.
+    pub stopped_us: u64,
+    /// Time from the request until the file was durable.
+    pub saved_us: u64,
+}
+
+impl MemorySaved {
+    /// Returns it as a sentence without its point.
+    pub fn sentence(&self) -> String {
+        let (ram, stored) = (format_bytes(self.ram_bytes), format_bytes(self.stored_bytes));
+        let (saved, stopped) = (format_us(self.saved_us), format_us(self.stopped_us));
+        format!("{ram} saved as {stored} in {saved}; the guest stood still for {stopped}")
+    }
+}
+
+/// Output of `snapshot memory`: the file with the guest's memory at a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SnapshotMemory {
+    pub vm: VmName,
+    pub snapshot: String,
+    /// Id of the snapshot.
+    pub id: String,
+    /// A frame of LZ4 with QEMU's migration stream, after a frame that readers skip.
+    pub file: PathBuf,
+    pub stored_bytes: u64,
+    pub ram_bytes: u64,
+    /// QEMU that wrote the stream, such as `7.2.22`.
+    pub qemu: String,
+    /// Command line of that QEMU; empty where the kernel did not show it.
+    pub command_line: Vec<String>,
+}
+
+/// A row of `thaw`: a guest that a daemon left frozen, or standing still, when it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestThawed {
     pub vm: VmName,
-    pub access: GuestAccess,
+    /// How the guest is reached: as `vm set --guest-agent` names it, or `qmp:PATH`.
+    pub access: String,
     /// Why it may be frozen still; null if it is thawed.
     pub cause: Option<String>,
 }
@@ -194,7 +283,14 @@ mod tests {
             let error = text.parse::<GuestAccess>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        assert!(VmGuest { access: None, frozen_ms_max: 99 }.check().unwrap_err().contains("found 99"));
+        assert!(
+            VmGuest { frozen_ms_max: 99, ..VmGuest::default() }.check().unwrap_err().contains("found 99")
+        );
         assert!(VmGuest::default().check().is_ok());
+        for (text, expected) in [("libvirt:web", "QEMU's monitor"), ("unix:run/x", "absolute path")] {
+            let error = text.parse::<MonitorSocket>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert_eq!("unix:/run/qmp".parse::<MonitorSocket>().unwrap().to_string(), "unix:/run/qmp");
     }
 }

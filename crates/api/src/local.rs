@@ -57,6 +57,10 @@ pub struct Attach {
     pub snippet: String,
     /// Shell lines that give QEMU's user access; comments begin with `#`.
     pub access: Vec<String>,
+    /// Command, word by word, that starts the guest where it was at a snapshot; without the program's name where that is
+    /// not known. Null without `--resume`.
+    #[serde(default)]
+    pub resume: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ErrorBody;
 use crate::limits::VmLimits;
-use crate::name::{DatastoreName, PolicyName, TokenName, VmName};
+use crate::name::{DatastoreName, PolicyName, SnapshotRef, TokenName, VmName};
 use crate::routes::with_routes;
 use crate::*;
 

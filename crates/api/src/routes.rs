@@ -66,6 +66,8 @@ macro_rules! with_routes {
                 snapshot_take(vm: &VmName, request: &SnapshotTake) -> SnapshotTaken as 201, SnapshotTake: request;
             POST "/vms/{vm}/snapshots/rename" =>
                 snapshot_rename(vm: &VmName, request: &SnapshotRename) -> Snapshot, SnapshotRename: request;
+            GET "/vms/{vm}/memory/{snapshot}" =>
+                snapshot_memory(vm: &VmName, snapshot: &SnapshotRef) -> SnapshotMemory;
             POST "/vms/{vm}/diff" => snapshot_diff(vm: &VmName, request: &Diff) -> Differences, Diff: request;
             POST "/vms/{vm}/commit" =>
                 snapshot_commit(vm: &VmName, target: &CommitTarget) -> Job as 202, CommitTarget: target;

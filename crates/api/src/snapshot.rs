@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CommitForecast, Operation, Quiesce, Quiesced, Space, Store, VmClient};
+use super::{CommitForecast, MemorySaved, Operation, Quiesce, Quiesced, Space, Store, VmClient};
 use crate::name::{SnapshotName, SnapshotRef, VmName, check_message};
 use crate::units::format_seconds;
 
@@ -20,6 +20,23 @@ pub struct SnapshotTake {
     /// Whether the guest's file systems are frozen meanwhile.
     #[serde(default)]
     pub quiesce: Quiesce,
+    /// Whether the guest's memory of the same instant is saved too.
+    #[serde(default)]
+    pub memory: bool,
+}
+
+impl SnapshotTake {
+    /// A take without a description, of the disks alone.
+    pub fn named(name: SnapshotName) -> SnapshotTake {
+        SnapshotTake { name, message: String::new(), quiesce: Quiesce::No, memory: false }
+    }
+
+    pub fn check(&self) -> Result<(), String> {
+        if self.memory && self.quiesce != Quiesce::No {
+            return Err("memory with quiesce: with the guest's memory, nothing in its file systems is lost; expected one of them".to_owned());
+        }
+        check_message(&self.message)
+    }
 }
 
 /// Body of `POST /vms/VM/snapshots/rename`.
@@ -54,6 +71,9 @@ pub struct SnapshotTaken {
     /// What became of the request to freeze the guest's file systems; null without one.
     #[serde(default)]
     pub quiesced: Option<Quiesced>,
+    /// The guest's memory; null without the request.
+    #[serde(default)]
+    pub memory: Option<MemorySaved>,
     pub space: Space,
 }
 
@@ -97,6 +117,9 @@ pub struct Snapshot {
     /// Whether the guest's file systems were frozen at its instant.
     #[serde(default)]
     pub quiesced: bool,
+    /// Length of the file with the guest's memory of its instant; null without one.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
     /// Redo VM: bytes of the deltas written on top of the snapshot, on all its branches and disks. Native VM: bytes
     /// that only this snapshot holds.
     pub delta_bytes: u64,

@@ -332,6 +332,9 @@ pub struct VmSpace {
     pub allocated_bytes: u64,
     /// Bytes that other VMs share: the base of a clone or of an import, and data that clones of this VM read.
     pub shared_bytes: u64,
+    /// Bytes of the files with the guest's memory at snapshots.
+    #[serde(default)]
+    pub memory_bytes: u64,
     /// Parents before children, older siblings first.
     pub snapshots: Vec<SnapshotSpace>,
     pub disks: Vec<DiskOrder>,
@@ -356,4 +359,7 @@ pub struct SnapshotSpace {
     pub age_s: u64,
     /// Bytes written on top of the snapshot, on all its branches and disks.
     pub delta_bytes: u64,
+    /// Bytes of the file with the guest's memory; 0 without one.
+    #[serde(default)]
+    pub memory_bytes: u64,
 }

@@ -26,7 +26,7 @@ use crate::memory::{CORES_MAX, MAP_CACHE_BYTES_MIN, Memory};
 use api::args::lab::LabCommand;
 use api::args::{DemoArgs, Global};
 use api::listen::{NbdListen, WebListen};
-use api::name::{DatastoreName, VmName};
+use api::name::{DatastoreName, SnapshotRef, VmName};
 use api::units;
 use api::{AttachTo, AttachVia};
 
@@ -41,8 +41,8 @@ pub use snapshot::{
 };
 pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
-    AccessArg, CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff,
-    RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
+    AccessArg, CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MonitorArg, MoveArgs,
+    OnOff, RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -332,6 +332,9 @@ pub struct AttachArgs {
     /// Reach the disks by this protocol
     #[arg(long, value_enum, default_value_t = AttachVia::Nbd)]
     pub via: AttachVia,
+    /// Start the guest where it was at this snapshot, which has its memory (revert the VM to it first)
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub resume: Option<SnapshotRef>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,5 @@
-//! Guests whose file systems are frozen while a snapshot is taken: through QEMU's guest agent, libvirt, or the
-//! administrator's commands.
+//! Guests that are held while a snapshot is taken. Their file systems are frozen, through QEMU's guest agent, libvirt, or the
+//! administrator's commands; or they stand still while the rest of their memory is saved, through QEMU's monitor.
 //!
 //! All of it waits for programs outside the daemon. It is therefore done on threads of its own, with a limit on each wait.
 
@@ -9,7 +9,16 @@ mod fault;
 mod freeze;
 #[cfg(test)]
 mod freeze_tests;
+mod held;
+mod lines;
+mod memory;
+mod memory_file;
+#[cfg(test)]
+mod memory_tests;
+mod migration;
+mod monitor;
 mod record;
+mod resize;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,8 +29,13 @@ use api::name::VmName;
 use agent::Agent;
 use commands::Commands;
 use fault::NotFrozen;
-pub(crate) use freeze::{Freeze, FreezeError, Frozen, FrozenGuest, freeze, thaw_left, thaw_recorded};
-pub(crate) use record::{Record, all as all_records};
+pub(crate) use freeze::{Freeze, FreezeError, Frozen, freeze};
+pub(crate) use held::{HeldGuest, thaw_left, thaw_recorded};
+pub(crate) use memory::{SaveMemory, StoppedGuest};
+pub(crate) use memory_file::{MemoryFile, MemoryFiles, stream_to};
+use monitor::Monitor;
+pub(crate) use record::{Held, Record, all as all_records};
+pub(crate) use resize::Resize;
 
 /// Folder of the commands that freeze and thaw guests.
 pub(crate) const GUESTS_DIR: &str = "/etc/unstun/guests";
@@ -30,11 +44,16 @@ pub(crate) const GUESTS_DIR: &str = "/etc/unstun/guests";
 enum Guest {
     Agent(Agent),
     Commands(Commands),
+    Monitor(Monitor),
 }
 
 impl Guest {
     /// Reaches the guest, and fails if its agent does not answer. Nothing is frozen by that.
-    fn reach(access: &GuestAccess, vm: &VmName, guests_dir: &Path, until: Instant) -> Result<Guest, String> {
+    fn reach(held: &Held, vm: &VmName, guests_dir: &Path, until: Instant) -> Result<Guest, String> {
+        let access = match held {
+            Held::Frozen(access) => access,
+            Held::Stopped(path) => return Monitor::connect(path, until).map(Guest::Monitor),
+        };
         match access {
             GuestAccess::Agent(path) => Agent::connect(path, until).map(Guest::Agent),
             GuestAccess::Libvirt(domain) => Ok(Guest::Commands(Commands::of_libvirt(domain))),
@@ -49,14 +68,19 @@ impl Guest {
         match self {
             Guest::Agent(agent) => agent.freeze(until),
             Guest::Commands(commands) => commands.freeze(until),
+            Guest::Monitor(_) => {
+                let cause = "a monitor freezes no file systems".to_owned();
+                Err(NotFrozen { cause, may_be: false })
+            }
         }
     }
 
-    /// Thaws the file systems. Returns how many were frozen until then.
+    /// Releases the guest. Returns how many file systems were frozen until then.
     fn thaw(&mut self, until: Instant) -> Result<Option<u64>, String> {
         match self {
             Guest::Agent(agent) => agent.thaw(until),
             Guest::Commands(commands) => commands.thaw(until),
+            Guest::Monitor(monitor) => migration::run_on(monitor, until).map(|()| None),
         }
     }
 }

@@ -102,19 +102,19 @@ impl<S: Send + Sync, T: body::Request> FromRequest<S> for Body<T> {
     }
 }
 
-/// Path parameters of `/vms/{vm}/disks/{number}`.
-struct DiskParameter(VmName, u32);
+/// Path parameters of a part of a VM, such as `/vms/{vm}/disks/{number}`.
+struct PartParameter<T>(VmName, T);
 
-impl<S: Send + Sync> FromRequestParts<S> for DiskParameter {
+impl<S: Send + Sync, T: FromStr<Err: Display>> FromRequestParts<S> for PartParameter<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
-        let Path((vm, number)) = Path::<(String, String)>::from_request_parts(parts, state)
+        let Path((vm, part)) = Path::<(String, String)>::from_request_parts(parts, state)
             .await
             .map_err(|e| invalid(e.body_text()))?;
         let vm = vm.parse().map_err(|e| invalid(format!("{vm:?}: {e}")))?;
-        let number = number.parse().map_err(|e| invalid(format!("disk {number:?}: {e}")))?;
-        Ok(Self(vm, number))
+        let part = part.parse().map_err(|e| invalid(format!("{part:?}: {e}")))?;
+        Ok(Self(vm, part))
     }
 }
 

@@ -113,9 +113,10 @@ impl FrontEnd {
         found.inspect(|session| session.tell(Halt::Cut)).is_some()
     }
 
-    /// Has every connection look at the size of its disk, and tell its client about another one.
-    pub fn sizes_changed(&self) {
+    /// Has every connection look at the size of its disk, and tell its client about another one. Returns the connections.
+    pub fn sizes_changed(&self) -> Vec<SessionInfo> {
         self.sessions.borrow().values().for_each(|session| session.changed.notify());
+        self.sessions()
     }
 
     /// Accepts no further connections. Existing ones answer the requests under way and close.

@@ -8,7 +8,7 @@ use api::error::{Error, Result};
 use api::name::{SnapshotName, VmName};
 use api::progress::watch;
 use api::units::as_us;
-use api::{CommitTarget, Quiesce, Revert, SnapshotTake, VmClone, VmRemove};
+use api::{CommitTarget, Revert, SnapshotTake, VmClone, VmRemove};
 use tokio::runtime::Runtime;
 
 use super::report::Operation;
@@ -38,7 +38,7 @@ async fn each(client: &Client, vm: &VmName, clone: VmName) -> Result<Vec<Operati
         began = Instant::now();
     };
     let request =
-        SnapshotTake { name: name.clone(), message: "taken by unstun demo".to_owned(), quiesce: Quiesce::No };
+        SnapshotTake { message: "taken by unstun demo".to_owned(), ..SnapshotTake::named(name.clone()) };
     client.snapshot_take(vm, &request).await?;
     ended("take");
     client.vm_clone(vm, &VmClone { snapshot: (&name).into(), name: clone.clone() }).await?;

@@ -9,8 +9,7 @@ use api::client::{Client, runtime};
 use api::location::Datastore;
 use api::name::VmName;
 use api::{
-    CommitTarget, DiskCreate, DiskIo, Job, JobState, LayerIo, Quiesce, SnapshotTake, Store, Vm, VmCreate,
-    WhenFull,
+    CommitTarget, DiskCreate, DiskIo, Job, JobState, LayerIo, SnapshotTake, Store, Vm, VmCreate, WhenFull,
 };
 use blk::{Errno, Error, ErrorKind, Result};
 use tokio::runtime::Runtime;
@@ -202,7 +201,7 @@ fn of_layer(io: &LayerIo) -> Counters {
 impl Operations for Served {
     fn take(&mut self, name: &str, _: &OperationState) -> Result<()> {
         let name = name.parse().map_err(|e: String| Error::invalid(name, e))?;
-        let request = SnapshotTake { name, message: String::new(), quiesce: Quiesce::No };
+        let request = SnapshotTake::named(name);
         self.runtime.block_on(self.client.snapshot_take(&self.vm, &request)).map(drop).map_err(of_api)
     }
 

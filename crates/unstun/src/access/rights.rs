@@ -90,6 +90,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     get("/vms/{vm}/snapshots", "snapshot tree", Viewer, Vm),
     post("/vms/{vm}/snapshots", "snapshot take", Operator, Vm),
     post("/vms/{vm}/snapshots/rename", "snapshot rename", Operator, Vm),
+    get("/vms/{vm}/memory/{snapshot}", "snapshot memory", Viewer, Vm),
     post("/vms/{vm}/diff", "snapshot diff", Viewer, Vm),
     post("/vms/{vm}/commit", "snapshot commit", Admin, Vm),
     post("/vms/{vm}/commit/preview", "snapshot commit preview", Viewer, Vm),

@@ -31,6 +31,17 @@ pub enum SnapshotCommand {
             hide_possible_values = true
         )]
         quiesce: Quiesce,
+        /// Save the guest's memory of the same instant too, through QEMU's monitor (`vm set VM --qmp`)
+        #[arg(long, conflicts_with = "quiesce")]
+        memory: bool,
+    },
+    /// Show what is saved of the guest's memory at a snapshot, or write it as QEMU's migration stream
+    Memory {
+        #[command(flatten)]
+        which: VmAndName,
+        /// Write the stream to standard output, for -incoming exec: of QEMU
+        #[arg(long)]
+        stream: bool,
     },
     /// Show a VM's snapshots and its running state as a tree
     #[command(visible_alias = "list")]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use api::limits::{self, BURST_S_MAX, WEIGHT_MAX};
 use api::name::{DiskRef, Tag, VmName};
-use api::{DiskMode, FROZEN_MS_MAX, FROZEN_MS_MIN, GuestAccess, Store, WhenFull};
+use api::{DiskMode, FROZEN_MS_MAX, FROZEN_MS_MIN, GuestAccess, MonitorSocket, Store, WhenFull};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::bin::ConsentArgs;
@@ -236,7 +236,18 @@ fn parse_access(text: &str) -> Result<AccessArg, String> {
     }
 }
 
-/// How the guest is reached, to freeze its file systems for a snapshot. An option that is left out changes nothing.
+/// A monitor of QEMU's, or none.
+#[derive(Debug, Clone)]
+pub struct MonitorArg(pub Option<MonitorSocket>);
+
+fn parse_monitor(text: &str) -> Result<MonitorArg, String> {
+    match text {
+        "none" => Ok(MonitorArg(None)),
+        _ => text.parse().map(|monitor| MonitorArg(Some(monitor))),
+    }
+}
+
+/// How the guest is reached, for a snapshot with frozen file systems or with memory. An option that is left out changes nothing.
 #[derive(Debug, Args)]
 #[group(id = "guest", multiple = true, conflicts_with_all = ["change", "limits", "labels"])]
 pub struct SetGuest {
@@ -244,14 +255,19 @@ pub struct SetGuest {
     /// libvirt, or by the commands in /etc/unstun/guests/NAME.toml; `none`: not at all
     #[arg(long, value_name = "unix:PATH|libvirt:DOMAIN|command:NAME|none", value_parser = parse_access)]
     pub guest_agent: Option<AccessArg>,
-    /// Thaw the file systems after so many milliseconds, whether the snapshot is taken or not [default: 2000]
+    /// Save the guest's memory for `snapshot take --memory` through the socket of QEMU's monitor (QMP); `none`: not at all
+    #[arg(long, value_name = "unix:PATH|none", value_parser = parse_monitor)]
+    pub qmp: Option<MonitorArg>,
+    /// Thaw the file systems, or let the guest run on, after so many milliseconds, whether the snapshot is taken or not
+    /// [default: 2000]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(FROZEN_MS_MIN..=FROZEN_MS_MAX))]
     pub frozen_max: Option<u64>,
 }
 
 /// The options of `vm set`, at least one of which is given.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "guest_agent",
+    "qmp",
     "frozen_max",
     "add_tag",
     "remove_tag",

@@ -1,6 +1,7 @@
 //! `unstun attach`: the lines that give a VM's disks to a hypervisor, and the lines that give its user access.
 
 mod access;
+mod resume;
 mod snippet;
 mod vhost_snippet;
 
@@ -30,9 +31,18 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
         (AttachVia::Nbd, NbdListen::Unix(path)) => Some(access::look(path)?),
         (AttachVia::Nbd, NbdListen::Tcp(_)) => None,
     };
+    let resume = match &args.resume {
+        Some(_) if to != AttachTo::Qemu => {
+            let cause = "a guest is resumed by QEMU itself; leave out --as, or pass --as qemu";
+            return Err(Error::refused(cause.to_owned()));
+        }
+        Some(snapshot) => Some(resume::command(&vm, snapshot, client).await?),
+        None => None,
+    };
     let attach = Attach {
         snippet: snippet(args, &disks)? + &agent(to, &vm.guest),
         access: access::advice(to, args.via, socket.as_ref()),
+        resume,
         vm: vm.name,
         to,
         via: args.via,
@@ -92,6 +102,9 @@ fn agent(to: AttachTo, guest: &VmGuest) -> String {
 }
 
 fn describe(attach: &Attach) -> String {
+    if let Some(resume) = &attach.resume {
+        return resume::describe(resume);
+    }
     let mut text = format!("{}\n", attach.snippet.trim_end());
     for line in &attach.access {
         text.push_str(&format!("\n{line}"));

@@ -151,6 +151,7 @@ mod tests {
             message: String::new(),
             created_by: None,
             quiesced: false,
+            memory_bytes: None,
             delta_bytes: 0,
         };
         assert_eq!(

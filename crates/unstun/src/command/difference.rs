@@ -26,7 +26,7 @@ pub(super) async fn run(
 
 /// Returns all differences. The daemon returns a part at a time; this function joins the parts, and the ranges that
 /// they cut.
-async fn all(vm: &VmName, request: Diff, client: &Client) -> Result<Differences> {
+pub(super) async fn all(vm: &VmName, request: Diff, client: &Client) -> Result<Differences> {
     let mut found = client.snapshot_diff(vm, &request).await?;
     while found.end_bytes < found.size_bytes {
         let next =

@@ -58,11 +58,15 @@ fn titled(title: &str, disk: &Disk) -> String {
 
 fn describe_grown(disk: &DiskRef, grown: &DiskGrown) -> String {
     let size = format_bytes(grown.disk.size_bytes);
+    if grown.shown {
+        return format!("{disk} has {size}, and its guest sees them");
+    }
     if grown.reconnect.is_empty() {
         return format!("{disk} has {size}");
     }
     let clients = loss::connected(&grown.reconnect);
-    format!("{disk} has {size}; connected clients see the old size until they reconnect: {clients}")
+    let cause = grown.cause.as_ref().map_or(String::new(), |cause| format!(" (QEMU was not told: {cause})"));
+    format!("{disk} has {size}; connected clients see the old size until they reconnect: {clients}{cause}")
 }
 
 fn describe_removed(disk: &DiskRef, removed: &DiskRemoved) -> String {

@@ -19,6 +19,7 @@ mod lab;
 mod labels;
 mod limits;
 mod loss;
+mod memory;
 mod policy;
 mod rebuild;
 mod repair;

@@ -2,7 +2,7 @@
 
 use api::client::Client;
 use api::error::{Error, Result};
-use api::name::{self, SnapshotRef};
+use api::name::SnapshotRef;
 use api::output::{Output, fields};
 use api::units::{format_bytes, format_us};
 use api::{CommitTarget, Discard, SnapshotRename, SnapshotTake, SnapshotTaken, SnapshotTree, VmCost};
@@ -10,16 +10,18 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use crate::cli::{SnapshotCommand, VmAndName};
-use crate::command::{commit, difference, loss, tree, vm};
+use crate::command::{commit, difference, loss, memory, tree, vm};
 
 pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
     match command {
-        SnapshotCommand::Take { which, message, quiesce } => {
-            name::check_message(message).map_err(Error::invalid)?;
+        SnapshotCommand::Take { which, message, quiesce, memory } => {
             let (vm, name) = which.parse_both()?;
-            let request = SnapshotTake { name, message: message.clone(), quiesce: *quiesce };
+            let (message, quiesce, memory) = (message.clone(), *quiesce, *memory);
+            let request = SnapshotTake { name, message, quiesce, memory };
+            request.check().map_err(Error::invalid)?;
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
+        SnapshotCommand::Memory { which, stream } => memory::run(which, *stream, client, output).await,
         SnapshotCommand::Tree { vm, cost: false } => {
             output.result(&client.snapshot_tree(vm).await?, |tree| tree::draw(tree, None))
         }
@@ -73,6 +75,9 @@ fn taken(taken: &SnapshotTaken) -> String {
     ];
     if let Some(quiesced) = &taken.quiesced {
         lines.insert(2, ("guest", quiesced.sentence()));
+    }
+    if let Some(memory) = &taken.memory {
+        lines.insert(2, ("memory", memory.sentence()));
     }
     fields(&lines)
 }

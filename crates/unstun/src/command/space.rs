@@ -23,21 +23,25 @@ fn describe(space: &VmSpace) -> String {
         ("logical", format_bytes(space.logical_bytes)),
         ("allocated", format_bytes(space.allocated_bytes)),
         ("shared", format_bytes(space.shared_bytes)),
+        ("memory", format_bytes(space.memory_bytes)),
         ("space", vm::space(&space.space)),
         ("bin", vm::bin(&space.space)),
     ];
     let orders = space.disks.iter().filter_map(|disk| Some((disk.number, disk.average_run_bytes?)));
     lines.extend(orders.map(|(number, bytes)| ("order", order(number, bytes, &space.vm))));
+    lines.retain(|(name, _)| *name != "memory" || space.memory_bytes > 0);
     let lines = fields(&lines);
     if space.snapshots.is_empty() {
         return lines;
     }
-    let mut table = table(&["snapshot", "age", tree::counted(space.store)]);
+    let columns = if space.memory_bytes > 0 { 4 } else { 3 };
+    let mut table = table(&["snapshot", "age", tree::counted(space.store), "memory"][..columns]);
     for snapshot in &space.snapshots {
-        let row = [&snapshot.name, &format_seconds(snapshot.age_s), &format_bytes(snapshot.delta_bytes)];
-        table.add_row(row);
+        let age = format_seconds(snapshot.age_s);
+        let (delta, memory) = (format_bytes(snapshot.delta_bytes), format_bytes(snapshot.memory_bytes));
+        table.add_row(&[&snapshot.name, &age, &delta, &memory][..columns]);
     }
-    align_right(&mut table, &[1, 2]);
+    align_right(&mut table, &[1, 2, 3][..columns - 1]);
     format!("{lines}{table}")
 }
 

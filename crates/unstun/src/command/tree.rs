@@ -94,7 +94,10 @@ impl Drawing<'_> {
         let sealed = if snapshot.sealed { "" } else { ", not sealed yet" };
         let by = snapshot.created_by.as_ref().map_or(String::new(), |by| format!(", by {by}"));
         let frozen = if snapshot.quiesced { ", file systems frozen" } else { "" };
-        format!("{}  {age}, {size} {}{frozen}{by}{sealed}", snapshot.name, counted(self.store))
+        let memory = snapshot
+            .memory_bytes
+            .map_or(String::new(), |bytes| format!(", memory in {}", format_bytes(bytes)));
+        format!("{}  {age}, {size} {}{frozen}{memory}{by}{sealed}", snapshot.name, counted(self.store))
     }
 }
 
@@ -135,6 +138,7 @@ mod tests {
             message: String::new(),
             created_by: None,
             quiesced: false,
+            memory_bytes: None,
             delta_bytes: 1 << 20,
         }
     }

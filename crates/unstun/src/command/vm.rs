@@ -12,8 +12,8 @@ use api::{
 };
 
 use crate::cli::{
-    AccessArg, CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, SetArgs, SetGuest, VmCommand,
-    VmCreateArgs,
+    AccessArg, CloneArgs, DefragmentArgs, ImportArgs, MonitorArg, MoveArgs, OnOff, SetArgs, SetGuest,
+    VmCommand, VmCreateArgs,
 };
 use crate::command::{commit, disk, fill, labels, limits, loss};
 
@@ -111,11 +111,14 @@ async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
     if let Some(labels) = labels::changed(&args.vm, &args.labels, client).await? {
         return output.result(&client.vm_set_labels(&args.vm, &labels).await?, describe);
     }
-    let SetGuest { guest_agent, frozen_max } = &args.guest;
-    if guest_agent.is_some() || frozen_max.is_some() {
+    let SetGuest { guest_agent, qmp, frozen_max } = &args.guest;
+    if guest_agent.is_some() || qmp.is_some() || frozen_max.is_some() {
         let mut guest = client.vm_show(&args.vm).await?.guest;
         if let Some(AccessArg(access)) = guest_agent {
             guest.access.clone_from(access);
+        }
+        if let Some(MonitorArg(monitor)) = qmp {
+            guest.qmp.clone_from(monitor);
         }
         guest.frozen_ms_max = frozen_max.unwrap_or(guest.frozen_ms_max);
         return output.result(&client.vm_set_guest(&args.vm, &guest).await?, describe);
@@ -244,6 +247,9 @@ fn describe(vm: &Vm) -> String {
     }
     if let Some(access) = &vm.guest.access {
         lines.push(("guest", format!("{access}, frozen for at most {} ms", vm.guest.frozen_ms_max)));
+    }
+    if let Some(qmp) = &vm.guest.qmp {
+        lines.push(("QEMU", format!("monitor at {qmp}")));
     }
     if !vm.tags.is_empty() {
         let tags: Vec<_> = vm.tags.iter().map(Tag::as_str).collect();

@@ -33,6 +33,8 @@ pub(super) struct Sent {
     pub name: String,
     pub message: String,
     pub quiesce: String,
+    /// `yes`: the guest's memory is saved too.
+    pub memory: String,
     pub size: String,
     pub store: String,
     pub note: String,
@@ -149,8 +151,8 @@ pub(super) async fn take(
     let done = async {
         let vm = parse_vm(&vm)?;
         let (name, message) = (sent.name.parse().map_err(Error::invalid)?, sent.message.clone());
-        let request = SnapshotTake { name, message, quiesce: sent.quiesce()? };
-        api::name::check_message(&request.message).map_err(Error::invalid)?;
+        let request = SnapshotTake { name, message, quiesce: sent.quiesce()?, memory: sent.memory == "yes" };
+        request.check().map_err(Error::invalid)?;
         let body = json!(request);
         let label = SnapshotLabel::of_caller(&browser.session.caller.who);
         let operation = async move |d: Rc<Daemon>, vm: VmName| d.snapshot_take(&vm, request, label).await;

@@ -57,6 +57,7 @@ fn node(tree: &SnapshotTree, snapshot: &Snapshot, session: &Session) -> Markup {
             (age(snapshot.created)) ", " (format_bytes(snapshot.delta_bytes)) " " (counted)
             @if let Some(by) = &snapshot.created_by { ", by " (by) }
             @if snapshot.quiesced { ", file systems frozen" }
+            @if let Some(bytes) = snapshot.memory_bytes { ", memory in " (format_bytes(bytes)) }
             @if !snapshot.sealed { ", not sealed yet" }
             @if !snapshot.message.is_empty() { ": " (snapshot.message) }
         }

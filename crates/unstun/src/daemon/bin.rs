@@ -184,6 +184,7 @@ impl Daemon {
                 // A datastore that hangs does not delay the others.
                 self.env.spawn_detached(Box::pin(async move {
                     daemon.clean_bin(&datastore).await;
+                    daemon.sweep_memory(&datastore).await;
                     datastore.keep_ready().await;
                     datastore.bin.is_checked.set(false);
                 }));

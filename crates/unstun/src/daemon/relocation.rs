@@ -40,11 +40,16 @@ impl Daemon {
     ) -> api::error::Result<api::Job> {
         let entry = self.entry_to_change(vm.as_str())?;
         let claim = self.claim(vm.as_str())?;
+        // The memory of a take under way would be saved into the folder that the VM leaves.
+        let before = entry.clone();
+        let turn = before.freezing.lock().await;
+        entry.refuse_when_moving()?;
         let entry = match entry.running.own() {
             Some(_) => entry,
             None => self.bring_to_move(entry, &request).await?,
         };
         entry.moving.set(MOVE_BEGINS);
+        drop(turn);
         let begun = self.begin_move(&entry, &request).await;
         let (side, bytes) = begun.inspect_err(|_| entry.moving.set(0))?;
         let plan = side.plan.clone();

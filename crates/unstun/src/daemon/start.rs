@@ -35,7 +35,7 @@ use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::labels::VmRecordLabels;
 use crate::daemon::vm::limits::StoredLimits;
 use crate::daemon::vm::vm_record::{Broken, Kept, VmRecord};
-use crate::daemon::vm::{formats, labels, limits, mark, native_homes, settings};
+use crate::daemon::vm::{formats, labels, limits, mark, memory, native_homes, settings};
 
 /// Maximum number of native VMs that a start opens side by side. Each makes some 20 calls to the file system one after the
 /// other, of 10 microseconds each and with a round trip between two threads of several times that: so many VMs keep the
@@ -328,6 +328,7 @@ impl Daemon {
         let when_full = settings::read_when_full(&folder).await?;
         let StoredLimits { limits, notice } = limits::read(&folder).await?;
         let (labels, damage) = labels::read(&folder).await?;
+        let memory = memory::found(&folder).await?;
         let events = self.read_events(home, &folder).await;
         let settings = ClientSettings {
             limits: limits::io_limits(&limits),
@@ -347,6 +348,7 @@ impl Daemon {
             when_full,
             limits: Cell::new(limits),
             labels: VmRecordLabels::new(labels),
+            memory: RefCell::new(memory),
             freezing: TaskMutex::default(),
             guest_busy: Arc::default(),
             events: RefCell::new(events),
@@ -433,6 +435,7 @@ impl Daemon {
             when_full: old.when_full,
             limits: old.limits.clone(),
             labels: old.labels.take(),
+            memory: RefCell::new(old.memory.take()),
             freezing: TaskMutex::default(),
             guest_busy: old.guest_busy.clone(),
             events: RefCell::new(old.events.take()),

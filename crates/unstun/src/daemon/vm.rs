@@ -18,6 +18,7 @@ pub(super) mod labels;
 pub(super) mod lifecycle;
 pub(super) mod limits;
 pub(super) mod mark;
+pub(crate) mod memory;
 pub(super) mod native_homes;
 pub(super) mod paths;
 pub(super) mod quiesce;

@@ -1,55 +1,23 @@
 //! A guest whose file systems are frozen for a moment. A thread of its own freezes and thaws them: it thaws them in time
 //! whatever the rest of the daemon waits for, and goes on trying where the guest does not answer.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use api::units::format_us;
 use tokio::sync::oneshot;
-use tracing::{error, info};
 
+use super::Guest;
 use super::fault::NotFrozen;
-use super::{Guest, Record};
-
-/// Limits of the waits for a guest.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Waits {
-    /// For the agent's first answer, before anything is frozen.
-    pub reach: Duration,
-    /// For the answer that the file systems are frozen: a hook in the guest may have to write a database's memory.
-    pub freeze: Duration,
-    pub thaw: Duration,
-    /// Between two tries to thaw.
-    pub again: Duration,
-    /// From the first try to thaw to the last.
-    pub tries: Duration,
-}
-
-const WAITS: Waits = Waits {
-    reach: Duration::from_secs(5),
-    freeze: Duration::from_secs(10),
-    thaw: Duration::from_secs(5),
-    again: Duration::from_secs(1),
-    tries: Duration::from_secs(600),
-};
-
-/// A guest that is frozen or may be, and where its record is.
-#[derive(Clone)]
-pub(crate) struct FrozenGuest {
-    pub record: Record,
-    /// Folder of the main datastore, which has the records.
-    pub datastore: PathBuf,
-    pub guests_dir: PathBuf,
-}
+use super::held::{Busy, HeldGuest, WAITS, Waits, micros};
 
 /// What is needed to freeze a guest.
 #[derive(Clone)]
 pub(crate) struct Freeze {
-    pub guest: FrozenGuest,
+    pub guest: HeldGuest,
     /// Time after which the file systems are thawed in any case.
     pub frozen_max: Duration,
     /// Whether a freeze of this guest is under way, or one that is not undone yet.
@@ -117,20 +85,6 @@ pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, Freeze
     let gone = |_| Err("the thread that freezes has ended".to_owned().into());
     let (file_systems, freeze_us, thawed) = frozen.await.unwrap_or_else(gone)?;
     Ok(Frozen { file_systems, freeze_us, release, thawed })
-}
-
-struct Busy(Arc<AtomicBool>);
-
-impl Busy {
-    fn begin(busy: &Arc<AtomicBool>) -> Option<Busy> {
-        (!busy.swap(true, Ordering::AcqRel)).then(|| Busy(busy.clone()))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
 }
 
 /// What the thread says once the file systems are frozen.
@@ -209,66 +163,4 @@ impl Freeze {
         let _ = thawed.send(Thawed { frozen_us, held, later: Some(later) });
         let _ = end.send(self.guest.report(self.guest.thaw_until(waits)));
     }
-}
-
-impl FrozenGuest {
-    fn reach(&self, until: Instant) -> Result<Guest, String> {
-        Guest::reach(&self.record.access, &self.record.vm, &self.guests_dir, until)
-    }
-
-    /// Removes the record: the guest is not frozen.
-    fn forget(&self) {
-        self.record.remove(&self.datastore);
-    }
-
-    /// Tries to thaw the file systems until the guest says that they are thawed.
-    fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
-        let until = Instant::now() + waits.tries;
-        loop {
-            let reached = self.reach(Instant::now() + waits.reach);
-            let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));
-            if thawed.is_ok() || Instant::now() + waits.again >= until {
-                return thawed;
-            }
-            thread::park_timeout(waits.again);
-        }
-    }
-
-    /// Returns what became of a freeze that was not undone at once, and writes it to the log.
-    fn report(&self, thawed: Result<Option<u64>, String>) -> String {
-        let vm = &self.record.vm;
-        match thawed {
-            Ok(_) => {
-                self.forget();
-                let sentence = "the file systems of the guest are thawed".to_owned();
-                info!("VM {vm}: {sentence}");
-                sentence
-            }
-            Err(cause) => {
-                let sentence = format!(
-                    "the file systems of the guest may be frozen: {cause}; run `fsfreeze -u` in the guest, or \
-                     start its agent and run `unstun thaw`"
-                );
-                error!("VM {vm}: {sentence}");
-                sentence
-            }
-        }
-    }
-}
-
-/// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
-pub(crate) fn thaw_recorded(guest: &FrozenGuest, tries: Duration) -> Result<(), String> {
-    guest.thaw_until(Waits { tries, ..WAITS })?;
-    guest.forget();
-    Ok(())
-}
-
-/// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
-pub(crate) fn thaw_left(guest: &FrozenGuest, busy: &Arc<AtomicBool>) -> String {
-    let _busy = Busy::begin(busy);
-    guest.report(guest.thaw_until(WAITS))
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use api::client::runtime;
 
-use super::freeze::{Freeze, FreezeError, Frozen, FrozenGuest, Waits, begin, thaw_recorded};
-use super::record::{Record, all};
+use super::freeze::{Freeze, FreezeError, Frozen, begin};
+use super::held::{HeldGuest, Waits, thaw_recorded};
+use super::record::{Held, Record, all};
 
 #[path = "../../tests/clients/fake_agent.rs"]
 mod fake_agent;
@@ -27,8 +28,8 @@ const WAITS: Waits =
 
 fn of(folder: &Path, access: &str) -> Freeze {
     std::fs::create_dir_all(folder.join(".unstun")).unwrap();
-    let record = Record { vm: "web".parse().unwrap(), access: access.parse().unwrap() };
-    let guest = FrozenGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() };
+    let record = Record { vm: "web".parse().unwrap(), held: Held::Frozen(access.parse().unwrap()) };
+    let guest = HeldGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() };
     Freeze { guest, frozen_max: LONG, busy: Arc::new(AtomicBool::new(false)) }
 }
 

@@ -1,5 +1,6 @@
-//! Records of guests whose file systems are frozen: a file for each in the datastore's own folder, from before the freeze
-//! until the guest has said that they are thawed. After a crash of the daemon they say whom to thaw.
+//! Records of guests that are held for a snapshot: a file for each in the datastore's own folder, from before the guest's
+//! file systems are frozen, or the guest stands still, until the guest has said that it goes on. After a crash of the daemon
+//! they say whom to release.
 
 use std::fs::{self, DirBuilder, DirEntry, File};
 use std::io::{ErrorKind, Read, Write};
@@ -21,7 +22,58 @@ const RECORD_BYTES_MAX: u64 = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub vm: VmName,
-    pub access: GuestAccess,
+    #[serde(rename = "access")]
+    pub held: Held,
+}
+
+/// What holds a guest, and how it is released.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum Held {
+    /// Its file systems are frozen.
+    Frozen(GuestAccess),
+    /// It stands still; the path is that of QEMU's monitor.
+    Stopped(PathBuf),
+}
+
+const STOPPED: &str = "qmp:";
+
+impl TryFrom<String> for Held {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.strip_prefix(STOPPED) {
+            Some(path) => Ok(Held::Stopped(path.into())),
+            None => text.parse().map(Held::Frozen),
+        }
+    }
+}
+
+impl From<Held> for String {
+    fn from(held: Held) -> String {
+        match held {
+            Held::Frozen(access) => access.to_string(),
+            Held::Stopped(path) => format!("{STOPPED}{}", path.display()),
+        }
+    }
+}
+
+impl Held {
+    /// Sentences for a guest that goes on and for one that may not, and what a person does then.
+    pub(super) fn sentences(&self) -> [&'static str; 3] {
+        match self {
+            Held::Frozen(_) => [
+                "the file systems of the guest are thawed",
+                "the file systems of the guest may be frozen",
+                "run `fsfreeze -u` in the guest, or start its agent and run `unstun thaw`",
+            ],
+            Held::Stopped(_) => [
+                "the guest runs on",
+                "the guest may stand still",
+                "run `unstun thaw`, or enter `cont` in QEMU's monitor",
+            ],
+        }
+    }
 }
 
 fn folder(datastore: &Path) -> PathBuf {
@@ -47,7 +99,7 @@ impl Record {
             File::open(&folder)?.sync_all()
         };
         write().map_err(|e: std::io::Error| {
-            format!("recording that the guest is frozen, in {}: {e}", folder(datastore).display())
+            format!("recording that the guest is held, in {}: {e}", folder(datastore).display())
         })
     }
 
@@ -84,10 +136,13 @@ mod tests {
     fn a_record_is_there_until_it_is_removed() {
         let datastore = tempfile::tempdir().unwrap();
         let root = datastore.path();
-        let record =
-            |vm: &str| Record { vm: vm.parse().unwrap(), access: "unix:/run/a.sock".parse().unwrap() };
+        let held = |vm: &str| match vm {
+            "db" => Held::Stopped("/run/q.sock".into()),
+            _ => Held::Frozen("unix:/run/a.sock".parse().unwrap()),
+        };
+        let record = |vm: &str| Record { vm: vm.parse().unwrap(), held: held(vm) };
         assert_eq!(all(root), []);
-        assert!(record("web").write(root).unwrap_err().contains("frozen"), "without an own folder");
+        assert!(record("web").write(root).unwrap_err().contains("is held"), "without an own folder");
         fs::create_dir(root.join(OWN_FOLDER)).unwrap();
         record("web").write(root).unwrap();
         record("web").write(root).unwrap();

@@ -138,7 +138,7 @@ impl Request for SnapshotDir {
 
 impl Request for SnapshotTake {
     fn check(&self) -> std::result::Result<(), String> {
-        name::check_message(&self.message)
+        SnapshotTake::check(self)
     }
 }
 

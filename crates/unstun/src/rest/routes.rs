@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use api::error::{Error, Result};
-use api::name::{DatastoreName, PolicyName, TokenName, VmName};
+use api::name::{DatastoreName, PolicyName, SnapshotRef, TokenName, VmName};
 use api::{
     AuditEntry, BinEmpty, BinRestore, ConsoleLink, Disconnect, DiskGrow, DiskSetMode, JobLimit, Policy,
     Revert, SharedWriters, SnapshotTake, Token, TokenCreate, TokenCreated, VmClone, VmMove, VmOpen, VmRename,
@@ -19,7 +19,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, DiskParameter, Failure, Parameter, Parameters, alarms, invalid};
+use super::{Body, Failure, Parameter, Parameters, PartParameter, alarms, invalid};
 use crate::access::audit::ENTRIES_MAX;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, token_name};
@@ -220,26 +220,26 @@ fn disks() -> Router<Core> {
             "/vms/{vm}/disks/{number}",
             delete(about(
                 disk,
-                async |d, (DiskParameter(vm, number), Parameters(DiskRemove { delete_files }))| {
+                async |d, (PartParameter(vm, number), Parameters(DiskRemove { delete_files }))| {
                     d.disk_remove(&vm, number, delete_files).await
                 },
             )),
         )
         .route(
             "/vms/{vm}/disks/{number}/size",
-            put(about(disk, async |d, (DiskParameter(vm, number), Body(DiskGrow { size_bytes }))| {
+            put(about(disk, async |d, (PartParameter(vm, number), Body(DiskGrow { size_bytes }))| {
                 d.disk_grow(&vm, number, size_bytes).await
             })),
         )
         .route(
             "/vms/{vm}/disks/{number}/mode",
-            put(about(disk, async |d, (DiskParameter(vm, number), Body(DiskSetMode { mode }))| {
+            put(about(disk, async |d, (PartParameter(vm, number), Body(DiskSetMode { mode }))| {
                 d.disk_set_mode(&vm, number, mode).await
             })),
         )
 }
 
-fn disk<B>((DiskParameter(vm, _), _): &(DiskParameter, B)) -> Subject {
+fn disk<B>((PartParameter(vm, _), _): &(PartParameter<u32>, B)) -> Subject {
     Subject::Vm(vm.clone())
 }
 
@@ -257,6 +257,13 @@ fn snapshots() -> Router<Core> {
         .route(
             "/vms/{vm}/snapshots/rename",
             post(vm(async |d, vm, Body(of)| d.snapshot_rename(&vm, of).await)),
+        )
+        .route(
+            "/vms/{vm}/memory/{snapshot}",
+            get(about(
+                |PartParameter(vm, _): &PartParameter<SnapshotRef>| Subject::Vm(vm.clone()),
+                async |d, PartParameter(vm, snapshot)| d.snapshot_memory(&vm, &snapshot).await,
+            )),
         )
         .route("/vms/{vm}/diff", post(vm(async |d, vm, Body(of)| d.snapshot_diff(&vm, of).await)))
         .route(

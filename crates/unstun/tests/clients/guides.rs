@@ -219,6 +219,11 @@ fn cost() {
 }
 
 #[test]
+fn memory() {
+    follow("memory");
+}
+
+#[test]
 fn policies() {
     follow("policies");
 }
@@ -254,6 +259,7 @@ fn no_guide_is_left_out() {
         "first-hour.md",
         "lab.md",
         "leave-vmware.md",
+        "memory.md",
         "policies.md",
         "quiesce.md",
         "read-a-report.md",

@@ -40,6 +40,7 @@ mod keeps;
 mod kill;
 mod limits;
 mod load;
+mod memory;
 mod metrics;
 mod moves;
 mod native;

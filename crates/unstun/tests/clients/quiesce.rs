@@ -57,7 +57,7 @@ fn a_guest_is_frozen_for_a_take_on_both_stores() {
     for store in ["native", "redo"] {
         datastore.json(&format!("vm create {store} --store {store} --disk 64M"));
         let vm = guest.set(&datastore, store);
-        assert_eq!(vm["guest"], json!({"access": guest.access, "frozen_ms_max": 2000}));
+        assert_eq!(vm["guest"], json!({"access": guest.access, "frozen_ms_max": 2000, "qmp": null}));
         let off = datastore.json(&format!("snapshot take {store} off --quiesce=require"));
         assert!(off["quiesced"]["cause"].as_str().unwrap().contains("no client is connected"), "{off}");
         let _client = HeldOpen::new(&datastore, store);

@@ -123,6 +123,21 @@ fn of_vms(client: &Client, datastore: &Datastore) {
     client.post("/bin/empty", json!({}));
 }
 
+/// A file with the memory of a guest is found when the VM is opened.
+fn of_memory(client: &Client, datastore: &Datastore) {
+    let tree = client.get("/vms/web/snapshots");
+    let id = tree["snapshots"][0]["id"].as_str().unwrap();
+    let text = json!({"vm": "web", "snapshot": id, "ram_bytes": 1 << 20, "qemu": "7.2.1"}).to_string();
+    let mut file = 0x184D_2A50_u32.to_le_bytes().to_vec();
+    file.extend((text.len() as u32).to_le_bytes());
+    file.extend(text.as_bytes());
+    client.post("/vms/web/close", json!({}));
+    fs::write(datastore.path().join(format!("web/.unstun/memory-{id}.lz4")), file).unwrap();
+    client.post("/vms/web/open", json!({}));
+    let memory = client.get("/vms/web/memory/a");
+    assert_eq!((&memory["ram_bytes"], &memory["snapshot"]), (&json!(1 << 20), &json!("a")));
+}
+
 fn of_snapshots(client: &Client, datastore: &Datastore) {
     for name in ["a", "b"] {
         client.post("/vms/web/snapshots", json!({"name": name, "quiesce": "try"}));
@@ -131,6 +146,7 @@ fn of_snapshots(client: &Client, datastore: &Datastore) {
     client.post("/vms/web/snapshots/rename", json!({"snapshot": "b", "name": "c", "message": "renamed"}));
     client.post("/vms/web/snapshots/rename", json!({"snapshot": "c", "name": "b"}));
     client.get("/vms/web/snapshots");
+    of_memory(client, datastore);
     client.post("/vms/web/diff", json!({"disk": 0, "from": "a", "to": "b"}));
     client.post("/vms/web/clone", json!({"snapshot": "a", "name": "copy"}));
     let revert =

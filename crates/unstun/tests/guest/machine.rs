@@ -57,12 +57,7 @@ impl<'a> Machine<'a> {
 
     /// Starts QEMU with the disks as `attach` prints them; only the controller is the guest's own.
     pub(crate) fn attached(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
-        let attach = datastore.json(&format!("attach {vm}"));
-        let snippet = attach["snippet"].as_str().unwrap();
-        let words: Vec<&str> = snippet.split_whitespace().collect();
-        let values = words.windows(2).filter(|pair| pair[0] == "-blockdev").map(|pair| pair[1].to_owned());
-        let node = |disk: usize| format!("unstun-disk{disk}");
-        Self::with(datastore, values.enumerate().map(|(disk, value)| (node(disk), value)).collect())
+        Self::with(datastore, attached(datastore, vm))
     }
 
     /// Starts QEMU as `start` does, with a guest agent's port behind a socket.
@@ -79,13 +74,35 @@ impl<'a> Machine<'a> {
         Self::booted(datastore, &[arguments(disks), port.to_vec()].concat())
     }
 
+    /// Starts QEMU with the disks as `attach` prints them for NBD or vhost-user, and with a second monitor behind a socket.
+    pub(crate) fn with_monitor(datastore: &'a Datastore, vm: &str, via: &str, socket: &Path) -> Machine<'a> {
+        let mut disks = match via {
+            "nbd" => arguments(attached(datastore, vm)),
+            _ => vhost_user(datastore, vm),
+        };
+        disks.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", socket.display())]);
+        Self::booted(datastore, &disks)
+    }
+
+    /// Runs the words of `attach --resume` after `power_off`. Returns when the guest has connected again.
+    pub(crate) fn resume(&mut self, words: &[String]) {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        (self.child, self.qmp) = spawn(self.datastore, &mut command);
+        self.await_guest();
+    }
+
+    /// Powers the machine off without notice to the guest.
+    pub(crate) fn power_off(&mut self) {
+        self.control = None;
+        self.qmp.execute("quit");
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "QEMU: {status}");
+    }
+
     /// Starts QEMU with the disks of `attach --via vhost-user`, as it prints them, except for the size of the memory.
     pub(crate) fn over_vhost_user(datastore: &'a Datastore, vm: &str) -> Machine<'a> {
-        let attach = datastore.json(&format!("attach {vm} --via vhost-user"));
-        let snippet = attach["snippet"].as_str().unwrap().replace("size=1G", &format!("size={MEMORY_MIB}M"));
-        let lines = snippet.lines().filter(|line| !line.starts_with('#'));
-        let words = lines.flat_map(|line| line.trim_end_matches(" \\").split_whitespace());
-        Self::booted(datastore, &words.map(str::to_owned).collect::<Vec<_>>())
+        Self::booted(datastore, &vhost_user(datastore, vm))
     }
 
     /// Starts QEMU with `disks`: the node of each, and the value of its `-blockdev`.
@@ -116,12 +133,8 @@ impl<'a> Machine<'a> {
         );
         command.args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]);
         command.args(disks);
-        let log = fs::File::create(datastore.beside("qemu.log")).unwrap();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("{QEMU}: {e}; `make setup` installs it"));
-        let qmp = Qmp::new(&mut child);
+        let (child, qmp) = spawn(datastore, &mut command);
         let mut machine = Machine { datastore, child, qmp, listener, echo, control: None };
-        machine.qmp.negotiate();
         machine.await_guest();
         machine
     }
@@ -177,9 +190,7 @@ impl<'a> Machine<'a> {
 
     /// Powers the machine off without notice to the guest. Asserts that its kernel has not complained until then.
     pub(crate) fn quit(mut self) {
-        self.qmp.execute("quit");
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "QEMU: {status}");
+        self.power_off();
         let console = self.console();
         let complains = |line: &&str| COMPLAINTS.iter().any(|complaint| line.contains(complaint));
         assert_eq!(console.lines().find(complains), None, "the guest's console:\n{console}");
@@ -209,6 +220,16 @@ impl Drop for Machine<'_> {
     }
 }
 
+/// Starts QEMU with a monitor on its standard input and output.
+fn spawn(datastore: &Datastore, command: &mut Command) -> (Child, Qmp) {
+    let log = fs::File::create(datastore.beside("qemu.log")).unwrap();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().unwrap_or_else(|e| panic!("{QEMU}: {e}; `make setup` installs it"));
+    let mut qmp = Qmp::new(&mut child);
+    qmp.negotiate();
+    (child, qmp)
+}
+
 fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, echo_port: u16) {
     let initramfs = datastore.beside("initramfs");
     initramfs::write(&initramfs);
@@ -219,6 +240,24 @@ fn boot_from(command: &mut Command, datastore: &Datastore, control_port: u16, ec
     );
     command.arg("-kernel").arg(initramfs::kernel()).arg("-initrd").arg(initramfs);
     command.args(["-append", &parameters]);
+}
+
+/// Returns the disks as `attach` prints them: the node of each, and the value of its `-blockdev`.
+fn attached(datastore: &Datastore, vm: &str) -> Vec<(String, String)> {
+    let attach = datastore.json(&format!("attach {vm}"));
+    let snippet = attach["snippet"].as_str().unwrap();
+    let words: Vec<&str> = snippet.split_whitespace().collect();
+    let values = words.windows(2).filter(|pair| pair[0] == "-blockdev").map(|pair| pair[1].to_owned());
+    values.enumerate().map(|(disk, value)| (format!("unstun-disk{disk}"), value)).collect()
+}
+
+/// Returns the arguments of `attach --via vhost-user`, except for the size of the memory.
+fn vhost_user(datastore: &Datastore, vm: &str) -> Vec<String> {
+    let attach = datastore.json(&format!("attach {vm} --via vhost-user"));
+    let snippet = attach["snippet"].as_str().unwrap().replace("size=1G", &format!("size={MEMORY_MIB}M"));
+    let lines = snippet.lines().filter(|line| !line.starts_with('#'));
+    let words = lines.flat_map(|line| line.trim_end_matches(" \\").split_whitespace());
+    words.map(str::to_owned).collect()
 }
 
 /// Returns the arguments that give QEMU disks: the node of each, and the value of its `-blockdev`.

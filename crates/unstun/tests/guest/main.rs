@@ -16,6 +16,7 @@ mod image;
 mod initramfs;
 mod inside;
 mod machine;
+mod memory;
 mod native;
 #[path = "../clients/programs.rs"]
 mod programs;
@@ -31,7 +32,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 7] = [
+const SCENARIOS: [(&str, fn()); 8] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
@@ -40,6 +41,7 @@ const SCENARIOS: [(&str, fn()); 7] = [
         fenced::a_live_guest_never_writes_what_it_was_reverted_to,
     ),
     ("file_systems_are_frozen_for_a_snapshot", quiesce::file_systems_are_frozen_for_a_snapshot),
+    ("programs_go_on_where_they_were", memory::programs_go_on_where_they_were),
     ("a_guest_over_vhost_user_outlives_its_daemon", vhost::a_guest_over_vhost_user_outlives_its_daemon),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];

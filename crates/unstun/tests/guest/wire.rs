@@ -25,6 +25,10 @@ pub(crate) enum Ask {
     Unmount {
         disk: String,
     },
+    /// Answers `u64`: the size of a disk in bytes, as the guest's kernel knows it.
+    Size {
+        disk: String,
+    },
     Sync,
     /// Starts QEMU's guest agent.
     StartAgent,

@@ -54,7 +54,7 @@ async fn from_the_api(actual: &mut Actual) {
     let daemon = Own::start();
     let client = daemon.client();
     let create = disk_create();
-    let take = SnapshotTake { name: "before".parse().unwrap(), message: String::new(), quiesce: Quiesce::No };
+    let take = SnapshotTake::named("before".parse().unwrap());
     let vm = client.vm_create(&create).await.unwrap();
     let name = vm.name.clone();
     let taken = client.snapshot_take(&name, &take).await.unwrap();
@@ -145,13 +145,7 @@ async fn from_policies(actual: &mut Actual, client: &Client, name: &VmName) {
     // All snapshots but the last would be removed.
     let all = Policy { removes: Removes::All, enabled: false, ..policy.clone() };
     let status = client.policy_set(&policy.name, &all).await.unwrap();
-    client
-        .snapshot_take(
-            name,
-            &SnapshotTake { name: "last".parse().unwrap(), message: String::new(), quiesce: Quiesce::No },
-        )
-        .await
-        .unwrap();
+    client.snapshot_take(name, &SnapshotTake::named("last".parse().unwrap())).await.unwrap();
     let preview = client.policy_preview(&all).await.unwrap();
     let time = status.created;
     let run = PolicyRun { scheduled: time, started: time, ended: None, taken: 1, failed: 0 };
@@ -235,14 +229,30 @@ async fn from_the_bin(actual: &mut Actual, client: &Client, name: &VmName) {
     assert_eq!(client.bin_empty(&empty).await.unwrap(), preview);
 }
 
+fn add_memory(actual: &mut Actual, name: &VmName) {
+    let saved = MemorySaved { ram_bytes: 1, stream_bytes: 1, stored_bytes: 1, stopped_us: 1, saved_us: 1 };
+    actual.add("MemorySaved", &saved);
+    let memory = SnapshotMemory {
+        vm: name.clone(),
+        snapshot: "warm".to_owned(),
+        id: String::new(),
+        file: "/m".into(),
+        stored_bytes: 1,
+        ram_bytes: 1,
+        qemu: "7.2.22".to_owned(),
+        command_line: Vec::new(),
+    };
+    actual.add("SnapshotMemory", &memory);
+}
+
 async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
-    let taken =
-        SnapshotTake { name: "after".parse().unwrap(), message: String::new(), quiesce: Quiesce::Try };
+    let taken = SnapshotTake { quiesce: Quiesce::Try, ..SnapshotTake::named("after".parse().unwrap()) };
     let snapshot: SnapshotRef = (&taken.name).into();
     let quiesced = client.snapshot_take(name, &taken).await.unwrap().quiesced;
     actual.add("Quiesced", quiesced.as_ref().unwrap());
-    let thawed = GuestThawed { vm: name.clone(), access: "command:db".parse().unwrap(), cause: None };
+    let thawed = GuestThawed { vm: name.clone(), access: "command:db".to_owned(), cause: None };
     actual.add("GuestThawed", &thawed);
+    add_memory(actual, name);
     let revert = Revert { disconnect: true, purge: true, ..Revert::default() };
     let discard = Discard { snapshot: snapshot.clone(), disconnect: true, purge: true, keep: false };
     let loss = client.snapshot_revert(name, &revert).await.unwrap();
@@ -259,7 +269,11 @@ async fn from_changes(actual: &mut Actual, client: &Client, name: &VmName) {
     client.snapshot_discard(name, &discard).await.unwrap();
     actual.add("SharedWriters", &SharedWriters { shared: true });
     assert!(client.vm_set_shared_writers(name, true).await.unwrap().shared_writers);
-    let guest = VmGuest { access: Some("command:db".parse().unwrap()), frozen_ms_max: 500 };
+    let guest = VmGuest {
+        access: Some("command:db".parse().unwrap()),
+        frozen_ms_max: 500,
+        qmp: Some("unix:/run/unstun/db-qmp.sock".parse().unwrap()),
+    };
     actual.add("VmGuest", &guest);
     assert_eq!(client.vm_set_guest(name, &guest).await.unwrap().guest, guest);
     let limits = VmLimits { iops: Some(2000), bandwidth_bytes_s: Some(100 << 20), ..VmLimits::default() };
@@ -428,6 +442,7 @@ fn made_here(actual: &mut Actual) {
         socket: Some(socket),
         snippet: String::new(),
         access: Vec::new(),
+        resume: Some(Vec::new()),
     };
     actual.add("Attach", &attach);
     let waiting = WaitingVm { vm: "web".parse().unwrap(), writes: 1 };

@@ -30,7 +30,7 @@ fn create(name: &str, sizes: &[u64]) -> VmCreate {
 }
 
 fn take(name: &str) -> SnapshotTake {
-    SnapshotTake { name: name.parse().unwrap(), message: "text".to_owned(), quiesce: Quiesce::No }
+    SnapshotTake { message: "text".to_owned(), ..SnapshotTake::named(name.parse().unwrap()) }
 }
 
 async fn with_snapshot(client: &Client) {

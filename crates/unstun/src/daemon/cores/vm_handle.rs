@@ -285,9 +285,10 @@ impl VmHandle {
         view
     }
 
-    /// Tells the VM's vhost-user clients the present sizes of its disks.
-    pub(crate) fn tell_sizes(&self) {
-        self.core.tell(|running| running.vhost.front_end.sizes_changed());
+    /// Tells the VM's vhost-user clients the present sizes of its disks. Returns the names of clients that are told.
+    pub(crate) async fn tell_sizes(&self) -> Vec<String> {
+        let told = self.run(async |running, _| running.vhost.front_end.sizes_changed()).await;
+        told.into_iter().map(|session| session.peer).collect()
     }
 
     pub(crate) async fn state(&self) -> VmState {

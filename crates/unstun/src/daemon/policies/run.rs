@@ -193,7 +193,7 @@ impl Daemon {
         }
         self.entry_to_change(&entry.name)?;
         let name = policy.snapshot_name(&entry.name, scheduled).map_err(Error::invalid)?;
-        let request = SnapshotTake { name, message: String::new(), quiesce: policy.quiesce };
+        let request = SnapshotTake { quiesce: policy.quiesce, ..SnapshotTake::named(name) };
         let taken = self.take_and_show(entry, request, take).await?;
         Ok(Some(PolicyTaken { vm: taken.vm, snapshot: taken.snapshot.name, stun_us: taken.stun_us }))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use api::{Policy, PolicyApply, Quiesce, Retention, SnapshotTake, Store, VmLabels};
+use api::{Policy, PolicyApply, Retention, SnapshotTake, Store, VmLabels};
 use crash::campaign::setting;
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -189,7 +189,7 @@ fn takes_at_the_same_time_keep_the_label_of_each() {
             let daemon = daemon.clone();
             async move {
                 let name = format!("s{n}").parse()?;
-                let request = SnapshotTake { name, message: String::new(), quiesce: Quiesce::No };
+                let request = SnapshotTake::named(name);
                 let label = SnapshotLabel::of_caller(&format!("token t{n}"));
                 let taken = daemon.snapshot_take(&VM.parse()?, request, label).await.map_err(text("take"))?;
                 Ok::<_, String>((n, taken.snapshot.name))

@@ -22,7 +22,7 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::home_removal::{remove_folder, remove_made, remove_with_files};
 use crate::daemon::vm::paths::{is_dir, open_path};
-use crate::daemon::vm::{formats, labels, limits, mark, native_homes, settings};
+use crate::daemon::vm::{formats, labels, limits, mark, memory, native_homes, settings};
 
 async fn record(home: &Home) -> Result<Option<MoveRecord>> {
     MoveRecord::read(home.datastore.dir.env(), &home.path).await
@@ -56,6 +56,7 @@ pub(crate) async fn begin(from: &Home, to: &Home, terms: Terms, id: Option<u128>
     settings::write_shared_writers(&own, terms.shared_writers).await?;
     limits::copy(&source, &own).await?;
     labels::copy(&source, &own).await?;
+    memory::copy(&source, &own).await?;
     if id.is_some() {
         mark::write(&own, id).await?;
     }

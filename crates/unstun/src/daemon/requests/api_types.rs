@@ -16,7 +16,6 @@ use crate::daemon::running::client::export_name;
 use crate::daemon::running::vm::{DiskView, VmView};
 use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
-use crate::daemon::vm::labels::Labels;
 use crate::daemon::vm::registry::Idle;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 
@@ -297,9 +296,9 @@ fn layer(descriptor: PathBuf, state: &VmState, top: &str, info: &LayerInfo) -> a
 pub(crate) fn snapshots(
     view: &VmView,
     delta_bytes: &BTreeMap<u128, u64>,
-    labels: &Labels,
+    entry: &VmRecord,
 ) -> Vec<api::Snapshot> {
-    let state = &view.state;
+    let (state, labels, memory) = (&view.state, entry.labels.get(), entry.memory.borrow());
     let show = |s: &SnapshotState| api::Snapshot {
         id: id(s.id),
         name: s.name.clone(),
@@ -310,6 +309,7 @@ pub(crate) fn snapshots(
         message: s.description.clone(),
         created_by: labels.of_snapshot(s.id).map(|label| label.by.clone()),
         quiesced: labels.of_snapshot(s.id).is_some_and(|label| label.quiesced),
+        memory_bytes: memory.get(&s.id).copied(),
         delta_bytes: delta_bytes.get(&s.id).copied().unwrap_or(0),
     };
     in_tree_order(state).into_iter().map(show).collect()

@@ -46,13 +46,15 @@ impl Daemon {
             // If the clock was put back past the snapshot, its age is 0.
             age_s: now.duration_since(snapshot.created).as_secs().max(0).unsigned_abs(),
             delta_bytes: snapshot.delta_bytes,
+            memory_bytes: snapshot.memory_bytes.unwrap_or(0),
         };
         let mut disks = Vec::new();
         for disk in &view.state.disks {
             let average_run_bytes = entry.running.average_run_bytes(disk.number).await?;
             disks.push(api::DiskOrder { number: disk.number, average_run_bytes });
         }
-        let snapshots = api_types::snapshots(&view, &delta_bytes, &entry.labels.get());
+        let memory_bytes = total(entry.memory.borrow().values().copied());
+        let snapshots = api_types::snapshots(&view, &delta_bytes, &entry);
         Ok(api::VmSpace {
             vm: vm.clone(),
             datastore: entry.datastore.name.clone(),
@@ -60,6 +62,7 @@ impl Daemon {
             logical_bytes: total(view.state.disks.iter().map(|disk| disk.size_bytes)),
             allocated_bytes: used.allocated_bytes,
             shared_bytes: used.shared_bytes,
+            memory_bytes,
             snapshots: snapshots.into_iter().map(snapshot).collect(),
             disks,
             space: self.space(&entry.datastore).await?,

@@ -8,8 +8,10 @@ use api::units::format_bytes;
 
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::running::client::export_name::lasting_name;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
+use crate::guest::Resize;
 
 impl Daemon {
     pub(crate) async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
@@ -50,16 +52,44 @@ impl Daemon {
         refuse_shrink(&entry, number, size_bytes).await?;
         entry.running.grow_disk(number, size_bytes).await?;
         // vhost-user has a message for a new size.
-        entry.running.tell_sizes();
+        let told = entry.running.tell_sizes().await;
         let mut reconnect = entry.running.present(Who::Writers).await;
         reconnect.retain(|client| client.disk == Some(number));
+        let had_clients = !reconnect.is_empty();
+        reconnect.retain(|client| !told.contains(&client.client));
+        let cause = match self.show_to_guest(&entry, number, size_bytes, &reconnect).await {
+            Some(Ok(())) => {
+                reconnect.clear();
+                None
+            }
+            told => told.and_then(Result::err),
+        };
+        let shown = had_clients && reconnect.is_empty();
+        if shown {
+            self.note(&entry, &format!("disk{number} has {size_bytes} bytes, and its guest sees them"));
+        }
         if !reconnect.is_empty() {
             let message = format!(
                 "disk{number} has {size_bytes} bytes: its clients see the new size after they reconnect"
             );
             self.note(&entry, &message);
         }
-        Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect })
+        Ok(api::DiskGrown { disk: self.show_disk(&entry, number).await?, reconnect, shown, cause })
+    }
+
+    /// Shows the new size of a disk to a guest whose QEMU has it over NBD. Returns None where there is none to be told.
+    async fn show_to_guest(
+        &self,
+        entry: &VmRecord,
+        number: u32,
+        size_bytes: u64,
+        clients: &[api::VmClient],
+    ) -> Option<std::result::Result<(), String>> {
+        let monitor = entry.labels.get().guest().qmp.filter(|_| !clients.is_empty())?;
+        let generation = entry.running.state().await.generation;
+        let stem = format!("{}/disk{number}", entry.name);
+        let export = lasting_name(&entry.name, number, generation);
+        Some(Resize { monitor: monitor.path().to_owned(), stem, export, size_bytes }.show().await)
     }
 
     pub(crate) async fn disk_set_mode(

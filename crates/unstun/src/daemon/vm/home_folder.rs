@@ -43,6 +43,11 @@ impl HomeFolder {
         Ok(self.dir.list().await?.iter().all(|name| name.trim_end_matches('/') == OWN_FOLDER))
     }
 
+    /// Returns the names of what is in the `.unstun` folder.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// Returns whether the `.unstun` folder has a file of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.names.iter().any(|known| known == name)

@@ -31,6 +31,9 @@ pub(crate) struct Labels {
     guest_access: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     frozen_ms_max: Option<u64>,
+    /// Socket of QEMU's monitor; null for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qmp: Option<String>,
     /// By the snapshot's id. A snapshot of other software has none.
     snapshots: BTreeMap<String, SnapshotLabel>,
     /// Fields of a newer version, which stay.
@@ -97,13 +100,15 @@ impl Labels {
     pub(crate) fn guest(&self) -> VmGuest {
         let default = VmGuest::default();
         let access = self.guest_access.as_ref().and_then(|text| text.parse().ok());
-        VmGuest { access, frozen_ms_max: self.frozen_ms_max.unwrap_or(default.frozen_ms_max) }
+        let qmp = self.qmp.as_ref().and_then(|text| text.parse().ok());
+        VmGuest { access, frozen_ms_max: self.frozen_ms_max.unwrap_or(default.frozen_ms_max), qmp }
     }
 
     pub(crate) fn set_guest(&mut self, guest: &VmGuest) {
         self.guest_access = guest.access.as_ref().map(ToString::to_string);
         let is_default = guest.frozen_ms_max == VmGuest::default().frozen_ms_max;
         self.frozen_ms_max = (!is_default).then_some(guest.frozen_ms_max);
+        self.qmp = guest.qmp.as_ref().map(ToString::to_string);
     }
 
     pub(crate) fn shown(&self) -> VmLabels {
@@ -232,7 +237,8 @@ mod tests {
         let scheduled = "2026-11-27T02:00:00Z".parse().unwrap();
         let label = SnapshotLabel::of_policy(&"nightly".parse().unwrap(), scheduled);
         labels.snapshots.insert(hexadecimal(7), label.clone());
-        let guest = VmGuest { access: Some("libvirt:web".parse().unwrap()), frozen_ms_max: 500 };
+        let qmp = Some("unix:/run/web.qmp".parse().unwrap());
+        let guest = VmGuest { access: Some("libvirt:web".parse().unwrap()), frozen_ms_max: 500, qmp };
         labels.set_guest(&guest);
         let again: Labels = serde_json::from_slice(&serde_json::to_vec(&labels).unwrap()).unwrap();
         assert_eq!((again.of_snapshot(7), again.guest()), (Some(&label), guest));

@@ -16,7 +16,7 @@ use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::labels::Labels;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::guest::{self, Freeze, FreezeError, Frozen, FrozenGuest, Record};
+use crate::guest::{self, Freeze, FreezeError, Frozen, Held, HeldGuest, Record};
 
 /// File systems that a take has asked to be frozen.
 pub(super) enum Quiescing {
@@ -39,18 +39,20 @@ impl Daemon {
                 entry.name
             ))
         };
-        let record =
-            Record { vm: api_types::vm_name(&entry.name), access: guest.access.clone().ok_or_else(missing)? };
+        let record = Record {
+            vm: api_types::vm_name(&entry.name),
+            held: Held::Frozen(guest.access.clone().ok_or_else(missing)?),
+        };
         Ok(Freeze {
-            guest: self.frozen_guest(record),
+            guest: self.held_guest(record),
             frozen_max: Duration::from_millis(guest.frozen_ms_max),
             busy: entry.guest_busy.clone(),
         })
     }
 
-    fn frozen_guest(&self, record: Record) -> FrozenGuest {
+    pub(super) fn held_guest(&self, record: Record) -> HeldGuest {
         let (datastore, guests_dir) = (self.main.root.clone(), self.guests_dir.clone());
-        FrozenGuest { record, datastore, guests_dir }
+        HeldGuest { record, datastore, guests_dir }
     }
 
     /// Freezes the guest's file systems for a take, as far as the take wants it.
@@ -117,7 +119,11 @@ impl Daemon {
     }
 
     /// Records, when it is known, what became of file systems that may be frozen.
-    fn note_later(self: &Rc<Self>, entry: &Rc<VmRecord>, later: Option<oneshot::Receiver<String>>) {
+    pub(super) fn note_later(
+        self: &Rc<Self>,
+        entry: &Rc<VmRecord>,
+        later: Option<oneshot::Receiver<String>>,
+    ) {
         let Some(later) = later else { return };
         let (daemon, entry) = (Rc::downgrade(self), Rc::downgrade(entry));
         self.env.spawn_detached(Box::pin(async move {
@@ -146,7 +152,7 @@ impl Daemon {
             warn!("VM {vm}: an earlier daemon ended while the file systems of the guest were frozen");
             let entry = self.entry(vm.as_str()).ok();
             let busy = entry.as_ref().map(|entry| entry.guest_busy.clone()).unwrap_or_default();
-            let left = self.frozen_guest(record);
+            let left = self.held_guest(record);
             let (tell, told) = oneshot::channel();
             let work = move || tell.send(guest::thaw_left(&left, &busy));
             if let Err(e) = std::thread::Builder::new().name("thaw".to_owned()).spawn(work) {
@@ -164,7 +170,9 @@ impl Daemon {
         self.change_labels(&entry, set).await?;
         let how =
             guest.access.as_ref().map_or("not reached".to_owned(), |access| format!("reached by {access}"));
-        self.note(&entry, &format!("its guest is {how} from now on"));
+        let monitor =
+            guest.qmp.as_ref().map_or(String::new(), |qmp| format!(", its QEMU's monitor by {qmp}"));
+        self.note(&entry, &format!("its guest is {how}{monitor} from now on"));
         self.show(&entry).await
     }
 }

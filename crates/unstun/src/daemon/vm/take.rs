@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use api::error::{Error, Result};
 use api::name::VmName;
-use api::{CommitTarget, Quiesce, Quiesced};
+use api::{CommitTarget, MemorySaved, Quiesce, Quiesced};
 use blk::manifest::SnapshotState;
 use engine::Rename;
 use tracing::warn;
@@ -16,6 +16,13 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::labels::{LabelledTake, SnapshotLabel};
 use crate::daemon::vm::quiesce::Quiescing;
 use crate::daemon::vm::vm_record::VmRecord;
+
+/// A snapshot that was taken, with what the request wanted beside it.
+struct Taken {
+    state: SnapshotState,
+    quiesced: Option<Quiesced>,
+    memory: Option<MemorySaved>,
+}
 
 impl Daemon {
     /// Takes a snapshot, and returns once it is sealed.
@@ -52,7 +59,8 @@ impl Daemon {
         request: api::SnapshotTake,
         take: LabelledTake<'_>,
     ) -> Result<api::SnapshotTaken> {
-        let (taken, quiesced) = self.take_labelled(entry, request, &take.label).await?;
+        let Taken { state: taken, quiesced, memory } =
+            self.take_labelled(entry, request, &take.label).await?;
         // The event must be this take's own: another operation may have recorded one meanwhile.
         let own = |e: &&api::Event| {
             e.operation == api::Operation::Take && e.snapshot.as_deref() == Some(taken.name.as_str())
@@ -60,7 +68,7 @@ impl Daemon {
         let stun_us = entry.events.borrow().iter().rev().find(own).map_or(0, |e| e.stun_us);
         let view = entry.running.view().await;
         // The new snapshot has no delta above it yet.
-        let shown = api_types::snapshots(&view, &BTreeMap::new(), &entry.labels.get());
+        let shown = api_types::snapshots(&view, &BTreeMap::new(), entry);
         let id = api_types::id(taken.id);
         let snapshot = shown.into_iter().find(|s| s.id == id);
         let gone = || {
@@ -75,26 +83,32 @@ impl Daemon {
             snapshot: snapshot.ok_or_else(gone)?,
             stun_us,
             quiesced,
+            memory,
             space: self.space(&entry.datastore).await?,
         })
     }
 
-    /// Takes a snapshot, with the guest's file systems frozen if the request wants it.
+    /// Takes a snapshot, with the guest's file systems frozen, or with its memory, if the request wants it.
     async fn take_labelled(
         self: &Rc<Self>,
         entry: &Rc<VmRecord>,
         request: api::SnapshotTake,
         label: &SnapshotLabel,
-    ) -> Result<(SnapshotState, Option<Quiesced>)> {
-        let api::SnapshotTake { name, message, quiesce } = request;
+    ) -> Result<Taken> {
+        let api::SnapshotTake { name, message, quiesce, memory } = request;
         let new = engine::tree::new_snapshot(&self.env, name.as_str(), &message);
         let late = self.defects.has(Defect::LabelLate);
         if !late {
             self.label_or_warn(entry, new.id, label).await?;
         }
         // The takes of a VM that freeze its guest wait for one another.
-        let _turn = if quiesce == Quiesce::No { None } else { Some(entry.freezing.lock().await) };
+        let holds = memory || quiesce != Quiesce::No;
+        let _turn = if holds { Some(entry.freezing.lock().await) } else { None };
+        if holds {
+            entry.refuse_when_moving()?;
+        }
         let quiescing = self.quiesce(entry, quiesce).await?;
+        let stopped = if memory { Some(self.stop_for_memory(entry, new.id).await?) } else { None };
         let take = async || Ok(entry.running.take(new.clone()).await?);
         let taken = self.with_bin(&entry.datastore, take).await;
         let was_frozen = matches!(quiescing, Some(Quiescing::Frozen(_)));
@@ -112,14 +126,22 @@ impl Daemon {
                 let label = SnapshotLabel { quiesced: true, ..label.clone() };
                 self.label_or_warn(entry, new.id, &label).await?;
             } else if was_frozen && quiesce == Quiesce::Require {
-                return Err(self.remove_unquiesced(entry, &taken, &quiesced.sentence()).await);
+                return Err(self.remove_incomplete(entry, &taken, &quiesced.sentence()).await);
             }
         }
-        Ok((taken, quiesced))
+        let memory = match stopped {
+            None => None,
+            Some(stopped) => match self.finish_memory(entry, (taken.id, &taken.name), stopped).await {
+                Ok(saved) => Some(saved),
+                Err(cause) => return Err(self.remove_incomplete(entry, &taken, &cause).await),
+            },
+        };
+        Ok(Taken { state: taken, quiesced, memory })
     }
 
-    /// Removes a snapshot whose file systems were to be frozen and were not. Returns the error of its take.
-    async fn remove_unquiesced(&self, entry: &VmRecord, taken: &SnapshotState, sentence: &str) -> Error {
+    /// Removes a snapshot whose file systems were to be frozen and were not, or whose memory could not be saved. Returns the
+    /// error of its take.
+    async fn remove_incomplete(&self, entry: &VmRecord, taken: &SnapshotState, sentence: &str) -> Error {
         let (vm, name) = (api_types::vm_name(&entry.name), &taken.name);
         let removed = match api_types::id(taken.id).parse() {
             Ok(id) => self.snapshot_commit_job(&vm, CommitTarget::Snapshot(id)).await.map(drop),

@@ -27,7 +27,7 @@ impl Daemon {
         Ok(api::SnapshotTree {
             vm: vm.clone(),
             store: entry.kept.store(),
-            snapshots: api_types::snapshots(&view, &delta_bytes, &entry.labels.get()),
+            snapshots: api_types::snapshots(&view, &delta_bytes, &entry),
             unowned,
             machine_states,
         })

@@ -15,6 +15,7 @@ use crate::daemon::cores::vm_handle::VmHandle;
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::running::vm::RunningVm;
 use crate::daemon::vm::labels::VmRecordLabels;
+use crate::guest::MemoryFiles;
 
 /// Storage of a VM's disks.
 #[derive(Clone)]
@@ -49,6 +50,8 @@ pub(crate) struct VmRecord {
     pub when_full: WhenFull,
     pub limits: Cell<VmLimits>,
     pub labels: VmRecordLabels,
+    /// Files with the guest's memory at snapshots.
+    pub memory: RefCell<MemoryFiles>,
     /// Locked by a take that freezes the guest.
     pub freezing: TaskMutex,
     /// Whether the guest is frozen, or may be.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
@@ -66,14 +66,19 @@ fn run() -> Result<()> {
     std::thread::spawn(move || echo(&socket));
 
     let mut guest = Guest { disks: disks()?, ..Guest::default() };
-    let control = TcpStream::connect((HOST, port(CONTROL_PORT)?))?;
-    control.set_nodelay(true)?;
-    let mut answers = control.try_clone()?;
-    for line in BufReader::new(control).lines() {
-        let answer = guest.answer(serde_json::from_str(&line?)?).map_err(|error| error.to_string());
-        writeln!(answers, "{}", serde_json::to_string(&answer)?)?;
-    }
+    while !has_ended(guest.serve(network::control(port(CONTROL_PORT)?)?))? {}
     Ok(())
+}
+
+/// Returns whether the host has hung up. A guest that was resumed from a snapshot has a connection that nobody knows, and
+/// makes another one.
+fn has_ended(served: Result<()>) -> Result<bool> {
+    let lost = |error: &io::Error| [ErrorKind::ConnectionReset, ErrorKind::TimedOut].contains(&error.kind());
+    match served {
+        Ok(()) => Ok(true),
+        Err(error) if error.downcast_ref().is_some_and(lost) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn port(parameter: &str) -> Result<u16> {
@@ -118,10 +123,25 @@ struct Guest {
 }
 
 impl Guest {
+    /// Answers requests until the host hangs up.
+    fn serve(&mut self, control: TcpStream) -> Result<()> {
+        let mut answers = control.try_clone()?;
+        for line in BufReader::new(control).lines() {
+            let answer = self.answer(serde_json::from_str(&line?)?).map_err(|error| error.to_string());
+            writeln!(answers, "{}", serde_json::to_string(&answer)?)?;
+        }
+        Ok(())
+    }
+
     fn answer(&mut self, ask: Ask) -> Result<Value> {
         match ask {
             Ask::Mount { disk, kind } => json(self.mount(&disk, &kind)?),
             Ask::Unmount { disk } => json(self.unmount(&disk)?),
+            Ask::Size { disk } => {
+                let device = self.disks.get(&disk).ok_or("no such disk")?.file_name().ok_or("no name")?;
+                let sectors = fs::read_to_string(Path::new("/sys/block").join(device).join("size"))?;
+                json(sectors.trim().parse::<u64>()? * 512)
+            }
             Ask::Sync => {
                 sync();
                 json(())

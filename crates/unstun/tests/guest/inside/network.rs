@@ -1,15 +1,22 @@
 //! The one network card, set up by two rtnetlink messages (linux/netlink.h, rtnetlink.h, if_link.h, if_addr.h).
 
 use std::fs;
+use std::net::TcpStream;
+use std::time::Duration;
 
 use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
 
 use super::Result;
+use crate::wire::HOST;
 
 /// Address that QEMU's user network expects.
 const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const PREFIX_BITS: u8 = 24;
+/// Interval of the probes of an idle connection, and how many may stay without an answer: the host may be busy.
+const PROBE: Duration = Duration::from_secs(2);
+const PROBES_MAX: u32 = 60;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
@@ -21,6 +28,17 @@ const IFF_UP: u32 = 1;
 const IFA_LOCAL: u16 = 2;
 /// Size of the length and the type in front of an attribute's value.
 const ATTRIBUTE_HEADER: u16 = 4;
+
+/// Connects to the host. The connection is probed while it is idle: in another QEMU, which does not know it, it ends.
+pub(super) fn control(port: u16) -> Result<TcpStream> {
+    let control = TcpStream::connect((HOST, port))?;
+    control.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(&control, true)?;
+    sockopt::set_tcp_keepidle(&control, PROBE)?;
+    sockopt::set_tcp_keepintvl(&control, PROBE)?;
+    sockopt::set_tcp_keepcnt(&control, PROBES_MAX)?;
+    Ok(control)
+}
 
 pub(super) fn up() -> Result<()> {
     let index: u32 = fs::read_to_string("/sys/class/net/eth0/ifindex")?.trim().parse()?;

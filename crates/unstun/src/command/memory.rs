@@ -1,0 +1,51 @@
+//! `unstun snapshot memory`: what is saved of a guest's memory, and its stream.
+
+use std::io::{self, IsTerminal};
+
+use api::SnapshotMemory;
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::{SnapshotRef, VmName};
+use api::output::{Output, fields};
+use api::units::format_bytes;
+
+use crate::cli::VmAndName;
+use crate::guest::stream_to;
+
+pub(super) async fn run(which: &VmAndName, stream: bool, client: &Client, output: Output) -> Result<()> {
+    let (vm, snapshot) = which.parse_both::<SnapshotRef>()?;
+    let memory = find(&vm, &snapshot, client).await?;
+    if !stream {
+        return output.result(&memory, describe);
+    }
+    if io::stdout().is_terminal() {
+        let remedy = "redirect it into a file or a pipe";
+        return Err(Error::invalid(format!(
+            "a stream of {} for QEMU: {remedy}",
+            format_bytes(memory.ram_bytes)
+        )));
+    }
+    stream_to(&memory.file, &mut io::stdout().lock()).map_err(Error::failed)
+}
+
+/// Returns the memory at a snapshot. A path of the API has the snapshot's id, because a name may have any character.
+pub(super) async fn find(vm: &VmName, snapshot: &SnapshotRef, client: &Client) -> Result<SnapshotMemory> {
+    let tree = client.snapshot_tree(vm).await?;
+    let wanted = snapshot.as_str();
+    let named: Vec<_> = tree.snapshots.iter().filter(|one| one.name == wanted || one.id == wanted).collect();
+    let id = match named.as_slice() {
+        [one] => one.id.parse().map_err(Error::failed)?,
+        // The daemon says what is wrong with it.
+        _ => snapshot.clone(),
+    };
+    client.snapshot_memory(vm, &id).await
+}
+
+fn describe(memory: &SnapshotMemory) -> String {
+    fields(&[
+        ("snapshot", format!("{}@{}", memory.vm, memory.snapshot)),
+        ("memory", format!("{} in {}", format_bytes(memory.ram_bytes), format_bytes(memory.stored_bytes))),
+        ("file", memory.file.display().to_string()),
+        ("saved by", format!("QEMU {}", memory.qemu)),
+    ])
+}

@@ -1,0 +1,117 @@
+//! A guest that is held for a snapshot: its record, and its release, which is tried for as long as the guest does not answer.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{error, info};
+
+use super::{Guest, Record};
+
+/// Limits of the waits for a guest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waits {
+    /// For the agent's first answer, before anything is frozen.
+    pub reach: Duration,
+    /// For the answer that the file systems are frozen: a hook in the guest may have to write a database's memory.
+    pub freeze: Duration,
+    pub thaw: Duration,
+    /// Between two tries to thaw.
+    pub again: Duration,
+    /// From the first try to thaw to the last.
+    pub tries: Duration,
+}
+
+pub(super) const WAITS: Waits = Waits {
+    reach: Duration::from_secs(5),
+    freeze: Duration::from_secs(10),
+    thaw: Duration::from_secs(5),
+    again: Duration::from_secs(1),
+    tries: Duration::from_secs(600),
+};
+
+/// A guest that is held or may be, and where its record is.
+#[derive(Clone)]
+pub(crate) struct HeldGuest {
+    pub record: Record,
+    /// Folder of the main datastore, which has the records.
+    pub datastore: PathBuf,
+    pub guests_dir: PathBuf,
+}
+
+/// The right to hold a guest: one thread at a time has it.
+pub(super) struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    pub(super) fn begin(busy: &Arc<AtomicBool>) -> Option<Busy> {
+        (!busy.swap(true, Ordering::AcqRel)).then(|| Busy(busy.clone()))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl HeldGuest {
+    pub(super) fn reach(&self, until: Instant) -> Result<Guest, String> {
+        Guest::reach(&self.record.held, &self.record.vm, &self.guests_dir, until)
+    }
+
+    /// Removes the record: the guest is not held.
+    pub(super) fn forget(&self) {
+        self.record.remove(&self.datastore);
+    }
+
+    /// Tries to release the guest until it says that it goes on.
+    pub(super) fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
+        let until = Instant::now() + waits.tries;
+        loop {
+            let reached = self.reach(Instant::now() + waits.reach);
+            let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));
+            if thawed.is_ok() || Instant::now() + waits.again >= until {
+                return thawed;
+            }
+            thread::park_timeout(waits.again);
+        }
+    }
+
+    /// Returns what became of a guest that was not released at once, and writes it to the log.
+    pub(super) fn report(&self, thawed: Result<Option<u64>, String>) -> String {
+        let vm = &self.record.vm;
+        let [gone_on, may_not, remedy] = self.record.held.sentences();
+        match thawed {
+            Ok(_) => {
+                self.forget();
+                let sentence = gone_on.to_owned();
+                info!("VM {vm}: {sentence}");
+                sentence
+            }
+            Err(cause) => {
+                let sentence = format!("{may_not}: {cause}; {remedy}");
+                error!("VM {vm}: {sentence}");
+                sentence
+            }
+        }
+    }
+}
+
+/// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
+pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Duration) -> Result<(), String> {
+    guest.thaw_until(Waits { tries, ..WAITS })?;
+    guest.forget();
+    Ok(())
+}
+
+/// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
+pub(crate) fn thaw_left(guest: &HeldGuest, busy: &Arc<AtomicBool>) -> String {
+    let _busy = Busy::begin(busy);
+    guest.report(guest.thaw_until(WAITS))
+}
+
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,204 @@
+//! A guest's memory, saved with a snapshot of its disks. A thread of its own leads QEMU's migration; another one stores the
+//! stream. The guest stands still from the snapshot's instant until the rest of the stream is stored.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use api::MemorySaved;
+use api::units::{format_bytes, format_us};
+use tokio::sync::oneshot;
+
+use super::freeze::FreezeError;
+use super::held::{Busy, HeldGuest, WAITS, Waits, micros};
+use super::memory_file::{MemoryFile, MemoryHeader, Written};
+use super::migration::{Migration, run_on};
+use super::monitor::Monitor;
+use super::record::Held;
+
+/// Time for the next part of the stream.
+const STREAM_WAIT: Duration = Duration::from_secs(120);
+
+/// What is needed to save a guest's memory.
+#[derive(Clone)]
+pub(crate) struct SaveMemory {
+    /// Held through its monitor.
+    pub guest: HeldGuest,
+    pub file: MemoryFile,
+    /// Maximum length of the file: what the datastore can spare.
+    pub bytes_max: u64,
+    /// IDs of the processes that have the VM's disks; empty if they are not known.
+    pub clients: Vec<u32>,
+    /// Time for which the guest stands still and waits for the snapshot.
+    pub stopped_max: Duration,
+    /// Whether this guest is held already.
+    pub busy: Arc<AtomicBool>,
+}
+
+/// A guest that stands still, with all its memory saved but the rest. It runs on when this is dropped, without its memory.
+pub(crate) struct StoppedGuest {
+    go_on: Sender<()>,
+    saved: oneshot::Receiver<Result<MemorySaved, FreezeError>>,
+}
+
+impl StoppedGuest {
+    /// Saves the rest: the snapshot is taken. Returns once the guest runs on and the file is durable.
+    pub(crate) async fn finish(self) -> Result<MemorySaved, FreezeError> {
+        let gone = |_| Err("the thread that saves the memory has ended".to_owned().into());
+        let _ = self.go_on.send(());
+        self.saved.await.unwrap_or_else(gone)
+    }
+}
+
+type Begun = Result<oneshot::Receiver<Result<MemorySaved, FreezeError>>, FreezeError>;
+
+/// A migration, and the thread that stores its stream.
+struct Saving {
+    migration: Migration,
+    storing: Option<JoinHandle<std::io::Result<Written>>>,
+}
+
+impl SaveMemory {
+    /// Saves the guest's memory until the rest is little. Returns when the guest stands still.
+    pub(crate) async fn begin(self) -> Result<StoppedGuest, FreezeError> {
+        self.begin_with(WAITS).await
+    }
+
+    pub(super) async fn begin_with(self, waits: Waits) -> Result<StoppedGuest, FreezeError> {
+        let Some(busy) = Busy::begin(&self.busy) else {
+            return Err("an earlier snapshot still holds this guest".to_owned().into());
+        };
+        let (begun, stopped) = oneshot::channel();
+        let (go_on, told) = channel();
+        let work = move || {
+            let _busy = busy;
+            self.run(waits, begun, &told);
+        };
+        let spawned = thread::Builder::new().name("memory".to_owned()).spawn(work);
+        spawned.map_err(|e| format!("a thread to save the memory: {e}"))?;
+        let gone = |_| Err("the thread that saves the memory has ended".to_owned().into());
+        let saved = stopped.await.unwrap_or_else(gone)?;
+        Ok(StoppedGuest { go_on, saved })
+    }
+
+    fn run(&self, waits: Waits, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
+        let began = Instant::now();
+        let migration = match self.prepare(waits) {
+            Ok(migration) => migration,
+            Err(cause) => return drop(begun.send(Err(cause.into()))),
+        };
+        let mut saving = Saving { migration, storing: None };
+        let stopped = self.start(&mut saving).and_then(|()| saving.migration.until_stopped());
+        if let Err(cause) = stopped {
+            return self.give_up(waits, saving, cause, |error| drop(begun.send(Err(error))));
+        }
+        let (tell, saved) = oneshot::channel();
+        let is_taken = begun.send(Ok(saved)).is_ok();
+        let told = match told.recv_timeout(self.stopped_max) {
+            Ok(()) if is_taken => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                let max = format_us(micros(self.stopped_max));
+                Err(format!("the snapshot was not taken within {max}, after which the guest runs on"))
+            }
+            _ => Err("the snapshot was not taken".to_owned()),
+        };
+        match told.and_then(|()| saving.migration.complete()) {
+            Ok(stopped_us) => drop(tell.send(self.finish(saving, began, stopped_us).map_err(Into::into))),
+            Err(cause) => self.give_up(waits, saving, cause, |error| drop(tell.send(Err(error)))),
+        }
+    }
+
+    /// Reaches the guest and checks that its memory can be saved. Changes nothing but the record.
+    fn prepare(&self, waits: Waits) -> Result<Migration, String> {
+        let Held::Stopped(path) = &self.guest.record.held else {
+            unreachable!("a guest whose memory is saved is held by its monitor")
+        };
+        let monitor = Monitor::connect(path, Instant::now() + waits.reach)?;
+        if let Some(process) = monitor.process().filter(|_| !self.clients.is_empty())
+            && !self.clients.contains(&process)
+        {
+            let path = path.display();
+            return Err(format!(
+                "{path} is the monitor of process {process}, which has no disk of this VM open; expected that of {:?}",
+                self.clients
+            ));
+        }
+        let migration = Migration::prepare(monitor)?;
+        if migration.ram_bytes > self.bytes_max {
+            let (ram, free) = (format_bytes(migration.ram_bytes), format_bytes(self.bytes_max));
+            return Err(format!("the guest has {ram} of memory, and the datastore can spare {free}"));
+        }
+        self.guest.record.write(&self.guest.datastore)?;
+        Ok(migration)
+    }
+
+    fn start(&self, saving: &mut Saving) -> Result<(), String> {
+        let migration = &mut saving.migration;
+        let (qemus, mut ours) = UnixStream::pair().map_err(|e| format!("a socket for the memory: {e}"))?;
+        let header = MemoryHeader {
+            vm: self.guest.record.vm.clone(),
+            snapshot: format!("{:032x}", self.file.snapshot),
+            ram_bytes: migration.ram_bytes,
+            qemu: migration.monitor.version.clone(),
+            command_line: migration.monitor.process().map_or_else(Vec::new, command_line),
+        };
+        let (file, bytes_max) = (self.file.clone(), self.bytes_max);
+        let store = move || {
+            ours.set_read_timeout(Some(STREAM_WAIT))?;
+            file.write(&header, &mut ours, bytes_max)
+        };
+        let spawned = thread::Builder::new().name("memory-file".to_owned()).spawn(store);
+        saving.storing = Some(spawned.map_err(|e| format!("a thread to store the memory: {e}"))?);
+        migration.start(&qemus)
+    }
+
+    /// The guest runs on. Waits until the file is durable.
+    fn finish(&self, saving: Saving, began: Instant, stopped_us: u64) -> Result<MemorySaved, String> {
+        let Saving { mut migration, storing } = saving;
+        self.guest.forget();
+        migration.restore_settings();
+        let storing = storing.expect("a migration that has completed is stored");
+        let stored =
+            storing.join().map_err(|_| "the thread that stores the memory has panicked".to_owned())?;
+        let published = stored.and_then(|written| self.file.publish().map(|()| written));
+        let written = published.map_err(|e| format!("storing the memory: {e}"))?;
+        let Written { stream_bytes, stored_bytes } = written;
+        let (ram_bytes, saved_us) = (migration.ram_bytes, micros(began.elapsed()));
+        Ok(MemorySaved { ram_bytes, stream_bytes, stored_bytes, stopped_us, saved_us })
+    }
+
+    /// Ends the migration and lets the guest run on. Tells `cause`, at once; a guest that does not answer is tried further.
+    fn give_up(&self, waits: Waits, mut saving: Saving, cause: String, tell: impl FnOnce(FreezeError)) {
+        let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
+        if released.is_ok() {
+            saving.migration.restore_settings();
+            self.guest.forget();
+            tell(cause.into());
+        } else {
+            // QEMU's monitor has one client at a time.
+            drop(saving.migration);
+            let (end, later) = oneshot::channel();
+            tell(FreezeError { cause, later: Some(later) });
+            let _ = end.send(self.guest.report(self.guest.thaw_until(waits)));
+        }
+        // The stream ends with the migration.
+        if let Some(storing) = saving.storing {
+            let _ = storing.join();
+        }
+        self.file.remove();
+    }
+}
+
+/// Returns the command line of a process; empty where the kernel does not show it.
+fn command_line(process: u32) -> Vec<String> {
+    let bytes = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let text = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    text.split(|byte| *byte == 0)
+        .filter(|_| !text.is_empty())
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
+}

@@ -1,0 +1,94 @@
+//! Snapshots with the guest's memory: programs in a guest go on where they were, with the disks of the same instant.
+
+use serde_json::{Value, json};
+
+use crate::daemon::Datastore;
+use crate::machine::Machine;
+use crate::wire::{Ask, Gap};
+
+const DISKS: usize = 2;
+
+pub(crate) fn programs_go_on_where_they_were() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for (store, via) in [("native", "nbd"), ("redo", "nbd"), ("native", "vhost-user")] {
+        println!("{store}, over {via}");
+        go_on(&datastore, store, via);
+        datastore.json("vm remove web --delete-disks --purge --yes");
+    }
+    daemon.stop();
+}
+
+fn go_on(datastore: &Datastore, store: &str, via: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("qmp.sock");
+    datastore.json(&format!("vm create web --store {store} --disk {}", ["64M"; DISKS].join(",")));
+    datastore.json(&format!("vm set web --qmp unix:{}", socket.display()));
+    let (code, said) = datastore.fails("snapshot take web early --memory");
+    assert!(code == 3 && said.contains("no client is connected"), "{code}: {said}");
+
+    let mut machine = Machine::with_monitor(datastore, "web", via, &socket);
+    machine.ask::<()>(&Ask::StartWriters);
+    let saved = take(datastore, &mut machine, "warm");
+    assert!(saved["ram_bytes"].as_u64().unwrap() >= 512 << 20, "{saved}");
+    take(datastore, &mut machine, "later");
+    // The guest that ran on is whole.
+    assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
+
+    let (code, said) = datastore.fails("attach web --resume warm");
+    assert!(code == 3 && said.contains("differs from snapshot warm"), "{code}: {said}");
+    machine.power_off();
+    datastore.json("snapshot revert web warm --yes");
+    resume(datastore, &mut machine, "warm");
+    // The writers know what they have written last, and find it on the disks.
+    writers_go_on(&mut machine);
+    take(datastore, &mut machine, "again");
+    assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
+
+    datastore.json("snapshot discard web later --yes");
+    datastore.json("snapshot commit web warm --yes");
+    datastore.json("snapshot commit web again --yes");
+    grow(datastore, &mut machine);
+    machine.quit();
+}
+
+/// Takes a snapshot with the guest's memory, beside which its writers go on.
+fn take(datastore: &Datastore, machine: &mut Machine<'_>, name: &str) -> Value {
+    writers_go_on(machine);
+    let taken = datastore.json(&format!("snapshot take web {name} --memory"));
+    println!("{name}: {}, stun {} us", taken["memory"], taken["stun_us"]);
+    let memory = datastore.json(&format!("snapshot memory web {name}"));
+    assert_eq!(memory["stored_bytes"], taken["snapshot"]["memory_bytes"], "{memory}");
+    writers_go_on(machine);
+    taken["memory"].clone()
+}
+
+/// Grows a disk twice while the guest writes it.
+fn grow(datastore: &Datastore, machine: &mut Machine<'_>) {
+    machine.ask::<()>(&Ask::StartWriters);
+    for mib in [96, 160] {
+        writers_go_on(machine);
+        let grown = datastore.json(&format!("vm disk grow web/disk1 {mib}M"));
+        assert_eq!((&grown["shown"], &grown["cause"]), (&json!(true), &Value::Null), "{grown}");
+        while machine.ask::<u64>(&Ask::Size { disk: "disk1".into() }) != mib << 20 {}
+        writers_go_on(machine);
+    }
+    assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
+}
+
+fn resume(datastore: &Datastore, machine: &mut Machine<'_>, name: &str) {
+    let attach = datastore.json(&format!("attach web --resume {name}"));
+    let words: Vec<String> = serde_json::from_value(attach["resume"].clone()).unwrap();
+    assert_eq!(json!(words[0]), "qemu-system-x86_64");
+    machine.resume(&words);
+}
+
+/// Waits until each disk was written since.
+fn writers_go_on(machine: &mut Machine<'_>) {
+    let mut waiting: Vec<String> = (0..DISKS).map(|disk| format!("disk{disk}")).collect();
+    machine.ask::<Vec<Gap>>(&Ask::Gaps);
+    while !waiting.is_empty() {
+        let gaps: Vec<Gap> = machine.ask(&Ask::Gaps);
+        waiting.retain(|disk| !gaps.iter().any(|gap| gap.disk == *disk && gap.writes > 0));
+    }
+}
