@@ -43,24 +43,30 @@ impl FromStr for NbdListen {
 /// Port of the API over TCP.
 pub const WEB_PORT: u16 = 8484;
 
-/// Where the API is served over TCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the API is served for clients with a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WebListen {
     Nowhere,
     Tcp(SocketAddr),
+    /// Socket of a proxy, which connects for others. Absolute path, at most 107 bytes.
+    Unix(PathBuf),
 }
 
 impl FromStr for WebListen {
     type Err = String;
 
-    /// Parses `none`, or what `NbdListen` does for TCP.
+    /// Parses `none`, or what `NbdListen` does.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "none" {
             return Ok(Self::Nowhere);
         }
         match text.parse() {
             Ok(NbdListen::Tcp(address)) => Ok(Self::Tcp(address)),
-            _ => Err(format!("{text:?}: expected HOST:PORT, such as 127.0.0.1:{WEB_PORT}, or none")),
+            Ok(NbdListen::Unix(path)) => Ok(Self::Unix(path)),
+            Err(error) if text.starts_with("unix:") => Err(error),
+            Err(_) => {
+                Err(format!("{text:?}: expected HOST:PORT, such as 127.0.0.1:{WEB_PORT}, unix:PATH, or none"))
+            }
         }
     }
 }
@@ -168,6 +174,16 @@ mod tests {
         assert_eq!(":1234".parse(), Ok(NbdListen::Tcp("127.0.0.1:1234".parse().unwrap())));
         let relative: NbdListen = "unix:u.sock".parse().unwrap();
         assert!(matches!(relative, NbdListen::Unix(path) if path.is_absolute()));
+    }
+
+    #[test]
+    fn parses_where_the_api_is_served() {
+        assert_eq!("none".parse(), Ok(WebListen::Nowhere));
+        assert_eq!(":8484".parse(), Ok(WebListen::Tcp(WebListen::default_address())));
+        assert_eq!("unix:/run/w.sock".parse(), Ok(WebListen::Unix("/run/w.sock".into())));
+        assert!("web".parse::<WebListen>().unwrap_err().contains("unix:PATH, or none"));
+        let long = format!("unix:/{}", "x".repeat(SOCKET_PATH_BYTES_MAX));
+        assert!(long.parse::<WebListen>().unwrap_err().contains("at most 107"));
     }
 
     #[test]

@@ -155,9 +155,9 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
-    /// Serve the API and the metrics on this TCP address too, for clients with a token; beyond loopback with TLS; `none`: not
-    /// at all; may be repeated [default: 127.0.0.1:8484, if it is free]
-    #[arg(long, value_name = "HOST:PORT|none")]
+    /// Serve the API, the console and the metrics at this address too, for clients with a token; a TCP address beyond loopback
+    /// with TLS; a Unix socket for a proxy; `none`: not at all; may be repeated [default: 127.0.0.1:8484, if it is free]
+    #[arg(long, value_name = "HOST:PORT|unix:PATH|none")]
     pub web: Vec<WebListen>,
     /// Use this certificate for TLS beyond loopback, in PEM [default: one that the daemon makes for itself]
     #[arg(long, value_name = "FILE", requires = "tls_key")]

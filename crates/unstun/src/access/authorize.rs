@@ -113,7 +113,7 @@ impl Access {
                 let identified = tokio::task::spawn_blocking(move || users::identify(uid, gid)).await;
                 identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
             }
-            (None, Origin::Tcp(_)) => unidentified(
+            (None, Origin::Tcp(_) | Origin::Proxy(_)) => unidentified(
                 "this address needs a token: `unstun token create` prints one, and `Authorization: Bearer TOKEN` sends it",
             ),
         }
@@ -121,7 +121,7 @@ impl Access {
 
     pub(crate) async fn permit(&self, caller: &Caller, origin: &Origin, asked: &Asked) -> Result<()> {
         let Right { operation, role, reach, .. } = asked.right;
-        if matches!(origin, Origin::Tcp(_)) {
+        if origin.needs_token() {
             self.limit.admit(&caller.who, Instant::now())?;
         }
         caller.require(operation, *role)?;

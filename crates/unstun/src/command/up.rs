@@ -99,7 +99,7 @@ async fn listen_api(
     let unix = listeners::bind_unix(&datastore.api_socket())?;
     let web = listen_web(&datastore.own_folder(), args).await;
     info!("the API is on {}", datastore.api_socket().display());
-    let urls = web.iter().map(Web::url).collect();
+    let urls = web.iter().filter_map(Web::url).collect();
     let now = async move |daemon: Rc<Daemon>| {
         daemon.web.replace(urls);
         daemon.status().await
@@ -113,7 +113,7 @@ async fn listen_api(
     Ok((Listeners { unix, web }, signals))
 }
 
-/// Listens on the TCP addresses. The default one may be in use, by the daemon of another datastore for example. The disks
+/// Listens on the addresses for clients with a token. The default one may be in use, by the daemon of another datastore for example. The disks
 /// are served without the others too: a certificate that was renewed wrongly must not keep guests from their disks.
 async fn listen_web(folder: &Path, args: &UpArgs) -> Vec<Web> {
     let mut all = Vec::new();
@@ -124,17 +124,22 @@ async fn listen_web(folder: &Path, args: &UpArgs) -> Vec<Web> {
             Err(e) => info!("the API is not served on {address}: {e}; --web names another address"),
         }
     }
-    for address in
-        args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None })
-    {
-        match bind_web(address, folder, args).await {
+    for listen in &args.web {
+        let (shown, bound) = match listen {
+            WebListen::Nowhere => continue,
+            WebListen::Tcp(address) => (address.to_string(), bind_web(*address, folder, args).await),
+            WebListen::Unix(path) => (
+                format!("unix:{}", path.display()),
+                Web::bind_unix(path).map_err(|e| Error::failed(e.to_string())),
+            ),
+        };
+        match bound {
             Ok(web) => all.push(web),
-            Err(e) => error!("the API is not served on {address}: {e}"),
+            Err(e) => error!("the API is not served on {shown}: {e}"),
         }
     }
     for web in &all {
-        let certificate = web.tls.as_ref().map(|tls| format!(", certificate SHA-256 {}", tls.fingerprint));
-        info!("the API is on {}{}", web.url(), certificate.unwrap_or_default());
+        info!("the API is on {}", web.shown());
     }
     all
 }

@@ -46,6 +46,7 @@ mod native;
 mod nbd;
 mod policies;
 mod programs;
+mod proxy;
 mod quiesce;
 mod random;
 mod rebuild;
