@@ -96,6 +96,11 @@ pub fn check_socket_path(path: &Path) -> Result<(), String> {
 }
 
 impl NbdListen {
+    /// Returns whether clients of other hosts can connect.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Tcp(address) if !address.ip().to_canonical().is_loopback())
+    }
+
     /// Returns the URI of `export`. An empty `export` gives the base URI, without an export's name.
     pub fn uri(&self, export: &str) -> String {
         match self {
@@ -193,6 +198,15 @@ mod tests {
         }
         let long = format!("unix:/{}", "x".repeat(SOCKET_PATH_BYTES_MAX));
         assert!(long.parse::<NbdListen>().unwrap_err().contains("at most 107"));
+    }
+
+    #[test]
+    fn other_hosts_reach_tcp_beyond_loopback_only() {
+        let is_remote = |text: &str| text.parse::<NbdListen>().unwrap().is_remote();
+        for text in ["unix:/run/u.sock", ":1", "127.0.0.2:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(!is_remote(text), "{text}");
+        }
+        assert!(is_remote("0.0.0.0:1") && is_remote("192.0.2.1:1") && is_remote("[::]:1"));
     }
 
     #[test]

@@ -155,6 +155,9 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
+    /// Serve NBD on TCP addresses beyond loopback although every client that reaches them can read and write every disk
+    #[arg(long)]
+    pub nbd_insecure: bool,
     /// Serve the API, the console and the metrics at this address too, for clients with a token; a TCP address beyond loopback
     /// with TLS; a Unix socket for a proxy; `none`: not at all; may be repeated [default: 127.0.0.1:8484, if it is free]
     #[arg(long, value_name = "HOST:PORT|unix:PATH|none")]

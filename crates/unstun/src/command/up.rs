@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::client::runtime;
 use api::error::{Error, ErrorKind, Result};
-use api::listen::{self, WebListen};
+use api::listen::{self, NbdListen, WebListen};
 use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
@@ -33,6 +33,7 @@ const API_DRAIN: Duration = Duration::from_secs(2);
 pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
+    check_nbd(args)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     fatal::end_process_on_panic();
     info!("unstun {} starts, process {}", *VERSION, std::process::id());
@@ -48,6 +49,19 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, args, output))
+}
+
+/// Refuses NBD for other hosts, which has neither passwords nor encryption, unless the user accepts that.
+fn check_nbd(args: &UpArgs) -> Result<()> {
+    match args.nbd.iter().find(|address| address.is_remote()) {
+        Some(NbdListen::Tcp(address)) if !args.nbd_insecure => Err(Error::invalid(format!(
+            "--nbd {address}: every client that reaches this address could read and write every disk, without a password and \
+             in clear text; serve 127.0.0.1:{} behind a tunnel, or accept that with --nbd-insecure and keep others out with a \
+             firewall",
+            address.port()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Serves until a signal, then drains, in whatever state the API is.
