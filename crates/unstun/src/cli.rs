@@ -88,7 +88,7 @@ pub enum Command {
     /// List, pause, resume, cancel and limit background jobs
     #[command(subcommand)]
     Job(JobCommand),
-    /// Print the events of a VM, with the stun of each operation
+    /// Print the events of a VM or of all VMs, with the stun of each operation
     Events(EventsArgs),
     /// Take and remove snapshots by a schedule
     #[command(subcommand)]
@@ -310,7 +310,8 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    pub vm: VmName,
+    /// Print the events of this VM [default: of all VMs]
+    pub vm: Option<VmName>,
     /// Print new events until Ctrl-C (with --json: one line each)
     #[arg(short, long)]
     pub follow: bool,

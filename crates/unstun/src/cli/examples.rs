@@ -103,6 +103,7 @@ pub const EXAMPLES: &[&str] = &[
     "job limit 1 200M",
     "job limit 1 none",
     "events web --follow",
+    "events --follow",
     "convert a.vmdk b.raw",
     "demo",
     "demo -o shown",

@@ -22,6 +22,7 @@ mod descriptors;
 mod devices;
 mod difference;
 mod disks;
+mod events;
 mod experiments;
 #[allow(dead_code, reason = "the unit tests of a freeze use the rest")]
 mod fake_agent;
