@@ -19,7 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::{Failure, Parameters, invalid};
+use super::{Failure, Parameters, malformed};
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, Origin};
 use crate::console::Shown;
@@ -79,7 +79,7 @@ async fn stream_events(
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
     let last = headers.get(LAST_EVENT_ID).map(|value| {
         let text = value.to_str().unwrap_or_default();
-        text.parse::<EventPosition>().map_err(|e| invalid(format!("Last-Event-ID: {e}")))
+        text.parse::<EventPosition>().map_err(|e| malformed(format!("Last-Event-ID: {e}")))
     });
     let last = last.transpose()?;
     // The end comes first: what happens during the look may come twice, and is not left out.
