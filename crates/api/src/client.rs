@@ -5,9 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
+use hyper::http::request::Builder;
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -16,6 +17,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, ErrorBody, ErrorKind, Result};
+use crate::event_stream::EventStream;
 use crate::location::{Datastore, variable};
 use crate::name::{DatastoreName, DiskRef, PolicyName, SnapshotRef, TokenName, VmName};
 use crate::routes::with_routes;
@@ -154,34 +156,36 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T> {
-        let (status, bytes) = self.exchange(method, path, body).await?;
-        if (200..300).contains(&status) {
-            return serde_json::from_slice(&bytes)
-                .map_err(|e| self.broken(&format!("answer to {path}: {e}")));
-        }
-        match serde_json::from_slice::<ErrorBody>(&bytes) {
-            Ok(body) => Err(Error::from(body)),
-            Err(_) => Err(self.broken(&format!("HTTP status {status} to {path}"))),
-        }
+        let request = Request::builder().method(method).header(CONTENT_TYPE, "application/json");
+        let response = self.begin(request, path, body).await?;
+        let bytes = self.read(response.into_body()).await?;
+        serde_json::from_slice(&bytes).map_err(|e| self.broken(&format!("answer to {path}: {e}")))
     }
 
-    async fn exchange(
+    /// Begins a stream of the events of all VMs, after the one with the ID `last`. With `follow` the stream continues with
+    /// new events.
+    pub async fn event_stream(&self, last: &str, follow: bool) -> Result<EventStream> {
+        let request = Request::builder().method(Method::GET).header("Last-Event-ID", last);
+        let response = self.begin(request, &format!("/events?follow={follow}"), NO_BODY).await?;
+        Ok(EventStream::new(response.into_body()))
+    }
+
+    /// Sends a request, and returns the beginning of its answer. An answer that is not a success is an error.
+    async fn begin(
         &self,
-        method: Method,
+        request: Builder,
         path: &str,
         body: Option<&impl Serialize>,
-    ) -> Result<(u16, Bytes)> {
+    ) -> Result<Response<Incoming>> {
         let body = match body {
             Some(value) => {
                 serde_json::to_vec(value).map_err(|e| Error::failed(format!("request {path}: {e}")))?
             }
             None => Vec::new(),
         };
-        let request = Request::builder()
-            .method(method)
+        let request = request
             .uri(format!("/api/v1{path}"))
             .header(HOST, "unstun")
-            .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| Error::failed(format!("request {path}: {e}")))?;
         let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
@@ -191,9 +195,19 @@ impl Client {
         // The task ends with the connection; the request below reports a failure of the connection.
         tokio::spawn(async move { drop(connection.await) });
         let response = sender.send_request(request).await.map_err(|e| self.broken(&e.to_string()))?;
-        let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok((status, body.map_err(|e| self.broken(&e.to_string()))?.to_bytes()))
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        match serde_json::from_slice::<ErrorBody>(&self.read(response.into_body()).await?) {
+            Ok(body) => Err(Error::from(body)),
+            Err(_) => Err(self.broken(&format!("HTTP status {} to {path}", status.as_u16()))),
+        }
+    }
+
+    async fn read(&self, body: Incoming) -> Result<Bytes> {
+        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        Ok(body.map_err(|e| self.broken(&e.to_string()))?.to_bytes())
     }
 
     fn unreachable(&self, cause: &std::io::Error) -> Error {

@@ -26,7 +26,9 @@ pub enum ErrorKind {
     Forbidden,
     /// The caller has sent too many requests.
     TooMany,
-    /// The request makes no sense.
+    /// The request cannot be read: a body that is no JSON, an unknown parameter of the path or the query.
+    Malformed,
+    /// The request can be read, and its values make no sense.
     Invalid,
     /// The request is valid, and declined for the stated reason.
     Refused,
@@ -46,7 +48,7 @@ impl ErrorKind {
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable => 1,
-            Self::Invalid => 2,
+            Self::Malformed | Self::Invalid => 2,
             Self::Refused | Self::Unsupported | Self::Exists | Self::NoDescriptors => 3,
             Self::Unidentified | Self::Forbidden | Self::TooMany => 3,
             Self::NotFound => 4,
@@ -63,7 +65,8 @@ impl ErrorKind {
             Self::Unidentified => 401,
             Self::Forbidden => 403,
             Self::TooMany => 429,
-            Self::Invalid => 400,
+            Self::Malformed => 400,
+            Self::Invalid => 422,
             Self::Unsupported => 501,
             Self::NotFound => 404,
             Self::Locked => 423,
@@ -88,6 +91,10 @@ impl Error {
 
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
+    }
+
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Malformed, message)
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -179,6 +186,7 @@ mod tests {
             (ErrorKind::NoSpace, 1),
             (ErrorKind::Cancelled, 1),
             (ErrorKind::Unavailable, 1),
+            (ErrorKind::Malformed, 2),
             (ErrorKind::Invalid, 2),
             (ErrorKind::Refused, 3),
             (ErrorKind::NoDescriptors, 3),

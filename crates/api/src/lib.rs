@@ -31,6 +31,7 @@ mod datastore;
 mod disk;
 pub mod error;
 mod event;
+pub mod event_stream;
 mod guest;
 mod job;
 pub mod limits;

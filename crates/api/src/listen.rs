@@ -43,24 +43,30 @@ impl FromStr for NbdListen {
 /// Port of the API over TCP.
 pub const WEB_PORT: u16 = 8484;
 
-/// Where the API is served over TCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the API is served for clients with a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WebListen {
     Nowhere,
     Tcp(SocketAddr),
+    /// Socket of a proxy, which connects for others. Absolute path, at most 107 bytes.
+    Unix(PathBuf),
 }
 
 impl FromStr for WebListen {
     type Err = String;
 
-    /// Parses `none`, or what `NbdListen` does for TCP.
+    /// Parses `none`, or what `NbdListen` does.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "none" {
             return Ok(Self::Nowhere);
         }
         match text.parse() {
             Ok(NbdListen::Tcp(address)) => Ok(Self::Tcp(address)),
-            _ => Err(format!("{text:?}: expected HOST:PORT, such as 127.0.0.1:{WEB_PORT}, or none")),
+            Ok(NbdListen::Unix(path)) => Ok(Self::Unix(path)),
+            Err(error) if text.starts_with("unix:") => Err(error),
+            Err(_) => {
+                Err(format!("{text:?}: expected HOST:PORT, such as 127.0.0.1:{WEB_PORT}, unix:PATH, or none"))
+            }
         }
     }
 }
@@ -90,6 +96,11 @@ pub fn check_socket_path(path: &Path) -> Result<(), String> {
 }
 
 impl NbdListen {
+    /// Returns whether clients of other hosts can connect.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Tcp(address) if !address.ip().to_canonical().is_loopback())
+    }
+
     /// Returns the URI of `export`. An empty `export` gives the base URI, without an export's name.
     pub fn uri(&self, export: &str) -> String {
         match self {
@@ -171,12 +182,31 @@ mod tests {
     }
 
     #[test]
+    fn parses_where_the_api_is_served() {
+        assert_eq!("none".parse(), Ok(WebListen::Nowhere));
+        assert_eq!(":8484".parse(), Ok(WebListen::Tcp(WebListen::default_address())));
+        assert_eq!("unix:/run/w.sock".parse(), Ok(WebListen::Unix("/run/w.sock".into())));
+        assert!("web".parse::<WebListen>().unwrap_err().contains("unix:PATH, or none"));
+        let long = format!("unix:/{}", "x".repeat(SOCKET_PATH_BYTES_MAX));
+        assert!(long.parse::<WebListen>().unwrap_err().contains("at most 107"));
+    }
+
+    #[test]
     fn refuses_with_what_was_expected() {
         for text in ["", "10809", "/run/u.sock", "localhost", "1.2.3.4:99999", ":x", "unix:"] {
             assert!(text.parse::<NbdListen>().is_err(), "{text:?}");
         }
         let long = format!("unix:/{}", "x".repeat(SOCKET_PATH_BYTES_MAX));
         assert!(long.parse::<NbdListen>().unwrap_err().contains("at most 107"));
+    }
+
+    #[test]
+    fn other_hosts_reach_tcp_beyond_loopback_only() {
+        let is_remote = |text: &str| text.parse::<NbdListen>().unwrap().is_remote();
+        for text in ["unix:/run/u.sock", ":1", "127.0.0.2:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(!is_remote(text), "{text}");
+        }
+        assert!(is_remote("0.0.0.0:1") && is_remote("192.0.2.1:1") && is_remote("[::]:1"));
     }
 
     #[test]

@@ -153,12 +153,14 @@ fn add_parts(list: &mut Operation) {
 fn event_stream(of: &mut Generators) -> Operation {
     let id = json!({"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"},
         "description": "Of the last event that the client has; the stream begins after it."});
+    let follow = json!({"name": "follow", "in": "query", "schema": {"type": "boolean", "default": true},
+        "description": "Whether the stream continues with new events after those that the client does not have."});
     Operation {
         method: "GET",
         path: "/events",
         name: "event_stream",
         status: 200,
-        parameters: vec![id],
+        parameters: vec![id, follow],
         body: None,
         // Each `data` of the stream.
         answer: of.answers.subschema_for::<Event>(),

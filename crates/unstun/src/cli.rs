@@ -19,6 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
 use jiff::Timestamp;
 
+use crate::access::syslog::SyslogTo;
 use crate::alarms::deliver::CHANNELS_DIR;
 use crate::guest::GUESTS_DIR;
 use crate::log::Filter;
@@ -88,7 +89,7 @@ pub enum Command {
     /// List, pause, resume, cancel and limit background jobs
     #[command(subcommand)]
     Job(JobCommand),
-    /// Print the events of a VM, with the stun of each operation
+    /// Print the events of a VM or of all VMs, with the stun of each operation
     Events(EventsArgs),
     /// Take and remove snapshots by a schedule
     #[command(subcommand)]
@@ -155,9 +156,12 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
-    /// Serve the API and the metrics on this TCP address too, for clients with a token; beyond loopback with TLS; `none`: not
-    /// at all; may be repeated [default: 127.0.0.1:8484, if it is free]
-    #[arg(long, value_name = "HOST:PORT|none")]
+    /// Serve NBD on TCP addresses beyond loopback although every client that reaches them can read and write every disk
+    #[arg(long)]
+    pub nbd_insecure: bool,
+    /// Serve the API, the console and the metrics at this address too, for clients with a token; a TCP address beyond loopback
+    /// with TLS; a Unix socket for a proxy; `none`: not at all; may be repeated [default: 127.0.0.1:8484, if it is free]
+    #[arg(long, value_name = "HOST:PORT|unix:PATH|none")]
     pub web: Vec<WebListen>,
     /// Use this certificate for TLS beyond loopback, in PEM [default: one that the daemon makes for itself]
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -165,6 +169,9 @@ pub struct UpArgs {
     /// Use this private key for TLS, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// Copy the audit to this socket of a syslog daemon; `none`: do not [default: /dev/log, unless the log goes to the journal]
+    #[arg(long, value_name = "PATH|none")]
+    pub syslog: Option<SyslogTo>,
     /// Deliver alarms over the channels that the files in this folder describe
     #[arg(long, value_name = "DIR", default_value = CHANNELS_DIR)]
     pub alarms_dir: PathBuf,
@@ -307,7 +314,8 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    pub vm: VmName,
+    /// Print the events of this VM [default: of all VMs]
+    pub vm: Option<VmName>,
     /// Print new events until Ctrl-C (with --json: one line each)
     #[arg(short, long)]
     pub follow: bool,

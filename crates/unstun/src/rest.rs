@@ -65,8 +65,8 @@ impl From<Error> for Failure {
     }
 }
 
-fn invalid(cause: impl Display) -> Failure {
-    Failure(Error::invalid(cause.to_string()))
+fn malformed(cause: impl Display) -> Failure {
+    Failure(Error::malformed(cause.to_string()))
 }
 
 /// A request's path parameter, query or body. Its refusal is an `ErrorBody`, as every other failure is.
@@ -79,8 +79,8 @@ impl<S: Send + Sync, T: FromStr<Err: Display>> FromRequestParts<S> for Parameter
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
         let Path(text) =
-            Path::<String>::from_request_parts(parts, state).await.map_err(|e| invalid(e.body_text()))?;
-        text.parse().map(Self).map_err(|e| invalid(format!("{text:?}: {e}")))
+            Path::<String>::from_request_parts(parts, state).await.map_err(|e| malformed(e.body_text()))?;
+        text.parse().map(Self).map_err(|e| malformed(format!("{text:?}: {e}")))
     }
 }
 
@@ -89,7 +89,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
         let query = Query::from_request_parts(parts, state).await;
-        query.map(|Query(value)| Self(value)).map_err(|e| invalid(e.body_text()))
+        query.map(|Query(value)| Self(value)).map_err(|e| malformed(e.body_text()))
     }
 }
 
@@ -97,7 +97,7 @@ impl<S: Send + Sync, T: body::Request> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> std::result::Result<Self, Failure> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|e| invalid(e.body_text()))?;
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| malformed(e.body_text()))?;
         body::parse(&bytes).map(Self).map_err(Failure)
     }
 }
@@ -111,9 +111,9 @@ impl<S: Send + Sync, T: FromStr<Err: Display>> FromRequestParts<S> for PartParam
     async fn from_request_parts(parts: &mut Parts, state: &S) -> std::result::Result<Self, Failure> {
         let Path((vm, part)) = Path::<(String, String)>::from_request_parts(parts, state)
             .await
-            .map_err(|e| invalid(e.body_text()))?;
-        let vm = vm.parse().map_err(|e| invalid(format!("{vm:?}: {e}")))?;
-        let part = part.parse().map_err(|e| invalid(format!("{part:?}: {e}")))?;
+            .map_err(|e| malformed(e.body_text()))?;
+        let vm = vm.parse().map_err(|e| malformed(format!("{vm:?}: {e}")))?;
+        let part = part.parse().map_err(|e| malformed(format!("{part:?}: {e}")))?;
         Ok(Self(vm, part))
     }
 }

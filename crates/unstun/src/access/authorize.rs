@@ -15,6 +15,7 @@ use super::callers::{Caller, Origin};
 use super::request_limit::RequestLimit;
 use super::rights::{self, Right};
 use super::sessions::{CODE_VALID, Sessions};
+use super::syslog::Syslog;
 use super::tokens::Tokens;
 use super::{tokens, users};
 use crate::daemon::{CoreHandle, Subject};
@@ -38,11 +39,15 @@ pub(crate) struct Asked {
 
 impl Access {
     /// Begins the check of requests to the datastore's daemon.
-    pub(crate) async fn start(core: &Arc<CoreHandle>, datastore: &Datastore) -> Access {
+    pub(crate) async fn start(
+        core: &Arc<CoreHandle>,
+        datastore: &Datastore,
+        syslog: Option<Syslog>,
+    ) -> Access {
         Access {
             core: core.clone(),
             tokens: Tokens::read(core).await,
-            audit: Audit::start(&datastore.own_folder()),
+            audit: Audit::start(&datastore.own_folder(), syslog),
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
         }
@@ -113,7 +118,7 @@ impl Access {
                 let identified = tokio::task::spawn_blocking(move || users::identify(uid, gid)).await;
                 identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
             }
-            (None, Origin::Tcp(_)) => unidentified(
+            (None, Origin::Tcp(_) | Origin::Proxy(_)) => unidentified(
                 "this address needs a token: `unstun token create` prints one, and `Authorization: Bearer TOKEN` sends it",
             ),
         }
@@ -121,7 +126,7 @@ impl Access {
 
     pub(crate) async fn permit(&self, caller: &Caller, origin: &Origin, asked: &Asked) -> Result<()> {
         let Right { operation, role, reach, .. } = asked.right;
-        if matches!(origin, Origin::Tcp(_)) {
+        if origin.needs_token() {
             self.limit.admit(&caller.who, Instant::now())?;
         }
         caller.require(operation, *role)?;

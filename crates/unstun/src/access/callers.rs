@@ -1,6 +1,8 @@
 //! Who sends a request, and from where.
 
 use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::{TokenName, VmName};
@@ -16,6 +18,8 @@ pub(crate) enum Origin {
         gid: u32,
     },
     Tcp(IpAddr),
+    /// The Unix socket of a proxy, with its path. The proxy connects for others, so its process identifies no caller.
+    Proxy(Arc<Path>),
 }
 
 impl Origin {
@@ -24,7 +28,13 @@ impl Origin {
         match self {
             Origin::Unix { .. } => "api.sock".to_owned(),
             Origin::Tcp(address) => address.to_string(),
+            Origin::Proxy(path) => format!("unix:{}", path.display()),
         }
+    }
+
+    /// Returns whether only a token or a session identifies the caller.
+    pub(crate) fn needs_token(&self) -> bool {
+        !matches!(self, Origin::Unix { .. })
     }
 }
 

@@ -4,6 +4,9 @@
 pub const EXAMPLES: &[&str] = &[
     "up",
     "up --nbd unix:/run/u.sock --nbd 127.0.0.1:10809",
+    "up --web 127.0.0.1:8484 --web unix:/run/unstun/web.sock",
+    "up --nbd 192.0.2.7:10809 --nbd-insecure",
+    "up --syslog none",
     "--datastore /srv/d status --json",
     "vm create web --disk 20G --disk 200G --store redo",
     "vm create web --disk 20G,200G",
@@ -101,6 +104,7 @@ pub const EXAMPLES: &[&str] = &[
     "job limit 1 200M",
     "job limit 1 none",
     "events web --follow",
+    "events --follow",
     "convert a.vmdk b.raw",
     "demo",
     "demo -o shown",

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::client::Client;
 use api::error::Result;
+use api::name::VmName;
 use api::output::Output;
 use api::units::{format_bytes, format_us};
 use api::{Event, Operation};
@@ -12,11 +13,48 @@ use crate::cli::EventsArgs;
 
 const FOLLOW_POLL: Duration = Duration::from_millis(500);
 
+/// ID before that of the first event.
+const BEGINNING: &str = "0.0.0";
+
 pub(super) async fn run(args: &EventsArgs, client: &Client, output: Output) -> Result<()> {
-    let mut events = client.events(&args.vm, 0).await?;
-    if !args.follow {
-        return output.result(&events, |events| describe_all(events));
+    match (&args.vm, args.follow) {
+        (Some(vm), false) => output.result(&client.events(vm, 0).await?, |events| describe_all(events)),
+        (Some(vm), true) => follow(vm, client, output).await,
+        (None, false) => {
+            let (mut stream, mut events) = (client.event_stream(BEGINNING, false).await?, Vec::new());
+            while let Some(streamed) = stream.next().await? {
+                events.push(streamed.event);
+            }
+            output.result(&events, |events| describe_all(events))
+        }
+        (None, true) => follow_all(client, output).await,
     }
+}
+
+/// Prints the events of all VMs until Ctrl-C. A stream that the daemon has cut off continues where it was.
+async fn follow_all(client: &Client, output: Output) -> Result<()> {
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    let mut last = BEGINNING.to_owned();
+    loop {
+        let mut stream = client.event_stream(&last, true).await?;
+        loop {
+            let next = tokio::select! {
+                _ = &mut interrupted => return Ok(()),
+                next = stream.next() => next?,
+            };
+            let Some(streamed) = next else { break };
+            if !print(&streamed.event, output)? {
+                return Ok(());
+            }
+            last = streamed.id;
+        }
+    }
+}
+
+/// Prints the events of a VM until Ctrl-C.
+async fn follow(vm: &VmName, client: &Client, output: Output) -> Result<()> {
+    let mut events = client.events(vm, 0).await?;
     let interrupted = tokio::signal::ctrl_c();
     tokio::pin!(interrupted);
     let mut last_id = 0;
@@ -31,7 +69,7 @@ pub(super) async fn run(args: &EventsArgs, client: &Client, output: Output) -> R
             _ = &mut interrupted => return Ok(()),
             () = tokio::time::sleep(FOLLOW_POLL) => {}
         }
-        events = client.events(&args.vm, last_id).await?;
+        events = client.events(vm, last_id).await?;
     }
 }
 

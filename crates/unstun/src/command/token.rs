@@ -65,8 +65,10 @@ pub(super) async fn console(vm: Option<&VmName>, client: &Client, output: Output
         link.urls.iter_mut().for_each(|url| url.push_str(&format!("&vm={vm}")));
     }
     if link.urls.is_empty() {
-        let message = "the daemon serves no TCP address; start it with `unstun up --web 127.0.0.1:8484`";
-        return Err(Error::refused(message));
+        return Err(Error::refused(
+            "the daemon serves no TCP address; start it with `unstun up --web 127.0.0.1:8484`, or log in with a token at the \
+             address of its proxy (`unstun token create`)",
+        ));
     }
     output.result(&link, |link| {
         let port = link.urls[0]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::client::runtime;
 use api::error::{Error, ErrorKind, Result};
-use api::listen::{self, WebListen};
+use api::listen::{self, NbdListen, WebListen};
 use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
@@ -17,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::authorize::Access;
+use crate::access::syslog::Syslog;
 use crate::alarms::Alarms;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
@@ -25,7 +26,7 @@ use crate::daemon::{self, CoreHandle, Daemon, Subject};
 use crate::recorder::Recorder;
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
-use crate::{fatal, notify, rest};
+use crate::{fatal, log, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
@@ -33,6 +34,7 @@ const API_DRAIN: Duration = Duration::from_secs(2);
 pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result<()> {
     let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
+    check_nbd(args)?;
     let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
     fatal::end_process_on_panic();
     info!("unstun {} starts, process {}", *VERSION, std::process::id());
@@ -48,6 +50,19 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, args, output))
+}
+
+/// Refuses NBD for other hosts, which has neither passwords nor encryption, unless the user accepts that.
+fn check_nbd(args: &UpArgs) -> Result<()> {
+    match args.nbd.iter().find(|address| address.is_remote()) {
+        Some(NbdListen::Tcp(address)) if !args.nbd_insecure => Err(Error::invalid(format!(
+            "--nbd {address}: every client that reaches this address could read and write every disk, without a password and \
+             in clear text; serve 127.0.0.1:{} behind a tunnel, or accept that with --nbd-insecure and keep others out with a \
+             firewall",
+            address.port()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Serves until a signal, then drains, in whatever state the API is.
@@ -99,7 +114,7 @@ async fn listen_api(
     let unix = listeners::bind_unix(&datastore.api_socket())?;
     let web = listen_web(&datastore.own_folder(), args).await;
     info!("the API is on {}", datastore.api_socket().display());
-    let urls = web.iter().map(Web::url).collect();
+    let urls = web.iter().filter_map(Web::url).collect();
     let now = async move |daemon: Rc<Daemon>| {
         daemon.web.replace(urls);
         daemon.status().await
@@ -113,7 +128,7 @@ async fn listen_api(
     Ok((Listeners { unix, web }, signals))
 }
 
-/// Listens on the TCP addresses. The default one may be in use, by the daemon of another datastore for example. The disks
+/// Listens on the addresses for clients with a token. The default one may be in use, by the daemon of another datastore for example. The disks
 /// are served without the others too: a certificate that was renewed wrongly must not keep guests from their disks.
 async fn listen_web(folder: &Path, args: &UpArgs) -> Vec<Web> {
     let mut all = Vec::new();
@@ -124,17 +139,22 @@ async fn listen_web(folder: &Path, args: &UpArgs) -> Vec<Web> {
             Err(e) => info!("the API is not served on {address}: {e}; --web names another address"),
         }
     }
-    for address in
-        args.web.iter().filter_map(|&web| if let WebListen::Tcp(at) = web { Some(at) } else { None })
-    {
-        match bind_web(address, folder, args).await {
+    for listen in &args.web {
+        let (shown, bound) = match listen {
+            WebListen::Nowhere => continue,
+            WebListen::Tcp(address) => (address.to_string(), bind_web(*address, folder, args).await),
+            WebListen::Unix(path) => (
+                format!("unix:{}", path.display()),
+                Web::bind_unix(path).map_err(|e| Error::failed(e.to_string())),
+            ),
+        };
+        match bound {
             Ok(web) => all.push(web),
-            Err(e) => error!("the API is not served on {address}: {e}"),
+            Err(e) => error!("the API is not served on {shown}: {e}"),
         }
     }
     for web in &all {
-        let certificate = web.tls.as_ref().map(|tls| format!(", certificate SHA-256 {}", tls.fingerprint));
-        info!("the API is on {}{}", web.url(), certificate.unwrap_or_default());
+        info!("the API is on {}", web.shown());
     }
     all
 }
@@ -162,7 +182,8 @@ async fn serve_until_signal(
     let (stop, stopped) = oneshot::channel::<()>();
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
-    let access = Arc::new(Access::start(core, datastore).await);
+    let syslog = Syslog::chosen(args.syslog.as_ref(), log::is_journal());
+    let access = Arc::new(Access::start(core, datastore, syslog).await);
     let (end, ends) = watch::channel(false);
     let recorder = Recorder::start(core, &datastore.own_folder(), !args.no_recorder);
     let recording = tokio::spawn(recorder.clone().keep(ends.clone()));

@@ -93,7 +93,8 @@ pub(super) async fn guarded(Extension(origin): Extension<Origin>, request: Reque
 }
 
 /// Returns whether the request names this host. Another site's name that leads to the loopback address of the browser's
-/// host would otherwise reach the pages. Beyond loopback the certificate has the names.
+/// host would otherwise reach the pages. Beyond loopback the certificate has the names. No browser connects to the socket of
+/// a proxy itself, and the proxy serves under names of its own; a page under another name gets no cookie.
 fn is_own_host(origin: &Origin, headers: &HeaderMap) -> bool {
     let Origin::Tcp(from) = origin else { return true };
     if !from.is_loopback() {

@@ -6,8 +6,8 @@ use std::time::Instant;
 use api::error::{Error, ErrorKind, Result};
 use api::name::VmName;
 use axum::extract::{Extension, Form, Query, State};
-use axum::http::HeaderValue;
 use axum::http::header::SET_COOKIE;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Redirect, Response};
 use jiff::Timestamp;
 use maud::{Markup, html};
@@ -19,6 +19,9 @@ use super::page::bare;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, Origin};
 use crate::access::sessions::IDLE_MAX;
+
+/// Header with the scheme of the connection between browser and proxy.
+const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 #[derive(Deserialize)]
 pub(super) struct Code {
@@ -36,24 +39,31 @@ pub(super) struct Token {
 pub(super) async fn show(
     State(access): State<Arc<Access>>,
     Extension(origin): Extension<Origin>,
+    headers: HeaderMap,
     Query(Code { code, vm }): Query<Code>,
 ) -> Response {
     let Some(code) = code else { return form(None).into_response() };
     let caller = access.sessions.take_code(&code, Instant::now());
-    log_in(&access, &origin, caller, vm.as_ref()).await
+    log_in(&access, (&origin, &headers), caller, vm.as_ref()).await
 }
 
 pub(super) async fn with_token(
     State(access): State<Arc<Access>>,
     Extension(origin): Extension<Origin>,
+    headers: HeaderMap,
     Form(Token { token }): Form<Token>,
 ) -> Response {
     let caller = access.tokens.of_secret(token.trim(), Timestamp::now()).map(Caller::token);
-    log_in(&access, &origin, caller, None).await
+    log_in(&access, (&origin, &headers), caller, None).await
 }
 
-async fn log_in(access: &Access, origin: &Origin, caller: Result<Caller>, vm: Option<&VmName>) -> Response {
-    match begin(access, origin, caller).await {
+async fn log_in(
+    access: &Access,
+    from: (&Origin, &HeaderMap),
+    caller: Result<Caller>,
+    vm: Option<&VmName>,
+) -> Response {
+    match begin(access, from, caller).await {
         Ok(cookie) => {
             // A page of its own leads on: after a redirect from another site's link the browser would not send the cookie.
             let mut response = bare("Logged in", &leads_on(vm)).into_response();
@@ -64,7 +74,11 @@ async fn log_in(access: &Access, origin: &Origin, caller: Result<Caller>, vm: Op
     }
 }
 
-async fn begin(access: &Access, origin: &Origin, caller: Result<Caller>) -> Result<HeaderValue> {
+async fn begin(
+    access: &Access,
+    (origin, headers): (&Origin, &HeaderMap),
+    caller: Result<Caller>,
+) -> Result<HeaderValue> {
     // Attempts that fail are limited and recorded, as those of the API are.
     let caller = match caller {
         Ok(caller) => caller,
@@ -72,7 +86,7 @@ async fn begin(access: &Access, origin: &Origin, caller: Result<Caller>) -> Resu
     };
     caller.require("console", api::Role::Viewer)?;
     let (secret, form_key) = (access.secret().await?, access.secret().await?);
-    let secure = if matches!(origin, Origin::Tcp(from) if !from.is_loopback()) { "; Secure" } else { "" };
+    let secure = if is_over_tls(origin, headers) { "; Secure" } else { "" };
     let cookie = format!(
         "{}={secret}; Path=/; Max-Age={}; HttpOnly; SameSite=Strict{secure}",
         access.sessions.cookie,
@@ -80,6 +94,15 @@ async fn begin(access: &Access, origin: &Origin, caller: Result<Caller>) -> Resu
     );
     access.sessions.begin(secret, form_key, caller, Instant::now());
     HeaderValue::from_str(&cookie).map_err(|e| Error::new(ErrorKind::Failed, format!("a cookie: {e}")))
+}
+
+/// Returns whether the browser's own connection is encrypted. A proxy says so in a header.
+fn is_over_tls(origin: &Origin, headers: &HeaderMap) -> bool {
+    match origin {
+        Origin::Tcp(from) => !from.is_loopback(),
+        Origin::Proxy(_) => headers.get(FORWARDED_PROTO).is_some_and(|scheme| scheme == "https"),
+        Origin::Unix { .. } => false,
+    }
 }
 
 fn leads_on(vm: Option<&VmName>) -> Markup {

@@ -93,14 +93,14 @@ fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Res
                 let path = path.to_string_lossy();
                 (reactor.listen_unix(&path)?, format!("unix:{path}"))
             }
-            NbdListen::Tcp(address) => {
-                if !address.ip().is_loopback() {
+            NbdListen::Tcp(tcp) => {
+                if address.is_remote() {
                     warn!(
-                        "NBD on {address}: every client that reaches this address can read and write every disk, without a password \
+                        "NBD on {tcp}: every client that reaches this address can read and write every disk, without a password \
                          and in clear text; keep others out with a firewall, or serve on 127.0.0.1 behind a tunnel"
                     );
                 }
-                (reactor.listen_tcp(&address.to_string())?, address.to_string())
+                (reactor.listen_tcp(&tcp.to_string())?, tcp.to_string())
             }
         };
         info!("NBD is on {shown}");

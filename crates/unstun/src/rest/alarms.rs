@@ -13,7 +13,7 @@ use axum::routing::{delete, get, post};
 use clap::ValueEnum;
 use serde::Deserialize;
 
-use super::{Body, Failure, Parameter, Parameters, invalid};
+use super::{Body, Failure, Parameter, Parameters, malformed};
 use crate::access::callers::Caller;
 use crate::alarms::Alarms;
 
@@ -115,6 +115,6 @@ async fn reset_rule(
     Parameter(rule): Parameter<String>,
 ) -> Answer<Vec<AlarmRuleShown>> {
     let rule = AlarmRule::from_str(&rule, false)
-        .map_err(|_| invalid(format!("{rule:?}: expected a rule; `unstun alarm rules` lists them")))?;
+        .map_err(|_| malformed(format!("{rule:?}: expected a rule; `unstun alarm rules` lists them")))?;
     Ok(Json(alarms.reset_rule(rule).await?))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::error::{Error, Result};
+use api::error::{Error, ErrorKind, Result};
 use api::{
     AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
     Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset,
@@ -30,8 +30,10 @@ pub trait Request: DeserializeOwned {
 }
 
 pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
-    let body: T =
-        serde_json::from_slice(bytes).map_err(|e| Error::invalid(format!("the request's body: {e}")))?;
+    let body: T = serde_json::from_slice(bytes).map_err(|e| {
+        let kind = if e.is_data() { ErrorKind::Invalid } else { ErrorKind::Malformed };
+        Error::new(kind, format!("the request's body: {e}"))
+    })?;
     body.check().map_err(Error::invalid)?;
     Ok(body)
 }

@@ -66,7 +66,7 @@ async fn carry_out(
     let (parts, sent) = request.into_parts();
     let body = to_bytes(sent, BODY_BYTES_MAX)
         .await
-        .map_err(|e| Error::invalid(format!("the request's body: {e}; at most {BODY_BYTES_MAX} bytes")));
+        .map_err(|e| Error::malformed(format!("the request's body: {e}; at most {BODY_BYTES_MAX} bytes")));
     let begun = body.and_then(|body| Ok((begin(&parts, &asked, &caller, &body)?, body)));
     let (first, body) = match begun {
         Ok((Some(Begun::Answered(answer)), _)) => return answer,

@@ -16,9 +16,10 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::routing::get;
 use futures_util::{Stream, stream};
 use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
 use tokio::sync::watch;
 
-use super::{Failure, invalid};
+use super::{Failure, Parameters, malformed};
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, Origin};
 use crate::console::Shown;
@@ -47,7 +48,21 @@ struct Follower {
     /// Changes when the daemon ends.
     ends: watch::Receiver<bool>,
     position: EventPosition,
+    /// Whether it waits for new events.
+    follow: bool,
     pending: VecDeque<(EventPosition, Arc<Event>)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Following {
+    /// Whether the stream continues with new events.
+    #[serde(default = "follows")]
+    follow: bool,
+}
+
+fn follows() -> bool {
+    true
 }
 
 pub(super) fn routes(shown: Shown) -> Router<Arc<Access>> {
@@ -59,11 +74,12 @@ async fn stream_events(
     Extension(caller): Extension<Caller>,
     Extension(origin): Extension<Origin>,
     Extension(Shown { ends, .. }): Extension<Shown>,
+    Parameters(Following { follow }): Parameters<Following>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
     let last = headers.get(LAST_EVENT_ID).map(|value| {
         let text = value.to_str().unwrap_or_default();
-        text.parse::<EventPosition>().map_err(|e| invalid(format!("Last-Event-ID: {e}")))
+        text.parse::<EventPosition>().map_err(|e| malformed(format!("Last-Event-ID: {e}")))
     });
     let last = last.transpose()?;
     // The end comes first: what happens during the look may come twice, and is not left out.
@@ -95,6 +111,7 @@ async fn stream_events(
         feed,
         ends,
         position,
+        follow,
     };
     let events = stream::unfold(follower, async |mut follower| {
         let (position, event) = follower.next().await?;
@@ -114,6 +131,9 @@ impl Follower {
                 if self.caller.reaches(event.vm.as_str()) {
                     return Some((position, event));
                 }
+            }
+            if !self.follow {
+                return None;
             }
             // A client that is too slow is cut off, and continues from the events on file.
             let more = self.feed.after(self.position)?;

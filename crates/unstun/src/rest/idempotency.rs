@@ -82,12 +82,12 @@ pub(super) fn key(headers: &HeaderMap, right: &Right) -> Result<Option<String>> 
     let Some(value) = headers.get(KEY) else { return Ok(None) };
     if matches!(right.operation, "token create" | "console") {
         let message = "Idempotency-Key: the answer has a secret, which the daemon does not keep; send no key";
-        return Err(Error::invalid(message));
+        return Err(Error::malformed(message));
     }
     match value.to_str().ok().filter(|key| !key.is_empty() && key.len() <= KEY_BYTES_MAX) {
         Some(key) => Ok(Some(key.to_owned())),
         None => {
-            Err(Error::invalid(format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters")))
+            Err(Error::malformed(format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters")))
         }
     }
 }

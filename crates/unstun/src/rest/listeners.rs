@@ -1,6 +1,7 @@
-//! The addresses at which the API is served: a Unix socket for the users of this host, and TCP.
+//! The addresses at which the API is served: a Unix socket for the users of this host; TCP, and Unix sockets of proxies.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path as FsPath;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -31,15 +33,19 @@ pub(crate) const HEADER_TIME_MAX: Duration = Duration::from_secs(30);
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of clients that wait to be accepted; the standard library uses the same number.
 const BACKLOG: i32 = 128;
-/// Maximum number of connections over TCP; more wait to be accepted.
-const TCP_CONNECTIONS_MAX: usize = 256;
+/// Maximum number of connections of an address for clients with tokens; more wait to be accepted.
+const WEB_CONNECTIONS_MAX: usize = 256;
+/// Mode 0666.
+const OPEN_TO_ALL: Mode =
+    Mode::RUSR.union(Mode::WUSR).union(Mode::RGRP).union(Mode::WGRP).union(Mode::ROTH).union(Mode::WOTH);
 const SOCKET_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A TCP address of the API.
-pub(crate) struct Web {
-    pub listener: TcpListener,
-    /// None on loopback.
-    pub tls: Option<Tls>,
+/// An address of the API for clients with a token.
+pub(crate) enum Web {
+    /// Without TLS on loopback.
+    Tcp { listener: TcpListener, tls: Option<Tls> },
+    /// The socket of a proxy.
+    Unix { listener: UnixListener, path: Arc<FsPath> },
 }
 
 /// Where the API is served.
@@ -50,20 +56,49 @@ pub(crate) struct Listeners {
 
 impl Web {
     pub(crate) async fn bind(address: SocketAddr, tls: Option<Tls>) -> std::io::Result<Web> {
-        Ok(Web { listener: TcpListener::bind(address).await?, tls })
+        Ok(Web::Tcp { listener: TcpListener::bind(address).await?, tls })
     }
 
-    /// Returns the URL, with the port that the kernel has chosen if it was 0, and with the host's name where every address
-    /// of the host is meant.
-    pub(crate) fn url(&self) -> String {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
+    /// Binds the socket of a proxy, and replaces one on which no process listens. It is open to all users of the host, as a
+    /// loopback address is: who opens it has no rights without a token.
+    pub(crate) fn bind_unix(path: &FsPath) -> std::io::Result<Web> {
+        remove_stale(path)?;
+        let listener = bind_at(path)?;
+        rustix::fs::chmod(path, OPEN_TO_ALL)?;
+        Ok(Web::Unix { listener, path: path.into() })
+    }
+
+    /// Returns the URL for browsers, with the port that the kernel has chosen if it was 0, and with the host's name where
+    /// every address of the host is meant. None: the proxy has the URL.
+    pub(crate) fn url(&self) -> Option<String> {
+        let Web::Tcp { listener, tls } = self else { return None };
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let host = rustix::system::uname();
-        match self.listener.local_addr() {
+        Some(match listener.local_addr() {
             Ok(address) if address.ip().is_unspecified() => {
                 format!("{scheme}://{}:{}", host.nodename().to_string_lossy(), address.port())
             }
             Ok(address) => format!("{scheme}://{address}"),
             Err(_) => scheme.to_owned(),
+        })
+    }
+
+    /// Returns the address for the log.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Web::Unix { path, .. } => format!("unix:{}", path.display()),
+            Web::Tcp { tls: None, .. } => self.url().unwrap_or_default(),
+            Web::Tcp { tls: Some(tls), .. } => {
+                format!("{}, certificate SHA-256 {}", self.url().unwrap_or_default(), tls.fingerprint)
+            }
+        }
+    }
+
+    /// Removes the socket's file, while the socket still belongs to this process.
+    fn remove_file(&self) {
+        if let Web::Unix { path, .. } = self {
+            // A file that stays is harmless: the next daemon replaces it.
+            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -77,17 +112,36 @@ pub(crate) fn bind_unix(socket: &FsPath) -> Result<UnixListener> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
         _ => {}
     }
-    // The mode is set before the bind, which copies it to the file. The socket is thus never open to other users.
-    let made = || {
-        let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
-        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
-        rustix::net::bind(&fd, &SocketAddrUnix::new(socket)?)?;
-        rustix::net::listen(&fd, BACKLOG)?;
-        Ok::<_, rustix::io::Errno>(fd)
-    };
-    let listener = made().map_err(|e| failed(e.into()))?;
+    let listener = bind_at(socket).map_err(failed)?;
     open_to_users(socket);
-    UnixListener::from_std(listener.into()).map_err(failed)
+    Ok(listener)
+}
+
+/// Binds a socket that only this user can open.
+fn bind_at(socket: &FsPath) -> std::io::Result<UnixListener> {
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
+    // The mode is set before the bind, which copies it to the file. The socket is thus never open to other users.
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new(socket)?)?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    UnixListener::from_std(fd.into())
+}
+
+/// Removes a socket on which no process listens. Any other file stays, and is an error.
+fn remove_stale(socket: &FsPath) -> std::io::Result<()> {
+    let found = match std::fs::symlink_metadata(socket) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    if !found.file_type().is_socket() {
+        return Err(std::io::Error::other("the path exists and is not a socket"));
+    }
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SOCKET_FLAGS, None)?;
+    match rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(socket),
+        Err(e) if e != Errno::AGAIN => Err(e.into()),
+        _ => Err(std::io::Error::other("another process listens on this socket")),
+    }
 }
 
 /// Opens the socket to those who may have a role: the group of the administrators, and all users if the file of users
@@ -132,6 +186,7 @@ pub(crate) async fn serve(
         () = pin!(stop) => {}
         () = serving => {}
     }
+    web.iter().for_each(Web::remove_file);
     drop((unix, web));
     connections.shutdown().await;
     Ok(())
@@ -170,16 +225,28 @@ async fn serve_unix(listener: &UnixListener, service: &Service, connections: &Gr
 }
 
 async fn serve_web(web: &Web, service: &Service, connections: &GracefulShutdown) {
-    let free = Arc::new(Semaphore::new(TCP_CONNECTIONS_MAX));
+    let free = Arc::new(Semaphore::new(WEB_CONNECTIONS_MAX));
     loop {
         let permit = free.clone().acquire_owned().await;
-        let Some((stream, from)) = accepted(web.listener.accept().await).await else { continue };
         let (service, watcher) = (service.clone(), connections.watcher());
-        let acceptor = web.tls.as_ref().map(|tls| tls.acceptor.clone());
-        tokio::spawn(async move {
-            serve_tcp(stream, from, acceptor, service, watcher).await;
-            drop(permit);
-        });
+        match web {
+            Web::Tcp { listener, tls } => {
+                let Some((stream, from)) = accepted(listener.accept().await).await else { continue };
+                let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
+                tokio::spawn(async move {
+                    serve_tcp(stream, from, acceptor, service, watcher).await;
+                    drop(permit);
+                });
+            }
+            Web::Unix { listener, path } => {
+                let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+                let origin = Origin::Proxy(path.clone());
+                tokio::spawn(async move {
+                    service.serve(stream, origin, watcher).await;
+                    drop(permit);
+                });
+            }
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use serde::{Deserialize, Serialize};
 
-use super::{Body, Failure, Parameter, Parameters, PartParameter, alarms, invalid};
+use super::{Body, Failure, Parameter, Parameters, PartParameter, alarms, malformed};
 use crate::access::audit::ENTRIES_MAX;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, token_name};
@@ -409,7 +409,7 @@ async fn audit(
     Parameters(Last { last }): Parameters<Last>,
 ) -> Result<Json<Vec<AuditEntry>>, Failure> {
     if last > ENTRIES_MAX {
-        return Err(invalid(format!("last={last}: expected at most {ENTRIES_MAX}")));
+        return Err(malformed(format!("last={last}: expected at most {ENTRIES_MAX}")));
     }
     // It reads files.
     let read = tokio::task::spawn_blocking(move || access.audit.last(last)).await;

@@ -22,6 +22,7 @@ mod descriptors;
 mod devices;
 mod difference;
 mod disks;
+mod events;
 mod experiments;
 #[allow(dead_code, reason = "the unit tests of a freeze use the rest")]
 mod fake_agent;
@@ -47,6 +48,7 @@ mod native;
 mod nbd;
 mod policies;
 mod programs;
+mod proxy;
 mod quiesce;
 mod random;
 mod rebuild;

@@ -55,6 +55,7 @@ fn exit_codes_show_what_happened() {
         ("vm show web", 0),
         ("snapshot tree web", 0),
         ("events web", 0),
+        ("events", 0),
         ("job list", 0),
         ("snapshot commit web before --dry-run", 0),
         ("nonsense", 2),
@@ -189,7 +190,7 @@ fn a_check_prints_its_findings_and_ends_with_6_where_there_is_damage() {
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
     let daemon = daemon();
-    for line in ["vm list", "vm list --json", "events web --follow", "help"] {
+    for line in ["vm list", "vm list --json", "events web --follow", "events --follow", "help"] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = Command::new(UNSTUN)

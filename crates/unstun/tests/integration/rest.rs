@@ -226,31 +226,31 @@ fn every_failure_is_json_with_a_kind() {
         ("GET /api/v1/nothing", "", 404, ErrorKind::NotFound),
         ("DELETE /api/v1/status", "", 405, ErrorKind::Invalid),
         ("GET /api/v1/vms/absent", "", 404, ErrorKind::NotFound),
-        ("GET /api/v1/vms/a%2Fb", "", 400, ErrorKind::Invalid),
-        ("GET /api/v1/vms/%FF", "", 400, ErrorKind::Invalid),
-        ("GET /api/v1/vms/..%2F..", "", 400, ErrorKind::Invalid),
-        ("GET /api/v1/jobs/first", "", 400, ErrorKind::Invalid),
+        ("GET /api/v1/vms/a%2Fb", "", 400, ErrorKind::Malformed),
+        ("GET /api/v1/vms/%FF", "", 400, ErrorKind::Malformed),
+        ("GET /api/v1/vms/..%2F..", "", 400, ErrorKind::Malformed),
+        ("GET /api/v1/jobs/first", "", 400, ErrorKind::Malformed),
         ("GET /api/v1/jobs/7", "", 404, ErrorKind::NotFound),
-        ("POST /api/v1/vms", "", 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms", "{", 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms", r#"{"name":"../x","disks":[],"store":"redo"}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"native"}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"redo","hidden":1}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/snapshots", r#"{"name":"a","message":"x\ny"}"#, 400, ErrorKind::Invalid),
-        ("PUT /api/v1/jobs/1/limit", r#"{"limit_bytes_s":0}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/import", r#"{"path":"srv/web"}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/import", r#"{"path":"/srv/web","allow_roots":["/a\nb"]}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"dir":"fast"}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"mode":"fast"}"#, 400, ErrorKind::Invalid),
-        ("PUT /api/v1/vms/web/disks/0/size", r#"{"size_bytes":513}"#, 400, ErrorKind::Invalid),
-        ("PUT /api/v1/vms/web/disks/first/size", r#"{"size_bytes":512}"#, 400, ErrorKind::Invalid),
-        ("DELETE /api/v1/vms/web/disks/0?delete_files=perhaps", "", 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/revert", r#"{"snapshot":""}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/revert", r#"{"take_first":"a/b"}"#, 400, ErrorKind::Invalid),
-        ("POST /api/v1/vms/web/discard", "{}", 400, ErrorKind::Invalid),
+        ("POST /api/v1/vms", "", 400, ErrorKind::Malformed),
+        ("POST /api/v1/vms", "{", 400, ErrorKind::Malformed),
+        ("POST /api/v1/vms", r#"{"name":"../x","disks":[],"store":"redo"}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"native"}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms", r#"{"name":"x","disks":[],"store":"redo","hidden":1}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/snapshots", r#"{"name":"a","message":"x\ny"}"#, 422, ErrorKind::Invalid),
+        ("PUT /api/v1/jobs/1/limit", r#"{"limit_bytes_s":0}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/import", r#"{"path":"srv/web"}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/import", r#"{"path":"/srv/web","allow_roots":["/a\nb"]}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"dir":"fast"}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/disks", r#"{"size_bytes":512,"mode":"fast"}"#, 422, ErrorKind::Invalid),
+        ("PUT /api/v1/vms/web/disks/0/size", r#"{"size_bytes":513}"#, 422, ErrorKind::Invalid),
+        ("PUT /api/v1/vms/web/disks/first/size", r#"{"size_bytes":512}"#, 400, ErrorKind::Malformed),
+        ("DELETE /api/v1/vms/web/disks/0?delete_files=perhaps", "", 400, ErrorKind::Malformed),
+        ("POST /api/v1/vms/web/revert", r#"{"snapshot":""}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/revert", r#"{"take_first":"a/b"}"#, 422, ErrorKind::Invalid),
+        ("POST /api/v1/vms/web/discard", "{}", 422, ErrorKind::Invalid),
         ("POST /api/v1/vms/absent/discard", r#"{"snapshot":"a"}"#, 404, ErrorKind::NotFound),
-        ("PUT /api/v1/vms/web/snapshot-dir", r#"{"dir":"fast"}"#, 400, ErrorKind::Invalid),
-        ("GET /api/v1/vms/web/events?after=x", "", 400, ErrorKind::Invalid),
+        ("PUT /api/v1/vms/web/snapshot-dir", r#"{"dir":"fast"}"#, 422, ErrorKind::Invalid),
+        ("GET /api/v1/vms/web/events?after=x", "", 400, ErrorKind::Malformed),
     ] {
         let (answered, text) = raw(&daemon, line, body);
         assert_eq!(answered, status, "{line} {body}: {text}");
@@ -270,7 +270,7 @@ fn every_named_route_is_one_and_parses_its_body() {
             .replace("{name}", "n")
             .replace("{alarm}", "latency:web");
         let (status, text) = raw(&daemon, &path.replacen(' ', " /api/v1", 1), "7");
-        assert!(status == 400 && text.contains("the request's body"), "{route}: {status} {text}");
+        assert!(status == 422 && text.contains("the request's body"), "{route}: {status} {text}");
     }
     let (status, _) = raw(&daemon, "POST /api/v1/vms/web/snapshot", "7");
     assert_eq!(status, 404, "a route that is none");

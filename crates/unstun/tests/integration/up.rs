@@ -206,14 +206,23 @@ fn a_daemon_whose_log_is_full_or_closed_serves() {
 }
 
 #[test]
-fn nbd_beyond_this_machine_is_warned_about() {
+fn nbd_beyond_this_machine_is_refused_or_warned_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut up = Command::new(UNSTUN);
+    up.args(["up", "--nbd", "127.0.0.1:0", "--nbd", "0.0.0.0:10809"]).current_dir(folder.path());
+    let refused = up.env_remove("UNSTUN_DATASTORE").stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--nbd 0.0.0.0:10809: every client") && said.contains("--nbd-insecure"), "{said}");
     for (host, warned) in [("127.0.0.1", false), ("0.0.0.0", true)] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let port = std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port();
         let address = format!("{host}:{port}");
         let said = std::fs::File::create(&log).unwrap();
-        let daemon = Daemon::start_with(folder.path(), &["--nbd", &address], said.into());
+        let mut options = vec!["--nbd", &address];
+        options.extend(warned.then_some("--nbd-insecure"));
+        let daemon = Daemon::start_with(folder.path(), &options, said.into());
         assert!(daemon.stop(Signal::TERM).success());
         let said = std::fs::read_to_string(&log).unwrap();
         let warning = format!("NBD on {address}: every client that reaches this address");

@@ -13,7 +13,7 @@ use crate::daemon::place::Place;
 /// Returns the first of the folders that can be used. Without one, a crash may lose acknowledged writes, and clients
 /// from before the crash are refused.
 pub(crate) fn folder(place: &Place) -> MemoryFolder {
-    let remote = place.nbd.iter().any(is_remote);
+    let remote = place.nbd.iter().any(NbdListen::is_remote);
     let mut refusals = Vec::new();
     for path in candidates() {
         if let Some(parent) = path.parent() {
@@ -50,9 +50,4 @@ fn candidates() -> Vec<PathBuf> {
     let session = set("XDG_RUNTIME_DIR").map(|path| path.join("unstun/unflushed"));
     let shared = PathBuf::from(format!("/dev/shm/unstun-{}", user.as_raw()));
     service.into_iter().chain(roots).chain(session).chain([shared]).collect()
-}
-
-/// Returns whether clients of other hosts can connect to `address`.
-fn is_remote(address: &NbdListen) -> bool {
-    matches!(address, NbdListen::Tcp(address) if !address.ip().is_loopback())
 }
