@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Writes during which the daemon is replaced: half a minute at the rate of a development machine.
+REPLACED_WRITES=1000000
+
 package=$(realpath "$1")
 root=$(mktemp -d "$(realpath "${CARGO_TARGET_DIR:-target}")/debian-root.XXXXXX")
 daemon=
@@ -74,13 +77,28 @@ inside unstun vm show web >/dev/null || fail "the refused removal ended the daem
 kill "$client" && { wait "$client" || true; }
 client=
 
-# The same version again, as an upgrade is: it stays enabled, and the settings stay.
+# The same version again, as an upgrade is: it stays enabled, and the settings stay. QEMU writes meanwhile, as `attach` prints
+# its disk: its requests wait for the new daemon, and none fails.
 echo 'UNSTUN_OPTIONS="--bin-hours 48"' >"$root/etc/unstun/options.conf"
+until inside unstun vm show web --json | grep -q '"nbd_clients": *0'; do sleep 0.1; done
+socket=$root/var/lib/unstun/.unstun/nbd.sock
+qemu-img bench -w -c "$REPLACED_WRITES" -d 4 -s 4096 --image-opts \
+    "driver=nbd,server.type=unix,server.path=$socket,export=web/disk0,reconnect-delay=60" </dev/null >"$root/bench" 2>&1 &
+client=$!
+until inside unstun vm show web --json | grep -q '"nbd_clients": *1'; do
+    kill -0 "$client" || fail "the client ended"
+    sleep 0.1
+done
 inside dpkg --install /unstun.deb
 grep -q 48 "$root/etc/unstun/options.conf" || fail "an upgrade changed the settings"
-until inside unstun vm show web --json | grep -q '"nbd_clients": *0'; do sleep 0.1; done
+began_ms=$(date +%s%3N)
 end
 start
+ended_ms=$(date +%s%3N)
+kill -0 "$client" 2>/dev/null || { cat "$root/bench"; fail "the client ended before the daemon was replaced, or failed"; }
+wait "$client" || { cat "$root/bench"; fail "a write failed while the daemon was replaced"; }
+client=
+echo "try-deb: the daemon was replaced in $((ended_ms - began_ms)) ms under $REPLACED_WRITES writes of QEMU's, of which none failed"
 inside unstun snapshot tree web | grep -q first || fail "the snapshot is missing after a restart"
 end
 inside apt-get -q remove -y unstun
