@@ -19,6 +19,7 @@ from bench.rows import (
     peers,
     polls,
     recorder,
+    scale,
     serving,
     snapshot,
     stalls,
@@ -41,6 +42,7 @@ ROWS = {
     "cores": cores,
     "stalls": stalls,
     "recorder": recorder,
+    "scale": scale,
     "lab": lab,
 }
 GIB = 1 << 30
@@ -94,7 +96,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):
