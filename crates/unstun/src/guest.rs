@@ -80,7 +80,7 @@ impl Guest {
         match self {
             Guest::Agent(agent) => agent.thaw(until),
             Guest::Commands(commands) => commands.thaw(until),
-            Guest::Monitor(monitor) => migration::run_on(monitor, until).map(|()| None),
+            Guest::Monitor(monitor) => migration::release(monitor, until).map(|()| None),
         }
     }
 }

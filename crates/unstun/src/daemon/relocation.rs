@@ -6,6 +6,7 @@ pub(super) mod record;
 pub(super) mod recovery;
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 
 use api::name::VmName;
@@ -14,7 +15,7 @@ use blk::volume::Volume;
 use engine::job::MOVE;
 use engine::relocate::Relocation;
 use engine::{GenerationChange, Job};
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use tracing::{error, info, warn};
 
 use crate::daemon::relocation::plan::{MovePlan, Side, refuse_viewers};
@@ -22,6 +23,9 @@ use crate::daemon::running::client::switchable_volume::Switch;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::registry::Claim;
 use crate::daemon::vm::vm_record::{MOVE_BEGINS, VmRecord};
+
+/// Time for which the start of a move waits for a take that holds the guest: longer than guests are frozen in general.
+const TAKE_WAIT_US: u64 = 5_000_000;
 
 /// Running disk of a VM that moves.
 struct Switched {
@@ -42,7 +46,11 @@ impl Daemon {
         let claim = self.claim(vm.as_str())?;
         // The memory of a take under way would be saved into the folder that the VM leaves.
         let before = entry.clone();
-        let turn = before.freezing.lock().await;
+        let late = self.env.sleep_us(TAKE_WAIT_US);
+        let Either::Left((turn, _)) = select(pin!(before.freezing.lock()), pin!(late)).await else {
+            let cause = "a snapshot that holds the guest is being taken; move the VM when it is done";
+            return Err(blk::Error::refused(format!("VM {vm}"), cause).into());
+        };
         entry.refuse_when_moving()?;
         let entry = match entry.running.own() {
             Some(_) => entry,

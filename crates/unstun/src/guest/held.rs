@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info};
 
+use super::monitor::Monitor;
+use super::record::Held;
 use super::{Guest, Record};
 
 /// Limits of the waits for a guest.
@@ -69,6 +71,11 @@ impl HeldGuest {
     /// Tries to release the guest until it says that it goes on.
     pub(super) fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
         let until = Instant::now() + waits.tries;
+        if let Held::Stopped(path) = &self.record.held
+            && Monitor::is_gone(path, Instant::now() + waits.reach)
+        {
+            return Ok(None);
+        }
         loop {
             let reached = self.reach(Instant::now() + waits.reach);
             let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));

@@ -24,12 +24,12 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn connect(path: &Path, until: Instant) -> Result<Lines, String> {
-        let address = SocketAddrUnix::new(path).map_err(|e| e.to_string())?;
-        let stream = socket(AddressFamily::UNIX, SocketType::STREAM, None).map_err(|e| e.to_string())?;
+    pub(super) fn connect(path: &Path, until: Instant) -> std::io::Result<Lines> {
+        let address = SocketAddrUnix::new(path)?;
+        let stream = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
         // A connection that QEMU does not accept, because another client has the socket, would wait for ever.
-        set_socket_timeout(&stream, Timeout::Send, Some(left(until))).map_err(|e| e.to_string())?;
-        connect(&stream, &address).map_err(|e| e.to_string())?;
+        set_socket_timeout(&stream, Timeout::Send, Some(left(until)))?;
+        connect(&stream, &address)?;
         Ok(Lines { stream: stream.into(), received: Vec::new() })
     }
 

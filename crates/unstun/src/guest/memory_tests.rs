@@ -310,4 +310,11 @@ fn a_guest_that_a_daemon_left_standing_is_released_by_its_record() {
     fs::write(folder.path().join(".unstun/frozen/web"), record).unwrap();
     thaw_recorded(&save.guest, LONG).unwrap();
     assert_eq!(all(folder.path()), []);
+    let defaults = until(&commands, "migrate-set-parameters");
+    assert!(defaults.iter().any(|command| command.contains(r#""pause-before-switchover","state":false"#)));
+    // A guest that is gone with its QEMU is not tried for long.
+    fs::remove_file(folder.path().join("qmp.sock")).unwrap();
+    save.guest.record.write(folder.path()).unwrap();
+    thaw_recorded(&save.guest, LONG).unwrap();
+    assert_eq!(all(folder.path()), []);
 }

@@ -17,8 +17,11 @@ use super::monitor::Monitor;
 const ANSWER: Duration = Duration::from_secs(10);
 /// Interval at which the progress is looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time without progress after which the migration is given up.
+/// Time without progress after which the migration is given up: while the guest runs, and while it stands still.
 const STALLED: Duration = Duration::from_secs(60);
+const STALLED_STOPPED: Duration = Duration::from_secs(10);
+/// QEMU's own default.
+const BANDWIDTH_BYTES_S_DEFAULT: u64 = 128 << 20;
 /// Name of the stream's descriptor in QEMU.
 const STREAM: &str = "unstun-memory";
 /// The bandwidth is that of the stream's reader.
@@ -185,9 +188,11 @@ impl Migration {
         let sent_bytes = ram["transferred"].as_u64().unwrap_or_default();
         if sent_bytes != self.sent_bytes {
             (self.sent_bytes, self.moved) = (sent_bytes, Instant::now());
-        } else if self.moved.elapsed() > STALLED {
+        }
+        let limit = if self.stopped.is_some() { STALLED_STOPPED } else { STALLED };
+        if self.moved.elapsed() > limit {
             let state = migration["status"].as_str().unwrap_or("unknown");
-            return Err(format!("no progress for {} s; the migration is {state}", STALLED.as_secs()));
+            return Err(format!("no progress for {} s; the migration is {state}", limit.as_secs()));
         }
         let rounds = ram["dirty-sync-count"].as_u64().unwrap_or_default();
         if !self.hurries && (rounds > ROUNDS_MAX || sent_bytes > MULTIPLE_MAX * self.ram_bytes) {
@@ -224,6 +229,17 @@ pub(super) fn run_on(monitor: &mut Monitor, until: Instant) -> Result<(), String
         "finish-migrate" | "postmigrate" => monitor.call("cont", json!({}), until).map(drop),
         _ => Ok(()),
     }
+}
+
+/// Does the same for a guest that a daemon left when it died, and returns QEMU's settings to its own defaults: what they were
+/// is not known any more.
+pub(super) fn release(monitor: &mut Monitor, until: Instant) -> Result<(), String> {
+    run_on(monitor, until)?;
+    let off = CAPABILITIES.map(|name| (name.to_owned(), false));
+    let _ = set_capabilities(monitor, &off, until);
+    let default = json!({"max-bandwidth": BANDWIDTH_BYTES_S_DEFAULT, "downtime-limit": DOWNTIME_MS});
+    let _ = monitor.call("migrate-set-parameters", default, until);
+    Ok(())
 }
 
 fn status(monitor: &mut Monitor, until: Instant) -> Result<String, String> {

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::json;
+
 use crate::daemon::Datastore;
 use crate::programs::tool;
 use crate::tools::{HeldOpen, run_script};
@@ -16,6 +18,9 @@ fn a_renamed_vm_has_its_disks_snapshots_and_events() {
         datastore.json(&format!("snapshot take {store} a"));
         run_script(&datastore.uri(&format!("{store}/disk0")), &["write -P 2 0 1M".to_owned()]);
         datastore.json(&format!("vm set {store} --note precious"));
+        datastore.json(&format!(
+            "policy create {store} --schedule daily --keep-last 3 --vm {store} --vm {store}*"
+        ));
 
         let guest = HeldOpen::new(&datastore, store);
         let (code, said) = datastore.fails(&format!("vm rename {store} shop-{store}"));
@@ -28,6 +33,9 @@ fn a_renamed_vm_has_its_disks_snapshots_and_events() {
             !datastore.path().join(store).exists() && datastore.path().join(format!("shop-{store}")).is_dir()
         );
         assert_eq!(datastore.fails(&format!("vm show {store}")).0, 4);
+        // A pattern does not follow: it is not about this VM alone.
+        let policy = datastore.json(&format!("policy show {store}"))["policy"].clone();
+        assert_eq!(policy["vms"], json!([format!("{store}*"), format!("shop-{store}")]), "{policy}");
     }
     daemon.stop();
     let daemon = datastore.start();

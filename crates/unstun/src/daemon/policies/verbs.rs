@@ -6,7 +6,7 @@ use api::error::{Error, ErrorKind, Result};
 use api::name::{PolicyName, VmName};
 use api::{
     Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyPreviewVm, PolicyProblem, PolicyRemoval,
-    PolicyStatus,
+    PolicyStatus, VmGlob,
 };
 use jiff::Timestamp;
 
@@ -97,6 +97,23 @@ impl Daemon {
         stored::write(self, &all).await?;
         self.policies.all.replace(all);
         Ok(())
+    }
+
+    /// Adds a name to the policies that name the VM `old`, or removes it. A pattern stays what it is.
+    pub(crate) async fn policies_name(
+        self: &Rc<Self>,
+        old: &VmName,
+        change: impl Fn(&mut Vec<VmGlob>),
+    ) -> Result<()> {
+        let names = |stored: &StoredPolicy| stored.policy.vms.iter().any(|vm| vm.as_str() == old.as_str());
+        if !self.policies.all.borrow().values().any(names) {
+            return Ok(());
+        }
+        self.change_policies(|all| {
+            all.values_mut().filter(|stored| names(stored)).for_each(|stored| change(&mut stored.policy.vms));
+            Ok(())
+        })
+        .await
     }
 
     pub(crate) async fn policy_list(&self) -> Result<Vec<PolicyStatus>> {

@@ -111,7 +111,7 @@ impl Daemon {
         let (allocated_bytes, message) = match asked(&entry.datastore, entry.running.listing()).await {
             Ok(Ok(listing)) => {
                 let layers = listing.iter().flat_map(|disk| &disk.layers);
-                (Some(total(layers.map(|layer| layer.allocated_bytes))), None)
+                (Some(total(layers.map(|layer| layer.allocated_bytes)) + entry.memory_bytes()), None)
             }
             Ok(Err(error)) => (None, Some(error.to_string())),
             Err(hang) => (None, Some(hang.found())),

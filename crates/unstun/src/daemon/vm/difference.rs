@@ -53,14 +53,14 @@ impl Daemon {
             let average_run_bytes = entry.running.average_run_bytes(disk.number).await?;
             disks.push(api::DiskOrder { number: disk.number, average_run_bytes });
         }
-        let memory_bytes = total(entry.memory.borrow().values().copied());
+        let memory_bytes = entry.memory_bytes();
         let snapshots = api_types::snapshots(&view, &delta_bytes, &entry);
         Ok(api::VmSpace {
             vm: vm.clone(),
             datastore: entry.datastore.name.clone(),
             store: entry.kept.store(),
             logical_bytes: total(view.state.disks.iter().map(|disk| disk.size_bytes)),
-            allocated_bytes: used.allocated_bytes,
+            allocated_bytes: used.allocated_bytes + memory_bytes,
             shared_bytes: used.shared_bytes,
             memory_bytes,
             snapshots: snapshots.into_iter().map(snapshot).collect(),

@@ -149,7 +149,7 @@ impl Daemon {
         let root = self.main.root.clone();
         for record in self.env.blocking(move || guest::all_records(&root)).await {
             let vm = record.vm.clone();
-            warn!("VM {vm}: an earlier daemon ended while the file systems of the guest were frozen");
+            warn!("VM {vm}: an earlier daemon ended while it held the guest for a snapshot");
             let entry = self.entry(vm.as_str()).ok();
             let busy = entry.as_ref().map(|entry| entry.guest_busy.clone()).unwrap_or_default();
             let left = self.held_guest(record);

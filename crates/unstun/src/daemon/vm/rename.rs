@@ -4,9 +4,10 @@
 
 use std::rc::Rc;
 
-use api::VmRename;
 use api::error::{Error, Result};
 use api::name::VmName;
+use api::{VmGlob, VmRename};
+use tracing::warn;
 
 use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::state::Daemon;
@@ -39,6 +40,11 @@ impl Daemon {
             self.fail_read_only(old, from, &error);
             return Err(error);
         }
+        // A crash in between leaves the policies with both names.
+        let (was, is) = (glob(vm), glob(&request.name));
+        if let Err(error) = self.policies_name(vm, |vms| vms.push(is.clone())).await {
+            warn!("VM {old}: the policies that name it keep its old name: {error}");
+        }
         // The events so far are in the folder before it has another name.
         self.journal.written(&from.path).await;
         self.forget(old);
@@ -54,14 +60,26 @@ impl Daemon {
             Err(error) => {
                 let is_renamed = from.datastore.has(new).await.unwrap_or(false);
                 let (name, home) = if is_renamed { (new, to) } else { (old, from.clone()) };
+                if !is_renamed
+                    && let Err(error) = self.policies_name(vm, |vms| vms.retain(|vm| *vm != is)).await
+                {
+                    warn!("VM {old}: policies name {new}, too: {error}");
+                }
                 self.fail_read_only(name, home, &error);
                 return Err(error);
             }
         };
         self.note(&entry, &format!("renamed from {old}"));
+        if let Err(error) = self.policies_name(vm, |vms| vms.retain(|vm| *vm != was)).await {
+            warn!("VM {new}: the policies that name it keep its old name, too: {error}");
+        }
         self.policies.wake();
         self.show(&entry).await
     }
+}
+
+fn glob(vm: &VmName) -> VmGlob {
+    vm.as_str().parse().expect("a VM's name is a pattern of it alone")
 }
 
 /// Refuses a VM with files to which others refer by their folder's name.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use api::error::{Error, Result};
+use api::units::total;
 use api::{VmLimits, WhenFull};
 use blk::sync::TaskMutex;
 use engine::native::NativeVm;
@@ -99,6 +100,11 @@ impl VmRecord {
                 Err(Error::refused(format!("VM {}: {cause}; there are no files to {purpose}", self.name)))
             }
         }
+    }
+
+    /// Returns the bytes of the files with the guest's memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        total(self.memory.borrow().values().copied())
     }
 
     pub(crate) fn next_event(&self) -> u64 {
