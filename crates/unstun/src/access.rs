@@ -6,5 +6,6 @@ pub(crate) mod callers;
 pub(crate) mod request_limit;
 pub(crate) mod rights;
 pub(crate) mod sessions;
+pub(crate) mod syslog;
 pub(crate) mod tokens;
 pub(crate) mod users;

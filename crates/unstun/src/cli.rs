@@ -19,6 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::native::FORMAT_VERSION;
 use jiff::Timestamp;
 
+use crate::access::syslog::SyslogTo;
 use crate::alarms::deliver::CHANNELS_DIR;
 use crate::guest::GUESTS_DIR;
 use crate::log::Filter;
@@ -168,6 +169,9 @@ pub struct UpArgs {
     /// Use this private key for TLS, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// Copy the audit to this socket of a syslog daemon; `none`: do not [default: /dev/log, unless the log goes to the journal]
+    #[arg(long, value_name = "PATH|none")]
+    pub syslog: Option<SyslogTo>,
     /// Deliver alarms over the channels that the files in this folder describe
     #[arg(long, value_name = "DIR", default_value = CHANNELS_DIR)]
     pub alarms_dir: PathBuf,

@@ -100,7 +100,8 @@ where
     tracing_subscriber::registry().with(lines).with(filter)
 }
 
-fn is_journal() -> bool {
+/// Returns whether standard error is the journal.
+pub(crate) fn is_journal() -> bool {
     let Ok(journal) = std::env::var(JOURNAL_VARIABLE) else { return false };
     let own = rustix::fs::fstat(std::io::stderr());
     own.is_ok_and(|own| journal == format!("{}:{}", own.st_dev, own.st_ino))

@@ -1,7 +1,7 @@
 //! The audit: who asked for which change, from where, and with which outcome.
 //!
 //! The file `.unstun/audit` of the main datastore has one JSON object per line; lines are only appended. One thread writes
-//! it, because no answer may wait for a file system. Each entry is a line of the log too, and so of the journal. A line
+//! it, because no answer may wait for a file system. Each entry is a line of the log too, and so of the journal, or else of the system's log (`syslog.rs`). A line
 //! lost in a crash costs a report, never data: no code reads the file to decide anything.
 
 use std::collections::VecDeque;
@@ -15,6 +15,8 @@ use api::AuditEntry;
 use api::error::{Error, Result};
 use tracing::{info, warn};
 
+use super::syslog::Syslog;
+
 const FILE_NAME: &str = "audit";
 /// The file before the present one.
 const EARLIER_NAME: &str = "audit.1";
@@ -27,20 +29,21 @@ pub(crate) const ENTRIES_MAX: usize = 10_000;
 
 pub(crate) struct Audit {
     folder: PathBuf,
+    syslog: Option<Syslog>,
     /// None where the thread could not be started.
     lines: Option<Sender<String>>,
 }
 
 impl Audit {
     /// Creates the audit in the datastore's own folder.
-    pub(crate) fn start(folder: &Path) -> Audit {
+    pub(crate) fn start(folder: &Path, syslog: Option<Syslog>) -> Audit {
         let (lines, inbox) = channel();
         let of = folder.to_path_buf();
         let thread = std::thread::Builder::new().name("audit".into()).spawn(move || work_off(&of, &inbox));
         if let Err(e) = &thread {
             warn!("starting a thread for the audit: {e}; it is only logged");
         }
-        Audit { folder: folder.to_path_buf(), lines: thread.is_ok().then_some(lines) }
+        Audit { folder: folder.to_path_buf(), syslog, lines: thread.is_ok().then_some(lines) }
     }
 
     pub(crate) fn record(&self, entry: &AuditEntry) {
@@ -48,7 +51,12 @@ impl Audit {
             None => entry.status.to_string(),
             Some(error) => format!("{}: {error}", entry.status),
         };
-        info!("{} from {}: {} ({}): {outcome}", entry.who, entry.from, entry.operation, entry.path);
+        let AuditEntry { who, from, operation, path, .. } = entry;
+        let text = format!("{who} from {from}: {operation} ({path}): {outcome}");
+        info!("{text}");
+        if let Some(syslog) = &self.syslog {
+            syslog.send(&text);
+        }
         let Ok(mut line) = serde_json::to_string(entry) else { return };
         line.push('\n');
         if let Some(lines) = &self.lines {
@@ -148,7 +156,7 @@ mod tests {
         append(folder.path(), &line(4)).unwrap();
         append(folder.path(), &line(5)[..40]).unwrap();
         append(folder.path(), &line(6)).unwrap();
-        let audit = Audit { folder: folder.path().to_path_buf(), lines: None };
+        let audit = Audit { folder: folder.path().to_path_buf(), syslog: None, lines: None };
         let last = |count| audit.last(count).unwrap().iter().map(|entry| entry.status).collect::<Vec<_>>();
         assert_eq!((last(2), last(100)), (vec![4, 6], vec![1, 2, 3, 4, 6]));
     }

@@ -15,6 +15,7 @@ use super::callers::{Caller, Origin};
 use super::request_limit::RequestLimit;
 use super::rights::{self, Right};
 use super::sessions::{CODE_VALID, Sessions};
+use super::syslog::Syslog;
 use super::tokens::Tokens;
 use super::{tokens, users};
 use crate::daemon::{CoreHandle, Subject};
@@ -38,11 +39,15 @@ pub(crate) struct Asked {
 
 impl Access {
     /// Begins the check of requests to the datastore's daemon.
-    pub(crate) async fn start(core: &Arc<CoreHandle>, datastore: &Datastore) -> Access {
+    pub(crate) async fn start(
+        core: &Arc<CoreHandle>,
+        datastore: &Datastore,
+        syslog: Option<Syslog>,
+    ) -> Access {
         Access {
             core: core.clone(),
             tokens: Tokens::read(core).await,
-            audit: Audit::start(&datastore.own_folder()),
+            audit: Audit::start(&datastore.own_folder(), syslog),
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
         }

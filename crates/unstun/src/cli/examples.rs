@@ -6,6 +6,7 @@ pub const EXAMPLES: &[&str] = &[
     "up --nbd unix:/run/u.sock --nbd 127.0.0.1:10809",
     "up --web 127.0.0.1:8484 --web unix:/run/unstun/web.sock",
     "up --nbd 192.0.2.7:10809 --nbd-insecure",
+    "up --syslog none",
     "--datastore /srv/d status --json",
     "vm create web --disk 20G --disk 200G --store redo",
     "vm create web --disk 20G,200G",

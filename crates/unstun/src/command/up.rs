@@ -17,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::authorize::Access;
+use crate::access::syslog::Syslog;
 use crate::alarms::Alarms;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
@@ -25,7 +26,7 @@ use crate::daemon::{self, CoreHandle, Daemon, Subject};
 use crate::recorder::Recorder;
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
-use crate::{fatal, notify, rest};
+use crate::{fatal, log, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
@@ -181,7 +182,8 @@ async fn serve_until_signal(
     let (stop, stopped) = oneshot::channel::<()>();
     // The server must stop whether the message was sent or the sender was dropped.
     let stopped = async move { drop(stopped.await) };
-    let access = Arc::new(Access::start(core, datastore).await);
+    let syslog = Syslog::chosen(args.syslog.as_ref(), log::is_journal());
+    let access = Arc::new(Access::start(core, datastore, syslog).await);
     let (end, ends) = watch::channel(false);
     let recorder = Recorder::start(core, &datastore.own_folder(), !args.no_recorder);
     let recording = tokio::spawn(recorder.clone().keep(ends.clone()));

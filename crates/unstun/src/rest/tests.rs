@@ -41,7 +41,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
         let shown = Shown { recorder, ends: watch::channel(false).1 };
         let alarms = Alarms::start(&core, datastore.root(), folder.path().join("alarms")).await;
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
-        let router = super::router(Arc::new(Access::start(&core, &datastore).await), alarms, shown);
+        let router = super::router(Arc::new(Access::start(&core, &datastore, None).await), alarms, shown);
         tokio::spawn(serve(listeners, router, Duration::from_millis(50), pending()));
         let silent = UnixStream::connect(&socket).await.unwrap();
         let mut slow = UnixStream::connect(&socket).await.unwrap();

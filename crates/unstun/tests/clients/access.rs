@@ -69,6 +69,36 @@ fn a_token_outlives_the_daemon_and_ends_when_it_expires_or_is_revoked() {
     daemon.stop();
 }
 
+/// Returns the lines that a syslog daemon has got.
+fn received(socket: &std::os::unix::net::UnixDatagram) -> Vec<String> {
+    let mut bytes = [0; 8192];
+    socket.set_nonblocking(true).unwrap();
+    std::iter::from_fn(|| socket.recv(&mut bytes).ok().map(|n| String::from_utf8_lossy(&bytes[..n]).into()))
+        .collect()
+}
+
+#[test]
+fn the_audit_is_copied_to_the_system_s_log_whether_it_is_there_or_not() {
+    let datastore = Datastore::new();
+    let path = datastore.beside("log.sock");
+    let daemon = datastore.start_as(&["--syslog", path.to_str().unwrap()]);
+    datastore.json("vm create before --disk 16M");
+    let syslog = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    datastore.json("vm create web --disk 16M");
+    datastore.fails("vm create web --disk 16M");
+    let lines = received(&syslog);
+    let [created, refused] = lines.as_slice() else { panic!("{lines:?}") };
+    assert!(created.starts_with("<85>") && created.contains(&format!(" unstun[{}]: user ", daemon.id())));
+    assert!(created.ends_with("from api.sock: vm create (/vms): 201"), "{created}");
+    assert!(refused.contains("vm create (/vms): 409: "), "{refused}");
+    assert_eq!(datastore.json("audit").as_array().unwrap().len(), 3, "the audit has all of them");
+    daemon.stop();
+    let daemon = datastore.start_as(&["--syslog", "none"]);
+    datastore.json("vm create db --disk 16M");
+    assert_eq!(received(&syslog), [""; 0]);
+    daemon.stop();
+}
+
 /// The quota of a token counts what its VMs use.
 #[test]
 fn an_operator_takes_nothing_more_when_its_vms_use_its_quota() {
