@@ -35,6 +35,9 @@ words! {
         /// A VM cannot be opened, or its files cannot be read
         #[value(name = "vm_broken")]
         VmBroken = "vm_broken",
+        /// The file systems of a VM's guest may have stayed frozen after a snapshot
+        #[value(name = "guest_frozen")]
+        GuestFrozen = "guest_frozen",
         /// One of a hundred requests of a VM takes longer than N milliseconds, for a minute
         #[value(name = "latency")]
         Latency = "latency",
@@ -54,7 +57,7 @@ words! {
 }
 
 impl AlarmRule {
-    pub const ALL: [AlarmRule; 13] = [
+    pub const ALL: [AlarmRule; 14] = [
         AlarmRule::SnapshotOld,
         AlarmRule::SnapshotSpace,
         AlarmRule::SnapshotGrowth,
@@ -63,6 +66,7 @@ impl AlarmRule {
         AlarmRule::DatastoreHung,
         AlarmRule::DatastoreFailed,
         AlarmRule::VmBroken,
+        AlarmRule::GuestFrozen,
         AlarmRule::Latency,
         AlarmRule::IoErrors,
         AlarmRule::JobStalled,

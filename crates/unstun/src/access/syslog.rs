@@ -81,7 +81,7 @@ impl Syslog {
 fn datagram(now: Timestamp, zone: &TimeZone, text: &str) -> Vec<u8> {
     let time = zone.to_datetime(now).strftime("%b %e %H:%M:%S").to_string();
     let mut line = format!("<{PRIORITY}>{time} unstun[{}]: {}", std::process::id(), escape_line(text));
-    let end = (0..=LINE_BYTES_MAX.min(line.len())).rev().find(|end| line.is_char_boundary(*end));
+    let end = (0..=LINE_BYTES_MAX.min(line.len())).rev().find(|&at| line.is_char_boundary(at));
     line.truncate(end.unwrap_or(0));
     line.into_bytes()
 }

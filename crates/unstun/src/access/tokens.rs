@@ -130,14 +130,19 @@ impl Tokens {
         Ok(self.all().iter().cloned().map(show).collect())
     }
 
-    /// Adds tokens of an export; each replaces the one of its name.
-    pub(crate) async fn restore(&self, core: &CoreHandle, tokens: Vec<StoredToken>) -> Result<()> {
-        if tokens.is_empty() {
+    /// Replaces the tokens with these names by those of an export: all of them, or on an error none.
+    pub(crate) async fn restore(
+        &self,
+        core: &CoreHandle,
+        names: &[TokenName],
+        tokens: Vec<StoredToken>,
+    ) -> Result<()> {
+        if names.is_empty() {
             return Ok(());
         }
         self.change(core, |all| {
+            all.retain(|known| !names.contains(&known.token.name));
             for StoredToken { token, sha256 } in tokens {
-                all.retain(|known| known.token.name != token.name);
                 if let Some(other) = all.iter().find(|known| known.sha256 == sha256) {
                     let message =
                         format!("token {} has the secret of token {}", token.name, other.token.name);

@@ -94,6 +94,7 @@ impl Observer {
         }
         self.of_jobs(&mut findings, &figures.metrics.jobs, &figures.metrics.vms);
         of_policies(&mut findings, figures);
+        of_guests(&mut findings, figures);
         let is_open = |name: &String| figures.snapshots.contains_key(name);
         self.snapshot_bytes.retain(|name, _| is_open(name));
         self.errors.retain(|name, _| is_open(name));
@@ -311,5 +312,23 @@ fn of_policies(findings: &mut Findings<'_>, figures: &AlarmFigures) {
             first.vm, first.cause
         );
         findings.add(AlarmRule::Policy, name, None, serious, message);
+    }
+}
+
+fn of_guests(findings: &mut Findings<'_>, figures: &AlarmFigures) {
+    for (vm, sentence) in &figures.unthawed {
+        let known = figures.metrics.vms.iter().find(|one| one.name == *vm);
+        let tags: &[Tag] = known.map_or(&[], |known| &known.tags);
+        let name = vm.as_str();
+        if thresholds::of(findings.thresholds, AlarmRule::GuestFrozen, Some((name, tags))).is_some() {
+            let critical = Grade::Reason(AlarmSeverity::Critical);
+            findings.add(
+                AlarmRule::GuestFrozen,
+                name,
+                Some(name),
+                critical,
+                format!("VM {name}: {sentence}"),
+            );
+        }
     }
 }

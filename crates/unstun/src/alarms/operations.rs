@@ -85,6 +85,44 @@ impl Alarms {
         Ok(self.rules())
     }
 
+    /// Sets several thresholds: all of them, or on an error none.
+    pub(crate) async fn set_thresholds(&self, wanted: Vec<AlarmThreshold>) -> Result<()> {
+        let before = self.thresholds();
+        let mut all = before.clone();
+        wanted.into_iter().for_each(|one| thresholds::set(&mut all, one));
+        if all.len() > ENTRIES_MAX {
+            return Err(Error::refused(format!("there are {ENTRIES_MAX} thresholds, the most there can be")));
+        }
+        self.replace_thresholds(before, all).await
+    }
+
+    /// Replaces the thresholds `from`, as long as they are in force; if they cannot be written, they stay in force.
+    pub(crate) async fn replace_thresholds(
+        &self,
+        from: Vec<AlarmThreshold>,
+        to: Vec<AlarmThreshold>,
+    ) -> Result<()> {
+        let swap = |from: &[AlarmThreshold], to: &[AlarmThreshold]| {
+            let mut state = self.state();
+            let is_same = state.thresholds == from;
+            if is_same {
+                state.thresholds = to.to_vec();
+            }
+            is_same
+        };
+        if from == to {
+            return Ok(());
+        }
+        if !swap(&from, &to) {
+            return Err(Error::refused("another client has changed the thresholds meanwhile; try again"));
+        }
+        let written = self.write().await;
+        if written.is_err() {
+            swap(&to, &from);
+        }
+        written
+    }
+
     /// Gives a rule its default again, for all objects.
     pub(crate) async fn reset_rule(&self, rule: AlarmRule) -> Result<Vec<AlarmRuleShown>> {
         self.state().thresholds.retain(|one| one.rule != rule);

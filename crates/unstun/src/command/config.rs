@@ -48,13 +48,24 @@ async fn import(args: &ConfigImportArgs, client: &Client, output: Output) -> Res
     ask(&new.policies, args.consent.yes, client).await?;
     let mut imported = ConfigImported { unchanged, ..ConfigImported::default() };
     for part in parts(new) {
-        let done = client.config_import(args.replace, &part).await?;
+        let done = client.config_import(args.replace, &part).await;
+        let done = done.map_err(|e| after(&imported, e))?;
         imported.policies += done.policies;
         imported.tokens += done.tokens;
         imported.thresholds += done.thresholds;
         imported.unchanged += done.unchanged;
     }
     output.result(&imported, |done| format!("imported: {}", shown(done)))
+}
+
+/// Returns the error of a part. Each part is imported as a whole or not at all.
+fn after(imported: &ConfigImported, error: Error) -> Error {
+    if imported.policies + imported.tokens + imported.thresholds == 0 {
+        return error;
+    }
+    let shown = shown(imported);
+    let message = format!("{}; imported before: {shown}; import the file again for the rest", error.message);
+    Error::new(error.kind, message)
 }
 
 fn shown(of: &ConfigImported) -> String {

@@ -31,6 +31,7 @@ use crate::daemon::running::running_vms::{CoreNumber, RunningVms};
 use crate::daemon::stuns::Stuns;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::event_feed::EventFeed;
+use crate::daemon::vm::frozen_guests::FrozenGuests;
 use crate::daemon::vm::home_locks::Holds;
 use crate::daemon::vm::journal::Journal;
 use crate::daemon::vm::vm_record::{Broken, VmRecord};
@@ -69,6 +70,7 @@ pub(crate) struct Daemon {
     pub journal: Rc<Journal>,
     /// Stuns since the start.
     pub stuns: Stuns,
+    pub frozen_guests: FrozenGuests,
     pub feed: Arc<EventFeed>,
     pub(super) vms: RefCell<BTreeMap<String, Rc<VmRecord>>>,
     /// Homes that could not be opened, and why. The others are served.
@@ -128,6 +130,7 @@ impl Daemon {
             descriptors,
             journal: Rc::new(journal),
             stuns: Stuns::default(),
+            frozen_guests: FrozenGuests::default(),
             feed: Arc::new(EventFeed::new(started)),
             vms: RefCell::default(),
             broken: RefCell::default(),

@@ -6,6 +6,7 @@ pub(super) mod disks;
 pub(super) mod event_feed;
 pub(super) mod events;
 pub(super) mod formats;
+pub(super) mod frozen_guests;
 pub(super) mod home_folder;
 pub(super) mod home_locks;
 pub(super) mod home_records;

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use api::error::{Error, ErrorKind};
-use api::{CONFIG_VERSION, Config, ConfigImported, Policy};
+use api::name::TokenName;
+use api::{CONFIG_VERSION, Config, ConfigImported};
 use axum::Router;
 use axum::extract::{Extension, Json, State};
 use axum::routing::get;
@@ -44,7 +45,8 @@ async fn current(access: &Access, alarms: &Alarms) -> Result<Config, Error> {
     })
 }
 
-/// Adds what is not there yet. With `replace` it also replaces what is there with another content.
+/// Adds what is not there yet. With `replace` it also replaces what is there with another content. If something fails, nothing
+/// is changed.
 async fn import(
     State(access): State<Arc<Access>>,
     Extension(alarms): Extension<Arc<Alarms>>,
@@ -68,23 +70,45 @@ async fn import(
         unchanged: (config.count() - new.count()) as u64,
     };
     let names: Vec<_> = new.tokens.iter().map(|stored| stored.token.name.clone()).collect();
-    access.tokens.restore(&access.core, new.tokens).await?;
+    apply(&access, &alarms, (&known, new, &names), caller.who).await?;
     names.iter().for_each(|name| access.sessions.end_all_of(&token_name(name)));
-    for threshold in new.thresholds {
-        alarms.set_threshold(threshold).await?;
-    }
-    for policy in new.policies {
-        let is_known = known.policies.iter().any(|one| one.name == policy.name);
-        let by = caller.who.clone();
-        let put = async move |daemon: Rc<Daemon>| put_policy(&daemon, policy, is_known, by).await;
-        access.core.ask(Subject::Datastore(None), put).await?;
-    }
     Ok(Json(imported))
 }
 
-async fn put_policy(daemon: &Rc<Daemon>, policy: Policy, is_known: bool, by: String) -> Result<(), Error> {
-    match is_known {
-        true => daemon.policy_set(&policy.name.clone(), policy, by).await.map(drop),
-        false => daemon.policy_create(policy, by).await.map(drop),
+/// Puts `new` in force, whose tokens have these names: all of it, or none. Each kind has one file, which is replaced as a
+/// whole. Policies come last: they begin to work at once.
+async fn apply(
+    access: &Access,
+    alarms: &Alarms,
+    (known, new, names): (&Config, Config, &[TokenName]),
+    by: String,
+) -> Result<(), Error> {
+    access.tokens.restore(&access.core, names, new.tokens).await?;
+    let rest = async {
+        alarms.set_thresholds(new.thresholds).await?;
+        let policies = new.policies;
+        let set = alarms.thresholds();
+        let import = async move |daemon: Rc<Daemon>| daemon.policies_import(policies, by).await;
+        let Err(error) = access.core.ask(Subject::Datastore(None), import).await else { return Ok(()) };
+        let undone = alarms.replace_thresholds(set, known.thresholds.clone()).await;
+        Err(after(error, "thresholds", undone))
+    };
+    let Err(error) = rest.await else { return Ok(()) };
+    let before = known.tokens.iter().filter(|stored| names.contains(&stored.token.name)).cloned().collect();
+    let undone = access.tokens.restore(&access.core, names, before).await;
+    Err(after(error, "tokens", undone))
+}
+
+/// Returns the error of an import, with what could not be taken back.
+fn after(error: Error, what: &str, undone: Result<(), Error>) -> Error {
+    match undone {
+        Ok(()) => error,
+        Err(e) => Error::new(
+            error.kind,
+            format!(
+                "{}; the {what} of the file are in force, and could not be taken back: {e}",
+                error.message
+            ),
+        ),
     }
 }

@@ -127,6 +127,13 @@ fn text(figures: &Metrics) -> Text {
     for (operation, latencies) in &figures.stuns {
         text.add_latencies("unstun_stun_seconds", &[("operation", operation.as_str())], latencies);
     }
+    let frozen = "unstun_guest_frozen_seconds";
+    text.family(
+        frozen,
+        Kind::Histogram,
+        "Time for which the file systems of a guest were frozen for a take.",
+    );
+    text.add_latencies(frozen, &[], &figures.frozen);
     text
 }
 

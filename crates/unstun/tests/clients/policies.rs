@@ -149,6 +149,54 @@ fn a_configuration_is_exported_and_imported_elsewhere() {
     second.stop();
 }
 
+/// Tokens and thresholds are written before the policies, which fail here: one more than there can be.
+#[test]
+fn an_import_that_fails_changes_nothing() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let secret = token(&datastore, "admin --role admin");
+    token(&datastore, "ci --role viewer");
+    datastore.json("alarm set snapshot_old 12");
+    let before = datastore.json("config export");
+    let mut wanted = before.clone();
+    wanted["tokens"][1]["token"]["role"] = "operator".into();
+    wanted["tokens"][1]["token"]["name"] = "ci2".into();
+    wanted["thresholds"][0]["value"] = 13.into();
+    let sha256 = "a".repeat(64);
+    wanted["tokens"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"sha256": sha256, "token": before["tokens"][1]["token"]}));
+    let policy =
+        |n: usize| json!({"name": format!("p{n}"), "schedule": ["daily"], "keep": {"last": 1}, "vms": ["x"]});
+    wanted["policies"] = (0..1001).map(policy).collect();
+    let file = datastore.beside("body.json");
+    let import = |config: &Value| {
+        std::fs::write(&file, config.to_string()).unwrap();
+        let body = format!("@{}", file.display());
+        let url = web(&datastore);
+        crate::rest::send(&url, Some(&secret), "POST", "/config?replace=true", &["--data-binary", &body])
+    };
+    let (status, said) = import(&wanted);
+    assert_eq!((status, &said["error"]["kind"]), (409, &json!("refused")), "{said}");
+    assert!(said["error"]["message"].as_str().unwrap().contains("1001 policies: expected at most 1000"));
+    assert_eq!(datastore.json("config export"), before);
+    wanted["policies"].as_array_mut().unwrap().pop();
+    assert_eq!(import(&wanted).0, 200, "one less is imported");
+    assert_eq!(datastore.json("config export")["thresholds"], wanted["thresholds"]);
+    daemon.stop();
+    // The file of the alarms is damaged: it is not replaced, and nothing else is.
+    let alarms = datastore.path().join(".unstun/alarms");
+    std::fs::write(&alarms, "{").unwrap();
+    let daemon = datastore.start();
+    let before = datastore.json("config export");
+    wanted["tokens"][2]["token"]["role"] = "metrics".into();
+    let (status, said) = import(&wanted);
+    assert_eq!(status, 500, "{said}");
+    assert_eq!(datastore.json("config export"), before);
+    daemon.stop();
+}
+
 #[test]
 fn what_is_no_policy_is_refused_with_the_field_and_an_example() {
     let datastore = Datastore::new();

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -163,6 +165,36 @@ fn a_daemon_that_ends_leaves_no_guest_frozen() {
     let _client = HeldOpen::new(&datastore, "web");
     let taken = datastore.json("snapshot take web calm --quiesce=require");
     assert_eq!(taken["quiesced"]["consistent"], true);
+    daemon.stop();
+}
+
+#[test]
+fn a_guest_that_may_stay_frozen_is_an_alarm_until_it_is_thawed() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
+    let thaws = Arc::new(AtomicBool::new(false));
+    let is_thawing = thaws.clone();
+    let guest = guest(move |command| match command == THAW && !is_thawing.load(Ordering::Acquire) {
+        true => Answer::Error("not now"),
+        false => Answer::Return(2),
+    });
+    datastore.json("vm create web --disk 64M");
+    guest.set(&datastore, "web");
+    let _client = HeldOpen::new(&datastore, "web");
+    let taken = datastore.json("snapshot take web rough --quiesce");
+    assert!(taken["quiesced"]["cause"].as_str().unwrap().contains("not now"), "{taken}");
+    let lasting = || datastore.json("alarm list").as_array().unwrap().first().cloned();
+    let alarm = crate::space::until("the alarm", lasting);
+    let fields = |name: &str| alarm[name].as_str().unwrap().to_owned();
+    assert_eq!((fields("id"), fields("severity")), ("guest_frozen:web".into(), "critical".into()));
+    assert!(fields("message").contains("fsfreeze -u"), "{alarm}");
+    thaws.store(true, Ordering::Release);
+    crate::space::until("the end of the alarm", || lasting().is_none().then_some(()));
+    let secret = crate::rest::token(&datastore, "prometheus --role metrics");
+    let bearer = format!("Authorization: Bearer {secret}");
+    let metrics = format!("{}/metrics", crate::rest::web(&datastore));
+    let text = crate::programs::tool("curl", &["-sf", "-H", &bearer, &metrics]);
+    assert!(text.contains("\nunstun_guest_frozen_seconds_count 1\n"), "{text}");
     daemon.stop();
 }
 

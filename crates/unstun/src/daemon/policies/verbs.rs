@@ -9,6 +9,7 @@ use api::{
     PolicyStatus, VmGlob,
 };
 use jiff::Timestamp;
+use tracing::warn;
 
 use super::registry::{Runs, StoredPolicy, missing};
 use super::stored;
@@ -21,6 +22,13 @@ const POLICIES_MAX: usize = 1000;
 /// Number of scheduled times that a preview shows.
 const TIMES_SHOWN: usize = 5;
 
+fn refuse_too_many(count: usize) -> Result<()> {
+    match count > POLICIES_MAX {
+        false => Ok(()),
+        true => Err(Error::refused(format!("{count} policies: expected at most {POLICIES_MAX}"))),
+    }
+}
+
 impl Daemon {
     /// Creates a policy. Fails with `Exists` if the name is taken.
     pub(crate) async fn policy_create(self: &Rc<Self>, policy: Policy, by: String) -> Result<PolicyStatus> {
@@ -31,11 +39,7 @@ impl Daemon {
                 let message = format!("policy {} exists; `unstun policy set` changes it", policy.name);
                 return Err(Error::new(ErrorKind::Exists, message));
             }
-            if all.len() >= POLICIES_MAX {
-                return Err(Error::refused(format!(
-                    "there are {POLICIES_MAX} policies, the most there can be"
-                )));
-            }
+            refuse_too_many(all.len() + 1)?;
             all.insert(policy.name.clone(), StoredPolicy { policy, created: now, changed: now, by });
             Ok(())
         })
@@ -71,6 +75,34 @@ impl Daemon {
         stored::write_runs(self).await?;
         self.policies.wake();
         self.policy_show(name).await
+    }
+
+    /// Adds policies; each replaces the one of its name. All of them are in force then, or on an error none.
+    pub(crate) async fn policies_import(self: &Rc<Self>, policies: Vec<Policy>, by: String) -> Result<()> {
+        if policies.is_empty() {
+            return Ok(());
+        }
+        let now = self.now();
+        let names: Vec<_> = policies.iter().map(|policy| policy.name.clone()).collect();
+        self.change_policies(|all| {
+            for policy in policies {
+                let created = all.get(&policy.name).map_or(now, |stored| stored.created);
+                let stored = StoredPolicy { policy, created, changed: now, by: by.clone() };
+                all.insert(stored.policy.name.clone(), stored);
+            }
+            refuse_too_many(all.len())
+        })
+        .await?;
+        for name in names {
+            let last = self.policies.with_runs(&name, |runs| runs.last.take()).flatten();
+            self.policies.runs.borrow_mut().insert(name, Runs::new(now, last));
+        }
+        // The policies are in force. Without the file a time that has passed may be caught up after a restart.
+        if let Err(e) = stored::write_runs(self).await {
+            warn!("the runs of policies are not on file: {e}");
+        }
+        self.policies.wake();
+        Ok(())
     }
 
     /// Removes a policy. Its snapshots stay.

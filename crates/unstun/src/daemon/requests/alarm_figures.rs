@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::error::Result;
-use api::name::DatastoreName;
+use api::name::{DatastoreName, VmName};
 
 use crate::daemon::datastore::asked;
 use crate::daemon::requests::metrics::Metrics;
@@ -26,6 +26,8 @@ pub(crate) struct AlarmFigures {
     pub failed: Vec<(DatastoreName, String)>,
     /// Why no policy runs.
     pub policies_fault: Option<String>,
+    /// Guests that may have stayed frozen, with what is known of each.
+    pub unthawed: BTreeMap<VmName, String>,
 }
 
 impl Daemon {
@@ -55,6 +57,7 @@ impl Daemon {
         };
         let failed = self.datastores().iter().filter_map(broken).collect();
         let policies_fault = self.policies.fault();
-        Ok(AlarmFigures { metrics: self.metrics().await?, snapshots, failed, policies_fault })
+        let unthawed = self.unthawed_guests().await;
+        Ok(AlarmFigures { metrics: self.metrics().await?, snapshots, failed, policies_fault, unthawed })
     }
 }

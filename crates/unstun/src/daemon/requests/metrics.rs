@@ -28,6 +28,8 @@ pub(crate) struct Metrics {
     pub jobs: Vec<Job>,
     pub policies: Vec<PolicyStatus>,
     pub stuns: Vec<(Operation, LatencyFigures)>,
+    /// Times for which guests were frozen.
+    pub frozen: LatencyFigures,
     /// Bytes that the deltas and native disks of each datastore can still allocate.
     pub worst_growth_bytes: Vec<(DatastoreName, u64)>,
 }
@@ -71,7 +73,7 @@ impl Daemon {
         }
         // Damaged policies are reported elsewhere.
         let policies = self.policy_list().await.unwrap_or_default();
-        let stuns = self.stuns.figures();
-        Ok(Metrics { status, vms, figures, jobs, policies, stuns, worst_growth_bytes })
+        let (stuns, frozen) = (self.stuns.figures(), self.frozen_guests.times());
+        Ok(Metrics { status, vms, figures, jobs, policies, stuns, frozen, worst_growth_bytes })
     }
 }

@@ -97,6 +97,7 @@ impl Daemon {
         };
         let (file_systems, freeze_us) = (frozen.file_systems, frozen.freeze_us);
         let thawed = frozen.thaw().await;
+        self.frozen_guests.count(thawed.frozen_us);
         self.note_later(entry, thawed.later);
         let consistent = thawed.held.is_ok();
         Quiesced {
@@ -124,11 +125,25 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         later: Option<oneshot::Receiver<String>>,
     ) {
-        let Some(later) = later else { return };
-        let (daemon, entry) = (Rc::downgrade(self), Rc::downgrade(entry));
+        if let Some(later) = later {
+            self.follow_thaw(api_types::vm_name(&entry.name), Some(entry), later);
+        }
+    }
+
+    /// Does the same for a guest whose VM may not exist any more.
+    fn follow_thaw(
+        self: &Rc<Self>,
+        vm: VmName,
+        entry: Option<&Rc<VmRecord>>,
+        later: oneshot::Receiver<String>,
+    ) {
+        self.frozen_guests.begin(&vm);
+        let (daemon, entry) = (Rc::downgrade(self), entry.map(Rc::downgrade));
         self.env.spawn_detached(Box::pin(async move {
             let said = later.await;
-            if let (Ok(sentence), Some(daemon), Some(entry)) = (said, daemon.upgrade(), entry.upgrade()) {
+            let (Ok(sentence), Some(daemon)) = (said, daemon.upgrade()) else { return };
+            daemon.frozen_guests.end(&vm, &sentence);
+            if let Some(entry) = entry.and_then(|entry| entry.upgrade()) {
                 daemon.note(&entry, &sentence);
             }
         }));
@@ -157,8 +172,8 @@ impl Daemon {
             let work = move || tell.send(guest::thaw_left(&left, &busy));
             if let Err(e) = std::thread::Builder::new().name("thaw".to_owned()).spawn(work) {
                 warn!("VM {vm}: a thread to thaw the guest: {e}");
-            } else if let Some(entry) = entry {
-                self.note_later(&entry, Some(told));
+            } else {
+                self.follow_thaw(vm, entry.as_ref(), told);
             }
         }
     }
