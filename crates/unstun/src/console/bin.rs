@@ -1,24 +1,25 @@
 //! The bin: removed VMs and states, with the form that restores them.
 
-use std::rc::Rc;
-use std::sync::Arc;
-
-use api::error::{Error, Result};
 use api::units::format_bytes;
 use api::{BinEntry, BinRestore, Role};
-use axum::extract::{Extension, Form, State};
 use axum::response::Response;
 use maud::{Markup, html};
-use serde_json::json;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::{age, form_key};
-use crate::access::authorize::Access;
+use super::request::{FormRequest, PageRequest, Route};
 use crate::access::sessions::Session;
-use crate::daemon::{Daemon, Subject};
+use crate::daemon::Subject;
 
-pub(super) fn page(entries: &[BinEntry], session: &Session) -> Markup {
+pub(super) async fn show(page: PageRequest) -> Response {
+    let body = async {
+        let mut entries = page.ask(Subject::None, async |daemon| daemon.bin_list(None).await).await?;
+        entries.retain(|entry| page.session().caller.reaches(entry.vm.as_str()));
+        Ok(table(&entries, page.session()))
+    };
+    page.answer("Bin", body).await
+}
+
+fn table(entries: &[BinEntry], session: &Session) -> Markup {
     html! {
         p.quiet { "The bin keeps what was removed or thrown away for a while, unless its space is needed before." }
         @if entries.is_empty() { p { "The bin is empty." } }
@@ -61,25 +62,15 @@ fn row(entry: &BinEntry, session: &Session) -> Markup {
 }
 
 /// Restores an entry. Where clients use the running disks the daemon refuses, and names them.
-pub(super) async fn restore(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn restore(form: FormRequest) -> Response {
     let done = async {
-        let request =
-            BinRestore { entry: sent.entry.clone(), name: None, datastore: None, disconnect: false };
-        let (subject, body) = (Subject::Bin(None, vec![sent.entry.clone()]), json!(request));
-        let operation = async move |daemon: Rc<Daemon>| daemon.bin_restore(request).await;
-        let work = access.core.ask(subject, operation);
-        let of = ("/bin/restore", "/bin/restore".to_owned(), None);
-        let restored = browser.act(&access, &sent, of, body, work).await?;
-        Ok::<_, Error>(format!(
-            "VM {} is back: its {} was restored.",
-            restored.vm,
-            restored.entry.kind.as_str()
-        ))
+        let entry = form.sent.text("entry").to_owned();
+        let subject = Subject::Bin(None, vec![entry.clone()]);
+        let request = BinRestore { entry, name: None, datastore: None, disconnect: false };
+        let body = request.clone();
+        let work = form.page.ask(subject, async move |daemon| daemon.bin_restore(request).await);
+        let restored = form.act(Route::plain("/bin/restore"), &body, work).await?;
+        Ok(format!("VM {} is back: its {} was restored.", restored.vm, restored.entry.kind.as_str()))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/bin", &access, done)
+    form.answer("/bin", done).await
 }

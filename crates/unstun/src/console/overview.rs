@@ -1,14 +1,20 @@
 //! The overview: datastores, VMs, work under way.
 
+use std::rc::Rc;
+
 use api::listen::escape;
-use api::units::{format_bytes, format_rate, format_seconds};
-use api::{Datastore, Job, Role, Status, VmCondition, VmSummary};
+use api::units::format_bytes;
+use api::{Datastore, Job, Status, VmCondition, VmSummary};
+use axum::extract::Query;
+use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::create;
-use super::page::form_key;
+use super::jobs::job_table;
+use super::request::{PageRequest, may};
 use crate::access::sessions::Session;
+use crate::daemon::{Daemon, Subject};
 
 /// What the user wants to see of the VMs.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -37,7 +43,23 @@ const COLUMNS: [(&str, Sort, &str); 4] = [
     ("Allocated", Sort::Allocated, "allocated"),
 ];
 
-pub(super) fn overview(
+pub(super) async fn show(Query(filter): Query<Filter>, page: PageRequest) -> Response {
+    let body = async {
+        let look = async |daemon: Rc<Daemon>| {
+            Ok((daemon.status().await?, daemon.vm_list().await?, daemon.job_list().await))
+        };
+        let (status, mut vms, mut jobs) = page.ask(Subject::None, look).await?;
+        let caller = &page.session().caller;
+        vms.retain(|vm| caller.reaches(vm.name.as_str()));
+        jobs.retain(|job| caller.reaches_job(job));
+        // The figures of datastores are about more than the caller's VMs.
+        let status = (!caller.is_limited()).then_some(&status);
+        Ok(overview(status, &vms, &jobs, &filter, page.session()))
+    };
+    page.answer("Overview", body).await
+}
+
+fn overview(
     status: Option<&Status>,
     vms: &[VmSummary],
     jobs: &[Job],
@@ -62,7 +84,7 @@ pub(super) fn overview(
         }
         h2 { "VMs" }
         @if vms.is_empty() { (first_steps()) } @else { (vm_table(vms, filter)) }
-        @if session.caller.role == Role::Admin && !session.caller.is_limited() { (create::form(session)) }
+        @if may(session, "/vms") { (create::form(session)) }
         h2 { "Work under way" }
         @if open.is_empty() { p.quiet { "Nothing is under way." } } @else { (job_table(&open, session)) }
     }
@@ -166,55 +188,6 @@ fn vm_row(vm: &VmSummary) -> Markup {
                 @if vm.waiting_writes > 0 { span.bad { (vm.waiting_writes) " writes wait for space" } }
                 @else if let Some(message) = &vm.message { span.bad { (message) } }
                 @else { (vm.condition.as_str()) }
-            }
-        }
-    }
-}
-
-pub(super) fn job_table(jobs: &[&Job], session: &Session) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Jobs" {
-            table {
-                thead { tr {
-                    th.number scope="col" { "Job" } th scope="col" { "Operation" } th scope="col" { "VM" }
-                    th scope="col" { "State" } th scope="col" { "Done" } th.number scope="col" { "Rate" }
-                    th.number scope="col" { "Time left" } th.number scope="col" { "Guest latency" } th scope="col" { "Change" }
-                } }
-                tbody {
-                    @for job in jobs {
-                        tr {
-                            td.number { (job.id) }
-                            td { (job.operation.as_str()) " " (job.snapshots.join(", ")) }
-                            td { @if let Some(vm) = &job.vm { a href=(format!("/vms/{vm}")) { (vm) } } }
-                            td { (job.state.as_str()) }
-                            td {
-                                progress max=(job.bytes_total.max(1)) value=(job.bytes_done)
-                                    aria-label=(format!("Progress of job {}", job.id)) {}
-                                " " (format_bytes(job.bytes_done)) " of " (format_bytes(job.bytes_total))
-                            }
-                            td.number { (format_rate(job.rate_bytes_s)) }
-                            td.number { (job.eta_s.map_or("-".to_owned(), format_seconds)) }
-                            td.number { (job.guest_latency_us.map_or("-".to_owned(), api::units::format_us)) }
-                            td { @if job.state.is_open() { (job_actions(job, session)) } }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn job_actions(job: &Job, session: &Session) -> Markup {
-    let paused = job.state == api::JobState::Paused;
-    let verbs = [(if paused { "resume" } else { "pause" }, Role::Operator), ("cancel", Role::Admin)];
-    let caller = &session.caller;
-    let verbs =
-        verbs.iter().filter(|(_, role)| caller.role >= *role && !caller.is_limited()).map(|(verb, _)| verb);
-    html! {
-        form method="post" action=(format!("/jobs/{}", job.id)) {
-            (form_key(session))
-            @for verb in verbs {
-                button.plain name="verb" value=(verb) aria-label=(format!("{verb} job {}", job.id)) { (verb) } " "
             }
         }
     }

@@ -1,26 +1,87 @@
 //! The page of a VM: its snapshots, disks, clients and events, and the forms of what can be done with it.
 
-use api::units::{format_bytes, format_us};
-use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
-use maud::{Markup, html};
+use std::rc::Rc;
+use std::sync::Arc;
 
-use super::overview::job_table;
-use super::page::{age, form_key, quiesce_choice};
+use api::error::Result;
+use api::name::VmName;
+use api::units::format_bytes;
+use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
+use axum::extract::{Extension, Path, Query};
+use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::activity::event_table;
+use super::chart::{self, ChartSpan};
+use super::jobs::job_table;
+use super::page::{form_key, quiesce_choice};
+use super::request::{PageRequest, parse_vm};
+use super::shown::Shown;
 use super::tree::tree;
 use crate::access::sessions::Session;
+use crate::alarms::Alarms;
+use crate::daemon::{Daemon, Subject};
+use crate::recorder::Recorder;
 
 /// Number of events that the page shows, the newest first.
 const EVENTS_SHOWN: usize = 30;
 
 /// What the daemon knows of a VM.
-pub(super) struct Known {
-    pub vm: Vm,
-    pub tree: SnapshotTree,
-    pub events: Vec<Event>,
-    pub jobs: Vec<Job>,
+struct Known {
+    vm: Vm,
+    tree: SnapshotTree,
+    events: Vec<Event>,
+    jobs: Vec<Job>,
 }
 
-pub(super) fn page(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> Markup {
+/// Query of the page.
+#[derive(Deserialize)]
+pub(super) struct Charts {
+    span: Option<String>,
+}
+
+pub(super) async fn show(
+    Extension(Shown { recorder, .. }): Extension<Shown>,
+    Extension(all): Extension<Arc<Alarms>>,
+    Path(name): Path<String>,
+    Query(Charts { span }): Query<Charts>,
+    page: PageRequest,
+) -> Response {
+    let content = async {
+        let vm = parse_vm(&name)?;
+        let known = know(&page, vm.clone()).await?;
+        let charts = charts(&recorder, &known, ChartSpan::of(span.as_deref())).await;
+        let mut lasting = all.list(false);
+        lasting.retain(|alarm| alarm.vm.as_ref() == Some(&vm));
+        Ok(body(&known, &lasting, &charts, page.session()))
+    };
+    page.answer(&format!("VM {name}"), content).await
+}
+
+async fn know(page: &PageRequest, vm: VmName) -> Result<Known> {
+    page.permit("GET /vms/{vm}", Some(&vm))?;
+    let subject = Subject::Vm(vm.clone());
+    let look = async move |daemon: Rc<Daemon>| {
+        let (shown, tree) = (daemon.vm_show(&vm).await?, daemon.snapshot_tree(&vm).await?);
+        let (events, mut jobs) = (daemon.events(&vm)?, daemon.job_list().await);
+        jobs.retain(|job| job.vm.as_ref() == Some(&vm));
+        Ok(Known { vm: shown, tree, events, jobs })
+    };
+    page.ask(subject, look).await
+}
+
+async fn charts(recorder: &Recorder, known: &Known, span: ChartSpan) -> Markup {
+    let until = Timestamp::now();
+    let from = until.checked_sub(SignedDuration::from_secs(span.length_s)).unwrap_or(Timestamp::UNIX_EPOCH);
+    match recorder.recorded(&known.vm.name, from, until, span.step_s).await {
+        Ok(recorded) => chart::charts(&recorded, span, until.as_millisecond(), &known.events),
+        Err(e) => html! { p.quiet { (e.message) } },
+    }
+}
+
+fn body(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> Markup {
     let Known { vm, events, .. } = known;
     let open: Vec<&Job> = known.jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
@@ -144,31 +205,6 @@ fn clients(vm: &Vm) -> Markup {
         @if vm.clients.is_empty() { p.quiet { "No client is connected." } }
         @else {
             ul { @for client in &vm.clients { li { (client) } } }
-        }
-    }
-}
-
-pub(super) fn event_table<'a>(events: impl Iterator<Item = &'a Event>) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Events" {
-            table {
-                thead { tr {
-                    th scope="col" { "When" } th scope="col" { "VM" } th scope="col" { "Event" }
-                    th scope="col" { "Snapshot" } th.number scope="col" { "Stun" } th scope="col" { "Message" }
-                } }
-                tbody {
-                    @for event in events {
-                        tr {
-                            td { (age(event.time)) }
-                            td { a href=(format!("/vms/{}", event.vm)) { (event.vm) } }
-                            td { (event.operation.as_str()) }
-                            td { (event.snapshot.as_deref().unwrap_or("")) }
-                            td.number { @if event.stun_us > 0 { (format_us(event.stun_us)) } }
-                            td.text { (event.message.as_deref().unwrap_or("")) }
-                        }
-                    }
-                }
-            }
         }
     }
 }
