@@ -4,20 +4,26 @@
 mod actions;
 mod activity;
 mod alarms;
+mod attach;
 mod bin;
 mod browser;
 mod chart;
 mod cost;
 mod create;
+mod disks;
 mod jobs;
 mod login;
 mod loss;
 mod overview;
 mod page;
 mod policies;
+mod relocate;
+mod removal;
 mod request;
 mod sent;
+mod settings;
 mod shown;
+mod space;
 mod tokens;
 mod tree;
 mod vm;
@@ -60,6 +66,8 @@ fn pages() -> Router<Arc<Access>> {
         .route("/activity", get(activity::show))
         .route("/bin", get(bin::show))
         .route("/bin/restore", post(bin::restore))
+        .route("/bin/empty/preview", post(bin::preview))
+        .route("/bin/empty", post(bin::empty))
         .route("/alarms", get(alarms::show))
         .route("/alarms/{id}/acknowledge", post(alarms::acknowledge))
         .route("/alarms/{id}/mute", post(alarms::mute))
@@ -86,6 +94,30 @@ fn vms() -> Router<Arc<Access>> {
         .route("/vms/{vm}/clone", post(actions::clone))
         .route("/vms/{vm}/preview", post(loss::preview))
         .route("/vms/{vm}/confirm", post(loss::confirm))
+        .route("/vms/{vm}/attach", get(attach::show))
+        .route("/vms/{vm}/space", get(space::show))
+        .route("/vms/{vm}/move", post(relocate::start_move))
+        .route("/vms/{vm}/defragment", post(relocate::defragment))
+        .route("/vms/{vm}/close", post(removal::close))
+        .route("/vms/{vm}/open", post(removal::open))
+        .route("/vms/{vm}/remove/preview", post(removal::preview))
+        .route("/vms/{vm}/remove", post(removal::remove))
+        .merge(vm_settings())
+}
+
+fn vm_settings() -> Router<Arc<Access>> {
+    Router::new()
+        .route("/vms/{vm}/settings", get(settings::show))
+        .route("/vms/{vm}/rename", post(settings::rename))
+        .route("/vms/{vm}/labels", post(settings::labels))
+        .route("/vms/{vm}/limits", post(settings::limits))
+        .route("/vms/{vm}/guest", post(settings::guest))
+        .route("/vms/{vm}/shared-writers", post(settings::shared_writers))
+        .route("/vms/{vm}/snapshot-dir", post(settings::snapshot_dir))
+        .route("/vms/{vm}/disks/add", post(disks::add))
+        .route("/vms/{vm}/disks/{number}/grow", post(disks::grow))
+        .route("/vms/{vm}/disks/{number}/mode", post(disks::mode))
+        .route("/vms/{vm}/disks/{number}/remove", post(disks::remove))
 }
 
 /// A file of this version of the program: a browser asks again after an hour.

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::page::age;
+use super::page::{age, vm_pages};
 use super::request::{PageRequest, parse_vm};
 use super::shown::Shown;
 
@@ -47,7 +47,7 @@ fn days(asked: Option<i64>) -> i64 {
 
 fn tables(cost: &VmCost, days: i64) -> Markup {
     html! {
-        p { a href=(format!("/vms/{}", cost.vm)) { "To VM " (cost.vm) } }
+        (vm_pages(&cost.vm, "/cost"))
         nav.spans aria-label="Time" {
             @for one in DAYS {
                 a href=(format!("?days={one}")) aria-current=[(one == days).then_some("true")] {

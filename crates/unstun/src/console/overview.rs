@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use api::listen::escape;
 use api::units::format_bytes;
-use api::{Datastore, Job, Status, VmCondition, VmSummary};
+use api::{Datastore, Job, Status, VmSummary};
 use axum::extract::Query;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -175,8 +175,7 @@ fn vm_row(vm: &VmSummary) -> Markup {
     html! {
         tr {
             th scope="row" {
-                @if vm.condition == VmCondition::Open { a href=(format!("/vms/{}", vm.name)) { (vm.name) } }
-                @else { (vm.name) }
+                a href=(format!("/vms/{}", vm.name)) { (vm.name) }
             }
             td.number { (vm.snapshots.map_or("-".to_owned(), |n| n.to_string())) }
             td.number { (bytes(vm.size_bytes)) }

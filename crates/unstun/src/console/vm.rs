@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::error::Result;
 use api::name::VmName;
 use api::units::format_bytes;
-use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
+use api::{Alarm, DiskMode, Event, Job, Role, SnapshotTree, Vm, VmCondition, VmLimits, VmSummary};
 use axum::extract::{Extension, Path, Query};
 use axum::response::Response;
 use jiff::{SignedDuration, Timestamp};
@@ -16,10 +16,11 @@ use serde::Deserialize;
 use super::activity::event_table;
 use super::chart::{self, ChartSpan};
 use super::jobs::job_table;
-use super::page::{form_key, quiesce_choice};
+use super::page::{form_key, quiesce_choice, vm_pages};
 use super::request::{PageRequest, parse_vm};
 use super::shown::Shown;
 use super::tree::tree;
+use super::{disks, removal};
 use crate::access::sessions::Session;
 use crate::alarms::Alarms;
 use crate::daemon::{Daemon, Subject};
@@ -51,7 +52,10 @@ pub(super) async fn show(
 ) -> Response {
     let content = async {
         let vm = parse_vm(&name)?;
-        let known = know(&page, vm.clone()).await?;
+        let known = match know(&page, vm.clone()).await? {
+            Ok(known) => known,
+            Err(idle) => return Ok(removal::idle(&idle, page.session())),
+        };
         let charts = charts(&recorder, &known, ChartSpan::of(span.as_deref())).await;
         let mut lasting = all.list(false);
         lasting.retain(|alarm| alarm.vm.as_ref() == Some(&vm));
@@ -60,14 +64,21 @@ pub(super) async fn show(
     page.answer(&format!("VM {name}"), content).await
 }
 
-async fn know(page: &PageRequest, vm: VmName) -> Result<Known> {
+/// Returns what is known of an open VM, or the row of one that is closed or broken.
+async fn know(page: &PageRequest, vm: VmName) -> Result<std::result::Result<Known, VmSummary>> {
     page.permit("GET /vms/{vm}", Some(&vm))?;
     let subject = Subject::Vm(vm.clone());
     let look = async move |daemon: Rc<Daemon>| {
+        if daemon.idle_home(vm.as_str()).is_some() {
+            let row = daemon.vm_list().await?.into_iter().find(|row| row.name == vm);
+            if let Some(row) = row.filter(|row| row.condition != VmCondition::Open) {
+                return Ok(Err(row));
+            }
+        }
         let (shown, tree) = (daemon.vm_show(&vm).await?, daemon.snapshot_tree(&vm).await?);
         let (events, mut jobs) = (daemon.events(&vm)?, daemon.job_list().await);
         jobs.retain(|job| job.vm.as_ref() == Some(&vm));
-        Ok(Known { vm: shown, tree, events, jobs })
+        Ok(Ok(Known { vm: shown, tree, events, jobs }))
     };
     page.ask(subject, look).await
 }
@@ -85,6 +96,7 @@ fn body(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> 
     let Known { vm, events, .. } = known;
     let open: Vec<&Job> = known.jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
+        (vm_pages(&vm.name, ""))
         @for alarm in alarms {
             p.notice.fault role="alert" { a href="/alarms" { (alarm.severity.as_str()) } ": " (alarm.message) }
         }
@@ -94,13 +106,12 @@ fn body(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> 
         }
         (facts(vm))
         (charts)
-        p { a href=(format!("/vms/{}/cost", vm.name)) { "What its snapshots cost" } }
         @if !open.is_empty() { h2 { "Work under way" } (job_table(&open, session)) }
         h2 { "Snapshots" }
         (tree(&known.tree, session))
         @if session.caller.role >= Role::Operator { (forms(known, session)) }
         h2 { "Disks" }
-        (disks(vm))
+        (disks::table(vm))
         h2 { "Clients" }
         (clients(vm))
         h2 { "Events" }
@@ -130,7 +141,8 @@ fn facts(vm: &Vm) -> Markup {
             @if let Some(access) = &vm.guest.access {
                 dt { "Guest" } dd { code { (access) } ", frozen for at most " (vm.guest.frozen_ms_max) " ms" }
             }
-            dt { "Attach" } dd { code { "unstun attach VM" } " prints the lines for its hypervisor" }
+            @if vm.limits != VmLimits::default() { dt { "Limits" } dd { (vm.limits.describe()) } }
+            @if vm.delayed_requests > 0 { dt { "Delayed" } dd { (vm.delayed_requests) " requests wait for its limits" } }
         }
     }
 }
@@ -164,36 +176,8 @@ fn forms(known: &Known, session: &Session) -> Markup {
                     button.plain name="verb" value="commit-all" { "Commit all..." }
                 }
                 button.plain name="verb" value="undo" { "Undo the last revert or discard..." }
-            }
-        }
-    }
-}
-
-fn disks(vm: &Vm) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Disks" {
-            table {
-                thead { tr {
-                    th scope="col" { "Disk" } th.number scope="col" { "Size" } th scope="col" { "Mode" }
-                    th.number scope="col" { "Layers" } th.number scope="col" { "Guest reads" }
-                    th.number scope="col" { "Guest writes" } th.number scope="col" { "First writes" }
-                    th.number scope="col" { "Device reads" } th.number scope="col" { "Device writes" } th scope="col" { "NBD" }
-                } }
-                tbody {
-                    @for disk in &vm.disks {
-                        tr {
-                            th scope="row" { "disk" (disk.number) }
-                            td.number { (format_bytes(disk.size_bytes)) }
-                            td { (disk.mode.word()) }
-                            td.number { (disk.layers.len()) }
-                            td.number { (disk.io.guest_reads) }
-                            td.number { (disk.io.guest_writes) }
-                            td.number { (disk.io.first_writes) }
-                            td.number { (disk.io.device_reads) }
-                            td.number { (disk.io.device_writes) }
-                            td { code { (disk.nbd_uri) } }
-                        }
-                    }
+                @if known.vm.disks.iter().any(|disk| disk.mode == DiskMode::IndependentNonpersistent) {
+                    button.plain name="verb" value="reset" { "Reset the nonpersistent disks..." }
                 }
             }
         }
