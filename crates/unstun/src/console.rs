@@ -7,10 +7,14 @@ mod alarms;
 mod attach;
 mod bin;
 mod browser;
+mod bulk;
 mod chart;
+mod checks;
 mod cost;
 mod create;
+mod datastores;
 mod disks;
+mod forecast;
 mod jobs;
 mod login;
 mod loss;
@@ -51,7 +55,7 @@ const TICK: Duration = Duration::from_secs(2);
 
 pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
     let session = from_fn_with_state(access.clone(), with_session);
-    let inside = pages().merge(vms()).route_layer(session);
+    let inside = pages().merge(stores()).merge(vms()).route_layer(session);
     let outside = Router::new()
         .route("/login", get(login::show).post(login::with_token))
         .route("/console.css", get(|| async { file("text/css", include_str!("console/style.css")) }))
@@ -71,7 +75,12 @@ fn pages() -> Router<Arc<Access>> {
         .route("/alarms", get(alarms::show))
         .route("/alarms/{id}/acknowledge", post(alarms::acknowledge))
         .route("/alarms/{id}/mute", post(alarms::mute))
-        .route("/create", post(create::create))
+        .route("/create", get(create::show).post(create::create))
+        .route("/import", post(create::import))
+        .route("/bulk/take", post(bulk::take))
+        .route("/bulk/policy", post(bulk::policy))
+        .route("/bulk/tag", post(bulk::tag))
+        .route("/bulk/untag", post(bulk::untag))
         .route("/policies", get(policies::show))
         .route("/policies/create", post(policies::create))
         .route("/policies/{name}/apply", post(policies::apply))
@@ -83,6 +92,17 @@ fn pages() -> Router<Arc<Access>> {
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
         .route("/jobs/{id}/limit", post(actions::limit_job))
+}
+
+fn stores() -> Router<Arc<Access>> {
+    Router::new()
+        .route("/datastores", get(datastores::show))
+        .route("/datastores/add", post(datastores::add))
+        .route("/datastores/{name}/remove/preview", post(datastores::preview))
+        .route("/datastores/{name}/remove", post(datastores::remove))
+        .route("/datastores/{name}/check", post(checks::check))
+        .route("/datastores/{name}/scrub", get(checks::scrubbed).post(checks::scrub))
+        .route("/repair", get(checks::broken))
 }
 
 fn vms() -> Router<Arc<Access>> {

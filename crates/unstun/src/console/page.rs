@@ -40,6 +40,7 @@ impl Page<'_> {
                         a.name href="/" { "unstun" }
                         nav aria-label="Main" {
                             a href="/" { "Overview" }
+                            @if !self.browser.session.caller.is_limited() { a href="/datastores" { "Datastores" } }
                             a href="/activity" { "Activity" }
                             a href="/alarms" {
                                 "Alarms" @if self.browser.alarms > 0 { " " span.bad { (self.browser.alarms) } }

@@ -24,6 +24,11 @@ impl Sent {
         self.0.iter().filter(move |(name, _)| name == field).map(|(_, value)| value.as_str())
     }
 
+    /// Returns whether the form has a field, which may be empty.
+    pub(super) fn has(&self, field: &str) -> bool {
+        self.all(field).next().is_some()
+    }
+
     /// Returns whether a box is ticked.
     pub(super) fn is_ticked(&self, field: &str) -> bool {
         self.text(field) == "yes"

@@ -281,6 +281,7 @@ pub(crate) fn pictures() -> PathBuf {
 #[test]
 fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let datastore = Datastore::new();
+    crate::console_stores::observe_for_two_days(&datastore);
     let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create a-vm-with-quite-a-long-name-that-somebody-has-chosen --disk 16M");
     datastore.json("vm create web --disk 16M");
@@ -301,6 +302,9 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("settings", "/vms/web/settings"),
         ("attach", "/vms/web/attach"),
         ("space", "/vms/web/space"),
+        ("create", "/create"),
+        ("datastores", "/datastores"),
+        ("repair", "/repair"),
         ("activity", "/activity"),
         ("alarms", "/alarms"),
         ("policies", "/policies"),
@@ -336,6 +340,7 @@ fn axe() -> Option<String> {
 fn axe_finds_nothing_on_any_page_in_either_theme() {
     let Some(axe) = axe() else { return skip("there is no axe-core, because there is no npm") };
     let datastore = Datastore::new();
+    crate::console_stores::observe_for_two_days(&datastore);
     let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create web --disk 16M");
     datastore.json("snapshot take web before -m description");
@@ -356,6 +361,10 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
         "/vms/web/attach",
         "/vms/web/space",
         "/vms/closed",
+        "/create",
+        "/datastores",
+        "/datastores/ds/scrub",
+        "/repair",
         "/activity",
         "/alarms",
         "/policies",

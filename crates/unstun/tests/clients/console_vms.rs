@@ -1,4 +1,4 @@
-//! Forms of the console about VMs, in a browser: settings, disks, moves and removal.
+//! Forms of the console about VMs, in a browser: settings, disks, moves, removal, and all chosen VMs together.
 
 use serde_json::json;
 
@@ -159,6 +159,66 @@ fn the_pages_of_a_vm_have_the_lines_that_attach_it_and_its_space() {
     daemon.stop();
 }
 
+/// Ticks the boxes of VMs on the overview.
+fn choose(browser: &mut Browser, vms: &[&str]) {
+    for vm in vms {
+        browser.click(&format!("input[name=vm][value={vm}]"));
+    }
+}
+
+/// Returns the outcome of each VM.
+fn outcomes(browser: &mut Browser) -> Vec<(String, String)> {
+    let rows = "[...document.querySelectorAll('tbody tr')].map(row => [row.children[0].innerText, row.children[1].innerText])";
+    serde_json::from_value(browser.eval(rows)).unwrap()
+}
+
+#[test]
+fn operations_on_all_chosen_vms_say_what_became_of_each() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for vm in ["db", "mail", "web"] {
+        datastore.json(&format!("vm create {vm} --disk 16M"));
+    }
+    datastore.json("snapshot take db patch-day");
+    datastore.json("vm set mail --add-tag old");
+    datastore.json("policy create nightly --schedule yearly --keep-daily 7 --vm web --vm db");
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    browser.click("button[formaction='/bulk/take']");
+    browser.sees("no VM is chosen");
+    choose(&mut browser, &["db", "web"]);
+    browser.fill("fieldset input[name=name]", "patch-day");
+    browser.click("button[formaction='/bulk/take']");
+    browser.at("/bulk/take");
+    browser.sees("1 of 2 VMs failed.");
+    let said = outcomes(&mut browser);
+    assert!(said[0].0 == "db" && said[0].1.contains("patch-day"), "{said:?}");
+    assert!(said[1].0 == "web" && said[1].1.starts_with("taken; the guest waited"), "{said:?}");
+    fits(&mut browser, "bulk");
+    go(&mut browser, &datastore, "/");
+    choose(&mut browser, &["mail", "web"]);
+    browser.click("button[formaction='/bulk/policy']");
+    browser.at("/bulk/policy");
+    let said = outcomes(&mut browser);
+    assert!(said[0].1.contains("policy nightly applies to no open VM mail"), "{said:?}");
+    assert!(said[1].1.starts_with("snapshot nightly-"), "{said:?}");
+    for (verb, expected) in [("tag", json!(["old", "prod"])), ("untag", json!(["old"]))] {
+        go(&mut browser, &datastore, "/");
+        choose(&mut browser, &["mail", "web"]);
+        browser.fill("fieldset input[name=tag]", "prod");
+        browser.click(&format!("button[formaction='/bulk/{verb}']"));
+        browser.at(&format!("/bulk/{verb}"));
+        browser.sees("Done for 2 VMs.");
+        assert_eq!(datastore.json("vm show mail")["tags"], expected);
+    }
+    assert_eq!(datastore.json("vm show db")["tags"], json!([]));
+    // The same form without a script.
+    browser.call("Emulation.setScriptExecutionDisabled", &json!({"value": true}));
+    go(&mut browser, &datastore, "/");
+    browser.sees("3 of 3 VMs");
+    daemon.stop();
+}
+
 /// A limited administrator changes its own VM, and gets neither the forms nor the operations of others.
 #[test]
 fn who_is_limited_to_a_vm_sees_the_forms_of_its_rights() {
@@ -186,13 +246,14 @@ fn who_is_limited_to_a_vm_sees_the_forms_of_its_rights() {
     for (action, cause) in [
         ("/vms/db/labels", "VM db is none of its VMs"),
         ("/vms/web/snapshot-dir", "`vm set` is about more than its VMs"),
+        ("/datastores/ds/check", "`datastore list` is about more than its VMs"),
     ] {
         go(&mut browser, &datastore, "/vms/web/settings");
         browser.eval(&forge.replace("ACTION", action));
         browser.sees(cause);
     }
     assert_eq!(datastore.json("vm show db")["note"], "");
-    for path in ["/vms/db/settings", "/vms/db/space", "/vms/db/attach"] {
+    for path in ["/datastores", "/create", "/repair", "/vms/db/settings", "/vms/db/space", "/vms/db/attach"] {
         go(&mut browser, &datastore, path);
         browser.sees("may not do this");
     }
