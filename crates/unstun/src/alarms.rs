@@ -10,6 +10,8 @@ mod operations;
 mod stored;
 mod thresholds;
 
+pub(crate) use forecast::Trend;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,6 +37,7 @@ const FIRST_LOOK_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Alarms {
     core: Arc<CoreHandle>,
     state: Mutex<Stored>,
+    forecasts: Mutex<Forecasts>,
     /// Why the file could not be read: alarms are raised all the same, and are not on file.
     broken: Option<Error>,
     /// One change of the file at a time.
@@ -55,9 +58,11 @@ impl Alarms {
             }
         };
         let channels = Channels::new(channels, datastore);
+        let forecasts = Mutex::new(Forecasts::read(core).await);
         Arc::new(Alarms {
             core: core.clone(),
             state: Mutex::new(state),
+            forecasts,
             broken,
             writing: tokio::sync::Mutex::default(),
             channels,
@@ -66,6 +71,15 @@ impl Alarms {
 
     fn state(&self) -> MutexGuard<'_, Stored> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forecasts(&self) -> MutexGuard<'_, Forecasts> {
+        self.forecasts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how the free space of a datastore has changed, and when it is full at that rate.
+    pub(crate) fn trend(&self, datastore: &str, free_bytes: u64) -> Trend {
+        self.forecasts().trend(datastore, free_bytes)
     }
 
     /// Returns the alarms that last, the most severe first; with `all` also those that have ended.
@@ -81,29 +95,32 @@ impl Alarms {
         mut ends: watch::Receiver<bool>,
     ) {
         let mut observer = Observer::new(recorder);
-        let mut forecasts = Forecasts::read(&self.core).await;
         let mut wait = every.min(FIRST_LOOK_MAX);
         loop {
             tokio::select! {
                 () = tokio::time::sleep(wait) => wait = every,
                 _ = ends.changed() => return,
             }
-            self.look(&mut observer, &mut forecasts).await;
+            self.look(&mut observer).await;
         }
     }
 
-    async fn look(&self, observer: &mut Observer, forecasts: &mut Forecasts) {
+    async fn look(&self, observer: &mut Observer) {
         // The daemon may be ending.
         let Ok(figures) = self.core.ask(Subject::None, async |daemon| daemon.alarm_figures().await).await
         else {
             return;
         };
         let now = Timestamp::now();
-        if forecasts.add(now, &figures.metrics.status.datastores) {
-            forecasts.write(&self.core).await;
+        let samples = {
+            let mut forecasts = self.forecasts();
+            forecasts.add(now, &figures.metrics.status.datastores).then(|| forecasts.to_text())
+        };
+        if let Some(samples) = samples {
+            Forecasts::write(&self.core, samples).await;
         }
         let thresholds = self.state().thresholds.clone();
-        let findings = observer.observe(&figures, &thresholds, forecasts, now);
+        let findings = observer.observe(&figures, &thresholds, &self.forecasts(), now);
         let (notifications, is_changed) = {
             let mut state = self.state();
             let notifications = evaluate::evaluate(&mut state.alarms, findings, now);

@@ -36,6 +36,7 @@ mod vmware_files;
 
 pub(crate) use bin::policy::BinPolicy;
 pub(crate) use datastore::device::create as create_datastore;
+pub(crate) use datastore::full::DatastoreGrowth;
 pub(crate) use datastore::rebuild::rebuild as rebuild_datastore;
 pub(crate) use datastore::unserved::{check_store, store_at};
 pub(crate) use heartbeat::Heartbeat;

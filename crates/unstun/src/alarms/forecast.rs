@@ -27,6 +27,18 @@ struct Sample {
     free_bytes: u64,
 }
 
+/// What is known of the free space of a datastore.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trend {
+    /// Seconds since 1970, and the bytes that were free then; the oldest first, of three days at most.
+    pub samples: Vec<(i64, u64)>,
+    pub free_bytes: u64,
+    /// Bytes per second by which the free space shrinks; negative if it grows; None with too few samples.
+    pub shrinks_bytes_s: Option<f64>,
+    /// Days until nothing is free; None if it does not become fuller, or too little is known.
+    pub days_left: Option<f64>,
+}
+
 /// Samples of all datastores, the oldest first.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Forecasts {
@@ -52,8 +64,11 @@ impl Forecasts {
         forecasts
     }
 
-    pub(super) async fn write(&self, core: &CoreHandle) {
-        let Ok(text) = serde_json::to_vec(self) else { return };
+    pub(super) fn to_text(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("samples are JSON")
+    }
+
+    pub(super) async fn write(core: &CoreHandle, text: Vec<u8>) {
         let write = async move |daemon: std::rc::Rc<crate::daemon::Daemon>| {
             daemon.replace_own_file(FILE_NAME, &text).await
         };
@@ -85,6 +100,17 @@ impl Forecasts {
             self.fit();
         }
         is_changed
+    }
+
+    /// Returns the samples of a datastore of which so much is free now, and its forecast.
+    pub(super) fn trend(&self, datastore: &str, free_bytes: u64) -> Trend {
+        let samples = self.samples.get(datastore).into_iter().flatten();
+        Trend {
+            samples: samples.map(|sample| (sample.unix_s, sample.free_bytes)).collect(),
+            free_bytes,
+            shrinks_bytes_s: self.shrinks.get(datastore).copied(),
+            days_left: self.days_left(datastore, free_bytes),
+        }
     }
 
     fn fit(&mut self) {

@@ -11,13 +11,26 @@ use api::client::Client;
 use api::error::{Error, Result};
 use api::listen::NbdListen;
 use api::output::Output;
-use api::{Attach, AttachDisk, AttachTo, AttachVia, GuestAccess, VmGuest};
+use api::{Attach, AttachDisk, AttachTo, AttachVia, GuestAccess, Vm, VmGuest};
 
 use crate::cli::AttachArgs;
 
 pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> Result<()> {
     let vm = client.vm_show(&args.vm).await?;
-    let to = args.to;
+    let resume = match &args.resume {
+        Some(_) if args.to != AttachTo::Qemu => {
+            let cause = "a guest is resumed by QEMU itself; leave out --as, or pass --as qemu";
+            return Err(Error::refused(cause.to_owned()));
+        }
+        Some(snapshot) => Some(resume::command(&vm, snapshot, client).await?),
+        None => None,
+    };
+    let attach = Attach { resume, ..lines(vm, args.to, args.via)? };
+    output.result(&attach, describe)
+}
+
+/// Returns the lines for a VM. Looks at the daemon's sockets, which have to be on this host.
+pub(crate) fn lines(vm: Vm, to: AttachTo, via: AttachVia) -> Result<Attach> {
     let mut disks = Vec::new();
     for disk in &vm.disks {
         let (listen, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
@@ -26,26 +39,18 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
     }
     let first =
         disks.first().ok_or_else(|| Error::refused(format!("VM {} has no disk to attach", vm.name)))?;
-    let socket = match (args.via, &first.listen) {
+    let socket = match (via, &first.listen) {
         (AttachVia::VhostUser, _) => Some(access::look(vhost_snippet::socket(first)?)?),
         (AttachVia::Nbd, NbdListen::Unix(path)) => Some(access::look(path)?),
         (AttachVia::Nbd, NbdListen::Tcp(_)) => None,
     };
-    let resume = match &args.resume {
-        Some(_) if to != AttachTo::Qemu => {
-            let cause = "a guest is resumed by QEMU itself; leave out --as, or pass --as qemu";
-            return Err(Error::refused(cause.to_owned()));
-        }
-        Some(snapshot) => Some(resume::command(&vm, snapshot, client).await?),
-        None => None,
-    };
-    let attach = Attach {
-        snippet: snippet(args, &disks)? + &agent(to, &vm.guest),
-        access: access::advice(to, args.via, socket.as_ref()),
-        resume,
+    Ok(Attach {
+        snippet: snippet(to, via, &disks)? + &agent(to, &vm.guest),
+        access: access::advice(to, via, socket.as_ref()),
+        resume: None,
         vm: vm.name,
         to,
-        via: args.via,
+        via,
         disks: vm
             .disks
             .iter()
@@ -58,8 +63,7 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
             })
             .collect(),
         socket,
-    };
-    output.result(&attach, describe)
+    })
 }
 
 /// A disk, and the address at which it is served.
@@ -73,8 +77,8 @@ struct Attached {
     vhost_user: Option<PathBuf>,
 }
 
-fn snippet(args: &AttachArgs, disks: &[Attached]) -> Result<String> {
-    Ok(match (args.via, args.to) {
+fn snippet(to: AttachTo, via: AttachVia, disks: &[Attached]) -> Result<String> {
+    Ok(match (via, to) {
         (AttachVia::Nbd, AttachTo::Qemu) => snippet::qemu(disks),
         (AttachVia::Nbd, AttachTo::Libvirt) => snippet::libvirt(disks),
         (AttachVia::Nbd, AttachTo::Proxmox) => snippet::proxmox(disks),

@@ -1,7 +1,7 @@
 //! Commands, one module per noun. Each command sends requests to the daemon, then prints.
 
 mod alarm;
-mod attach;
+pub(crate) mod attach;
 mod bin;
 mod check;
 mod commit;

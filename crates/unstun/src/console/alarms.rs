@@ -2,22 +2,27 @@
 
 use std::sync::Arc;
 
-use api::error::{Error, Result};
 use api::units::parse_duration_s;
 use api::{Alarm, AlarmAcknowledge, AlarmMute, AlarmMuted, AlarmSeverity, Role};
-use axum::extract::{Extension, Form, Path, State};
+use axum::extract::{Extension, Path};
 use axum::response::Response;
 use maud::{Markup, html};
-use serde_json::json;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::{age, form_key};
-use crate::access::authorize::Access;
+use super::request::{FormRequest, PageRequest, Route};
+use super::sent::invalid;
 use crate::access::sessions::Session;
 use crate::alarms::Alarms;
 
-pub(super) fn page(alarms: &[Alarm], mutes: &[AlarmMuted], session: &Session) -> Markup {
+pub(super) async fn show(Extension(all): Extension<Arc<Alarms>>, page: PageRequest) -> Response {
+    let caller = &page.session().caller;
+    let mut found = all.list(true);
+    found.retain(|alarm| caller.reaches_alarm(alarm));
+    let mutes = if caller.is_limited() { Vec::new() } else { all.mutes() };
+    page.show("Alarms", &lists(&found, &mutes, page.session()))
+}
+
+fn lists(alarms: &[Alarm], mutes: &[AlarmMuted], session: &Session) -> Markup {
     let (lasting, ended): (Vec<_>, Vec<_>) = alarms.iter().partition(|alarm| alarm.cleared.is_none());
     html! {
         @if lasting.is_empty() { p { "There is no alarm." } }
@@ -103,45 +108,37 @@ fn forms(alarm: &Alarm, session: &Session) -> Markup {
 }
 
 pub(super) async fn acknowledge(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
     Extension(alarms): Extension<Arc<Alarms>>,
     Path(id): Path<String>,
-    Form(sent): Form<Sent>,
+    form: FormRequest,
 ) -> Response {
     let done = async {
-        let request = AlarmAcknowledge { note: sent.note.clone() };
-        api::name::check_message(&request.note).map_err(Error::invalid)?;
-        let caller = &browser.session.caller;
+        let request = AlarmAcknowledge { note: form.sent.text("note").to_owned() };
+        api::name::check_message(&request.note).map_err(invalid)?;
+        let caller = &form.page.session().caller;
         if !caller.reaches_alarm(&alarms.find(&id)?) {
             return Err(caller.forbidden("the alarm is about none of its VMs"));
         }
-        let of = ("/alarms/{alarm}/acknowledge", format!("/alarms/{id}/acknowledge"), None);
         let work = alarms.acknowledge(&id, Some((caller.who.clone(), request.note.clone())));
-        let alarm = browser.act(&access, &sent, of, json!(request), work).await?;
+        let alarm =
+            form.act(Route::to("/alarms/{alarm}/acknowledge", "{alarm}", &id), &request, work).await?;
         Ok(format!("Alarm {} is acknowledged.", alarm.id))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/alarms", &access, done)
+    form.answer("/alarms", done).await
 }
 
 pub(super) async fn mute(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
     Extension(alarms): Extension<Arc<Alarms>>,
     Path(id): Path<String>,
-    Form(sent): Form<Sent>,
+    form: FormRequest,
 ) -> Response {
     let done = async {
-        let for_s = parse_duration_s(&sent.time).map_err(Error::invalid)?;
+        let for_s = parse_duration_s(form.sent.text("time")).map_err(invalid)?;
         let request = AlarmMute { alarm: Some(id.clone()), for_s, ..AlarmMute::default() };
-        request.check().map_err(Error::invalid)?;
-        let body = json!(request);
-        let work = alarms.mute(request, browser.session.caller.who.clone());
-        let of = ("/alarms/mutes", "/alarms/mutes".to_owned(), None);
-        let muted = browser.act(&access, &sent, of, body, work).await?;
+        request.check().map_err(invalid)?;
+        let work = alarms.mute(request.clone(), form.page.session().caller.who.clone());
+        let muted = form.act(Route::plain("/alarms/mutes"), &request, work).await?;
         Ok(format!("Alarm {id} is not delivered until {:.0}.", muted.until))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/alarms", &access, done)
+    form.answer("/alarms", done).await
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::Alarm;
-use api::error::{Error, ErrorKind, Result};
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -36,17 +35,6 @@ pub(super) struct Browser {
     pub is_refresh: bool,
     /// Number of alarms that last and are not acknowledged, as far as they are about its VMs.
     pub alarms: usize,
-}
-
-impl Browser {
-    /// Refuses a form that is not of this session.
-    pub(super) fn check(&self, form_key: &str) -> Result<()> {
-        if form_key == self.session.form_key {
-            return Ok(());
-        }
-        let message = "the form is of another session; nothing was changed; load the page again";
-        Err(Error::new(ErrorKind::Forbidden, message))
-    }
 }
 
 /// Returns the secret of the session's cookie.

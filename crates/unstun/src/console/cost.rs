@@ -1,23 +1,53 @@
 //! The page of what the snapshots of a VM cost.
 
 use api::{Load, SnapshotCost, Store, VmCost};
+use axum::extract::{Extension, Path, Query};
+use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
 use maud::{Markup, html};
+use serde::Deserialize;
 
-use super::page::age;
+use super::page::{age, vm_pages};
+use super::request::{PageRequest, parse_vm};
+use super::shown::Shown;
 
 /// Times that the page can show, in days.
 const DAYS: [i64; 4] = [1, 7, 30, 365];
 /// The one that is shown first.
 const DAYS_FIRST: i64 = 30;
 
+/// Query of the page.
+#[derive(Deserialize)]
+pub(super) struct Costs {
+    #[serde(default)]
+    days: Option<i64>,
+}
+
+pub(super) async fn show(
+    Extension(Shown { recorder, .. }): Extension<Shown>,
+    Path(name): Path<String>,
+    Query(Costs { days: asked }): Query<Costs>,
+    page: PageRequest,
+) -> Response {
+    let days = days(asked);
+    let body = async {
+        let vm = parse_vm(&name)?;
+        page.permit("GET /vms/{vm}/cost", Some(&vm))?;
+        let until = Timestamp::now();
+        let since = until.checked_sub(SignedDuration::from_hours(24 * days)).unwrap_or(Timestamp::UNIX_EPOCH);
+        Ok(tables(&recorder.cost(&vm, since, until).await?, days))
+    };
+    page.answer(&format!("Cost of the snapshots of VM {name}"), body).await
+}
+
 /// Returns the days that an address asks for.
-pub(super) fn days(asked: Option<i64>) -> i64 {
+fn days(asked: Option<i64>) -> i64 {
     asked.filter(|days| DAYS.contains(days)).unwrap_or(DAYS_FIRST)
 }
 
-pub(super) fn page(cost: &VmCost, days: i64) -> Markup {
+fn tables(cost: &VmCost, days: i64) -> Markup {
     html! {
-        p { a href=(format!("/vms/{}", cost.vm)) { "To VM " (cost.vm) } }
+        (vm_pages(&cost.vm, "/cost"))
         nav.spans aria-label="Time" {
             @for one in DAYS {
                 a href=(format!("?days={one}")) aria-current=[(one == days).then_some("true")] {

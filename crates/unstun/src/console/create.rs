@@ -1,68 +1,182 @@
-//! The form that creates a VM.
+//! Forms that create a VM, and that import one which VMware made.
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::rc::Rc;
 
 use api::error::{Error, Result};
+use api::name::DatastoreName;
 use api::units::parse_disk_size;
-use api::{DiskCreate, Store, VmCreate, WhenFull};
-use axum::extract::{Extension, Form, State};
+use api::{DatastoreCondition, DiskCreate, VmCreate, VmImport, WhenFull};
 use axum::response::Response;
 use maud::{Markup, html};
-use serde_json::json;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::form_key;
-use crate::access::authorize::Access;
+use super::request::{FormRequest, PageRequest, Route, may};
+use super::sent::{Sent, invalid};
 use crate::access::sessions::Session;
+use crate::daemon::{Daemon, Subject};
 
+/// The page with all fields; the overview has a short form.
+pub(super) async fn show(page: PageRequest) -> Response {
+    let body = async {
+        page.permit("/vms", None)?;
+        let look = async |daemon: Rc<Daemon>| Ok(daemon.datastore_list().await);
+        let mut all = page.ask(Subject::None, look).await?;
+        all.retain(|one| one.condition == DatastoreCondition::Open);
+        let datastores: Vec<_> = all.into_iter().map(|one| one.name).collect();
+        let session = page.session();
+        Ok(html! {
+            h2 { "A new VM" }
+            form.row method="post" action="/create" {
+                (form_key(session))
+                (create_fields())
+                (datastore_choice(&datastores, "the main one"))
+                (when_full_choice())
+                button { "Create" }
+            }
+            p.quiet { code { "unstun vm create NAME --from FILE" } " fills a disk from an image." }
+            @if may(session, "/import") { (import_form(&datastores, session)) }
+        })
+    };
+    page.answer("Create or import a VM", body).await
+}
+
+/// The form of the overview.
 pub(super) fn form(session: &Session) -> Markup {
     html! {
         form.row method="post" action="/create" {
             (form_key(session))
-            label { "Name of a new VM" input name="name" required maxlength="64"; }
-            label { "Size of its disk, such as 20G" input name="size" required maxlength="20"; }
-            label { "Store"
-                select name="store" {
-                    option value="native" { "native: snapshots cost nothing" }
-                    option value="redo" { "redo: VMware's files" }
-                }
-            }
+            (create_fields())
             button { "Create" }
+            a href="/create" { "More choices, and import" }
         }
     }
 }
 
-fn request(sent: &Sent) -> Result<VmCreate> {
-    let store = match sent.store.as_str() {
-        "native" => Store::Native,
-        "redo" => Store::Redo,
-        other => return Err(Error::invalid(format!("store {other:?}: expected native or redo"))),
-    };
-    let size_bytes = parse_disk_size(&sent.size).map_err(Error::invalid)?;
-    let name = sent.name.parse().map_err(Error::invalid)?;
-    let disks = vec![DiskCreate::new(size_bytes)];
-    Ok(VmCreate { name, disks, store, when_full: WhenFull::default(), datastore: None })
+fn create_fields() -> Markup {
+    html! {
+        label { "Name of a new VM" input name="name" required maxlength="64"; }
+        label { "Sizes of its disks, such as 20G or 20G 200G" input name="size" required maxlength="400"; }
+        label { "Store"
+            select name="store" {
+                option value="native" { "native: snapshots cost nothing" }
+                option value="redo" { "redo: VMware's files" }
+            }
+        }
+    }
 }
 
-pub(super) async fn create(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Form(sent): Form<Sent>,
-) -> Response {
-    let done = async {
-        let request = request(&sent)?;
-        let (body, work) = (json!(request), access.core.clone().vm_create(request));
-        let vm = browser.act(&access, &sent, ("/vms", "/vms".to_owned(), None), body, work).await?;
-        Ok::<_, Error>(vm.name)
-    };
-    match done.await {
-        Ok(name) => {
-            let said =
-                format!("VM {name} is created; `unstun attach {name}` prints the lines for its hypervisor.");
-            browser.back_to(&format!("/vms/{name}"), &access, Ok(said))
+fn datastore_choice(all: &[DatastoreName], default: &str) -> Markup {
+    html! {
+        label { "Datastore"
+            select name="datastore" {
+                option value="" { (default) }
+                @for name in all { option value=(name) { (name) } }
+            }
         }
-        Err(error) => browser.back_to("/", &access, Err(error)),
+    }
+}
+
+fn when_full_choice() -> Markup {
+    html! {
+        label { "When the datastore is full, writes"
+            select name="when_full" {
+                option value="wait" { "wait for space" }
+                option value="error" { "fail" }
+            }
+        }
+    }
+}
+
+fn import_form(datastores: &[DatastoreName], session: &Session) -> Markup {
+    html! {
+        h2 { "Import a VM of VMware's" }
+        p.quiet {
+            "The folder is read where it is, and it is not written unless that is chosen: what guests write goes to deltas in the "
+            "datastore, on a snapshot " code { "as-imported" } ". No other program may use the VM meanwhile. "
+            "A move into a native store copies it later, while its guest runs."
+        }
+        form.row method="post" action="/import" {
+            (form_key(session))
+            label { "Path of its folder or .vmx on the daemon's host" input name="path" required maxlength="4000" size="40"; }
+            label { "Name; empty: that of the .vmx" input name="name" maxlength="64"; }
+            (datastore_choice(datastores, "the one that has the folder, or else the main one"))
+            (when_full_choice())
+            label { "Other folders that its files may refer to, with spaces between them" input name="allow_roots" maxlength="8000"; }
+            label { span { input type="checkbox" name="in_place" value="yes"; " Write the folder's own files" } }
+            label { span { input type="checkbox" name="ignore_content_ids" value="yes"; " Accept links whose content IDs do not match" } }
+            button { "Import" }
+        }
+        p.quiet { code { "unstun check PATH" } " says before whether the folder is sound." }
+    }
+}
+
+fn when_full(sent: &Sent) -> Result<WhenFull> {
+    if sent.text("when_full").is_empty() { Ok(WhenFull::default()) } else { sent.word("when_full") }
+}
+
+fn request(sent: &Sent) -> Result<VmCreate> {
+    let sizes = sent.text("size").split([',', ' ']).filter(|part| !part.is_empty());
+    let disks = sizes.map(|size| parse_disk_size(size).map(DiskCreate::new).map_err(invalid));
+    let disks: Vec<_> = disks.collect::<Result<_>>()?;
+    if disks.is_empty() {
+        return Err(Error::invalid("size: found nothing, expected one such as 20G"));
+    }
+    let (name, store, datastore) = (sent.parsed("name")?, sent.word("store")?, sent.optional("datastore")?);
+    Ok(VmCreate { name, disks, store, when_full: when_full(sent)?, datastore })
+}
+
+fn import_request(sent: &Sent) -> Result<VmImport> {
+    let absolute = |path: PathBuf| match path.is_absolute() {
+        true => Ok(path),
+        false => Err(invalid(format!("path {:?}: expected one that begins with /", path.display()))),
+    };
+    let roots: Vec<PathBuf> = sent.list("allow_roots")?;
+    Ok(VmImport {
+        path: absolute(sent.parsed("path")?)?,
+        name: sent.optional("name")?,
+        in_place: sent.is_ticked("in_place"),
+        allow_roots: roots.into_iter().map(absolute).collect::<Result<_>>()?,
+        ignore_content_ids: sent.is_ticked("ignore_content_ids"),
+        when_full: when_full(sent)?,
+        datastore: sent.optional("datastore")?,
+    })
+}
+
+pub(super) async fn create(form: FormRequest) -> Response {
+    let created = async {
+        let request = request(&form.sent)?;
+        let (body, work) = (request.clone(), form.page.access.core.clone().vm_create(request));
+        form.act(Route::plain("/vms"), &body, work).await
+    };
+    match created.await {
+        Ok(vm) => {
+            let said = format!("VM {} is created; \"Attach\" has the lines for its hypervisor.", vm.name);
+            form.back_to(&format!("/vms/{}", vm.name), Ok(said))
+        }
+        Err(error) => form.back_to(back(&form.sent), Err(error)),
+    }
+}
+
+/// Returns the page that has the form: only that of `/create` has the choice of a datastore.
+fn back(sent: &Sent) -> &'static str {
+    if sent.has("datastore") { "/create" } else { "/" }
+}
+
+/// Imports a folder of VMware's.
+pub(super) async fn import(form: FormRequest) -> Response {
+    let imported = async {
+        let request = import_request(&form.sent)?;
+        let (body, work) = (request.clone(), form.page.access.core.clone().vm_import(request));
+        form.act(Route::plain("/import"), &body, work).await
+    };
+    match imported.await {
+        Ok(vm) => {
+            let notices: String = vm.notices.iter().map(|notice| format!(" {notice}")).collect();
+            let said = format!("VM {} is imported, with {} snapshots.{notices}", vm.name, vm.snapshots);
+            form.back_to(&format!("/vms/{}", vm.name), Ok(said))
+        }
+        Err(error) => form.back_to("/create", Err(error)),
     }
 }
 
@@ -73,17 +187,20 @@ mod tests {
     #[test]
     fn a_form_that_makes_no_sense_says_what_was_expected() {
         let sent = |name: &str, size: &str, store: &str| {
-            let (name, size, store) = (name.to_owned(), size.to_owned(), store.to_owned());
-            request(&Sent { name, size, store, ..Sent::default() })
+            request(&Sent::of(&[("name", name), ("size", size), ("store", store)]))
         };
-        assert_eq!(sent("web", "20G", "native").unwrap().disks[0].size_bytes, 20 << 30);
+        let vm = sent("web", "20G, 1T", "native").unwrap();
+        assert_eq!(vm.disks.iter().map(|disk| disk.size_bytes).collect::<Vec<_>>(), [20 << 30, 1 << 40]);
         for (name, size, store, expected) in [
             ("../web", "20G", "native", "expected 1 to 64 letters"),
             ("web", "many", "native", "\"many\""),
-            ("web", "20G", "raw", "expected native or redo"),
+            ("web", " ", "native", "expected one such as 20G"),
+            ("web", "20G", "raw", "expected native, redo"),
         ] {
             let error = sent(name, size, store).unwrap_err().message;
             assert!(error.contains(expected), "{error}");
         }
+        let error = import_request(&Sent::of(&[("path", "vmware/web")])).unwrap_err().message;
+        assert!(error.contains("begins with /"), "{error}");
     }
 }

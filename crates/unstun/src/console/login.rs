@@ -13,9 +13,8 @@ use jiff::Timestamp;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::bare;
+use super::request::FormRequest;
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, Origin};
 use crate::access::sessions::IDLE_MAX;
@@ -127,12 +126,9 @@ fn form(error: Option<&Error>) -> Markup {
     )
 }
 
-pub(super) async fn log_out(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Form(sent): Form<Sent>,
-) -> Response {
-    if browser.check(&sent.form_key).is_ok() {
+pub(super) async fn log_out(form: FormRequest) -> Response {
+    let (access, browser) = (&form.page.access, &form.page.browser);
+    if form.sent.text("form_key") == browser.session.form_key {
         access.sessions.end(&browser.secret);
     }
     Redirect::to("/login").into_response()

@@ -1,14 +1,24 @@
 //! The overview: datastores, VMs, work under way.
 
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
 use api::listen::escape;
-use api::units::{format_bytes, format_rate, format_seconds};
-use api::{Datastore, Job, Role, Status, VmCondition, VmSummary};
+use api::name::{PolicyName, Tag};
+use api::units::format_bytes;
+use api::{Datastore, Job, Status, VmSummary};
+use axum::extract::Query;
+use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::create;
+use super::datastores::{full_notice, state};
+use super::jobs::job_table;
 use super::page::form_key;
+use super::request::{PageRequest, may};
+use super::{bulk, create};
 use crate::access::sessions::Session;
+use crate::daemon::{Daemon, Subject};
 
 /// What the user wants to see of the VMs.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -37,43 +47,53 @@ const COLUMNS: [(&str, Sort, &str); 4] = [
     ("Allocated", Sort::Allocated, "allocated"),
 ];
 
-pub(super) fn overview(
-    status: Option<&Status>,
-    vms: &[VmSummary],
-    jobs: &[Job],
-    filter: &Filter,
-    session: &Session,
-) -> Markup {
+pub(super) async fn show(Query(filter): Query<Filter>, page: PageRequest) -> Response {
+    let body = async {
+        let look = async |daemon: Rc<Daemon>| {
+            // Damaged policies are reported elsewhere.
+            let policies = daemon.policy_list().await.unwrap_or_default();
+            Ok((daemon.status().await?, daemon.vm_list().await?, daemon.job_list().await, policies))
+        };
+        let (status, mut vms, mut jobs, policies) = page.ask(Subject::None, look).await?;
+        let policies: Vec<_> = policies.into_iter().map(|one| one.policy.name).collect();
+        let caller = &page.session().caller;
+        vms.retain(|vm| caller.reaches(vm.name.as_str()));
+        jobs.retain(|job| caller.reaches_job(job));
+        // The figures of datastores are about more than the caller's VMs.
+        let status = (!caller.is_limited()).then_some(&status);
+        Ok(html! {
+            @if let Some(status) = status { (of_datastores(status)) }
+            h2 { "VMs" }
+            @if vms.is_empty() { (first_steps()) } @else { (vm_table(&vms, &filter, &policies, page.session())) }
+            @if may(page.session(), "/vms") { (create::form(page.session())) }
+            h2 { "Work under way" }
+            (open_jobs(&jobs, page.session()))
+        })
+    };
+    page.answer("Overview", body).await
+}
+
+fn of_datastores(status: &Status) -> Markup {
+    html! {
+        @for full in &status.full { (full_notice(full)) }
+        h2 { a href="/datastores" { "Datastores" } }
+        (datastores(&status.datastores))
+    }
+}
+
+fn open_jobs(jobs: &[Job], session: &Session) -> Markup {
     let open: Vec<&Job> = jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
-        @if let Some(status) = status {
-            @for full in &status.full {
-                p.notice.fault role="alert" {
-                    @let waiting: Vec<&str> = full.waiting.iter().map(|waiting| waiting.vm.as_str()).collect();
-                    "Datastore " (full.datastore) " is full: guest writes wait (" (waiting.join(", ")) "). "
-                    @if let Some(first) = full.freeable.first() {
-                        "Committing snapshots frees most: begin with VM "
-                        a href=(format!("/vms/{}", first.vm)) { (first.vm) } "."
-                    }
-                }
-            }
-            h2 { "Datastores" }
-            (datastores(&status.datastores))
-        }
-        h2 { "VMs" }
-        @if vms.is_empty() { (first_steps()) } @else { (vm_table(vms, filter)) }
-        @if session.caller.role == Role::Admin && !session.caller.is_limited() { (create::form(session)) }
-        h2 { "Work under way" }
         @if open.is_empty() { p.quiet { "Nothing is under way." } } @else { (job_table(&open, session)) }
     }
 }
 
 fn first_steps() -> Markup {
     html! {
-        p { "There is no VM yet. Create one here or on the command line, or import a folder of VMware's:" }
+        p { "There is no VM yet. Create one here or on the command line, or " a href="/create" { "import" } " a folder of VMware's:" }
         p { code { "unstun vm create web --disk 20G" } }
         p { code { "unstun vm import /path/to/folder" } }
-        p { "Then " code { "unstun attach web" } " prints the lines for QEMU, libvirt and Proxmox." }
+        p { "Then the page \"Attach\" of the VM has the lines for QEMU, libvirt and Proxmox." }
     }
 }
 
@@ -90,12 +110,8 @@ fn datastores(all: &[Datastore]) -> Markup {
                 tbody {
                     @for one in all {
                         tr {
-                            th scope="row" { (one.name) }
-                            td { @match (&one.hung, &one.message) {
-                                (Some(hung), _) => span.bad { "has not answered for " (hung.for_s) " s" },
-                                (None, Some(message)) => span.bad { (message) },
-                                (None, None) => span.good { "served" },
-                            } }
+                            th scope="row" { a href=(format!("/datastores#{}", one.name)) { (one.name) } }
+                            td { (state(one)) }
                             td.number { (bytes(one.free_bytes)) }
                             td.number { (bytes(one.total_bytes)) }
                             td.number { (bytes(one.bin_bytes)) }
@@ -122,17 +138,33 @@ fn selected<'a>(vms: &'a [VmSummary], filter: &Filter) -> Vec<&'a VmSummary> {
     all
 }
 
-fn vm_table(vms: &[VmSummary], filter: &Filter) -> Markup {
+fn vm_table(vms: &[VmSummary], filter: &Filter, policies: &[PolicyName], session: &Session) -> Markup {
     let shown = selected(vms, filter);
+    let tags: BTreeSet<&Tag> = vms.iter().flat_map(|vm| &vm.tags).collect();
+    let offers = bulk::is_offered(session);
     html! {
         form.row method="get" action="/" {
             label { "Part of the name" input type="search" name="q" value=(filter.q); }
             button.plain { "Filter" }
             span.quiet { (shown.len()) " of " (vms.len()) " VMs" }
         }
+        @if offers {
+            form method="post" action="/bulk/take" {
+                (form_key(session))
+                (rows(&shown, filter, true))
+                (bulk::fields(policies, &tags, session))
+            }
+        } @else { (rows(&shown, filter, false)) }
+    }
+}
+
+/// Returns the table; with the boxes that choose VMs if `has_choice` is set.
+fn rows(shown: &[&VmSummary], filter: &Filter, has_choice: bool) -> Markup {
+    html! {
         div.scroll tabindex="0" role="region" aria-label="VMs" {
             table {
                 thead { tr {
+                    @if has_choice { th scope="col" { "Choose" } }
                     @for (title, sort, word) in COLUMNS {
                         @let order = if sort == Sort::Name { "ascending" } else { "descending" };
                         th.number[sort != Sort::Name] scope="col" aria-sort=[(sort == filter.sort).then_some(order)] {
@@ -140,21 +172,21 @@ fn vm_table(vms: &[VmSummary], filter: &Filter) -> Markup {
                         }
                     }
                     th.number scope="col" { "Clients" } th scope="col" { "Store" } th scope="col" { "Datastore" }
-                    th scope="col" { "State" }
+                    th scope="col" { "State" } th scope="col" { "Tags" }
                 } }
-                tbody { @for vm in shown { (vm_row(vm)) } }
+                tbody { @for vm in shown { (vm_row(vm, has_choice)) } }
             }
         }
     }
 }
 
-fn vm_row(vm: &VmSummary) -> Markup {
+fn vm_row(vm: &VmSummary, has_choice: bool) -> Markup {
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_bytes);
     html! {
         tr {
+            @if has_choice { td { (bulk::choice(vm)) } }
             th scope="row" {
-                @if vm.condition == VmCondition::Open { a href=(format!("/vms/{}", vm.name)) { (vm.name) } }
-                @else { (vm.name) }
+                a href=(format!("/vms/{}", vm.name)) { (vm.name) }
             }
             td.number { (vm.snapshots.map_or("-".to_owned(), |n| n.to_string())) }
             td.number { (bytes(vm.size_bytes)) }
@@ -167,55 +199,7 @@ fn vm_row(vm: &VmSummary) -> Markup {
                 @else if let Some(message) = &vm.message { span.bad { (message) } }
                 @else { (vm.condition.as_str()) }
             }
-        }
-    }
-}
-
-pub(super) fn job_table(jobs: &[&Job], session: &Session) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Jobs" {
-            table {
-                thead { tr {
-                    th.number scope="col" { "Job" } th scope="col" { "Operation" } th scope="col" { "VM" }
-                    th scope="col" { "State" } th scope="col" { "Done" } th.number scope="col" { "Rate" }
-                    th.number scope="col" { "Time left" } th.number scope="col" { "Guest latency" } th scope="col" { "Change" }
-                } }
-                tbody {
-                    @for job in jobs {
-                        tr {
-                            td.number { (job.id) }
-                            td { (job.operation.as_str()) " " (job.snapshots.join(", ")) }
-                            td { @if let Some(vm) = &job.vm { a href=(format!("/vms/{vm}")) { (vm) } } }
-                            td { (job.state.as_str()) }
-                            td {
-                                progress max=(job.bytes_total.max(1)) value=(job.bytes_done)
-                                    aria-label=(format!("Progress of job {}", job.id)) {}
-                                " " (format_bytes(job.bytes_done)) " of " (format_bytes(job.bytes_total))
-                            }
-                            td.number { (format_rate(job.rate_bytes_s)) }
-                            td.number { (job.eta_s.map_or("-".to_owned(), format_seconds)) }
-                            td.number { (job.guest_latency_us.map_or("-".to_owned(), api::units::format_us)) }
-                            td { @if job.state.is_open() { (job_actions(job, session)) } }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn job_actions(job: &Job, session: &Session) -> Markup {
-    let paused = job.state == api::JobState::Paused;
-    let verbs = [(if paused { "resume" } else { "pause" }, Role::Operator), ("cancel", Role::Admin)];
-    let caller = &session.caller;
-    let verbs =
-        verbs.iter().filter(|(_, role)| caller.role >= *role && !caller.is_limited()).map(|(verb, _)| verb);
-    html! {
-        form method="post" action=(format!("/jobs/{}", job.id)) {
-            (form_key(session))
-            @for verb in verbs {
-                button.plain name="verb" value=(verb) aria-label=(format!("{verb} job {}", job.id)) { (verb) } " "
-            }
+            td { @for tag in &vm.tags { (tag) " " } }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What all pages have: head, navigation, and texts for figures.
 
+use api::name::VmName;
 use api::units::format_age;
 use jiff::Timestamp;
 use maud::{DOCTYPE, Markup, html};
@@ -39,6 +40,7 @@ impl Page<'_> {
                         a.name href="/" { "unstun" }
                         nav aria-label="Main" {
                             a href="/" { "Overview" }
+                            @if !self.browser.session.caller.is_limited() { a href="/datastores" { "Datastores" } }
                             a href="/activity" { "Activity" }
                             a href="/alarms" {
                                 "Alarms" @if self.browser.alarms > 0 { " " span.bad { (self.browser.alarms) } }
@@ -94,6 +96,29 @@ pub(super) fn bare(title: &str, body: &Markup) -> Markup {
 pub(super) fn age(time: Timestamp) -> Markup {
     let seconds = Timestamp::now().duration_since(time).as_secs();
     html! { time datetime=(time) title=(format!("{time:.0}")) { (format_age(seconds)) } }
+}
+
+/// Returns the links between the pages of a VM. `here` is the end of the address of the page that has them.
+pub(super) fn vm_pages(vm: &VmName, here: &str) -> Markup {
+    let pages = [
+        ("Overview", ""),
+        ("Attach", "/attach"),
+        ("Space", "/space"),
+        ("Cost", "/cost"),
+        ("Settings", "/settings"),
+    ];
+    html! {
+        nav.spans aria-label="Pages of the VM" {
+            @for (title, end) in pages {
+                a href=(format!("/vms/{vm}{end}")) aria-current=[(end == here).then_some("page")] { (title) } " "
+            }
+        }
+    }
+}
+
+/// Returns lines for a shell. The titles of a page differ.
+pub(super) fn shell(title: &str, lines: &Markup) -> Markup {
+    html! { pre tabindex="0" role="region" aria-label=(title) { (lines) } }
 }
 
 /// A choice of what a take does with the guest's file systems.

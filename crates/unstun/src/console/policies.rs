@@ -1,24 +1,31 @@
 //! The policies: their next and last runs, what they could not do, and the forms that create, apply and switch them.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use api::error::{Error, Result};
-use api::{Policy, PolicyApply, PolicyStatus, Quiesce, Removes, Retention, Role, TEMPLATE_DEFAULT};
-use axum::extract::{Extension, Form, Path, State};
+use api::{Policy, PolicyApply, PolicyStatus, Quiesce, Removes, Retention, TEMPLATE_DEFAULT};
+use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
 use serde_json::json;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::{age, form_key, quiesce_choice};
-use crate::access::authorize::Access;
+use super::request::{FormRequest, PageRequest, Route, may};
+use super::sent::{Sent, invalid};
 use crate::access::sessions::Session;
 use crate::daemon::{Daemon, Subject};
 
-pub(super) fn page(all: &[PolicyStatus], session: &Session) -> Markup {
-    let is_admin = session.caller.role == Role::Admin && !session.caller.is_limited();
+pub(super) async fn show(page: PageRequest) -> Response {
+    let body = async {
+        page.permit("GET /policies", None)?;
+        let all = page.ask(Subject::None, async |daemon| daemon.policy_list().await).await?;
+        Ok(table(&all, page.session()))
+    };
+    page.answer("Policies", body).await
+}
+
+fn table(all: &[PolicyStatus], session: &Session) -> Markup {
+    let is_admin = may(session, "/policies");
     html! {
         p.quiet { "A policy takes snapshots at certain times, and removes its own when no rule keeps them." }
         @if all.is_empty() { p { "There is no policy yet." } }
@@ -71,7 +78,7 @@ fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
 fn actions(policy: &Policy, session: &Session, is_admin: bool) -> Markup {
     let name = &policy.name;
     html! {
-        @if session.caller.role >= Role::Operator && !session.caller.is_limited() {
+        @if may(session, "/policies/{name}/apply") {
             form method="post" action=(format!("/policies/{name}/apply")) {
                 (form_key(session))
                 button.plain aria-label=(format!("Apply now: {name}")) { "Apply now" }
@@ -104,15 +111,11 @@ fn form(session: &Session) -> Markup {
 }
 
 fn request(sent: &Sent) -> Result<Policy> {
-    let daily = sent
-        .days
-        .parse()
-        .map_err(|_| Error::invalid(format!("days: found {:?}, expected a number", sent.days)))?;
     let policy = Policy {
-        name: sent.name.parse().map_err(Error::invalid)?,
-        schedule: vec![sent.schedule.parse().map_err(Error::invalid)?],
-        keep: Retention { daily, ..Retention::default() },
-        vms: vec![sent.vms.parse().map_err(Error::invalid)?],
+        name: sent.parsed("name")?,
+        schedule: vec![sent.parsed("schedule")?],
+        keep: Retention { daily: sent.number("days")?, ..Retention::default() },
+        vms: vec![sent.parsed("vms")?],
         tags: Vec::new(),
         template: TEMPLATE_DEFAULT.to_owned(),
         catch_up: true,
@@ -121,40 +124,29 @@ fn request(sent: &Sent) -> Result<Policy> {
         quiesce: sent.quiesce()?,
         enabled: true,
     };
-    policy.check().map_err(Error::invalid)?;
+    policy.check().map_err(invalid)?;
     Ok(policy)
 }
 
-pub(super) async fn create(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn create(form: FormRequest) -> Response {
     let done = async {
-        let policy = request(&sent)?;
-        let (body, by) = (json!(policy), browser.session.caller.who.clone());
+        let policy = request(&form.sent)?;
+        let (body, by) = (policy.clone(), form.page.session().caller.who.clone());
         let create = async move |daemon: Rc<Daemon>| daemon.policy_create(policy, by).await;
-        let work = access.core.ask(Subject::Datastore(None), create);
-        let of = ("/policies", "/policies".to_owned(), None);
-        let created = browser.act(&access, &sent, of, body, work).await?;
+        let work = form.page.ask(Subject::Datastore(None), create);
+        let created = form.act(Route::plain("/policies"), &body, work).await?;
         Ok(format!("Policy {} is created; it applies to {} VMs now.", created.policy.name, created.vms.len()))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/policies", &access, done)
+    form.answer("/policies", done).await
 }
 
-pub(super) async fn apply(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Path(name): Path<String>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn apply(Path(name): Path<String>, form: FormRequest) -> Response {
     let done = async {
-        let of = ("/policies/{name}/apply", format!("/policies/{name}/apply"), None);
-        let name = name.parse().map_err(Error::invalid)?;
+        let route = Route::to("/policies/{name}/apply", "{name}", &name);
+        let name = name.parse().map_err(invalid)?;
         let apply = async move |daemon: Rc<Daemon>| daemon.policy_apply(&name, PolicyApply::default()).await;
-        let work = access.core.ask(Subject::None, apply);
-        let applied = browser.act(&access, &sent, of, json!(PolicyApply::default()), work).await?;
+        let work = form.page.ask(Subject::None, apply);
+        let applied = form.act(route, &PolicyApply::default(), work).await?;
         match applied.problems.first() {
             None => Ok(format!("{} snapshots are taken.", applied.taken.len())),
             Some(first) => Err(Error::failed(format!(
@@ -166,29 +158,22 @@ pub(super) async fn apply(
             ))),
         }
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/policies", &access, done)
+    form.answer("/policies", done).await
 }
 
 /// Enables or disables a policy.
-pub(super) async fn switch(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Path(name): Path<String>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn switch(Path(name): Path<String>, form: FormRequest) -> Response {
     let done = async {
-        let of = ("PUT /policies/{name}", format!("/policies/{name}"), None);
-        let name = name.parse().map_err(Error::invalid)?;
-        let (enabled, by) = (sent.verb == "on", browser.session.caller.who.clone());
+        let route = Route::to("PUT /policies/{name}", "{name}", &name);
+        let name = name.parse().map_err(invalid)?;
+        let (enabled, by) = (form.sent.text("verb") == "on", form.page.session().caller.who.clone());
         let change = async move |daemon: Rc<Daemon>| {
             let policy = Policy { enabled, ..daemon.policy_show(&name).await?.policy };
             daemon.policy_set(&name, policy, by).await
         };
-        let work = access.core.ask(Subject::Datastore(None), change);
-        let set = browser.act(&access, &sent, of, json!({"enabled": enabled}), work).await?;
+        let work = form.page.ask(Subject::Datastore(None), change);
+        let set = form.act(route, &json!({"enabled": enabled}), work).await?;
         Ok(format!("Policy {} is {}.", set.policy.name, if enabled { "enabled" } else { "disabled" }))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/policies", &access, done)
+    form.answer("/policies", done).await
 }

@@ -5,10 +5,15 @@ const main = document.querySelector("main");
 
 // A form that its user is filling in stays as it is.
 const isInUse = () => {
+  const isChanged = (field) => {
+    if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+    if (field.tagName !== "SELECT") return field.value !== field.defaultValue;
+    const first = [...field.options].findIndex((option) => option.defaultSelected);
+    return field.selectedIndex !== Math.max(first, 0);
+  };
+  const changed = [...main.querySelectorAll("input:not([type=hidden]), select")].some(isChanged);
   const at = document.activeElement;
-  const typed = [...main.querySelectorAll("input:not([type=hidden]), select")].some(
-    (field) => field.type === "checkbox" ? field.checked !== field.defaultChecked : "defaultValue" in field && field.value !== field.defaultValue);
-  return typed || (at && main.contains(at) && at.matches("input, select, button"));
+  return changed || main.querySelector("details[open]") || (at && main.contains(at) && at.matches("input, select, button, summary"));
 };
 
 const refresh = async () => {

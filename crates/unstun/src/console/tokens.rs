@@ -1,31 +1,36 @@
 //! Tokens and the audit, for administrators: who may use the API, and who changed what.
 
-use std::sync::Arc;
-
 use api::error::{Error, Result};
 use api::name::TokenName;
 use api::units::format_bytes;
 use api::{AuditEntry, Role, Token, TokenCreate};
-use axum::extract::{Extension, Form, Path, State};
+use axum::extract::Path;
 use axum::response::Response;
 use clap::ValueEnum;
 use jiff::Timestamp;
 use maud::{Markup, html};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::actions::Sent;
-use super::browser::Browser;
 use super::page::{age, form_key};
-use crate::access::authorize::Access;
+use super::request::{FormRequest, PageRequest, Route};
+use super::sent::{Sent, invalid};
 use crate::access::callers::token_name;
 use crate::access::sessions::Session;
 use crate::access::tokens;
 
 /// Number of entries of the audit that the page shows, the newest first.
-pub(super) const ENTRIES_SHOWN: usize = 100;
+const ENTRIES_SHOWN: usize = 100;
 const DAY_S: u64 = 24 * 3600;
 
-pub(super) fn page(all: &[Token], entries: &[AuditEntry], session: &Session) -> Markup {
+pub(super) async fn show(page: PageRequest) -> Response {
+    let body = async {
+        let (all, entries) = known(&page).await?;
+        Ok(lists(&all, &entries, page.session()))
+    };
+    page.answer("Access", body).await
+}
+
+fn lists(all: &[Token], entries: &[AuditEntry], session: &Session) -> Markup {
     html! {
         h2 { "Tokens" }
         p.quiet { "Programs and people on other machines use the API with a token. Only its hash is stored." }
@@ -80,7 +85,7 @@ fn form(session: &Session) -> Markup {
             (form_key(session))
             label { "Name" input name="name" required maxlength="40"; }
             label { "Role"
-                select name="verb" {
+                select name="role" {
                     @for role in Role::value_variants() { option value=(role.as_str()) { (role.as_str()) } }
                 }
             }
@@ -118,67 +123,49 @@ fn audit(entries: &[AuditEntry]) -> Markup {
 }
 
 /// Returns the tokens and the end of the audit, for those who may see both.
-pub(super) async fn known(access: &Arc<Access>, session: &Session) -> Result<(Vec<Token>, Vec<AuditEntry>)> {
-    session.caller.require("token list", Role::Admin)?;
-    session.caller.refuse_limited("token list")?;
-    let reader = access.clone();
+async fn known(page: &PageRequest) -> Result<(Vec<Token>, Vec<AuditEntry>)> {
+    page.permit("GET /tokens", None)?;
+    let reader = page.access.clone();
     // It reads files.
     let entries = tokio::task::spawn_blocking(move || reader.audit.last(ENTRIES_SHOWN)).await;
     let entries = entries.map_err(|e| Error::failed(format!("reading the audit: {e}")))??;
-    Ok((access.tokens.list()?, entries))
+    Ok((page.access.tokens.list()?, entries))
 }
 
 fn request(sent: &Sent) -> Result<TokenCreate> {
-    let days = match sent.days.as_str() {
-        "" => None,
-        days => Some(days.parse::<u64>().map_err(|_| {
-            Error::invalid(format!("days: found {days:?}, expected a number, or nothing for ever"))
-        })?),
-    };
-    let vms = sent.vms.split([',', ' ']).filter(|glob| !glob.is_empty());
+    let days: Option<u64> = if sent.text("days").is_empty() { None } else { Some(sent.number("days")?) };
     let request = TokenCreate {
-        name: sent.name.parse().map_err(Error::invalid)?,
-        role: Role::from_str(&sent.verb, false).map_err(Error::invalid)?,
-        vms: vms.map(str::parse).collect::<Result<_, _>>().map_err(Error::invalid)?,
+        name: sent.parsed("name")?,
+        role: sent.word("role")?,
+        vms: sent.list("vms")?,
         valid_s: days.map(|days| days.saturating_mul(DAY_S)),
         quota_bytes: None,
     };
-    tokens::check(&request).map_err(Error::invalid)?;
+    tokens::check(&request).map_err(invalid)?;
     Ok(request)
 }
 
 /// Creates a token. The next page shows its secret, once.
-pub(super) async fn create(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn create(form: FormRequest) -> Response {
     let done = async {
-        let request = request(&sent)?;
-        let (body, by) = (json!(request), browser.session.caller.who.clone());
+        let request = request(&form.sent)?;
+        let (body, by) = (request.clone(), form.page.session().caller.who.clone());
+        let access = &form.page.access;
         let work = access.tokens.create(&access.core, request, by);
-        let created =
-            browser.act(&access, &sent, ("/tokens", "/tokens".to_owned(), None), body, work).await?;
+        let created = form.act(Route::plain("/tokens"), &body, work).await?;
         Ok(format!("The secret of token {} is shown only here: {}", created.token.name, created.secret))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/access", &access, done)
+    form.answer("/access", done).await
 }
 
-pub(super) async fn revoke(
-    State(access): State<Arc<Access>>,
-    Extension(browser): Extension<Browser>,
-    Path(name): Path<String>,
-    Form(sent): Form<Sent>,
-) -> Response {
+pub(super) async fn revoke(Path(name): Path<String>, form: FormRequest) -> Response {
     let done = async {
-        let token: TokenName = name.parse().map_err(Error::invalid)?;
-        let of = ("DELETE /tokens/{name}", format!("/tokens/{token}"), None);
+        let token: TokenName = name.parse().map_err(invalid)?;
+        let access = &form.page.access;
         let work = access.tokens.revoke(&access.core, &token);
-        browser.act(&access, &sent, of, Value::Null, work).await?;
+        form.act(Route::to("DELETE /tokens/{name}", "{name}", &name), &Value::Null, work).await?;
         access.sessions.end_all_of(&token_name(&token));
         Ok(format!("Token {token} is revoked."))
     };
-    let done: Result<String> = done.await;
-    browser.back_to("/access", &access, done)
+    form.answer("/access", done).await
 }

@@ -1,10 +1,11 @@
 //! The snapshot tree of a VM, with what can be done with each snapshot.
 
 use api::units::format_bytes;
-use api::{Role, Snapshot, SnapshotTree, Store};
+use api::{Snapshot, SnapshotTree, Store};
 use maud::{Markup, html};
 
 use super::page::{age, form_key};
+use super::request::may;
 use crate::access::sessions::Session;
 
 /// Words of what a snapshot's buttons do, and their titles.
@@ -18,7 +19,7 @@ pub(super) fn tree(tree: &SnapshotTree, session: &Session) -> Markup {
         @if !tree.unowned.is_empty() {
             p.notice {
                 (tree.unowned.len()) " deltas belong to no snapshot. "
-                @if session.caller.role == Role::Admin {
+                @if may(session, "/vms/{vm}/commit") {
                     form method="post" action=(format!("/vms/{}/preview", tree.vm)) {
                         (form_key(session))
                         button.plain name="verb" value="consolidate" { "Consolidate..." }
@@ -62,13 +63,29 @@ fn node(tree: &SnapshotTree, snapshot: &Snapshot, session: &Session) -> Markup {
             @if !snapshot.message.is_empty() { ": " (snapshot.message) }
         }
         " "
-        @if session.caller.role == Role::Admin {
+        @if may(session, "/vms/{vm}/commit") {
             form method="post" action=(format!("/vms/{}/preview", tree.vm)) {
                 (form_key(session))
                 input type="hidden" name="snapshot" value=(snapshot.id);
                 @for (verb, title) in VERBS {
                     button.plain name="verb" value=(verb) aria-label=(format!("{title} {}", snapshot.name)) { (title) } " "
                 }
+            }
+        }
+        @if may(session, "/vms/{vm}/snapshots/rename") { (rename_form(tree, snapshot, session)) }
+    }
+}
+
+fn rename_form(tree: &SnapshotTree, snapshot: &Snapshot, session: &Session) -> Markup {
+    html! {
+        details {
+            summary aria-label=(format!("Rename {}", snapshot.name)) { "Rename" }
+            form.row method="post" action=(format!("/vms/{}/rename-snapshot", tree.vm)) {
+                (form_key(session))
+                input type="hidden" name="snapshot" value=(snapshot.id);
+                label { "Name" input name="name" value=(snapshot.name) required maxlength="80"; }
+                label { "Description" input name="message" value=(snapshot.message) maxlength="1000"; }
+                button { "Rename" }
             }
         }
     }

@@ -1,29 +1,102 @@
 //! The page of a VM: its snapshots, disks, clients and events, and the forms of what can be done with it.
 
-use api::units::{format_bytes, format_us};
-use api::{Alarm, Event, Job, Role, SnapshotTree, Vm};
-use maud::{Markup, html};
+use std::rc::Rc;
+use std::sync::Arc;
 
-use super::overview::job_table;
-use super::page::{age, form_key, quiesce_choice};
+use api::error::Result;
+use api::name::VmName;
+use api::units::format_bytes;
+use api::{Alarm, DiskMode, Event, Job, Role, SnapshotTree, Vm, VmCondition, VmLimits, VmSummary};
+use axum::extract::{Extension, Path, Query};
+use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::activity::event_table;
+use super::chart::{self, ChartSpan};
+use super::jobs::job_table;
+use super::page::{form_key, quiesce_choice, vm_pages};
+use super::request::{PageRequest, parse_vm};
+use super::shown::Shown;
 use super::tree::tree;
+use super::{disks, removal};
 use crate::access::sessions::Session;
+use crate::alarms::Alarms;
+use crate::daemon::{Daemon, Subject};
+use crate::recorder::Recorder;
 
 /// Number of events that the page shows, the newest first.
 const EVENTS_SHOWN: usize = 30;
 
 /// What the daemon knows of a VM.
-pub(super) struct Known {
-    pub vm: Vm,
-    pub tree: SnapshotTree,
-    pub events: Vec<Event>,
-    pub jobs: Vec<Job>,
+struct Known {
+    vm: Vm,
+    tree: SnapshotTree,
+    events: Vec<Event>,
+    jobs: Vec<Job>,
 }
 
-pub(super) fn page(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> Markup {
+/// Query of the page.
+#[derive(Deserialize)]
+pub(super) struct Charts {
+    span: Option<String>,
+}
+
+pub(super) async fn show(
+    Extension(Shown { recorder, .. }): Extension<Shown>,
+    Extension(all): Extension<Arc<Alarms>>,
+    Path(name): Path<String>,
+    Query(Charts { span }): Query<Charts>,
+    page: PageRequest,
+) -> Response {
+    let content = async {
+        let vm = parse_vm(&name)?;
+        let known = match know(&page, vm.clone()).await? {
+            Ok(known) => known,
+            Err(idle) => return Ok(removal::idle(&idle, page.session())),
+        };
+        let charts = charts(&recorder, &known, ChartSpan::of(span.as_deref())).await;
+        let mut lasting = all.list(false);
+        lasting.retain(|alarm| alarm.vm.as_ref() == Some(&vm));
+        Ok(body(&known, &lasting, &charts, page.session()))
+    };
+    page.answer(&format!("VM {name}"), content).await
+}
+
+/// Returns what is known of an open VM, or the row of one that is closed or broken.
+async fn know(page: &PageRequest, vm: VmName) -> Result<std::result::Result<Known, VmSummary>> {
+    page.permit("GET /vms/{vm}", Some(&vm))?;
+    let subject = Subject::Vm(vm.clone());
+    let look = async move |daemon: Rc<Daemon>| {
+        if daemon.idle_home(vm.as_str()).is_some() {
+            let row = daemon.vm_list().await?.into_iter().find(|row| row.name == vm);
+            if let Some(row) = row.filter(|row| row.condition != VmCondition::Open) {
+                return Ok(Err(row));
+            }
+        }
+        let (shown, tree) = (daemon.vm_show(&vm).await?, daemon.snapshot_tree(&vm).await?);
+        let (events, mut jobs) = (daemon.events(&vm)?, daemon.job_list().await);
+        jobs.retain(|job| job.vm.as_ref() == Some(&vm));
+        Ok(Ok(Known { vm: shown, tree, events, jobs }))
+    };
+    page.ask(subject, look).await
+}
+
+async fn charts(recorder: &Recorder, known: &Known, span: ChartSpan) -> Markup {
+    let until = Timestamp::now();
+    let from = until.checked_sub(SignedDuration::from_secs(span.length_s)).unwrap_or(Timestamp::UNIX_EPOCH);
+    match recorder.recorded(&known.vm.name, from, until, span.step_s).await {
+        Ok(recorded) => chart::charts(&recorded, span, until.as_millisecond(), &known.events),
+        Err(e) => html! { p.quiet { (e.message) } },
+    }
+}
+
+fn body(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> Markup {
     let Known { vm, events, .. } = known;
     let open: Vec<&Job> = known.jobs.iter().filter(|job| job.state.is_open()).collect();
     html! {
+        (vm_pages(&vm.name, ""))
         @for alarm in alarms {
             p.notice.fault role="alert" { a href="/alarms" { (alarm.severity.as_str()) } ": " (alarm.message) }
         }
@@ -33,13 +106,12 @@ pub(super) fn page(known: &Known, alarms: &[Alarm], charts: &Markup, session: &S
         }
         (facts(vm))
         (charts)
-        p { a href=(format!("/vms/{}/cost", vm.name)) { "What its snapshots cost" } }
         @if !open.is_empty() { h2 { "Work under way" } (job_table(&open, session)) }
         h2 { "Snapshots" }
         (tree(&known.tree, session))
         @if session.caller.role >= Role::Operator { (forms(known, session)) }
         h2 { "Disks" }
-        (disks(vm))
+        (disks::table(vm))
         h2 { "Clients" }
         (clients(vm))
         h2 { "Events" }
@@ -69,7 +141,8 @@ fn facts(vm: &Vm) -> Markup {
             @if let Some(access) = &vm.guest.access {
                 dt { "Guest" } dd { code { (access) } ", frozen for at most " (vm.guest.frozen_ms_max) " ms" }
             }
-            dt { "Attach" } dd { code { "unstun attach VM" } " prints the lines for its hypervisor" }
+            @if vm.limits != VmLimits::default() { dt { "Limits" } dd { (vm.limits.describe()) } }
+            @if vm.delayed_requests > 0 { dt { "Delayed" } dd { (vm.delayed_requests) " requests wait for its limits" } }
         }
     }
 }
@@ -82,6 +155,9 @@ fn forms(known: &Known, session: &Session) -> Markup {
             label { "Name of the snapshot" input name="name" required maxlength="80"; }
             label { "Description" input name="message" maxlength="1000"; }
             @if known.vm.guest.access.is_some() { (quiesce_choice()) }
+            @if known.vm.guest.qmp.is_some() {
+                label { span { input type="checkbox" name="memory" value="yes"; " With the guest's memory" } }
+            }
             button { "Take a snapshot" }
         }
         @if !known.tree.snapshots.is_empty() {
@@ -103,36 +179,8 @@ fn forms(known: &Known, session: &Session) -> Markup {
                     button.plain name="verb" value="commit-all" { "Commit all..." }
                 }
                 button.plain name="verb" value="undo" { "Undo the last revert or discard..." }
-            }
-        }
-    }
-}
-
-fn disks(vm: &Vm) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Disks" {
-            table {
-                thead { tr {
-                    th scope="col" { "Disk" } th.number scope="col" { "Size" } th scope="col" { "Mode" }
-                    th.number scope="col" { "Layers" } th.number scope="col" { "Guest reads" }
-                    th.number scope="col" { "Guest writes" } th.number scope="col" { "First writes" }
-                    th.number scope="col" { "Device reads" } th.number scope="col" { "Device writes" } th scope="col" { "NBD" }
-                } }
-                tbody {
-                    @for disk in &vm.disks {
-                        tr {
-                            th scope="row" { "disk" (disk.number) }
-                            td.number { (format_bytes(disk.size_bytes)) }
-                            td { (disk.mode.word()) }
-                            td.number { (disk.layers.len()) }
-                            td.number { (disk.io.guest_reads) }
-                            td.number { (disk.io.guest_writes) }
-                            td.number { (disk.io.first_writes) }
-                            td.number { (disk.io.device_reads) }
-                            td.number { (disk.io.device_writes) }
-                            td { code { (disk.nbd_uri) } }
-                        }
-                    }
+                @if known.vm.disks.iter().any(|disk| disk.mode == DiskMode::IndependentNonpersistent) {
+                    button.plain name="verb" value="reset" { "Reset the nonpersistent disks..." }
                 }
             }
         }
@@ -144,31 +192,6 @@ fn clients(vm: &Vm) -> Markup {
         @if vm.clients.is_empty() { p.quiet { "No client is connected." } }
         @else {
             ul { @for client in &vm.clients { li { (client) } } }
-        }
-    }
-}
-
-pub(super) fn event_table<'a>(events: impl Iterator<Item = &'a Event>) -> Markup {
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Events" {
-            table {
-                thead { tr {
-                    th scope="col" { "When" } th scope="col" { "VM" } th scope="col" { "Event" }
-                    th scope="col" { "Snapshot" } th.number scope="col" { "Stun" } th scope="col" { "Message" }
-                } }
-                tbody {
-                    @for event in events {
-                        tr {
-                            td { (age(event.time)) }
-                            td { a href=(format!("/vms/{}", event.vm)) { (event.vm) } }
-                            td { (event.operation.as_str()) }
-                            td { (event.snapshot.as_deref().unwrap_or("")) }
-                            td.number { @if event.stun_us > 0 { (format_us(event.stun_us)) } }
-                            td.text { (event.message.as_deref().unwrap_or("")) }
-                        }
-                    }
-                }
-            }
         }
     }
 }

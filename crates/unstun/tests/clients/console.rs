@@ -9,16 +9,26 @@ use crate::daemon::Datastore;
 use crate::programs::{tool, try_tool};
 use crate::skip::skip;
 
-fn web(datastore: &Datastore) -> String {
+pub(crate) fn web(datastore: &Datastore) -> String {
     datastore.json("status")["web"][0].as_str().unwrap().to_owned()
 }
 
-fn link(datastore: &Datastore, vm: &str) -> String {
+pub(crate) fn link(datastore: &Datastore, vm: &str) -> String {
     datastore.json(&format!("console {vm}"))["urls"][0].as_str().unwrap().to_owned()
 }
 
-fn browser(datastore: &Datastore) -> Browser {
+pub(crate) fn browser(datastore: &Datastore) -> Browser {
     Browser::start(&datastore.beside("profile"))
+}
+
+/// Fills fields of the form with that action, sends it, and waits until the next page says `seen`.
+pub(crate) fn send(browser: &mut Browser, action: &str, fields: &[(&str, &str)], seen: &str) {
+    for (name, value) in fields {
+        browser.fill(&format!("form[action='{action}'] [name={name}]"), value);
+    }
+    // A form in a closed part of the page is sent too.
+    browser.click(&format!("form[action='{action}'] button"));
+    browser.sees(seen);
 }
 
 /// Clicks the button of a snapshot's form in the tree.
@@ -40,7 +50,7 @@ fn a_user_logs_in_takes_sees_changes_live_commits_reverts_and_logs_out() {
     browser.sees("2 of 2 VMs");
     browser.click("a[href='/vms/web']");
     browser.at("/vms/web");
-    browser.fill("input[name=name]", "first");
+    browser.fill("form[action='/vms/web/take'] input[name=name]", "first");
     browser.click("form[action='/vms/web/take'] button");
     browser.sees("Snapshot first is taken; the guest waited");
     datastore.json("snapshot take web upgrade");
@@ -262,7 +272,7 @@ fn a_viewer_looks_only() {
 }
 
 /// Pictures of the pages, as artefacts of the run.
-fn pictures() -> PathBuf {
+pub(crate) fn pictures() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("console");
     std::fs::create_dir_all(&folder).unwrap();
     folder
@@ -271,6 +281,7 @@ fn pictures() -> PathBuf {
 #[test]
 fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let datastore = Datastore::new();
+    crate::console_stores::observe_for_two_days(&datastore);
     let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create a-vm-with-quite-a-long-name-that-somebody-has-chosen --disk 16M");
     datastore.json("vm create web --disk 16M");
@@ -288,6 +299,12 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("vm", "/vms/web"),
         ("vm-month", "/vms/web?span=30d"),
         ("cost", "/vms/web/cost"),
+        ("settings", "/vms/web/settings"),
+        ("attach", "/vms/web/attach"),
+        ("space", "/vms/web/space"),
+        ("create", "/create"),
+        ("datastores", "/datastores"),
+        ("repair", "/repair"),
         ("activity", "/activity"),
         ("alarms", "/alarms"),
         ("policies", "/policies"),
@@ -323,11 +340,14 @@ fn axe() -> Option<String> {
 fn axe_finds_nothing_on_any_page_in_either_theme() {
     let Some(axe) = axe() else { return skip("there is no axe-core, because there is no npm") };
     let datastore = Datastore::new();
+    crate::console_stores::observe_for_two_days(&datastore);
     let daemon = datastore.start_as(&["--alarms-every", "1s"]);
     datastore.json("vm create web --disk 16M");
     datastore.json("snapshot take web before -m description");
     datastore.json("policy create nightly --schedule daily --keep-daily 7 --vm *");
     raise_alarm(&datastore);
+    datastore.json("vm create closed --disk 16M");
+    datastore.json("vm close closed");
     datastore.json("vm create old --disk 16M");
     datastore.json("vm remove old --delete-disks --yes");
     let mut browser = browser(&datastore);
@@ -337,6 +357,14 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
         "/",
         "/vms/web",
         "/vms/web/cost",
+        "/vms/web/settings",
+        "/vms/web/attach",
+        "/vms/web/space",
+        "/vms/closed",
+        "/create",
+        "/datastores",
+        "/datastores/ds/scrub",
+        "/repair",
         "/activity",
         "/alarms",
         "/policies",

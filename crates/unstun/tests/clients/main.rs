@@ -13,6 +13,8 @@ mod browser;
 mod cdp;
 mod compare;
 mod console;
+mod console_stores;
+mod console_vms;
 mod copies;
 mod cores;
 mod daemon;

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
+use api::name::DatastoreName;
 use api::units::format_bytes;
 use blk::reactor::Space;
 
@@ -18,7 +19,29 @@ const HOME_BYTES_MIN: u64 = 256 << 10;
 /// Maximum number of snapshots named as those whose commit frees the most space.
 const FREEABLE_MAX: usize = 3;
 
+/// What can still fill a datastore, and what frees space.
+pub(crate) struct DatastoreGrowth {
+    pub datastore: DatastoreName,
+    /// Bytes that its deltas and native disks can still allocate.
+    pub worst_growth_bytes: u64,
+    /// Snapshots whose commit frees the most space, the largest first.
+    pub freeable: Vec<api::Freeable>,
+}
+
 impl Daemon {
+    /// Returns the growth of the datastores that answer.
+    pub(crate) async fn growth(&self) -> Vec<DatastoreGrowth> {
+        let mut all = Vec::new();
+        for datastore in self.datastores() {
+            let growth = async { (self.space(&datastore).await, self.freeable(&datastore).await) };
+            if let Ok((Ok(space), freeable)) = asked(&datastore, growth).await {
+                let (datastore, worst_growth_bytes) = (datastore.name.clone(), space.worst_growth_bytes);
+                all.push(DatastoreGrowth { datastore, worst_growth_bytes, freeable });
+            }
+        }
+        all
+    }
+
     /// Returns the datastores on which guest writes wait.
     pub(crate) async fn full_datastores(&self) -> Vec<api::FullDatastore> {
         let mut full = Vec::new();

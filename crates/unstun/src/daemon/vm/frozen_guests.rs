@@ -6,9 +6,6 @@ use std::collections::BTreeMap;
 use api::name::VmName;
 use engine::latencies::{Latencies, LatencyFigures};
 
-use crate::daemon::state::Daemon;
-use crate::guest;
-
 /// What is said of a guest that was not released at once.
 const TRYING: &str = "the guest may be frozen or stand still: it has not said that it goes on, and the daemon tries to \
                       release it for ten minutes; `fsfreeze -u` in the guest, or `cont` in QEMU's monitor, does it by hand";
@@ -41,24 +38,15 @@ impl FrozenGuests {
         self.times.figures()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.unthawed.borrow().is_empty()
+    }
+
     /// Leaves out the guests that have no record any more.
-    fn keep(&self, recorded: &[VmName]) -> BTreeMap<VmName, String> {
+    pub(super) fn keep(&self, recorded: &[VmName]) -> BTreeMap<VmName, String> {
         let mut unthawed = self.unthawed.borrow_mut();
         unthawed.retain(|vm, _| recorded.contains(vm));
         unthawed.clone()
-    }
-}
-
-impl Daemon {
-    /// Returns the guests that may have stayed frozen, with what is known of each. `unstun thaw` may have thawed some.
-    pub(crate) async fn unthawed_guests(&self) -> BTreeMap<VmName, String> {
-        if self.frozen_guests.unthawed.borrow().is_empty() {
-            return BTreeMap::new();
-        }
-        let root = self.main.root.clone();
-        let records = self.env.blocking(move || guest::all_records(&root)).await;
-        let recorded: Vec<_> = records.into_iter().map(|record| record.vm).collect();
-        self.frozen_guests.keep(&recorded)
     }
 }
 
@@ -75,6 +63,6 @@ mod tests {
         assert_eq!(guests.keep(std::slice::from_ref(&web))[&web], TRYING);
         guests.end(&web, "given up");
         assert_eq!(guests.keep(std::slice::from_ref(&web))[&web], "given up");
-        assert!(guests.keep(&[]).is_empty() && guests.unthawed.borrow().is_empty());
+        assert!(guests.keep(&[]).is_empty() && guests.is_empty());
     }
 }

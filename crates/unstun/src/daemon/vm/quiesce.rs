@@ -1,5 +1,6 @@
 //! Guests whose file systems are frozen for a take, and those that a crash has left frozen.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -147,6 +148,17 @@ impl Daemon {
                 daemon.note(&entry, &sentence);
             }
         }));
+    }
+
+    /// Returns the guests that may be held still, with what is known of each. `unstun thaw` may have released some.
+    pub(crate) async fn unthawed_guests(&self) -> BTreeMap<VmName, String> {
+        if self.frozen_guests.is_empty() {
+            return BTreeMap::new();
+        }
+        let root = self.main.root.clone();
+        let records = self.env.blocking(move || guest::all_records(&root)).await;
+        let recorded: Vec<_> = records.into_iter().map(|record| record.vm).collect();
+        self.frozen_guests.keep(&recorded)
     }
 
     /// Waits until no guest is frozen for a take under way, and at most as long as guests may be frozen: the take may wait for
