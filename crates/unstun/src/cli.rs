@@ -135,6 +135,12 @@ pub enum Command {
     /// Write the man pages or the shell completions (for packagers)
     #[command(hide = true)]
     Generate(GenerateArgs),
+    /// Print the names that fit the last word of a command line (for the completions of shells)
+    #[command(hide = true)]
+    Complete {
+        #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+        words: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]

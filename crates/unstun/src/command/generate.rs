@@ -14,6 +14,8 @@ use crate::cli::examples::EXAMPLES;
 use crate::cli::{Cli, GenerateArgs, Generated};
 
 const NAME: &str = "unstun";
+/// What the completions of bash have beyond the definition of the command line.
+const NAMES_IN_BASH: &str = include_str!("names.bash");
 
 /// The section FILES of the first page.
 const FILES: [(&str, &str); 6] = [
@@ -91,7 +93,9 @@ fn roff(text: &str) -> String {
 fn completions(dir: &Path) -> IoResult<()> {
     let mut command = Cli::command();
     clap_complete::generate_to(Bash, &mut command, NAME, dir)?;
-    std::fs::rename(dir.join("unstun.bash"), dir.join(NAME))?;
+    let script = std::fs::read_to_string(dir.join("unstun.bash"))?;
+    std::fs::write(dir.join(NAME), script + NAMES_IN_BASH)?;
+    std::fs::remove_file(dir.join("unstun.bash"))?;
     clap_complete::generate_to(Zsh, &mut command, NAME, dir)?;
     clap_complete::generate_to(Fish, &mut command, NAME, dir)?;
     Ok(())

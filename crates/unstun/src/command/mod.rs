@@ -5,6 +5,7 @@ pub(crate) mod attach;
 mod bin;
 mod check;
 mod commit;
+mod complete;
 mod config;
 mod convert;
 mod cost;
@@ -67,6 +68,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         Command::Convert(args) => convert::run(args, output),
         Command::Thaw(args) => thaw::run(cli.global.datastore.as_deref(), args, output),
         Command::Generate(args) => generate::run(args, output),
+        Command::Complete { words } => complete::run(words, output),
         command => {
             let client = client(cli)?;
             runtime()?.block_on(ask_daemon(command, &client, output))
@@ -95,6 +97,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Up(_)
         | Command::Convert(_)
         | Command::Generate(_)
+        | Command::Complete { .. }
         | Command::Demo(_)
         | Command::Lab(_)
         | Command::Check(_)

@@ -12,6 +12,7 @@ mod branches;
 mod browser;
 mod cdp;
 mod compare;
+mod completions;
 mod console;
 mod console_stores;
 mod console_vms;
