@@ -11,7 +11,7 @@ use api::{
 };
 use api::{name, units};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::access::tokens;
 
@@ -31,7 +31,9 @@ pub trait Request: DeserializeOwned {
 
 pub fn parse<T: Request>(bytes: &[u8]) -> Result<T> {
     let body: T = serde_json::from_slice(bytes).map_err(|e| {
-        let kind = if e.is_data() { ErrorKind::Invalid } else { ErrorKind::Malformed };
+        // The error's own category counts some values among the faults of syntax.
+        let is_json = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
+        let kind = if is_json { ErrorKind::Invalid } else { ErrorKind::Malformed };
         Error::new(kind, format!("the request's body: {e}"))
     })?;
     body.check().map_err(Error::invalid)?;
