@@ -1,5 +1,5 @@
-//! Addresses at which NBD is served, and their URIs (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT`; the
-//! NBD project's `doc/uri.md`).
+//! Addresses at which NBD is served, and their URIs (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT` and with TLS
+//! `nbds://`; the NBD project's `doc/uri.md`).
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -16,6 +16,8 @@ pub enum NbdListen {
     /// Absolute path, at most 107 bytes.
     Unix(PathBuf),
     Tcp(SocketAddr),
+    /// TCP with TLS, which `up --nbd-tls-dir` makes of a TCP address.
+    Tls(SocketAddr),
 }
 
 impl FromStr for NbdListen {
@@ -61,7 +63,7 @@ impl FromStr for WebListen {
             return Ok(Self::Nowhere);
         }
         match text.parse() {
-            Ok(NbdListen::Tcp(address)) => Ok(Self::Tcp(address)),
+            Ok(NbdListen::Tcp(address) | NbdListen::Tls(address)) => Ok(Self::Tcp(address)),
             Ok(NbdListen::Unix(path)) => Ok(Self::Unix(path)),
             Err(error) if text.starts_with("unix:") => Err(error),
             Err(_) => {
@@ -98,7 +100,7 @@ pub fn check_socket_path(path: &Path) -> Result<(), String> {
 impl NbdListen {
     /// Returns whether clients of other hosts can connect.
     pub fn is_remote(&self) -> bool {
-        matches!(self, Self::Tcp(address) if !address.ip().to_canonical().is_loopback())
+        matches!(self, Self::Tcp(address) | Self::Tls(address) if !address.ip().to_canonical().is_loopback())
     }
 
     /// Returns the URI of `export`. An empty `export` gives the base URI, without an export's name.
@@ -107,31 +109,40 @@ impl NbdListen {
             Self::Unix(path) => {
                 format!("nbd+unix:///{}?socket={}", escape(export), escape(&path.to_string_lossy()))
             }
-            Self::Tcp(address) if address.port() == NBD_PORT => {
-                format!("nbd://{}/{}", host(address), escape(export))
-            }
-            Self::Tcp(address) => format!("nbd://{address}/{}", escape(export)),
+            Self::Tcp(address) => format!("nbd://{}/{}", authority(address), escape(export)),
+            Self::Tls(address) => format!("nbds://{}/{}", authority(address), escape(export)),
         }
     }
 
     /// Returns the address to connect to and the export's name; the inverse of `uri`.
     pub fn parse_uri(uri: &str) -> Result<(Self, String), String> {
-        let bad = || format!("{uri:?}: expected nbd+unix:///EXPORT?socket=PATH or nbd://ADDRESS:PORT/EXPORT");
+        let bad = || {
+            format!(
+                "{uri:?}: expected nbd+unix:///EXPORT?socket=PATH, or nbd:// or nbds://ADDRESS:PORT/EXPORT"
+            )
+        };
         if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
             let (export, socket) = rest.split_once("?socket=").ok_or_else(bad)?;
             let (export, socket) = (unescape(export).ok_or_else(bad)?, unescape(socket).ok_or_else(bad)?);
             return Ok((Self::Unix(socket.into()), export));
         }
-        let (authority, export) =
-            uri.strip_prefix("nbd://").and_then(|r| r.split_once('/')).ok_or_else(bad)?;
+        let (scheme, rest) = uri.split_once("://").ok_or_else(bad)?;
+        let listen = match scheme {
+            "nbd" => Self::Tcp,
+            "nbds" => Self::Tls,
+            _ => return Err(bad()),
+        };
+        let (authority, export) = rest.split_once('/').ok_or_else(bad)?;
         let address =
             authority.parse().or_else(|_| format!("{authority}:{NBD_PORT}").parse()).map_err(|_| bad())?;
-        Ok((Self::Tcp(address), unescape(export).ok_or_else(bad)?))
+        Ok((listen(address), unescape(export).ok_or_else(bad)?))
     }
 }
 
-fn host(address: &SocketAddr) -> String {
+/// Returns host and port, without the standard port.
+fn authority(address: &SocketAddr) -> String {
     match address {
+        _ if address.port() != NBD_PORT => address.to_string(),
         SocketAddr::V4(v4) => v4.ip().to_string(),
         SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
     }
@@ -228,6 +239,9 @@ mod tests {
             let uri = listen.uri("web/disk0@x");
             assert_eq!(NbdListen::parse_uri(&uri), Ok((listen, "web/disk0@x".to_owned())), "{uri}");
         }
+        let tls = NbdListen::Tls("192.0.2.1:10809".parse().unwrap());
+        assert_eq!(tls.uri("web/disk0"), "nbds://192.0.2.1/web/disk0");
+        assert_eq!(NbdListen::parse_uri(&tls.uri("x")), Ok((tls, "x".to_owned())));
         for bad in ["", "nbd://", "nbd+unix:///x", "nbd+unix:///%zz?socket=/a", "http://a/b"] {
             assert!(NbdListen::parse_uri(bad).is_err(), "{bad}");
         }

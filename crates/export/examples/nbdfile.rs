@@ -116,7 +116,7 @@ fn run(file: String, socket: &str) -> Result<()> {
     let outcome = executor.run(async move {
         let disk = open(&env, &file).await?;
         println!("serving {file}, {} bytes, as nbd export \"disk\"", disk.info.size_bytes);
-        serve(env, listener, Rc::new(OneExport(Rc::new(disk), file)), FrontEnd::new()).await;
+        serve(env, listener, Rc::new(OneExport(Rc::new(disk), file)), FrontEnd::new(), None).await;
         Ok(())
     });
     outcome.unwrap_or(Ok(()))

@@ -2,7 +2,7 @@
 //!
 //! Two state machines without I/O, `negotiate` and `request`, turn bytes into decisions; `session` and `server`
 //! transfer their bytes. Section names in comments are those of the NBD project's `doc/proto.md`. Absent on purpose:
-//! TLS, oldstyle, extended headers.
+//! oldstyle, extended headers.
 
 mod connection;
 mod connections;
@@ -21,6 +21,8 @@ mod request;
 mod server;
 mod session;
 mod status;
+mod stream;
+mod tls;
 mod wire;
 mod work;
 

@@ -162,6 +162,10 @@ pub struct UpArgs {
     /// Serve NBD on unix:PATH or HOST:PORT; may be repeated [default: unix:DATASTORE/.unstun/nbd.sock]
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub nbd: Vec<NbdListen>,
+    /// Serve NBD on TCP addresses with TLS alone, for clients with a certificate of the authority; the folder has ca-cert.pem,
+    /// server-cert.pem and server-key.pem
+    #[arg(long, value_name = "DIR", conflicts_with = "nbd_insecure")]
+    pub nbd_tls_dir: Option<PathBuf>,
     /// Serve NBD on TCP addresses beyond loopback although every client that reaches them can read and write every disk
     #[arg(long)]
     pub nbd_insecure: bool,

@@ -15,6 +15,7 @@ mod fatal;
 mod guest;
 mod log;
 mod memory;
+mod nbd_tls;
 mod notify;
 mod recorder;
 pub mod rest;

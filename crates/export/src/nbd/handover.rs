@@ -1,9 +1,9 @@
 //! Connections whose export another core serves: they go to that core during the handshake, before their first request.
 
 use blk::Local;
-use blk::socket::DetachedSocket;
 
 use super::negotiate::Negotiation;
+use super::stream::DetachedStream;
 
 /// Where a front end sends connections whose export another core serves.
 pub trait Routes {
@@ -16,7 +16,7 @@ pub trait Routes {
 
 /// A connection between two cores, in the middle of its handshake. Its drop ends the connection.
 pub struct HandedOver {
-    pub(super) socket: DetachedSocket,
+    pub(super) stream: DetachedStream,
     pub(super) negotiation: Negotiation,
     /// The export that the client has requested, which was not looked up yet.
     pub(super) export: String,

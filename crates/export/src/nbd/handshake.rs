@@ -1,15 +1,16 @@
 //! The handshake with one client: transfers the bytes of a negotiation, and looks exports up in the catalogue.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use blk::socket::Socket;
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
+use rustls::ServerConfig;
 
 use super::front_end::FrontEnd;
 use super::handshake_timer::HandshakeTimer;
 use super::negotiate::{FoundExport, Negotiation, Step, Terms};
-use super::outbox::advance;
+use super::stream::{Stream, advance};
 
 /// Size of a receive: options are small, so it is one page.
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
@@ -28,11 +29,13 @@ pub(super) struct Negotiated {
 pub(super) struct Start {
     pub negotiation: Negotiation,
     pub requested: Option<String>,
+    /// For TLS, where the listener requires it and it has not begun.
+    pub tls: Option<Arc<ServerConfig>>,
 }
 
 impl Start {
-    pub(super) fn new() -> Start {
-        Start { negotiation: Negotiation::new(), requested: None }
+    pub(super) fn new(tls: Option<Arc<ServerConfig>>) -> Start {
+        Start { negotiation: Negotiation::new(tls.is_some()), requested: None, tls }
     }
 }
 
@@ -56,14 +59,14 @@ enum Found {
 
 /// Negotiates with one client, within the time of `timer`.
 pub(super) async fn handshake(
-    socket: &Socket,
+    socket: &Stream,
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
     timer: &HandshakeTimer,
     start: Start,
 ) -> Result<End> {
     let peer = socket.peer();
-    let Start { mut negotiation, mut requested } = start;
+    let Start { mut negotiation, mut requested, mut tls } = start;
     loop {
         let output = negotiation.take_output();
         timer.wait(peer, send(socket, &output)).await?;
@@ -73,7 +76,7 @@ pub(super) async fn handshake(
             Step::Lookup(name) => match lookup(exports, front_end, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
                 Ok(Found::Elsewhere(core)) => {
-                    let start = Start { negotiation, requested: Some(name) };
+                    let start = Start { negotiation, requested: Some(name), tls };
                     return Ok(End::Elsewhere { core, start });
                 }
                 Ok(Found::Here(export, attachment)) => {
@@ -96,6 +99,12 @@ pub(super) async fn handshake(
                     (buf, n) => negotiation.feed(&buf[..n]),
                 }
             }
+            Step::StartTls => {
+                let output = negotiation.take_output();
+                timer.wait(peer, send(socket, &output)).await?;
+                let config = tls.take().expect("the negotiation offers TLS once, where it is required");
+                timer.wait(peer, socket.start_tls(config)).await?;
+            }
             Step::Left => {
                 // The client may have disconnected; its acknowledgement is not required.
                 let output = negotiation.take_output();
@@ -112,7 +121,7 @@ async fn lookup(
     exports: &Rc<dyn Exports>,
     front_end: &FrontEnd,
     name: &str,
-    socket: &Socket,
+    socket: &Stream,
 ) -> Result<Found> {
     let wanted = match name {
         "" => only_export(exports.list_all().await)?.name,
@@ -137,7 +146,7 @@ fn only_export(mut list: Vec<ExportEntry>) -> Result<ExportEntry> {
     }
 }
 
-async fn send(socket: &Socket, bytes: &[u8]) -> Result<()> {
+async fn send(socket: &Stream, bytes: &[u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
@@ -145,7 +154,7 @@ async fn send(socket: &Socket, bytes: &[u8]) -> Result<()> {
 }
 
 /// Sends all bytes of the parts, with as many sends as necessary.
-pub(super) async fn send_all(socket: &Socket, mut parts: Vec<blk::Slice>) -> Result<()> {
+pub(super) async fn send_all(socket: &Stream, mut parts: Vec<blk::Slice>) -> Result<()> {
     while !parts.is_empty() {
         match socket.send(parts.clone()).await? {
             0 => return Err(Error::invalid(socket.peer(), "the connection takes nothing more")),

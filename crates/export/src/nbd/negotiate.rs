@@ -22,6 +22,8 @@ pub(super) enum Step {
     List,
     /// Look this export up ("" is the default one), and answer with `found` or `not_found`.
     Lookup(String),
+    /// Send the output, and carry out the TLS handshake.
+    StartTls,
     /// Close the connection: the client ended the handshake.
     Left,
     /// Close the connection for this reason.
@@ -72,6 +74,16 @@ enum State {
     Ended(&'static str),
 }
 
+/// Whether the connection is encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TlsState {
+    /// The listener has no TLS.
+    Absent,
+    /// Before STARTTLS, which has to come first.
+    Required,
+    Started,
+}
+
 /// One client's handshake.
 pub(super) struct Negotiation {
     state: State,
@@ -80,13 +92,14 @@ pub(super) struct Negotiation {
     options: u32,
     no_zeroes: bool,
     structured: bool,
+    tls: TlsState,
     /// The export for which `base:allocation` was last selected.
     context_of: Option<String>,
 }
 
 impl Negotiation {
     /// Starts a handshake; the greeting is the first output.
-    pub(super) fn new() -> Negotiation {
+    pub(super) fn new(requires_tls: bool) -> Negotiation {
         let mut output = Vec::new();
         output.put_u64(GREETING_MAGIC);
         output.put_u64(OPTION_MAGIC);
@@ -98,6 +111,7 @@ impl Negotiation {
             options: 0,
             no_zeroes: false,
             structured: false,
+            tls: if requires_tls { TlsState::Required } else { TlsState::Absent },
             context_of: None,
         }
     }
@@ -196,6 +210,9 @@ impl Negotiation {
     }
 
     fn answer(&mut self, option: u32, payload: &[u8]) -> Result<Step, PayloadError> {
+        if self.tls == TlsState::Required && !matches!(option, OPT_STARTTLS | OPT_ABORT) {
+            return Ok(self.require_tls(option));
+        }
         match option {
             OPT_EXPORT_NAME => Ok(self.lookup(options::string(payload)?, Purpose::ExportName)),
             OPT_ABORT => {
@@ -215,9 +232,36 @@ impl Negotiation {
                 Ok(self.acknowledge(option))
             }
             OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => self.context(option, payload),
-            // After "unsupported", clients that would prefer TLS continue without it; after "policy" they do not.
-            OPT_STARTTLS => Ok(self.refuse(option, REP_ERR_UNSUP, "this server does not speak TLS")),
+            OPT_STARTTLS => self.start_tls(payload),
             _ => Ok(self.refuse(option, REP_ERR_UNSUP, "unknown option")),
+        }
+    }
+
+    /// Refuses an option in clear text. Nothing is said of the exports.
+    fn require_tls(&mut self, option: u32) -> Step {
+        match option {
+            OPT_EXPORT_NAME => self.close("TLS is required, and EXPORT_NAME leaves no room to say so"),
+            _ => self.refuse(option, REP_ERR_TLS_REQD, "TLS is required; start it first"),
+        }
+    }
+
+    fn start_tls(&mut self, payload: &[u8]) -> Result<Step, PayloadError> {
+        without_payload(payload)?;
+        match self.tls {
+            // After "unsupported", clients that would prefer TLS continue without it; after "policy" they do not.
+            TlsState::Absent => {
+                Ok(self.refuse(OPT_STARTTLS, REP_ERR_UNSUP, "this server does not speak TLS"))
+            }
+            TlsState::Started => Err("the connection is encrypted already"),
+            // A man in the middle could have added them to what the client sends under TLS.
+            TlsState::Required if !self.input.is_empty() => {
+                Ok(self.close("bytes after STARTTLS that are not encrypted"))
+            }
+            TlsState::Required => {
+                self.acknowledge(OPT_STARTTLS);
+                self.tls = TlsState::Started;
+                Ok(Step::StartTls)
+            }
         }
     }
 

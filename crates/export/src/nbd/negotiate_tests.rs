@@ -150,6 +150,43 @@ fn tls_and_unknown_options_are_unsupported_and_abort_is_acknowledged() {
     assert_eq!(talk.ended, Ended::Left);
 }
 
+/// Feeds a server that requires TLS, and returns its last step with the kinds of its replies.
+fn with_tls(client: &Client) -> (Step, Vec<u32>) {
+    let mut machine = Negotiation::new(true);
+    machine.feed(&client.0);
+    let mut step = machine.step();
+    while step == Step::Answered {
+        step = machine.step();
+    }
+    let talk = HandshakeTrace { output: machine.take_output(), ended: Ended::Hungry, rest: Vec::new() };
+    (step, kinds(&talk))
+}
+
+#[test]
+fn where_tls_is_required_nothing_is_said_before_it() {
+    let go = info_payload("disk", &[]);
+    let early = Client::new(3).option(OPT_LIST, &[]).option(OPT_STRUCTURED_REPLY, &[]).option(OPT_GO, &go);
+    assert_eq!(with_tls(&early), (Step::Receive, vec![REP_ERR_TLS_REQD; 3]));
+    let name = Client::new(3).option(OPT_EXPORT_NAME, b"disk");
+    assert!(matches!(with_tls(&name), (Step::Close(why), _) if why.contains("TLS is required")));
+    assert_eq!(with_tls(&Client::new(3).option(OPT_ABORT, &[])), (Step::Left, vec![REP_ACK]));
+    assert_eq!(with_tls(&early.option(OPT_STARTTLS, b"x")).1.last(), Some(&REP_ERR_INVALID));
+    let started = Client::new(3).option(OPT_STARTTLS, &[]);
+    assert_eq!(with_tls(&started), (Step::StartTls, vec![REP_ACK]));
+    let injected = started.option(OPT_LIST, &[]);
+    assert!(matches!(with_tls(&injected), (Step::Close(why), _) if why.contains("not encrypted")));
+}
+
+#[test]
+fn tls_is_started_once() {
+    let mut machine = Negotiation::new(true);
+    machine.feed(&Client::new(3).option(OPT_STARTTLS, &[]).0);
+    assert_eq!((machine.step(), machine.step()), (Step::Answered, Step::StartTls));
+    let again = Client(Vec::new()).option(OPT_STARTTLS, &[]).option(OPT_LIST, &[]);
+    machine.feed(&again.0);
+    assert_eq!((machine.step(), machine.step()), (Step::Answered, Step::List));
+}
+
 #[test]
 fn contexts_need_structured_replies_and_hold_for_their_export_only() {
     let set = |name| context_payload(name, &["base:allocation", "x:y"]);

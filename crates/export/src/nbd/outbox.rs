@@ -51,36 +51,3 @@ impl Outbox {
         Some(Batch { parts, _tickets: std::mem::take(&mut self.tickets) })
     }
 }
-
-/// Drops the first `sent` bytes of `parts`.
-pub(super) fn advance(parts: &mut Vec<Slice>, sent: u64) {
-    let mut left = sent;
-    let whole = parts.iter().take_while(|part| {
-        let fits = part.len() as u64 <= left;
-        left -= if fits { part.len() as u64 } else { 0 };
-        fits
-    });
-    let whole = whole.count();
-    parts.drain(..whole);
-    if left > 0 {
-        let first = &parts[0];
-        parts[0] = first.slice(left as usize..first.len());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_partial_send_continues_where_it_stopped() {
-        let whole =
-            || vec![Buf::copy_of(b"abc").freeze(), Buf::copy_of(b"de").freeze(), Buf::copy_of(b"f").freeze()];
-        for sent in 0..=6 {
-            let mut parts = whole();
-            advance(&mut parts, sent as u64);
-            let rest: Vec<u8> = parts.iter().flat_map(|p| p.to_vec()).collect();
-            assert_eq!(rest, b"abcdef"[sent..]);
-        }
-    }
-}

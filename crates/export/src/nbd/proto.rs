@@ -51,7 +51,7 @@ pub const OPT_EXPORT_NAME: u32 = 1;
 pub const OPT_ABORT: u32 = 2;
 /// Requests the names of all exports.
 pub const OPT_LIST: u32 = 3;
-/// Requests TLS, which is not supported.
+/// Starts TLS, if the listener has it.
 pub const OPT_STARTTLS: u32 = 5;
 /// Requests the properties of an export.
 pub const OPT_INFO: u32 = 6;
@@ -80,6 +80,8 @@ pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 pub const REP_ERR_POLICY: u32 = REP_ERROR + 2;
 /// The option's payload is invalid.
 pub const REP_ERR_INVALID: u32 = REP_ERROR + 3;
+/// The client has to start TLS first.
+pub const REP_ERR_TLS_REQD: u32 = REP_ERROR + 5;
 /// There is no export of this name.
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
 /// The server is about to end.

@@ -9,7 +9,6 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use blk::budget::Charge;
-use blk::socket::Socket;
 use blk::{Buf, Env, Error, Result, SECTOR, Slice};
 use futures_util::future::{Either, select};
 
@@ -17,6 +16,7 @@ use super::connection::{Connection, Ticket};
 use super::proto::*;
 use super::reply::Failure;
 use super::request::{Command, Event, RequestParser};
+use super::stream::Stream;
 use super::work::{SplitRequest, begin, read_part, start, write, write_part};
 use crate::limits::IoCost;
 use crate::memory::PIECE_BYTES_MAX;
@@ -24,7 +24,7 @@ use crate::memory::PIECE_BYTES_MAX;
 pub(super) struct Receiver<'a> {
     env: Env,
     line: &'a Rc<Connection>,
-    socket: &'a Socket,
+    socket: &'a Stream,
     parser: RequestParser,
     buf: Buf,
     /// Bytes that are received and not yet used.
@@ -42,7 +42,7 @@ const SMALL_RECEIVES: usize = 64;
 const WATCHED_AFTER_US: u64 = 500_000;
 
 impl<'a> Receiver<'a> {
-    pub(super) fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Socket, rest: &[u8]) -> Receiver<'a> {
+    pub(super) fn new(env: Env, line: &'a Rc<Connection>, socket: &'a Stream, rest: &[u8]) -> Receiver<'a> {
         // What arrived together with the last option is less than one receive of the handshake.
         let mut buf = Buf::alloc(RECEIVE_BYTES.max(rest.len()));
         buf[..rest.len()].copy_from_slice(rest);

@@ -89,7 +89,7 @@ impl<'a, F: FnMut(usize) -> usize> Pieces<'a, F> {
 pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> HandshakeTrace {
     let offers = catalogue();
     let mut pieces = Pieces { input, cut };
-    let mut machine = Negotiation::new();
+    let mut machine = Negotiation::new(false);
     let mut output = machine.take_output();
     let ended = loop {
         match machine.step() {
@@ -107,6 +107,7 @@ pub fn negotiate(input: &[u8], cut: impl FnMut(usize) -> usize) -> HandshakeTrac
                     }
                 }
             },
+            Step::StartTls => unreachable!("TLS is not offered"),
             Step::Left => break Ended::Left,
             Step::Close(why) => break Ended::Closed(why),
         }

@@ -3,11 +3,13 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
-use blk::socket::{Listener, Peer, Socket};
+use blk::socket::{Listener, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
+use rustls::ServerConfig;
 
 use super::front_end::{FrontEnd, Halt, RefusalGuard, Session, SessionEntry};
 use super::handover::HandedOver;
@@ -15,19 +17,29 @@ use super::handshake::{End, Start, handshake};
 use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
+use super::stream::Stream;
 
 /// Serves the catalogue on one listener until `control` is stopped, and then until its connections are closed: requests
 /// under way have [`STOP_GRACE_US`] to finish, and the same time again after their connection was cut. Several
 /// listeners may share one [`FrontEnd`].
 ///
 /// A failed accept is recorded there and retried: running out of descriptors must not end the listener.
-pub async fn serve(env: Env, listener: Listener, exports: Rc<dyn Exports>, control: Rc<FrontEnd>) {
+///
+/// With `tls`, a client has to start TLS before it names an export.
+pub async fn serve(
+    env: Env,
+    listener: Listener,
+    exports: Rc<dyn Exports>,
+    control: Rc<FrontEnd>,
+    tls: Option<Arc<ServerConfig>>,
+) {
     loop {
         match control.unless_stopped(listener.accept()).await {
             None => break,
             Some(Ok(socket)) => {
                 let timer = HandshakeTimer::new(&env, NEGOTIATION_LIMIT_US);
-                admit(&env, listener.address(), socket, &exports, &control, Start::new(), timer);
+                let (stream, start) = (Stream::new(socket), Start::new(tls.clone()));
+                admit(&env, listener.address(), stream, &exports, &control, start, timer);
             }
             Some(Err(error)) => {
                 control.note(listener.address(), "", error.kind, error.cause);
@@ -48,9 +60,10 @@ pub async fn drain(env: &Env, control: &FrontEnd) {
 
 /// Continues the handshake of a connection that another core has handed over, and then serves the connection.
 pub fn resume(env: &Env, connection: HandedOver, exports: &Rc<dyn Exports>, control: &Rc<FrontEnd>) {
-    let HandedOver { socket, negotiation, export, listener, left_ns } = connection;
-    let Some(socket) = Socket::attach(env, socket) else { return };
-    let start = Start { negotiation, requested: Some(export) };
+    let HandedOver { stream, negotiation, export, listener, left_ns } = connection;
+    let Some(socket) = Stream::attach(env, stream) else { return };
+    // TLS has begun where it is required: the client has named an export.
+    let start = Start { negotiation, requested: Some(export), tls: None };
     admit(env, &listener, socket, exports, control, start, HandshakeTimer::with_left(env, left_ns));
 }
 
@@ -58,7 +71,7 @@ pub fn resume(env: &Env, connection: HandedOver, exports: &Rc<dyn Exports>, cont
 fn admit(
     env: &Env,
     listener: &str,
-    socket: Socket,
+    socket: Stream,
     exports: &Rc<dyn Exports>,
     control: &Rc<FrontEnd>,
     start: Start,
@@ -91,7 +104,7 @@ impl Exports for RefusingCatalogue {
 }
 
 /// Tells a client why it is not served, in the reply to the first option whose reply can carry a text.
-async fn refuse(env: Env, socket: Socket, refusing: RefusalGuard, cause: String, start: Start) {
+async fn refuse(env: Env, socket: Stream, refusing: RefusalGuard, cause: String, start: Start) {
     let exports: Rc<dyn Exports> = Rc::new(RefusingCatalogue(cause));
     let timer = HandshakeTimer::new(&env, REFUSAL_LIMIT_US);
     let control = refusing.front_end().clone();
@@ -104,7 +117,7 @@ async fn refuse(env: Env, socket: Socket, refusing: RefusalGuard, cause: String,
 
 async fn connection(
     env: Env,
-    socket: Socket,
+    socket: Stream,
     exports: Rc<dyn Exports>,
     entered: SessionEntry,
     start: Start,
@@ -134,16 +147,16 @@ async fn connection(
 fn hand_over(
     control: &FrontEnd,
     core: usize,
-    socket: Socket,
-    Start { negotiation, requested }: Start,
+    socket: Stream,
+    Start { negotiation, requested, .. }: Start,
     listener: String,
     left_ns: u64,
 ) {
     let (Some(routes), Some(export)) = (control.routes(), requested) else { return };
     let peer = socket.peer().to_owned();
     match socket.detach() {
-        Some(socket) => {
-            let connection = HandedOver { socket, negotiation, export, listener, left_ns };
+        Some(stream) => {
+            let connection = HandedOver { stream, negotiation, export, listener, left_ns };
             routes.hand_over(core, connection);
         }
         None => {

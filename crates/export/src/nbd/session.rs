@@ -7,7 +7,6 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use blk::socket::Socket;
 use blk::volume::Attachment;
 use blk::{Env, Error, Result};
 
@@ -15,13 +14,14 @@ use super::connection::Connection;
 use super::front_end::{FrontEnd, Halt, Session};
 use super::handshake::{Negotiated, send_all};
 use super::receive::Receiver;
+use super::stream::Stream;
 
 /// Serves one connection from the first request to the last reply. The error is the reason why the stream broke.
 ///
 /// The attachment is kept until no request is under way. After its end, nothing of this client can reach the volume.
 pub(super) async fn transmit(
     env: Env,
-    socket: Socket,
+    socket: Stream,
     agreed: Negotiated,
     front_end: &FrontEnd,
     session: Rc<Session>,
@@ -41,7 +41,7 @@ pub(super) async fn transmit(
 }
 
 /// Receives and sends until the client has disconnected and is answered, the stream breaks, or the front end ends it.
-async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> Result<()> {
+async fn pump(env: Env, line: &Rc<Connection>, socket: &Stream, rest: &[u8]) -> Result<()> {
     let mut receive = pin!(Some(Receiver::new(env.clone(), line, socket, rest).run()));
     let mut send = pin!(send_replies(line, socket));
     let mut received = Ok(());
@@ -74,7 +74,7 @@ async fn pump(env: Env, line: &Rc<Connection>, socket: &Socket, rest: &[u8]) -> 
     .await
 }
 
-async fn send_replies(line: &Connection, socket: &Socket) -> Result<()> {
+async fn send_replies(line: &Connection, socket: &Stream) -> Result<()> {
     while let Some(mut batch) = line.next_batch().await {
         send_all(socket, std::mem::take(&mut batch.parts)).await?;
     }

@@ -355,7 +355,7 @@ fn run(
     }));
     let listen = |handle, name: &str| {
         let listener = Listener::new(env.clone(), handle, name.to_string());
-        env.spawn(serve(env.clone(), listener, catalogue.clone(), front_end.clone()))
+        env.spawn(serve(env.clone(), listener, catalogue.clone(), front_end.clone(), None))
     };
     let (over_unix, over_tcp) = (listen(unix, "unix"), listen(tcp, "tcp"));
     ready.send(port).expect("the test waits");

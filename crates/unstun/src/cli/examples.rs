@@ -5,6 +5,7 @@ pub const EXAMPLES: &[&str] = &[
     "up",
     "up --nbd unix:/run/u.sock --nbd 127.0.0.1:10809",
     "up --web 127.0.0.1:8484 --web unix:/run/unstun/web.sock",
+    "up --nbd unix:/run/u.sock --nbd 192.0.2.7:10809 --nbd-tls-dir /etc/pki/unstun",
     "up --nbd 192.0.2.7:10809 --nbd-insecure",
     "up --syslog none",
     "--datastore /srv/d status --json",

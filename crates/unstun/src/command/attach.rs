@@ -42,7 +42,7 @@ pub(crate) fn lines(vm: Vm, to: AttachTo, via: AttachVia) -> Result<Attach> {
     let socket = match (via, &first.listen) {
         (AttachVia::VhostUser, _) => Some(access::look(vhost_snippet::socket(first)?)?),
         (AttachVia::Nbd, NbdListen::Unix(path)) => Some(access::look(path)?),
-        (AttachVia::Nbd, NbdListen::Tcp(_)) => None,
+        (AttachVia::Nbd, NbdListen::Tcp(_) | NbdListen::Tls(_)) => None,
     };
     Ok(Attach {
         snippet: snippet(to, via, &disks)? + &agent(to, &vm.guest),

@@ -100,6 +100,13 @@ impl Source {
         disk: &Disk,
         mode: DiskMode,
     ) -> Result<Disk> {
+        if disk.nbd_uri.starts_with("nbds:") {
+            return Err(Error::refused(format!(
+                "{vm}/disk{} is served with TLS, and qemu-img has no certificates here; start the daemon with a Unix \
+                 socket as its first --nbd",
+                disk.number
+            )));
+        }
         let arguments = [
             "convert".as_ref(),
             // The new disk reads as zeros, so holes of the source need not be written.

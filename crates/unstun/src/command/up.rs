@@ -12,6 +12,7 @@ use api::listen::{self, NbdListen, WebListen};
 use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
+use rustls::ServerConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
@@ -26,7 +27,7 @@ use crate::daemon::{self, CoreHandle, Daemon, Subject};
 use crate::recorder::Recorder;
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
 use crate::rest::tls::{CertificateFiles, Tls};
-use crate::{fatal, log, notify, rest};
+use crate::{fatal, log, nbd_tls, notify, rest};
 
 /// Time for which API requests in flight may continue after a signal; then the engine stops regardless.
 const API_DRAIN: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let datastore = Datastore::for_daemon(named, args.create)?;
     listen::check_socket_path(&datastore.api_socket()).map_err(Error::invalid)?;
     check_nbd(args)?;
-    let nbd = if args.nbd.is_empty() { vec![datastore.default_nbd()?] } else { args.nbd.clone() };
+    let (nbd, nbd_tls) = nbd_addresses(&datastore, args)?;
     fatal::end_process_on_panic();
     info!("unstun {} starts, process {}", *VERSION, std::process::id());
     let (name, root) = (datastore.name(), datastore.root().to_path_buf());
@@ -46,7 +47,8 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
     let map_cache_bytes = memory.map_cache_bytes(args.map_cache, cores).map_err(Error::invalid)?;
     let activity = Activity::new(cores);
     let guests_dir = args.guests_dir.clone();
-    let place = daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, guests_dir, cores, activity };
+    let place =
+        daemon::Place { name, root, map_cache_bytes, memory, bin, nbd, nbd_tls, guests_dir, cores, activity };
     let core = Arc::new(CoreHandle::start(place, heartbeats.clone())?);
     notify::keep_watchdog(heartbeats)?;
     runtime()?.block_on(serve(&datastore, core, args, output))
@@ -55,13 +57,46 @@ pub(super) fn run(named: Option<&Path>, args: &UpArgs, output: Output) -> Result
 /// Refuses NBD for other hosts, which has neither passwords nor encryption, unless the user accepts that.
 fn check_nbd(args: &UpArgs) -> Result<()> {
     match args.nbd.iter().find(|address| address.is_remote()) {
-        Some(NbdListen::Tcp(address)) if !args.nbd_insecure => Err(Error::invalid(format!(
-            "--nbd {address}: every client that reaches this address could read and write every disk, without a password and \
-             in clear text; serve 127.0.0.1:{} behind a tunnel, or accept that with --nbd-insecure and keep others out with a \
-             firewall",
-            address.port()
-        ))),
+        Some(NbdListen::Tcp(address)) if !args.nbd_insecure && args.nbd_tls_dir.is_none() => {
+            Err(Error::invalid(format!(
+                "--nbd {address}: every client that reaches this address could read and write every disk, without a password and \
+             in clear text; serve it with TLS (--nbd-tls-dir), or 127.0.0.1:{} behind a tunnel, or accept that with \
+             --nbd-insecure and keep others out with a firewall",
+                address.port()
+            )))
+        }
         _ => Ok(()),
+    }
+}
+
+/// Returns the addresses of NBD, with TLS on TCP if the user has named certificates. Other addresses are served even if these
+/// cannot be read: a certificate that was renewed wrongly must not keep other guests from their disks.
+fn nbd_addresses(
+    datastore: &Datastore,
+    args: &UpArgs,
+) -> Result<(Vec<NbdListen>, Option<Arc<ServerConfig>>)> {
+    let mut addresses = args.nbd.clone();
+    if addresses.is_empty() {
+        addresses.push(datastore.default_nbd()?);
+    }
+    let Some(folder) = &args.nbd_tls_dir else { return Ok((addresses, None)) };
+    let config = nbd_tls::read(folder);
+    let with_tls = |address| match address {
+        NbdListen::Tcp(tcp) if config.is_ok() => Some(NbdListen::Tls(tcp)),
+        NbdListen::Tcp(tcp) => {
+            error!("NBD is not served on {tcp}: its certificates cannot be used");
+            None
+        }
+        other => Some(other),
+    };
+    addresses = addresses.into_iter().filter_map(with_tls).collect();
+    match config {
+        Ok(config) => Ok((addresses, Some(config))),
+        Err(e) if addresses.is_empty() => Err(e),
+        Err(e) => {
+            error!("{e}");
+            Ok((addresses, None))
+        }
     }
 }
 

@@ -88,6 +88,7 @@ pub(super) fn run(
 fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Result<()> {
     let exports = Catalogue::route(&daemon.running);
     for address in &place.nbd {
+        let mut tls = None;
         let (handle, shown) = match address {
             NbdListen::Unix(path) => {
                 let path = path.to_string_lossy();
@@ -102,11 +103,15 @@ fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Res
                 }
                 (reactor.listen_tcp(&tcp.to_string())?, tcp.to_string())
             }
+            NbdListen::Tls(tcp) => {
+                tls.clone_from(&place.nbd_tls);
+                (reactor.listen_tcp(&tcp.to_string())?, format!("{tcp} with TLS"))
+            }
         };
         info!("NBD is on {shown}");
         let listener = Listener::new(daemon.env.clone(), handle, shown);
-        let served =
-            nbd::serve(daemon.env.clone(), listener, exports.clone(), daemon.running.front_end.clone());
+        let (env, front_end) = (daemon.env.clone(), daemon.running.front_end.clone());
+        let served = nbd::serve(env, listener, exports.clone(), front_end, tls);
         daemon.track_front_end(daemon.env.spawn(served));
     }
     Ok(())
@@ -116,7 +121,7 @@ fn listen(reactor: &Rc<UringReactor>, daemon: &Rc<Daemon>, place: &Place) -> Res
 async fn serve_vhost_user(daemon: &Rc<Daemon>, place: &Place) {
     let unix = place.nbd.iter().find_map(|address| match address {
         NbdListen::Unix(path) => Some(path),
-        NbdListen::Tcp(_) => None,
+        NbdListen::Tcp(_) | NbdListen::Tls(_) => None,
     });
     // vhost-user needs descriptors that only a Unix socket passes; a daemon for TCP alone serves none.
     let Some(folder) = unix.map(|path| folder_beside(path)) else { return };

@@ -84,6 +84,7 @@ pub(super) async fn boot_with(env: Env, defect: Option<Defect>, bin: BinPolicy) 
         bin,
         guests_dir: std::path::PathBuf::new(),
         nbd: Vec::new(),
+        nbd_tls: None,
         cores: 1,
         activity: export::Activity::new(1),
     };

@@ -31,6 +31,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
         bin: BinPolicy::default(),
         guests_dir: std::path::PathBuf::new(),
         nbd: Vec::new(),
+        nbd_tls: None,
         cores: 1,
         activity: export::Activity::new(1),
     };

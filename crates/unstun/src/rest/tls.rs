@@ -46,16 +46,9 @@ impl Tls {
     }
 
     fn read(CertificateFiles { certificate, key }: &CertificateFiles) -> Result<Tls> {
-        let at = |path: &Path, e: &dyn std::fmt::Display, expected: &str| {
-            Error::invalid(format!("{}: {e}; expected {expected}", path.display()))
-        };
-        let of_certificate = |e| at(certificate, &e, "certificates in PEM");
-        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
-            .and_then(Iterator::collect)
-            .map_err(|e: rustls::pki_types::pem::Error| of_certificate(e.to_string()))?;
-        let first = chain.first().ok_or_else(|| of_certificate("no certificate".to_owned()))?;
-        let fingerprint = fingerprint(first);
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|e| at(key, &e, "a private key in PEM"))?;
+        let chain = read_certificates(certificate)?;
+        let fingerprint = fingerprint(&chain[0]);
+        let secret = read_key(key)?;
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
@@ -63,6 +56,22 @@ impl Tls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Tls { acceptor: TlsAcceptor::from(Arc::new(config)), fingerprint })
     }
+}
+
+pub(crate) fn at(path: &Path, e: &dyn std::fmt::Display, expected: &str) -> Error {
+    Error::invalid(format!("{}: {e}; expected {expected}", path.display()))
+}
+
+/// Reads the certificates of a file, at least one.
+pub(crate) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let wrong = |e: &dyn std::fmt::Display| at(path, e, "certificates in PEM");
+    let all: std::result::Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let all = all.map_err(|e| wrong(&e))?;
+    if all.is_empty() { Err(wrong(&"no certificate")) } else { Ok(all) }
+}
+
+pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_file(path).map_err(|e| at(path, &e, "a private key in PEM"))
 }
 
 fn fingerprint(certificate: &CertificateDer<'_>) -> String {

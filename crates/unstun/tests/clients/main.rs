@@ -49,6 +49,7 @@ mod metrics;
 mod moves;
 mod native;
 mod nbd;
+mod nbd_tls;
 mod policies;
 mod programs;
 mod proxy;

@@ -8,6 +8,8 @@ use super::Attached;
 
 /// Seconds for which a guest's I/O waits while the daemon restarts, before it fails.
 const RECONNECT_S: u32 = 60;
+/// Identifier of the certificates in QEMU.
+const CREDENTIALS: &str = "unstun-tls";
 const INDENT: &str = "  ";
 /// Controllers for guests without virtio drivers, as comments of a shell.
 const OTHER_CONTROLLERS: &str = "\
@@ -21,6 +23,7 @@ const OTHER_CONTROLLERS: &str = "\
 /// `scsi0`.
 pub(super) fn qemu(disks: &[Attached]) -> String {
     let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
+    lines.extend(credentials(disks));
     lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = lines.join(" \\\n");
     format!("{text}\n\n{OTHER_CONTROLLERS}")
@@ -29,6 +32,7 @@ pub(super) fn qemu(disks: &[Attached]) -> String {
 /// Returns one VM's arguments, which Proxmox passes to QEMU unchanged.
 pub(super) fn proxmox(disks: &[Attached]) -> String {
     let mut arguments = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
+    arguments.extend(credentials(disks));
     arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
     let text = arguments.join(" ").replace('\'', "'\\''");
     format!(
@@ -47,12 +51,23 @@ pub(super) fn agent(socket: &Path) -> String {
     )
 }
 
+/// Returns the argument for the certificates of QEMU as a client, where the disks are served with TLS.
+fn credentials(disks: &[Attached]) -> Option<String> {
+    let has_tls = disks.iter().any(|disk| matches!(disk.listen, NbdListen::Tls(_)));
+    has_tls.then(|| format!("-object tls-creds-x509,id={CREDENTIALS},dir=/etc/pki/qemu,endpoint=client"))
+}
+
 fn blockdev(disk: &Attached) -> String {
     let server = match &disk.listen {
         NbdListen::Unix(path) => format!("server.type=unix,server.path={}", escape(&path.to_string_lossy())),
         NbdListen::Tcp(address) => {
             format!("server.type=inet,server.host={},server.port={}", address.ip(), address.port())
         }
+        NbdListen::Tls(address) => format!(
+            "server.type=inet,server.host={},server.port={},tls-creds={CREDENTIALS}",
+            address.ip(),
+            address.port()
+        ),
     };
     let (node, export) = (node(disk), escape(&disk.export));
     format!(
@@ -83,12 +98,14 @@ pub(super) fn libvirt(disks: &[Attached]) -> String {
     for (at, disk) in disks.iter().enumerate() {
         let host = match &disk.listen {
             NbdListen::Unix(path) => format!("transport='unix' socket='{}'", xml(&path.to_string_lossy())),
-            NbdListen::Tcp(address) => format!("name='{}' port='{}'", address.ip(), address.port()),
+            NbdListen::Tcp(address) | NbdListen::Tls(address) => {
+                format!("name='{}' port='{}'", address.ip(), address.port())
+            }
         };
         let lines = [
             format!("<disk type='network' device='disk'> <!-- {} -->", disk.slot),
             format!("{INDENT}<driver name='qemu' type='raw' cache='none' discard='unmap'/>"),
-            format!("{INDENT}<source protocol='nbd' name='{}'>", xml(&disk.export)),
+            format!("{INDENT}<source protocol='nbd' name='{}'{}>", xml(&disk.export), tls(&disk.listen)),
             format!("{INDENT}{INDENT}<host {host}/>"),
             format!(
                 "{INDENT}{INDENT}<reconnect delay='{RECONNECT_S}'/> <!-- remove this line for libvirt before 9.1 -->"
@@ -100,6 +117,11 @@ pub(super) fn libvirt(disks: &[Attached]) -> String {
         text.push_str(&lines.join("\n"));
     }
     text
+}
+
+/// Returns libvirt's attribute for TLS, whose certificates are in `nbd_tls_x509_cert_dir` of its qemu.conf.
+fn tls(listen: &NbdListen) -> &'static str {
+    if matches!(listen, NbdListen::Tls(_)) { " tls='yes'" } else { "" }
 }
 
 /// Returns the letters by which the kernel names its disks: a, b, ... z, aa, ab.
