@@ -1,12 +1,19 @@
-//! TLS of NBD: the certificates in the folder of `--nbd-tls-dir`, under the names that QEMU gives them (`tls-creds-x509`).
+//! TLS of NBD: the certificates in the folder of `--nbd-tls-dir`, under the names that QEMU gives them (`tls-creds-x509`), and
+//! which certificate may use which VMs.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use api::VmGlob;
 use api::error::Result;
+use export::nbd::{Permits, TlsTerms};
 use rustls::crypto::ring;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use sha2::{Digest, Sha256};
 
 use crate::rest::tls::{at, read_certificates, read_key};
 
@@ -14,9 +21,14 @@ use crate::rest::tls::{at, read_certificates, read_key};
 const AUTHORITIES: &str = "ca-cert.pem";
 const CERTIFICATE: &str = "server-cert.pem";
 const KEY: &str = "server-key.pem";
+/// Which client may use which VMs: lines `FINGERPRINT VM...`. Without the file each client may use all.
+const CLIENTS: &str = "clients";
+/// Hexadecimal digits of a fingerprint.
+const FINGERPRINT_DIGITS: usize = 64;
+const EXPECTED: &str = "a line `FINGERPRINT VM...`: the SHA-256 of a certificate, and names of VMs in which * and ? stand for others";
 
 /// Reads the certificates. A client needs one that the authority has signed: NBD has no other way to say who it is.
-pub(crate) fn read(folder: &Path) -> Result<Arc<ServerConfig>> {
+pub(crate) fn read(folder: &Path) -> Result<TlsTerms> {
     let [authorities, certificate, key] = [AUTHORITIES, CERTIFICATE, KEY].map(|name| folder.join(name));
     let mut roots = RootCertStore::empty();
     for one in read_certificates(&authorities)? {
@@ -34,5 +46,91 @@ pub(crate) fn read(folder: &Path) -> Result<Arc<ServerConfig>> {
     // A client that reconnects carries out a whole handshake: a certificate is checked each time.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-    Ok(Arc::new(config))
+    Ok(TlsTerms { config: Arc::new(config), permits: Arc::new(read_clients(&folder.join(CLIENTS))?) })
+}
+
+/// What clients may use: all VMs, or by the fingerprint of the certificate those that match.
+#[derive(Debug)]
+enum Clients {
+    All,
+    Listed(BTreeMap<String, Vec<VmGlob>>),
+}
+
+impl Permits for Clients {
+    fn permits(&self, certificate: &[u8], export: &str) -> bool {
+        let Clients::Listed(clients) = self else { return true };
+        // Exports are `VM/diskN`, with more behind it.
+        let vm = export.split('/').next().unwrap_or_default();
+        clients.get(&fingerprint(certificate)).is_some_and(|vms| vms.iter().any(|one| one.matches(vm)))
+    }
+}
+
+fn fingerprint(certificate: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in Sha256::digest(certificate) {
+        write!(text, "{byte:02x}").expect("a String takes it");
+    }
+    text
+}
+
+fn read_clients(path: &Path) -> Result<Clients> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text).map(Clients::Listed).map_err(|cause| at(path, &cause, EXPECTED)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Clients::All),
+        Err(e) => Err(at(path, &e, EXPECTED)),
+    }
+}
+
+fn parse(text: &str) -> std::result::Result<BTreeMap<String, Vec<VmGlob>>, String> {
+    let mut clients: BTreeMap<String, Vec<VmGlob>> = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(first) = words.next() else { continue };
+        let digits = first.replace(':', "").to_ascii_lowercase();
+        if digits.len() != FINGERPRINT_DIGITS || !digits.chars().all(|c| c.is_ascii_hexdigit()) {
+            return Err(format!("line {number}: found {first:?}"));
+        }
+        let vms: std::result::Result<Vec<VmGlob>, String> = words.map(str::parse).collect();
+        let vms = vms.map_err(|cause| format!("line {number}: {cause}"))?;
+        if vms.is_empty() {
+            return Err(format!("line {number}: found no VM"));
+        }
+        clients.entry(digits).or_default().extend(vms);
+    }
+    Ok(clients)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_may_use_what_its_lines_name() {
+        let known = fingerprint(b"known").to_uppercase();
+        let pairs: Vec<&str> = (0..32).map(|at| &known[2 * at..2 * at + 2]).collect();
+        let text = format!("# the backup host\n{}  web db-*  # nightly\n\n{known} test\n", pairs.join(":"));
+        let clients = Clients::Listed(parse(&text).unwrap());
+        for export in ["web/disk0", "web/disk0@a", "web/disk1.g7", "db-1/disk0", "test/disk0"] {
+            assert!(clients.permits(b"known", export), "{export}");
+            assert!(!clients.permits(b"other", export), "{export}");
+        }
+        for export in ["webs/disk0", "db/disk0", "", "/disk0"] {
+            assert!(!clients.permits(b"known", export), "{export}");
+        }
+        assert!(Clients::All.permits(b"other", "web/disk0"));
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_named() {
+        let known = fingerprint(b"known");
+        for (text, expected) in [
+            (format!("{known} web\n{} web", &known[1..]), "line 2: found"),
+            (known.clone(), "line 1: found no VM"),
+            (format!("{known} ../x"), "line 1: \"../x\""),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 }

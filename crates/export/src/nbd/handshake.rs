@@ -1,16 +1,15 @@
 //! The handshake with one client: transfers the bytes of a negotiation, and looks exports up in the catalogue.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Buf, Error, Result};
-use rustls::ServerConfig;
 
 use super::front_end::FrontEnd;
 use super::handshake_timer::HandshakeTimer;
 use super::negotiate::{FoundExport, Negotiation, Step, Terms};
 use super::stream::{Stream, advance};
+use super::tls::TlsTerms;
 
 /// Size of a receive: options are small, so it is one page.
 const HANDSHAKE_RECEIVE_BYTES: usize = 4096;
@@ -30,11 +29,11 @@ pub(super) struct Start {
     pub negotiation: Negotiation,
     pub requested: Option<String>,
     /// For TLS, where the listener requires it and it has not begun.
-    pub tls: Option<Arc<ServerConfig>>,
+    pub tls: Option<TlsTerms>,
 }
 
 impl Start {
-    pub(super) fn new(tls: Option<Arc<ServerConfig>>) -> Start {
+    pub(super) fn new(tls: Option<TlsTerms>) -> Start {
         Start { negotiation: Negotiation::new(tls.is_some()), requested: None, tls }
     }
 }
@@ -72,7 +71,7 @@ pub(super) async fn handshake(
         timer.wait(peer, send(socket, &output)).await?;
         match requested.take().map_or_else(|| negotiation.step(), Step::Lookup) {
             Step::Answered => {}
-            Step::List => negotiation.list(&exports.list_all().await),
+            Step::List => negotiation.list(&permitted(exports, socket).await),
             Step::Lookup(name) => match lookup(exports, front_end, &name, socket).await {
                 Err(error) => negotiation.not_found(&error),
                 Ok(Found::Elsewhere(core)) => {
@@ -102,8 +101,8 @@ pub(super) async fn handshake(
             Step::StartTls => {
                 let output = negotiation.take_output();
                 timer.wait(peer, send(socket, &output)).await?;
-                let config = tls.take().expect("the negotiation offers TLS once, where it is required");
-                timer.wait(peer, socket.start_tls(config)).await?;
+                let terms = tls.take().expect("the negotiation offers TLS once, where it is required");
+                timer.wait(peer, socket.start_tls(terms)).await?;
             }
             Step::Left => {
                 // The client may have disconnected; its acknowledgement is not required.
@@ -124,9 +123,13 @@ async fn lookup(
     socket: &Stream,
 ) -> Result<Found> {
     let wanted = match name {
-        "" => only_export(exports.list_all().await)?.name,
+        "" => only_export(permitted(exports, socket).await)?.name,
         _ => name.to_string(),
     };
+    if !socket.permits(&wanted) {
+        let cause = "the certificate of this client does not permit it";
+        return Err(Error::refused(&wanted, cause));
+    }
     if let Some(core) = front_end.other_core(&wanted).await {
         return Ok(Found::Elsewhere(core));
     }
@@ -137,6 +140,13 @@ async fn lookup(
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
     Ok(Found::Here(FoundExport { name: entry.name, description: entry.description, info }, attachment))
+}
+
+/// Returns the exports that the client may use.
+async fn permitted(exports: &Rc<dyn Exports>, socket: &Stream) -> Vec<ExportEntry> {
+    let mut all = exports.list_all().await;
+    all.retain(|entry| socket.permits(&entry.name));
+    all
 }
 
 fn only_export(mut list: Vec<ExportEntry>) -> Result<ExportEntry> {

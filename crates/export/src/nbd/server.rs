@@ -3,13 +3,11 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::Poll;
 
 use blk::socket::{Listener, Peer};
 use blk::volume::{Attachment, ExportEntry, Exports};
 use blk::{Env, Error, ErrorKind, Local, Result};
-use rustls::ServerConfig;
 
 use super::front_end::{FrontEnd, Halt, RefusalGuard, Session, SessionEntry};
 use super::handover::HandedOver;
@@ -18,6 +16,7 @@ use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
 use super::stream::Stream;
+use super::tls::TlsTerms;
 
 /// Serves the catalogue on one listener until `control` is stopped, and then until its connections are closed: requests
 /// under way have [`STOP_GRACE_US`] to finish, and the same time again after their connection was cut. Several
@@ -31,7 +30,7 @@ pub async fn serve(
     listener: Listener,
     exports: Rc<dyn Exports>,
     control: Rc<FrontEnd>,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<TlsTerms>,
 ) {
     loop {
         match control.unless_stopped(listener.accept()).await {

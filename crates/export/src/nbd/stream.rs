@@ -1,13 +1,11 @@
 //! The byte stream of a connection: its socket in clear text, or under TLS from STARTTLS on.
 
 use std::cell::{OnceCell, RefCell};
-use std::sync::Arc;
 
 use blk::socket::{DetachedSocket, Peer, Socket};
 use blk::{Buf, Env, Error, Result, Slice};
-use rustls::ServerConfig;
 
-use super::tls::Tls;
+use super::tls::{Tls, TlsTerms};
 
 /// Size of a receive of ciphertext: two records.
 const RECEIVE_BYTES: usize = 32 << 10;
@@ -37,6 +35,11 @@ impl Stream {
     /// Returns the peer with its identity.
     pub(super) fn client(&self) -> &Peer {
         self.socket.client()
+    }
+
+    /// Returns whether the client may use an export. In clear text every client may.
+    pub(super) fn permits(&self, export: &str) -> bool {
+        self.tls.get().is_none_or(|tls| tls.borrow().permits(export))
     }
 
     /// See [`Socket::hung_up`].
@@ -84,8 +87,8 @@ impl Stream {
     }
 
     /// Carries out the TLS handshake as the server. From then on the stream is encrypted.
-    pub(super) async fn start_tls(&self, config: Arc<ServerConfig>) -> Result<()> {
-        let mut tls = Tls::new(config).map_err(|cause| self.broken(&cause))?;
+    pub(super) async fn start_tls(&self, terms: TlsTerms) -> Result<()> {
+        let mut tls = Tls::new(terms).map_err(|cause| self.broken(&cause))?;
         loop {
             let progress = tls.handshake();
             // After a failure the client gets an alert that names the cause.

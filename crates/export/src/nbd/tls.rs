@@ -12,8 +12,24 @@ const SEND_BYTES_MAX: usize = 64 << 10;
 /// Why a connection under TLS breaks.
 type Cause = String;
 
+/// TLS of a listener: its certificates, and which of its clients may use which export.
+#[derive(Debug, Clone)]
+pub struct TlsTerms {
+    /// Requires certificates of the clients.
+    pub config: Arc<ServerConfig>,
+    /// Decides by the certificate of a client.
+    pub permits: Arc<dyn Permits>,
+}
+
+/// Decides what a client may use.
+pub trait Permits: std::fmt::Debug + Send + Sync {
+    /// Returns whether the client with this certificate (X.509 in DER) may use the export of this name.
+    fn permits(&self, certificate: &[u8], export: &str) -> bool;
+}
+
 pub(super) struct Tls {
     connection: ServerConnection,
+    permits: Arc<dyn Permits>,
     /// Records that were received and are not decrypted yet.
     received: Vec<u8>,
     /// Number of bytes at their beginning that are decrypted.
@@ -25,11 +41,18 @@ fn cause(error: impl std::fmt::Display) -> Cause {
 }
 
 impl Tls {
-    pub(super) fn new(config: Arc<ServerConfig>) -> Result<Tls, Cause> {
+    pub(super) fn new(terms: TlsTerms) -> Result<Tls, Cause> {
+        let TlsTerms { config, permits } = terms;
         let mut connection = ServerConnection::new(config).map_err(cause)?;
         // `encrypt` bounds what waits.
         connection.set_buffer_limit(None);
-        Ok(Tls { connection, received: Vec::new(), used: 0 })
+        Ok(Tls { connection, permits, received: Vec::new(), used: 0 })
+    }
+
+    /// Returns whether the client may use an export. Without a certificate it may use none.
+    pub(super) fn permits(&self, export: &str) -> bool {
+        let certificates = self.connection.peer_certificates().unwrap_or_default();
+        certificates.first().is_some_and(|certificate| self.permits.permits(certificate, export))
     }
 
     /// Adds received records.

@@ -12,7 +12,6 @@ use api::listen::{self, NbdListen, WebListen};
 use api::location::Datastore;
 use api::output::Output;
 use export::Activity;
-use rustls::ServerConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing::{error, info, warn};
@@ -74,7 +73,7 @@ fn check_nbd(args: &UpArgs) -> Result<()> {
 fn nbd_addresses(
     datastore: &Datastore,
     args: &UpArgs,
-) -> Result<(Vec<NbdListen>, Option<Arc<ServerConfig>>)> {
+) -> Result<(Vec<NbdListen>, Option<export::nbd::TlsTerms>)> {
     let mut addresses = args.nbd.clone();
     if addresses.is_empty() {
         addresses.push(datastore.default_nbd()?);

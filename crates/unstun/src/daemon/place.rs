@@ -6,7 +6,6 @@ use std::sync::Arc;
 use api::listen::NbdListen;
 use api::name::DatastoreName;
 use export::Activity;
-use rustls::ServerConfig;
 
 use crate::daemon::bin::policy::BinPolicy;
 use crate::memory::Memory;
@@ -23,7 +22,7 @@ pub(crate) struct Place {
     pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
     /// For the addresses of NBD with TLS.
-    pub nbd_tls: Option<Arc<ServerConfig>>,
+    pub nbd_tls: Option<export::nbd::TlsTerms>,
     /// Folder of the commands that freeze and thaw guests.
     pub guests_dir: PathBuf,
     /// Number of cores, the control side's own included.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
 };
+use sha2::{Digest, Sha256};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::programs::{tool, try_tool};
@@ -36,7 +37,8 @@ impl Authority {
         authority
     }
 
-    fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose) {
+    /// Returns the fingerprint of the certificate, as openssl prints it.
+    fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> String {
         let mut of = parameters(name);
         of.subject_alt_names = vec![SanType::IpAddress("127.0.0.1".parse().unwrap())];
         of.extended_key_usages = vec![usage];
@@ -44,6 +46,8 @@ impl Authority {
         let certificate = of.signed_by(&key, &self.issuer).unwrap();
         std::fs::write(self.folder.join(format!("{name}-cert.pem")), certificate.pem()).unwrap();
         std::fs::write(self.folder.join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
+        let digest = Sha256::digest(certificate.der());
+        digest.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
     }
 
     /// Returns the URI for libnbd with the certificates.
@@ -120,6 +124,48 @@ fn without_a_certificate_of_the_authority_nothing_is_served_and_nothing_told() {
     }
     refused(&stranger.uri("web/disk0", port));
     tool("nbdinfo", &[&authority.uri("web/disk0", port)]);
+    daemon.stop();
+}
+
+/// The certificate of `client` is listed for one VM, that of `backup` for all, and `nobody` is not listed.
+#[test]
+fn a_certificate_reaches_the_vms_that_it_is_listed_for() {
+    let datastore = Datastore::new();
+    let authority = Authority::new(datastore.beside("pki"));
+    let client = |name: &str| {
+        let fingerprint = authority.sign(name, ExtendedKeyUsagePurpose::ClientAuth);
+        let folder = datastore.beside(name);
+        std::fs::create_dir(&folder).unwrap();
+        for (from, to) in [
+            ("ca-cert.pem".to_owned(), "ca-cert.pem"),
+            (format!("{name}-cert.pem"), "client-cert.pem"),
+            (format!("{name}-key.pem"), "client-key.pem"),
+        ] {
+            std::fs::copy(authority.folder.join(from), folder.join(to)).unwrap();
+        }
+        (folder, fingerprint)
+    };
+    let [shop, backup, nobody] = ["shop", "backup", "nobody"].map(client);
+    let lines = format!("{} web\n{} *\n", shop.1, backup.1);
+    std::fs::write(authority.folder.join("clients"), lines).unwrap();
+    let (daemon, port) = start(&datastore, &authority.folder, &["--cores", "2"]);
+    for vm in ["web", "db"] {
+        datastore.json(&format!("vm create {vm} --disk 16M"));
+    }
+    let uri = |folder: &Path, export: &str| {
+        format!("nbds://127.0.0.1:{port}/{export}?tls-certificates={}", folder.display())
+    };
+    for (folder, reaches) in
+        [(&shop.0, [true, false]), (&backup.0, [true, true]), (&nobody.0, [false, false])]
+    {
+        for (vm, is_reached) in ["web", "db"].into_iter().zip(reaches) {
+            let output = try_tool("nbdinfo", &[&uri(folder, &format!("{vm}/disk0"))]);
+            assert_eq!(output.status.success(), is_reached, "{vm} by {}", folder.display());
+            let list = try_tool("nbdinfo", &["--list", &uri(folder, "")]);
+            let listed = String::from_utf8_lossy(&list.stdout).contains(&format!("\"{vm}/disk0"));
+            assert_eq!(listed, is_reached, "{vm} in the list of {}", folder.display());
+        }
+    }
     daemon.stop();
 }
 
