@@ -119,6 +119,7 @@ impl Alarms {
         if let Some(samples) = samples {
             Forecasts::write(&self.core, samples).await;
         }
+        let is_renamed = self.state().follow(&figures.renamed);
         let thresholds = self.state().thresholds.clone();
         let findings = observer.observe(&figures, &thresholds, &self.forecasts(), now);
         let (notifications, is_changed) = {
@@ -128,7 +129,7 @@ impl Alarms {
             (notifications, ended)
         };
         notifications.iter().for_each(log);
-        if is_changed || !notifications.is_empty() {
+        if is_changed || is_renamed || !notifications.is_empty() {
             self.write_or_warn().await;
         }
         let delivered: Vec<Alarm> = {

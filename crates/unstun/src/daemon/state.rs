@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use api::error::Result;
 use api::listen::NbdListen;
+use api::name::VmName;
 use blk::Env;
 use blk::exec::JoinHandle;
 use blk::sync::Signal;
@@ -80,6 +81,8 @@ pub(crate) struct Daemon {
     /// Locks of the homes that are open, or being created or removed.
     pub holds: Holds,
     pub policies: Policies,
+    /// VMs that have another name since the last look of the alarms: the old one, and the new one.
+    pub renamed: RefCell<Vec<(VmName, VmName)>>,
     pub defects: Planted,
     /// Names of VMs and datastores, and folders, that an operation is creating, opening or removing at the moment.
     pub(super) claimed: RefCell<BTreeSet<String>>,
@@ -137,6 +140,7 @@ impl Daemon {
             closed: RefCell::default(),
             holds: Holds::default(),
             policies: Policies::default(),
+            renamed: RefCell::default(),
             defects: Planted::default(),
             claimed: RefCell::default(),
             jobs: RefCell::default(),

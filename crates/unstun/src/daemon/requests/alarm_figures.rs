@@ -28,6 +28,8 @@ pub(crate) struct AlarmFigures {
     pub policies_fault: Option<String>,
     /// Guests that may have stayed frozen, with what is known of each.
     pub unthawed: BTreeMap<VmName, String>,
+    /// VMs that have another name since the last look: the old one, and the new one.
+    pub renamed: Vec<(VmName, VmName)>,
 }
 
 impl Daemon {
@@ -58,6 +60,8 @@ impl Daemon {
         let failed = self.datastores().iter().filter_map(broken).collect();
         let policies_fault = self.policies.fault();
         let unthawed = self.unthawed_guests().await;
-        Ok(AlarmFigures { metrics: self.metrics().await?, snapshots, failed, policies_fault, unthawed })
+        let metrics = self.metrics().await?;
+        let renamed = self.renamed.take();
+        Ok(AlarmFigures { metrics, snapshots, failed, policies_fault, unthawed, renamed })
     }
 }

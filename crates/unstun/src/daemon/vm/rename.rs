@@ -70,6 +70,7 @@ impl Daemon {
             }
         };
         self.note(&entry, &format!("renamed from {old}"));
+        self.renamed.borrow_mut().push((vm.clone(), request.name.clone()));
         if let Err(error) = self.policies_name(vm, |vms| vms.retain(|vm| *vm != was)).await {
             warn!("VM {new}: the policies that name it keep its old name, too: {error}");
         }
