@@ -77,8 +77,7 @@ pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, Freeze
     let (begun, frozen) = oneshot::channel();
     let (release, released) = channel();
     let work = move || {
-        let _busy = busy;
-        freeze.run(waits, begun, &released);
+        freeze.run(waits, busy, begun, &released);
     };
     let spawned = thread::Builder::new().name("freeze".to_owned()).spawn(work);
     spawned.map_err(|e| format!("a thread to freeze the guest: {e}"))?;
@@ -91,10 +90,14 @@ pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, Freeze
 type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), FreezeError>;
 
 impl Freeze {
-    fn run(&self, waits: Waits, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
+    /// The right to hold the guest is given back before the last answer, upon which the next take may begin.
+    fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
         let mut guest = match self.prepare(waits) {
             Ok(guest) => guest,
-            Err(cause) => return drop(begun.send(Err(cause.into()))),
+            Err(cause) => {
+                drop(busy);
+                return drop(begun.send(Err(cause.into())));
+            }
         };
         let before = Instant::now();
         let fault = match guest.freeze(before + waits.freeze) {
@@ -110,12 +113,13 @@ impl Freeze {
                 let is_taken = begun.send(Ok(answer)).is_ok();
                 let in_time =
                     !is_taken || released.recv_timeout(self.frozen_max) != Err(RecvTimeoutError::Timeout);
-                return self.end(waits, guest, (frozen, in_time), thaw);
+                return self.end(waits, busy, guest, (frozen, in_time), thaw);
             }
             Err(fault) => fault,
         };
         if !fault.may_be {
             self.guest.forget();
+            drop(busy);
             return drop(begun.send(Err(fault.cause.into())));
         }
         let (end, later) = oneshot::channel();
@@ -123,7 +127,9 @@ impl Freeze {
         let first = guest.thaw(Instant::now() + waits.thaw);
         // The agent has one client at a time.
         drop(guest);
-        let _ = end.send(self.guest.report(first.or_else(|_| self.guest.thaw_until(waits))));
+        let report = self.guest.report(first.or_else(|_| self.guest.thaw_until(waits)));
+        drop(busy);
+        let _ = end.send(report);
     }
 
     /// Records the freeze and reaches the guest.
@@ -136,6 +142,7 @@ impl Freeze {
     fn end(
         &self,
         waits: Waits,
+        busy: Busy,
         mut guest: Guest,
         (frozen, in_time): (Instant, bool),
         thawed: oneshot::Sender<Thawed>,
@@ -155,12 +162,15 @@ impl Freeze {
         };
         if answer.is_ok() {
             self.guest.forget();
+            drop(busy);
             let _ = thawed.send(Thawed { frozen_us, held, later: None });
             return;
         }
         drop(guest);
         let (end, later) = oneshot::channel();
         let _ = thawed.send(Thawed { frozen_us, held, later: Some(later) });
-        let _ = end.send(self.guest.report(self.guest.thaw_until(waits)));
+        let report = self.guest.report(self.guest.thaw_until(waits));
+        drop(busy);
+        let _ = end.send(report);
     }
 }

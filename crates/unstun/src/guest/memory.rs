@@ -31,8 +31,8 @@ pub(crate) struct SaveMemory {
     pub file: MemoryFile,
     /// Maximum length of the file: what the datastore can spare.
     pub bytes_max: u64,
-    /// IDs of the processes that have the VM's disks; empty if they are not known.
-    pub clients: Vec<u32>,
+    /// IDs of the processes that have the VM's disks, and whether each has written; empty if they are not known.
+    pub clients: Vec<(u32, bool)>,
     /// Time for which the guest stands still and waits for the snapshot.
     pub stopped_max: Duration,
     /// Whether this guest is held already.
@@ -75,8 +75,7 @@ impl SaveMemory {
         let (begun, stopped) = oneshot::channel();
         let (go_on, told) = channel();
         let work = move || {
-            let _busy = busy;
-            self.run(waits, begun, &told);
+            self.run(waits, busy, begun, &told);
         };
         let spawned = thread::Builder::new().name("memory".to_owned()).spawn(work);
         spawned.map_err(|e| format!("a thread to save the memory: {e}"))?;
@@ -85,16 +84,20 @@ impl SaveMemory {
         Ok(StoppedGuest { go_on, saved })
     }
 
-    fn run(&self, waits: Waits, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
+    /// The right to hold the guest is given back before the last answer, upon which the next take may begin.
+    fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
         let began = Instant::now();
         let migration = match self.prepare(waits) {
             Ok(migration) => migration,
-            Err(cause) => return drop(begun.send(Err(cause.into()))),
+            Err(cause) => {
+                drop(busy);
+                return drop(begun.send(Err(cause.into())));
+            }
         };
         let mut saving = Saving { migration, storing: None };
         let stopped = self.start(&mut saving).and_then(|()| saving.migration.until_stopped());
         if let Err(cause) = stopped {
-            return self.give_up(waits, saving, cause, |error| drop(begun.send(Err(error))));
+            return self.give_up(waits, busy, saving, cause, |error| drop(begun.send(Err(error))));
         }
         let (tell, saved) = oneshot::channel();
         let is_taken = begun.send(Ok(saved)).is_ok();
@@ -107,8 +110,12 @@ impl SaveMemory {
             _ => Err("the snapshot was not taken".to_owned()),
         };
         match told.and_then(|()| saving.migration.complete()) {
-            Ok(stopped_us) => drop(tell.send(self.finish(saving, began, stopped_us).map_err(Into::into))),
-            Err(cause) => self.give_up(waits, saving, cause, |error| drop(tell.send(Err(error)))),
+            Ok(stopped_us) => {
+                let saved = self.finish(saving, began, stopped_us);
+                drop(busy);
+                let _ = tell.send(saved.map_err(Into::into));
+            }
+            Err(cause) => self.give_up(waits, busy, saving, cause, |error| drop(tell.send(Err(error)))),
         }
     }
 
@@ -118,14 +125,8 @@ impl SaveMemory {
             unreachable!("a guest whose memory is saved is held by its monitor")
         };
         let monitor = Monitor::connect(path, Instant::now() + waits.reach)?;
-        if let Some(process) = monitor.process().filter(|_| !self.clients.is_empty())
-            && !self.clients.contains(&process)
-        {
-            let path = path.display();
-            return Err(format!(
-                "{path} is the monitor of process {process}, which has no disk of this VM open; expected that of {:?}",
-                self.clients
-            ));
+        if let Some(process) = monitor.process() {
+            self.refuse_others(process).map_err(|cause| format!("{}: {cause}", path.display()))?;
         }
         let migration = Migration::prepare(monitor)?;
         if migration.ram_bytes > self.bytes_max {
@@ -134,6 +135,23 @@ impl SaveMemory {
         }
         self.guest.record.write(&self.guest.datastore)?;
         Ok(migration)
+    }
+
+    /// Refuses the monitor of a process that has no disk of the VM, and disks that another process writes, too: the snapshot
+    /// would have the memory of one guest and the disks of two.
+    fn refuse_others(&self, process: u32) -> Result<(), String> {
+        let others: Vec<u32> = self.clients.iter().map(|(client, _)| *client).collect();
+        if !others.is_empty() && !others.contains(&process) {
+            return Err(format!(
+                "the monitor of process {process}, which has no disk of this VM open; expected that of {others:?}"
+            ));
+        }
+        match self.clients.iter().find(|(client, writes)| *writes && *client != process) {
+            Some((other, _)) => {
+                Err(format!("process {other} writes the disks of this VM, too; its memory would be missing"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn start(&self, saving: &mut Saving) -> Result<(), String> {
@@ -172,18 +190,28 @@ impl SaveMemory {
     }
 
     /// Ends the migration and lets the guest run on. Tells `cause`, at once; a guest that does not answer is tried further.
-    fn give_up(&self, waits: Waits, mut saving: Saving, cause: String, tell: impl FnOnce(FreezeError)) {
+    fn give_up(
+        &self,
+        waits: Waits,
+        busy: Busy,
+        mut saving: Saving,
+        cause: String,
+        tell: impl FnOnce(FreezeError),
+    ) {
         let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
         if released.is_ok() {
             saving.migration.restore_settings();
             self.guest.forget();
+            drop(busy);
             tell(cause.into());
         } else {
             // QEMU's monitor has one client at a time.
             drop(saving.migration);
             let (end, later) = oneshot::channel();
             tell(FreezeError { cause, later: Some(later) });
-            let _ = end.send(self.guest.report(self.guest.thaw_until(waits)));
+            let report = self.guest.report(self.guest.thaw_until(waits));
+            drop(busy);
+            let _ = end.send(report);
         }
         // The stream ends with the migration.
         if let Some(storing) = saving.storing {

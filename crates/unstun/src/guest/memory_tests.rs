@@ -102,7 +102,20 @@ impl Qemu {
         let mut answer = json!({});
         let mut events: Vec<Value> = Vec::new();
         match command {
-            "query-status" => answer = json!({"status": self.status}),
+            "query-status" => {
+                answer = json!({"status": self.status});
+                // It is put away only after it has completed.
+                if self.status == "finish-migrate" && self.migration != "pre-switchover" {
+                    self.status = "postmigrate";
+                }
+            }
+            "cont" if self.status == "finish-migrate" => {
+                say(
+                    stream,
+                    &json!({"error": {"class": "GenericError", "desc": "Migration is not finalized yet"}}),
+                );
+                return true;
+            }
             "query-migrate" => answer = self.shown(),
             "query-memory-size-summary" => answer = json!({"base-memory": RAM_BYTES}),
             "query-migrate-capabilities" => {
@@ -130,7 +143,7 @@ impl Qemu {
             "migrate-continue" => {
                 self.migration = if self.fault == Fault::FailsLate { "failed" } else { "completed" };
                 self.send(PARTS[1]);
-                (self.stream, self.status) = (None, "postmigrate");
+                self.stream = None;
                 events.push(migration(self.migration));
             }
             "migrate_cancel" => {
@@ -184,7 +197,7 @@ fn of(folder: &Path) -> SaveMemory {
         guest: HeldGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() },
         file: MemoryFile { folder: folder.to_owned(), snapshot: 7 },
         bytes_max: 1 << 30,
-        clients: vec![std::process::id()],
+        clients: vec![(1, false), (std::process::id(), true)],
         stopped_max: LONG,
         busy: Arc::new(AtomicBool::new(false)),
     }
@@ -261,7 +274,7 @@ fn a_take_that_fails_lets_the_guest_run_on() {
     until(&commands, "migrate_cancel");
     until(&commands, "migrate-set-parameters");
     assert!(!save.file.path().exists());
-    // The first thread may still be ending.
+    // Nobody waits for the end of the first thread.
     let late = SaveMemory { stopped_max: Duration::from_millis(1), busy: Arc::default(), ..save };
     let stopped = begin(late).unwrap();
     until(&commands, "migrate_cancel");
@@ -274,8 +287,11 @@ fn another_guest_is_left_alone_and_so_is_one_without_room() {
     let folder = tempfile::tempdir().unwrap();
     let commands = Qemu::start(&folder.path().join("qmp.sock"), Fault::None);
     let save = of(folder.path());
-    let cause = begin(SaveMemory { clients: vec![1], ..save.clone() }).err().unwrap();
+    let cause = begin(SaveMemory { clients: vec![(1, true)], ..save.clone() }).err().unwrap();
     assert!(cause.contains("expected that of [1]"), "{cause}");
+    let both = vec![(std::process::id(), true), (1, true)];
+    let cause = begin(SaveMemory { clients: both, ..save.clone() }).err().unwrap();
+    assert!(cause.contains("process 1 writes"), "{cause}");
     let cause = begin(SaveMemory { bytes_max: RAM_BYTES - 1, ..save }).err().unwrap();
     assert!(cause.contains("can spare"), "{cause}");
     while let Ok(command) = commands.try_recv() {

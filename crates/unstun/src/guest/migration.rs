@@ -22,6 +22,9 @@ const STALLED: Duration = Duration::from_secs(60);
 const STALLED_STOPPED: Duration = Duration::from_secs(10);
 /// QEMU's own default.
 const BANDWIDTH_BYTES_S_DEFAULT: u64 = 128 << 20;
+/// State of a guest whose migration QEMU is putting away, and the interval at which it is looked at then.
+const FINISHING: &str = "finish-migrate";
+const FINISHING_LOOK: Duration = Duration::from_millis(5);
 /// Name of the stream's descriptor in QEMU.
 const STREAM: &str = "unstun-memory";
 /// The bandwidth is that of the stream's reader.
@@ -132,7 +135,12 @@ impl Migration {
         self.monitor.call("migrate-continue", json!({"state": "pre-switchover"}), until)?;
         self.moved = Instant::now();
         self.until("completed")?;
-        self.monitor.call("cont", json!({}), Instant::now() + ANSWER)?;
+        // QEMU refuses to go on until it has put the migration away.
+        let until = Instant::now() + ANSWER;
+        while status(&mut self.monitor, until)? == FINISHING {
+            self.next_state(Instant::now() + FINISHING_LOOK)?;
+        }
+        self.monitor.call("cont", json!({}), until)?;
         while self.resumed.is_none() {
             self.next_state(Instant::now() + ANSWER)?;
         }
@@ -225,8 +233,14 @@ pub(super) fn run_on(monitor: &mut Monitor, until: Instant) -> Result<(), String
             event => drop(event?),
         }
     }
+    while status(monitor, until)? == FINISHING {
+        match monitor.event((Instant::now() + FINISHING_LOOK).min(until)) {
+            Err(cause) if cause == NO_ANSWER && Instant::now() < until => {}
+            event => drop(event?),
+        }
+    }
     match status(monitor, until)?.as_str() {
-        "finish-migrate" | "postmigrate" => monitor.call("cont", json!({}), until).map(drop),
+        "postmigrate" => monitor.call("cont", json!({}), until).map(drop),
         _ => Ok(()),
     }
 }

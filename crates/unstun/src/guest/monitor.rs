@@ -9,7 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
@@ -57,8 +58,9 @@ impl Monitor {
 
     /// Returns the ID of the process that has the socket; None where the kernel does not show it here.
     pub(super) fn process(&self) -> Option<u32> {
-        let pid = socket_peercred(self.lines.socket()).ok()?.pid.as_raw_nonzero();
-        u32::try_from(pid.get()).ok()
+        let peer = getsockopt(&self.lines.socket(), PeerCredentials).ok()?;
+        // A process of another PID namespace has the number 0.
+        u32::try_from(peer.pid()).ok().filter(|pid| *pid > 0)
     }
 
     /// Carries out a command and returns its answer. Events that come before it are kept.

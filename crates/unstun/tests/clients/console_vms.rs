@@ -48,7 +48,7 @@ fn settings_and_disks_of_a_vm_are_changed_on_its_page() {
     let fields = [("size", "32M"), ("mode", "independent-persistent")];
     send(&mut browser, &of("disks/add"), &fields, "disk1 of 32 MiB is added.");
     send(&mut browser, &of("disks/1/grow"), &[("size", "64M")], "disk1 has 64 MiB.");
-    send(&mut browser, &of("disks/1/grow"), &[("size", "1M")], "64");
+    send(&mut browser, &of("disks/1/grow"), &[("size", "1M")], "a disk can only grow");
     let mode = [("mode", "independent-nonpersistent")];
     send(&mut browser, &of("disks/1/mode"), &mode, "disk1 is independent-nonpersistent.");
     let shown = datastore.json("vm show web");

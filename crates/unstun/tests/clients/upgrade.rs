@@ -55,7 +55,7 @@ fn check(datastore: &Datastore, vm: &str) {
     let shown = datastore.json(&format!("vm show {vm}"));
     assert_eq!((&shown["note"], &shown["tags"]), (&json!("the shop"), &json!(["prod"])), "{shown}");
     assert_eq!((&shown["limits"]["iops"], &shown["limits"]["weight"]), (&json!(20_000), &json!(200)));
-    assert_eq!(shown["guest"], json!({"access": "libvirt:shop", "frozen_ms_max": 500}));
+    assert_eq!(shown["guest"], json!({"access": "libvirt:shop", "frozen_ms_max": 500, "qmp": null}));
     assert_eq!(shown["notices"], json!([]));
     let tree = datastore.json(&format!("snapshot tree {vm}"));
     let who =

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::error::{Error, Result};
 use api::name::{SnapshotRef, VmName};
-use api::{MemorySaved, Operation, VmClient};
+use api::{ClientAccess, MemorySaved, Operation, VmClient};
 use blk::dir::OWN_FOLDER;
 use blk::reactor::OpenMode;
 use blk::{Buf, Dir};
@@ -154,10 +154,13 @@ fn file_of(entry: &VmRecord, snapshot: u128) -> MemoryFile {
     MemoryFile { folder: entry.home.join(OWN_FOLDER), snapshot }
 }
 
-/// Returns the IDs of the clients' processes; nothing if one of them has none that is known.
-fn processes(clients: &[VmClient]) -> Vec<u32> {
-    let process = |client: &VmClient| client.client.strip_prefix("pid ")?.split(' ').next()?.parse().ok();
-    clients.iter().map(process).collect::<Option<Vec<u32>>>().unwrap_or_default()
+/// Returns the IDs of the clients' processes, and whether each has written; nothing if one of them has none that is known.
+fn processes(clients: &[VmClient]) -> Vec<(u32, bool)> {
+    let process = |client: &VmClient| {
+        let id = client.client.strip_prefix("pid ")?.split(' ').next()?.parse().ok()?;
+        Some((id, client.access == ClientAccess::Writes))
+    };
+    clients.iter().map(process).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
 /// Returns the files of a home. One that was being written when a daemon ended is removed.
