@@ -58,19 +58,7 @@ impl FromStr for VmGlob {
     }
 }
 
-impl TryFrom<String> for VmGlob {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<VmGlob> for String {
-    fn from(glob: VmGlob) -> String {
-        glob.0
-    }
-}
+as_text!(VmGlob);
 
 impl fmt::Display for VmGlob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

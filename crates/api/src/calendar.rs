@@ -194,19 +194,7 @@ impl FromStr for Calendar {
     }
 }
 
-impl TryFrom<String> for Calendar {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Calendar> for String {
-    fn from(calendar: Calendar) -> String {
-        calendar.text
-    }
-}
+as_text!(Calendar);
 
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -87,19 +87,7 @@ impl fmt::Display for GuestAccess {
     }
 }
 
-impl TryFrom<String> for GuestAccess {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<GuestAccess> for String {
-    fn from(access: GuestAccess) -> String {
-        access.to_string()
-    }
-}
+as_text!(GuestAccess);
 
 /// `unix:PATH`: the socket of QEMU's monitor (QMP).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -131,19 +119,7 @@ impl fmt::Display for MonitorSocket {
     }
 }
 
-impl TryFrom<String> for MonitorSocket {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<MonitorSocket> for String {
-    fn from(monitor: MonitorSocket) -> String {
-        monitor.to_string()
-    }
-}
+as_text!(MonitorSocket);
 
 /// Body of `PUT /vms/VM/guest`; part of `vm show`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -244,8 +220,6 @@ pub struct SnapshotMemory {
     pub ram_bytes: u64,
     /// QEMU that wrote the stream, such as `7.2.22`.
     pub qemu: String,
-    /// Command line of that QEMU; empty where the kernel did not show it.
-    pub command_line: Vec<String>,
 }
 
 /// A row of `thaw`: a guest that a daemon left frozen, or standing still, when it ended.

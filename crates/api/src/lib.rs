@@ -19,6 +19,25 @@ macro_rules! words {
     };
 }
 
+/// Gives a type whose form in JSON is its text the conversions for that.
+macro_rules! as_text {
+    ($type:ident) => {
+        impl TryFrom<String> for $type {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> String {
+                value.to_string()
+            }
+        }
+    };
+}
+
 mod access;
 mod alarm;
 pub mod args;

@@ -73,19 +73,7 @@ fn time(text: &str) -> Result<Time, String> {
     Time::new(number(hour)?, number(minute)?, 0, 0).map_err(|_| wrong())
 }
 
-impl TryFrom<String> for Window {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Window> for String {
-    fn from(window: Window) -> String {
-        window.text
-    }
-}
+as_text!(Window);
 
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

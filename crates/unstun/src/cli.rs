@@ -42,8 +42,8 @@ pub use snapshot::{
 };
 pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
-    AccessArg, CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MonitorArg, MoveArgs,
-    OnOff, RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
+    CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, OrNone,
+    RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \

@@ -106,7 +106,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let syslog = Syslog::chosen(Some(&SyslogTo::Socket(path.clone())), true).unwrap();
-        syslog.send("nobody is there");
+        syslog.send("no socket");
         let reader = UnixDatagram::bind(&path).unwrap();
         // Far more than the kernel keeps for a socket (net.unix.max_dgram_qlen).
         (0..10_000).for_each(|n| syslog.send(&format!("entry {n}")));

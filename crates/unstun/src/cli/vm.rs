@@ -1,6 +1,7 @@
 //! `unstun vm`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use api::limits::{self, BURST_S_MAX, WEIGHT_MAX};
 use api::name::{DiskRef, Tag, VmName};
@@ -225,25 +226,18 @@ pub struct SetLabels {
     pub note: Option<String>,
 }
 
-/// How the guest is reached, or not at all. A type of its own, because clap reads a bare `Option` as "may be left out".
+/// A value, or `none`. A type of its own, because clap reads a bare `Option` as "may be left out".
 #[derive(Debug, Clone)]
-pub struct AccessArg(pub Option<GuestAccess>);
+pub struct OrNone<T>(pub Option<T>);
 
-fn parse_access(text: &str) -> Result<AccessArg, String> {
-    match text {
-        "none" => Ok(AccessArg(None)),
-        _ => text.parse().map(|access| AccessArg(Some(access))),
-    }
-}
+impl<T: FromStr> FromStr for OrNone<T> {
+    type Err = T::Err;
 
-/// A monitor of QEMU's, or none.
-#[derive(Debug, Clone)]
-pub struct MonitorArg(pub Option<MonitorSocket>);
-
-fn parse_monitor(text: &str) -> Result<MonitorArg, String> {
-    match text {
-        "none" => Ok(MonitorArg(None)),
-        _ => text.parse().map(|monitor| MonitorArg(Some(monitor))),
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        match text {
+            "none" => Ok(OrNone(None)),
+            _ => text.parse().map(|value| OrNone(Some(value))),
+        }
     }
 }
 
@@ -253,11 +247,11 @@ fn parse_monitor(text: &str) -> Result<MonitorArg, String> {
 pub struct SetGuest {
     /// Freeze the guest's file systems for `snapshot take --quiesce` in this way: through the socket of QEMU's guest agent, by
     /// libvirt, or by the commands in /etc/unstun/guests/NAME.toml; `none`: not at all
-    #[arg(long, value_name = "unix:PATH|libvirt:DOMAIN|command:NAME|none", value_parser = parse_access)]
-    pub guest_agent: Option<AccessArg>,
+    #[arg(long, value_name = "unix:PATH|libvirt:DOMAIN|command:NAME|none")]
+    pub guest_agent: Option<OrNone<GuestAccess>>,
     /// Save the guest's memory for `snapshot take --memory` through the socket of QEMU's monitor (QMP); `none`: not at all
-    #[arg(long, value_name = "unix:PATH|none", value_parser = parse_monitor)]
-    pub qmp: Option<MonitorArg>,
+    #[arg(long, value_name = "unix:PATH|none")]
+    pub qmp: Option<OrNone<MonitorSocket>>,
     /// Thaw the file systems, or let the guest run on, after so many milliseconds, whether the snapshot is taken or not
     /// [default: 2000]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(FROZEN_MS_MIN..=FROZEN_MS_MAX))]

@@ -12,8 +12,8 @@ use api::{
 };
 
 use crate::cli::{
-    AccessArg, CloneArgs, DefragmentArgs, ImportArgs, MonitorArg, MoveArgs, OnOff, SetArgs, SetGuest,
-    VmCommand, VmCreateArgs,
+    CloneArgs, DefragmentArgs, ImportArgs, MoveArgs, OnOff, OrNone, SetArgs, SetGuest, VmCommand,
+    VmCreateArgs,
 };
 use crate::command::{commit, disk, fill, labels, limits, loss};
 
@@ -114,10 +114,10 @@ async fn set(args: &SetArgs, client: &Client, output: Output) -> Result<()> {
     let SetGuest { guest_agent, qmp, frozen_max } = &args.guest;
     if guest_agent.is_some() || qmp.is_some() || frozen_max.is_some() {
         let mut guest = client.vm_show(&args.vm).await?.guest;
-        if let Some(AccessArg(access)) = guest_agent {
+        if let Some(OrNone(access)) = guest_agent {
             guest.access.clone_from(access);
         }
-        if let Some(MonitorArg(monitor)) = qmp {
+        if let Some(OrNone(monitor)) = qmp {
             guest.qmp.clone_from(monitor);
         }
         guest.frozen_ms_max = frozen_max.unwrap_or(guest.frozen_ms_max);

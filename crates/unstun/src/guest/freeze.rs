@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use api::units::format_us;
@@ -12,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::Guest;
 use super::fault::NotFrozen;
-use super::held::{Busy, HeldGuest, WAITS, Waits, micros};
+use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
 
 /// What is needed to freeze a guest.
 #[derive(Clone)]
@@ -42,19 +41,6 @@ pub(crate) struct Thawed {
     pub later: Option<oneshot::Receiver<String>>,
 }
 
-/// Why nothing is frozen.
-pub(crate) struct FreezeError {
-    pub cause: String,
-    /// Where something may be frozen nevertheless: what became of it, later.
-    pub later: Option<oneshot::Receiver<String>>,
-}
-
-impl From<String> for FreezeError {
-    fn from(cause: String) -> FreezeError {
-        FreezeError { cause, later: None }
-    }
-}
-
 impl Frozen {
     /// Thaws the file systems, and waits for the guest's answer.
     pub(crate) async fn thaw(self) -> Thawed {
@@ -66,31 +52,22 @@ impl Frozen {
 }
 
 /// Freezes the file systems of a guest.
-pub(crate) async fn freeze(freeze: Freeze) -> Result<Frozen, FreezeError> {
+pub(crate) async fn freeze(freeze: Freeze) -> Result<Frozen, NotHeld> {
     begin(freeze, WAITS).await
 }
 
-pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, FreezeError> {
-    let Some(busy) = Busy::begin(&freeze.busy) else {
-        return Err("an earlier freeze of this guest is not undone yet".to_owned().into());
-    };
-    let (begun, frozen) = oneshot::channel();
+pub(super) async fn begin(freeze: Freeze, waits: Waits) -> Result<Frozen, NotHeld> {
     let (release, released) = channel();
-    let work = move || {
-        freeze.run(waits, busy, begun, &released);
-    };
-    let spawned = thread::Builder::new().name("freeze".to_owned()).spawn(work);
-    spawned.map_err(|e| format!("a thread to freeze the guest: {e}"))?;
-    let gone = |_| Err("the thread that freezes has ended".to_owned().into());
-    let (file_systems, freeze_us, thawed) = frozen.await.unwrap_or_else(gone)?;
+    let flag = freeze.busy.clone();
+    let work = move |busy, begun| freeze.run(waits, busy, begun, &released);
+    let (file_systems, freeze_us, thawed) = hold("freeze", &flag, work).await?;
     Ok(Frozen { file_systems, freeze_us, release, thawed })
 }
 
 /// What the thread says once the file systems are frozen.
-type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), FreezeError>;
+type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), NotHeld>;
 
 impl Freeze {
-    /// The right to hold the guest is given back before the last answer, upon which the next take may begin.
     fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
         let mut guest = match self.prepare(waits) {
             Ok(guest) => guest,
@@ -123,7 +100,7 @@ impl Freeze {
             return drop(begun.send(Err(fault.cause.into())));
         }
         let (end, later) = oneshot::channel();
-        let _ = begun.send(Err(FreezeError { cause: fault.cause, later: Some(later) }));
+        let _ = begun.send(Err(NotHeld { cause: fault.cause, later: Some(later) }));
         let first = guest.thaw(Instant::now() + waits.thaw);
         // The agent has one client at a time.
         drop(guest);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use api::client::runtime;
 
-use super::freeze::{Freeze, FreezeError, Frozen, begin};
-use super::held::{HeldGuest, Waits, thaw_recorded};
+use super::freeze::{Freeze, Frozen, begin};
+use super::held::{HeldGuest, NotHeld, Waits, thaw_recorded};
 use super::record::{Held, Record, all};
 
 #[path = "../../tests/clients/fake_agent.rs"]
@@ -40,7 +40,7 @@ fn agent(folder: &Path, answer: impl FnMut(&str) -> Answer + Send + 'static) -> 
     (of(folder, &format!("unix:{}", socket.display())), commands)
 }
 
-fn begun(freeze: &Freeze, waits: Waits) -> Result<Frozen, FreezeError> {
+fn begun(freeze: &Freeze, waits: Waits) -> Result<Frozen, NotHeld> {
     runtime().unwrap().block_on(begin(freeze.clone(), waits))
 }
 
@@ -55,7 +55,7 @@ fn a_guest_is_frozen_until_it_is_thawed() {
     let frozen = begun(&freeze, WAITS).ok().unwrap();
     assert_eq!(frozen.file_systems, Some(2));
     assert_eq!(all(folder.path()), vec![freeze.guest.record.clone()], "a crash now leaves the record");
-    assert!(cause(&freeze, WAITS).contains("not undone yet"), "one at a time");
+    assert!(cause(&freeze, WAITS).contains("still holds this guest"), "one at a time");
     assert_eq!(commands.recv().unwrap(), FREEZE);
     assert!(commands.recv_timeout(SHORT).is_err(), "no thaw yet");
     let thawed = runtime().unwrap().block_on(frozen.thaw());

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
 use tracing::{error, info};
 
 use super::monitor::Monitor;
@@ -43,7 +44,21 @@ pub(crate) struct HeldGuest {
     pub guests_dir: PathBuf,
 }
 
-/// The right to hold a guest: one thread at a time has it.
+/// Why a guest is not held.
+pub(crate) struct NotHeld {
+    pub cause: String,
+    /// Where it may be held nevertheless: what became of it, later.
+    pub later: Option<oneshot::Receiver<String>>,
+}
+
+impl From<String> for NotHeld {
+    fn from(cause: String) -> NotHeld {
+        NotHeld { cause, later: None }
+    }
+}
+
+/// The right to hold a guest: one thread at a time has it. It is given back before the thread's last answer, upon which the
+/// next take may begin.
 pub(super) struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -56,6 +71,21 @@ impl Drop for Busy {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
+}
+
+/// Starts a thread that holds a guest, and returns its first answer.
+pub(super) async fn hold<T: Send + 'static>(
+    name: &str,
+    busy: &Arc<AtomicBool>,
+    work: impl FnOnce(Busy, oneshot::Sender<Result<T, NotHeld>>) + Send + 'static,
+) -> Result<T, NotHeld> {
+    let Some(busy) = Busy::begin(busy) else {
+        return Err("an earlier snapshot still holds this guest".to_owned().into());
+    };
+    let (answer, answered) = oneshot::channel();
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || work(busy, answer));
+    spawned.map_err(|e| format!("a thread to hold the guest: {e}"))?;
+    answered.await.unwrap_or_else(|_| Err("the thread that holds the guest has ended".to_owned().into()))
 }
 
 impl HeldGuest {

@@ -2,19 +2,19 @@
 //! stream. The guest stands still from the snapshot's instant until the rest of the stream is stored.
 
 use std::fs;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use api::MemorySaved;
 use api::units::{format_bytes, format_us};
 use tokio::sync::oneshot;
 
-use super::freeze::FreezeError;
-use super::held::{Busy, HeldGuest, WAITS, Waits, micros};
+use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
 use super::memory_file::{MemoryFile, MemoryHeader, Written};
 use super::migration::{Migration, run_on};
 use super::monitor::Monitor;
@@ -42,49 +42,41 @@ pub(crate) struct SaveMemory {
 /// A guest that stands still, with all its memory saved but the rest. It runs on when this is dropped, without its memory.
 pub(crate) struct StoppedGuest {
     go_on: Sender<()>,
-    saved: oneshot::Receiver<Result<MemorySaved, FreezeError>>,
+    saved: oneshot::Receiver<Result<MemorySaved, NotHeld>>,
 }
 
 impl StoppedGuest {
     /// Saves the rest: the snapshot is taken. Returns once the guest runs on and the file is durable.
-    pub(crate) async fn finish(self) -> Result<MemorySaved, FreezeError> {
+    pub(crate) async fn finish(self) -> Result<MemorySaved, NotHeld> {
         let gone = |_| Err("the thread that saves the memory has ended".to_owned().into());
         let _ = self.go_on.send(());
         self.saved.await.unwrap_or_else(gone)
     }
 }
 
-type Begun = Result<oneshot::Receiver<Result<MemorySaved, FreezeError>>, FreezeError>;
+type Begun = Result<oneshot::Receiver<Result<MemorySaved, NotHeld>>, NotHeld>;
 
 /// A migration, and the thread that stores its stream.
 struct Saving {
     migration: Migration,
-    storing: Option<JoinHandle<std::io::Result<Written>>>,
+    /// What becomes of the file, from before QEMU finds its stream closed.
+    stored: Option<Receiver<io::Result<Written>>>,
 }
 
 impl SaveMemory {
     /// Saves the guest's memory until the rest is little. Returns when the guest stands still.
-    pub(crate) async fn begin(self) -> Result<StoppedGuest, FreezeError> {
+    pub(crate) async fn begin(self) -> Result<StoppedGuest, NotHeld> {
         self.begin_with(WAITS).await
     }
 
-    pub(super) async fn begin_with(self, waits: Waits) -> Result<StoppedGuest, FreezeError> {
-        let Some(busy) = Busy::begin(&self.busy) else {
-            return Err("an earlier snapshot still holds this guest".to_owned().into());
-        };
-        let (begun, stopped) = oneshot::channel();
+    pub(super) async fn begin_with(self, waits: Waits) -> Result<StoppedGuest, NotHeld> {
         let (go_on, told) = channel();
-        let work = move || {
-            self.run(waits, busy, begun, &told);
-        };
-        let spawned = thread::Builder::new().name("memory".to_owned()).spawn(work);
-        spawned.map_err(|e| format!("a thread to save the memory: {e}"))?;
-        let gone = |_| Err("the thread that saves the memory has ended".to_owned().into());
-        let saved = stopped.await.unwrap_or_else(gone)?;
+        let flag = self.busy.clone();
+        let work = move |busy, begun| self.run(waits, busy, begun, &told);
+        let saved = hold("memory", &flag, work).await?;
         Ok(StoppedGuest { go_on, saved })
     }
 
-    /// The right to hold the guest is given back before the last answer, upon which the next take may begin.
     fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
         let began = Instant::now();
         let migration = match self.prepare(waits) {
@@ -94,7 +86,7 @@ impl SaveMemory {
                 return drop(begun.send(Err(cause.into())));
             }
         };
-        let mut saving = Saving { migration, storing: None };
+        let mut saving = Saving { migration, stored: None };
         let stopped = self.start(&mut saving).and_then(|()| saving.migration.until_stopped());
         if let Err(cause) = stopped {
             return self.give_up(waits, busy, saving, cause, |error| drop(begun.send(Err(error))));
@@ -165,25 +157,31 @@ impl SaveMemory {
             command_line: migration.monitor.process().map_or_else(Vec::new, command_line),
         };
         let (file, bytes_max) = (self.file.clone(), self.bytes_max);
+        let (tell, stored) = channel();
         let store = move || {
-            ours.set_read_timeout(Some(STREAM_WAIT))?;
-            file.write(&header, &mut ours, bytes_max)
+            let limited = ours.set_read_timeout(Some(STREAM_WAIT));
+            let written = limited.and_then(|()| file.write(&header, &mut ours, bytes_max));
+            // Before the stream is closed, which QEMU reports as its own failure.
+            let _ = tell.send(written);
         };
         let spawned = thread::Builder::new().name("memory-file".to_owned()).spawn(store);
-        saving.storing = Some(spawned.map_err(|e| format!("a thread to store the memory: {e}"))?);
+        spawned.map_err(|e| format!("a thread to store the memory: {e}"))?;
+        saving.stored = Some(stored);
         migration.start(&qemus)
     }
 
     /// The guest runs on. Waits until the file is durable.
     fn finish(&self, saving: Saving, began: Instant, stopped_us: u64) -> Result<MemorySaved, String> {
-        let Saving { mut migration, storing } = saving;
+        let Saving { mut migration, stored } = saving;
         self.guest.forget();
         migration.restore_settings();
-        let storing = storing.expect("a migration that has completed is stored");
-        let stored =
-            storing.join().map_err(|_| "the thread that stores the memory has panicked".to_owned())?;
+        let stored = stored.expect("a migration that has completed is stored").recv();
+        let stored = stored.map_err(|_| "the thread that stores the memory has panicked".to_owned())?;
         let published = stored.and_then(|written| self.file.publish().map(|()| written));
-        let written = published.map_err(|e| format!("storing the memory: {e}"))?;
+        let written = published.map_err(|e| {
+            self.file.remove();
+            format!("storing the memory: {e}")
+        })?;
         let Written { stream_bytes, stored_bytes } = written;
         let (ram_bytes, saved_us) = (migration.ram_bytes, micros(began.elapsed()));
         Ok(MemorySaved { ram_bytes, stream_bytes, stored_bytes, stopped_us, saved_us })
@@ -196,8 +194,10 @@ impl SaveMemory {
         busy: Busy,
         mut saving: Saving,
         cause: String,
-        tell: impl FnOnce(FreezeError),
+        tell: impl FnOnce(NotHeld),
     ) {
+        let not_stored = saving.stored.as_ref().and_then(|stored| stored.try_recv().ok()?.err());
+        let cause = not_stored.map_or(cause, |e| format!("storing the memory: {e}"));
         let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
         if released.is_ok() {
             saving.migration.restore_settings();
@@ -208,14 +208,14 @@ impl SaveMemory {
             // QEMU's monitor has one client at a time.
             drop(saving.migration);
             let (end, later) = oneshot::channel();
-            tell(FreezeError { cause, later: Some(later) });
+            tell(NotHeld { cause, later: Some(later) });
             let report = self.guest.report(self.guest.thaw_until(waits));
             drop(busy);
             let _ = end.send(report);
         }
-        // The stream ends with the migration.
-        if let Some(storing) = saving.storing {
-            let _ = storing.join();
+        // The stream ends with the migration; the file that it has made until then may come after that.
+        if let Some(stored) = saving.stored {
+            let _ = stored.recv();
         }
         self.file.remove();
     }

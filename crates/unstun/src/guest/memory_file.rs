@@ -75,8 +75,7 @@ impl MemoryFile {
         self.folder.join(self.name() + TEMPORARY_SUFFIX)
     }
 
-    /// Writes the file from a stream, to its end. It is durable, and has its name once it is published: only QEMU knows
-    /// whether the stream is complete.
+    /// Writes the file from a stream, to its end. Only QEMU knows whether the stream is complete; then it is published.
     pub(super) fn write(
         &self,
         header: &MemoryHeader,
@@ -87,18 +86,15 @@ impl MemoryFile {
         // A guest's memory has its secrets.
         let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         let written = write_into(Limited { file: &file, stored_bytes: 0, bytes_max }, header, stream);
-        let durable = written.and_then(|written| {
-            file.sync_all()?;
-            Ok(written)
-        });
-        if durable.is_err() {
+        if written.is_err() {
             self.remove();
         }
-        durable
+        written
     }
 
-    /// Gives a complete file its name, durably.
+    /// Makes a complete file durable and gives it its name.
     pub(super) fn publish(&self) -> io::Result<()> {
+        File::open(self.unfinished())?.sync_all()?;
         fs::rename(self.unfinished(), self.path())?;
         File::open(&self.folder)?.sync_all()
     }
@@ -109,11 +105,6 @@ impl MemoryFile {
             // A file that stays is removed when the VM is opened.
             let _ = fs::remove_file(path);
         }
-    }
-
-    /// Reads what is known of the memory.
-    pub(crate) fn header(&self) -> Result<MemoryHeader, String> {
-        open(&self.path()).map(|(header, _)| header)
     }
 }
 
@@ -179,6 +170,11 @@ fn open(path: &Path) -> Result<(MemoryHeader, BufReader<File>), String> {
     Ok((serde_json::from_slice(&text).map_err(|e| at(&e))?, file))
 }
 
+/// Reads what is known of the memory.
+pub(crate) fn header_of(path: &Path) -> Result<MemoryHeader, String> {
+    open(path).map(|(header, _)| header)
+}
+
 /// Writes QEMU's stream from a file to `output`, and checks it.
 pub(crate) fn stream_to(path: &Path, output: &mut impl Write) -> Result<(), String> {
     let (_, file) = open(path)?;
@@ -219,7 +215,7 @@ mod tests {
         assert_eq!(written.stream_bytes, stream().len() as u64);
         assert_eq!(written.stored_bytes, fs::metadata(file.path()).unwrap().len());
         assert!(written.stored_bytes < written.stream_bytes / 2);
-        assert_eq!(file.header().unwrap(), header());
+        assert_eq!(header_of(&file.path()).unwrap(), header());
         let mut read = Vec::new();
         stream_to(&file.path(), &mut read).unwrap();
         assert!(read == stream());

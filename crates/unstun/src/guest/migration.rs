@@ -141,8 +141,9 @@ impl Migration {
             self.next_state(Instant::now() + FINISHING_LOOK)?;
         }
         self.monitor.call("cont", json!({}), until)?;
-        while self.resumed.is_none() {
-            self.next_state(Instant::now() + ANSWER)?;
+        // It runs. Its time is known from the event, which comes before the answer.
+        while self.resumed.is_none() && Instant::now() < until {
+            self.next_state(until)?;
         }
         let (stopped, resumed) = (self.stopped.unwrap_or_default(), self.resumed.unwrap_or_default());
         Ok(resumed.saturating_sub(stopped))

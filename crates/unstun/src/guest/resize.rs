@@ -61,11 +61,10 @@ impl Resize {
             let _ = monitor.call("blockdev-del", json!({"node-name": new}), until);
             return Err(cause);
         }
-        let resize = json!({"node-name": new, "size": self.size_bytes});
-        monitor.call("block_resize", resize, until)?;
         // An old node that stays is one more connection.
         let _ = monitor.call("blockdev-del", json!({"node-name": old}), until);
-        Ok(())
+        let resize = json!({"node-name": new, "size": self.size_bytes});
+        monitor.call("block_resize", resize, until).map(drop)
     }
 
     /// Returns how a node opens the disk over NBD; None for a node of something else. QEMU shows the address as a URI.

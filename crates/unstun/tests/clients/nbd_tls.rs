@@ -127,7 +127,7 @@ fn without_a_certificate_of_the_authority_nothing_is_served_and_nothing_told() {
     daemon.stop();
 }
 
-/// The certificate of `client` is listed for one VM, that of `backup` for all, and `nobody` is not listed.
+/// The certificate of `shop` is listed for one VM, that of `backup` for all, and that of `unlisted` for none.
 #[test]
 fn a_certificate_reaches_the_vms_that_it_is_listed_for() {
     let datastore = Datastore::new();
@@ -145,7 +145,7 @@ fn a_certificate_reaches_the_vms_that_it_is_listed_for() {
         }
         (folder, fingerprint)
     };
-    let [shop, backup, nobody] = ["shop", "backup", "nobody"].map(client);
+    let [shop, backup, unlisted] = ["shop", "backup", "unlisted"].map(client);
     let lines = format!("{} web\n{} *\n", shop.1, backup.1);
     std::fs::write(authority.folder.join("clients"), lines).unwrap();
     let (daemon, port) = start(&datastore, &authority.folder, &["--cores", "2"]);
@@ -156,7 +156,7 @@ fn a_certificate_reaches_the_vms_that_it_is_listed_for() {
         format!("nbds://127.0.0.1:{port}/{export}?tls-certificates={}", folder.display())
     };
     for (folder, reaches) in
-        [(&shop.0, [true, false]), (&backup.0, [true, true]), (&nobody.0, [false, false])]
+        [(&shop.0, [true, false]), (&backup.0, [true, true]), (&unlisted.0, [false, false])]
     {
         for (vm, is_reached) in ["web", "db"].into_iter().zip(reaches) {
             let output = try_tool("nbdinfo", &[&uri(folder, &format!("{vm}/disk0"))]);

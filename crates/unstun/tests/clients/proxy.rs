@@ -1,4 +1,4 @@
-//! The API and the console on a Unix socket for a proxy: a token or a session is needed, whoever the proxy is.
+//! The API and the console on a Unix socket for a proxy: a token or a session is needed, whatever process connects.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;

@@ -240,7 +240,6 @@ fn add_memory(actual: &mut Actual, name: &VmName) {
         stored_bytes: 1,
         ram_bytes: 1,
         qemu: "7.2.22".to_owned(),
-        command_line: Vec::new(),
     };
     actual.add("SnapshotMemory", &memory);
 }

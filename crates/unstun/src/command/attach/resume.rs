@@ -9,6 +9,7 @@ use api::name::SnapshotRef;
 use api::{Diff, DiskMode, Vm};
 
 use crate::command::{difference, memory};
+use crate::guest::header_of;
 
 const INCOMING: &str = "-incoming";
 /// In front of the number of the content's generation in the name of an export or a socket.
@@ -33,7 +34,9 @@ pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) ->
     let words =
         [&program, "--datastore", &datastore, "snapshot", "memory", vm.name.as_str(), &memory.id, "--stream"];
     let stream = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-    let mut command = without_incoming(memory.command_line);
+    // The command line may have secrets: only who may read the file gets it, and not who may use the API.
+    let header = header_of(&memory.file).map_err(Error::failed)?;
+    let mut command = without_incoming(header.command_line);
     for disk in &vm.disks {
         let (_, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
         let socket = disk.vhost_user_socket.as_ref().map(|path| path.to_string_lossy().into_owned());
@@ -59,29 +62,46 @@ fn without_incoming(words: Vec<String>) -> Vec<String> {
     kept
 }
 
-/// Returns a word with the present name of a disk in the place of the same in any generation of its content, or in none.
+/// Returns a word with the present name of a disk in the place of the same in any generation of its content, or in none. A
+/// longer name, and a path of another file, stay.
 fn with_present(word: &str, present: &str) -> String {
-    let (stem, tail) = present.rsplit_once(GENERATION).map_or((present, ""), |(stem, generation)| {
-        (stem, generation.trim_start_matches(|c: char| c.is_ascii_digit()))
-    });
+    let (stem, tail) = match present.rsplit_once(GENERATION) {
+        Some((stem, generation)) => (stem, without_digits(generation)),
+        None => (present, ""),
+    };
     let mut text = String::new();
     let mut rest = word;
     while let Some(at) = rest.find(stem) {
         let (before, found) = rest.split_at(at);
-        let after = &found[stem.len()..];
-        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let behind = match after.strip_prefix(GENERATION).filter(|text| digits(text) > 0) {
-            Some(generation) => generation[digits(generation)..].strip_prefix(tail),
-            None => Some(after).filter(|text| digits(text) == 0).and_then(|text| text.strip_prefix(tail)),
-        };
         text.push_str(before);
-        match behind {
-            Some(_) => text.push_str(present),
-            None => text.push_str(stem),
+        let after = &found[stem.len()..];
+        let behind = after.strip_prefix(GENERATION).map_or(after, without_digits).strip_prefix(tail);
+        let ends = behind.filter(|behind| behind.chars().next().is_none_or(|c| ",\"?&;' ".contains(c)));
+        match ends.filter(|_| begins_name(&text)) {
+            Some(behind) => {
+                text.push_str(present);
+                rest = behind;
+            }
+            None => {
+                text.push_str(stem);
+                rest = after;
+            }
         }
-        rest = behind.unwrap_or(after);
     }
     text + rest
+}
+
+fn without_digits(text: &str) -> &str {
+    text.trim_start_matches(|c: char| c.is_ascii_digit())
+}
+
+/// Returns whether a name begins behind `before`: as a value, or as the last part of an NBD URI.
+fn begins_name(before: &str) -> bool {
+    match before.chars().next_back() {
+        None => true,
+        Some('/') => before.rsplit(['=', ',', '"']).next().is_some_and(|uri| uri.starts_with("nbd")),
+        Some(c) => "=\",:".contains(c),
+    }
 }
 
 pub(super) fn describe(command: &[String]) -> String {
@@ -94,13 +114,21 @@ pub(super) fn describe(command: &[String]) -> String {
     }
 }
 
-/// Returns a word of a shell's command.
+/// Returns a word of a shell's command. Control characters, which a terminal would obey, are written as numbers.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@=:,".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
-    format!("'{}'", word.replace('\'', "'\\''"))
+    if !word.chars().any(char::is_control) {
+        return format!("'{}'", word.replace('\'', "'\\''"));
+    }
+    let escape = |c: char| match c {
+        '\'' | '\\' => format!("\\{c}"),
+        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    format!("$'{}'", word.chars().map(escape).collect::<String>())
 }
 
 #[cfg(test)]
@@ -115,11 +143,29 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_present_content() {
-        let word = r#"{"export":"web/disk1.g3","x":"web/disk1","y":"web/disk12.g3","z":"web/disk1.gx"}"#;
-        let present =
-            r#"{"export":"web/disk1.g17","x":"web/disk1.g17","y":"web/disk12.g3","z":"web/disk1.g17.gx"}"#;
-        assert_eq!(with_present(word, "web/disk1.g17"), present);
+    fn names_are_those_of_the_present_content_and_other_files_stay() {
+        for (word, expected) in [
+            (
+                r#"{"export":"web/disk1.g3","x":"web/disk1"}"#,
+                r#"{"export":"web/disk1.g17","x":"web/disk1.g17"}"#,
+            ),
+            ("driver=nbd,export=web/disk1.g3,discard=unmap", "driver=nbd,export=web/disk1.g17,discard=unmap"),
+            ("file=nbd+unix:///web/disk1?socket=/run/s", "file=nbd+unix:///web/disk1.g17?socket=/run/s"),
+            ("nbd://127.0.0.1:10809/web/disk1.g3", "nbd://127.0.0.1:10809/web/disk1.g17"),
+        ] {
+            assert_eq!(with_present(word, "web/disk1.g17"), expected);
+        }
+        for other in [
+            "export=web/disk12.g3",
+            "export=web/disk1.gx",
+            "export=web/disk1@night",
+            "export=intraweb/disk1",
+            "file=/srv/web/disk1",
+            "file=/srv/web/disk1.img",
+            "export=nbd,file=/srv/web/disk1",
+        ] {
+            assert_eq!(with_present(other, "web/disk1.g17"), other);
+        }
         let socket = with_present("socket,path=/run/v/web.disk0.g2.sock,x", "/run/v/web.disk0.g9.sock");
         assert_eq!(socket, "socket,path=/run/v/web.disk0.g9.sock,x");
     }
@@ -131,6 +177,7 @@ mod tests {
             (quoted("-m").as_str(), quoted("").as_str(), quoted("a$b").as_str()),
             ("-m", "''", "'a$b'")
         );
+        assert_eq!(quoted("\u{1b}[2J'"), r"$'\u001b[2J\''");
         assert!(describe(&["-incoming".to_owned(), "exec:x".to_owned()]).starts_with("# behind"));
     }
 }

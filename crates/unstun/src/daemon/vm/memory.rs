@@ -21,7 +21,7 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::paths;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::guest::{FreezeError, Held, MemoryFile, MemoryFiles, Record, SaveMemory, StoppedGuest};
+use crate::guest::{Held, MemoryFile, MemoryFiles, NotHeld, Record, SaveMemory, StoppedGuest, header_of};
 
 /// What a guest's memory must leave free in its datastore: a tenth of what is free, and 1 GiB at most.
 const KEPT_FREE_PART: u64 = 10;
@@ -59,7 +59,7 @@ impl Daemon {
             stopped_max: Duration::from_millis(guest.frozen_ms_max),
             busy: entry.guest_busy.clone(),
         };
-        save.begin().await.map_err(|FreezeError { cause, later }| {
+        save.begin().await.map_err(|NotHeld { cause, later }| {
             self.note_later(entry, later);
             refused(cause)
         })
@@ -72,7 +72,7 @@ impl Daemon {
         (id, name): (u128, &str),
         stopped: StoppedGuest,
     ) -> std::result::Result<MemorySaved, String> {
-        let saved = stopped.finish().await.map_err(|FreezeError { cause, later }| {
+        let saved = stopped.finish().await.map_err(|NotHeld { cause, later }| {
             self.note_later(entry, later);
             cause
         })?;
@@ -101,8 +101,8 @@ impl Daemon {
             ))
         })?;
         let file = file_of(&entry, found.id);
-        let read = file.clone();
-        let header = self.env.blocking(move || read.header()).await.map_err(Error::failed)?;
+        let path = file.path();
+        let header = self.env.blocking(move || header_of(&path)).await.map_err(Error::failed)?;
         Ok(api::SnapshotMemory {
             vm: vm.clone(),
             snapshot: found.name.clone(),
@@ -111,7 +111,6 @@ impl Daemon {
             stored_bytes,
             ram_bytes: header.ram_bytes,
             qemu: header.qemu,
-            command_line: header.command_line,
         })
     }
 
@@ -119,16 +118,15 @@ impl Daemon {
     pub(crate) async fn sweep_memory(&self, datastore: &Rc<Datastore>) {
         let entries = self.entries().into_iter();
         for entry in entries.filter(|entry| Rc::ptr_eq(&entry.datastore, datastore)) {
-            if !entry.memory.borrow().is_empty()
-                && let Err(e) = self.sweep_memory_of(&entry).await
-            {
+            // A take that saves memory may last; the next tick looks again.
+            let is_due = !entry.memory.borrow().is_empty() && entry.freezing.is_idle();
+            if is_due && let Err(e) = self.sweep_memory_of(&entry).await {
                 warn!("VM {}: the memory of a snapshot that is gone stays for now: {e}", entry.name);
             }
         }
     }
 
     async fn sweep_memory_of(&self, entry: &VmRecord) -> blk::Result<()> {
-        // A take that saves memory is not under way.
         let _turn = entry.freezing.lock().await;
         if entry.moving.get() != 0 {
             return Ok(());

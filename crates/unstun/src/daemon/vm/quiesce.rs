@@ -17,7 +17,7 @@ use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::labels::Labels;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::guest::{self, Freeze, FreezeError, Frozen, Held, HeldGuest, Record};
+use crate::guest::{self, Freeze, Frozen, Held, HeldGuest, NotHeld, Record};
 
 /// File systems that a take has asked to be frozen.
 pub(super) enum Quiescing {
@@ -75,7 +75,7 @@ impl Daemon {
         };
         match frozen {
             Ok(frozen) => Ok(Some(Quiescing::Frozen(frozen))),
-            Err(FreezeError { cause, later }) => {
+            Err(NotHeld { cause, later }) => {
                 self.note_later(entry, later);
                 match wanted {
                     Quiesce::Require => {

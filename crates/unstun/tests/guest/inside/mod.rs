@@ -70,8 +70,8 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the host has hung up. A guest that was resumed from a snapshot has a connection that nobody knows, and
-/// makes another one.
+/// Returns whether the host has hung up. A guest that was resumed from a snapshot has a connection that the new QEMU does not
+/// know, and makes another one.
 fn has_ended(served: Result<()>) -> Result<bool> {
     let lost = |error: &io::Error| [ErrorKind::ConnectionReset, ErrorKind::TimedOut].contains(&error.kind());
     match served {
