@@ -29,8 +29,8 @@ use crate::{
     JobLimit, Loss, Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyStatus, Recorded, Reset, Revert,
     SharedWriters, Snapshot, SnapshotDir, SnapshotMemory, SnapshotRename, SnapshotTake, SnapshotTaken,
     SnapshotTree, Status, Token, TokenCreate, TokenCreated, Vm, VmClone, VmClosed, VmCost, VmCreate,
-    VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRemovePreview,
-    VmRemoved, VmRename, VmSpace, VmSummary,
+    VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmMovePreview, VmOpen, VmRemove,
+    VmRemovePreview, VmRemoved, VmRename, VmSpace, VmSummary,
 };
 
 /// Maximum size of an answer. Events are the longest answer: at about 200 bytes each, over 300,000 of them fit.

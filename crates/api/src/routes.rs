@@ -35,6 +35,8 @@ macro_rules! with_routes {
             POST "/vms/{vm}/defragment" =>
                 vm_defragment(vm: &VmName, request: &VmDefragment) -> Job as 202, VmDefragment: request;
             POST "/vms/{vm}/move" => vm_move(vm: &VmName, request: &VmMove) -> Job as 202, VmMove: request;
+            POST "/vms/{vm}/move/preview" =>
+                vm_move_preview(vm: &VmName, request: &VmMove) -> VmMovePreview, VmMove: request;
             POST "/vms/{vm}/close" =>
                 vm_close(vm: &VmName, disconnect: bool) -> VmClosed, Disconnect: &Disconnect { disconnect };
             POST "/vms/{vm}/open" => vm_open(vm: &VmName, request: &VmOpen) -> Vm, VmOpen: request;

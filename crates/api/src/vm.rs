@@ -71,6 +71,26 @@ pub struct VmMove {
     pub datastore: Option<DatastoreName>,
 }
 
+/// Output of `vm move --dry-run`: what would be copied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VmMovePreview {
+    pub vm: VmName,
+    /// Target datastore.
+    pub datastore: DatastoreName,
+    /// Target store type.
+    pub store: Store,
+    /// Folder of the VM after the move.
+    pub home: PathBuf,
+    /// Number of snapshots that are copied too.
+    pub snapshots: u64,
+    /// Maximum number of bytes that are copied, without what guests write meanwhile.
+    pub bytes_to_copy: u64,
+    /// Free space of the target.
+    pub free_bytes: u64,
+    /// Connected clients. They stay connected.
+    pub clients: Vec<VmClient>,
+}
+
 /// Body of `POST /vms/VM/rename`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -116,6 +116,7 @@ fn vms() -> Router<Arc<Access>> {
         .route("/vms/{vm}/confirm", post(loss::confirm))
         .route("/vms/{vm}/attach", get(attach::show))
         .route("/vms/{vm}/space", get(space::show))
+        .route("/vms/{vm}/move/preview", post(relocate::preview_move))
         .route("/vms/{vm}/move", post(relocate::start_move))
         .route("/vms/{vm}/defragment", post(relocate::defragment))
         .route("/vms/{vm}/close", post(removal::close))

@@ -70,6 +70,7 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/vms/{vm}/rename", "vm rename", Admin, Vm),
     post("/vms/{vm}/defragment", "vm defragment", Admin, Vm),
     post("/vms/{vm}/move", "vm move", Admin, Vm),
+    post("/vms/{vm}/move/preview", "vm move preview", Viewer, Vm),
     post("/vms/{vm}/close", "vm close", Admin, Vm),
     post("/vms/{vm}/open", "vm open", Admin, Vm),
     put("/vms/{vm}/snapshot-dir", "vm set", Admin, All),

@@ -68,6 +68,7 @@ pub const EXAMPLES: &[&str] = &[
     "vm defragment web/disk0 --copy-shared --detach",
     "vm move web/disk0 --to /mnt/a --detach",
     "vm move web --store redo",
+    "vm move web --to fast --dry-run",
     "vm move web/disk0 --store native --detach",
     "vm close web --disconnect",
     "vm open web",

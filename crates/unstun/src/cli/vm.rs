@@ -146,6 +146,9 @@ pub struct MoveArgs {
     /// Start the job and return, without following its progress
     #[arg(long)]
     pub detach: bool,
+    /// Print what would be copied without doing it
+    #[arg(long, conflicts_with = "detach")]
+    pub dry_run: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,7 @@ use api::progress::watch;
 use api::units::format_bytes;
 use api::{
     DiskCreate, SnapshotDir, Space, Vm, VmClone, VmClosed, VmCondition, VmCreate, VmDefragment, VmImport,
-    VmLimits, VmMove, VmOpen, VmRemove, VmRename, VmSummary,
+    VmLimits, VmMove, VmMovePreview, VmOpen, VmRemove, VmRename, VmSummary,
 };
 
 use crate::cli::{
@@ -145,11 +145,32 @@ async fn relocate(args: &MoveArgs, client: &Client, output: Output) -> Result<()
         Some(to) => Some(client.named(&named(to)?).await?),
         None => None,
     };
-    let job = client.vm_move(&vm, &VmMove { disk, store: args.store, datastore }).await?;
+    let request = VmMove { disk, store: args.store, datastore };
+    if args.dry_run {
+        return output.result(&client.vm_move_preview(&vm, &request).await?, describe_move);
+    }
+    let job = client.vm_move(&vm, &request).await?;
     match args.detach {
         true => output.result(&job, commit::started),
         false => commit::finish(watch(client, job).await?, output),
     }
+}
+
+fn describe_move(preview: &VmMovePreview) -> String {
+    let clients: String =
+        preview.clients.iter().map(|client| format!("stays connected: {client}\n")).collect();
+    let lines = fields(&[
+        ("move", preview.vm.to_string()),
+        ("to", format!("datastore {}, the {} store", preview.datastore, preview.store.as_str())),
+        ("folder", preview.home.display().to_string()),
+        ("snapshots", preview.snapshots.to_string()),
+        (
+            "to copy",
+            format!("{} at most, and what the guest writes meanwhile", format_bytes(preview.bytes_to_copy)),
+        ),
+        ("free there", format_bytes(preview.free_bytes)),
+    ]);
+    format!("{lines}{clients}")
 }
 
 async fn defragment(args: &DefragmentArgs, client: &Client, output: Output) -> Result<()> {

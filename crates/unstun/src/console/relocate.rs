@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use api::error::Result;
 use api::units::{format_bytes, total};
-use api::{Datastore, DatastoreCondition, Store, Vm, VmDefragment, VmMove};
+use api::{Datastore, DatastoreCondition, Store, Vm, VmDefragment, VmMove, VmMovePreview};
 use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -39,7 +40,7 @@ fn move_form(vm: &Vm, datastores: &[Datastore], session: &Session) -> Markup {
         one.free_bytes.map_or(String::new(), |free| format!(", {} free", format_bytes(free)))
     };
     html! {
-        form.row method="post" action=(format!("/vms/{}/move", vm.name)) {
+        form.row method="post" action=(format!("/vms/{}/move/preview", vm.name)) {
             (form_key(session))
             label { "Datastore"
                 select name="datastore" {
@@ -56,7 +57,7 @@ fn move_form(vm: &Vm, datastores: &[Datastore], session: &Session) -> Markup {
                     }
                 }
             }
-            button { "Move" }
+            button { "Move..." }
         }
     }
 }
@@ -80,12 +81,50 @@ fn defragment_form(vm: &Vm, session: &Session) -> Markup {
     }
 }
 
+fn request(form: &FormRequest) -> Result<VmMove> {
+    let (datastore, store) = (form.sent.optional("datastore")?, Some(form.sent.word("store")?));
+    Ok(VmMove { disk: None, store, datastore })
+}
+
+pub(super) async fn preview_move(Path(vm): Path<String>, form: FormRequest) -> Response {
+    let looked = async {
+        let (vm, request) = (parse_vm(&vm)?, request(&form)?);
+        let (subject, name) = (Subject::VmTo(vm.clone(), request.datastore.clone()), vm.clone());
+        let (body, asked) = (request.clone(), request.clone());
+        let look = form.page.ask(subject, async move |daemon| daemon.move_preview(&name, &asked).await);
+        let preview = form.act(Route::of_vm("/vms/{vm}/move/preview", &vm), &body, look).await?;
+        Ok((format!("Move VM {vm}?"), question(&preview, &request, form.page.session())))
+    };
+    form.report(&format!("/vms/{vm}/settings"), looked).await
+}
+
+fn question(preview: &VmMovePreview, request: &VmMove, session: &Session) -> Markup {
+    let vm = &preview.vm;
+    html! {
+        dl {
+            dt { "Datastore" } dd { (preview.datastore) ", the " (preview.store.as_str()) " store" }
+            dt { "Folder" } dd { code { (preview.home.display()) } }
+            dt { "Snapshots" } dd { (preview.snapshots) }
+            dt { "To copy" } dd { (format_bytes(preview.bytes_to_copy)) " at most, and what the guest writes meanwhile" }
+            dt { "Free there" } dd { (format_bytes(preview.free_bytes)) }
+        }
+        p { "Clients stay connected. The old files are removed when the move is done; until then it can be cancelled." }
+        form.row method="post" action=(format!("/vms/{vm}/move")) {
+            (form_key(session))
+            @if let Some(datastore) = &request.datastore { input type="hidden" name="datastore" value=(datastore); }
+            input type="hidden" name="store" value=(preview.store.as_str());
+            button { "Move VM " (vm) }
+            a href=(format!("/vms/{vm}/settings")) { "Change nothing" }
+        }
+    }
+}
+
+/// Starts what the preview has shown.
 pub(super) async fn start_move(Path(vm): Path<String>, form: FormRequest) -> Response {
     let done = async {
-        let vm = parse_vm(&vm)?;
-        let (datastore, store) = (form.sent.optional("datastore")?, Some(form.sent.word("store")?));
-        let request = VmMove { disk: None, store, datastore: datastore.clone() };
-        let (body, subject, name) = (request.clone(), Subject::VmTo(vm.clone(), datastore), vm.clone());
+        let (vm, request) = (parse_vm(&vm)?, request(&form)?);
+        let subject = Subject::VmTo(vm.clone(), request.datastore.clone());
+        let (body, name) = (request.clone(), vm.clone());
         let work = form.page.ask(subject, async move |daemon| daemon.vm_move(&name, request).await);
         let job = form.act(Route::of_vm("/vms/{vm}/move", &vm), &body, work).await?;
         Ok(format!("Job {} moves the VM; its progress is below.", job.id))

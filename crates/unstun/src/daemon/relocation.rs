@@ -129,9 +129,7 @@ impl Daemon {
     ) -> api::error::Result<(Side, u64)> {
         let plan = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
-        let used = entry.running.used().await?;
-        let bytes = used.allocated_bytes + used.shared_bytes;
-        plan.refuse_without_room(&entry.name, bytes).await?;
+        let bytes = self.room_for(entry, &plan).await?.to_copy;
         let make = async || {
             let made = self.make_side(entry, plan.clone()).await;
             if made.is_err() {

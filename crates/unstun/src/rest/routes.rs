@@ -182,6 +182,10 @@ fn vms() -> Router<Core> {
             accepted(post(about(moving, async |d, (Parameter(vm), Body(of))| d.vm_move(&vm, of).await))),
         )
         .route(
+            "/vms/{vm}/move/preview",
+            post(about(moving, async |d, (Parameter(vm), Body(of))| d.move_preview(&vm, &of).await)),
+        )
+        .route(
             "/vms/{vm}/close",
             post(vm(async |d, vm, Body(Disconnect { disconnect })| d.vm_close(&vm, disconnect).await)),
         )

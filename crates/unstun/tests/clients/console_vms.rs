@@ -88,9 +88,14 @@ fn a_vm_is_moved_closed_opened_and_removed_with_a_preview() {
     browser.go(&link(&datastore, "web"), "/vms/web");
     go(&mut browser, &datastore, "/vms/web/settings");
     let here = [("datastore", ""), ("store", "redo")];
-    send(&mut browser, "/vms/web/move", &here, "the VM is already in that store");
+    send(&mut browser, "/vms/web/move/preview", &here, "the VM is already in that store");
     let fields = [("datastore", "second"), ("store", "native")];
-    send(&mut browser, "/vms/web/move", &fields, "moves the VM");
+    send(&mut browser, "/vms/web/move/preview", &fields, "and what the guest writes meanwhile");
+    browser.sees("second, the native store");
+    fits(&mut browser, "move");
+    browser.click("form[action='/vms/web/move'] button");
+    browser.at("/vms/web");
+    browser.sees("moves the VM");
     browser.at("/vms/web");
     browser.sees("native on datastore second");
     go(&mut browser, &datastore, "/vms/web/settings");

@@ -163,6 +163,7 @@ fn of_snapshots(client: &Client, datastore: &Datastore) {
 }
 
 fn of_jobs(client: &Client, datastore: &Datastore) {
+    client.post("/vms/copy/move/preview", json!({"store": "native"}));
     client.ended(&client.post("/vms/copy/move", json!({"store": "native"})));
     client.ended(&client.post("/vms/db/defragment", json!({})));
     client.post(

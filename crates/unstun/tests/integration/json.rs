@@ -314,6 +314,7 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
     assert_eq!(client.vm_import(&import).await.unwrap().id, vm.id);
     actual.add("VmImport", &import);
     let moving = VmMove { disk: None, store: Some(Store::Native), datastore: None };
+    actual.add("VmMovePreview", &client.vm_move_preview(&name, &moving).await.unwrap());
     let job = client.vm_move(&name, &moving).await.unwrap();
     assert_eq!(job.operation, Operation::Move);
     actual.add("VmMove", &moving);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 
+use api::name::VmName;
 use api::{Store, VmClient};
 use blk::manifest::{DiskState, NewDisk};
 use blk::{Error, Result};
@@ -12,6 +13,7 @@ use engine::{Machine, Vm};
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::relocation::{handover, recovery};
+use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::running::home_files::HomeFiles;
 use crate::daemon::running::vm::RunningVm;
 use crate::daemon::state::Daemon;
@@ -27,6 +29,12 @@ pub(crate) enum MovePlan {
     /// The VM gets another home in another datastore. `native` is the ID of the VM to be created in that datastore's
     /// store.
     Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
+}
+
+/// Bytes that a move copies at most, and those that are free in its target.
+pub(super) struct Room {
+    pub to_copy: u64,
+    pub free: u64,
 }
 
 /// Guard that keeps a datastore from being removed while a VM moves to it or from it. The store is written until the
@@ -70,8 +78,9 @@ impl MovePlan {
         }
     }
 
-    /// Refuses a move that would fill up the target: the writes of other VMs in that datastore would wait.
-    pub(crate) async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<()> {
+    /// Returns the free space of the target. Refuses a move that would fill it up: the writes of other VMs in that
+    /// datastore would wait.
+    async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<u64> {
         let datastore = &self.to().datastore;
         let free = match self.store() {
             Store::Native => datastore.space().await?.free_bytes,
@@ -83,7 +92,7 @@ impl MovePlan {
                 format!("the move copies up to {bytes} bytes, but only {free} bytes are free in {place}");
             return Err(Error::refused(format!("VM {name}"), cause));
         }
-        Ok(())
+        Ok(free)
     }
 }
 
@@ -124,6 +133,39 @@ impl Daemon {
             Store::Redo => None,
         };
         Ok(MovePlan::Between { from: entry.place(), to, store, native, _held: held })
+    }
+
+    /// Returns what a move would copy. Refuses what `vm_move` refuses.
+    pub(crate) async fn move_preview(
+        self: &Rc<Self>,
+        vm: &VmName,
+        request: &api::VmMove,
+    ) -> api::error::Result<api::VmMovePreview> {
+        let entry = self.entry_to_change(vm.as_str())?;
+        let _claim = self.claim(vm.as_str())?;
+        entry.refuse_when_moving()?;
+        let plan = self.plan_move(&entry, request).await?;
+        let Room { to_copy: bytes_to_copy, free: free_bytes } = self.room_for(&entry, &plan).await?;
+        let to = plan.to();
+        Ok(api::VmMovePreview {
+            vm: vm.clone(),
+            datastore: to.datastore.name.clone(),
+            store: plan.store(),
+            home: to.path.clone(),
+            snapshots: entry.running.state().await.snapshots.len() as u64,
+            bytes_to_copy,
+            free_bytes,
+            clients: entry.running.present(Who::All).await,
+        })
+    }
+
+    pub(super) async fn room_for(&self, entry: &VmRecord, plan: &MovePlan) -> Result<Room> {
+        let used = entry.running.used().await?;
+        // A move within a datastore leaves the files of memory where they are.
+        let memory = if matches!(plan, MovePlan::Between { .. }) { entry.memory_bytes() } else { 0 };
+        let to_copy = used.allocated_bytes + used.shared_bytes + memory;
+        let free = plan.refuse_without_room(&entry.name, to_copy).await?;
+        Ok(Room { to_copy, free })
     }
 
     async fn plan_within(&self, entry: &VmRecord, store: Store) -> Result<MovePlan> {
