@@ -32,7 +32,7 @@ use fault::NotFrozen;
 pub(crate) use freeze::{Freeze, Frozen, freeze};
 pub(crate) use held::{HeldGuest, NotHeld, thaw_left, thaw_recorded};
 pub(crate) use memory::{SaveMemory, StoppedGuest};
-pub(crate) use memory_file::{MemoryFile, MemoryFiles, header_of, stream_to};
+pub(crate) use memory_file::{MemoryFile, MemoryFiles, SavedDisk, header_of, stream_to};
 use monitor::Monitor;
 pub(crate) use record::{Held, Record, all as all_records};
 pub(crate) use resize::Resize;

@@ -42,6 +42,9 @@ pub enum SnapshotCommand {
         /// Write the stream to standard output, for -incoming exec: of QEMU
         #[arg(long)]
         stream: bool,
+        /// Refuse if a disk differs from the snapshot, which its memory would not fit
+        #[arg(long, requires = "stream")]
+        unchanged: bool,
     },
     /// Show a VM's snapshots and its running state as a tree
     #[command(visible_alias = "list")]

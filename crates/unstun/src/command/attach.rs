@@ -25,6 +25,10 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
         Some(snapshot) => Some(resume::command(&vm, snapshot, client).await?),
         None => None,
     };
+    for note in resume.iter().flat_map(|resume| &resume.notes) {
+        output.note(note);
+    }
+    let resume = resume.map(|resume| resume.words);
     let attach = Attach { resume, ..lines(vm, args.to, args.via)? };
     output.result(&attach, describe)
 }

@@ -2,17 +2,23 @@
 
 use std::io::{self, IsTerminal};
 
-use api::SnapshotMemory;
 use api::client::Client;
 use api::error::{Error, Result};
 use api::name::{SnapshotRef, VmName};
 use api::output::{Output, fields};
 use api::units::format_bytes;
+use api::{Diff, DiskMode, SnapshotMemory, Vm};
 
 use crate::cli::VmAndName;
+use crate::command::difference;
 use crate::guest::stream_to;
 
-pub(super) async fn run(which: &VmAndName, stream: bool, client: &Client, output: Output) -> Result<()> {
+pub(super) async fn run(
+    which: &VmAndName,
+    (stream, unchanged): (bool, bool),
+    client: &Client,
+    output: Output,
+) -> Result<()> {
     let (vm, snapshot) = which.parse_both::<SnapshotRef>()?;
     let memory = find(&vm, &snapshot, client).await?;
     if !stream {
@@ -24,6 +30,9 @@ pub(super) async fn run(which: &VmAndName, stream: bool, client: &Client, output
             "a stream of {} for QEMU: {remedy}",
             format_bytes(memory.ram_bytes)
         )));
+    }
+    if unchanged {
+        refuse_changed(&client.vm_show(&vm).await?, &memory, client).await?;
     }
     stream_to(&memory.file, &mut io::stdout().lock()).map_err(Error::failed)
 }
@@ -39,6 +48,21 @@ pub(super) async fn find(vm: &VmName, snapshot: &SnapshotRef, client: &Client) -
         _ => snapshot.clone(),
     };
     client.snapshot_memory(vm, &id).await
+}
+
+/// Refuses a disk that differs from the snapshot: the guest would find other data than it has in its memory.
+pub(super) async fn refuse_changed(vm: &Vm, memory: &SnapshotMemory, client: &Client) -> Result<()> {
+    let id: SnapshotRef = memory.id.parse().map_err(Error::failed)?;
+    for disk in vm.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent) {
+        let request = Diff { disk: disk.number, from: id.clone(), to: None, start_bytes: 0 };
+        if !difference::all(&vm.name, request, client).await?.ranges.is_empty() {
+            return Err(Error::refused(format!(
+                "{}/disk{} differs from snapshot {}, whose memory would not fit it; first run `unstun snapshot revert {} {}`",
+                vm.name, disk.number, memory.snapshot, vm.name, memory.snapshot
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn describe(memory: &SnapshotMemory) -> String {

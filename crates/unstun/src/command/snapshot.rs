@@ -21,7 +21,9 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
             request.check().map_err(Error::invalid)?;
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }
-        SnapshotCommand::Memory { which, stream } => memory::run(which, *stream, client, output).await,
+        SnapshotCommand::Memory { which, stream, unchanged } => {
+            memory::run(which, (*stream, *unchanged), client, output).await
+        }
         SnapshotCommand::Tree { vm, cost: false } => {
             output.result(&client.snapshot_tree(vm).await?, |tree| tree::draw(tree, None))
         }

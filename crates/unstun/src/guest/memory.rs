@@ -15,7 +15,7 @@ use api::units::{format_bytes, format_us};
 use tokio::sync::oneshot;
 
 use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
-use super::memory_file::{MemoryFile, MemoryHeader, Written};
+use super::memory_file::{MemoryFile, MemoryHeader, SavedDisk, Written};
 use super::migration::{Migration, run_on};
 use super::monitor::Monitor;
 use super::record::Held;
@@ -31,6 +31,8 @@ pub(crate) struct SaveMemory {
     pub file: MemoryFile,
     /// Maximum length of the file: what the datastore can spare.
     pub bytes_max: u64,
+    /// The VM's disks by their present names.
+    pub disks: Vec<SavedDisk>,
     /// IDs of the processes that have the VM's disks, and whether each has written; empty if they are not known.
     pub clients: Vec<(u32, bool)>,
     /// Time for which the guest stands still and waits for the snapshot.
@@ -155,6 +157,7 @@ impl SaveMemory {
             ram_bytes: migration.ram_bytes,
             qemu: migration.monitor.version.clone(),
             command_line: migration.monitor.process().map_or_else(Vec::new, command_line),
+            disks: self.disks.clone(),
         };
         let (file, bytes_max) = (self.file.clone(), self.bytes_max);
         let (tell, stored) = channel();

@@ -208,6 +208,7 @@ fn of(folder: &Path) -> SaveMemory {
         guest: HeldGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() },
         file: MemoryFile { folder: folder.to_owned(), snapshot: 7 },
         bytes_max: 1 << 30,
+        disks: Vec::new(),
         clients: vec![(1, false), (std::process::id(), true)],
         stopped_max: LONG,
         busy: Arc::new(AtomicBool::new(false)),

@@ -68,7 +68,15 @@ fn memory_moves_with_its_vm_and_goes_with_its_snapshot() {
     let resume = datastore.json("attach web --resume b")["resume"].clone();
     assert_eq!((resume.as_array().unwrap().len(), &resume[0]), (2, &json!("-incoming")), "{resume}");
     let words = resume[1].as_str().unwrap();
-    assert!(words.contains(&format!("snapshot memory web {} --stream", ids[1])), "{words}");
+    assert!(words.contains(&format!("snapshot memory web {} --stream --unchanged", ids[1])), "{words}");
+    let unchanged = datastore.run("snapshot memory web b --stream --unchanged");
+    assert_eq!(unchanged.stdout, vec![0; STREAM], "{}", String::from_utf8_lossy(&unchanged.stderr));
+    // A guest that has run has written: the same command does not start it with that memory again.
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 7 4k 4k".to_owned()]);
+    let changed = datastore.run("snapshot memory web b --stream --unchanged");
+    let said = String::from_utf8_lossy(&changed.stderr);
+    assert!(changed.status.code() == Some(3) && changed.stdout.is_empty(), "{said}");
+    assert!(said.contains("differs from snapshot b") && said.contains("snapshot revert web b"), "{said}");
 
     let file = home(&datastore).join(format!(".unstun/memory-{}.lz4", ids[0]));
     assert!(file.exists());

@@ -14,7 +14,7 @@ pub(crate) fn programs_go_on_where_they_were() {
     for (store, via) in [("native", "nbd"), ("redo", "nbd"), ("native", "vhost-user")] {
         println!("{store}, over {via}");
         go_on(&datastore, store, via);
-        datastore.json("vm remove web --delete-disks --purge --yes");
+        datastore.json("vm remove shop --delete-disks --purge --yes");
     }
     daemon.stop();
 }
@@ -29,9 +29,9 @@ fn go_on(datastore: &Datastore, store: &str, via: &str) {
 
     let mut machine = Machine::with_monitor(datastore, "web", via, &socket);
     machine.ask::<()>(&Ask::StartWriters);
-    let saved = take(datastore, &mut machine, "warm");
+    let saved = take(datastore, &mut machine, "web warm");
     assert!(saved["ram_bytes"].as_u64().unwrap() >= 512 << 20, "{saved}");
-    take(datastore, &mut machine, "later");
+    take(datastore, &mut machine, "web later");
     // The guest that ran on is whole.
     assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
 
@@ -39,25 +39,30 @@ fn go_on(datastore: &Datastore, store: &str, via: &str) {
     assert!(code == 3 && said.contains("differs from snapshot warm"), "{code}: {said}");
     machine.power_off();
     datastore.json("snapshot revert web warm --yes");
-    resume(datastore, &mut machine, "warm");
+    // Its names at the snapshot are another VM's now, whose disks the guest must not get.
+    datastore.json("vm rename web shop");
+    datastore.json("vm clone shop@warm web");
+    resume(datastore, &mut machine);
+    assert_eq!(datastore.json("vm show web")["nbd_clients"], json!(0));
+    datastore.json("vm remove web --delete-disks --purge --yes");
     // The writers know what they have written last, and find it on the disks.
     writers_go_on(&mut machine);
-    take(datastore, &mut machine, "again");
+    take(datastore, &mut machine, "shop again");
     assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
 
-    datastore.json("snapshot discard web later --yes");
-    datastore.json("snapshot commit web warm --yes");
-    datastore.json("snapshot commit web again --yes");
+    datastore.json("snapshot discard shop later --yes");
+    datastore.json("snapshot commit shop warm --yes");
+    datastore.json("snapshot commit shop again --yes");
     grow(datastore, &mut machine);
     machine.quit();
 }
 
 /// Takes a snapshot with the guest's memory, beside which its writers go on.
-fn take(datastore: &Datastore, machine: &mut Machine<'_>, name: &str) -> Value {
+fn take(datastore: &Datastore, machine: &mut Machine<'_>, which: &str) -> Value {
     writers_go_on(machine);
-    let taken = datastore.json(&format!("snapshot take web {name} --memory"));
-    println!("{name}: {}, stun {} us", taken["memory"], taken["stun_us"]);
-    let memory = datastore.json(&format!("snapshot memory web {name}"));
+    let taken = datastore.json(&format!("snapshot take {which} --memory"));
+    println!("{which}: {}, stun {} us", taken["memory"], taken["stun_us"]);
+    let memory = datastore.json(&format!("snapshot memory {which}"));
     assert_eq!(memory["stored_bytes"], taken["snapshot"]["memory_bytes"], "{memory}");
     writers_go_on(machine);
     taken["memory"].clone()
@@ -68,7 +73,7 @@ fn grow(datastore: &Datastore, machine: &mut Machine<'_>) {
     machine.ask::<()>(&Ask::StartWriters);
     for mib in [96, 160] {
         writers_go_on(machine);
-        let grown = datastore.json(&format!("vm disk grow web/disk1 {mib}M"));
+        let grown = datastore.json(&format!("vm disk grow shop/disk1 {mib}M"));
         assert_eq!((&grown["shown"], &grown["cause"]), (&json!(true), &Value::Null), "{grown}");
         while machine.ask::<u64>(&Ask::Size { disk: "disk1".into() }) != mib << 20 {}
         writers_go_on(machine);
@@ -76,8 +81,8 @@ fn grow(datastore: &Datastore, machine: &mut Machine<'_>) {
     assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
 }
 
-fn resume(datastore: &Datastore, machine: &mut Machine<'_>, name: &str) {
-    let attach = datastore.json(&format!("attach web --resume {name}"));
+fn resume(datastore: &Datastore, machine: &mut Machine<'_>) {
+    let attach = datastore.json("attach shop --resume warm");
     let words: Vec<String> = serde_json::from_value(attach["resume"].clone()).unwrap();
     assert_eq!(json!(words[0]), "qemu-system-x86_64");
     machine.resume(&words);

@@ -1,51 +1,99 @@
 //! The command that starts a guest where it was at a snapshot with its memory.
 
 use std::env;
+use std::path::PathBuf;
 
 use api::client::Client;
 use api::error::{Error, Result};
 use api::listen::NbdListen;
 use api::name::SnapshotRef;
-use api::{Diff, DiskMode, Vm};
+use api::{DiskMode, Vm};
 
-use crate::command::{difference, memory};
-use crate::guest::header_of;
+use crate::command::memory;
+use crate::guest::{SavedDisk, header_of};
 
 const INCOMING: &str = "-incoming";
 /// In front of the number of the content's generation in the name of an export or a socket.
 const GENERATION: &str = ".g";
 
-/// Returns the words of the command. Fails with `Refused` if a disk differs from the snapshot: the guest would find other
-/// data than it has in its memory.
-pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) -> Result<Vec<String>> {
+/// A command that starts a guest, and what its user has to know.
+pub(super) struct Resume {
+    pub words: Vec<String>,
+    pub notes: Vec<String>,
+}
+
+/// Returns the command. Fails with `Refused` if a disk differs from the snapshot.
+pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) -> Result<Resume> {
     let memory = memory::find(&vm.name, snapshot, client).await?;
-    let id: SnapshotRef = memory.id.parse().map_err(Error::failed)?;
-    for disk in vm.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent) {
-        let request = Diff { disk: disk.number, from: id.clone(), to: None, start_bytes: 0 };
-        if !difference::all(&vm.name, request, client).await?.ranges.is_empty() {
-            return Err(Error::refused(format!(
-                "{}/disk{} differs from snapshot {}, whose memory would not fit it; first run `unstun snapshot revert {} {}`",
-                vm.name, disk.number, memory.snapshot, vm.name, memory.snapshot
-            )));
-        }
-    }
+    memory::refuse_changed(vm, &memory, client).await?;
     let program = env::current_exe().map_or("unstun".to_owned(), |path| path.to_string_lossy().into_owned());
     let datastore = client.datastore().to_string_lossy().into_owned();
-    let words =
-        [&program, "--datastore", &datastore, "snapshot", "memory", vm.name.as_str(), &memory.id, "--stream"];
-    let stream = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    // It is checked again at each start: a guest that has run has changed the disks.
+    let last = ["snapshot", "memory", vm.name.as_str(), &memory.id, "--stream", "--unchanged"];
+    let stream = [program.as_str(), "--datastore", &datastore].into_iter().chain(last);
+    let stream = stream.map(quoted).collect::<Vec<_>>().join(" ");
     // The command line may have secrets: only who may read the file gets it, and not who may use the API.
     let header = header_of(&memory.file).map_err(Error::failed)?;
-    let mut command = without_incoming(header.command_line);
+    let mut words = without_incoming(header.command_line);
+    let mut notes = Vec::new();
     for disk in &vm.disks {
-        let (_, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
-        let socket = disk.vhost_user_socket.as_ref().map(|path| path.to_string_lossy().into_owned());
-        for name in [Some(export), socket].into_iter().flatten() {
-            command = command.iter().map(|word| with_present(word, &name)).collect();
+        let was = header.disks.iter().find(|saved| saved.number == disk.number).cloned();
+        let (was, is) = (names(&was.unwrap_or_else(|| disk.into()))?, names(&disk.into())?);
+        for (was, is) in was.pairs(&is) {
+            words = words.iter().map(|word| with_present(word, was, is)).collect();
+        }
+        notes.extend(if words.is_empty() { None } else { is.missing(&words, disk.number) });
+        if disk.mode != DiskMode::Persistent {
+            notes.push(format!(
+                "disk{} is no part of snapshots: it is as it is now, and the guest's memory has it as it was",
+                disk.number
+            ));
         }
     }
-    command.extend([INCOMING.to_owned(), format!("exec:{stream}")]);
-    Ok(command)
+    words.extend([INCOMING.to_owned(), format!("exec:{stream}")]);
+    Ok(Resume { words, notes })
+}
+
+/// Names by which a command line reaches a disk.
+struct Names {
+    export: String,
+    nbd_socket: Option<String>,
+    vhost_user_socket: Option<String>,
+}
+
+fn names(disk: &SavedDisk) -> Result<Names> {
+    let (listen, export) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
+    let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+    let nbd_socket = if let NbdListen::Unix(path) = &listen { Some(text(path)) } else { None };
+    Ok(Names { export, nbd_socket, vhost_user_socket: disk.vhost_user_socket.as_ref().map(text) })
+}
+
+impl Names {
+    fn pairs<'a>(&'a self, present: &'a Names) -> Vec<(&'a str, &'a str)> {
+        let mut pairs = vec![(self.export.as_str(), present.export.as_str())];
+        let sockets =
+            [(&self.vhost_user_socket, &present.vhost_user_socket), (&self.nbd_socket, &present.nbd_socket)];
+        for (was, is) in sockets {
+            pairs.extend(was.as_deref().zip(is.as_deref()));
+        }
+        pairs
+    }
+
+    /// Returns what a command line lacks that reaches the disk.
+    fn missing(&self, words: &[String], number: u32) -> Option<String> {
+        let has = |name: &str| words.iter().any(|word| word.contains(name));
+        if self.vhost_user_socket.as_deref().is_some_and(has) {
+            return None;
+        }
+        if !has(&self.export) {
+            return Some(format!(
+                "nothing in the command has the name of disk{number}, {}: what stands there must be this disk",
+                self.export
+            ));
+        }
+        let socket = self.nbd_socket.as_deref().filter(|socket| !has(socket))?;
+        Some(format!("the command does not have {socket}, where disk{number} is served now"))
+    }
 }
 
 /// Removes the stream from which the guest was started before.
@@ -62,12 +110,12 @@ fn without_incoming(words: Vec<String>) -> Vec<String> {
     kept
 }
 
-/// Returns a word with the present name of a disk in the place of the same in any generation of its content, or in none. A
+/// Returns a word with the present name of a disk in the place of `was`, in any generation of its content, or in none. A
 /// longer name, and a path of another file, stay.
-fn with_present(word: &str, present: &str) -> String {
-    let (stem, tail) = match present.rsplit_once(GENERATION) {
+fn with_present(word: &str, was: &str, present: &str) -> String {
+    let (stem, tail) = match was.rsplit_once(GENERATION) {
         Some((stem, generation)) => (stem, without_digits(generation)),
-        None => (present, ""),
+        None => (was, ""),
     };
     let mut text = String::new();
     let mut rest = word;
@@ -153,7 +201,9 @@ mod tests {
             ("file=nbd+unix:///web/disk1?socket=/run/s", "file=nbd+unix:///web/disk1.g17?socket=/run/s"),
             ("nbd://127.0.0.1:10809/web/disk1.g3", "nbd://127.0.0.1:10809/web/disk1.g17"),
         ] {
-            assert_eq!(with_present(word, "web/disk1.g17"), expected);
+            assert_eq!(with_present(word, "web/disk1.g2", "web/disk1.g17"), expected);
+            let renamed = expected.replace("web/disk1.g17", "shop/disk1.g4");
+            assert_eq!(with_present(word, "web/disk1.g3", "shop/disk1.g4"), renamed);
         }
         for other in [
             "export=web/disk12.g3",
@@ -164,10 +214,17 @@ mod tests {
             "file=/srv/web/disk1.img",
             "export=nbd,file=/srv/web/disk1",
         ] {
-            assert_eq!(with_present(other, "web/disk1.g17"), other);
+            assert_eq!(with_present(other, "web/disk1.g3", "web/disk1.g17"), other);
         }
-        let socket = with_present("socket,path=/run/v/web.disk0.g2.sock,x", "/run/v/web.disk0.g9.sock");
-        assert_eq!(socket, "socket,path=/run/v/web.disk0.g9.sock,x");
+        let socket = "socket,path=/run/v/web.disk0.g2.sock,x";
+        let moved = with_present(socket, "/run/v/web.disk0.g2.sock", "/srv/v/shop.disk0.g9.sock");
+        assert_eq!(moved, "socket,path=/srv/v/shop.disk0.g9.sock,x");
+        let uri = "nbd+unix:///web/disk0?socket=/run/nbd.sock";
+        assert_eq!(
+            with_present(uri, "/run/nbd.sock", "/srv/n.sock"),
+            uri.replace("/run/nbd.sock", "/srv/n.sock")
+        );
+        assert_eq!(with_present("/run/nbd.sock2", "/run/nbd.sock", "/srv/n.sock"), "/run/nbd.sock2");
     }
 
     #[test]

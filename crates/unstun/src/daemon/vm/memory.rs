@@ -21,7 +21,9 @@ use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::paths;
 use crate::daemon::vm::vm_record::VmRecord;
-use crate::guest::{Held, MemoryFile, MemoryFiles, NotHeld, Record, SaveMemory, StoppedGuest, header_of};
+use crate::guest::{
+    Held, MemoryFile, MemoryFiles, NotHeld, Record, SaveMemory, SavedDisk, StoppedGuest, header_of,
+};
 
 /// What a guest's memory must leave free in its datastore: a tenth of what is free, and 1 GiB at most.
 const KEPT_FREE_PART: u64 = 10;
@@ -51,10 +53,12 @@ impl Daemon {
         };
         let free_bytes = entry.datastore.space().await?.free_bytes;
         let held = Held::Stopped(monitor.path().to_owned());
+        let disks = self.vm_show(&api_types::vm_name(&entry.name)).await?.disks;
         let save = SaveMemory {
             guest: self.held_guest(Record { vm: api_types::vm_name(&entry.name), held }),
             file: file_of(entry, id),
             bytes_max: free_bytes - (free_bytes / KEPT_FREE_PART).min(KEPT_FREE_BYTES_MAX),
+            disks: disks.iter().map(SavedDisk::from).collect(),
             clients: processes(&clients),
             stopped_max: Duration::from_millis(guest.frozen_ms_max),
             busy: entry.guest_busy.clone(),
