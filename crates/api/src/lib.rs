@@ -109,7 +109,7 @@ pub struct Status {
     pub direct_io: bool,
     /// Base URIs, without an export's name.
     pub nbd: Vec<String>,
-    /// URLs of the API over TCP.
+    /// URLs of the API over TCP, and `unix:PATH` for the socket of a proxy.
     #[serde(default)]
     pub web: Vec<String>,
     pub nbd_clients: u64,

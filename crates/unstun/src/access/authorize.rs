@@ -64,7 +64,9 @@ impl Access {
         let code = self.secret().await?;
         let web = self.core.ask(Subject::None, async |daemon| Ok(daemon.web.borrow().clone())).await?;
         self.sessions.add_code(code.clone(), caller, Instant::now());
-        let urls = web.iter().map(|url| format!("{url}/login?code={code}")).collect();
+        // The proxy behind a socket has its own URL.
+        let urls = web.iter().filter(|url| !url.starts_with("unix:"));
+        let urls = urls.map(|url| format!("{url}/login?code={code}")).collect();
         Ok(ConsoleLink { urls, valid_s: CODE_VALID.as_secs() })
     }
 

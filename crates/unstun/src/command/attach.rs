@@ -50,7 +50,10 @@ pub(crate) fn lines(vm: Vm, to: AttachTo, via: AttachVia) -> Result<Attach> {
     };
     Ok(Attach {
         snippet: snippet(to, via, &disks)? + &agent(to, &vm.guest),
-        access: access::advice(to, via, socket.as_ref()),
+        access: match &socket {
+            Some(socket) => access::advice(to, via, socket),
+            None => access::over_tcp(&first.listen),
+        },
         resume: None,
         vm: vm.name,
         to,

@@ -148,7 +148,7 @@ async fn listen_api(
     let unix = listeners::bind_unix(&datastore.api_socket())?;
     let web = listen_web(&datastore.own_folder(), args).await;
     info!("the API is on {}", datastore.api_socket().display());
-    let urls = web.iter().filter_map(Web::url).collect();
+    let urls = web.iter().map(Web::url).collect();
     let now = async move |daemon: Rc<Daemon>| {
         daemon.web.replace(urls);
         daemon.status().await

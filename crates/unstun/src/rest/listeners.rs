@@ -69,28 +69,30 @@ impl Web {
     }
 
     /// Returns the URL for browsers, with the port that the kernel has chosen if it was 0, and with the host's name where
-    /// every address of the host is meant. None: the proxy has the URL.
-    pub(crate) fn url(&self) -> Option<String> {
-        let Web::Tcp { listener, tls } = self else { return None };
+    /// every address of the host is meant; for the socket of a proxy, which has the URL, `unix:PATH`.
+    pub(crate) fn url(&self) -> String {
+        let (listener, tls) = match self {
+            Web::Tcp { listener, tls } => (listener, tls),
+            Web::Unix { path, .. } => return format!("unix:{}", path.display()),
+        };
         let scheme = if tls.is_some() { "https" } else { "http" };
         let host = rustix::system::uname();
-        Some(match listener.local_addr() {
+        match listener.local_addr() {
             Ok(address) if address.ip().is_unspecified() => {
                 format!("{scheme}://{}:{}", host.nodename().to_string_lossy(), address.port())
             }
             Ok(address) => format!("{scheme}://{address}"),
             Err(_) => scheme.to_owned(),
-        })
+        }
     }
 
     /// Returns the address for the log.
     pub(crate) fn shown(&self) -> String {
         match self {
-            Web::Unix { path, .. } => format!("unix:{}", path.display()),
-            Web::Tcp { tls: None, .. } => self.url().unwrap_or_default(),
             Web::Tcp { tls: Some(tls), .. } => {
-                format!("{}, certificate SHA-256 {}", self.url().unwrap_or_default(), tls.fingerprint)
+                format!("{}, certificate SHA-256 {}", self.url(), tls.fingerprint)
             }
+            _ => self.url(),
         }
     }
 

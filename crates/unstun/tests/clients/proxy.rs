@@ -60,7 +60,13 @@ fn the_proxy_s_own_user_has_no_rights_on_its_socket() {
     assert_eq!(mode & 0o777, 0o666);
     let audit = datastore.json("audit").to_string();
     assert!(audit.contains(&format!("unix:{}", socket(&datastore).display())), "{audit}");
-    assert_eq!(datastore.json("status")["web"].as_array().unwrap().len(), 1, "it is no address for browsers");
+    let shown = format!("unix:{}", socket(&datastore).display());
+    assert_eq!(datastore.json("status")["web"][1], shown.as_str());
+    assert_eq!(
+        datastore.json("console")["urls"].as_array().unwrap().len(),
+        1,
+        "it is no address for browsers"
+    );
     daemon.stop();
     assert!(!socket(&datastore).exists(), "the daemon removes its socket");
 }

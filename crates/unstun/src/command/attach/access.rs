@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::error::{Error, Result};
+use api::listen::NbdListen;
 use api::{AttachSocket, AttachTo, AttachVia};
 
 /// Permission bit that lets all users pass through a folder.
@@ -32,14 +33,21 @@ fn named(file: &str, id: u32) -> String {
     found.unwrap_or_else(|| id.to_string())
 }
 
-/// Returns lines for a shell, with comments.
-pub(super) fn advice(to: AttachTo, via: AttachVia, socket: Option<&AttachSocket>) -> Vec<String> {
-    let Some(socket) = socket else {
-        return vec![
+/// Returns what to know of a disk over TCP, as comments for a shell.
+pub(super) fn over_tcp(listen: &NbdListen) -> Vec<String> {
+    let line = match listen {
+        NbdListen::Tls(_) => {
+            "# the folder `dir` has ca-cert.pem, client-cert.pem and client-key.pem, with a certificate that reaches this VM"
+        }
+        _ => {
             "# NBD over TCP has no access control: every client that reaches the address can write the disks"
-                .to_owned(),
-        ];
+        }
     };
+    vec![line.to_owned()]
+}
+
+/// Returns lines for a shell, with comments.
+pub(super) fn advice(to: AttachTo, via: AttachVia, socket: &AttachSocket) -> Vec<String> {
     let shown = socket.path.display();
     let mut lines = vec![format!(
         "# {shown} belongs to {}:{}, mode {}: QEMU's user must be able to read and write it",
@@ -111,14 +119,14 @@ mod tests {
         let path = private.join("nbd.sock");
         std::fs::write(&path, "").unwrap();
         let socket = look(&path).unwrap();
-        let lines = advice(AttachTo::Libvirt, AttachVia::Nbd, Some(&socket));
+        let lines = advice(AttachTo::Libvirt, AttachVia::Nbd, &socket);
         assert!(
             lines.iter().any(|l| l.starts_with("setfacl -m u:USER:x '") && l.ends_with("it'\\''s mine'"))
         );
         assert!(lines.iter().any(|l| l.starts_with("setfacl -m u:USER:rw")), "{lines:?}");
         let apparmor = format!("#   \"{}\" rw,", path.display());
         assert!(lines.contains(&apparmor), "{lines:?}");
-        assert!(!advice(AttachTo::Qemu, AttachVia::Nbd, Some(&socket)).contains(&apparmor));
+        assert!(!advice(AttachTo::Qemu, AttachVia::Nbd, &socket).contains(&apparmor));
     }
 
     #[test]
@@ -129,6 +137,8 @@ mod tests {
 
     #[test]
     fn over_tcp_there_is_a_warning() {
-        assert!(advice(AttachTo::Qemu, AttachVia::Nbd, None)[0].contains("no access control"));
+        let address = "127.0.0.1:10809".parse().unwrap();
+        assert!(over_tcp(&NbdListen::Tcp(address))[0].contains("no access control"));
+        assert!(over_tcp(&NbdListen::Tls(address))[0].contains("client-cert.pem"));
     }
 }
