@@ -27,7 +27,8 @@ const refresh = async () => {
   if (fresh && fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
 };
 
-if (main.dataset.live === "yes") {
+// A browser opens six connections to a host, for all its pages: one that is not shown, or was left, keeps none.
+const follow = () => {
   const changes = new EventSource("/live");
   const state = document.querySelector("#state");
   changes.addEventListener("tick", () => { state.textContent = ""; refresh().catch(() => {}); });
@@ -36,4 +37,17 @@ if (main.dataset.live === "yes") {
     if (changes.readyState === EventSource.CLOSED) location.reload();
     state.textContent = "no connection to the daemon; trying again";
   };
+  return changes;
+};
+
+if (main.dataset.live === "yes") {
+  let changes = null;
+  const look = () => {
+    changes?.close();
+    changes = document.hidden ? null : follow();
+  };
+  look();
+  document.addEventListener("visibilitychange", look);
+  addEventListener("pagehide", () => changes?.close());
+  addEventListener("pageshow", (event) => { if (event.persisted) look(); });
 }

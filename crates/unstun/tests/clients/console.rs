@@ -8,6 +8,7 @@ use crate::cdp::Browser;
 use crate::daemon::Datastore;
 use crate::programs::{tool, try_tool};
 use crate::skip::skip;
+use crate::space::until;
 
 pub(crate) fn web(datastore: &Datastore) -> String {
     datastore.json("status")["web"][0].as_str().unwrap().to_owned()
@@ -272,6 +273,39 @@ fn a_viewer_looks_only() {
 }
 
 /// Pictures of the pages, as artefacts of the run.
+/// A browser opens six connections to a host. Pages that it keeps, to show them again, would stop it.
+#[test]
+fn a_page_that_is_left_keeps_no_connection() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let mut browser = browser(&datastore);
+    let record = "window.streams = []; window.EventSource = class extends EventSource { \
+                  constructor(url) { super(url); streams.push(this); } };";
+    browser.call("Page.enable", &json!({}));
+    browser.call("Page.addScriptToEvaluateOnNewDocument", &json!({"source": record}));
+    browser.go(&link(&datastore, ""), "/");
+    let open = "streams.map(stream => stream.readyState === EventSource.OPEN)";
+    let is = |browser: &mut Browser, expected: Value| {
+        until(open, || (browser.eval(open) == expected).then_some(()));
+    };
+    is(&mut browser, json!([true]));
+    let event =
+        |name: &str| format!("void dispatchEvent(new PageTransitionEvent('{name}', {{persisted: true}}))");
+    browser.eval(&event("pagehide"));
+    assert_eq!(browser.eval(open), json!([false]));
+    browser.eval(&event("pageshow"));
+    is(&mut browser, json!([false, true]));
+    let shown = |hidden: &str| {
+        format!("Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})")
+    };
+    let changed = "document.dispatchEvent(new Event('visibilitychange'))";
+    browser.eval(&format!("{}; void {changed}", shown("true")));
+    assert_eq!(browser.eval(open), json!([false, false]));
+    browser.eval(&format!("{}; void {changed}", shown("false")));
+    is(&mut browser, json!([false, false, true]));
+    daemon.stop();
+}
+
 pub(crate) fn pictures() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("console");
     std::fs::create_dir_all(&folder).unwrap();
