@@ -31,7 +31,7 @@ use commands::Commands;
 use fault::NotFrozen;
 pub(crate) use freeze::{Freeze, Frozen, freeze};
 pub(crate) use held::{HeldGuest, NotHeld, thaw_left, thaw_recorded};
-pub(crate) use memory::{SaveMemory, StoppedGuest};
+pub(crate) use memory::{DiskClient, SaveMemory, StoppedGuest};
 pub(crate) use memory_file::{MemoryFile, MemoryFiles, SavedDisk, header_of, stream_to};
 use monitor::Monitor;
 pub(crate) use record::{Held, Record, all as all_records};

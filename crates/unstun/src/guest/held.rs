@@ -136,9 +136,22 @@ impl HeldGuest {
     }
 }
 
+/// Time in which QEMU's monitor is reached without a daemon. A QEMU that waits for its disks does not answer, and the daemon's
+/// start, which this may hold up, releases it.
+const WITHOUT_DAEMON: Duration = Duration::from_secs(1);
+
 /// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
 pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Duration) -> Result<(), String> {
-    guest.thaw_until(Waits { tries, ..WAITS })?;
+    let thawed = match &guest.record.held {
+        Held::Stopped(_) => {
+            let waits = Waits { reach: WITHOUT_DAEMON, tries: tries.min(WITHOUT_DAEMON), ..WAITS };
+            let starts =
+                "a QEMU that waits for its disks does not answer; the daemon's start lets the guest run on";
+            guest.thaw_until(waits).map_err(|cause| format!("{cause}; {starts}"))
+        }
+        _ => guest.thaw_until(Waits { tries, ..WAITS }),
+    };
+    thawed?;
     guest.forget();
     Ok(())
 }

@@ -10,12 +10,14 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use serde_json::Value;
 
-/// Maximum length of a line in bytes. The longest that are expected, a monitor's lists, have some thousands.
-const LINE_BYTES_MAX: usize = 64 << 10;
+/// Maximum length of a line in bytes. The longest that are expected, a monitor's lists of hundreds of nodes, have some
+/// hundreds of thousands.
+const LINE_BYTES_MAX: usize = 4 << 20;
 /// Shortest time limit on a socket; zero would mean none.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 /// What a wait says that has reached its limit.
 pub(super) const NO_ANSWER: &str = "no answer in time";
+pub(super) const ENDED: &str = "the connection has ended";
 
 pub(super) struct Lines {
     stream: UnixStream,
@@ -64,7 +66,7 @@ impl Lines {
         let read =
             self.stream.set_read_timeout(Some(left(until))).and_then(|()| self.stream.read(&mut bytes));
         match read {
-            Ok(0) => Err("the connection has ended".to_owned()),
+            Ok(0) => Err(ENDED.to_owned()),
             Ok(count) => {
                 self.received.extend_from_slice(&bytes[..count]);
                 Ok(())

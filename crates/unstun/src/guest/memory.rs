@@ -1,6 +1,7 @@
 //! A guest's memory, saved with a snapshot of its disks. A thread of its own leads QEMU's migration; another one stores the
 //! stream. The guest stands still from the snapshot's instant until the rest of the stream is stored.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use api::MemorySaved;
 use api::units::{format_bytes, format_us};
+use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
@@ -33,12 +35,21 @@ pub(crate) struct SaveMemory {
     pub bytes_max: u64,
     /// The VM's disks by their present names.
     pub disks: Vec<SavedDisk>,
-    /// IDs of the processes that have the VM's disks, and whether each has written; empty if they are not known.
-    pub clients: Vec<(u32, bool)>,
+    /// Those that may write the VM's disks.
+    pub clients: Vec<DiskClient>,
     /// Time for which the guest stands still and waits for the snapshot.
     pub stopped_max: Duration,
     /// Whether this guest is held already.
     pub busy: Arc<AtomicBool>,
+}
+
+/// A client of the VM's disks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DiskClient {
+    /// Its process; None over TCP.
+    pub process: Option<u32>,
+    /// Whether it has written.
+    pub writes: bool,
 }
 
 /// A guest that stands still, with all its memory saved but the rest. It runs on when this is dropped, without its memory.
@@ -118,10 +129,10 @@ impl SaveMemory {
         let Held::Stopped(path) = &self.guest.record.held else {
             unreachable!("a guest whose memory is saved is held by its monitor")
         };
-        let monitor = Monitor::connect(path, Instant::now() + waits.reach)?;
-        if let Some(process) = monitor.process() {
-            self.refuse_others(process).map_err(|cause| format!("{}: {cause}", path.display()))?;
-        }
+        let until = Instant::now() + waits.reach;
+        let mut monitor = Monitor::connect(path, until)?;
+        let is_ours = self.refuse_others(&mut monitor, until);
+        is_ours.map_err(|cause| format!("{}: {cause}", path.display()))?;
         let migration = Migration::prepare(monitor)?;
         if migration.ram_bytes > self.bytes_max {
             let (ram, free) = (format_bytes(migration.ram_bytes), format_bytes(self.bytes_max));
@@ -131,21 +142,38 @@ impl SaveMemory {
         Ok(migration)
     }
 
-    /// Refuses the monitor of a process that has no disk of the VM, and disks that another process writes, too: the snapshot
-    /// would have the memory of one guest and the disks of two.
-    fn refuse_others(&self, process: u32) -> Result<(), String> {
-        let others: Vec<u32> = self.clients.iter().map(|(client, _)| *client).collect();
-        if !others.is_empty() && !others.contains(&process) {
+    /// Refuses the monitor of a QEMU that has no disk of the VM, and disks that another process writes, too: the snapshot would
+    /// have the memory of one guest and the disks of two.
+    fn refuse_others(&self, monitor: &mut Monitor, until: Instant) -> Result<(), String> {
+        let qemu = monitor.process();
+        let known: BTreeSet<u32> = self.clients.iter().filter_map(|client| client.process).collect();
+        let is_known = qemu.is_some_and(|process| known.contains(&process));
+        let may_be_unknown = qemu.is_none() || self.clients.iter().any(|client| client.process.is_none());
+        if !is_known && !(may_be_unknown && self.has_disk(monitor, until)?) {
+            let known = known.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+            let expected =
+                if known.is_empty() { "a client over TCP".to_owned() } else { format!("process {known}") };
             return Err(format!(
-                "the monitor of process {process}, which has no disk of this VM open; expected that of {others:?}"
+                "this is the monitor of process {}, which has no disk of this VM open; expected that of {expected}",
+                qemu.map_or("unknown".to_owned(), |process| process.to_string())
             ));
         }
-        match self.clients.iter().find(|(client, writes)| *writes && *client != process) {
-            Some((other, _)) => {
-                Err(format!("process {other} writes the disks of this VM, too; its memory would be missing"))
+        let writes = |client: &&DiskClient| client.writes && is_known && client.process != qemu;
+        match self.clients.iter().find(writes) {
+            Some(other) => {
+                let who = other.process.map_or("a client over TCP".to_owned(), |id| format!("process {id}"));
+                Err(format!("{who} writes the disks of this VM, too; its memory would be missing"))
             }
             None => Ok(()),
         }
+    }
+
+    /// Returns whether QEMU has a node that is open on a disk of the VM over NBD.
+    fn has_disk(&self, monitor: &mut Monitor, until: Instant) -> Result<bool, String> {
+        let nodes = monitor.call("query-named-block-nodes", json!({"flat": true}), until)?;
+        let files = nodes.as_array().into_iter().flatten().filter_map(|node| node["file"].as_str());
+        let files: Vec<&str> = files.collect();
+        Ok(self.disks.iter().any(|disk| files.iter().any(|file| disk.is_named_in(file))))
     }
 
     fn start(&self, saving: &mut Saving) -> Result<(), String> {
@@ -200,7 +228,10 @@ impl SaveMemory {
         tell: impl FnOnce(NotHeld),
     ) {
         let not_stored = saving.stored.as_ref().and_then(|stored| stored.try_recv().ok()?.err());
-        let cause = not_stored.map_or(cause, |e| format!("storing the memory: {e}"));
+        let cause = match not_stored {
+            Some(e) => format!("storing the memory in {}: {e}", self.file.folder.display()),
+            None => cause,
+        };
         let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
         if released.is_ok() {
             saving.migration.restore_settings();

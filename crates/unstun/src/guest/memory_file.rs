@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use api::Disk;
+use api::listen::NbdListen;
 use api::name::VmName;
 use blk::dir::TEMPORARY_SUFFIX;
 use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
@@ -44,6 +45,19 @@ pub(crate) struct SavedDisk {
     pub number: u32,
     pub nbd_uri: String,
     pub vhost_user_socket: Option<PathBuf>,
+}
+
+impl SavedDisk {
+    /// Returns whether the name of QEMU's for an open file, a URI or JSON, has the disk's export, in any generation.
+    pub(super) fn is_named_in(&self, file: &str) -> bool {
+        let Ok((_, export)) = NbdListen::parse_uri(&self.nbd_uri) else { return false };
+        let stem = export.rsplit_once(".g").map_or(export.as_str(), |(stem, _)| stem);
+        file.match_indices(stem).any(|(at, _)| {
+            let begins = file[..at].chars().next_back().is_none_or(|c| "/\"".contains(c));
+            let behind = file[at + stem.len()..].chars().next();
+            begins && behind.is_none_or(|c| ".?\"".contains(c))
+        })
+    }
 }
 
 impl From<&Disk> for SavedDisk {

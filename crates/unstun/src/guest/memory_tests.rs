@@ -15,8 +15,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use serde_json::{Value, json};
 
 use super::held::{HeldGuest, Waits, thaw_recorded};
-use super::memory::{SaveMemory, StoppedGuest};
-use super::memory_file::{MemoryFile, header_of, stream_to};
+use super::memory::{DiskClient, SaveMemory, StoppedGuest};
+use super::memory_file::{MemoryFile, SavedDisk, header_of, stream_to};
 use super::record::{Held, Record, all};
 
 /// Long, for what comes, on a machine that does much else.
@@ -119,6 +119,10 @@ impl Qemu {
                 return true;
             }
             "query-migrate" => answer = self.shown(),
+            "query-named-block-nodes" => {
+                let node = |file| json!({"drv": "nbd", "file": file});
+                answer = json!([node("json:{}"), node("nbd://127.0.0.1/web/disk0.g3")]);
+            }
             "query-memory-size-summary" => answer = json!({"base-memory": RAM_BYTES}),
             "query-migrate-capabilities" => {
                 let of = |name, state| json!({"capability": name, "state": state});
@@ -208,11 +212,19 @@ fn of(folder: &Path) -> SaveMemory {
         guest: HeldGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() },
         file: MemoryFile { folder: folder.to_owned(), snapshot: 7 },
         bytes_max: 1 << 30,
-        disks: Vec::new(),
-        clients: vec![(1, false), (std::process::id(), true)],
+        disks: vec![SavedDisk {
+            number: 0,
+            nbd_uri: "nbd+unix:///web/disk0.g7?socket=/run/u".to_owned(),
+            vhost_user_socket: None,
+        }],
+        clients: vec![client(Some(1), false), client(Some(std::process::id()), true)],
         stopped_max: LONG,
         busy: Arc::new(AtomicBool::new(false)),
     }
+}
+
+fn client(process: Option<u32>, writes: bool) -> DiskClient {
+    DiskClient { process, writes }
 }
 
 fn begin(save: SaveMemory) -> Result<StoppedGuest, String> {
@@ -300,11 +312,22 @@ fn another_guest_is_left_alone_and_so_is_one_without_room() {
     let folder = tempfile::tempdir().unwrap();
     let commands = Qemu::start(&folder.path().join("qmp.sock"), Fault::None);
     let save = of(folder.path());
-    let cause = begin(SaveMemory { clients: vec![(1, true)], ..save.clone() }).err().unwrap();
-    assert!(cause.contains("expected that of [1]"), "{cause}");
-    let both = vec![(std::process::id(), true), (1, true)];
-    let cause = begin(SaveMemory { clients: both, ..save.clone() }).err().unwrap();
+    let refused = |clients: &[DiskClient]| {
+        begin(SaveMemory { clients: clients.to_vec(), ..save.clone() }).err().unwrap()
+    };
+    let (own, other, tcp) =
+        (client(Some(std::process::id()), true), client(Some(1), true), client(None, true));
+    let cause = refused(&[other, other]);
+    assert!(cause.contains("no disk of this VM open; expected that of process 1"), "{cause}");
+    let cause = refused(&[own, other]);
     assert!(cause.contains("process 1 writes"), "{cause}");
+    let cause = refused(&[own, tcp]);
+    assert!(cause.contains("a client over TCP writes"), "{cause}");
+    // A client over TCP is QEMU where QEMU has a node on the export. This one has a node on disk0.
+    let disk1 =
+        SavedDisk { nbd_uri: "nbd+unix:///web/disk1.g7?socket=/run/u".to_owned(), ..save.disks[0].clone() };
+    let cause = begin(SaveMemory { clients: vec![tcp], disks: vec![disk1], ..save.clone() }).err().unwrap();
+    assert!(cause.contains("expected that of a client over TCP"), "{cause}");
     let cause = begin(SaveMemory { bytes_max: RAM_BYTES - 1, ..save }).err().unwrap();
     assert!(cause.contains("can spare"), "{cause}");
     while let Ok(command) = commands.try_recv() {

@@ -14,7 +14,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
-use super::lines::{Lines, NO_ANSWER, line};
+use super::lines::{ENDED, Lines, NO_ANSWER, line};
 
 pub(super) struct Monitor {
     lines: Lines,
@@ -118,7 +118,10 @@ impl Monitor {
     }
 
     fn message(&mut self, until: Instant) -> Result<Value, String> {
-        let line = self.lines.next(until)?;
+        let line = self.lines.next(until).map_err(|cause| match cause.as_str() {
+            ENDED => "QEMU has closed its monitor; has it ended?".to_owned(),
+            _ => cause,
+        })?;
         serde_json::from_slice(&line).map_err(|e| format!("an answer that is no JSON: {e}"))
     }
 }

@@ -22,7 +22,8 @@ use crate::daemon::vm::home_folder::HomeFolder;
 use crate::daemon::vm::paths;
 use crate::daemon::vm::vm_record::VmRecord;
 use crate::guest::{
-    Held, MemoryFile, MemoryFiles, NotHeld, Record, SaveMemory, SavedDisk, StoppedGuest, header_of,
+    DiskClient, Held, MemoryFile, MemoryFiles, NotHeld, Record, SaveMemory, SavedDisk, StoppedGuest,
+    header_of,
 };
 
 /// What a guest's memory must leave free in its datastore: a tenth of what is free, and 1 GiB at most.
@@ -51,7 +52,8 @@ impl Daemon {
                 entry.name
             )));
         };
-        let free_bytes = entry.datastore.space().await?.free_bytes;
+        // The free space inside the store is not there for other files.
+        let free_bytes = entry.datastore.dir.space().await?.free_bytes;
         let held = Held::Stopped(monitor.path().to_owned());
         let disks = self.vm_show(&api_types::vm_name(&entry.name)).await?.disks;
         let save = SaveMemory {
@@ -59,7 +61,7 @@ impl Daemon {
             file: file_of(entry, id),
             bytes_max: free_bytes - (free_bytes / KEPT_FREE_PART).min(KEPT_FREE_BYTES_MAX),
             disks: disks.iter().map(SavedDisk::from).collect(),
-            clients: processes(&clients),
+            clients: clients.iter().map(disk_client).collect(),
             stopped_max: Duration::from_millis(guest.frozen_ms_max),
             busy: entry.guest_busy.clone(),
         };
@@ -156,13 +158,9 @@ fn file_of(entry: &VmRecord, snapshot: u128) -> MemoryFile {
     MemoryFile { folder: entry.home.join(OWN_FOLDER), snapshot }
 }
 
-/// Returns the IDs of the clients' processes, and whether each has written; nothing if one of them has none that is known.
-fn processes(clients: &[VmClient]) -> Vec<(u32, bool)> {
-    let process = |client: &VmClient| {
-        let id = client.client.strip_prefix("pid ")?.split(' ').next()?.parse().ok()?;
-        Some((id, client.access == ClientAccess::Writes))
-    };
-    clients.iter().map(process).collect::<Option<Vec<_>>>().unwrap_or_default()
+fn disk_client(client: &VmClient) -> DiskClient {
+    let process = client.client.strip_prefix("pid ").and_then(|text| text.split(' ').next()?.parse().ok());
+    DiskClient { process, writes: client.access == ClientAccess::Writes }
 }
 
 /// Returns the files of a home. One that was being written when a daemon ended is removed.
