@@ -149,7 +149,8 @@ impl SaveMemory {
         let known: BTreeSet<u32> = self.clients.iter().filter_map(|client| client.process).collect();
         let is_known = qemu.is_some_and(|process| known.contains(&process));
         let may_be_unknown = qemu.is_none() || self.clients.iter().any(|client| client.process.is_none());
-        if !is_known && !(may_be_unknown && self.has_disk(monitor, until)?) {
+        let has_disk = is_known || (may_be_unknown && self.has_disk(monitor, until)?);
+        if !has_disk {
             let known = known.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
             let expected =
                 if known.is_empty() { "a client over TCP".to_owned() } else { format!("process {known}") };

@@ -53,7 +53,7 @@ fn go_on(datastore: &Datastore, store: &str, via: &str) {
     datastore.json("snapshot discard shop later --yes");
     datastore.json("snapshot commit shop warm --yes");
     datastore.json("snapshot commit shop again --yes");
-    grow(datastore, &mut machine);
+    grow(datastore, &mut machine, via == "vhost-user");
     machine.quit();
 }
 
@@ -69,10 +69,18 @@ fn take(datastore: &Datastore, machine: &mut Machine<'_>, which: &str) -> Value 
 }
 
 /// Grows a disk twice while the guest writes it.
-fn grow(datastore: &Datastore, machine: &mut Machine<'_>) {
+fn grow(datastore: &Datastore, machine: &mut Machine<'_>, over_vhost_user: bool) {
     machine.ask::<()>(&Ask::StartWriters);
     for mib in [96, 160] {
         writers_go_on(machine);
+        // A monitor that was named wrongly is named anew, and the same command tells the guest.
+        let qmp = datastore.json("vm show shop")["guest"]["qmp"].as_str().unwrap().to_owned();
+        if !over_vhost_user {
+            datastore.json("vm set shop --qmp unix:/run/no-such.sock");
+            let grown = datastore.json(&format!("vm disk grow shop/disk1 {mib}M"));
+            assert_eq!(grown["shown"], json!(false), "{grown}");
+            datastore.json(&format!("vm set shop --qmp {qmp}"));
+        }
         let grown = datastore.json(&format!("vm disk grow shop/disk1 {mib}M"));
         assert_eq!((&grown["shown"], &grown["cause"]), (&json!(true), &Value::Null), "{grown}");
         while machine.ask::<u64>(&Ask::Size { disk: "disk1".into() }) != mib << 20 {}

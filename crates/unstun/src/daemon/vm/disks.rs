@@ -49,8 +49,9 @@ impl Daemon {
         size_bytes: u64,
     ) -> Result<api::DiskGrown> {
         let entry = self.entry_to_change(vm.as_str())?;
-        refuse_shrink(&entry, number, size_bytes).await?;
-        entry.running.grow_disk(number, size_bytes).await?;
+        if !has_size(&entry, number, size_bytes).await? {
+            entry.running.grow_disk(number, size_bytes).await?;
+        }
         // vhost-user has a message for a new size.
         let told = entry.running.tell_sizes().await;
         let mut reconnect = entry.running.present(Who::Writers).await;
@@ -114,16 +115,19 @@ impl Daemon {
     }
 }
 
-/// Refuses a new size that is not larger, with both sizes in the units that people use.
-async fn refuse_shrink(entry: &VmRecord, number: u32, size_bytes: u64) -> Result<()> {
+/// Returns whether a disk has the size, and a guest that could not be told may be told now. Refuses another size that is not
+/// larger, with both sizes in the units that people use.
+async fn has_size(entry: &VmRecord, number: u32, size_bytes: u64) -> Result<bool> {
     let state = entry.running.state().await;
-    match state.disks.iter().find(|disk| disk.number == number) {
-        Some(disk) if size_bytes <= disk.size_bytes => Err(Error::invalid(format!(
-            "cannot resize {}/disk{number} from {} to {}: a disk can only grow",
-            entry.name,
-            format_bytes(disk.size_bytes),
-            format_bytes(size_bytes)
-        ))),
-        _ => Ok(()),
+    let disk = state.disks.iter().find(|disk| disk.number == number);
+    let Some(disk) = disk.filter(|disk| size_bytes <= disk.size_bytes) else { return Ok(false) };
+    if size_bytes == disk.size_bytes && entry.labels.get().guest().qmp.is_some() {
+        return Ok(true);
     }
+    Err(Error::invalid(format!(
+        "cannot resize {}/disk{number} from {} to {}: a disk can only grow",
+        entry.name,
+        format_bytes(disk.size_bytes),
+        format_bytes(size_bytes)
+    )))
 }
