@@ -32,4 +32,4 @@ pub use front_end::{FrontEnd, Observer};
 pub use handover::{HandedOver, Routes};
 pub use reply::Failure;
 pub use server::{drain, resume, serve};
-pub use tls::{Permits, TlsTerms};
+pub use tls::{Permits, TlsSource, TlsTerms};

@@ -4,16 +4,20 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use api::VmGlob;
-use api::error::Result;
-use export::nbd::{Permits, TlsTerms};
+use api::error::{Error, Result};
+use export::nbd::{Permits, TlsSource, TlsTerms};
 use rustls::crypto::ring;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
+use tracing::{error, info};
 
 use crate::rest::tls::{at, read_certificates, read_key};
 
@@ -27,8 +31,61 @@ const CLIENTS: &str = "clients";
 const FINGERPRINT_DIGITS: usize = 64;
 const EXPECTED: &str = "a line `FINGERPRINT VM...`: the SHA-256 of a certificate, and names of VMs in which * and ? stand for others";
 
+/// Time after which a file that has changed is read again, at most.
+const LOOKS_EVERY: Duration = Duration::from_secs(5);
+
+/// What tells whether a file was written or replaced since: its times, length and number. None for one that is missing.
+type Stamp = Option<(i64, i64, i64, i64, u64, u64)>;
+
+/// Reads the files, and reads them again whenever one has changed. What cannot be used then is logged, and the earlier terms stay.
+pub(crate) fn follow(folder: &Path) -> Result<TlsSource> {
+    // Before they are read: what is written meanwhile is found at the next look.
+    let seen = stamps(folder);
+    let source = TlsSource::new(read(folder)?);
+    let (folder, follower) = (folder.to_owned(), source.clone());
+    let spawned =
+        thread::Builder::new().name("nbd-tls".to_owned()).spawn(move || read_again(&folder, &follower, seen));
+    spawned.map_err(|e| Error::failed(format!("a thread to follow the certificates: {e}")))?;
+    Ok(source)
+}
+
+fn read_again(folder: &Path, source: &TlsSource, mut seen: [Stamp; 4]) {
+    let mut is_listed = seen[3].is_some();
+    loop {
+        thread::park_timeout(LOOKS_EVERY);
+        let now = stamps(folder);
+        if now == seen {
+            continue;
+        }
+        seen = now;
+        let read = match is_listed && seen[3].is_none() {
+            // Without the list each client would reach every disk.
+            true => Err(Error::failed(format!("{} is gone", folder.join(CLIENTS).display()))),
+            false => read(folder),
+        };
+        match read {
+            Ok(terms) => {
+                is_listed = seen[3].is_some();
+                source.replace(terms);
+                info!(
+                    "NBD over TLS: new clients are served by the files that are now in {}",
+                    folder.display()
+                );
+            }
+            Err(e) => error!("NBD over TLS: {e}; new clients are served as before"),
+        }
+    }
+}
+
+fn stamps(folder: &Path) -> [Stamp; 4] {
+    [AUTHORITIES, CERTIFICATE, KEY, CLIENTS].map(|name| {
+        let found = std::fs::metadata(folder.join(name)).ok()?;
+        Some((found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec(), found.len(), found.ino()))
+    })
+}
+
 /// Reads the certificates. A client needs one that the authority has signed: NBD has no other way to say who it is.
-pub(crate) fn read(folder: &Path) -> Result<TlsTerms> {
+fn read(folder: &Path) -> Result<TlsTerms> {
     let [authorities, certificate, key] = [AUTHORITIES, CERTIFICATE, KEY].map(|name| folder.join(name));
     let mut roots = RootCertStore::empty();
     for one in read_certificates(&authorities)? {

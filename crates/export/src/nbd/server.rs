@@ -16,7 +16,7 @@ use super::handshake_timer::HandshakeTimer;
 use super::proto::*;
 use super::session::transmit;
 use super::stream::Stream;
-use super::tls::TlsTerms;
+use super::tls::TlsSource;
 
 /// Serves the catalogue on one listener until `control` is stopped, and then until its connections are closed: requests
 /// under way have [`STOP_GRACE_US`] to finish, and the same time again after their connection was cut. Several
@@ -30,14 +30,14 @@ pub async fn serve(
     listener: Listener,
     exports: Rc<dyn Exports>,
     control: Rc<FrontEnd>,
-    tls: Option<TlsTerms>,
+    tls: Option<TlsSource>,
 ) {
     loop {
         match control.unless_stopped(listener.accept()).await {
             None => break,
             Some(Ok(socket)) => {
                 let timer = HandshakeTimer::new(&env, NEGOTIATION_LIMIT_US);
-                let (stream, start) = (Stream::new(socket), Start::new(tls.clone()));
+                let (stream, start) = (Stream::new(socket), Start::new(tls.as_ref().map(TlsSource::now)));
                 admit(&env, listener.address(), stream, &exports, &control, start, timer);
             }
             Some(Err(error)) => {

@@ -1,7 +1,7 @@
 //! TLS of one connection, without I/O: records in, bytes out, and the reverse.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use blk::Slice;
 use rustls::{ServerConfig, ServerConnection};
@@ -19,6 +19,30 @@ pub struct TlsTerms {
     pub config: Arc<ServerConfig>,
     /// Decides by the certificate of a client.
     pub permits: Arc<dyn Permits>,
+}
+
+/// The terms for new connections, which may be replaced. Connections that are open keep theirs.
+#[derive(Debug, Clone)]
+pub struct TlsSource(Arc<Mutex<TlsTerms>>);
+
+impl TlsSource {
+    /// Makes a source that begins with these terms.
+    pub fn new(terms: TlsTerms) -> TlsSource {
+        TlsSource(Arc::new(Mutex::new(terms)))
+    }
+
+    /// Has the next connections served by other terms.
+    pub fn replace(&self, terms: TlsTerms) {
+        *self.lock() = terms;
+    }
+
+    pub(super) fn now(&self) -> TlsTerms {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TlsTerms> {
+        self.0.lock().expect("no thread panics with the lock")
+    }
 }
 
 /// Decides what a client may use.

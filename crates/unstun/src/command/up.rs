@@ -73,15 +73,15 @@ fn check_nbd(args: &UpArgs) -> Result<()> {
 fn nbd_addresses(
     datastore: &Datastore,
     args: &UpArgs,
-) -> Result<(Vec<NbdListen>, Option<export::nbd::TlsTerms>)> {
+) -> Result<(Vec<NbdListen>, Option<export::nbd::TlsSource>)> {
     let mut addresses = args.nbd.clone();
     if addresses.is_empty() {
         addresses.push(datastore.default_nbd()?);
     }
     let Some(folder) = &args.nbd_tls_dir else { return Ok((addresses, None)) };
-    let config = nbd_tls::read(folder);
+    let source = nbd_tls::follow(folder);
     let with_tls = |address| match address {
-        NbdListen::Tcp(tcp) if config.is_ok() => Some(NbdListen::Tls(tcp)),
+        NbdListen::Tcp(tcp) if source.is_ok() => Some(NbdListen::Tls(tcp)),
         NbdListen::Tcp(tcp) => {
             error!("NBD is not served on {tcp}: its certificates cannot be used");
             None
@@ -89,8 +89,8 @@ fn nbd_addresses(
         other => Some(other),
     };
     addresses = addresses.into_iter().filter_map(with_tls).collect();
-    match config {
-        Ok(config) => Ok((addresses, Some(config))),
+    match source {
+        Ok(source) => Ok((addresses, Some(source))),
         Err(e) if addresses.is_empty() => Err(e),
         Err(e) => {
             error!("{e}");

@@ -22,7 +22,7 @@ pub(crate) struct Place {
     pub bin: BinPolicy,
     pub nbd: Vec<NbdListen>,
     /// For the addresses of NBD with TLS.
-    pub nbd_tls: Option<export::nbd::TlsTerms>,
+    pub nbd_tls: Option<export::nbd::TlsSource>,
     /// Folder of the commands that freeze and thaw guests.
     pub guests_dir: PathBuf,
     /// Number of cores, the control side's own included.

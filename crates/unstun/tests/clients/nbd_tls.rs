@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::programs::{tool, try_tool};
+use crate::space::until;
 
 /// An authority that signs certificates, in a folder of its own with the names that QEMU gives them.
 struct Authority {
@@ -166,6 +167,22 @@ fn a_certificate_reaches_the_vms_that_it_is_listed_for() {
             assert_eq!(listed, is_reached, "{vm} in the list of {}", folder.display());
         }
     }
+    // The list is read again, for new connections; one that cannot be used, or is gone, changes nothing.
+    let list = authority.folder.join("clients");
+    let reaches = |client: &(PathBuf, String)| {
+        try_tool("nbdinfo", &[&uri(&client.0, "web/disk0")]).status.success().then_some(())
+    };
+    let log = datastore.beside("daemon.log");
+    let said = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
+    std::fs::write(&list, "no fingerprint\n").unwrap();
+    until("the message about the list", || said("line 1: found").then_some(()));
+    assert!(reaches(&shop).is_some() && reaches(&unlisted).is_none());
+    std::fs::remove_file(&list).unwrap();
+    until("the message about the missing list", || said("clients is gone").then_some(()));
+    assert!(reaches(&shop).is_some() && reaches(&unlisted).is_none());
+    std::fs::write(&list, format!("{} web\n", unlisted.1)).unwrap();
+    until("the client of the new list", || reaches(&unlisted));
+    assert!(reaches(&shop).is_none());
     daemon.stop();
 }
 
