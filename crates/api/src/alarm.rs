@@ -250,7 +250,44 @@ impl AlarmMute {
     }
 }
 
+impl AlarmMuted {
+    /// Returns what is muted, in words.
+    pub fn what(&self) -> String {
+        let of = self.vm.as_ref().map_or(String::new(), |vm| format!(" of VMs {vm}"));
+        match (&self.alarm, self.rule) {
+            (Some(alarm), _) => format!("alarm {alarm}"),
+            (None, rule) => format!("rule {}{of}", rule.map_or("", AlarmRule::as_str)),
+        }
+    }
+}
+
+impl AlarmRuleShown {
+    /// Returns the threshold of all objects that no other one names.
+    pub fn general(&self) -> Option<u64> {
+        let set = self.thresholds.iter().find(|one| one.vm.is_none() && one.tag.is_none());
+        set.map_or(Some(self.default.unwrap_or(1)), |one| one.value)
+    }
+
+    /// Returns a threshold in words.
+    pub fn describe(&self, value: Option<u64>) -> String {
+        match (value, self.default) {
+            (None, _) => "off".to_owned(),
+            (Some(_), None) => "on".to_owned(),
+            (Some(value), Some(_)) => format!("{value} {}", self.unit.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
 impl AlarmThreshold {
+    /// Returns the objects that the threshold is for, in words.
+    pub fn objects(&self) -> String {
+        match (&self.vm, &self.tag) {
+            (Some(vm), _) => vm.to_string(),
+            (None, Some(tag)) => format!("tag {tag}"),
+            (None, None) => "all".to_owned(),
+        }
+    }
+
     pub fn check(&self) -> Result<(), String> {
         let rule = self.rule.as_str();
         if (self.vm.is_some() || self.tag.is_some()) && !self.rule.is_of_vms() {

@@ -116,6 +116,12 @@ impl Policy {
         self.vms.iter().any(|glob| glob.matches(vm)) || tags.iter().any(|tag| self.tags.contains(tag))
     }
 
+    /// Returns the patterns and tags of its VMs, in words.
+    pub fn describe_vms(&self) -> String {
+        let patterns = self.vms.iter().map(ToString::to_string);
+        patterns.chain(self.tags.iter().map(|tag| format!("tag {tag}"))).collect::<Vec<_>>().join(", ")
+    }
+
     /// Returns the first scheduled time after `after`.
     pub fn next(&self, after: Timestamp) -> Option<Timestamp> {
         self.schedule.iter().filter_map(|calendar| calendar.next(after)).min()
@@ -220,6 +226,16 @@ pub struct PolicyProblem {
     pub time: Timestamp,
 }
 
+impl PolicyProblem {
+    pub fn sentence(&self) -> String {
+        let what = match &self.snapshot {
+            None => "no snapshot was taken".to_owned(),
+            Some(snapshot) => format!("snapshot {snapshot} was not removed"),
+        };
+        format!("VM {}: {what}: {}", self.vm, self.cause)
+    }
+}
+
 /// Output of `policy preview`: what a policy will do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyPreview {
@@ -228,6 +244,13 @@ pub struct PolicyPreview {
     pub next: Vec<Timestamp>,
     /// Open VMs that it applies to.
     pub vms: Vec<PolicyPreviewVm>,
+}
+
+impl PolicyPreview {
+    /// Returns the number of existing snapshots that the policy removes as soon as it is in force.
+    pub fn removals(&self) -> usize {
+        if self.policy.enabled { self.vms.iter().map(|vm| vm.removed.len()).sum() } else { 0 }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -3,6 +3,7 @@
 
 mod actions;
 mod activity;
+mod alarm_rules;
 mod alarms;
 mod attach;
 mod bin;
@@ -21,6 +22,8 @@ mod loss;
 mod overview;
 mod page;
 mod policies;
+mod policy;
+mod policy_form;
 mod relocate;
 mod removal;
 mod request;
@@ -55,7 +58,8 @@ const TICK: Duration = Duration::from_secs(2);
 
 pub(crate) fn routes(access: &Arc<Access>, shown: Shown) -> Router {
     let session = from_fn_with_state(access.clone(), with_session);
-    let inside = pages().merge(stores()).merge(vms()).route_layer(session);
+    let inside =
+        pages().merge(alarm_pages()).merge(scheduled()).merge(stores()).merge(vms()).route_layer(session);
     let outside = Router::new()
         .route("/login", get(login::show).post(login::with_token))
         .route("/console.css", get(|| async { file("text/css", include_str!("console/style.css")) }))
@@ -72,19 +76,12 @@ fn pages() -> Router<Arc<Access>> {
         .route("/bin/restore", post(bin::restore))
         .route("/bin/empty/preview", post(bin::preview))
         .route("/bin/empty", post(bin::empty))
-        .route("/alarms", get(alarms::show))
-        .route("/alarms/{id}/acknowledge", post(alarms::acknowledge))
-        .route("/alarms/{id}/mute", post(alarms::mute))
         .route("/create", get(create::show).post(create::create))
         .route("/import", post(create::import))
         .route("/bulk/take", post(bulk::take))
         .route("/bulk/policy", post(bulk::policy))
         .route("/bulk/tag", post(bulk::tag))
         .route("/bulk/untag", post(bulk::untag))
-        .route("/policies", get(policies::show))
-        .route("/policies/create", post(policies::create))
-        .route("/policies/{name}/apply", post(policies::apply))
-        .route("/policies/{name}/switch", post(policies::switch))
         .route("/access", get(tokens::show))
         .route("/access/create", post(tokens::create))
         .route("/access/{name}/revoke", post(tokens::revoke))
@@ -92,6 +89,32 @@ fn pages() -> Router<Arc<Access>> {
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))
         .route("/jobs/{id}/limit", post(actions::limit_job))
+}
+
+fn scheduled() -> Router<Arc<Access>> {
+    Router::new()
+        .route("/policies", get(policies::show))
+        .route("/policies/create", get(policy::show_new).post(policies::create))
+        .route("/policies/create-shown", post(policy::create_shown))
+        .route("/policies/preview", post(policy::preview))
+        .route("/policies/{name}/settings", get(policy::show))
+        .route("/policies/{name}/set", post(policy::set))
+        .route("/policies/{name}/remove", post(policy::remove))
+        .route("/policies/{name}/apply", post(policies::apply))
+        .route("/policies/{name}/switch", post(policies::switch))
+}
+
+fn alarm_pages() -> Router<Arc<Access>> {
+    Router::new()
+        .route("/alarms", get(alarms::show))
+        .route("/alarms/{id}/acknowledge", post(alarms::acknowledge))
+        .route("/alarms/{id}/unacknowledge", post(alarms::unacknowledge))
+        .route("/alarms/{id}/mute", post(alarms::mute))
+        .route("/alarms/mutes/{id}/end", post(alarms::unmute))
+        .route("/alarms/rules", get(alarm_rules::show).post(alarm_rules::set))
+        .route("/alarms/rules/mute", post(alarm_rules::mute))
+        .route("/alarms/rules/{rule}/reset", post(alarm_rules::reset))
+        .route("/alarms/channels/test", post(alarm_rules::test))
 }
 
 fn stores() -> Router<Arc<Access>> {

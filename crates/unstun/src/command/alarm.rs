@@ -3,9 +3,7 @@
 use api::client::Client;
 use api::error::{Error, Result};
 use api::output::{Output, table};
-use api::{
-    Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold, VmGlob,
-};
+use api::{Alarm, AlarmAcknowledge, AlarmChannel, AlarmMute, AlarmMuted, AlarmRuleShown, AlarmThreshold};
 use clap::ValueEnum;
 
 use crate::cli::{AlarmCommand, MuteArgs, Threshold, ThresholdArgs};
@@ -27,7 +25,7 @@ pub(super) async fn run(command: &AlarmCommand, client: &Client, output: Output)
         AlarmCommand::Mute(args) => mute(args, client, output).await,
         AlarmCommand::Mutes => output.result(&client.alarm_mutes().await?, |all| list_mutes(all)),
         AlarmCommand::Unmute { number } => output.result(&client.alarm_unmute(*number).await?, |muted| {
-            format!("{} is delivered again", what(muted))
+            format!("{} is delivered again", muted.what())
         }),
         AlarmCommand::Channels => output.result(&client.alarm_channels().await?, |all| list_channels(all)),
         AlarmCommand::Test { channel } => output
@@ -68,7 +66,7 @@ async fn mute(args: &MuteArgs, client: &Client, output: Output) -> Result<()> {
     output.result(&client.alarm_mute(&request).await?, |muted| {
         format!(
             "{} is not delivered until {:.0}: mute {}; `unstun alarm mutes` lists them",
-            what(muted),
+            muted.what(),
             muted.until,
             muted.id
         )
@@ -92,21 +90,13 @@ fn list(alarms: &[Alarm]) -> String {
     alarms.iter().map(show).collect::<Vec<_>>().join("\n")
 }
 
-fn what(muted: &AlarmMuted) -> String {
-    let of = muted.vm.as_ref().map_or(String::new(), |vm| format!(" of VMs {vm}"));
-    match (&muted.alarm, muted.rule) {
-        (Some(alarm), _) => format!("alarm {alarm}"),
-        (None, rule) => format!("rule {}{of}", rule.map_or("", api::AlarmRule::as_str)),
-    }
-}
-
 fn list_mutes(all: &[AlarmMuted]) -> String {
     if all.is_empty() {
         return "nothing is muted".to_owned();
     }
     let mut table = table(&["mute", "what", "until", "by"]);
     for muted in all {
-        table.add_row([muted.id.to_string(), what(muted), format!("{:.0}", muted.until), muted.by.clone()]);
+        table.add_row([muted.id.to_string(), muted.what(), format!("{:.0}", muted.until), muted.by.clone()]);
     }
     table.to_string()
 }
@@ -133,20 +123,9 @@ fn list_channels(all: &[AlarmChannel]) -> String {
 fn list_rules(rules: &[AlarmRuleShown]) -> String {
     let mut table = table(&["rule", "for", "threshold"]);
     for shown in rules {
-        let unit = shown.unit.as_deref().unwrap_or_default();
-        let value = |value: Option<u64>| match (value, shown.default) {
-            (None, _) => "off".to_owned(),
-            (Some(_), None) => "on".to_owned(),
-            (Some(value), Some(_)) => format!("{value} {unit}"),
-        };
-        let is_general = |one: &&AlarmThreshold| one.vm.is_none() && one.tag.is_none();
-        let general = shown.thresholds.iter().find(is_general).map(|one| one.value);
-        let all = value(general.unwrap_or(Some(shown.default.unwrap_or(1))));
-        table.add_row([shown.rule.as_str().to_owned(), "all".to_owned(), all]);
-        for one in shown.thresholds.iter().filter(|one| !is_general(one)) {
-            let of = one.vm.as_ref().map(VmGlob::to_string);
-            let of = of.or_else(|| one.tag.as_ref().map(|tag| format!("tag {tag}"))).unwrap_or_default();
-            table.add_row([String::new(), of, value(one.value)]);
+        table.add_row([shown.rule.as_str().to_owned(), "all".to_owned(), shown.describe(shown.general())]);
+        for one in shown.thresholds.iter().filter(|one| one.vm.is_some() || one.tag.is_some()) {
+            table.add_row([String::new(), one.objects(), shown.describe(one.value)]);
         }
     }
     table.to_string()

@@ -114,12 +114,13 @@ async fn check(policy: &Policy, client: &Client) -> Result<PolicyPreview> {
 
 /// Asks before a policy removes snapshots that exist.
 fn ask(preview: &PolicyPreview, yes: bool, output: Output) -> Result<()> {
-    let (policy, removed) = (&preview.policy, preview.vms.iter().map(|vm| vm.removed.len()).sum::<usize>());
-    if removed == 0 || !policy.enabled || yes {
+    let removed = preview.removals();
+    if removed == 0 || yes {
         return Ok(());
     }
     output.note(&show_preview(preview));
-    let question = format!("policy {} will remove {removed} snapshots that exist. Go on?", policy.name);
+    let question =
+        format!("policy {} will remove {removed} snapshots that exist. Go on?", preview.policy.name);
     consent(&question, "lets the policy remove them")
 }
 
@@ -170,7 +171,7 @@ fn show(one: &PolicyStatus) -> String {
         ("policy", policy.name.to_string()),
         ("schedule", schedule.join("; ")),
         ("keeps", format!("{}{min_age}; removes {}", policy.keep.describe(), removes(policy.removes))),
-        ("applies to", applies_to(policy)),
+        ("applies to", policy.describe_vms()),
         ("VMs now", format!("{}: {}{more}", one.vms.len(), names.join(", "))),
         ("names", policy.template.clone()),
         ("next", next(one)),
@@ -187,7 +188,7 @@ fn show(one: &PolicyStatus) -> String {
     if one.waiting > 0 {
         lines.push(("to remove", format!("{} snapshots", one.waiting)));
     }
-    one.problems.iter().for_each(|found| lines.push(("problem", problem(found))));
+    one.problems.iter().for_each(|found| lines.push(("problem", found.sentence())));
     fields(&lines)
 }
 
@@ -198,24 +199,11 @@ fn removes(which: Removes) -> &'static str {
     }
 }
 
-fn applies_to(policy: &Policy) -> String {
-    let patterns = policy.vms.iter().map(ToString::to_string);
-    patterns.chain(policy.tags.iter().map(|tag| format!("tag {tag}"))).collect::<Vec<_>>().join(", ")
-}
-
-fn problem(found: &PolicyProblem) -> String {
-    let what = match &found.snapshot {
-        None => "no snapshot was taken".to_owned(),
-        Some(snapshot) => format!("snapshot {snapshot} was not removed"),
-    };
-    format!("VM {}: {what}: {}", found.vm, found.cause)
-}
-
 fn show_applied(applied: &PolicyApplied) -> String {
     let taken = applied.taken.iter();
     let taken =
         taken.map(|one| format!("taken {}@{}, stun {}", one.vm, one.snapshot, format_us(one.stun_us)));
-    let lines: Vec<_> = taken.chain(applied.problems.iter().map(problem)).collect();
+    let lines: Vec<_> = taken.chain(applied.problems.iter().map(PolicyProblem::sentence)).collect();
     if lines.is_empty() {
         return "nothing was taken: the policy applies to no open VM, or each has a snapshot of this second"
             .to_owned();

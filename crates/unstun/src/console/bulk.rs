@@ -31,7 +31,7 @@ pub(super) fn fields(policies: &[PolicyName], tags: &BTreeSet<&Tag>, session: &S
             legend { "With the chosen VMs" }
             div.row {
                 label { "Name of a snapshot" input name="name" maxlength="80"; }
-                (quiesce_choice())
+                (quiesce_choice(api::Quiesce::No))
                 button formaction="/bulk/take" { "Take a snapshot of each" }
             }
             @if may(session, "/policies/{name}/apply") && !policies.is_empty() {

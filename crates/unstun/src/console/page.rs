@@ -1,5 +1,6 @@
 //! What all pages have: head, navigation, and texts for figures.
 
+use api::Quiesce;
 use api::name::VmName;
 use api::units::format_age;
 use jiff::Timestamp;
@@ -121,15 +122,19 @@ pub(super) fn shell(title: &str, lines: &Markup) -> Markup {
     html! { pre tabindex="0" role="region" aria-label=(title) { (lines) } }
 }
 
-/// A choice of what a take does with the guest's file systems.
-pub(super) fn quiesce_choice() -> Markup {
+/// A choice of one of several values, each with its title.
+pub(super) fn choice(title: &str, name: &str, options: &[(&str, &str)], now: &str) -> Markup {
     html! {
-        label { "Freeze file systems"
-            select name="quiesce" {
-                option value="no" { "no" }
-                option value="try" { "if possible" }
-                option value="require" { "or take no snapshot" }
+        label { (title)
+            select name=(name) {
+                @for (value, title) in options { option value=(value) selected[*value == now] { (title) } }
             }
         }
     }
+}
+
+/// A choice of what a take does with the guest's file systems.
+pub(super) fn quiesce_choice(now: Quiesce) -> Markup {
+    let options = [("no", "no"), ("try", "if possible"), ("require", "or take no snapshot")];
+    choice("Freeze file systems", "quiesce", &options, now.as_str())
 }

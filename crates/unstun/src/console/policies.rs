@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use api::error::{Error, Result};
-use api::{Policy, PolicyApply, PolicyStatus, Quiesce, Removes, Retention, TEMPLATE_DEFAULT};
+use api::error::Error;
+use api::{Policy, PolicyApply, PolicyStatus, Quiesce, Removes};
 use axum::extract::Path;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -11,7 +11,8 @@ use serde_json::json;
 
 use super::page::{age, form_key, quiesce_choice};
 use super::request::{FormRequest, PageRequest, Route, may};
-use super::sent::{Sent, invalid};
+use super::sent::invalid;
+use super::{policy, policy_form};
 use crate::access::sessions::Session;
 use crate::daemon::{Daemon, Subject};
 
@@ -48,16 +49,14 @@ fn table(all: &[PolicyStatus], session: &Session) -> Markup {
 fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
     let policy = &one.policy;
     let schedule: Vec<_> = policy.schedule.iter().map(|calendar| calendar.as_str()).collect();
-    let patterns = policy.vms.iter().map(ToString::to_string);
-    let applies: Vec<_> = patterns.chain(policy.tags.iter().map(|tag| format!("tag {tag}"))).collect();
     html! {
         tr {
-            th scope="row" { (policy.name) }
+            th scope="row" { a href=(format!("/policies/{}/settings", policy.name)) { (policy.name) } }
             td { (schedule.join("; ")) }
             td { (policy.keep.describe()) @if policy.removes == Removes::All { " (of all snapshots)" }
                 @if policy.quiesce != Quiesce::No { ", quiesce: " (policy.quiesce.as_str()) }
             }
-            td { (applies.join(", ")) }
+            td { (policy.describe_vms()) }
             td.number { (one.vms.len()) }
             td { @match one.next { _ if !policy.enabled => "disabled", Some(next) => (format!("{next:.0}")), None => "none" } }
             td {
@@ -67,7 +66,7 @@ fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
                 }
             }
             td.text {
-                @for problem in one.problems.iter().take(3) { span.bad { "VM " (problem.vm) ": " (problem.cause) } br; }
+                @for problem in one.problems.iter().take(3) { span.bad { (problem.sentence()) } br; }
                 @if one.waiting > 0 { (one.waiting) " snapshots to remove" }
             }
             td { (actions(policy, session, is_admin)) }
@@ -101,42 +100,17 @@ fn form(session: &Session) -> Markup {
             (form_key(session))
             label { "Name" input name="name" required maxlength="40"; }
             label { "Times, as systemd writes them" input name="schedule" required maxlength="200" value="Mon..Fri 22:00"; }
-            label { "Keep the last of so many days" input name="days" required maxlength="5" value="7" inputmode="numeric"; }
+            label { "Keep the last of so many days" input name="daily" required maxlength="5" value="7" inputmode="numeric"; }
             label { "VMs, with * and ?" input name="vms" required maxlength="64" value="*"; }
-            (quiesce_choice())
+            (quiesce_choice(Quiesce::No))
             button { "Create" }
+            a href="/policies/create" { "Other rules, tags and windows" }
         }
-        p.quiet { "Other rules, tags and windows: " code { "unstun policy create --help" } }
     }
 }
 
-fn request(sent: &Sent) -> Result<Policy> {
-    let policy = Policy {
-        name: sent.parsed("name")?,
-        schedule: vec![sent.parsed("schedule")?],
-        keep: Retention { daily: sent.number("days")?, ..Retention::default() },
-        vms: vec![sent.parsed("vms")?],
-        tags: Vec::new(),
-        template: TEMPLATE_DEFAULT.to_owned(),
-        catch_up: true,
-        commit_window: Vec::new(),
-        removes: Removes::Own,
-        quiesce: sent.quiesce()?,
-        enabled: true,
-    };
-    policy.check().map_err(invalid)?;
-    Ok(policy)
-}
-
 pub(super) async fn create(form: FormRequest) -> Response {
-    let done = async {
-        let policy = request(&form.sent)?;
-        let (body, by) = (policy.clone(), form.page.session().caller.who.clone());
-        let create = async move |daemon: Rc<Daemon>| daemon.policy_create(policy, by).await;
-        let work = form.page.ask(Subject::Datastore(None), create);
-        let created = form.act(Route::plain("/policies"), &body, work).await?;
-        Ok(format!("Policy {} is created; it applies to {} VMs now.", created.policy.name, created.vms.len()))
-    };
+    let done = async { policy::create(&form, policy_form::policy(&form.sent)?).await };
     form.answer("/policies", done).await
 }
 

@@ -146,12 +146,16 @@ impl PageRequest {
     }
 
     pub(super) fn fault(&self, title: &str, error: &Error) -> Response {
-        let status =
-            StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let notice = Notice::Fault(error.message.clone());
-        let page = Page { title, browser: &self.browser, is_live: false, notice: Some(&notice) };
-        let body = html! { p { a href="/" { "To the overview" } } };
-        (status, page.with(&body)).into_response()
+        self.still(title, Some(error), &html! { p { a href="/" { "To the overview" } } })
+    }
+
+    /// Shows a page that does not follow changes, with the fault of what it answers.
+    pub(super) fn still(&self, title: &str, fault: Option<&Error>, body: &Markup) -> Response {
+        let status = fault.map_or(200, |error| error.kind.http_status());
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let notice = fault.map(|error| Notice::Fault(error.message.clone()));
+        let page = Page { title, browser: &self.browser, is_live: false, notice: notice.as_ref() };
+        (status, page.with(body)).into_response()
     }
 }
 
@@ -174,10 +178,7 @@ impl FormRequest {
         report: impl Future<Output = Result<(String, Markup)>>,
     ) -> Response {
         match report.await {
-            Ok((title, body)) => {
-                let browser = &self.page.browser;
-                Page { title: &title, browser, is_live: false, notice: None }.with(&body).into_response()
-            }
+            Ok((title, body)) => self.page.still(&title, None, &body),
             Err(error) => self.back_to(back, Err(error)),
         }
     }

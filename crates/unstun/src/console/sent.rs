@@ -48,7 +48,12 @@ impl Sent {
 
     /// Returns the parts of a field that has several, which spaces or commas separate.
     pub(super) fn list<T: FromStr<Err: Display>>(&self, field: &str) -> Result<Vec<T>> {
-        let parts = self.text(field).split([',', ' ']).filter(|part| !part.is_empty());
+        self.split(field, &[',', ' '])
+    }
+
+    /// Returns the parts of a field that has several, which characters separate.
+    pub(super) fn split<T: FromStr<Err: Display>>(&self, field: &str, between: &[char]) -> Result<Vec<T>> {
+        let parts = self.text(field).split(between).map(str::trim).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().map_err(invalid)).collect()
     }
 
@@ -72,9 +77,9 @@ impl Sent {
         if self.text("quiesce").is_empty() { Ok(Quiesce::No) } else { self.word("quiesce") }
     }
 
-    #[cfg(test)]
-    pub(super) fn of(fields: &[(&str, &str)]) -> Sent {
-        Sent(fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    /// Returns a form with these fields.
+    pub(super) fn of<T: AsRef<str>>(fields: &[(&str, T)]) -> Sent {
+        Sent(fields.iter().map(|(name, value)| ((*name).to_owned(), value.as_ref().to_owned())).collect())
     }
 }
 

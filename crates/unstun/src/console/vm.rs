@@ -154,7 +154,7 @@ fn forms(known: &Known, session: &Session) -> Markup {
             (form_key(session))
             label { "Name of the snapshot" input name="name" required maxlength="80"; }
             label { "Description" input name="message" maxlength="1000"; }
-            @if known.vm.guest.access.is_some() { (quiesce_choice()) }
+            @if known.vm.guest.access.is_some() { (quiesce_choice(api::Quiesce::No)) }
             @if known.vm.guest.qmp.is_some() {
                 label { span { input type="checkbox" name="memory" value="yes"; " With the guest's memory" } }
             }

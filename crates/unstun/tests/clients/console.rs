@@ -110,7 +110,7 @@ fn a_vm_is_created_loaded_removed_and_restored() {
 }
 
 /// Lets a snapshot of VM web keep so much that it is an alarm.
-fn raise_alarm(datastore: &Datastore) {
+pub(crate) fn raise_alarm(datastore: &Datastore) {
     let write =
         |byte: u8| crate::tools::run_script(&datastore.uri("web/disk0"), &[format!("write -P {byte} 0 8M")]);
     write(1);
@@ -341,7 +341,10 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("repair", "/repair"),
         ("activity", "/activity"),
         ("alarms", "/alarms"),
+        ("alarm-rules", "/alarms/rules"),
         ("policies", "/policies"),
+        ("policy", "/policies/nightly/settings"),
+        ("policy-new", "/policies/create"),
         ("bin", "/bin"),
         ("access", "/access"),
         ("login", "/login"),
@@ -418,7 +421,10 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
         "/repair",
         "/activity",
         "/alarms",
+        "/alarms/rules",
         "/policies",
+        "/policies/nightly/settings",
+        "/policies/create",
         "/bin",
         "/access",
         "/login",

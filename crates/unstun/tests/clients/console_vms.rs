@@ -7,12 +7,12 @@ use crate::console::{browser, fits_with_any_name, link, pictures, send, web};
 use crate::daemon::Datastore;
 use crate::datastores::two;
 
-fn go(browser: &mut Browser, datastore: &Datastore, path: &str) {
+pub(crate) fn go(browser: &mut Browser, datastore: &Datastore, path: &str) {
     browser.go(&format!("{}{path}", web(datastore)), path);
 }
 
 /// Takes a picture of the page on a telephone, where it has to fit, with any name.
-fn fits(browser: &mut Browser, name: &str) {
+pub(crate) fn fits(browser: &mut Browser, name: &str) {
     for theme in ["light", "dark"] {
         browser.look(400, theme);
         browser.picture(&pictures().join(format!("{name}-400-{theme}.png")));
