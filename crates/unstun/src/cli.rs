@@ -194,6 +194,9 @@ pub struct UpArgs {
     /// Do not record what each disk does in each second: no charts, no costs of snapshots, no alarm about latency
     #[arg(long)]
     pub no_recorder: bool,
+    /// Show the reports of `unstun lab` in this folder in the console: its files NAME.html and NAME.xlsx
+    #[arg(long, value_name = "DIR")]
+    pub lab_reports: Option<PathBuf>,
     /// Keep map pages of native disks in this part of the memory, in bytes or with K, M, G [default: at most a sixteenth]
     #[arg(long, value_name = "SIZE", value_parser = parse_map_cache)]
     pub map_cache: Option<usize>,

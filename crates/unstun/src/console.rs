@@ -26,6 +26,8 @@ mod policy;
 mod policy_form;
 mod relocate;
 mod removal;
+mod report_files;
+mod reports;
 mod request;
 mod sent;
 mod settings;
@@ -35,6 +37,7 @@ mod tokens;
 mod tree;
 mod vm;
 
+pub(crate) use report_files::ReportFolder;
 pub(crate) use shown::Shown;
 
 use std::convert::Infallible;
@@ -85,6 +88,8 @@ fn pages() -> Router<Arc<Access>> {
         .route("/access", get(tokens::show))
         .route("/access/create", post(tokens::create))
         .route("/access/{name}/revoke", post(tokens::revoke))
+        .route("/reports", get(reports::show))
+        .route("/reports/{name}", get(reports::file))
         .route("/live", get(live))
         .route("/logout", post(login::log_out))
         .route("/jobs/{id}", post(actions::job))

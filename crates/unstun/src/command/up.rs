@@ -21,7 +21,7 @@ use crate::access::syslog::Syslog;
 use crate::alarms::Alarms;
 use crate::cli::{UpArgs, VERSION};
 use crate::command::status;
-use crate::console::Shown;
+use crate::console::{ReportFolder, Shown};
 use crate::daemon::{self, CoreHandle, Daemon, Subject};
 use crate::recorder::Recorder;
 use crate::rest::listeners::{self, HEADER_TIME_MAX, Listeners, Web};
@@ -224,7 +224,8 @@ async fn serve_until_signal(
     let alarms = Alarms::start(core, datastore.root(), args.alarms_dir.clone()).await;
     let every = Duration::from_secs(args.alarms_every);
     tokio::spawn(alarms.clone().keep(every, recorder.clone(), ends.clone()));
-    let router = rest::router(access, alarms, Shown { recorder, ends });
+    let reports = args.lab_reports.as_deref().map(ReportFolder::new);
+    let router = rest::router(access, alarms, Shown { recorder, reports, ends });
     let server = tokio::spawn(listeners::serve(listeners, router, HEADER_TIME_MAX, stopped));
     signals.next().await;
     notify::stopping();

@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
+use super::shown::Shown;
 use crate::access::authorize::Access;
 use crate::access::callers::Origin;
 use crate::access::sessions::Session;
@@ -35,6 +36,8 @@ pub(super) struct Browser {
     pub is_refresh: bool,
     /// Number of alarms that last and are not acknowledged, as far as they are about its VMs.
     pub alarms: usize,
+    /// There is a folder of reports, which the caller may see.
+    pub has_reports: bool,
 }
 
 /// Returns the secret of the session's cookie.
@@ -61,7 +64,9 @@ pub(super) async fn with_session(
         request.extensions().get::<Arc<Alarms>>().map(|alarms| alarms.list(false)).unwrap_or_default();
     let is_new = |alarm: &&Alarm| alarm.acknowledged.is_none() && session.caller.reaches_alarm(alarm);
     let alarms = lasting.iter().filter(is_new).count();
-    request.extensions_mut().insert(Browser { session, secret, origin, is_refresh, alarms });
+    let has_folder = request.extensions().get::<Shown>().is_some_and(|shown| shown.reports.is_some());
+    let has_reports = has_folder && !session.caller.is_limited();
+    request.extensions_mut().insert(Browser { session, secret, origin, is_refresh, alarms, has_reports });
     next.run(request).await
 }
 
@@ -73,7 +78,8 @@ pub(super) async fn guarded(Extension(origin): Extension<Origin>, request: Reque
     }
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    // A file that is not the console's own has a policy that is stricter.
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

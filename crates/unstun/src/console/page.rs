@@ -48,6 +48,7 @@ impl Page<'_> {
                             }
                             a href="/policies" { "Policies" }
                             a href="/bin" { "Bin" }
+                            @if self.browser.has_reports { a href="/reports" { "Reports" } }
                             @if self.browser.session.caller.is_unlimited_admin() { a href="/access" { "Access" } }
                         }
                         form method="post" action="/logout" {

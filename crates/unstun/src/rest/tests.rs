@@ -39,7 +39,7 @@ fn a_header_that_does_not_end_ends_its_connection() {
     let socket = datastore.api_socket();
     let all = async {
         let recorder = Recorder::start(&core, &datastore.own_folder(), false);
-        let shown = Shown { recorder, ends: watch::channel(false).1 };
+        let shown = Shown { recorder, reports: None, ends: watch::channel(false).1 };
         let alarms = Alarms::start(&core, datastore.root(), folder.path().join("alarms")).await;
         let listeners = Listeners { unix: bind_unix(&socket).unwrap(), web: Vec::new() };
         let router = super::router(Arc::new(Access::start(&core, &datastore, None).await), alarms, shown);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::cdp::Browser;
-use crate::daemon::Datastore;
+use crate::daemon::{Daemon, Datastore};
 use crate::programs::{tool, try_tool};
 use crate::skip::skip;
 use crate::space::until;
@@ -272,6 +272,14 @@ fn a_viewer_looks_only() {
     daemon.stop();
 }
 
+/// Starts a daemon with a folder that has a report.
+fn start_with_reports(datastore: &Datastore) -> Daemon<'_> {
+    let folder = datastore.beside("reports");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("web.html"), "a report").unwrap();
+    datastore.start_as(&["--alarms-every", "1s", "--lab-reports", folder.to_str().unwrap()])
+}
+
 /// Pictures of the pages, as artefacts of the run.
 /// A browser opens six connections to a host. Pages that it keeps, to show them again, would stop it.
 #[test]
@@ -316,7 +324,7 @@ pub(crate) fn pictures() -> PathBuf {
 fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
     let datastore = Datastore::new();
     crate::console_stores::observe_for_two_days(&datastore);
-    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
+    let daemon = start_with_reports(&datastore);
     datastore.json("vm create a-vm-with-quite-a-long-name-that-somebody-has-chosen --disk 16M");
     datastore.json("vm create web --disk 16M");
     for name in ["before-the-upgrade", "after", "later"] {
@@ -346,6 +354,7 @@ fn every_page_fits_every_window_in_both_themes_and_is_read_without_a_script() {
         ("policy", "/policies/nightly/settings"),
         ("policy-new", "/policies/create"),
         ("bin", "/bin"),
+        ("reports", "/reports"),
         ("access", "/access"),
         ("login", "/login"),
     ];
@@ -395,7 +404,7 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
     let Some(axe) = axe() else { return skip("there is no axe-core, because there is no npm") };
     let datastore = Datastore::new();
     crate::console_stores::observe_for_two_days(&datastore);
-    let daemon = datastore.start_as(&["--alarms-every", "1s"]);
+    let daemon = start_with_reports(&datastore);
     datastore.json("vm create web --disk 16M");
     datastore.json("snapshot take web before -m description");
     datastore.json("policy create nightly --schedule daily --keep-daily 7 --vm *");
@@ -426,6 +435,7 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
         "/policies/nightly/settings",
         "/policies/create",
         "/bin",
+        "/reports",
         "/access",
         "/login",
         "/vms/none",
@@ -449,7 +459,7 @@ fn axe_finds_nothing_on_any_page_in_either_theme() {
 }
 
 /// Sends a request with curl, with the cookies of `jar`; returns the status and the page.
-fn curl(jar: &str, url: &str, options: &[&str]) -> (u16, String) {
+pub(crate) fn curl(jar: &str, url: &str, options: &[&str]) -> (u16, String) {
     let mut all = vec!["-s", "-b", jar, "-c", jar, "-w", "\n%{http_code}", url];
     all.extend(options);
     let said = String::from_utf8(try_tool("curl", &all).stdout).unwrap();
