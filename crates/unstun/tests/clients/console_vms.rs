@@ -263,3 +263,68 @@ fn who_is_limited_to_a_vm_sees_the_forms_of_its_rights() {
     }
     daemon.stop();
 }
+
+#[test]
+fn of_two_jobs_each_has_its_own_limit_and_is_paused_and_cancelled_alone() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let begin = |vm: &str| {
+        datastore.json(&format!("vm create {vm} --disk 64M --store redo"));
+        crate::tools::run_script(&datastore.uri(&format!("{vm}/disk0")), &["write -P 1 0 32M".to_owned()]);
+        let job = datastore.json(&format!("vm move {vm} --store native --detach"))["id"].clone();
+        datastore.json(&format!("job limit {job} 1M"));
+        job
+    };
+    let (web_job, db_job) = (begin("web"), begin("db"));
+    let state = |job: &serde_json::Value| {
+        let all = datastore.json("job list");
+        all.as_array().unwrap().iter().find(|one| one["id"] == *job).unwrap().clone()
+    };
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    let limit = |job: &serde_json::Value| format!("/jobs/{job}/limit");
+    send(&mut browser, &limit(&web_job), &[("rate", "2M")], &format!("Job {web_job} is limited to 2 MiB/s."));
+    send(&mut browser, &limit(&db_job), &[("rate", "fast")], "\"fast\"");
+    let limits = [&web_job, &db_job].map(|job| state(job)["limit_bytes_s"].clone());
+    assert_eq!(limits, [json!(2 << 20), json!(1 << 20)]);
+    let press = |browser: &mut Browser, job: &serde_json::Value, verb: &str, seen: &str| {
+        browser.click(&format!("form[action='/jobs/{job}'] button[value={verb}]"));
+        browser.sees(&format!("Job {job} is {seen}."));
+    };
+    press(&mut browser, &db_job, "pause", "paused");
+    assert_eq!((&state(&web_job)["state"], &state(&db_job)["state"]), (&json!("running"), &json!("paused")));
+    fits(&mut browser, "jobs");
+    go(&mut browser, &datastore, "/");
+    press(&mut browser, &db_job, "resume", "running");
+    press(&mut browser, &web_job, "cancel", "cancelled");
+    assert_eq!(state(&db_job)["state"], "running");
+    press(&mut browser, &db_job, "cancel", "cancelled");
+    daemon.stop();
+}
+
+#[test]
+fn a_revert_takes_a_snapshot_of_the_running_state_first_if_it_has_a_name() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 16M");
+    datastore.json("snapshot take web first");
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 7 0 1M".to_owned()]);
+    let mut browser = browser(&datastore);
+    for (name, seen) in [("a/b", "a/b"), ("first", "first"), ("kept", "revert")] {
+        browser.go(&link(&datastore, "web"), "/vms/web");
+        browser.click("button[value=revert]");
+        browser.at("/vms/web/preview");
+        browser.fill("input[name=take_first]", name);
+        browser.click("button.loss");
+        browser.at("/vms/web");
+        browser.sees(seen);
+        let reverted = datastore.json("events web").to_string().contains("\"revert\"");
+        assert_eq!(reverted, name == "kept", "a name that cannot be given reverts nothing");
+    }
+    assert_eq!(datastore.json("vm show web")["snapshots"], 2);
+    let mut kept = crate::nbd::Nbd::attach(&datastore.nbd_socket(), "web/disk0@kept").unwrap();
+    assert_eq!(kept.read(0, 4096).unwrap(), [7; 4096]);
+    datastore.json("vm open web");
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["read -P 0 0 1M".to_owned()]);
+    daemon.stop();
+}

@@ -20,7 +20,7 @@ const DEVICE_BYTES: u64 = 1 << 30;
 /// More writes than a disk completes before its daemon is stopped.
 const LATE_WRITES: u64 = 200_000;
 
-fn image(datastore: &Datastore, name: &str) -> PathBuf {
+pub(crate) fn image(datastore: &Datastore, name: &str) -> PathBuf {
     let path = datastore.beside(name);
     File::create(&path).unwrap().set_len(DEVICE_BYTES).unwrap();
     path
@@ -37,8 +37,8 @@ fn known_image(datastore: &Datastore) -> PathBuf {
 }
 
 /// A loop device over a file. It is detached when dropped.
-struct Loop {
-    device: PathBuf,
+pub(crate) struct Loop {
+    pub(crate) device: PathBuf,
 }
 
 impl Loop {
@@ -300,7 +300,7 @@ fn a_side_that_was_said_to_be_whole_stays_though_the_other_one_is_the_vm() {
 }
 
 /// Returns two nodes of one device. A flock or O_EXCL at one node is not visible at the other.
-fn two_nodes(image: &Path) -> Option<(Loop, Loop)> {
+pub(crate) fn two_nodes(image: &Path) -> Option<(Loop, Loop)> {
     Loop::over(image).zip(Loop::over(image))
 }
 

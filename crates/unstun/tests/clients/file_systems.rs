@@ -44,22 +44,22 @@ impl Answer {
     }
 }
 
-struct Odd {
+pub(crate) struct Odd {
     mounted: Mounted,
-    datastore: Datastore,
+    pub(crate) datastore: Datastore,
 }
 
 impl Odd {
-    fn new() -> Option<Odd> {
+    pub(crate) fn new() -> Option<Odd> {
         Some(Odd { mounted: Mounted::of(IMAGE_BYTES)?, datastore: Datastore::new() })
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.mounted.path()
     }
 
     /// Starts a daemon with a datastore `odd` that has two VMs of each store, each with a snapshot, and a VM elsewhere.
-    fn start(&self) -> Daemon<'_> {
+    pub(crate) fn start(&self) -> Daemon<'_> {
         let daemon = self.datastore.start();
         self.datastore.json("vm create elsewhere --disk 16M");
         self.datastore.json(&format!("datastore add odd={}", self.path().display()));
@@ -236,10 +236,10 @@ fn can(program: &str, arguments: &[&str], path: &Path) -> bool {
 }
 
 /// A file system that is frozen until dropped, or for five minutes: a process that writes to it cannot be killed.
-struct Frozen(PathBuf);
+pub(crate) struct Frozen(PathBuf);
 
 impl Frozen {
-    fn new(path: PathBuf) -> Option<Frozen> {
+    pub(crate) fn new(path: PathBuf) -> Option<Frozen> {
         if !can("fsfreeze", &["--freeze"], &path) {
             return None;
         }

@@ -14,6 +14,7 @@ mod cdp;
 mod compare;
 mod completions;
 mod console;
+mod console_faults;
 mod console_reports;
 mod console_rules;
 mod console_stores;

@@ -1,0 +1,119 @@
+//! Pages of the console while something is wrong: a datastore whose lease another host holds, and one that hangs.
+
+use serde_json::json;
+
+use crate::console::{browser, link, send, web};
+use crate::console_vms::{fits, go};
+use crate::daemon::Datastore;
+use crate::devices::{image, two_nodes};
+use crate::file_systems::{Frozen, Odd};
+use crate::skip::skip;
+use crate::space::until;
+
+#[test]
+fn a_lease_is_taken_over_on_the_page_that_says_who_holds_it() {
+    let datastore = Datastore::new();
+    let file = image(&datastore, "lun.img");
+    let Some((one, two)) = two_nodes(&file) else { return skip("no loop devices") };
+    let (one, two) = (one.device.display(), two.device.display());
+    datastore.json(&format!("datastore create {one}"));
+    let daemon = datastore.start();
+    datastore.json(&format!("datastore add lun={one}"));
+    datastore.json_at("lun", "vm create web --disk 64M");
+    daemon.stop();
+    // A separate host has a folder of its own for locks.
+    let other = Datastore::called("other");
+    let apart = other.start_with(&[("RUNTIME_DIRECTORY", &other.beside("run"))]);
+    other.json(&format!("datastore add lun={two}"));
+    let daemon = datastore.start();
+    let mut browser = browser(&datastore);
+    browser.go(&link(&datastore, ""), "/");
+    go(&mut browser, &datastore, "/datastores");
+    browser.sees(&format!("pid {}", apart.id()));
+    // The other host serves it still.
+    browser.click("input[name=take_over]");
+    send(&mut browser, "/datastores/add", &[], "serves it");
+    apart.pause();
+    go(&mut browser, &datastore, "/datastores");
+    fits(&mut browser, "take-over");
+    browser.click("form[action='/datastores/add'] button.loss");
+    assert_eq!(browser.eval("location.pathname"), "/datastores", "the box has to be ticked");
+    browser.click("input[name=take_over]");
+    browser.click("form[action='/datastores/add'] button.loss");
+    // The claim waits until the owner's heartbeats have stayed out.
+    until("the claim", || browser.text().contains("Datastore lun is served, with 1 VMs.").then_some(()));
+    assert_eq!(browser.eval("document.querySelectorAll('input[name=take_over]').length"), 0);
+    // Clients of the other host may come back, so the user opens the VM.
+    send_open(&mut browser, &datastore);
+    assert!(datastore.json("audit").to_string().contains("\"take_over\":true"));
+    apart.resume();
+    until("the loss of the lease", || {
+        other.json("datastore list").to_string().contains("serves the store now").then_some(())
+    });
+    daemon.stop();
+    apart.kill();
+}
+
+fn send_open(browser: &mut crate::cdp::Browser, datastore: &Datastore) {
+    go(browser, datastore, "/vms/web/settings");
+    send(browser, "/vms/web/open", &[], "VM web is open.");
+    crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
+}
+
+const HUNG: &str = "has not answered for";
+
+#[test]
+fn the_pages_answer_while_a_datastore_hangs() {
+    let Some(odd) = Odd::new() else { return };
+    let daemon = odd.start();
+    let datastore = &odd.datastore;
+    let mut browser = browser(datastore);
+    browser.go(&link(datastore, ""), "/");
+    let Some(frozen) = Frozen::new(odd.path()) else { return daemon.stop() };
+    go(&mut browser, datastore, "/vms/kept-redo");
+    let take = "form[action='/vms/kept-redo/take']";
+    browser.fill(&format!("{take} [name=name]"), "late");
+    browser.click(&format!("{take} button"));
+    browser.sees("datastore odd has not answered for");
+    for (path, seen) in [
+        ("/", HUNG),
+        ("/datastores", HUNG),
+        ("/vms/kept-redo", HUNG),
+        ("/vms/kept-redo/settings", HUNG),
+        ("/vms/kept-native/space", HUNG),
+        ("/vms/elsewhere", "VM elsewhere"),
+        ("/bin", "Bin"),
+        ("/activity", "Activity"),
+        ("/policies", "Policies"),
+        ("/create", "A new VM"),
+    ] {
+        go(&mut browser, datastore, path);
+        browser.sees(seen);
+    }
+    // The others are served meanwhile.
+    go(&mut browser, datastore, "/vms/elsewhere");
+    send(&mut browser, "/vms/elsewhere/take", &[("name", "meanwhile")], "Snapshot meanwhile is taken");
+    for (page, action) in [
+        ("/datastores", "/datastores/odd/check"),
+        ("/vms/kept-redo/settings", "/vms/kept-redo/disks/0/grow"),
+        ("/vms/lost-native/settings", "/vms/lost-native/remove/preview"),
+    ] {
+        go(&mut browser, datastore, page);
+        let fields: &[(&str, &str)] = if action.ends_with("grow") { &[("size", "128M")] } else { &[] };
+        send(&mut browser, action, fields, "datastore odd has not answered for");
+    }
+    drop(frozen);
+    until("an answer", || {
+        go(&mut browser, datastore, "/datastores");
+        (!browser.text().contains(HUNG)).then_some(())
+    });
+    // The take was in flight when the datastore hung, and is done.
+    until("the take", || {
+        datastore.json("snapshot tree kept-redo").to_string().contains("\"late\"").then_some(())
+    });
+    assert_eq!(datastore.json("vm show kept-redo")["disks"][0]["size_bytes"], json!(64 << 20));
+    let base = web(datastore);
+    browser.go(&format!("{base}/vms/kept-redo"), "/vms/kept-redo");
+    browser.sees("late");
+    daemon.stop();
+}
