@@ -159,7 +159,10 @@ impl SaveMemory {
                 qemu.map_or("unknown".to_owned(), |process| process.to_string())
             ));
         }
-        let writes = |client: &&DiskClient| client.writes && is_known && client.process != qemu;
+        // Where QEMU is known by its nodes alone, it is one of the clients over TCP.
+        let may_be_qemu =
+            |client: &DiskClient| client.process == qemu || (!is_known && client.process.is_none());
+        let writes = |client: &&DiskClient| client.writes && !may_be_qemu(client);
         match self.clients.iter().find(writes) {
             Some(other) => {
                 let who = other.process.map_or("a client over TCP".to_owned(), |id| format!("process {id}"));
@@ -171,7 +174,7 @@ impl SaveMemory {
 
     /// Returns whether QEMU has a node that is open on a disk of the VM over NBD.
     fn has_disk(&self, monitor: &mut Monitor, until: Instant) -> Result<bool, String> {
-        let nodes = monitor.call("query-named-block-nodes", json!({"flat": true}), until)?;
+        let nodes = monitor.call("query-named-block-nodes", json!({}), until)?;
         let files = nodes.as_array().into_iter().flatten().filter_map(|node| node["file"].as_str());
         let files: Vec<&str> = files.collect();
         Ok(self.disks.iter().any(|disk| files.iter().any(|file| disk.is_named_in(file))))

@@ -50,7 +50,10 @@ pub(crate) struct SavedDisk {
 impl SavedDisk {
     /// Returns whether the name of QEMU's for an open file, a URI or JSON, has the disk's export, in any generation.
     pub(super) fn is_named_in(&self, file: &str) -> bool {
-        let Ok((_, export)) = NbdListen::parse_uri(&self.nbd_uri) else { return false };
+        let is_nbd = file.starts_with("nbd") || (file.starts_with("json:") && file.contains("\"nbd\""));
+        let Some((_, export)) = NbdListen::parse_uri(&self.nbd_uri).ok().filter(|_| is_nbd) else {
+            return false;
+        };
         let stem = export.rsplit_once(".g").map_or(export.as_str(), |(stem, _)| stem);
         file.match_indices(stem).any(|(at, _)| {
             let begins = file[..at].chars().next_back().is_none_or(|c| "/\"".contains(c));

@@ -323,6 +323,8 @@ fn another_guest_is_left_alone_and_so_is_one_without_room() {
     assert!(cause.contains("process 1 writes"), "{cause}");
     let cause = refused(&[own, tcp]);
     assert!(cause.contains("a client over TCP writes"), "{cause}");
+    let cause = refused(&[other, tcp]);
+    assert!(cause.contains("process 1 writes"), "{cause}");
     // A client over TCP is QEMU where QEMU has a node on the export. This one has a node on disk0.
     let disk1 =
         SavedDisk { nbd_uri: "nbd+unix:///web/disk1.g7?socket=/run/u".to_owned(), ..save.disks[0].clone() };
