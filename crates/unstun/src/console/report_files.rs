@@ -127,7 +127,7 @@ impl ReportFolder {
 fn open_folder(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let missing =
-        "there is no such folder on the daemon's host; create it, and `unstun lab report -o` writes into it";
+        "there is no such folder on the daemon's host; create it, and let `unstun lab report` write into it";
     rustix::fs::open(path, flags, Mode::empty())
         .map_err(|e| Error::at_path(path.display(), missing, &e.into()))
 }

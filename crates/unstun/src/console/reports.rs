@@ -45,19 +45,19 @@ pub(super) async fn show(Extension(shown): Extension<Shown>, page: PageRequest) 
 fn without_folder() -> Markup {
     html! {
         p { "The daemon was started without a folder of reports. With one, this page lists them: " code { "unstun up --lab-reports DIR" } }
-        (how_to_write("DIR"))
+        (how_to_write())
     }
 }
 
-fn how_to_write(dir: &str) -> Markup {
-    html! { p.quiet { code { "unstun lab report --vm VM --since 24h -o " (dir) "/VM.html" } " writes a report of what the disks of a VM did." } }
+fn how_to_write() -> Markup {
+    html! { p.quiet { code { "unstun lab report --vm VM --since 24h -o VM.html" } ", run in that folder, writes a report of what the disks of a VM did." } }
 }
 
 fn list(folder: &ReportFolder, listed: &Listed) -> Markup {
     let path = folder.path().display();
     html! {
         p.quiet { "Reports of " code { "unstun lab" } " in " code { (path) } " on the daemon's host." }
-        @if listed.reports.is_empty() { p { "There is no report yet." } (how_to_write(&path.to_string())) }
+        @if listed.reports.is_empty() { p { "There is no report yet." } (how_to_write()) }
         @else {
             div.scroll tabindex="0" role="region" aria-label="Reports" {
                 table {
@@ -90,7 +90,9 @@ pub(super) async fn file(
     let opened = async {
         permit(&page)?;
         let without = || {
-            Error::not_found("the daemon was started without a folder of reports (`unstun up --lab-reports`)")
+            Error::not_found(
+                "the daemon was started without a folder of reports (`unstun up --lab-reports DIR`)",
+            )
         };
         let folder = shown.reports.as_ref().ok_or_else(without)?;
         Ok::<_, Error>((folder, folder.open(&name).await?))
