@@ -10,7 +10,7 @@ use api::{DatastoreCondition, DiskCreate, VmCreate, VmImport, WhenFull};
 use axum::response::Response;
 use maud::{Markup, html};
 
-use super::page::form_key;
+use super::page::{form_key, shell};
 use super::request::{FormRequest, PageRequest, Route, may};
 use super::sent::{Sent, invalid};
 use crate::access::sessions::Session;
@@ -34,11 +34,24 @@ pub(super) async fn show(page: PageRequest) -> Response {
                 (when_full_choice())
                 button { "Create" }
             }
-            p.quiet { code { "unstun vm create NAME --from FILE" } " fills a disk from an image." }
+            (from_snapshot_or_image())
             @if may(session, "/import") { (import_form(&datastores, session)) }
         })
     };
     page.answer("Create or import a VM", body).await
+}
+
+/// Returns how a VM is made of something that exists. `qemu-img` reads an image where the command runs.
+fn from_snapshot_or_image() -> Markup {
+    html! {
+        h2 { "A VM of what exists" }
+        p { "The page of a VM clones each of its snapshots: \"Clone\" in the tree. A clone begins with the snapshot's content and copies nothing." }
+        p { "These commands, on the daemon's host, fill a disk from an image that " code { "qemu-img" } " can read:" }
+        (shell("Commands that fill a disk", &html! {
+            code { "unstun vm create NAME --from IMAGE.qcow2" } "\n"
+            code { "unstun vm create NAME --disk 40G --from IMAGE.raw --from-format raw" }
+        }))
+    }
 }
 
 /// The form of the overview.

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::forecast;
-use super::page::form_key;
+use super::page::{form_key, shell};
 use super::request::{FormRequest, PageRequest, Route, may};
 use super::sent::invalid;
 use crate::access::sessions::Session;
@@ -37,10 +37,8 @@ pub(super) async fn show(Extension(alarms): Extension<Arc<Alarms>>, page: PageRe
                 (section(one, growth, &alarms.trend(one.name.as_str(), one.free_bytes.unwrap_or(0)), session))
             }
             @if may(session, "/datastores") { (add_form(session)) }
-            p.quiet {
-                "A block device is prepared for a datastore on the command line: " code { "unstun datastore create DEVICE" } ". "
-                a href="/repair" { "What to do about broken datastores and VMs" }
-            }
+            @if may(session, "/datastores") { (create_commands()) }
+            p { a href="/repair" { "What to do about broken datastores and VMs" } }
         })
     };
     page.answer("Datastores", body).await
@@ -178,6 +176,17 @@ fn add_form(session: &Session) -> Markup {
             label { "Name; empty: that of the folder" input name="name" maxlength="64"; }
             button { "Serve it" }
         }
+    }
+}
+
+/// Returns the commands that make a datastore of a device. They overwrite it, so they run on the daemon's host alone.
+fn create_commands() -> Markup {
+    html! {
+        p { "A block device is prepared first, on the daemon's host. The command refuses a device that has content:" }
+        (shell("Commands for a device", &html! {
+            code { "unstun datastore create /dev/disk/by-id/DEVICE" } "\n"
+            code { "unstun datastore add NAME=/dev/disk/by-id/DEVICE" }
+        }))
     }
 }
 
