@@ -13,7 +13,7 @@ use maud::{Markup, html};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::page::form_key;
+use super::page::{choice, form_key};
 use super::request::{FormRequest, Route, may, parse_vm};
 use super::sent::invalid;
 use crate::access::sessions::Session;
@@ -79,70 +79,46 @@ fn row(vm: &Vm, disk: &Disk, may_change: bool, session: &Session) -> Markup {
             td { (disk.mode.word()) }
             td { code { (disk.descriptor.display()) } }
             @if may_change {
-                td {
-                    (grow_form(vm, disk, session))
-                    (mode_form(vm, disk, session))
-                    (remove_form(vm, disk, session))
-                }
+                td { (forms(vm, disk, session)) }
             }
         }
     }
 }
 
-fn grow_form(vm: &Vm, disk: &Disk, session: &Session) -> Markup {
+/// Returns a form about a disk in a part of the page that is closed at first. `word` opens it.
+fn folded(vm: &Vm, disk: &Disk, verb: &str, word: &str, fields: &Markup, session: &Session) -> Markup {
     html! {
         details {
-            summary aria-label=(format!("Grow disk{}", disk.number)) { "Grow" }
-            form.row method="post" action=(format!("/vms/{}/disks/{}/grow", vm.name, disk.number)) {
+            summary aria-label=(format!("{word}: disk{}", disk.number)) { (word) }
+            form.row method="post" action=(format!("/vms/{}/disks/{}/{verb}", vm.name, disk.number)) {
                 (form_key(session))
-                label { "New size, such as 40G" input name="size" required maxlength="20" size="8"; }
-                button { "Grow" }
+                (fields)
             }
         }
     }
 }
 
-fn mode_form(vm: &Vm, disk: &Disk, session: &Session) -> Markup {
+fn forms(vm: &Vm, disk: &Disk, session: &Session) -> Markup {
+    let grow = html! {
+        label { "New size, such as 40G" input name="size" required maxlength="20" size="8"; }
+        button { "Grow" }
+    };
+    let mode = html! { (mode_choice(disk.mode)) button { "Set the mode" } };
+    let content = [("keep", "stays in its files"), ("delete", "is deleted, which cannot be undone")];
+    let remove = html! {
+        (choice("Its content", "files", &content, "keep"))
+        button.loss { "Remove disk" (disk.number) " of " (vm.name) }
+    };
     html! {
-        details {
-            summary aria-label=(format!("Change the mode of disk{}", disk.number)) { "Mode" }
-            form.row method="post" action=(format!("/vms/{}/disks/{}/mode", vm.name, disk.number)) {
-                (form_key(session))
-                (mode_choice(disk.mode))
-                button { "Set the mode" }
-            }
-        }
+        (folded(vm, disk, "grow", "Grow", &grow, session))
+        (folded(vm, disk, "mode", "Mode", &mode, session))
+        (folded(vm, disk, "remove", "Remove", &remove, session))
     }
 }
 
 fn mode_choice(now: DiskMode) -> Markup {
-    html! {
-        label { "Mode"
-            select name="mode" {
-                @for mode in DiskMode::value_variants() {
-                    option value=(mode.word()) selected[*mode == now] { (mode.word()) }
-                }
-            }
-        }
-    }
-}
-
-fn remove_form(vm: &Vm, disk: &Disk, session: &Session) -> Markup {
-    html! {
-        details {
-            summary aria-label=(format!("Remove disk{}", disk.number)) { "Remove" }
-            form.row method="post" action=(format!("/vms/{}/disks/{}/remove", vm.name, disk.number)) {
-                (form_key(session))
-                label { "Its content"
-                    select name="files" {
-                        option value="keep" { "stays in its files" }
-                        option value="delete" { "is deleted, which cannot be undone" }
-                    }
-                }
-                button.loss { "Remove disk" (disk.number) " of " (vm.name) }
-            }
-        }
-    }
+    let words: Vec<_> = DiskMode::value_variants().iter().map(|mode| (mode.word(), mode.word())).collect();
+    choice("Mode", "mode", &words, now.word())
 }
 
 fn add_form(vm: &Vm, session: &Session) -> Markup {
