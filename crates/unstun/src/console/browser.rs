@@ -8,7 +8,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
@@ -57,7 +57,9 @@ pub(super) async fn with_session(
     let secret = cookie(request.headers(), &access.sessions.cookie);
     let session = secret.as_ref().and_then(|secret| access.sessions.of(secret, Instant::now()));
     let (Some(secret), Some(session)) = (secret, session) else {
-        return Redirect::to("/login").into_response();
+        // The login page says that a form was not carried out.
+        let is_form = request.method() == Method::POST;
+        return Redirect::to(if is_form { "/login?ended=yes" } else { "/login" }).into_response();
     };
     let is_refresh = request.headers().contains_key(REFRESH);
     let lasting =

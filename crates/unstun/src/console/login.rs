@@ -27,6 +27,8 @@ pub(super) struct Code {
     code: Option<String>,
     /// VM whose page comes next; without it the overview.
     vm: Option<VmName>,
+    /// Whether the browser has sent a form after its session had ended.
+    ended: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -39,9 +41,14 @@ pub(super) async fn show(
     State(access): State<Arc<Access>>,
     Extension(origin): Extension<Origin>,
     headers: HeaderMap,
-    Query(Code { code, vm }): Query<Code>,
+    Query(Code { code, vm, ended }): Query<Code>,
 ) -> Response {
-    let Some(code) = code else { return form(None).into_response() };
+    let Some(code) = code else {
+        let message =
+            "the session has ended, and what was sent was not carried out; log in and send it again";
+        let ended = ended.map(|_| Error::new(ErrorKind::Unidentified, message));
+        return form(ended.as_ref()).into_response();
+    };
     let caller = access.sessions.take_code(&code, Instant::now());
     log_in(&access, (&origin, &headers), caller, vm.as_ref()).await
 }

@@ -16,22 +16,31 @@ const isInUse = () => {
   return changed || main.querySelector("details[open]") || (at && main.contains(at) && at.matches("input, select, button, summary"));
 };
 
+// A second click on a form that is being sent would send it twice. After ten seconds the user may try again.
+let sent = { form: null, at: 0 };
+document.addEventListener("submit", (event) => {
+  if (sent.form === event.target && event.timeStamp - sent.at < 10000) event.preventDefault();
+  else sent = { form: event.target, at: event.timeStamp };
+});
+
+// Returns what the page says below its content.
 const refresh = async () => {
-  if (document.hidden || isInUse()) return;
+  if (document.hidden || isInUse()) return "";
   const answer = await fetch(location.href, { headers: { "x-unstun-refresh": "yes" } });
-  if (!answer.ok) return;
+  if (!answer.ok) return "this page shows an earlier state; load it again to see why it cannot be shown";
   const text = await answer.text();
-  if (isInUse()) return;
+  if (isInUse()) return "";
   const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("#live");
   const shown = document.querySelector("#live");
   if (fresh && fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
+  return "";
 };
 
 // A browser opens six connections to a host, for all its pages: one that is not shown, or was left, keeps none.
 const follow = () => {
   const changes = new EventSource("/live");
   const state = document.querySelector("#state");
-  changes.addEventListener("tick", () => { state.textContent = ""; refresh().catch(() => {}); });
+  changes.addEventListener("tick", () => { refresh().then((said) => { state.textContent = said; }).catch(() => {}); });
   changes.onerror = () => {
     // The daemon answers otherwise: the session has ended.
     if (changes.readyState === EventSource.CLOSED) location.reload();

@@ -164,14 +164,14 @@ fn the_pages_of_a_vm_have_the_lines_that_attach_it_and_its_space() {
 }
 
 /// Ticks the boxes of VMs on the overview.
-fn choose(browser: &mut Browser, vms: &[&str]) {
+pub(crate) fn choose(browser: &mut Browser, vms: &[&str]) {
     for vm in vms {
         browser.click(&format!("input[name=vm][value={vm}]"));
     }
 }
 
 /// Returns the outcome of each VM.
-fn outcomes(browser: &mut Browser) -> Vec<(String, String)> {
+pub(crate) fn outcomes(browser: &mut Browser) -> Vec<(String, String)> {
     let rows = "[...document.querySelectorAll('tbody tr')].map(row => [row.children[0].innerText, row.children[1].innerText])";
     serde_json::from_value(browser.eval(rows)).unwrap()
 }
