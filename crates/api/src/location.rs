@@ -97,8 +97,7 @@ impl Datastore {
     /// Returns the datastore whose daemon serves this one: itself, unless it was added to another.
     pub fn served_by(&self) -> Self {
         let line = std::fs::read_to_string(self.own_folder().join(SERVED_BY_NAME));
-        let main = line.ok().and_then(|line| line.lines().next().map(PathBuf::from));
-        main.map_or_else(|| self.clone(), |root| Self { root })
+        line.map_or_else(|_| self.clone(), |line| Self { root: PathBuf::from(line.trim_end()) })
     }
 
     pub fn root(&self) -> &Path {

@@ -199,12 +199,12 @@ impl Datastore {
     }
 
     /// Refers clients that name this datastore to the daemon of the datastore in `main`; with None this daemon serves
-    /// them. The second line is the folder's own path, which tells a copy of it.
+    /// them.
     pub(super) async fn set_served_by(&self, main: Option<&Path>) -> Result<()> {
         match main {
             Some(main) => {
-                let lines = format!("{}\n{}\n", main.display(), self.root.display());
-                Ok(self.own.replace_file(SERVED_BY_NAME, lines.as_bytes()).await?)
+                let line = format!("{}\n", main.display());
+                Ok(self.own.replace_file(SERVED_BY_NAME, line.as_bytes()).await?)
             }
             None => Ok(self.own.unlink_if_present(SERVED_BY_NAME).await?),
         }

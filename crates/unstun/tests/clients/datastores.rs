@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::daemon::{Daemon, Datastore};
 use crate::nbd::Nbd;
-use crate::programs::tool;
 use crate::space::until;
 use crate::tools::run_script;
 
@@ -200,56 +199,6 @@ fn one_that_is_missing_or_has_a_taken_name_in_it_keeps_no_other_from_being_serve
     io(&datastore, "web/disk0", "read -P 1 0 1M");
     // A native VM without a folder gets one in its own datastore.
     assert_eq!(datastore.json("vm show db")["home"], json!(second.join("db")));
-    daemon.stop();
-}
-
-/// An empty folder stands for the place of a file system that is not mounted.
-#[test]
-fn one_that_is_not_mounted_is_not_served_as_an_empty_one() {
-    let datastore = Datastore::new();
-    let (daemon, second) = two_inhabited(&datastore);
-    daemon.stop();
-    let unmounted = datastore.beside("unmounted");
-    fs::rename(&second, &unmounted).unwrap();
-    fs::create_dir(&second).unwrap();
-
-    let daemon = datastore.start();
-    let listed = datastore.json("datastore list");
-    let message = row(&listed, "second")["message"].as_str().unwrap();
-    assert!(message.contains("may not be mounted"), "{listed}");
-    assert_eq!(fs::read_dir(&second).unwrap().count(), 0, "nothing is written there");
-    let (code, said) = datastore.fails("vm create other --disk 16M --datastore second");
-    assert!(code != 0 && said.contains("unstun datastore add second="), "{said}");
-    fs::remove_dir(&second).unwrap();
-    fs::rename(&unmounted, &second).unwrap();
-    datastore.json(&format!("datastore add {}", second.display()));
-    io(&datastore, "db/disk0", "write -P 1 0 1M");
-    daemon.stop();
-}
-
-#[test]
-fn a_copy_of_one_is_refused_whether_that_one_is_served_or_missing() {
-    let datastore = Datastore::new();
-    let (daemon, second) = two_inhabited(&datastore);
-    daemon.stop();
-    let copy = datastore.beside("copy");
-    tool("cp", &["-a", second.to_str().unwrap(), copy.to_str().unwrap()]);
-    let daemon = datastore.start();
-    let add = format!("datastore add {}", copy.display());
-    let refused = |datastore: &Datastore| {
-        let (code, said) = datastore.fails(&add);
-        assert!(code == 3 && said.contains("is a copy of datastore second"), "{code}: {said}");
-    };
-    refused(&datastore);
-    daemon.stop();
-    let lost = datastore.beside("lost");
-    fs::rename(&second, &lost).unwrap();
-    let daemon = datastore.start();
-    refused(&datastore);
-    // The copy replaces it if the user says so.
-    datastore.json("datastore remove second --yes");
-    datastore.json(&add);
-    assert_eq!(row(&datastore.json("vm list"), "db")["condition"], "open");
     daemon.stop();
 }
 

@@ -4,11 +4,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
-use api::location::SERVED_BY_NAME;
 use api::name::DatastoreName;
 use api::units::format_bytes;
 use blk::Env;
-use blk::dir::OWN_FOLDER;
 use engine::native::TakeOver;
 use tracing::{error, info, warn};
 
@@ -73,10 +71,8 @@ impl Daemon {
             let mut work = {
                 let (daemon, name, path, opening) =
                     (self.clone(), name.clone(), path.clone(), opening.clone());
-                let open = async move {
-                    daemon.refuse_unmounted(&path).await?;
-                    daemon.open_datastore(name, &path, TakeOver::FromNobody, &opening).await
-                };
+                let open =
+                    async move { daemon.open_datastore(name, &path, TakeOver::FromNobody, &opening).await };
                 Box::pin(open)
             };
             match until_hung(&self.env, || opening.hang(), &mut work).await {
@@ -180,7 +176,6 @@ impl Daemon {
                 }
             };
         }
-        self.refuse_copy(&name, path).await?;
         let datastore = Datastore::in_folder(&self.env, name, path, memory, opening).await?;
         datastore.set_served_by(Some(&self.main.root)).await?;
         self.open_on_cores(&datastore).await?;
@@ -217,40 +212,6 @@ impl Daemon {
             ))),
             Err(_) => Ok(()),
         }
-    }
-
-    /// Refuses a folder without the files of a datastore, which was added with them. It is most likely the place where a file
-    /// system is mounted at other times: served, it would be an empty datastore, and new VMs would be on another file system.
-    async fn refuse_unmounted(&self, path: &Path) -> Result<()> {
-        let folder = path.to_path_buf();
-        let is_bare = self.env.blocking(move || folder.is_dir() && !folder.join(OWN_FOLDER).exists()).await;
-        match is_bare {
-            false => Ok(()),
-            true => Err(Error::refused(format!(
-                "{} is without the datastore that was added (it has no {OWN_FOLDER}): its file system may not be mounted; \
-                 nothing was written there",
-                path.display()
-            ))),
-        }
-    }
-
-    /// Refuses a copy of another datastore's folder: its VMs would be served under the same names whenever the other
-    /// datastore is missing.
-    async fn refuse_copy(&self, name: &DatastoreName, path: &Path) -> Result<()> {
-        let record = path.join(OWN_FOLDER).join(SERVED_BY_NAME);
-        let read = self.env.blocking(move || std::fs::read_to_string(record)).await.unwrap_or_default();
-        let Some(was_at) = read.lines().nth(1).map(PathBuf::from).filter(|was_at| was_at != path) else {
-            return Ok(());
-        };
-        let added = self.added().await?.all();
-        let is_same = |(other, at): &(String, PathBuf)| *at == was_at && other != name.as_str();
-        let Some((other, _)) = added.into_iter().find(is_same) else { return Ok(()) };
-        let remedy = format!("if it replaces that one, first run `unstun datastore remove {other}`");
-        Err(Error::refused(format!(
-            "{} is a copy of datastore {other} in {}, with the same VMs; {remedy}",
-            path.display(),
-            was_at.display()
-        )))
     }
 
     /// Refuses a copy of a device: it has the same store ID, and would use the same VM folders.
