@@ -1,9 +1,11 @@
 //! One datastore that the daemon serves: its folder or device, its lock, its homes, and the store of its native VMs.
 
+pub(super) mod added;
 pub(super) mod datastores;
 pub(super) mod device;
 pub(super) mod full;
 pub(super) mod hang;
+pub(super) mod identity;
 pub(super) mod lease;
 pub(super) mod native;
 pub(super) mod rebuild;
@@ -35,6 +37,7 @@ use futures_util::stream::{self, StreamExt};
 
 use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
+use crate::daemon::datastore::identity::{DatastoreId, Expected};
 use crate::daemon::datastore::native::Native;
 use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::register::Register;
@@ -63,6 +66,8 @@ pub(crate) struct Datastore {
     pub path: PathBuf,
     /// Folder that contains the homes: the datastore's own, or a device's in the main datastore.
     pub root: PathBuf,
+    /// None while the datastore has none, because it was full when it was opened.
+    pub id: Option<DatastoreId>,
     pub dir: Dir,
     pub own: Dir,
     /// Register of the homes outside the datastore.
@@ -108,6 +113,7 @@ impl Datastore {
         env: &Env,
         name: DatastoreName,
         root: &Path,
+        expected: Expected<'_>,
         memory: StoreMemory,
         opening: &Opening,
     ) -> Result<Datastore> {
@@ -115,6 +121,7 @@ impl Datastore {
         let dir = env.open_path(&shown).await?;
         opening.has_dir(&dir);
         dir.trust_owner()?;
+        expected.check_folder(&name, &dir).await?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         // If the name of the `.unstun` folder were not durable, a crash would lose all records in it.
         dir.sync().await?;
@@ -130,7 +137,9 @@ impl Datastore {
             _ => e.into(),
         })?;
         let native = Native::in_folder(env.clone(), dir.clone(), memory);
-        let datastore = Datastore::over(name, (root, root), (dir, own), native, Some(lock)).await?;
+        native.read_id().await;
+        let id = identity::read_or_make(env, &own).await?;
+        let datastore = Datastore::over(name, (root, root), id, (dir, own), native, Some(lock)).await?;
         // A datastore that is full already has no space for the reserve.
         let _ = datastore.set_reserve_aside().await;
         Ok(datastore)
@@ -141,7 +150,7 @@ impl Datastore {
     pub(super) async fn on_device(
         env: &Env,
         name: DatastoreName,
-        path: &Path,
+        (path, expected): (&Path, Expected<'_>),
         main: &Datastore,
         memory: StoreMemory,
         take_over: TakeOver,
@@ -149,6 +158,7 @@ impl Datastore {
     ) -> Result<Datastore> {
         let device = device::claim(env, path).await?;
         opening.has_file(&device.file);
+        expected.check_device(&name, path, &device.file).await?;
         let native = Native::on_device(env.clone(), device, memory, take_over);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
@@ -159,18 +169,19 @@ impl Datastore {
         })?;
         let all = main.own.open_dir(DEVICES_NAME, true).await?;
         main.own.sync().await?;
-        let id = format!("{:016x}", store.id());
-        let dir = all.open_dir(&id, true).await?;
+        let id = DatastoreId::of_store(store.id());
+        let dir = all.open_dir(id.as_str(), true).await?;
         all.sync().await?;
         let own = dir.open_dir(OWN_FOLDER, true).await?;
         dir.sync().await?;
         let root = PathBuf::from(dir.path());
-        Datastore::over(name, (path, &root), (dir, own), native, None).await
+        Datastore::over(name, (path, &root), Some(id), (dir, own), native, None).await
     }
 
     async fn over(
         name: DatastoreName,
         (path, root): (&Path, &Path),
+        id: Option<DatastoreId>,
         (dir, own): (Dir, Dir),
         native: Native,
         lock: Option<Lock>,
@@ -179,6 +190,7 @@ impl Datastore {
             name,
             path: path.to_path_buf(),
             root: root.to_path_buf(),
+            id,
             registry: Register::read(&own, HOMES_NAME).await?,
             records: HomeRecords::read(&own).await?,
             bin: Rc::new(BinRecords::read(&own).await?),
@@ -196,6 +208,12 @@ impl Datastore {
             leaving: Cell::new(false),
             lock: RefCell::new(lock),
         })
+    }
+
+    /// Returns whether one of the two is a copy of the other.
+    pub(super) fn is_twin(&self, other: &Datastore) -> bool {
+        let (store, other_store) = (self.native.id(), other.native.id());
+        (self.id.is_some() && self.id == other.id) || (store.is_some() && store == other_store)
     }
 
     /// Refers clients that name this datastore to the daemon of the datastore in `main`; with None this daemon serves

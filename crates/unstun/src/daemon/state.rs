@@ -20,6 +20,7 @@ use jiff::Timestamp;
 use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::cores::{Cores, StartedCore};
 use crate::daemon::datastore::hang::{Opening, until_hung};
+use crate::daemon::datastore::identity::Expected;
 use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::datastore::{Absent, Datastore, Home};
 use crate::daemon::defect::Planted;
@@ -187,7 +188,8 @@ impl Daemon {
 async fn open_main(env: &Env, place: &Place, memory: StoreMemory) -> Result<Datastore> {
     let opening = Opening::new(env, &place.name);
     let open = async {
-        let main = Datastore::in_folder(env, place.name.clone(), &place.root, memory, &opening).await?;
+        let (name, root) = (place.name.clone(), &place.root);
+        let main = Datastore::in_folder(env, name, root, Expected::Any, memory, &opening).await?;
         main.set_served_by(None).await?;
         Ok(main)
     };

@@ -13,7 +13,7 @@ fn io(datastore: &Datastore, export: &str, script: &str) {
     run_script(&datastore.uri(export), &[script.to_owned()]);
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").args(["-r", "--sparse=always"]).args([from, to]).status().unwrap();
     assert!(copied.success(), "{}: {copied}", from.display());
 }

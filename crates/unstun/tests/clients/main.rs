@@ -2,6 +2,7 @@
 //!
 //! All files are under the build's folder, on a real file system, so that O_DIRECT is used.
 
+mod absent;
 mod access;
 mod alarms;
 mod attach;

@@ -11,17 +11,15 @@ use engine::native::TakeOver;
 use tracing::{error, info, warn};
 
 use crate::daemon::cores::vm_handle::Guard;
+use crate::daemon::datastore::added::{Added, AddedDatastore, expected};
 use crate::daemon::datastore::hang::{Opening, or_go_on, until_hung};
+use crate::daemon::datastore::identity::Expected;
 use crate::daemon::datastore::{Absent, Datastore, asked, device};
-use crate::daemon::register::Register;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::only_vmx;
 use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
-
-/// File in the main datastore's `.unstun` folder: one line `NAME /absolute/path` for each of the other datastores.
-const ADDED_NAME: &str = "datastores";
 
 impl Daemon {
     pub(crate) fn datastores(&self) -> Vec<Rc<Datastore>> {
@@ -59,20 +57,25 @@ impl Daemon {
         )))
     }
 
-    async fn added(&self) -> Result<Register> {
-        Register::read(&self.main.own, ADDED_NAME).await
+    async fn added(&self) -> Result<Added> {
+        Added::read(&self.main.own).await
     }
 
     /// Opens the added datastores at the start. Reports those that cannot be opened, and serves the others.
     pub(crate) async fn open_added(self: &Rc<Self>) -> Result<()> {
-        for (name, path) in self.added().await?.all() {
-            let name: DatastoreName = name.parse().map_err(Error::invalid)?;
+        for AddedDatastore { name, path, id } in self.added().await?.all()? {
             let opening = Opening::new(&self.env, &name);
             let mut work = {
                 let (daemon, name, path, opening) =
                     (self.clone(), name.clone(), path.clone(), opening.clone());
-                let open =
-                    async move { daemon.open_datastore(name, &path, TakeOver::FromNobody, &opening).await };
+                let open = async move {
+                    daemon.refuse_nested(&path).await?;
+                    let known = (&*path, Expected::Added(id.as_ref()));
+                    let datastore =
+                        daemon.open_datastore(name, known, TakeOver::FromNobody, &opening).await?;
+                    daemon.record_id(&datastore).await;
+                    Ok(datastore)
+                };
                 Box::pin(open)
             };
             match until_hung(&self.env, || opening.hang(), &mut work).await {
@@ -159,16 +162,17 @@ impl Daemon {
     async fn open_datastore(
         &self,
         name: DatastoreName,
-        path: &Path,
+        (path, expected): (&Path, Expected<'_>),
         take_over: TakeOver,
         opening: &Opening,
     ) -> Result<Rc<Datastore>> {
-        self.refuse_nested(path).await?;
+        let all = self.added().await?.all()?;
         let memory = self.store_memory.clone();
         if is_device(&self.env, path).await {
+            let (known, main) = ((path, expected), &self.main);
             let datastore =
-                Datastore::on_device(&self.env, name, path, &self.main, memory, take_over, opening).await?;
-            return match self.refuse_twin(&datastore) {
+                Datastore::on_device(&self.env, name, known, main, memory, take_over, opening).await?;
+            return match self.refuse_twin(&datastore, &all) {
                 Ok(()) => Ok(Rc::new(datastore)),
                 Err(e) => {
                     datastore.native.close().await?;
@@ -176,7 +180,8 @@ impl Daemon {
                 }
             };
         }
-        let datastore = Datastore::in_folder(&self.env, name, path, memory, opening).await?;
+        let datastore = Datastore::in_folder(&self.env, name, path, expected, memory, opening).await?;
+        self.refuse_twin(&datastore, &all)?;
         datastore.set_served_by(Some(&self.main.root)).await?;
         self.open_on_cores(&datastore).await?;
         Ok(Rc::new(datastore))
@@ -212,15 +217,6 @@ impl Daemon {
             ))),
             Err(_) => Ok(()),
         }
-    }
-
-    /// Refuses a copy of a device: it has the same store ID, and would use the same VM folders.
-    fn refuse_twin(&self, datastore: &Datastore) -> Result<()> {
-        let datastores = self.datastores();
-        let Some(other) = datastores.iter().find(|other| other.root == datastore.root) else { return Ok(()) };
-        let cause = format!("is a copy of datastore {}, with the same VMs", other.name);
-        let remedy = format!("first run `unstun datastore remove {}`", other.name);
-        Err(Error::refused(format!("{}: {cause}; {remedy}", datastore.path.display())))
     }
 
     /// Adds a datastore. It is served from now on, and by every later daemon of the main datastore. Fails with `Exists`
@@ -261,10 +257,14 @@ impl Daemon {
         take_over: TakeOver,
         opening: &Opening,
     ) -> Result<api::Datastore> {
-        let datastore = self.open_datastore(name.clone(), &path, take_over, opening).await?;
+        self.refuse_nested(&path).await?;
         let added = self.added().await?;
+        let all = added.all()?;
+        let known = (&*path, expected(&all, &name, &path)?);
+        let datastore = self.open_datastore(name.clone(), known, take_over, opening).await?;
         // A datastore is added to leave the full main one.
-        self.with_reserve(&self.main, async || added.add(name.as_str(), &path).await).await?;
+        let put = async || added.put(&name, &path, datastore.id.as_ref()).await;
+        self.with_reserve(&self.main, put).await?;
         self.absent.borrow_mut().retain(|absent| absent.name != name && absent.path != path);
         self.datastores.borrow_mut().push(datastore.clone());
         self.open_datastores().await?;
@@ -327,14 +327,14 @@ impl Daemon {
         let _claim = self.claim(&format!("datastore {name}"))?;
         let absent = self.absent.borrow().iter().find(|a| a.name == *name).map(|a| a.path.clone());
         if let Some(path) = absent {
-            self.added().await?.remove(name.as_str()).await?;
+            self.added().await?.remove(name).await?;
             self.absent.borrow_mut().retain(|absent| absent.name != *name);
             return Ok(api::DatastoreRemoved { name: name.clone(), path });
         }
         let datastore = self.removable(name)?;
         let path = datastore.path.clone();
         self.empty(&datastore).await?;
-        self.added().await?.remove(name.as_str()).await?;
+        self.added().await?.remove(name).await?;
         // If the file cannot be removed, it leads clients to this daemon, which reports that it does not serve the
         // datastore.
         let _ = datastore.set_served_by(None).await;

@@ -11,6 +11,7 @@ use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Result};
 use engine::native::space::Growth;
+use engine::native::superblock::Superblock;
 use engine::native::{NewStore, Store, TakeOver};
 use tracing::error;
 
@@ -39,6 +40,8 @@ pub(crate) struct Native {
     /// The part of the open store.
     part: RefCell<Option<StorePart>>,
     store: RefCell<Option<Rc<Store>>>,
+    /// ID of a store that existed before it was opened.
+    found_id: Cell<Option<u64>>,
     /// Device and inode of the store's file in a folder, as of its opening.
     file_id: Cell<Option<(u64, u64)>>,
     /// Lock on the store's file in a folder. The file can be added as a datastore by its own path, so like a device it
@@ -64,7 +67,8 @@ impl Native {
     fn over(env: Env, ground: Ground, memory: StoreMemory, take_over: TakeOver) -> Native {
         let (store, lock, lease) = (RefCell::default(), RefCell::default(), RefCell::default());
         let (part, file_id, opening) = (RefCell::default(), Cell::default(), TaskMutex::default());
-        Native { env, ground, memory, part, store, file_id, lock, lease, take_over, opening }
+        let found_id = Cell::default();
+        Native { env, ground, memory, part, store, found_id, file_id, lock, lease, take_over, opening }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -90,6 +94,18 @@ impl Native {
     /// Returns the open store; None before its first use.
     pub(crate) fn opened(&self) -> Option<Rc<Store>> {
         self.store.borrow().clone()
+    }
+
+    /// Reads the ID of the store without opening it. The opening reports a store that cannot be read.
+    pub(crate) async fn read_id(&self) {
+        let Ground::Folder(dir) = &self.ground else { return };
+        let read = async { Superblock::read(&dir.open(STORE_NAME, OpenMode::Read).await?).await };
+        self.found_id.set(read.await.ok().map(|found| found.newest.store_id));
+    }
+
+    /// Returns the ID of the store; None if none exists, or if it cannot be read.
+    pub(crate) fn id(&self) -> Option<u64> {
+        self.opened().map(|store| store.id()).or(self.found_id.get())
     }
 
     /// Returns the number of bytes inside the store that are free for guests.
