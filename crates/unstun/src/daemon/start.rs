@@ -150,6 +150,16 @@ impl Daemon {
         Ok(())
     }
 
+    /// Opens the home of this name if it appeared since the start: it was copied, moved or restored by hand.
+    pub(super) async fn open_found(self: &Rc<Self>, name: &str) {
+        for datastore in self.datastores().iter().filter(|_| !self.is_taken(name)) {
+            let path = datastore.home(name).path;
+            if let Ok(Ok(true)) = asked(datastore, datastore.is_inhabited(&path)).await {
+                self.open_each(datastore, vec![(name.to_owned(), path)]).await;
+            }
+        }
+    }
+
     /// Opens native VMs side by side, and then the others one after the other: VMs with files may read one another's
     /// layers, and what they need of the descriptors is known only when they are open. The notices are in the order of
     /// the names, in whatever order the VMs were opened.
@@ -382,7 +392,7 @@ impl Daemon {
         here: bool,
     ) -> Result<(VmHandle, Kept)> {
         if let Some(id) = mark {
-            let vm = native_homes::open_vm(&home.datastore, id, self.options()).await?;
+            let vm = native_homes::open_vm(&home.datastore, name, id, self.options()).await?;
             let core = if here { self.cores.own().clone() } else { self.core_for_vm() };
             let handle = match core.own() {
                 Some(running) => {

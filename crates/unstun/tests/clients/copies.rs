@@ -30,6 +30,24 @@ fn pair(name: &str, condition: &str) -> (String, String) {
 }
 
 #[test]
+fn a_folder_that_was_copied_while_the_daemon_runs_is_broken_once_it_is_opened() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    for store in ["native", "redo"] {
+        datastore.json(&format!("vm create {store} --store {store} --disk 16M"));
+        let name = format!("{store}-copy");
+        copy(&datastore.path().join(store), &datastore.path().join(&name));
+        let (code, said) = datastore.fails(&format!("vm open {name}"));
+        assert!(code == 3 && said.contains("this folder is a copy of"), "{code}: {said}");
+        assert!(listed(&datastore).contains(&pair(&name, "broken")), "{store}");
+    }
+    let checked = datastore.run("check");
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(said.contains("the folder is a copy of"), "{said}");
+    daemon.stop();
+}
+
+#[test]
 fn a_copied_folder_is_refused_by_name_and_goes_without_harm() {
     for store in ["native", "redo"] {
         let datastore = Datastore::new();
@@ -49,7 +67,7 @@ fn a_copied_folder_is_refused_by_name_and_goes_without_harm() {
             );
             let checked = datastore.run("check --json");
             assert_eq!(checked.status.code(), Some(6), "{store}");
-            assert!(String::from_utf8_lossy(&checked.stdout).contains("is a copy of"));
+            assert!(String::from_utf8_lossy(&checked.stdout).contains("\"a copy of"));
             io(&datastore, "a/disk0", "read -P 1 0 1M");
             daemon.kill();
         }

@@ -46,6 +46,9 @@ fn a_renamed_vm_has_its_disks_snapshots_and_events() {
             &["-r", "-f", "raw", "-c", "read -P 1 0 1M", &datastore.uri(&format!("{vm}/disk0@a"))],
         );
         assert!(!said.contains("failed"), "{said}");
+        let (_, said) = datastore.fails(&format!("snapshot take {vm} a"));
+        // The files of a redo VM keep the name with which they were made.
+        assert!(vm != "shop-native" || said.contains(vm), "{said}");
         let events = datastore.json(&format!("events {vm}")).to_string();
         assert!(events.contains("\"take\"") && events.contains("renamed from"), "{events}");
     }

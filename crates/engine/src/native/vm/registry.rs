@@ -105,6 +105,17 @@ impl Store {
         Ok(id)
     }
 
+    /// Gives a VM that is not open another name. Durable when this resolves.
+    pub async fn set_vm_name(&self, id: u128, name: &str) -> Result<()> {
+        let missing = || Error::not_found(self.path(), format!("no VM {id:032x}"));
+        let state = items::read_vm(self, id, &self.item(vm_key(id)).ok_or_else(missing)?)?;
+        if state.name == name {
+            return Ok(());
+        }
+        self.change(&[put_vm(&VmState { name: name.to_owned(), ..state })])?;
+        self.flush().await
+    }
+
     /// Returns a new id for `create_vm_like`: the caller may have to record the id before it makes the VM.
     pub fn new_vm_id(&self) -> u128 {
         new_id(self)

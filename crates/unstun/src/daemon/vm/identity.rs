@@ -52,16 +52,16 @@ impl Standing {
     /// Refuses to serve a folder that is not the VM's home.
     pub(crate) fn refuse(&self, name: &str, home: &Home) -> Result<()> {
         let Some((found, remedy)) = self.explain(name) else { return Ok(()) };
-        Err(Error::refused(home.path.display().to_string(), format!("{found}; {remedy}")))
+        Err(Error::refused(home.path.display().to_string(), format!("this folder is {found}; {remedy}")))
     }
 
-    /// Returns what is wrong, and what to do.
+    /// Returns what the folder is, and what to do.
     fn explain(&self, name: &str) -> Option<(String, String)> {
         match self {
             Standing::Home => None,
             Standing::CopyOf(of) => Some((
                 format!(
-                    "this folder is a copy of {}, the home of the VM with this id, and would write the VM's disks",
+                    "a copy of {}, the home of the VM with this id, and would write the VM's disks",
                     of.display()
                 ),
                 format!(
@@ -71,8 +71,8 @@ impl Standing {
             )),
             Standing::LikeAnother(other) => Some((
                 format!(
-                    "this folder and {} have the id of one VM, whose former home is missing; unstun cannot determine \
-                     which of them is the VM",
+                    "one of two folders with the id of one VM, whose former home is missing; unstun cannot determine which \
+                     of them is the VM; the other is {}",
                     other.display()
                 ),
                 format!(
@@ -81,11 +81,11 @@ impl Standing {
                 ),
             )),
             Standing::Unfinished => Some((
-                "the removal of this VM was interrupted".to_owned(),
+                "the folder of a VM whose removal was interrupted".to_owned(),
                 format!("`unstun vm remove {name} --delete-disks` completes it"),
             )),
             Standing::InBin => Some((
-                "this is the folder of a removed VM, which the bin keeps".to_owned(),
+                "the folder of a removed VM, which the bin keeps".to_owned(),
                 "`unstun bin restore` restores the VM, `unstun bin empty` removes it permanently".to_owned(),
             )),
         }
@@ -293,9 +293,9 @@ impl Daemon {
                 findings.push(Finding {
                     severity: Severity::Damage,
                     file: path.display().to_string(),
-                    field: "the VM's id".to_owned(),
+                    field: "the folder".to_owned(),
                     found,
-                    expected: "one folder with the id of a VM".to_owned(),
+                    expected: "the only folder with the id of its VM".to_owned(),
                     remedy,
                 });
             }

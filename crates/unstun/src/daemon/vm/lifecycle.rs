@@ -248,6 +248,7 @@ impl Daemon {
     /// becomes the VM first.
     pub(crate) async fn vm_open(self: &Rc<Self>, vm: &VmName, take_over: bool) -> Result<api::Vm> {
         let name = vm.as_str();
+        self.open_found(name).await;
         let _claim = self.claim(name)?;
         if let Ok(entry) = self.entry(name) {
             if take_over {

@@ -10,7 +10,7 @@ use blk::manifest::NewDisk;
 use blk::{Dir, ErrorKind, Result};
 use engine::Options;
 use engine::native::{NativeVm, NewNativeVm, Store, VmHomeState};
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;
@@ -128,8 +128,19 @@ async fn remove_home(home: &Home, dir: &Dir, id: u128) -> Result<()> {
     remove_folder(home, dir).await
 }
 
-pub(crate) async fn open_vm(datastore: &Datastore, id: u128, options: Options) -> Result<Rc<NativeVm>> {
+pub(crate) async fn open_vm(
+    datastore: &Datastore,
+    name: &str,
+    id: u128,
+    options: Options,
+) -> Result<Rc<NativeVm>> {
     let store = datastore.native.open().await?;
+    // The folder has another name than the store where the VM was renamed. Without it the VM is served all the same.
+    if store.broken().is_none()
+        && let Err(e) = store.set_vm_name(id, name).await
+    {
+        warn!("VM {name}: the store keeps its former name: {e}");
+    }
     NativeVm::open(&store, id, options).await
 }
 
