@@ -1,6 +1,7 @@
 //! `unstun attach`: the lines that give a VM's disks to a hypervisor, and the lines that give its user access.
 
 mod access;
+mod quote;
 mod resume;
 mod snippet;
 mod vhost_snippet;

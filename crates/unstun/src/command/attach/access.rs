@@ -7,6 +7,8 @@ use api::error::{Error, Result};
 use api::listen::NbdListen;
 use api::{AttachSocket, AttachTo, AttachVia};
 
+use super::quote::quoted;
+
 /// Permission bit that lets all users pass through a folder.
 const SEARCHABLE_BY_ALL: u32 = 0o001;
 const PERMISSION_BITS: u32 = 0o777;
@@ -69,7 +71,10 @@ pub(super) fn advice(to: AttachTo, via: AttachVia, socket: &AttachSocket) -> Vec
     if via == AttachVia::VhostUser {
         lines.push("# the same for the sockets of the other disks, and again after a revert, which replaces the sockets".to_owned());
     }
-    lines.push(format!("# without ACLs: chgrp GROUP {shown}, with a group that USER is in"));
+    lines.push(format!(
+        "# without ACLs: chgrp GROUP {}, with a group that USER is in",
+        quoted(&socket.path.to_string_lossy())
+    ));
     lines.push(
         "# the daemon creates the socket anew at each start; for permanent rights, use a separate folder:"
             .to_owned(),
@@ -92,16 +97,12 @@ fn grants(socket: &Path) -> Vec<String> {
     let closed = |folder: &&Path| folder.metadata().is_ok_and(|m| m.mode() & SEARCHABLE_BY_ALL == 0);
     let mut folders: Vec<&Path> = socket.ancestors().skip(1).filter(closed).collect();
     folders.reverse();
-    let mut lines: Vec<String> =
-        folders.iter().map(|folder| format!("setfacl -m u:USER:x {}", quoted(folder))).collect();
-    lines.push(format!("setfacl -m u:USER:rw {}", quoted(socket)));
+    let mut lines: Vec<String> = folders
+        .iter()
+        .map(|folder| format!("setfacl -m u:USER:x {}", quoted(&folder.to_string_lossy())))
+        .collect();
+    lines.push(format!("setfacl -m u:USER:rw {}", quoted(&socket.to_string_lossy())));
     lines
-}
-
-fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
-    if text.chars().all(plain) { text.into_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use api::listen::NbdListen;
 use api::name::SnapshotRef;
 use api::{DiskMode, Vm};
 
+use super::quote::quoted;
 use crate::command::memory;
 use crate::guest::{SavedDisk, header_of};
 
@@ -160,23 +161,6 @@ pub(super) fn describe(command: &[String]) -> String {
             "# behind the arguments with which QEMU ran at the snapshot, all of them; they were not to be seen then\n{text}"
         ),
     }
-}
-
-/// Returns a word of a shell's command. Control characters, which a terminal would obey, are written as numbers.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@=:,".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    if !word.chars().any(char::is_control) {
-        return format!("'{}'", word.replace('\'', "'\\''"));
-    }
-    let escape = |c: char| match c {
-        '\'' | '\\' => format!("\\{c}"),
-        c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
-        c => c.to_string(),
-    };
-    format!("$'{}'", word.chars().map(escape).collect::<String>())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use api::listen::NbdListen;
 
 use super::Attached;
+use super::quote::quoted;
 
 /// Seconds for which a guest's I/O waits while the daemon restarts, before it fails.
 const RECONNECT_S: u32 = 60;
@@ -24,7 +25,9 @@ const OTHER_CONTROLLERS: &str = "\
 pub(super) fn qemu(disks: &[Attached]) -> String {
     let mut lines = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     lines.extend(credentials(disks));
-    lines.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
+    lines.extend(
+        disks.iter().flat_map(|disk| [format!("-blockdev {}", quoted(&blockdev(disk))), device(disk)]),
+    );
     let text = lines.join(" \\\n");
     format!("{text}\n\n{OTHER_CONTROLLERS}")
 }
@@ -33,7 +36,9 @@ pub(super) fn qemu(disks: &[Attached]) -> String {
 pub(super) fn proxmox(disks: &[Attached]) -> String {
     let mut arguments = vec!["-device virtio-scsi-pci,id=unstun".to_owned()];
     arguments.extend(credentials(disks));
-    arguments.extend(disks.iter().flat_map(|disk| [format!("-blockdev {}", blockdev(disk)), device(disk)]));
+    arguments.extend(
+        disks.iter().flat_map(|disk| [format!("-blockdev {}", quoted(&blockdev(disk))), device(disk)]),
+    );
     let text = arguments.join(" ").replace('\'', "'\\''");
     format!(
         "qm set VMID --args '{text}'\n\n# VMID is the VM's number; `qm set VMID --delete args` detaches the disks.\n\
@@ -44,9 +49,10 @@ pub(super) fn proxmox(disks: &[Attached]) -> String {
 /// Returns the arguments for the port of QEMU's guest agent.
 pub(super) fn agent(socket: &Path) -> String {
     let path = escape(&socket.to_string_lossy());
+    let chardev = quoted(&format!("socket,id=unstun-agent,path={path},server=on,wait=off"));
     format!(
         "# the port of the guest agent, for `snapshot take --quiesce`:\n-device virtio-serial-pci \\\n-chardev \
-         socket,id=unstun-agent,path={path},server=on,wait=off \\\n-device \
+         {chardev} \\\n-device \
          virtserialport,chardev=unstun-agent,name=org.qemu.guest_agent.0"
     )
 }
@@ -169,6 +175,13 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("scsi-id=1,drive=unstun-disk1") && !text.contains("unstun-disk1,bootindex"));
+        let spaced = qemu(&disks("unix:/run/a b/nbd.sock"));
+        assert!(
+            spaced.contains(
+                "-blockdev 'driver=nbd,node-name=unstun-disk0,server.type=unix,server.path=/run/a b/nbd.sock,"
+            ) && spaced.contains("discard=unmap' \\\n"),
+            "{spaced}"
+        );
         let tcp = qemu(&disks("127.0.0.1:10809"));
         assert!(
             tcp.contains("server.type=inet,server.host=127.0.0.1,server.port=10809,export=web/disk1"),
@@ -200,10 +213,13 @@ mod tests {
     fn proxmox_gets_one_quoted_command() {
         let text = proxmox(&disks("unix:/run/it's/nbd.sock"));
         assert!(
-            text.starts_with("qm set VMID --args '-device virtio-scsi-pci,id=unstun -blockdev driver=nbd"),
+            text.starts_with(
+                "qm set VMID --args '-device virtio-scsi-pci,id=unstun -blockdev '\\''driver=nbd"
+            ),
             "{text}"
         );
-        assert!(text.contains("/run/it'\\''s/nbd.sock"), "{text}");
+        // Proxmox divides the text into words as a shell does.
+        assert!(text.contains("-blockdev '\\''driver=nbd"), "{text}");
         assert!(text.contains("SATA: -device ahci,id=unstun"), "{text}");
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use api::error::{Error, Result};
 
 use super::Attached;
+use super::quote::quoted;
 use super::snippet::{escape, letters, xml};
 
 /// Queues of a disk: enough that a few processors of a guest do not wait for one another, within what the daemon offers.
@@ -32,7 +33,8 @@ pub(super) fn qemu(disks: &[Attached]) -> Result<String> {
     for disk in disks {
         let path = escape(&socket(disk)?.to_string_lossy());
         let (number, boot) = (disk.number, if disk.number == 0 { ",bootindex=1" } else { "" });
-        lines.push(format!("-chardev socket,id=unstun-disk{number},path={path},reconnect={RECONNECT_S}"));
+        let chardev = format!("socket,id=unstun-disk{number},path={path},reconnect={RECONNECT_S}");
+        lines.push(format!("-chardev {}", quoted(&chardev)));
         lines.push(format!(
             "-device vhost-user-blk-pci,chardev=unstun-disk{number},num-queues={QUEUES}{boot}"
         ));
@@ -72,7 +74,8 @@ pub(super) fn cloud_hypervisor(disks: &[Attached]) -> Result<String> {
     for (at, disk) in disks.iter().enumerate() {
         let option = if at == 0 { "--disk " } else { "" };
         let path = socket(disk)?.display();
-        lines.push(format!("{option}vhost_user=true,socket={path},num_queues={QUEUES}"));
+        let disk = quoted(&format!("vhost_user=true,socket={path},num_queues={QUEUES}"));
+        lines.push(format!("{option}{disk}"));
     }
     let text = lines.join(" \\\n");
     Ok(format!(
