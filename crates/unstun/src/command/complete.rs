@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::VmSummary;
 use api::client::{Client, runtime};
 use api::error::Result;
 use api::name::VmName;
@@ -54,7 +55,13 @@ fn wanted(words: &[String]) -> Option<Wanted> {
     let (mut positionals, mut datastore) = (Vec::new(), None);
     let mut option: Option<&Arg> = None;
     for word in before {
-        if let Some(option) = option.take() {
+        // Bash divides `--option=value` into three words.
+        if option.is_some() && word == "=" {
+            continue;
+        }
+        if let Some(value) = word.strip_prefix("--datastore=") {
+            datastore = Some(PathBuf::from(value));
+        } else if let Some(option) = option.take() {
             if option.get_id() == "datastore" {
                 datastore = Some(PathBuf::from(word));
             }
@@ -95,6 +102,7 @@ fn named(path: &[&str], arg: &str, first: Option<&str>) -> Option<Named> {
         (["snapshot", "commit" | "revert" | "discard"], "vm") | (["vm", "clone"], "state") => {
             Some(Named::VmOrState)
         }
+        (["attach"], "resume") => snapshot_of_first(),
         (["snapshot", _], "name" | "snapshot" | "from" | "to") => snapshot_of_first(),
         (["policy", _], "name") => Some(Named::Policy),
         (["datastore", "remove"], "name") | (["vm", "move"], "to") | (_, "datastore") => {
@@ -120,7 +128,9 @@ async fn ask(client: &Client, named: &Named, word: &str) -> Result<Vec<String>> 
             snapshots(client, vm).await?.into_iter().map(of).collect()
         }
         Named::Vm | Named::VmOrState => {
-            client.vm_list().await?.into_iter().map(|vm| vm.name.to_string()).collect()
+            let (within, vms) = (client.within().await?, client.vm_list().await?);
+            let fits = |vm: &VmSummary| within.as_ref().is_none_or(|name| vm.datastore == *name);
+            vms.into_iter().filter(fits).map(|vm| vm.name.to_string()).collect()
         }
         Named::Disk => {
             let vm = word.split('/').next().unwrap_or_default();
@@ -179,6 +189,8 @@ mod tests {
             ("snapshot rename web ", snapshot()),
             ("snapshot rename web a ", None),
             ("snapshot commit --", None),
+            ("attach web --resume ", snapshot()),
+            ("attach web --resume = ", snapshot()),
             ("policy show ", Some(Named::Policy)),
             ("policy create ", None),
             ("events --follow ", Some(Named::Vm)),
@@ -187,7 +199,14 @@ mod tests {
         ] {
             assert_eq!(of(line), expected, "{line:?}");
         }
-        let words = ["--datastore", "/srv/d", "vm", "show", ""].map(str::to_owned);
-        assert_eq!(wanted(&words).unwrap().datastore, Some("/srv/d".into()));
+        for line in [
+            "--datastore /srv/d vm show ",
+            "--datastore = /srv/d vm show ",
+            "--datastore=/srv/d vm show ",
+            "vm show --datastore /srv/d ",
+        ] {
+            let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(wanted(&words).unwrap().datastore, Some("/srv/d".into()), "{line}");
+        }
     }
 }

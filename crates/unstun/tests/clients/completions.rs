@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::daemon::Datastore;
+use crate::datastores::folder as folder_of;
 
 /// Completes a line as bash calls the function that is registered: the words as bash divides them, the last one under the
 /// cursor. Arguments: the file, and the words.
@@ -51,6 +52,13 @@ fn bash_completes_the_names_of_vms_snapshots_and_others() {
     let of = |words: &[&str]| complete(&datastore, &script, words);
     assert_eq!(of(&["vm", "show", ""]), ["db", "web"]);
     assert_eq!(of(&["vm", "show", "w"]), ["web"]);
+    assert_eq!(of(&["attach", "web", "--resume", "be"]), ["before", "beside"]);
+    datastore.json(&format!("datastore add fast={}", folder_of(&datastore, "second").display()));
+    datastore.json_at("fast", "vm create apart --disk 16M");
+    assert_eq!(of(&["--datastore", "fast", "vm", "show", ""]), ["apart"]);
+    assert_eq!(of(&["--datastore", "=", "fast", "vm", "show", ""]), ["apart"]);
+    datastore.json("vm remove apart --delete-disks --purge --yes");
+    datastore.json("datastore remove fast --yes");
     assert_eq!(of(&["events", ""]), ["db", "web"], "no placeholder");
     assert_eq!(of(&["snapshot", "commit", "web", ""]), ["after", "before", "beside"]);
     assert_eq!(of(&["snapshot", "diff", "web", "after", "be"]), ["before", "beside"]);
