@@ -46,7 +46,7 @@ impl Page<'_> {
                             a href="/alarms" {
                                 "Alarms" @if self.browser.alarms > 0 { " " span.bad { (self.browser.alarms) } }
                             }
-                            a href="/policies" { "Policies" }
+                            @if !self.browser.session.caller.is_limited() { a href="/policies" { "Policies" } }
                             a href="/bin" { "Bin" }
                             @if self.browser.has_reports { a href="/reports" { "Reports" } }
                             @if self.browser.session.caller.is_unlimited_admin() { a href="/access" { "Access" } }

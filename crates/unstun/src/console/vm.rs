@@ -115,7 +115,7 @@ fn body(known: &Known, alarms: &[Alarm], charts: &Markup, session: &Session) -> 
         h2 { "Clients" }
         (clients(vm))
         h2 { "Events" }
-        (event_table(events.iter().rev().take(EVENTS_SHOWN)))
+        (event_table(events.iter().rev().take(EVENTS_SHOWN), |name| *name == vm.name))
     }
 }
 
