@@ -55,7 +55,7 @@ fn wanted(words: &[String]) -> Option<Wanted> {
     let (mut positionals, mut datastore) = (Vec::new(), None);
     let mut option: Option<&Arg> = None;
     for word in before {
-        // Bash divides `--option=value` into three words.
+        // Bash divides a long option and its value, with = between them, into three words.
         if option.is_some() && word == "=" {
             continue;
         }
