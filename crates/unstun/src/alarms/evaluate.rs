@@ -13,6 +13,11 @@ use serde::{Deserialize, Serialize};
 const RAISE_LOOKS: u32 = 2;
 /// Number of looks in a row that must find none before it is cleared.
 const CLEAR_LOOKS: u32 = 3;
+
+/// A guest says that it goes on, and does not come near to standing still again.
+fn clear_looks(rule: AlarmRule) -> u32 {
+    if rule == AlarmRule::GuestFrozen { 1 } else { CLEAR_LOOKS }
+}
 /// Maximum number of alarms that have ended and are still listed.
 const ENDED_MAX: usize = 200;
 
@@ -87,9 +92,10 @@ pub(super) fn evaluate(states: &mut States, findings: Vec<Finding>, now: Timesta
         }
     }
     states.looks.retain(|id, _| found.contains(id) || states.lasting.contains_key(id));
-    let missing: Vec<String> = states.lasting.keys().filter(|id| !found.contains(*id)).cloned().collect();
-    for id in missing {
-        if states.counted(&id) >= CLEAR_LOOKS {
+    let missing = states.lasting.iter().filter(|(id, _)| !found.contains(*id));
+    let missing: Vec<_> = missing.map(|(id, alarm)| (id.clone(), clear_looks(alarm.rule))).collect();
+    for (id, looks) in missing {
+        if states.counted(&id) >= looks {
             notifications.extend(end(states, &id, now));
         }
     }
@@ -185,6 +191,14 @@ mod tests {
         let told =
             changes(&[Some(Grade::Reason(Critical)), Some(Grade::Hold), None, None, Some(Grade::Hold), None]);
         assert_eq!(told.concat(), [Change::Raised], "what is held back neither begins nor ends");
+    }
+
+    #[test]
+    fn the_alarm_of_a_guest_that_goes_on_ends_at_once() {
+        let mut states = States::default();
+        let frozen = Finding { rule: AlarmRule::GuestFrozen, ..finding("web", Grade::Reason(Critical)) };
+        assert_eq!(evaluate(&mut states, vec![frozen], at(1))[0].change, Change::Raised);
+        assert_eq!(evaluate(&mut states, Vec::new(), at(2))[0].change, Change::Cleared);
     }
 
     #[test]

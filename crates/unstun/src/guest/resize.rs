@@ -44,7 +44,12 @@ impl Resize {
         let devices = monitor.call("query-block", json!({}), until)?;
         let opened = |device: &&Value| self.address(&device["inserted"]).is_some();
         let device = devices.as_array().into_iter().flatten().find(opened);
-        let device = device.ok_or_else(|| format!("QEMU has no device on the NBD export {}", self.export))?;
+        let device = device.ok_or_else(|| {
+            format!(
+                "QEMU has no -blockdev on the NBD export {} (or {}) under a device, as `unstun attach` prints it",
+                self.export, self.stem
+            )
+        })?;
         let inserted = &device["inserted"];
         let (Some(path), Some(old)) = (device["qdev"].as_str(), inserted["node-name"].as_str()) else {
             return Err("QEMU does not name the device of the disk".to_owned());
