@@ -8,13 +8,14 @@ out=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debian
 root=$out/root
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # Builds before the release are older than it, and in the order of their commits.
-if [[ -d .git && -z $(git tag --points-at HEAD "v$version") ]]; then
+if [[ -e .git && -z $(git tag --points-at HEAD "v$version") ]]; then
     version+=$(TZ=UTC git log -1 --format='~%cd.g%h' --date=format-local:%Y%m%d.%H%M%S)
 fi
 architecture=$(dpkg --print-architecture)
 package=$out/unstun_${version}_$architecture.deb
 
-rm -rf "$root"
+# The guide installs what is here by a pattern.
+rm -rf "$root" "$out"/unstun_*.deb
 mkdir -p "$root/DEBIAN"
 DESTDIR=$root PREFIX=/usr UNITDIR=/lib/systemd/system scripts/install.sh >&2
 

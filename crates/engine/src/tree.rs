@@ -12,20 +12,26 @@ pub const NAME_BYTES_MAX: usize = 80;
 /// Longest description of a snapshot that is written, in bytes.
 pub const DESCRIPTION_BYTES_MAX: usize = 4096;
 
-/// Finds a snapshot by name, or by its id in hexadecimal.
+/// Digits of an id, in hexadecimal.
+const ID_DIGITS: usize = 32;
+
+/// Finds a snapshot by its id in hexadecimal, or by name. Another snapshot with the id as its name is not meant.
 pub fn find<'a>(state: &'a VmState, wanted: &str) -> Result<&'a SnapshotState> {
+    if let Some(one) = state.snapshots.iter().find(|s| format!("{:032x}", s.id) == wanted) {
+        return Ok(one);
+    }
     let named: Vec<_> = state.snapshots.iter().filter(|s| s.name == wanted).collect();
     match named[..] {
         [one] => Ok(one),
-        [] => state.snapshots.iter().find(|s| format!("{:032x}", s.id) == wanted).ok_or_else(|| {
+        [] => {
             let known: Vec<_> = state.snapshots.iter().map(|s| s.name.as_str()).collect();
             let known = if known.is_empty() {
                 "the VM has no snapshots".to_string()
             } else {
                 format!("the VM has {}", known.join(", "))
             };
-            Error::not_found(&state.name, format!("no snapshot {wanted:?}; {known}"))
-        }),
+            Err(Error::not_found(&state.name, format!("no snapshot {wanted:?}; {known}")))
+        }
         _ => {
             let ids: Vec<_> = named.iter().map(|s| format!("{:032x}", s.id)).collect();
             Err(Error::refused(
@@ -102,6 +108,11 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
         || name.contains(|c: char| c.is_control() || "/@".contains(c));
     if bad || name.trim() != name {
         return Err(Error::invalid(&state.name, format!("{name:?} cannot name a snapshot: {expected}")));
+    }
+    if name.len() == ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        let cause =
+            format!("{name:?} cannot name a snapshot: it looks like an id, which may be another one's");
+        return Err(Error::invalid(&state.name, cause));
     }
     if description.len() > DESCRIPTION_BYTES_MAX {
         let cause = format!(
@@ -319,6 +330,11 @@ mod tests {
         }
         assert_eq!(find(&state, "s7").unwrap().id, 7);
         assert_eq!(find(&state, &format!("{:032x}", 7)).unwrap().id, 7);
+        let id = format!("{:032x}", 7);
+        assert!(check_name(&state, &id, "").is_err() && check_name(&state, &id[1..], "").is_ok());
+        // An imported one may have any name.
+        let state = VmState { snapshots: vec![snapshot(8, None, &id), snapshot(7, Some(8), "a")], ..state };
+        assert_eq!(find(&state, &id).unwrap().id, 7);
         assert_eq!(find(&state, "nope").unwrap_err().kind, blk::ErrorKind::NotFound);
     }
 }

@@ -363,9 +363,9 @@ pub struct ThawArgs {
     /// Find the commands that freeze and thaw guests in this folder
     #[arg(long, value_name = "DIR", default_value = GUESTS_DIR)]
     pub guests_dir: PathBuf,
-    /// Try it for this time, such as 30s, for each guest
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = units::parse_duration_s)]
-    pub tries_s: u64,
+    /// Try it for this time for each guest [default: 10s; 1s where QEMU may wait for the daemon]
+    #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration_s)]
+    pub tries_s: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -34,45 +34,45 @@ const EXPECTED: &str = "a line `FINGERPRINT VM...`: the SHA-256 of a certificate
 /// Time after which a file that has changed is read again, at most.
 const LOOKS_EVERY: Duration = Duration::from_secs(5);
 
-/// What tells whether a file was written or replaced since: its times, length and number. None for one that is missing.
-type Stamp = Option<(i64, i64, i64, i64, u64, u64)>;
+/// What tells whether a file was written or replaced: the time of its last change, its length and its number. None for one
+/// that is missing.
+type Stamp = Option<(i64, i64, u64, u64)>;
 
 /// Reads the files, and reads them again whenever one has changed. What cannot be used then is logged, and the earlier terms stay.
 pub(crate) fn follow(folder: &Path) -> Result<TlsSource> {
     // Before they are read: what is written meanwhile is found at the next look.
     let seen = stamps(folder);
-    let source = TlsSource::new(read(folder)?);
+    let (terms, is_listed) = read(folder, false)?;
+    let source = TlsSource::new(terms);
     let (folder, follower) = (folder.to_owned(), source.clone());
-    let spawned =
-        thread::Builder::new().name("nbd-tls".to_owned()).spawn(move || read_again(&folder, &follower, seen));
+    let work = move || read_again(&folder, &follower, seen, is_listed);
+    let spawned = thread::Builder::new().name("nbd-tls".to_owned()).spawn(work);
     spawned.map_err(|e| Error::failed(format!("a thread to follow the certificates: {e}")))?;
     Ok(source)
 }
 
-fn read_again(folder: &Path, source: &TlsSource, mut seen: [Stamp; 4]) {
-    let mut is_listed = seen[3].is_some();
+fn read_again(folder: &Path, source: &TlsSource, mut used: [Stamp; 4], mut is_listed: bool) {
+    let mut said = String::new();
     loop {
         thread::park_timeout(LOOKS_EVERY);
         let now = stamps(folder);
-        if now == seen {
+        if now == used {
             continue;
         }
-        seen = now;
-        let read = match is_listed && seen[3].is_none() {
-            // Without the list each client would reach every disk.
-            true => Err(Error::failed(format!("{} is gone", folder.join(CLIENTS).display()))),
-            false => read(folder),
-        };
-        match read {
-            Ok(terms) => {
-                is_listed = seen[3].is_some();
+        match read(folder, is_listed) {
+            Ok((terms, listed)) => {
+                (used, is_listed) = (now, listed);
+                said.clear();
                 source.replace(terms);
-                info!(
-                    "NBD over TLS: new clients are served by the files that are now in {}",
-                    folder.display()
-                );
+                let folder = folder.display();
+                info!("NBD over TLS: new clients are served by the files that are now in {folder}");
             }
-            Err(e) => error!("NBD over TLS: {e}; new clients are served as before"),
+            // The next look tries again: the file may be half written, or out of reach for a while.
+            Err(e) if e.message != said => {
+                error!("NBD over TLS: {e}; new clients are served as before");
+                said = e.message;
+            }
+            Err(_) => {}
         }
     }
 }
@@ -80,12 +80,13 @@ fn read_again(folder: &Path, source: &TlsSource, mut seen: [Stamp; 4]) {
 fn stamps(folder: &Path) -> [Stamp; 4] {
     [AUTHORITIES, CERTIFICATE, KEY, CLIENTS].map(|name| {
         let found = std::fs::metadata(folder.join(name)).ok()?;
-        Some((found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec(), found.len(), found.ino()))
+        Some((found.ctime(), found.ctime_nsec(), found.len(), found.ino()))
     })
 }
 
-/// Reads the certificates. A client needs one that the authority has signed: NBD has no other way to say who it is.
-fn read(folder: &Path) -> Result<TlsTerms> {
+/// Reads the certificates, and whether there is a list of clients. A client needs a certificate that the authority has signed:
+/// NBD has no other way to say who it is. A list that there was must not be missing: each client would reach every disk.
+fn read(folder: &Path, must_list: bool) -> Result<(TlsTerms, bool)> {
     let [authorities, certificate, key] = [AUTHORITIES, CERTIFICATE, KEY].map(|name| folder.join(name));
     let mut roots = RootCertStore::empty();
     for one in read_certificates(&authorities)? {
@@ -103,7 +104,13 @@ fn read(folder: &Path) -> Result<TlsTerms> {
     // A client that reconnects carries out a whole handshake: a certificate is checked each time.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-    Ok(TlsTerms { config: Arc::new(config), permits: Arc::new(read_clients(&folder.join(CLIENTS))?) })
+    let list = folder.join(CLIENTS);
+    let clients = read_clients(&list)?;
+    let is_listed = matches!(clients, Clients::Listed(_));
+    if must_list && !is_listed {
+        return Err(Error::failed(format!("{} is gone", list.display())));
+    }
+    Ok((TlsTerms { config: Arc::new(config), permits: Arc::new(clients) }, is_listed))
 }
 
 /// What clients may use: all VMs, or by the fingerprint of the certificate those that match.

@@ -19,7 +19,7 @@ pub(super) fn run(named: Option<&Path>, args: &ThawArgs, output: Output) -> Resu
         let (vm, access) = (record.vm.clone(), String::from(record.held.clone()));
         let (datastore, guests_dir) = (datastore.root().to_owned(), args.guests_dir.clone());
         let guest = HeldGuest { record, datastore, guests_dir };
-        let cause = guest::thaw_recorded(&guest, Duration::from_secs(args.tries_s)).err();
+        let cause = guest::thaw_recorded(&guest, args.tries_s.map(Duration::from_secs)).err();
         all.push(GuestThawed { vm, access, cause });
     }
     let failed = all.iter().filter(|guest| guest.cause.is_some()).count();

@@ -1,5 +1,6 @@
 //! Numbering of jobs: all VMs' jobs, and the daemon's own.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -10,18 +11,32 @@ use crate::daemon::state::Daemon;
 use crate::daemon::tracked::Tracked;
 use crate::daemon::vm::vm_record::VmRecord;
 
+/// Maximum number of jobs that have ended and that no VM lists any more. A VM lists its last hundred.
+const ENDED_MAX: usize = 1000;
+
 impl Daemon {
-    /// Returns all jobs, numbered in the order in which they were first seen.
+    /// Returns the jobs, numbered in the order in which they were first seen: those that are open, those that their VMs still
+    /// list, and the last of the others.
     pub(super) fn tracked<T>(&self, look: impl Fn(&Tracked) -> T) -> Vec<T> {
         let mut jobs = self.jobs.borrow_mut();
+        let known: HashSet<_> = jobs.iter().map(|tracked| Arc::as_ptr(&tracked.job)).collect();
+        let mut listed = HashSet::new();
         for entry in self.entries() {
             for job in entry.running.jobs() {
-                if jobs.iter().any(|t| Arc::ptr_eq(&t.job, &job)) {
-                    continue;
+                if !known.contains(&Arc::as_ptr(&job)) {
+                    jobs.push(Tracked::new(self.number_job(), &entry.datastore, Some(&entry), &job));
                 }
-                jobs.push(Tracked::new(self.number_job(), &entry.datastore, Some(&entry), &job));
+                listed.insert(Arc::as_ptr(&job));
             }
         }
+        let may_go =
+            |tracked: &Tracked| tracked.job.state().is_over() && !listed.contains(&Arc::as_ptr(&tracked.job));
+        let mut surplus = jobs.iter().filter(|job| may_go(job)).count().saturating_sub(ENDED_MAX);
+        jobs.retain(|job| {
+            let goes = surplus > 0 && may_go(job);
+            surplus -= usize::from(goes);
+            !goes
+        });
         jobs.iter().map(look).collect()
     }
 

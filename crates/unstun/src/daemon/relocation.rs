@@ -129,7 +129,7 @@ impl Daemon {
     ) -> api::error::Result<(Side, u64)> {
         let plan = self.plan_move(entry, request).await?;
         self.descriptors.admit_vm(&entry.name)?;
-        let bytes = self.room_for(entry, &plan).await?.to_copy;
+        let bytes = self.room_for(entry, plan.to(), plan.store()).await?.to_copy;
         let make = async || {
             let made = self.make_side(entry, plan.clone()).await;
             if made.is_err() {

@@ -1,6 +1,6 @@
 //! Pairs of commands that freeze and thaw a guest: those of libvirt, and those of the administrator.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -105,6 +105,8 @@ fn run(words: &[String], vm: &str, until: Instant) -> Result<String, Fault> {
     thread::spawn(move || {
         let mut said = Vec::new();
         let _ = reader.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut said);
+        // A command whose output nobody reads would be ended by a signal.
+        let _ = io::copy(&mut reader, &mut io::sink());
         drop(reader);
         // The caller has stopped waiting if the command took too long.
         let _ = ended.send((child.wait(), said));
@@ -160,6 +162,12 @@ mod tests {
         let mut absent = commands("", "");
         absent.freeze = vec!["/nowhere/freeze".to_owned()];
         assert!(!absent.freeze(soon()).unwrap_err().may_be);
+    }
+
+    #[test]
+    fn a_command_may_say_more_than_is_kept() {
+        let long = "i=0; while [ $i -lt 5000 ]; do echo thawing file system $i; i=$((i + 1)); done";
+        commands("true", long).thaw(soon()).unwrap();
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl Freeze {
 
     /// Records the freeze and reaches the guest.
     fn prepare(&self, waits: Waits) -> Result<Guest, String> {
+        self.guest.release_earlier(waits)?;
         let guest = self.guest.reach(Instant::now() + waits.reach)?;
         self.guest.record.write(&self.guest.datastore)?;
         Ok(guest)

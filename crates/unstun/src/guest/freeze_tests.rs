@@ -145,7 +145,7 @@ fn an_agent_that_dies_while_the_guest_is_frozen_is_named() {
     let later = thawed.later.unwrap().blocking_recv().unwrap();
     assert!(later.contains("may be frozen") && later.contains("`unstun thaw`"), "{later}");
     assert_eq!(all(folder.path()), vec![freeze.guest.record.clone()], "the next start tries it again");
-    assert!(thaw_recorded(&freeze.guest, SHORT).is_err());
+    assert!(thaw_recorded(&freeze.guest, Some(SHORT)).is_err());
     assert_eq!(all(folder.path()), [freeze.guest.record]);
 }
 
@@ -154,8 +154,27 @@ fn a_record_that_a_crash_left_is_thawed_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (freeze, commands) = agent(folder.path(), |_| Answer::Return(1));
     freeze.guest.record.write(folder.path()).unwrap();
-    thaw_recorded(&freeze.guest, LONG).unwrap();
+    thaw_recorded(&freeze.guest, Some(LONG)).unwrap();
     assert_eq!((commands.recv().unwrap().as_str(), all(folder.path())), (THAW, Vec::new()));
+}
+
+#[test]
+fn a_guest_that_an_earlier_take_left_frozen_is_thawed_first_or_stays_on_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let (freeze, commands) = agent(folder.path(), |_| Answer::Return(1));
+    freeze.guest.record.write(folder.path()).unwrap();
+    let frozen = begun(&freeze, WAITS).ok().unwrap();
+    assert_eq!([commands.recv().unwrap(), commands.recv().unwrap()], [THAW, FREEZE]);
+    runtime().unwrap().block_on(frozen.thaw()).held.unwrap();
+    assert_eq!(all(folder.path()), []);
+
+    // An agent refuses to freeze what is frozen, as it refuses what it cannot freeze.
+    let folder = tempfile::tempdir().unwrap();
+    let (freeze, _commands) = agent(folder.path(), |_| Answer::Error("the agent is in frozen state"));
+    freeze.guest.record.write(folder.path()).unwrap();
+    let found = cause(&freeze, Waits { reach: SHORT, thaw: SHORT, ..WAITS });
+    assert!(found.contains("may be frozen since an earlier snapshot"), "{found}");
+    assert_eq!(all(folder.path()), [freeze.guest.record]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info};
 
 use super::monitor::Monitor;
-use super::record::Held;
+use super::record::{Held, all};
 use super::{Guest, Record};
 
 /// Limits of the waits for a guest.
@@ -98,6 +98,20 @@ impl HeldGuest {
         self.record.remove(&self.datastore);
     }
 
+    /// Releases the guest if an earlier take has left it held, as its record says: that of another take would replace the
+    /// record, and nobody would know of the guest. Tries it once.
+    pub(super) fn release_earlier(&self, waits: Waits) -> Result<(), String> {
+        let all = all(&self.datastore).into_iter();
+        let Some(record) = all.into_iter().find(|record| record.vm == self.record.vm) else { return Ok(()) };
+        let [_, may_not, remedy] = record.held.sentences();
+        let earlier = HeldGuest { record, ..self.clone() };
+        let thawed = earlier.thaw_until(Waits { tries: Duration::ZERO, ..waits });
+        thawed.map_err(|cause| format!("{may_not} since an earlier snapshot: {cause}; {remedy}"))?;
+        earlier.forget();
+        info!("VM {}: what an earlier snapshot may have left held goes on", self.record.vm);
+        Ok(())
+    }
+
     /// Tries to release the guest until it says that it goes on.
     pub(super) fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
         let until = Instant::now() + waits.tries;
@@ -136,20 +150,24 @@ impl HeldGuest {
     }
 }
 
-/// Time in which QEMU's monitor is reached without a daemon. A QEMU that waits for its disks does not answer, and the daemon's
-/// start, which this may hold up, releases it.
-const WITHOUT_DAEMON: Duration = Duration::from_secs(1);
+/// Time for which a guest is tried to be thawed without a daemon.
+const WITHOUT_DAEMON: Duration = Duration::from_secs(10);
+/// The same for a guest that stands still. A QEMU that waits for its disks does not answer, and the daemon's start, which
+/// this may hold up, releases it.
+const STOPPED_WITHOUT_DAEMON: Duration = Duration::from_secs(1);
 
-/// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`.
-pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Duration) -> Result<(), String> {
+/// Thaws a guest that a daemon may have left frozen, and removes its record. Tries it for `tries`, or for as long as its kind
+/// is worth.
+pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Option<Duration>) -> Result<(), String> {
     let thawed = match &guest.record.held {
         Held::Stopped(_) => {
-            let waits = Waits { reach: WITHOUT_DAEMON, tries: tries.min(WITHOUT_DAEMON), ..WAITS };
+            let tries = tries.unwrap_or(STOPPED_WITHOUT_DAEMON);
             let starts =
                 "a QEMU that waits for its disks does not answer; the daemon's start lets the guest run on";
-            guest.thaw_until(waits).map_err(|cause| format!("{cause}; {starts}"))
+            let thawed = guest.thaw_until(Waits { reach: STOPPED_WITHOUT_DAEMON, tries, ..WAITS });
+            thawed.map_err(|cause| format!("{cause}; {starts}"))
         }
-        _ => guest.thaw_until(Waits { tries, ..WAITS }),
+        Held::Frozen(_) => guest.thaw_until(Waits { tries: tries.unwrap_or(WITHOUT_DAEMON), ..WAITS }),
     };
     thawed?;
     guest.forget();

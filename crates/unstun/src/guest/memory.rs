@@ -129,6 +129,7 @@ impl SaveMemory {
         let Held::Stopped(path) = &self.guest.record.held else {
             unreachable!("a guest whose memory is saved is held by its monitor")
         };
+        self.guest.release_earlier(waits)?;
         let until = Instant::now() + waits.reach;
         let mut monitor = Monitor::connect(path, until)?;
         let is_ours = self.refuse_others(&mut monitor, until);
@@ -136,7 +137,10 @@ impl SaveMemory {
         let migration = Migration::prepare(monitor)?;
         if migration.ram_bytes > self.bytes_max {
             let (ram, free) = (format_bytes(migration.ram_bytes), format_bytes(self.bytes_max));
-            return Err(format!("the guest has {ram} of memory, and the datastore can spare {free}"));
+            let folder = self.file.folder.display();
+            return Err(format!(
+                "the guest has {ram} of memory, and the file system of {folder} can spare {free}"
+            ));
         }
         self.guest.record.write(&self.guest.datastore)?;
         Ok(migration)
@@ -205,6 +209,10 @@ impl SaveMemory {
         migration.start(&qemus)
     }
 
+    fn not_stored(&self, cause: &io::Error) -> String {
+        format!("storing the memory in {}: {cause}", self.file.folder.display())
+    }
+
     /// The guest runs on. Waits until the file is durable.
     fn finish(&self, saving: Saving, began: Instant, stopped_us: u64) -> Result<MemorySaved, String> {
         let Saving { mut migration, stored } = saving;
@@ -215,7 +223,7 @@ impl SaveMemory {
         let published = stored.and_then(|written| self.file.publish().map(|()| written));
         let written = published.map_err(|e| {
             self.file.remove();
-            format!("storing the memory: {e}")
+            self.not_stored(&e)
         })?;
         let Written { stream_bytes, stored_bytes } = written;
         let (ram_bytes, saved_us) = (migration.ram_bytes, micros(began.elapsed()));
@@ -232,10 +240,7 @@ impl SaveMemory {
         tell: impl FnOnce(NotHeld),
     ) {
         let not_stored = saving.stored.as_ref().and_then(|stored| stored.try_recv().ok()?.err());
-        let cause = match not_stored {
-            Some(e) => format!("storing the memory in {}: {e}", self.file.folder.display()),
-            None => cause,
-        };
+        let cause = not_stored.map_or(cause, |e| self.not_stored(&e));
         let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
         if released.is_ok() {
             saving.migration.restore_settings();

@@ -338,6 +338,19 @@ fn another_guest_is_left_alone_and_so_is_one_without_room() {
 }
 
 #[test]
+fn a_guest_that_a_take_left_frozen_loses_no_record_to_one_with_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let _commands = Qemu::start(&folder.path().join("qmp.sock"), Fault::None);
+    let save = of(folder.path());
+    let absent = format!("unix:{}/no-agent.sock", folder.path().display());
+    let frozen = Record { held: Held::Frozen(absent.parse().unwrap()), ..save.guest.record.clone() };
+    frozen.write(folder.path()).unwrap();
+    let cause = begin(save).err().unwrap();
+    assert!(cause.contains("may be frozen since an earlier snapshot"), "{cause}");
+    assert_eq!(all(folder.path()), [frozen]);
+}
+
+#[test]
 fn a_guest_whose_monitor_dies_is_released_through_the_next_connection() {
     let folder = tempfile::tempdir().unwrap();
     let commands = Qemu::start(&folder.path().join("qmp.sock"), Fault::Dies);
@@ -362,13 +375,13 @@ fn a_guest_that_a_daemon_left_standing_is_released_by_its_record() {
     until(&commands, "migrate_cancel");
     until(&commands, "migrate-set-parameters");
     fs::write(folder.path().join(".unstun/frozen/web"), record).unwrap();
-    thaw_recorded(&save.guest, LONG).unwrap();
+    thaw_recorded(&save.guest, Some(LONG)).unwrap();
     assert_eq!(all(folder.path()), []);
     let defaults = until(&commands, "migrate-set-parameters");
     assert!(defaults.iter().any(|command| command.contains(r#""pause-before-switchover","state":false"#)));
     // A guest that is gone with its QEMU is not tried for long.
     fs::remove_file(folder.path().join("qmp.sock")).unwrap();
     save.guest.record.write(folder.path()).unwrap();
-    thaw_recorded(&save.guest, LONG).unwrap();
+    thaw_recorded(&save.guest, Some(LONG)).unwrap();
     assert_eq!(all(folder.path()), []);
 }

@@ -80,7 +80,7 @@ fn settings_and_disks_of_a_vm_are_changed_on_its_page() {
 #[test]
 fn a_vm_is_moved_closed_opened_and_removed_with_a_preview() {
     let datastore = Datastore::new();
-    let (daemon, _) = two(&datastore);
+    let (daemon, second) = two(&datastore);
     datastore.json("vm create web --disk 16M --store redo");
     crate::tools::run_script(&datastore.uri("web/disk0"), &["write -P 1 0 1M".to_owned()]);
     datastore.json("snapshot take web first");
@@ -93,6 +93,7 @@ fn a_vm_is_moved_closed_opened_and_removed_with_a_preview() {
     send(&mut browser, "/vms/web/move/preview", &fields, "and what the guest writes meanwhile");
     browser.sees("second, the native store");
     fits(&mut browser, "move");
+    assert!(!second.join("store.unstun").exists(), "a preview makes no store");
     browser.click("form[action='/vms/web/move'] button");
     browser.at("/vms/web");
     browser.sees("moves the VM");

@@ -35,8 +35,10 @@ pub(super) async fn run(words: &[String], message: &AlarmMessage) -> Result<(), 
             // A program that does not read its input is none that failed.
             let _ = stdin.write_all(&input).await;
         }
-        if let Some(stderr) = stderr {
-            let _ = stderr.take(ERRORS_BYTES_MAX).read_to_end(&mut errors).await;
+        if let Some(mut stderr) = stderr {
+            let _ = (&mut stderr).take(ERRORS_BYTES_MAX).read_to_end(&mut errors).await;
+            // A program whose errors nobody reads would be ended by a signal.
+            let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
         }
         child.wait().await
     };

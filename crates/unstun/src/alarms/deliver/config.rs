@@ -154,10 +154,11 @@ fn channel(file: File) -> Result<Channel, String> {
 
 fn webhook(file: File) -> Result<Webhook, String> {
     let text = file.url.ok_or("url: expected the address of the webhook")?;
-    let url: Uri = text.parse().map_err(|e| format!("url: {text:?}: {e}"))?;
+    // The address may be a secret too.
+    let url: Uri = text.parse().map_err(|e| format!("url: {e}"))?;
     let is_sound = matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
     if !is_sound {
-        return Err(format!("url: found {text:?}, expected http:// or https:// and a host"));
+        return Err("url: expected http:// or https:// and a host".to_owned());
     }
     Ok(Webhook { url, secret: file.secret })
 }
@@ -220,7 +221,8 @@ mod tests {
         for (text, expected) in [
             ("", "kind: found \"\", expected webhook, email or command"),
             ("kind = 'webhook'", "url: expected"),
-            ("kind = 'webhook'\nurl = 'ftp://x'", "expected http://"),
+            ("kind = 'webhook'\nurl = 'ftp://x/hunter2'", "expected http://"),
+            ("kind = 'webhook'\nurl = 'http://x y/hunter2'", "url: invalid uri"),
             ("kind = 'command'\ncommand = ['mail']", "absolute path"),
             ("kind = 'email'\nserver = 'x'\nfrom = 'a@b'", "to: expected at least one"),
             ("kind = 'email'\nto = ['a@b']\nserver = 'x'\nfrom = 'a@b'\nuser = 'u'", "both or none"),

@@ -67,9 +67,10 @@ impl Daemon {
         });
         for (n, snapshot) in expired.iter().enumerate() {
             let is_redo = entry.kept.store() == Store::Redo;
-            // A commit of a redo VM may take long; the policy may have been changed meanwhile.
-            let current = self.policies.get(&policy.name).is_ok_and(|stored| stored.policy == *policy);
-            if !current || is_redo && (!policy.may_commit(self.now()) || entry.running.has_open_job()) {
+            // A commit of a redo VM may take long; the policy, or whether it applies to the VM, may have changed meanwhile.
+            if !self.applies_still(policy, entry)
+                || is_redo && (!policy.may_commit(self.now()) || entry.running.has_open_job())
+            {
                 return;
             }
             let removed = self.remove_one(policy, entry, snapshot).await;
@@ -91,6 +92,12 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    fn applies_still(&self, policy: &Policy, entry: &Rc<VmRecord>) -> bool {
+        let is_same = self.policies.get(&policy.name).is_ok_and(|stored| stored.policy == *policy);
+        let is_there = self.entry(&entry.name).is_ok_and(|now| Rc::ptr_eq(&now, entry));
+        is_same && is_there && policy.applies_to(&entry.name, &entry.labels.get().tags)
     }
 
     fn note_waiting(&self, policy: &Policy, vm: &VmName, count: usize) {

@@ -58,7 +58,8 @@ async fn read(daemon: &Daemon) -> Result<Read> {
         let name = stored.policy.name.clone();
         let since = if is_lost { daemon.now() } else { stored.changed };
         let runs = match runs.remove(&name) {
-            Some(StoredRuns { handled, last, .. }) => Runs::new(handled, last),
+            // They may be of a former policy of this name.
+            Some(StoredRuns { handled, last, .. }) => Runs::new(handled.max(stored.changed), last),
             None => Runs::new(since, None),
         };
         known.insert(name.clone(), runs);

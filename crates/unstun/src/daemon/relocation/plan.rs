@@ -31,6 +31,13 @@ pub(crate) enum MovePlan {
     Between { from: Home, to: Home, store: Store, native: Option<u128>, _held: [Rc<Arrival>; 2] },
 }
 
+/// Where a move brings a VM. It stays in its home if only the store is another one.
+struct Target {
+    home: Home,
+    store: Store,
+    stays: bool,
+}
+
 /// Bytes that a move copies at most, and those that are free in its target.
 pub(super) struct Room {
     pub to_copy: u64,
@@ -72,42 +79,20 @@ impl MovePlan {
         }
     }
 
-    fn store(&self) -> Store {
+    pub(super) fn store(&self) -> Store {
         match self {
             MovePlan::Within { store, .. } | MovePlan::Between { store, .. } => *store,
         }
     }
-
-    /// Returns the free space of the target. Refuses a move that would fill it up: the writes of other VMs in that
-    /// datastore would wait.
-    async fn refuse_without_room(&self, name: &str, bytes: u64) -> Result<u64> {
-        let datastore = &self.to().datastore;
-        let free = match self.store() {
-            Store::Native => datastore.space().await?.free_bytes,
-            Store::Redo => datastore.dir.space().await?.free_bytes,
-        };
-        if free < bytes {
-            let place = datastore.path.display();
-            let cause =
-                format!("the move copies up to {bytes} bytes, but only {free} bytes are free in {place}");
-            return Err(Error::refused(format!("VM {name}"), cause));
-        }
-        Ok(free)
-    }
 }
 
 impl Daemon {
-    /// Plans a move. Refuses a VM that cannot be moved, before anything has changed.
-    pub(crate) async fn plan_move(
-        &self,
-        entry: &Rc<VmRecord>,
-        request: &api::VmMove,
-    ) -> api::error::Result<MovePlan> {
+    /// Returns where a move would bring a VM. Refuses a VM that cannot be moved. Changes nothing.
+    async fn move_target(&self, entry: &VmRecord, request: &api::VmMove) -> api::error::Result<Target> {
         let datastore = match &request.datastore {
             Some(name) => self.datastore(Some(name))?,
             None => entry.datastore.clone(),
         };
-        let held = [Arrival::at(&entry.datastore), Arrival::at(&datastore)];
         let store = request.store.unwrap_or(entry.kept.store());
         let stays = Rc::ptr_eq(&datastore, &entry.datastore);
         if store == Store::Redo {
@@ -118,53 +103,73 @@ impl Daemon {
             return Err(Error::refused(format!("VM {}", entry.name), cause).into());
         }
         refuse_to_move(entry, request.disk, store).await?;
-        recovery::settle(self, &entry.place()).await?;
         handover::refuse_recorded(&entry.place()).await?;
+        let home = if stays { entry.place() } else { datastore.home(&entry.name) };
+        if !stays && paths::exists(&self.env, home.path.clone()).await {
+            let message = format!("{} exists already; expected no such folder", home.path.display());
+            return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
+        }
+        Ok(Target { home, store, stays })
+    }
+
+    /// Plans a move. Removes what an earlier one has left.
+    pub(crate) async fn plan_move(
+        &self,
+        entry: &Rc<VmRecord>,
+        request: &api::VmMove,
+    ) -> api::error::Result<MovePlan> {
+        let Target { home: to, store, stays } = self.move_target(entry, request).await?;
+        let held = [Arrival::at(&entry.datastore), Arrival::at(&to.datastore)];
+        recovery::settle(self, &entry.place()).await?;
         if stays {
             return Ok(self.plan_within(entry, store).await?);
         }
-        let to = datastore.home(&entry.name);
-        if paths::exists(&self.env, to.path.clone()).await {
-            let message = format!("{} exists already; expected no such folder", to.path.display());
-            return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
-        }
         let native = match store {
-            Store::Native => Some(datastore.native_store().await?.new_vm_id()),
+            Store::Native => Some(to.datastore.native_store().await?.new_vm_id()),
             Store::Redo => None,
         };
         Ok(MovePlan::Between { from: entry.place(), to, store, native, _held: held })
     }
 
-    /// Returns what a move would copy. Refuses what `vm_move` refuses.
+    /// Returns what a move would copy. Refuses what the move refuses, and changes nothing.
     pub(crate) async fn move_preview(
-        self: &Rc<Self>,
+        &self,
         vm: &VmName,
         request: &api::VmMove,
     ) -> api::error::Result<api::VmMovePreview> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let _claim = self.claim(vm.as_str())?;
-        entry.refuse_when_moving()?;
-        let plan = self.plan_move(&entry, request).await?;
-        let Room { to_copy: bytes_to_copy, free: free_bytes } = self.room_for(&entry, &plan).await?;
-        let to = plan.to();
+        let Target { home, store, .. } = self.move_target(&entry, request).await?;
+        let room = self.room_for(&entry, &home, store).await?;
         Ok(api::VmMovePreview {
             vm: vm.clone(),
-            datastore: to.datastore.name.clone(),
-            store: plan.store(),
-            home: to.path.clone(),
+            datastore: home.datastore.name.clone(),
+            store,
+            home: home.path,
             snapshots: entry.running.state().await.snapshots.len() as u64,
-            bytes_to_copy,
-            free_bytes,
+            bytes_to_copy: room.to_copy,
+            free_bytes: room.free,
             clients: entry.running.present(Who::All).await,
         })
     }
 
-    pub(super) async fn room_for(&self, entry: &VmRecord, plan: &MovePlan) -> Result<Room> {
+    /// Returns the room for a move. Refuses one that would fill up the target: the writes of other VMs in that datastore
+    /// would wait.
+    pub(super) async fn room_for(&self, entry: &VmRecord, to: &Home, store: Store) -> Result<Room> {
         let used = entry.running.used().await?;
         // A move within a datastore leaves the files of memory where they are.
-        let memory = if matches!(plan, MovePlan::Between { .. }) { entry.memory_bytes() } else { 0 };
+        let memory = if to.path == entry.home { 0 } else { entry.memory_bytes() };
         let to_copy = used.allocated_bytes + used.shared_bytes + memory;
-        let free = plan.refuse_without_room(&entry.name, to_copy).await?;
+        let datastore = &to.datastore;
+        let free = match store {
+            Store::Native => datastore.space().await?.free_bytes,
+            Store::Redo => datastore.dir.space().await?.free_bytes,
+        };
+        if free < to_copy {
+            let place = datastore.path.display();
+            let cause =
+                format!("the move copies up to {to_copy} bytes, but only {free} bytes are free in {place}");
+            return Err(Error::refused(format!("VM {}", entry.name), cause));
+        }
         Ok(Room { to_copy, free })
     }
 

@@ -42,11 +42,16 @@ impl FrozenGuests {
         self.unthawed.borrow().is_empty()
     }
 
+    pub(super) fn all(&self) -> BTreeMap<VmName, String> {
+        self.unthawed.borrow().clone()
+    }
+
     /// Leaves out the guests that have no record any more.
     pub(super) fn keep(&self, recorded: &[VmName]) -> BTreeMap<VmName, String> {
         let mut unthawed = self.unthawed.borrow_mut();
         unthawed.retain(|vm, _| recorded.contains(vm));
-        unthawed.clone()
+        drop(unthawed);
+        self.all()
     }
 }
 

@@ -52,8 +52,8 @@ impl Daemon {
                 entry.name
             )));
         };
-        // The free space inside the store is not there for other files.
-        let free_bytes = entry.datastore.dir.space().await?.free_bytes;
+        // The home may be on another file system than its datastore, whose store has free space that is not for files.
+        let free_bytes = paths::open_path(&self.env, &entry.home).await?.space().await?.free_bytes;
         let held = Held::Stopped(monitor.path().to_owned());
         let disks = self.vm_show(&api_types::vm_name(&entry.name)).await?.disks;
         let save = SaveMemory {

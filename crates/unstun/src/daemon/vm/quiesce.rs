@@ -12,6 +12,7 @@ use futures_util::future::{join_all, select};
 use tokio::sync::oneshot;
 use tracing::warn;
 
+use crate::daemon::datastore::asked;
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::state::Daemon;
@@ -156,9 +157,14 @@ impl Daemon {
             return BTreeMap::new();
         }
         let root = self.main.root.clone();
-        let records = self.env.blocking(move || guest::all_records(&root)).await;
-        let recorded: Vec<_> = records.into_iter().map(|record| record.vm).collect();
-        self.frozen_guests.keep(&recorded)
+        // A guest may be frozen because this datastore hangs.
+        match asked(&self.main, self.env.blocking(move || guest::all_records(&root))).await {
+            Ok(records) => {
+                let recorded: Vec<_> = records.into_iter().map(|record| record.vm).collect();
+                self.frozen_guests.keep(&recorded)
+            }
+            Err(_) => self.frozen_guests.all(),
+        }
     }
 
     /// Waits until no guest is frozen for a take under way, and at most as long as guests may be frozen: the take may wait for
