@@ -34,6 +34,7 @@ use axum::routing::get;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
+pub(crate) use self::config::complete_import;
 use crate::access::authorize::Access;
 use crate::alarms::Alarms;
 use crate::console;

@@ -27,6 +27,8 @@ pub(crate) struct Access {
     pub audit: Audit,
     pub limit: RequestLimit,
     pub sessions: Sessions,
+    /// One import of a configuration at a time.
+    pub importing: tokio::sync::Mutex<()>,
 }
 
 /// A request, as far as its rights are concerned.
@@ -50,6 +52,7 @@ impl Access {
             audit: Audit::start(&datastore.own_folder(), syslog),
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
+            importing: tokio::sync::Mutex::default(),
         }
     }
 

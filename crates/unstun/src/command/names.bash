@@ -10,7 +10,9 @@ _unstun_names() {
     done
     if [[ $word != -* ]]; then
         while IFS= read -r fitting; do
-            names+=("${fitting#"${word%"$cur"}"}")
+            # Names from other tools have any characters: the shell must not carry them out.
+            printf -v fitting %q "${fitting#"${word%"$cur"}"}"
+            names+=("$fitting")
         done < <("$1" complete -- "${COMP_WORDS[@]:1:at-1}" "$word" 2>/dev/null)
     fi
     # Placeholders such as <VM> are no words.

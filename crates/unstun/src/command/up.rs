@@ -222,6 +222,7 @@ async fn serve_until_signal(
     let recorder = Recorder::start(core, &datastore.own_folder(), !args.no_recorder);
     let recording = tokio::spawn(recorder.clone().keep(ends.clone()));
     let alarms = Alarms::start(core, datastore.root(), args.alarms_dir.clone()).await;
+    rest::complete_import(&access, &alarms).await;
     let every = Duration::from_secs(args.alarms_every);
     tokio::spawn(alarms.clone().keep(every, recorder.clone(), ends.clone()));
     let reports = args.lab_reports.as_deref().map(ReportFolder::new);

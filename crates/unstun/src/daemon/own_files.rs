@@ -42,6 +42,12 @@ impl Daemon {
         Ok(self.with_reserve(&self.main, replace).await?)
     }
 
+    /// Durably removes a file, if it is there.
+    pub(crate) async fn remove_own_file(self: &Rc<Self>, name: &str) -> Result<()> {
+        self.main.own.unlink_if_present(name).await?;
+        Ok(self.main.own.sync().await?)
+    }
+
     /// Returns random bytes that nobody can guess.
     pub(crate) fn random_bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];

@@ -1,4 +1,7 @@
 //! `/config`: policies, tokens and thresholds, all at once.
+//!
+//! Each kind has one file, which is replaced as a whole. From before the first to after the last, the file `config-import`
+//! has what an import changes. A daemon that finds it at its start was killed meanwhile, and completes the import.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,13 +12,25 @@ use api::{CONFIG_VERSION, Config, ConfigImported};
 use axum::Router;
 use axum::extract::{Extension, Json, State};
 use axum::routing::get;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use tracing::{error, info};
 
 use super::{Body, Failure, Parameters};
 use crate::access::authorize::Access;
 use crate::access::callers::{Caller, token_name};
 use crate::alarms::Alarms;
-use crate::daemon::{Daemon, Subject};
+use crate::daemon::{CoreHandle, Daemon, Subject};
+
+/// The import under way, in the own folder of the main datastore.
+const JOURNAL_NAME: &str = "config-import";
+
+/// An import that has begun.
+#[derive(Serialize, Deserialize)]
+struct Begun {
+    by: String,
+    /// What is added or replaced.
+    config: Config,
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +69,7 @@ async fn import(
     Parameters(Replace { replace }): Parameters<Replace>,
     Body(config): Body<Config>,
 ) -> Result<Json<ConfigImported>, Failure> {
+    let _turn = access.importing.lock().await;
     let known = current(&access, &alarms).await?;
     let (new, differ) = config.beyond(&known);
     if !replace && !differ.is_empty() {
@@ -69,20 +85,74 @@ async fn import(
         thresholds: new.thresholds.len() as u64,
         unchanged: (config.count() - new.count()) as u64,
     };
-    let names: Vec<_> = new.tokens.iter().map(|stored| stored.token.name.clone()).collect();
-    apply(&access, &alarms, (&known, new, &names), caller.who).await?;
+    let names = names_of(&new);
+    let begun = Begun { by: caller.who, config: new };
+    let applied = match write_journal(&access.core, &begun).await {
+        Ok(()) => apply(&access, &alarms, &known, begun).await,
+        Err(error) => Err(error),
+    };
+    let ended = remove_journal(&access.core).await;
+    applied.and(ended)?;
     names.iter().for_each(|name| access.sessions.end_all_of(&token_name(name)));
     Ok(Json(imported))
 }
 
-/// Puts `new` in force, whose tokens have these names: all of it, or none. Each kind has one file, which is replaced as a
-/// whole. Policies come last: they begin to work at once.
-async fn apply(
-    access: &Access,
-    alarms: &Alarms,
-    (known, new, names): (&Config, Config, &[TokenName]),
-    by: String,
-) -> Result<(), Error> {
+fn names_of(config: &Config) -> Vec<TokenName> {
+    config.tokens.iter().map(|stored| stored.token.name.clone()).collect()
+}
+
+async fn write_journal(core: &CoreHandle, begun: &Begun) -> Result<(), Error> {
+    let text = serde_json::to_vec(begun).expect("a configuration is JSON");
+    let write = async move |daemon: Rc<Daemon>| daemon.replace_own_file(JOURNAL_NAME, &text).await;
+    core.ask(Subject::Datastore(None), write).await
+}
+
+async fn remove_journal(core: &CoreHandle) -> Result<(), Error> {
+    let remove = async |daemon: Rc<Daemon>| daemon.remove_own_file(JOURNAL_NAME).await;
+    core.ask(Subject::Datastore(None), remove).await.map_err(|e| {
+        let message = format!(
+            "{}; .unstun/{JOURNAL_NAME} is still there, and the daemon's next start would import it once more: remove it",
+            e.message
+        );
+        Error::new(e.kind, message)
+    })
+}
+
+/// Completes an import that a kill of the daemon has interrupted. No request may be served yet.
+pub(crate) async fn complete_import(access: &Access, alarms: &Alarms) {
+    match complete(access, alarms).await {
+        Ok(None) => {}
+        Ok(Some(by)) => info!("an import of {by} that the end of the daemon interrupted is complete"),
+        Err(e) => error!(
+            "an import that the end of the daemon interrupted cannot be completed: {e}; some of its policies, tokens and \
+             thresholds may be in force: import the file once more, with --replace"
+        ),
+    }
+}
+
+/// Returns who began the import, if there was one. One that fails is given up: a later start must not change what users have
+/// set since.
+async fn complete(access: &Access, alarms: &Alarms) -> Result<Option<String>, Error> {
+    let read = async |daemon: Rc<Daemon>| daemon.own_file(JOURNAL_NAME).await;
+    let text = access.core.ask(Subject::Datastore(None), read).await?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let applied = async {
+        let begun: Begun = serde_json::from_slice(&text)
+            .map_err(|e| Error::new(ErrorKind::Damaged, format!(".unstun/{JOURNAL_NAME}: {e}")))?;
+        let (known, by) = (current(access, alarms).await?, begun.by.clone());
+        apply(access, alarms, &known, begun).await.map(|()| by)
+    };
+    let applied = applied.await;
+    let ended = remove_journal(&access.core).await;
+    applied.and_then(|by| ended.map(|()| Some(by)))
+}
+
+/// Puts a configuration in force: all of it, or on an error none. Policies come last: they begin to work at once.
+async fn apply(access: &Access, alarms: &Alarms, known: &Config, begun: Begun) -> Result<(), Error> {
+    let Begun { by, config: new } = begun;
+    let names = &names_of(&new);
     access.tokens.restore(&access.core, names, new.tokens).await?;
     let rest = async {
         alarms.set_thresholds(new.thresholds).await?;

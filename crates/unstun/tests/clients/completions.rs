@@ -72,6 +72,15 @@ fn bash_completes_the_names_of_vms_snapshots_and_others() {
     assert_eq!(of(&["vm", "sh"]), ["show"], "the commands are completed as before");
     let is_option = |word: &String| word.starts_with('-') || word == "help";
     assert!(of(&["vm", "create", ""]).iter().all(is_option), "a name that is new");
+    // A snapshot's name from another tool, which a shell would carry out.
+    datastore.json("vm create redo --disk 16M --store redo");
+    datastore.json("snapshot take redo safe");
+    datastore.json("vm close redo");
+    let list = datastore.path().join("redo/redo.vmsd");
+    let named = std::fs::read_to_string(&list).unwrap().replace("\"safe\"", "\"x $(id); y\"");
+    std::fs::write(&list, named).unwrap();
+    datastore.json("vm open redo");
+    assert_eq!(of(&["snapshot", "revert", "redo", "x"]), [r"x\ \$\(id\)\;\ y"]);
     daemon.stop();
     assert!(of(&["vm", "show", ""]).iter().all(is_option), "without a daemon there are none, and no error");
 }

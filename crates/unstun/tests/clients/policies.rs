@@ -197,6 +197,43 @@ fn an_import_that_fails_changes_nothing() {
     daemon.stop();
 }
 
+/// The daemon is killed while an import is under way, until a kill has come between its files.
+#[test]
+fn an_import_that_a_kill_interrupts_is_complete_after_the_next_start() {
+    let datastore = Datastore::new();
+    let mut daemon = datastore.start();
+    token(&datastore, "ci --role viewer");
+    datastore.json("alarm set snapshot_old 12");
+    datastore.json("policy create p --schedule daily --keep-last 1 --vm x");
+    let own = |name: &str| datastore.path().join(".unstun").join(name);
+    let content = |name: &str| std::fs::read(own(name)).unwrap();
+    let file = datastore.beside("unstun.json");
+    let mut is_between = false;
+    for round in 2.. {
+        let before = datastore.json("config export");
+        let mut wanted = before.clone();
+        wanted["tokens"][0]["token"]["role"] = ["operator", "viewer"][round % 2].into();
+        wanted["thresholds"][0]["value"] = (10 + round).into();
+        wanted["policies"][0]["keep"]["last"] = round.into();
+        std::fs::write(&file, wanted.to_string()).unwrap();
+        let earlier = ["tokens", "policies"].map(content);
+        let mut import = datastore.begin(&format!("config import {} --replace", file.display()));
+        while content("tokens") == earlier[0] && import.try_wait().unwrap().is_none() {}
+        daemon.kill();
+        import.wait().unwrap();
+        is_between |= content("tokens") != earlier[0] && content("policies") == earlier[1];
+        daemon = datastore.start();
+        let found = datastore.json("config export");
+        assert!(found == wanted || found == before && content("tokens") == earlier[0], "{found}");
+        assert!(!own("config-import").exists());
+        if is_between {
+            break;
+        }
+        assert!(round < 50, "no kill came between the files");
+    }
+    daemon.stop();
+}
+
 #[test]
 fn what_is_no_policy_is_refused_with_the_field_and_an_example() {
     let datastore = Datastore::new();

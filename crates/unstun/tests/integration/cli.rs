@@ -320,9 +320,10 @@ fn the_lab_is_run_found_or_named_as_missing() {
     let refused = unstun(Path::new("."), "lab run no-such-experiment");
     assert_eq!(code(&refused), 4, "{}", stderr(&refused));
 
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let alone = folder.path().join("unstun");
-    std::fs::copy(UNSTUN, &alone).unwrap();
+    // A copy could not be run while a process that another test begins still has it open for writing.
+    std::fs::hard_link(UNSTUN, &alone).unwrap();
     let missing = Command::new(&alone).args(["lab", "list"]).env("PATH", folder.path()).output().unwrap();
     assert_eq!(code(&missing), 1);
     assert!(stderr(&missing).contains("unstun-lab is neither in"), "{}", stderr(&missing));
