@@ -14,7 +14,7 @@ const RAISE_LOOKS: u32 = 2;
 /// Number of looks in a row that must find none before it is cleared.
 const CLEAR_LOOKS: u32 = 3;
 
-/// A guest says that it goes on, and does not come near to standing still again.
+/// Returns the number of looks that clear an alarm. That a guest goes on is known from the guest itself, so one is enough.
 fn clear_looks(rule: AlarmRule) -> u32 {
     if rule == AlarmRule::GuestFrozen { 1 } else { CLEAR_LOOKS }
 }

@@ -1,6 +1,6 @@
 //! `unstun snapshot memory`: what is saved of a guest's memory, and its stream.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -13,7 +13,25 @@ use crate::cli::VmAndName;
 use crate::command::difference;
 use crate::guest::stream_to;
 
+/// What QEMU reads in the place of a stream, or of the rest of one: it ends, and a guest that is not there is noticed. At the end
+/// of a pipe that had nothing in it QEMU 7.2 waits for ever.
+const NO_STREAM: &[u8] = b"no stream\n";
+
 pub(super) async fn run(
+    which: &VmAndName,
+    (stream, unchanged): (bool, bool),
+    client: &Client,
+    output: Output,
+) -> Result<()> {
+    let done = show(which, (stream, unchanged), client, output).await;
+    if unchanged && done.is_err() && !io::stdout().is_terminal() {
+        // QEMU may have gone.
+        let _ = io::stdout().write_all(NO_STREAM);
+    }
+    done
+}
+
+async fn show(
     which: &VmAndName,
     (stream, unchanged): (bool, bool),
     client: &Client,

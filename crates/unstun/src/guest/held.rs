@@ -99,7 +99,7 @@ impl HeldGuest {
     }
 
     /// Releases the guest if an earlier take has left it held, as its record says: that of another take would replace the
-    /// record, and nobody would know of the guest. Tries it once.
+    /// record, and the guest would be on no record. Tries it once.
     pub(super) fn release_earlier(&self, waits: Waits) -> Result<(), String> {
         let all = all(&self.datastore).into_iter();
         let Some(record) = all.into_iter().find(|record| record.vm == self.record.vm) else { return Ok(()) };
