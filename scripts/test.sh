@@ -8,14 +8,14 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
 # Stage and the seconds after which it is stopped, so that a hang ends: several times what it takes cold on two cores.
 # What they take is printed at the end.
-STAGES=(setup:600 lint:900 build:1500 unit:600 clients:1800 guest:1200 crash:2400)
+STAGES=(setup:600 lint:900 build:1500 unit:600 clients:1800 guest:1800 crash:2400)
 
 # A package takes minutes to build.
 [[ -n ${SMOKE_PACKAGE:-} ]] && STAGES+=(package:3600)
 
 # The stages that run beside one another after all others, with their niceness. The clients wait most of their time and
 # have limits of time; the guest and the crash campaigns take what is left of the processors.
-declare -A BESIDE=([clients]=0 [guest]=10 [crash]=19)
+declare -A BESIDE=([clients]=0 [guest]=5 [crash]=19)
 
 logs=${CARGO_TARGET_DIR:-target}/test-logs
 passed=0
@@ -90,7 +90,7 @@ only() {
 stage_crash() { only crash; }
 
 # Those that wait for leases and watchdogs most of their time, one after the other beside all others.
-WAITING=(of_two_daemons_on_one_device a_core_that_panics_or_hangs)
+WAITING=(of_two_daemons_on_one_device a_lease_is_taken_over a_core_that_panics_or_hangs)
 
 # Prints its input, then the ten tests before whose results most time passed. For tests that run one at a time.
 with_slowest() {

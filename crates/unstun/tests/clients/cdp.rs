@@ -4,10 +4,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::space::until;
+use crate::space::{DEADLINE, until};
 
 /// The browser reads commands from descriptor 3 and answers on descriptor 4. Tests run as root, for which it has no sandbox.
 const START: &str = "exec chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --remote-debugging-pipe \
@@ -83,7 +84,7 @@ impl Browser {
     }
 
     /// Returns the value of an expression; null while one page replaces another.
-    fn look_at(&mut self, expression: &str) -> Value {
+    pub(crate) fn look_at(&mut self, expression: &str) -> Value {
         let answer =
             self.answer("Runtime.evaluate", &json!({"expression": expression, "returnByValue": true}));
         answer["result"]["result"]["value"].clone()
@@ -103,7 +104,19 @@ impl Browser {
 
     /// Waits until the page has the text.
     pub(crate) fn sees(&mut self, text: &str) {
-        until(text, || self.text().contains(text).then_some(()));
+        self.sees_within(DEADLINE, text);
+    }
+
+    /// Waits until the page has the text, until `limit`, which is against hangs only. Fails with the page's own text.
+    pub(crate) fn sees_within(&mut self, limit: Duration, text: &str) {
+        let began = Instant::now();
+        loop {
+            let shown = self.text();
+            if shown.contains(text) {
+                return;
+            }
+            assert!(began.elapsed() < limit, "after {limit:?} the page does not show {text:?}:\n{shown}");
+        }
     }
 
     pub(crate) fn text(&mut self) -> String {

@@ -20,9 +20,9 @@ use crate::wire::{AGENT_PORT, Ask, CONTROL_PORT, ECHO_PORT};
 const QEMU: &str = "qemu-system-x86_64";
 /// The guest's memory.
 const MEMORY_MIB: u32 = 512;
-/// Time limits against hangs. A boot takes about ten seconds, an answer about one.
-const BOOT_MAX: Duration = Duration::from_secs(150);
-const ANSWER_MAX: Duration = Duration::from_secs(150);
+/// Time limits against hangs. A boot takes about ten seconds and an answer about one; beside other tests up to twenty times that.
+const BOOT_MAX: Duration = Duration::from_secs(300);
+const ANSWER_MAX: Duration = Duration::from_secs(300);
 /// Interval at which a wait checks that QEMU still runs.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Number of lines of the console that are printed when a scenario failed.

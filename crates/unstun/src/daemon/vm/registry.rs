@@ -78,11 +78,12 @@ impl Daemon {
         Ok(entry)
     }
 
-    /// Claims a name. Two concurrent operations would each take the other's folder for their own, or open one home
-    /// twice.
+    /// Claims the name of a VM, `datastore NAME`, or the path of a folder, which no VM has for a name. Two concurrent operations
+    /// would each take the other's folder for their own, or open one home twice.
     pub(crate) fn claim(self: &Rc<Self>, name: &str) -> Result<Claim> {
         if !self.claimed.borrow_mut().insert(name.to_string()) {
-            return Err(Error::refused(format!("VM {name} is being created, opened or closed; try again")));
+            let what = if name.contains([' ', '/']) { name.to_string() } else { format!("VM {name}") };
+            return Err(Error::refused(format!("{what} is being created, opened or closed; try again")));
         }
         Ok(Claim { daemon: self.clone(), name: name.to_string() })
     }
