@@ -100,6 +100,8 @@ pub(crate) struct Machine {
     /// Source of `Env::random`, so that the caller's draws do not change the world's.
     pub entropy: Rng,
     pub now_ns: u64,
+    /// Microseconds by which the clock that shows dates is ahead of the others.
+    pub clock_ahead_us: i64,
     /// Submissions and completions since the world began, without timers.
     pub events: u64,
     pub fs: FileSystem,
@@ -152,6 +154,7 @@ impl Machine {
             entropy: rng.fork(),
             rng,
             now_ns: 0,
+            clock_ahead_us: 0,
             events: 0,
             fs: FileSystem::new(options.capacity_bytes, options.content, placement),
             faults: Faults::default(),

@@ -85,7 +85,8 @@ impl Reactor for SimReactor {
     }
 
     fn unix_us(&self) -> i64 {
-        EPOCH_UNIX_US + (self.now_ns() / 1000) as i64
+        let machine = self.machine.borrow();
+        EPOCH_UNIX_US + (machine.now_ns / 1000) as i64 + machine.clock_ahead_us
     }
 
     fn random(&self) -> u64 {

@@ -153,6 +153,11 @@ impl SimWorld {
         self.machine.borrow_mut().faults.clear();
     }
 
+    /// Sets the clock that shows dates ahead of the time that passes, or right again with 0.
+    pub fn set_clock_ahead(&self, us: i64) {
+        self.machine.borrow_mut().clock_ahead_us = us;
+    }
+
     /// Sets the space of the file system; None means 1 PiB. If more is in use, every further allocation fails.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.machine.borrow_mut().fs.set_capacity(bytes);

@@ -2,6 +2,7 @@
 //!
 //! A request is a closure. The core runs each as a task and sends the answer back. No data of a guest is sent.
 
+mod age_clock;
 mod bin;
 mod core_messages;
 mod cores;

@@ -177,6 +177,8 @@ impl Daemon {
     /// Evicts from the bins, and sets the space that is kept ready, until the daemon ends.
     pub(super) async fn keep_bins(self: Rc<Self>) {
         while !self.bin_ends.get() {
+            // The clock may have been set since the last look.
+            self.age_now_us();
             for datastore in
                 self.datastores().into_iter().filter(|datastore| !datastore.bin.is_checked.replace(true))
             {
@@ -224,7 +226,7 @@ impl Daemon {
         let _evicting = datastore.bin.evicting.lock().await;
         for victim in self.evictable(datastore).await {
             let until = self.bin.kept_until_unix_us(victim.unix_us());
-            if until <= self.env.unix_us() || victim.is_half_removed() {
+            if until <= self.age_now_us() || victim.is_half_removed() {
                 self.evict_or_report(datastore, &victim, "its time in the bin is over").await;
             }
         }

@@ -17,6 +17,7 @@ use blk::sync::Signal;
 use engine::{Options, SpacePolicy};
 use jiff::Timestamp;
 
+use crate::daemon::age_clock::AgeClock;
 use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::cores::{Cores, StartedCore};
 use crate::daemon::datastore::hang::{Opening, until_hung};
@@ -55,6 +56,7 @@ pub(crate) struct Daemon {
     pub store_memory: StoreMemory,
     pub memory: Memory,
     pub bin: BinPolicy,
+    ages: AgeClock,
     /// Whether the daemon is ending; nothing is evicted any more then.
     pub(super) bin_ends: Cell<bool>,
     pub nbd: Vec<NbdListen>,
@@ -98,6 +100,10 @@ pub(crate) struct Daemon {
     stop_signal: Signal,
 }
 
+fn boot_us(env: &Env) -> i64 {
+    i64::try_from(env.boot_ns() / 1000).unwrap_or(i64::MAX)
+}
+
 impl Daemon {
     /// Returns the daemon with the main datastore locked and nothing opened yet.
     pub(super) async fn new(
@@ -115,8 +121,10 @@ impl Daemon {
             front_end(place.memory, descriptors.connections(), (core.own, core.count), &place.activity);
         let started = Timestamp::now();
         let running = RunningVms::new(core, env.clone(), front_end, control, descriptors.clone(), None);
+        let ages = AgeClock::new(env.unix_us(), boot_us(&env));
         Ok(Rc::new(Daemon {
             env,
+            ages,
             datastores: RefCell::new(vec![main.clone()]),
             main,
             absent: RefCell::default(),
@@ -151,6 +159,11 @@ impl Daemon {
             stopped: Cell::new(false),
             stop_signal: Signal::default(),
         }))
+    }
+
+    /// Returns the time by which ages are judged, in microseconds since 1970.
+    pub(super) fn age_now_us(&self) -> i64 {
+        self.ages.now_us(self.env.unix_us(), boot_us(&self.env))
     }
 
     /// Returns the engine's options. Writes that find no space wait where their clients are served

@@ -87,6 +87,45 @@ fn each_entry_goes_when_its_own_time_is_over() {
 }
 
 #[test]
+fn a_clock_that_is_wrong_for_less_than_a_day_removes_nothing() {
+    for store in STORES {
+        let world = three(store);
+        let clock = world.clone();
+        serve(&world, BinPolicy::default(), |daemon| async move {
+            bin(&daemon, "two").await?;
+            clock.set_clock_ahead(1000 * HOUR_US);
+            for _ in 0..3 {
+                daemon.clean_bins().await;
+                pass_hours(&daemon, 7).await;
+            }
+            assert_eq!(kept(&daemon), ["two"]);
+            clock.set_clock_ahead(0);
+            daemon.clean_bins().await;
+            assert_eq!(kept(&daemon), ["two"]);
+            pass_hours(&daemon, 4).await;
+            daemon.clean_bins().await;
+            assert_eq!(kept(&daemon), Vec::<String>::new());
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_clock_that_stays_as_it_was_set_counts_after_a_day() {
+    let world = three(Store::Native);
+    let clock = world.clone();
+    serve(&world, BinPolicy { hours: 1000, free_percent: 0 }, |daemon| async move {
+        bin(&daemon, "two").await?;
+        clock.set_clock_ahead(1000 * HOUR_US);
+        daemon.clean_bins().await;
+        pass_hours(&daemon, 25).await;
+        daemon.clean_bins().await;
+        assert_eq!(kept(&daemon), Vec::<String>::new());
+        Ok(())
+    });
+}
+
+#[test]
 fn what_finds_no_space_has_the_oldest_go_first_one_by_one() {
     let always_short = BinPolicy { hours: 24, free_percent: 100 };
     for store in STORES {

@@ -121,7 +121,7 @@ impl Daemon {
         snapshots.sort_by_key(|s| s.created_unix_us);
         let taken: Vec<_> = snapshots.iter().map(|s| api_types::time(s.created_unix_us)).collect();
         let zone = policy.schedule.first().map_or(TimeZone::UTC, |calendar| calendar.zone());
-        let kept = retention::kept(&taken, &policy.keep, &zone, self.now());
+        let kept = retention::kept(&taken, &policy.keep, &zone, self.now(), self.now_for_ages());
         let count = kept.iter().filter(|kept| **kept).count() as u64;
         let expired = snapshots.into_iter().zip(kept).filter(|(_, kept)| !kept).map(|(s, _)| s).collect();
         Judged { kept: count, expired }

@@ -8,9 +8,17 @@ use jiff::tz::TimeZone;
 
 /// Returns for each snapshot, given the time of its take, whether a rule keeps it. The rules count periods that have a
 /// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. A snapshot of a time to come, which
-/// a clock leaves that was ahead and went back, is kept and takes no place of the others. Periods are those of `zone`.
-pub(super) fn kept(taken: &[Timestamp], keep: &Retention, zone: &TimeZone, now: Timestamp) -> Vec<bool> {
-    let mut kept: Vec<bool> = taken.iter().map(|&taken| keep.all || is_young(taken, keep, now)).collect();
+/// a clock leaves that was ahead and went back, is kept and takes no place of the others. Periods are those of `zone`. Ages
+/// are judged by a time of their own, `for_ages`.
+pub(super) fn kept(
+    taken: &[Timestamp],
+    keep: &Retention,
+    zone: &TimeZone,
+    now: Timestamp,
+    for_ages: Timestamp,
+) -> Vec<bool> {
+    let mut kept: Vec<bool> =
+        taken.iter().map(|&taken| keep.all || is_young(taken, keep, for_ages)).collect();
     let mut newest_first: Vec<usize> = (0..taken.len()).filter(|&at| taken[at] <= now).collect();
     newest_first.sort_by_key(|&at| Reverse((taken[at], at)));
     for (rule, count) in keep.rules() {
@@ -74,7 +82,7 @@ mod tests {
     /// Returns which of the times are kept.
     fn kept_times<'a>(times: &[&'a str], keep: Retention) -> Vec<&'a str> {
         let taken: Vec<_> = times.iter().map(|time| at(time)).collect();
-        let kept = kept(&taken, &keep, &TimeZone::UTC, at(NOW));
+        let kept = kept(&taken, &keep, &TimeZone::UTC, at(NOW), at(NOW));
         times.iter().zip(kept).filter(|(_, kept)| *kept).map(|(time, _)| *time).collect()
     }
 
@@ -114,13 +122,13 @@ mod tests {
     fn periods_are_those_of_the_zone() {
         let taken = [at("2026-11-25T22:30:00Z"), at("2026-11-25T23:30:00Z")];
         let keep = Retention { daily: 2, ..Retention::default() };
-        assert_eq!(kept(&taken, &keep, &TimeZone::UTC, at(NOW)), [false, true]);
+        assert_eq!(kept(&taken, &keep, &TimeZone::UTC, at(NOW), at(NOW)), [false, true]);
         let berlin = TimeZone::get("Europe/Berlin").unwrap();
-        assert_eq!(kept(&taken, &keep, &berlin, at(NOW)), [true, true]);
+        assert_eq!(kept(&taken, &keep, &berlin, at(NOW), at(NOW)), [true, true]);
         // The hour from two to three comes twice.
         let taken = [at("2026-10-25T00:30:00Z"), at("2026-10-25T01:30:00Z")];
         let keep = Retention { hourly: 2, ..Retention::default() };
-        assert_eq!(kept(&taken, &keep, &berlin, at(NOW)), [true, true]);
+        assert_eq!(kept(&taken, &keep, &berlin, at(NOW), at(NOW)), [true, true]);
     }
 
     proptest! {
@@ -133,16 +141,16 @@ mod tests {
             let [last, hourly, daily, weekly, monthly, yearly] = counts;
             let keep = Retention { last, hourly, daily, weekly, monthly, yearly, ..Retention::default() };
             let taken: Vec<_> = minutes.iter().map(|&n| at(NOW) - SignedDuration::from_mins(n)).collect();
-            let found = kept(&taken, &keep, &TimeZone::UTC, at(NOW));
+            let found = kept(&taken, &keep, &TimeZone::UTC, at(NOW), at(NOW));
             let newest = (0..taken.len()).max_by_key(|&n| (taken[n], n)).unwrap();
             prop_assert_eq!(found[newest], counts.iter().any(|&count| count > 0));
             let limit = counts.iter().sum::<u32>() as usize;
             prop_assert!(found.iter().filter(|kept| **kept).count() <= limit);
             let later = at(NOW) + SignedDuration::from_hours(jump_hours);
-            prop_assert_eq!(&kept(&taken, &keep, &TimeZone::UTC, later), &found);
+            prop_assert_eq!(&kept(&taken, &keep, &TimeZone::UTC, later, later), &found);
             // What is removed once makes no other snapshot leave.
             let left: Vec<_> = taken.iter().zip(&found).filter(|(_, kept)| **kept).map(|(t, _)| *t).collect();
-            prop_assert!(kept(&left, &keep, &TimeZone::UTC, at(NOW)).iter().all(|kept| *kept));
+            prop_assert!(kept(&left, &keep, &TimeZone::UTC, at(NOW), at(NOW)).iter().all(|kept| *kept));
         }
     }
 }

@@ -8,7 +8,7 @@ use api::error::{Error, ErrorKind, Result};
 use api::name::{PolicyName, VmName};
 use api::{Policy, PolicyProblem, PolicyRun, PolicyTaken, SnapshotTake};
 use blk::sync::OneShot;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use futures_util::stream::{self, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use tracing::{info, warn};
@@ -58,13 +58,18 @@ impl Daemon {
 
     /// Takes what is due now.
     pub(super) async fn run_due_policies(self: &Rc<Self>) {
+        let mut due = Vec::new();
         for policy in self.policies.enabled() {
             // Calendar expressions are calculated; guests must not wait for those of all policies.
             self.env.next_turn().await;
-            let Some(pending) = self.due(&policy) else { continue };
-            self.run_policy(&policy, pending).await;
-            self.policies.to_remove.notify();
+            due.extend(self.due(&policy).map(|pending| (policy, pending)));
         }
+        // Side by side: takes of one policy that wait must not make another so late that it catches nothing up.
+        let runs = due.iter().map(async |(policy, pending)| {
+            self.run_policy(policy, pending.clone()).await;
+            self.policies.to_remove.notify();
+        });
+        join_all(runs).await;
     }
 
     async fn until_next_run_us(&self) -> u64 {

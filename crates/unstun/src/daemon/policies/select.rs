@@ -17,6 +17,11 @@ impl Daemon {
         api_types::time(self.env.unix_us())
     }
 
+    /// Returns the time by which ages are judged.
+    pub(super) fn now_for_ages(&self) -> Timestamp {
+        api_types::time(self.age_now_us())
+    }
+
     /// Returns the open VMs that a policy applies to, in the order of their names.
     pub(super) async fn policy_vms(&self, policy: &Policy) -> Vec<Rc<VmRecord>> {
         let mut found = Vec::new();

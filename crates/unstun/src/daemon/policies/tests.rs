@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use api::{Policy, PolicyApply, Retention, SnapshotTake, Store, VmLabels};
+use api::{Policy, PolicyApply, PolicyProblem, Quiesce, Retention, Revert, SnapshotTake, Store, VmLabels};
 use crash::campaign::setting;
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -119,6 +119,92 @@ fn a_clock_that_jumps_by_a_day_and_back_stops_no_policy() {
 }
 
 #[test]
+fn a_clock_that_is_set_ahead_removes_nothing_that_only_an_age_keeps() {
+    for store in [Store::Native, Store::Redo] {
+        let world = world(3);
+        let clock = world.clone();
+        let done = served(&world, None, move |daemon| async move {
+            create(&daemon, VM, store, &[None]).await?;
+            add(&daemon, policy("*:* UTC", Retention { min_age_s: 7 * 86_400, ..last(1) })).await?;
+            for _ in 0..3 {
+                daemon.env.sleep_us(MINUTE_US).await;
+                run_once(&daemon).await;
+            }
+            let (before, _) = snapshots(&daemon).await?;
+            assert_eq!(before.len(), 3);
+            clock.set_clock_ahead(30 * 86_400 * 1_000_000);
+            daemon.env.sleep_us(MINUTE_US).await;
+            run_once(&daemon).await;
+            let (after, _) = snapshots(&daemon).await?;
+            assert!(before.iter().all(|name| after.contains(name)), "{before:?} {after:?}");
+            Ok(())
+        });
+        done.expect("nothing is cut").unwrap_or_else(|e| panic!("{store:?}: {e}"));
+    }
+}
+
+#[test]
+fn policies_that_are_due_at_once_take_side_by_side() {
+    in_world(async |daemon, _| {
+        for name in ["p", "q", "r"] {
+            let policy = Policy { name: name.parse()?, catch_up: false, ..policy("*:* UTC", last(9)) };
+            add(&daemon, policy).await?;
+        }
+        daemon.env.sleep_us(MINUTE_US).await;
+        run_once(&daemon).await;
+        let (names, _) = snapshots(&daemon).await?;
+        assert_eq!(names.len(), 3, "{names:?}");
+        let listed = daemon.policy_list().await.map_err(text("policy list"))?;
+        assert!(listed.iter().all(|policy| policy.problems.is_empty()), "{listed:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn policies_that_wait_make_no_other_late() {
+    in_world(async |daemon, _| {
+        for name in ["a", "b", "c", "d", "e", "f", "p"] {
+            let quiesce = if name == "p" { Quiesce::No } else { Quiesce::Try };
+            let hourly = policy("hourly UTC", last(9));
+            add(&daemon, Policy { name: name.parse()?, catch_up: false, quiesce, ..hourly }).await?;
+        }
+        let now_us = daemon.env.unix_us();
+        let hour_us = 60 * MINUTE_US;
+        daemon.env.sleep_us(hour_us - now_us.unsigned_abs() % hour_us).await;
+        let entry = daemon.entry(VM).map_err(|e| e.to_string())?;
+        // The takes of the first six wait, and each of them is waited for a minute.
+        let freezes = entry.freezing.lock().await;
+        run_once(&daemon).await;
+        let (names, _) = snapshots(&daemon).await?;
+        assert!(names.len() == 1 && names[0].starts_with("p-"), "{names:?}");
+        drop(freezes);
+        daemon.env.sleep_us(MINUTE_US).await;
+        assert_eq!(snapshots(&daemon).await?.0.len(), 7);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_take_that_waits_for_its_guest_keeps_its_label_over_a_revert() {
+    in_world(async |daemon, _| {
+        take(&daemon, VM).await?;
+        add(&daemon, Policy { quiesce: Quiesce::Try, ..policy("*:* UTC", last(9)) }).await?;
+        let entry = daemon.entry(VM).map_err(|e| e.to_string())?;
+        let freezes = entry.freezing.lock().await;
+        daemon.env.sleep_us(MINUTE_US).await;
+        run_once(&daemon).await;
+        let (snapshot, take_first) = (Some(BY_HAND.parse()?), Some("before".parse()?));
+        let revert = Revert { snapshot, take_first, disconnect: false, purge: false, keep: false };
+        let reverted = daemon.snapshot_revert(&VM.parse()?, revert, SnapshotLabel::of_caller("test")).await;
+        reverted.map_err(text("revert"))?;
+        drop(freezes);
+        daemon.env.sleep_us(MINUTE_US).await;
+        assert_eq!(snapshots(&daemon).await?.1.len(), 1, "the policy knows its snapshot");
+        Ok(())
+    });
+}
+
+#[test]
 fn tags_choose_vms_and_a_window_holds_commits_back() {
     in_world(async |daemon, store| {
         let mut tagged = policy("*:* UTC", last(1));
@@ -148,6 +234,15 @@ fn tags_choose_vms_and_a_window_holds_commits_back() {
         daemon.env.sleep_us(6 * 60 * MINUTE_US).await;
         run_once(&daemon).await;
         assert_eq!(snapshots(&daemon).await?.0.len(), 1);
+        // What could not be done is news for as long as the policy applies to the VM.
+        let problem =
+            PolicyProblem { vm: VM.parse()?, snapshot: None, cause: "full".into(), time: daemon.now() };
+        let name = "p".parse()?;
+        daemon.policies.with_runs(&name, |runs| runs.not_taken.insert(problem.vm.clone(), problem));
+        let problems = async || daemon.policy_show(&name).await.map(|shown| shown.problems.len());
+        assert_eq!(problems().await.map_err(text("policy show"))?, 1);
+        daemon.vm_set_labels(&VM.parse()?, VmLabels::default()).await.map_err(text("vm set"))?;
+        assert_eq!(problems().await.map_err(text("policy show"))?, 0);
         Ok(())
     });
 }

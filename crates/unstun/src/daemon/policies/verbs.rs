@@ -168,8 +168,11 @@ impl Daemon {
         let (last, waiting, problems) = self
             .policies
             .with_runs(&policy.name, |runs| {
-                let problems: Vec<PolicyProblem> =
-                    runs.not_taken.values().chain(runs.not_removed.values()).cloned().collect();
+                let all = runs.not_taken.values().chain(runs.not_removed.values());
+                // Those of VMs that the policy does not apply to any more are over.
+                let is_now =
+                    |problem: &&PolicyProblem| entries.iter().any(|entry| entry.name == problem.vm.as_str());
+                let problems: Vec<PolicyProblem> = all.filter(is_now).cloned().collect();
                 let waiting =
                     entries.iter().filter_map(|entry| runs.waiting.get(&api_types::vm_name(&entry.name)));
                 (runs.last.clone(), waiting.sum(), problems)

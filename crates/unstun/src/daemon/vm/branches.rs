@@ -31,8 +31,8 @@ impl Daemon {
         Ok(self.present_revert(&entry, &loss, &request, fate, entry.running.present(Who::Writers).await))
     }
 
-    /// Reverts to a snapshot. Fails with `Refused` while a client writes, unless the request disconnects it.
-    /// Reverts a VM. `label` is that of the snapshot that is taken first, if the request has one.
+    /// Reverts a VM. Fails with `Refused` while a client writes, unless the request disconnects it. `label` is that of the
+    /// snapshot that is taken first, if the request has one.
     pub(crate) async fn snapshot_revert(
         &self,
         vm: &VmName,
@@ -45,17 +45,19 @@ impl Daemon {
         let (clients, _shut) = self.make_way(&entry, true, request.disconnect).await?;
         let wanted = request.snapshot.as_ref().map(|name| name.as_str());
         let take_first = request.take_first.as_ref().map(|name| name.as_str());
+        // The labels of other takes under way stay, whose snapshots may not exist yet.
+        let take = take_first.map(|_| entry.labels.begin_take(label));
         let revert = async || Ok(entry.running.revert(wanted, take_first, fate.kept).await?);
         match take_first {
             None => self.with_bin(&entry.datastore, revert).await?,
             // A repetition would find the name taken by the first attempt.
             Some(_) => revert().await?,
         };
-        if let Some(name) = take_first {
+        if let (Some(name), Some(take)) = (take_first, &take) {
             let state = entry.running.state().await;
             let named = state.snapshots.iter().filter(|snapshot| snapshot.name == name);
             if let Some(taken) = named.max_by_key(|snapshot| snapshot.created_unix_us) {
-                self.label_or_warn(&entry, taken.id, &label).await?;
+                self.label_or_warn(&entry, taken.id, &take.label).await?;
             }
         }
         Ok(self.present_revert(&entry, &loss, &request, fate, clients))
