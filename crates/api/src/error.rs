@@ -20,6 +20,8 @@ pub enum ErrorKind {
     Cancelled,
     /// No daemon answers on this datastore.
     Unavailable,
+    /// The operation has begun, and continues without its caller: a datastore does not answer.
+    UnderWay,
     /// The caller has not said who it is, or not in a way that is known.
     Unidentified,
     /// The caller may not do this.
@@ -47,7 +49,7 @@ impl ErrorKind {
     /// Returns the exit code: 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, 6 damage found.
     pub fn exit_code(self) -> u8 {
         match self {
-            Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable => 1,
+            Self::Failed | Self::NoSpace | Self::Cancelled | Self::Unavailable | Self::UnderWay => 1,
             Self::Malformed | Self::Invalid => 2,
             Self::Refused | Self::Unsupported | Self::Exists | Self::NoDescriptors => 3,
             Self::Unidentified | Self::Forbidden | Self::TooMany => 3,
@@ -61,7 +63,7 @@ impl ErrorKind {
         match self {
             Self::Failed | Self::Damaged => 500,
             Self::Cancelled | Self::Refused | Self::Exists => 409,
-            Self::Unavailable | Self::NoDescriptors => 503,
+            Self::Unavailable | Self::UnderWay | Self::NoDescriptors => 503,
             Self::Unidentified => 401,
             Self::Forbidden => 403,
             Self::TooMany => 429,

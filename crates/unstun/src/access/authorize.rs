@@ -14,7 +14,7 @@ use super::audit::Audit;
 use super::callers::{Caller, Origin};
 use super::request_limit::RequestLimit;
 use super::rights::{self, Right};
-use super::sessions::{CODE_VALID, Sessions};
+use super::sessions::{CODE_VALID, Session, Sessions};
 use super::syslog::Syslog;
 use super::tokens::Tokens;
 use super::{tokens, users};
@@ -73,6 +73,15 @@ impl Access {
         Ok(ConsoleLink { urls, valid_s: CODE_VALID.as_secs() })
     }
 
+    /// Returns the session of a browser's cookie, with the rights that its user has now.
+    pub(crate) async fn session(&self, secret: &str) -> Option<Session> {
+        if let Some((uid, gid)) = self.sessions.user_to_look_up(secret, Instant::now()) {
+            let found = users::look_up(uid, gid).await.ok();
+            self.sessions.set_caller(secret, found.filter(Caller::may_log_in));
+        }
+        self.sessions.of(secret, Instant::now())
+    }
+
     /// Records a failed login, and returns the error for the browser.
     pub(crate) fn refused_login(&self, origin: &Origin, error: Error) -> Error {
         let right = rights::needed(&Method::POST, "/console");
@@ -118,11 +127,7 @@ impl Access {
                 };
                 self.tokens.of_secret(secret.trim(), Timestamp::now()).map(Caller::token)
             }
-            (None, &Origin::Unix { uid, gid }) => {
-                // It may ask a directory service.
-                let identified = tokio::task::spawn_blocking(move || users::identify(uid, gid)).await;
-                identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
-            }
+            (None, &Origin::Unix { uid, gid }) => users::look_up(uid, gid).await,
             (None, Origin::Tcp(_) | Origin::Proxy(_)) => unidentified(
                 "this address needs a token: `unstun token create` prints one, and `Authorization: Bearer TOKEN` sends it",
             ),

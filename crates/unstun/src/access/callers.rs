@@ -50,6 +50,8 @@ pub(crate) struct Caller {
     pub quota_bytes: Option<u64>,
     /// End of its token's validity.
     expires: Option<Timestamp>,
+    /// User and group of a process of this host, if its rights may change while a session lasts.
+    host_user: Option<(u32, u32)>,
 }
 
 /// Returns how a token's owner is called.
@@ -59,16 +61,30 @@ pub(crate) fn token_name(name: &TokenName) -> String {
 
 impl Caller {
     pub(crate) fn user(who: String, role: Role, vms: Vec<VmGlob>) -> Caller {
-        Caller { who, role, vms, quota_bytes: None, expires: None }
+        Caller { who, role, vms, quota_bytes: None, expires: None, host_user: None }
+    }
+
+    /// A user of this host, whose rights have to be looked up again while a session lasts.
+    pub(crate) fn of_host(self, uid: u32, gid: u32) -> Caller {
+        Caller { host_user: Some((uid, gid)), ..self }
+    }
+
+    pub(crate) fn host_user(&self) -> Option<(u32, u32)> {
+        self.host_user
     }
 
     pub(crate) fn token(token: Token) -> Caller {
         let Token { name, role, vms, quota_bytes, expires, .. } = token;
-        Caller { who: token_name(&name), role, vms, quota_bytes, expires }
+        Caller { who: token_name(&name), role, vms, quota_bytes, expires, host_user: None }
     }
 
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.expires.is_some_and(|expires| expires <= now)
+    }
+
+    /// Returns whether the console has anything for the caller.
+    pub(crate) fn may_log_in(&self) -> bool {
+        self.require("console", Role::Viewer).is_ok()
     }
 
     /// Returns whether the caller may do everything.

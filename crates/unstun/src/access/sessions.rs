@@ -17,6 +17,8 @@ use super::callers::Caller;
 pub(crate) const CODE_VALID: Duration = Duration::from_secs(60);
 /// A session ends after this time without a request.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(12 * 3600);
+/// Time for which the rights of a user of the host are taken as they were found.
+const RIGHTS_KNOWN: Duration = Duration::from_secs(10);
 /// Maximum number of codes and of sessions. The ones that were used longest ago end first.
 const ENTRIES_MAX: usize = 1000;
 
@@ -34,6 +36,8 @@ pub(crate) struct Session {
     /// What every form of the session carries, so that no other site can send one.
     pub form_key: String,
     used: Instant,
+    /// When the caller's rights were last looked up.
+    looked_up: Instant,
     /// What the next page says at its top.
     notice: Option<Notice>,
 }
@@ -92,7 +96,7 @@ impl Sessions {
                 state.sessions.remove(&secret);
             }
         }
-        state.sessions.insert(secret, Session { caller, form_key, used: now, notice: None });
+        state.sessions.insert(secret, Session { caller, form_key, used: now, looked_up: now, notice: None });
     }
 
     /// Returns the session of a cookie.
@@ -105,6 +109,27 @@ impl Sessions {
         }
         session.used = now;
         Some(session.clone())
+    }
+
+    /// Returns the user and the group of a session's user of the host, if the rights have to be looked up again. Until
+    /// `set_caller` the session has the former ones.
+    pub(crate) fn user_to_look_up(&self, secret: &str, now: Instant) -> Option<(u32, u32)> {
+        let mut state = self.state();
+        let session = state.sessions.get_mut(secret)?;
+        let user = session.caller.host_user()?;
+        if now.duration_since(session.looked_up) < RIGHTS_KNOWN {
+            return None;
+        }
+        session.looked_up = now;
+        Some(user)
+    }
+
+    /// Gives a session the rights that its user has now; without any it ends.
+    pub(crate) fn set_caller(&self, secret: &str, caller: Option<Caller>) {
+        let Some(caller) = caller else { return self.end(secret) };
+        if let Some(session) = self.state().sessions.get_mut(secret) {
+            session.caller = caller;
+        }
     }
 
     /// Keeps a sentence for the session's next page.
@@ -164,6 +189,23 @@ mod tests {
         assert!(sessions.of("s6", later + Duration::from_secs(60)).is_none());
         sessions.end("s5");
         assert!(sessions.of("s5", later).is_none());
+    }
+
+    #[test]
+    fn a_session_has_the_rights_that_its_user_has_now() {
+        let (sessions, now) = (Sessions::new(Path::new("/ds")), Instant::now());
+        let user = |role| Caller::user("user anna".to_owned(), role, Vec::new()).of_host(1000, 100);
+        sessions.begin("a".to_owned(), "f".to_owned(), user(Role::Admin), now);
+        sessions.begin("root".to_owned(), "f".to_owned(), caller(), now);
+        assert_eq!(sessions.user_to_look_up("a", now), None, "it has just logged in");
+        let later = now + RIGHTS_KNOWN;
+        assert_eq!(sessions.user_to_look_up("a", later), Some((1000, 100)));
+        assert_eq!(sessions.user_to_look_up("a", later), None, "once for all requests");
+        assert_eq!(sessions.user_to_look_up("root", later), None);
+        sessions.set_caller("a", Some(user(Role::Viewer)));
+        assert_eq!(sessions.of("a", later).unwrap().caller.role, Role::Viewer);
+        sessions.set_caller("a", None);
+        assert!(sessions.of("a", later).is_none());
     }
 
     #[test]

@@ -37,8 +37,13 @@ pub(crate) fn has_users_file() -> bool {
     Path::new(USERS_FILE).exists()
 }
 
-/// Identifies a process's user. It may ask a directory service, and block.
-pub(crate) fn identify(uid: u32, gid: u32) -> Result<Caller> {
+/// Identifies a process's user. It may ask a directory service, on a thread that may block.
+pub(crate) async fn look_up(uid: u32, gid: u32) -> Result<Caller> {
+    let identified = tokio::task::spawn_blocking(move || identify(uid, gid)).await;
+    identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
+}
+
+fn identify(uid: u32, gid: u32) -> Result<Caller> {
     // These need no directory service, which may hang.
     if uid == 0 {
         return Ok(Caller::user("user root (uid 0)".to_owned(), Role::Admin, Vec::new()));
@@ -53,11 +58,11 @@ pub(crate) fn identify(uid: u32, gid: u32) -> Result<Caller> {
         None => format!("user {uid}"),
     };
     if admins_group().is_some_and(|admins| is_member(name.as_deref(), gid, admins)) {
-        return Ok(Caller::user(who, Role::Admin, Vec::new()));
+        return Ok(Caller::user(who, Role::Admin, Vec::new()).of_host(uid, gid));
     }
     let of_file = name.and_then(|name| read_file().into_iter().find(|entry| entry.user == name));
     match of_file {
-        Some(Entry { role, vms, .. }) => Ok(Caller::user(who, role, vms)),
+        Some(Entry { role, vms, .. }) => Ok(Caller::user(who, role, vms).of_host(uid, gid)),
         None => {
             let message = format!(
                 "{who} has no access: an administrator adds the user to the group {ADMINS_GROUP}, or gives it a role in \

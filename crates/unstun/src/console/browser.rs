@@ -1,7 +1,6 @@
 //! The browser that sends a request: its session, and the checks against requests that another site makes it send.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use api::Alarm;
 use axum::extract::{Extension, Request, State};
@@ -55,7 +54,10 @@ pub(super) async fn with_session(
     next: Next,
 ) -> Response {
     let secret = cookie(request.headers(), &access.sessions.cookie);
-    let session = secret.as_ref().and_then(|secret| access.sessions.of(secret, Instant::now()));
+    let session = match &secret {
+        Some(secret) => access.session(secret).await,
+        None => None,
+    };
     let (Some(secret), Some(session)) = (secret, session) else {
         // The login page says that a form was not carried out.
         let is_form = request.method() == Method::POST;

@@ -1,5 +1,6 @@
 //! Tests of a freeze with an agent that answers, refuses, hangs and dies.
 
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, atomic::AtomicBool};
@@ -156,6 +157,18 @@ fn a_record_that_a_crash_left_is_thawed_and_removed() {
     freeze.guest.record.write(folder.path()).unwrap();
     thaw_recorded(&freeze.guest, Some(LONG)).unwrap();
     assert_eq!((commands.recv().unwrap().as_str(), all(folder.path())), (THAW, Vec::new()));
+}
+
+#[test]
+fn a_record_of_a_guest_whose_qemu_has_ended_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("gone.sock");
+    // The file of a listener that has ended stays.
+    drop(UnixListener::bind(&socket).unwrap());
+    let freeze = of(folder.path(), &format!("unix:{}", socket.display()));
+    freeze.guest.record.write(folder.path()).unwrap();
+    thaw_recorded(&freeze.guest, Some(SHORT)).unwrap();
+    assert_eq!(all(folder.path()), []);
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! A guest that is held for a snapshot: its record, and its release, which is tried for as long as the guest does not answer.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use api::GuestAccess;
 use tokio::sync::oneshot;
 use tracing::{error, info};
 
-use super::monitor::Monitor;
+use super::lines::Lines;
 use super::record::{Held, all};
 use super::{Guest, Record};
 
@@ -112,17 +114,27 @@ impl HeldGuest {
         Ok(())
     }
 
+    /// Returns whether no QEMU has the socket of the guest any more, so that the guest has ended. The absent socket of an agent may
+    /// be out of sight of this process, and a guest that stays frozen does more harm than a record that stays.
+    fn is_gone(&self, until: Instant) -> bool {
+        let (socket, gone): (_, &[ErrorKind]) = match &self.record.held {
+            Held::Stopped(path) => (path, &[ErrorKind::ConnectionRefused, ErrorKind::NotFound]),
+            Held::Frozen(GuestAccess::Agent(path)) => (path, &[ErrorKind::ConnectionRefused]),
+            Held::Frozen(_) => return false,
+        };
+        Lines::connect(socket, until).is_err_and(|e| gone.contains(&e.kind()))
+    }
+
     /// Tries to release the guest until it says that it goes on.
     pub(super) fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
         let until = Instant::now() + waits.tries;
-        if let Held::Stopped(path) = &self.record.held
-            && Monitor::is_gone(path, Instant::now() + waits.reach)
-        {
-            return Ok(None);
-        }
         loop {
             let reached = self.reach(Instant::now() + waits.reach);
             let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));
+            if thawed.is_err() && self.is_gone(Instant::now() + waits.reach) {
+                info!("VM {}: its QEMU has ended, and with it the guest that was held", self.record.vm);
+                return Ok(None);
+            }
             if thawed.is_ok() || Instant::now() + waits.again >= until {
                 return thawed;
             }

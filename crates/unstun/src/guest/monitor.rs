@@ -3,7 +3,7 @@
 //! Source: "QEMU Machine Protocol Specification" and "QEMU QMP Reference Manual".
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -34,12 +34,6 @@ impl Monitor {
         let mut monitor = Monitor { lines, version: String::new(), events: VecDeque::new() };
         monitor.greet(until).map_err(at)?;
         Ok(monitor)
-    }
-
-    /// Returns whether no QEMU has the socket: its guest is gone, too.
-    pub(super) fn is_gone(path: &Path, until: Instant) -> bool {
-        let gone = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
-        Lines::connect(path, until).is_err_and(|e| gone.contains(&e.kind()))
     }
 
     fn greet(&mut self, until: Instant) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Requests with a key of their client, each of which is carried out once: a client that got no answer sends the request
 //! again with the same key, and gets the answer of the first.
 //!
-//! The answers of successes are kept, in memory: a request that failed has changed nothing and is carried out again. After
-//! a restart of the daemon the keys are unknown.
+//! The answers of successes are kept, in memory: a request that failed has changed nothing and is carried out again, except
+//! one that continues without its caller. After a restart of the daemon the keys are unknown.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,12 +43,14 @@ pub(super) fn asked(method: &Method, uri: &Uri, body: &[u8]) -> Asked {
 enum State {
     UnderWay,
     Done(StatusCode, Bytes),
+    /// Its caller was told that it continues.
+    Continues,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     requests: HashMap<Key, (Asked, State)>,
-    /// Those with an answer, the oldest first.
+    /// Those that are not under way, the oldest first.
     done: VecDeque<(Instant, Key)>,
 }
 
@@ -120,6 +122,10 @@ impl Repeats {
             Some((_, State::UnderWay)) => {
                 refuse("Idempotency-Key: the first request with this key is under way; ask again")
             }
+            Some((_, State::Continues)) => refuse(
+                "Idempotency-Key: the first request with this key continues without its caller, as its answer said; see what \
+                 became of it in the VM's events, and send another key with another request",
+            ),
             Some((_, State::Done(status, body))) => {
                 let mut response = response(*status, body.clone());
                 response.headers_mut().insert(REPEATED, HeaderValue::from_static("true"));
@@ -152,20 +158,27 @@ impl First {
     /// Keeps the answer, if it is a success, and returns it.
     pub(super) async fn answered(mut self, answer: Response, now: Instant) -> Response {
         if !answer.status().is_success() {
+            if answer.extensions().get::<Error>().is_some_and(|error| error.kind == ErrorKind::UnderWay) {
+                self.keep(State::Continues, now);
+            }
             return answer;
         }
         let (parts, body) = answer.into_parts();
         // Answers are made in memory; reading them cannot fail.
         let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
         if body.len() <= ANSWER_BYTES_MAX {
-            let mut known = self.repeats.known();
-            if let Some((_, state)) = known.requests.get_mut(&self.key) {
-                *state = State::Done(parts.status, body.clone());
-                known.done.push_back((now, self.key.clone()));
-                self.is_done = true;
-            }
+            self.keep(State::Done(parts.status, body.clone()), now);
         }
         Response::from_parts(parts, Body::from(body))
+    }
+
+    fn keep(&mut self, state: State, now: Instant) {
+        let mut known = self.repeats.known();
+        if let Some((_, of_request)) = known.requests.get_mut(&self.key) {
+            *of_request = state;
+            known.done.push_back((now, self.key.clone()));
+            self.is_done = true;
+        }
     }
 }
 
@@ -229,6 +242,18 @@ mod tests {
         end(begin(&repeats, "k", "/vms", now).unwrap(), StatusCode::INSUFFICIENT_STORAGE, now).await;
         drop(begin(&repeats, "k", "/vms", now).unwrap());
         assert!(matches!(begin(&repeats, "k", "/vms", now).unwrap(), Begun::First(_)));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_continues_is_not_carried_out_again() {
+        let (repeats, now) = (Arc::<Repeats>::default(), Instant::now());
+        let Begun::First(first) = begin(&repeats, "k", "/vms", now).unwrap() else { panic!() };
+        let mut answer = response(StatusCode::SERVICE_UNAVAILABLE, Bytes::new());
+        answer.extensions_mut().insert(Error::new(ErrorKind::UnderWay, "it continues"));
+        first.answered(answer, now).await;
+        let error = begin(&repeats, "k", "/vms", now).unwrap_err();
+        assert!(error.message.contains("continues without its caller"), "{error}");
+        assert!(matches!(begin(&repeats, "k", "/vms", now + KEPT).unwrap(), Begun::First(_)));
     }
 
     #[tokio::test]

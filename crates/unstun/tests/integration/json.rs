@@ -551,6 +551,7 @@ fn every_kind_of_error_stands_beside_its_exit_code() {
         K::NoSpace,
         K::Cancelled,
         K::Unavailable,
+        K::UnderWay,
         K::Invalid,
         K::Refused,
         K::Unsupported,

@@ -41,7 +41,11 @@ impl Hang {
     }
 
     fn error(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Unavailable, format!("{}; {what}", self.found()))
+        self.error_of(ErrorKind::Unavailable, what)
+    }
+
+    fn error_of(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, format!("{}; {what}", self.found()))
     }
 
     /// Returns the error for an operation that was not begun.
@@ -63,7 +67,8 @@ impl Hang {
 
     /// Returns the error for an operation that continues without its caller.
     pub(crate) fn left_under_way(&self) -> Error {
-        self.error("the operation continues, and ends when the datastore answers (see `unstun status`)")
+        let what = "the operation continues, and ends when the datastore answers (see `unstun status`)";
+        self.error_of(ErrorKind::UnderWay, what)
     }
 
     pub(crate) fn shown(&self) -> api::Hung {
@@ -191,7 +196,7 @@ mod tests {
             answer
         });
         let error = answer.unwrap().unwrap_err().left_under_way();
-        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert_eq!(error.kind, ErrorKind::UnderWay);
         assert!(
             error.message.starts_with("datastore odd has not answered for 5 s (renaming a file)"),
             "{error}"
