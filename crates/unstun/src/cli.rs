@@ -366,6 +366,9 @@ pub struct ThawArgs {
     /// Try it for this time for each guest [default: 10s; 1s where QEMU may wait for the daemon]
     #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration_s)]
     pub tries_s: Option<u64>,
+    /// Thaw nothing, and remove the record of this VM, whose guest runs
+    #[arg(long, value_name = "VM", conflicts_with = "tries_s")]
+    pub forget: Option<VmName>,
 }
 
 #[derive(Debug, Args)]

@@ -34,7 +34,7 @@ pub(crate) use held::{HeldGuest, NotHeld, thaw_left, thaw_recorded};
 pub(crate) use memory::{DiskClient, SaveMemory, StoppedGuest};
 pub(crate) use memory_file::{MemoryFile, MemoryFiles, SavedDisk, header_of, stream_to};
 use monitor::Monitor;
-pub(crate) use record::{Held, Record, all as all_records};
+pub(crate) use record::{Held, Record, all as all_records, forget};
 pub(crate) use resize::Resize;
 
 /// Folder of the commands that freeze and thaw guests.

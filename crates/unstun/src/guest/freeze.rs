@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::Guest;
 use super::fault::NotFrozen;
-use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
+use super::held::{Busy, HeldGuest, NotHeld, Released, WAITS, Waits, hold, micros};
 
 /// What is needed to freeze a guest.
 #[derive(Clone)]
@@ -69,8 +69,8 @@ type Begun = Result<(Option<u64>, u64, oneshot::Receiver<Thawed>), NotHeld>;
 
 impl Freeze {
     fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, released: &Receiver<()>) {
-        let mut guest = match self.prepare(waits) {
-            Ok(guest) => guest,
+        let (mut guest, was_left) = match self.prepare(waits) {
+            Ok(prepared) => prepared,
             Err(cause) => {
                 drop(busy);
                 return drop(begun.send(Err(cause.into())));
@@ -94,6 +94,13 @@ impl Freeze {
             }
             Err(fault) => fault,
         };
+        let fault = match was_left {
+            true => {
+                let left = "an earlier snapshot may have left its file systems frozen";
+                NotFrozen { cause: format!("{}; {left}", fault.cause), may_be: true }
+            }
+            false => fault,
+        };
         if !fault.may_be {
             self.guest.forget();
             drop(busy);
@@ -104,17 +111,18 @@ impl Freeze {
         let first = guest.thaw(Instant::now() + waits.thaw);
         // The agent has one client at a time.
         drop(guest);
-        let report = self.guest.report(first.or_else(|_| self.guest.thaw_until(waits)));
+        let report =
+            self.guest.report(first.map(|_| Released::GoesOn).or_else(|_| self.guest.thaw_until(waits)));
         drop(busy);
         let _ = end.send(report);
     }
 
-    /// Records the freeze and reaches the guest.
-    fn prepare(&self, waits: Waits) -> Result<Guest, String> {
-        self.guest.release_earlier(waits)?;
+    /// Records the freeze and reaches the guest. Returns whether an earlier take may have left it frozen.
+    fn prepare(&self, waits: Waits) -> Result<(Guest, bool), String> {
+        let was_left = self.guest.release_earlier(waits)?;
         let guest = self.guest.reach(Instant::now() + waits.reach)?;
         self.guest.record.write(&self.guest.datastore)?;
-        Ok(guest)
+        Ok((guest, was_left))
     }
 
     fn end(

@@ -10,7 +10,7 @@ use api::client::runtime;
 
 use super::freeze::{Freeze, Frozen, begin};
 use super::held::{HeldGuest, NotHeld, Waits, thaw_recorded};
-use super::record::{Held, Record, all};
+use super::record::{Held, Record, all, forget};
 
 #[path = "../../tests/clients/fake_agent.rs"]
 mod fake_agent;
@@ -183,11 +183,51 @@ fn a_guest_that_an_earlier_take_left_frozen_is_thawed_first_or_stays_on_record()
 
     // An agent refuses to freeze what is frozen, as it refuses what it cannot freeze.
     let folder = tempfile::tempdir().unwrap();
-    let (freeze, _commands) = agent(folder.path(), |_| Answer::Error("the agent is in frozen state"));
+    let (freeze, _commands) = agent(folder.path(), |command| match command {
+        FREEZE | THAW => Answer::Error("the agent is in frozen state"),
+        _ => Answer::Return(0),
+    });
     freeze.guest.record.write(folder.path()).unwrap();
-    let found = cause(&freeze, Waits { reach: SHORT, thaw: SHORT, ..WAITS });
-    assert!(found.contains("may be frozen since an earlier snapshot"), "{found}");
+    let found = begun(&freeze, Waits { tries: SHORT, ..WAITS }).err().unwrap();
+    assert!(found.cause.contains("an earlier snapshot may have left"), "{}", found.cause);
+    let later = found.later.unwrap().blocking_recv().unwrap();
+    assert!(later.contains("may be frozen"), "{later}");
     assert_eq!(all(folder.path()), [freeze.guest.record]);
+}
+
+#[test]
+fn a_record_of_a_guest_that_is_not_frozen_stops_no_take() {
+    // A command that thaws may fail where nothing is frozen.
+    let folder = tempfile::tempdir().unwrap();
+    let mut is_frozen = false;
+    let (freeze, commands) = agent(folder.path(), move |command| {
+        is_frozen |= command == FREEZE;
+        if command == THAW && !is_frozen { Answer::Error("nothing is frozen") } else { Answer::Return(1) }
+    });
+    freeze.guest.record.write(folder.path()).unwrap();
+    let frozen = begun(&freeze, WAITS).ok().unwrap();
+    runtime().unwrap().block_on(frozen.thaw()).held.unwrap();
+    assert_eq!(commands.try_iter().collect::<Vec<_>>(), [THAW, FREEZE, THAW]);
+    assert_eq!(all(folder.path()), []);
+}
+
+#[test]
+fn a_guest_that_is_reached_in_another_way_now_is_thawed_in_that_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let (freeze, commands) = agent(folder.path(), |_| Answer::Return(1));
+    let former = Held::Frozen(format!("unix:{}/former.sock", folder.path().display()).parse().unwrap());
+    Record { held: former.clone(), ..freeze.guest.record.clone() }.write(folder.path()).unwrap();
+    let frozen = begun(&freeze, Waits { reach: SHORT, ..WAITS }).ok().unwrap();
+    runtime().unwrap().block_on(frozen.thaw()).held.unwrap();
+    assert_eq!(commands.try_iter().collect::<Vec<_>>(), [THAW, FREEZE, THAW]);
+    assert_eq!(all(folder.path()), []);
+    // Neither way: a person has to say that it runs.
+    let absent = of(folder.path(), &format!("unix:{}/absent.sock", folder.path().display()));
+    Record { held: former, ..absent.guest.record.clone() }.write(folder.path()).unwrap();
+    let found = cause(&absent, Waits { reach: SHORT, ..WAITS });
+    assert!(found.contains("`unstun thaw --forget VM`"), "{found}");
+    forget(folder.path(), &absent.guest.record.vm).unwrap();
+    assert_eq!(all(folder.path()), []);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info};
 
 use super::lines::Lines;
+use super::monitor::Monitor;
 use super::record::{Held, all};
 use super::{Guest, Record};
 
@@ -44,6 +45,14 @@ pub(crate) struct HeldGuest {
     /// Folder of the main datastore, which has the records.
     pub datastore: PathBuf,
     pub guests_dir: PathBuf,
+}
+
+/// What became of a guest that was held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Released {
+    GoesOn,
+    /// Its QEMU has ended.
+    Ended,
 }
 
 /// Why a guest is not held.
@@ -100,18 +109,41 @@ impl HeldGuest {
         self.record.remove(&self.datastore);
     }
 
-    /// Releases the guest if an earlier take has left it held, as its record says: that of another take would replace the
-    /// record, and the guest would be on no record. Tries it once.
-    pub(super) fn release_earlier(&self, waits: Waits) -> Result<(), String> {
+    /// Releases the guest if an earlier take has left it held, as its record says. Tries it once. Returns whether the guest may
+    /// be frozen still, as this take's own record says, too: it must stay if the guest cannot be frozen now.
+    ///
+    /// # Errors
+    /// The guest may be held in another way: the record of this take would replace that one, and the guest would be on no
+    /// record.
+    pub(super) fn release_earlier(&self, waits: Waits) -> Result<bool, String> {
         let all = all(&self.datastore).into_iter();
-        let Some(record) = all.into_iter().find(|record| record.vm == self.record.vm) else { return Ok(()) };
-        let [_, may_not, remedy] = record.held.sentences();
+        let Some(record) = all.into_iter().find(|record| record.vm == self.record.vm) else {
+            return Ok(false);
+        };
         let earlier = HeldGuest { record, ..self.clone() };
-        let thawed = earlier.thaw_until(Waits { tries: Duration::ZERO, ..waits });
-        thawed.map_err(|cause| format!("{may_not} since an earlier snapshot: {cause}; {remedy}"))?;
-        earlier.forget();
-        info!("VM {}: what an earlier snapshot may have left held goes on", self.record.vm);
-        Ok(())
+        let once = Waits { tries: Duration::ZERO, ..waits };
+        let (was, is) = (&earlier.record.held, &self.record.held);
+        let released = match was {
+            Held::Stopped(path) if Monitor::runs(path, Instant::now() + waits.reach) => Ok(Released::GoesOn),
+            _ => earlier.thaw_until(once),
+        };
+        let released = match (was, is) {
+            // The guest may be reached in another way by now.
+            (Held::Frozen(_), Held::Frozen(_)) if was != is => released.or_else(|_| self.thaw_until(once)),
+            _ => released,
+        };
+        match released {
+            Ok(_) => {
+                earlier.forget();
+                info!("VM {}: what an earlier snapshot may have left held goes on", self.record.vm);
+                Ok(false)
+            }
+            Err(_) if was == is && matches!(is, Held::Frozen(_)) => Ok(true),
+            Err(cause) => {
+                let [_, may_not, remedy] = was.sentences();
+                Err(format!("{may_not} since an earlier snapshot: {cause}; {remedy}"))
+            }
+        }
     }
 
     /// Returns whether no QEMU has the socket of the guest any more, so that the guest has ended. The absent socket of an agent may
@@ -126,30 +158,31 @@ impl HeldGuest {
     }
 
     /// Tries to release the guest until it says that it goes on.
-    pub(super) fn thaw_until(&self, waits: Waits) -> Result<Option<u64>, String> {
+    pub(super) fn thaw_until(&self, waits: Waits) -> Result<Released, String> {
         let until = Instant::now() + waits.tries;
         loop {
             let reached = self.reach(Instant::now() + waits.reach);
             let thawed = reached.and_then(|mut guest| guest.thaw(Instant::now() + waits.thaw));
             if thawed.is_err() && self.is_gone(Instant::now() + waits.reach) {
-                info!("VM {}: its QEMU has ended, and with it the guest that was held", self.record.vm);
-                return Ok(None);
+                return Ok(Released::Ended);
             }
             if thawed.is_ok() || Instant::now() + waits.again >= until {
-                return thawed;
+                return thawed.map(|_| Released::GoesOn);
             }
             thread::park_timeout(waits.again);
         }
     }
 
     /// Returns what became of a guest that was not released at once, and writes it to the log.
-    pub(super) fn report(&self, thawed: Result<Option<u64>, String>) -> String {
+    pub(super) fn report(&self, thawed: Result<Released, String>) -> String {
         let vm = &self.record.vm;
         let [gone_on, may_not, remedy] = self.record.held.sentences();
         match thawed {
-            Ok(_) => {
+            Ok(released) => {
                 self.forget();
-                let sentence = gone_on.to_owned();
+                let ended =
+                    "the guest that a snapshot held has ended: its QEMU's socket has no listener any more";
+                let sentence = if released == Released::Ended { ended } else { gone_on }.to_owned();
                 info!("VM {vm}: {sentence}");
                 sentence
             }
@@ -188,7 +221,9 @@ pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Option<Duration>) -> Resul
 
 /// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
 pub(crate) fn thaw_left(guest: &HeldGuest, busy: &Arc<AtomicBool>) -> String {
-    let _busy = Busy::begin(busy);
+    let Some(_busy) = Busy::begin(busy) else {
+        return "a later snapshot holds the guest, and releases it".to_owned();
+    };
     guest.report(guest.thaw_until(WAITS))
 }
 

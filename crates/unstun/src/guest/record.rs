@@ -65,12 +65,14 @@ impl Held {
             Held::Frozen(_) => [
                 "the file systems of the guest are thawed",
                 "the file systems of the guest may be frozen",
-                "run `fsfreeze -u` in the guest, or start its agent and run `unstun thaw`",
+                "run `fsfreeze -u` in the guest, or start its agent and run `unstun thaw`; if it runs, \
+                 `unstun thaw --forget VM` removes the record",
             ],
             Held::Stopped(_) => [
                 "the guest runs on",
                 "the guest may stand still",
-                "run `unstun thaw`, or enter `cont` in QEMU's monitor",
+                "run `unstun thaw`, or enter `cont` in QEMU's monitor; if it runs, `unstun thaw --forget VM` removes the \
+                 record",
             ],
         }
     }
@@ -105,8 +107,13 @@ impl Record {
 
     /// Removes the record. One that stays is harmless: a guest that is not frozen is thawed once more.
     pub(super) fn remove(&self, datastore: &Path) {
-        let _ = fs::remove_file(folder(datastore).join(self.vm.as_str()));
+        let _ = forget(datastore, &self.vm);
     }
+}
+
+/// Removes the record of a VM, whose guest is not held, as is known otherwise.
+pub(crate) fn forget(datastore: &Path, vm: &VmName) -> std::io::Result<()> {
+    fs::remove_file(folder(datastore).join(vm.as_str()))
 }
 
 /// Returns the records of a datastore. A file that is none, or not the one of its VM, is left out: a crash before the freeze

@@ -196,6 +196,13 @@ impl Daemon {
         }
     }
 
+    /// Removes the record of a guest whose VM is removed or gets another name: no client has its disks, so no guest is held.
+    pub(super) async fn forget_guest(&self, vm: &VmName) {
+        let (root, name) = (self.main.root.clone(), vm.clone());
+        // A datastore that hangs is not waited for.
+        let _ = asked(&self.main, self.env.blocking(move || guest::forget(&root, &name))).await;
+    }
+
     /// Sets how the guest of a VM is reached, and for how long its file systems may be frozen.
     pub(crate) async fn vm_set_guest(self: &Rc<Self>, vm: &VmName, guest: VmGuest) -> Result<api::Vm> {
         let entry = self.entry_to_change(vm.as_str())?;

@@ -43,6 +43,7 @@ impl Daemon {
             }
         };
         self.forget(name);
+        self.forget_guest(vm).await;
         self.holds.release(&home.path);
         let disks_deleted = request.delete_disks && bin.is_none();
         Ok(api::VmRemoved { name: vm.clone(), home: home.path, disks_deleted, bin })

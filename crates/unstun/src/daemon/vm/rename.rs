@@ -48,6 +48,7 @@ impl Daemon {
         // The events so far are in the folder before it has another name.
         self.journal.written(&from.path).await;
         self.forget(old);
+        self.forget_guest(vm).await;
         self.holds.release(&from.path);
         let dir = &from.datastore.dir;
         let renamed = async {
