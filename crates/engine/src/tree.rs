@@ -109,11 +109,6 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
     if bad || name.trim() != name {
         return Err(Error::invalid(&state.name, format!("{name:?} cannot name a snapshot: {expected}")));
     }
-    if name.len() == ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        let cause =
-            format!("{name:?} cannot name a snapshot: it looks like an id, which may be another one's");
-        return Err(Error::invalid(&state.name, cause));
-    }
     if description.len() > DESCRIPTION_BYTES_MAX {
         let cause = format!(
             "the description has {} bytes, at most {DESCRIPTION_BYTES_MAX} are kept",
@@ -124,6 +119,17 @@ pub fn check_name(state: &VmState, name: &str, description: &str) -> Result<()> 
     if state.snapshots.iter().any(|s| s.name == name) {
         let cause = format!("a snapshot named {name:?} exists; choose another name or commit that one");
         return Err(Error::new(blk::ErrorKind::Exists, &state.name, cause));
+    }
+    Ok(())
+}
+
+/// Refuses a new name that looks like an id, which may be another snapshot's. Snapshots of other software and of earlier versions
+/// have such names, and keep them.
+pub fn refuse_id(state: &VmState, name: &str) -> Result<()> {
+    if name.len() == ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        let cause =
+            format!("{name:?} cannot name a snapshot: it looks like an id, which may be another one's");
+        return Err(Error::invalid(&state.name, cause));
     }
     Ok(())
 }
@@ -145,6 +151,9 @@ pub fn renamed(
     let mut next = state.clone();
     next.snapshots.retain(|snapshot| snapshot.id != before.id);
     check_name(&next, &after.name, &after.description)?;
+    if after.name != before.name {
+        refuse_id(&next, &after.name)?;
+    }
     next.snapshots.clone_from(&state.snapshots);
     next.snapshots.iter_mut().filter(|snapshot| snapshot.id == before.id).for_each(|s| *s = after.clone());
     Ok((next, before, after))
@@ -328,10 +337,23 @@ mod tests {
         for bad in ["", " a", "a/b", "a@b", "s7", "a\nb"] {
             assert!(check_name(&state, bad, "").is_err(), "{bad:?}");
         }
+        let id = "0123456789abcdefABCDEF0123456789";
+        // One that has such a name keeps it.
+        let state = VmState {
+            snapshots: vec![
+                snapshot(7, None, "a"),
+                SnapshotState { name: id.into(), ..snapshot(8, None, "b") },
+            ],
+            ..VmState::default()
+        };
+        let described = Rename { description: Some("old".into()), ..Rename::default() };
+        assert_eq!(renamed(&state, id, &described).unwrap().2.description, "old");
+        let other = Rename { name: Some(id.replace('0', "1")), ..Rename::default() };
+        assert!(renamed(&state, "s7", &other).is_err());
         assert_eq!(find(&state, "s7").unwrap().id, 7);
         assert_eq!(find(&state, &format!("{:032x}", 7)).unwrap().id, 7);
         let id = format!("{:032x}", 7);
-        assert!(check_name(&state, &id, "").is_err() && check_name(&state, &id[1..], "").is_ok());
+        assert!(refuse_id(&state, &id).is_err() && refuse_id(&state, &id[1..]).is_ok());
         // An imported one may have any name.
         let state = VmState { snapshots: vec![snapshot(8, None, &id), snapshot(7, Some(8), "a")], ..state };
         assert_eq!(find(&state, &id).unwrap().id, 7);

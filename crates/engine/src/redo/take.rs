@@ -102,6 +102,9 @@ impl Vm {
     fn plan_take(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let state = self.state.borrow();
         tree::check_name(&state, &label.name, &label.description)?;
+        if !copied {
+            tree::refuse_id(&state, &label.name)?;
+        }
         let disks = self.snapshotted();
         if disks.is_empty() {
             return Err(Error::refused(

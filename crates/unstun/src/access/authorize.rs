@@ -9,6 +9,7 @@ use api::name::VmName;
 use api::{AuditEntry, ConsoleLink, Role};
 use axum::http::{HeaderValue, Method};
 use jiff::Timestamp;
+use tracing::warn;
 
 use super::audit::Audit;
 use super::callers::{Caller, Origin};
@@ -74,10 +75,21 @@ impl Access {
     }
 
     /// Returns the session of a browser's cookie, with the rights that its user has now.
-    pub(crate) async fn session(&self, secret: &str) -> Option<Session> {
-        if let Some((uid, gid)) = self.sessions.user_to_look_up(secret, Instant::now()) {
-            let found = users::look_up(uid, gid).await.ok();
-            self.sessions.set_caller(secret, found.filter(Caller::may_log_in));
+    pub(crate) async fn session(self: &Arc<Self>, secret: &str) -> Option<Session> {
+        if let Some(uid) = self.sessions.user_to_look_up(secret, Instant::now()) {
+            let (access, of) = (self.clone(), secret.to_owned());
+            let look = async move {
+                match users::look_up(uid, None).await {
+                    Ok(caller) => access.sessions.set_caller(&of, Some(caller).filter(Caller::may_log_in)),
+                    Err(error) if error.kind == ErrorKind::Unidentified => {
+                        access.sessions.set_caller(&of, None);
+                    }
+                    // The session stays as it is while nobody can say what its user may do.
+                    Err(error) => warn!("a session of the console: {error}"),
+                }
+            };
+            // A browser that closes its connection does not end the look.
+            let _ = tokio::spawn(look).await;
         }
         self.sessions.of(secret, Instant::now())
     }
@@ -127,7 +139,7 @@ impl Access {
                 };
                 self.tokens.of_secret(secret.trim(), Timestamp::now()).map(Caller::token)
             }
-            (None, &Origin::Unix { uid, gid }) => users::look_up(uid, gid).await,
+            (None, &Origin::Unix { uid, gid }) => users::look_up(uid, Some(gid)).await,
             (None, Origin::Tcp(_) | Origin::Proxy(_)) => unidentified(
                 "this address needs a token: `unstun token create` prints one, and `Authorization: Bearer TOKEN` sends it",
             ),

@@ -50,8 +50,8 @@ pub(crate) struct Caller {
     pub quota_bytes: Option<u64>,
     /// End of its token's validity.
     expires: Option<Timestamp>,
-    /// User and group of a process of this host, if its rights may change while a session lasts.
-    host_user: Option<(u32, u32)>,
+    /// User of this host, if its rights may change while a session lasts.
+    host_user: Option<u32>,
 }
 
 /// Returns how a token's owner is called.
@@ -65,11 +65,11 @@ impl Caller {
     }
 
     /// A user of this host, whose rights have to be looked up again while a session lasts.
-    pub(crate) fn of_host(self, uid: u32, gid: u32) -> Caller {
-        Caller { host_user: Some((uid, gid)), ..self }
+    pub(crate) fn of_host(self, uid: u32) -> Caller {
+        Caller { host_user: Some(uid), ..self }
     }
 
-    pub(crate) fn host_user(&self) -> Option<(u32, u32)> {
+    pub(crate) fn host_user(&self) -> Option<u32> {
         self.host_user
     }
 

@@ -111,9 +111,9 @@ impl Sessions {
         Some(session.clone())
     }
 
-    /// Returns the user and the group of a session's user of the host, if the rights have to be looked up again. Until
+    /// Returns the number of a session's user of the host, if the rights have to be looked up again. Until
     /// `set_caller` the session has the former ones.
-    pub(crate) fn user_to_look_up(&self, secret: &str, now: Instant) -> Option<(u32, u32)> {
+    pub(crate) fn user_to_look_up(&self, secret: &str, now: Instant) -> Option<u32> {
         let mut state = self.state();
         let session = state.sessions.get_mut(secret)?;
         let user = session.caller.host_user()?;
@@ -194,12 +194,12 @@ mod tests {
     #[test]
     fn a_session_has_the_rights_that_its_user_has_now() {
         let (sessions, now) = (Sessions::new(Path::new("/ds")), Instant::now());
-        let user = |role| Caller::user("user anna".to_owned(), role, Vec::new()).of_host(1000, 100);
+        let user = |role| Caller::user("user anna".to_owned(), role, Vec::new()).of_host(1000);
         sessions.begin("a".to_owned(), "f".to_owned(), user(Role::Admin), now);
         sessions.begin("root".to_owned(), "f".to_owned(), caller(), now);
         assert_eq!(sessions.user_to_look_up("a", now), None, "it has just logged in");
         let later = now + RIGHTS_KNOWN;
-        assert_eq!(sessions.user_to_look_up("a", later), Some((1000, 100)));
+        assert_eq!(sessions.user_to_look_up("a", later), Some(1000));
         assert_eq!(sessions.user_to_look_up("a", later), None, "once for all requests");
         assert_eq!(sessions.user_to_look_up("root", later), None);
         sessions.set_caller("a", Some(user(Role::Viewer)));

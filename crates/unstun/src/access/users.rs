@@ -37,13 +37,17 @@ pub(crate) fn has_users_file() -> bool {
     Path::new(USERS_FILE).exists()
 }
 
-/// Identifies a process's user. It may ask a directory service, on a thread that may block.
-pub(crate) async fn look_up(uid: u32, gid: u32) -> Result<Caller> {
+/// Identifies a user of this host, and with `gid` a process of it, which may have another group than the user's own. It may ask
+/// a directory service, on a thread that may block.
+///
+/// # Errors
+/// `Unidentified`: the user has no access. `Failed`: nobody can say.
+pub(crate) async fn look_up(uid: u32, gid: Option<u32>) -> Result<Caller> {
     let identified = tokio::task::spawn_blocking(move || identify(uid, gid)).await;
     identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
 }
 
-fn identify(uid: u32, gid: u32) -> Result<Caller> {
+fn identify(uid: u32, gid: Option<u32>) -> Result<Caller> {
     // These need no directory service, which may hang.
     if uid == 0 {
         return Ok(Caller::user("user root (uid 0)".to_owned(), Role::Admin, Vec::new()));
@@ -51,18 +55,20 @@ fn identify(uid: u32, gid: u32) -> Result<Caller> {
     if uid == rustix::process::geteuid().as_raw() {
         return Ok(Caller::user(format!("user {uid}"), Role::Admin, Vec::new()));
     }
-    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    let user = User::from_uid(Uid::from_raw(uid))
+        .map_err(|e| Error::failed(format!("looking user {uid} up: {}", e.desc())))?;
+    let primary = gid.map(Gid::from_raw).or(user.as_ref().map(|user| user.gid));
     let name = user.map(|user| user.name);
     let who = match &name {
         Some(name) => format!("user {name} (uid {uid})"),
         None => format!("user {uid}"),
     };
-    if admins_group().is_some_and(|admins| is_member(name.as_deref(), gid, admins)) {
-        return Ok(Caller::user(who, Role::Admin, Vec::new()).of_host(uid, gid));
+    if admins_group().is_some_and(|admins| is_member(name.as_deref(), primary, admins)) {
+        return Ok(Caller::user(who, Role::Admin, Vec::new()).of_host(uid));
     }
     let of_file = name.and_then(|name| read_file().into_iter().find(|entry| entry.user == name));
     match of_file {
-        Some(Entry { role, vms, .. }) => Ok(Caller::user(who, role, vms).of_host(uid, gid)),
+        Some(Entry { role, vms, .. }) => Ok(Caller::user(who, role, vms).of_host(uid)),
         None => {
             let message = format!(
                 "{who} has no access: an administrator adds the user to the group {ADMINS_GROUP}, or gives it a role in \
@@ -73,8 +79,8 @@ fn identify(uid: u32, gid: u32) -> Result<Caller> {
     }
 }
 
-fn is_member(name: Option<&str>, gid: u32, of: Gid) -> bool {
-    let primary = Gid::from_raw(gid);
+fn is_member(name: Option<&str>, primary: Option<Gid>, of: Gid) -> bool {
+    let Some(primary) = primary else { return false };
     let others =
         name.and_then(|name| CString::new(name).ok()).and_then(|name| getgrouplist(&name, primary).ok());
     primary == of || others.is_some_and(|groups| groups.contains(&of))
@@ -155,9 +161,9 @@ mod tests {
     fn the_daemons_own_user_and_root_are_administrators_and_nobody_is_not() {
         let own = rustix::process::geteuid().as_raw();
         for uid in [0, own] {
-            assert_eq!(identify(uid, 0).unwrap().role, Role::Admin);
+            assert_eq!(identify(uid, Some(0)).unwrap().role, Role::Admin);
         }
-        let error = identify(65_533, 65_533).unwrap_err();
+        let error = identify(65_533, Some(65_533)).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unidentified);
         assert!(error.message.contains("user 65533 has no access: an administrator adds"), "{error}");
     }

@@ -39,8 +39,10 @@ impl AgeClock {
         if offset_us.saturating_sub(self.offset_us.get()) <= SET_MIN_US {
             return self.trust(offset_us, unix_us);
         }
-        let known =
-            self.set_ahead.get().filter(|known| offset_us.saturating_sub(known.offset_us) <= SET_MIN_US);
+        let known = self
+            .set_ahead
+            .get()
+            .filter(|known| offset_us.saturating_sub(known.offset_us).abs() <= SET_MIN_US);
         let since_us = known.map_or(boot_us, |known| known.since_us);
         if boot_us - since_us >= TRUSTED_AFTER_US {
             return self.trust(offset_us, unix_us);
@@ -97,9 +99,12 @@ mod tests {
             assert_eq!(ahead_us(&clock, hour, 5000 * HOUR_US), 0, "hour {hour}");
         }
         assert_eq!(ahead_us(&clock, 44, 5000 * HOUR_US), 5000 * HOUR_US);
-        // One that was corrected, and is set ahead later, begins anew.
-        assert_eq!(ahead_us(&clock, 45, 0), 0);
-        assert_eq!(ahead_us(&clock, 46, HOUR_US), 0);
+        // One that is set back in part begins anew, and so does one that was corrected and is set ahead later.
+        assert_eq!(ahead_us(&clock, 45, 9000 * HOUR_US), 5000 * HOUR_US);
+        assert_eq!(ahead_us(&clock, 68, 6000 * HOUR_US), 5000 * HOUR_US);
+        assert_eq!(ahead_us(&clock, 70, 6000 * HOUR_US), 5000 * HOUR_US);
+        assert_eq!(ahead_us(&clock, 71, 0), 0);
+        assert_eq!(ahead_us(&clock, 72, HOUR_US), 0);
     }
 
     proptest! {

@@ -5,6 +5,8 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use api::error::{Error, ErrorKind};
 use api::name::TokenName;
@@ -23,6 +25,9 @@ use crate::daemon::{CoreHandle, Daemon, Subject};
 
 /// The import under way, in the own folder of the main datastore.
 const JOURNAL_NAME: &str = "config-import";
+
+/// Time between two tries to remove it.
+const REMOVE_AGAIN: Duration = Duration::from_secs(10);
 
 /// An import that has begun.
 #[derive(Serialize, Deserialize)]
@@ -87,13 +92,15 @@ async fn import(
     };
     let names = names_of(&new);
     let begun = Begun { by: caller.who, config: new };
-    let applied = match write_journal(&access.core, &begun).await {
+    let written = Arc::new(AtomicBool::new(false));
+    let applied = match write_journal(&access.core, &begun, Written(written.clone())).await {
         Ok(()) => apply(&access, &alarms, &known, begun).await,
         Err(error) => Err(error),
     };
-    let ended = remove_journal(&access.core).await;
-    applied.and(ended)?;
+    // Some may have other rights, even if what comes after the tokens has failed.
     names.iter().for_each(|name| access.sessions.end_all_of(&token_name(name)));
+    let ended = remove_journal(&access.core, written).await;
+    both(applied, ended)?;
     Ok(Json(imported))
 }
 
@@ -101,21 +108,57 @@ fn names_of(config: &Config) -> Vec<TokenName> {
     config.tokens.iter().map(|stored| stored.token.name.clone()).collect()
 }
 
-async fn write_journal(core: &CoreHandle, begun: &Begun) -> Result<(), Error> {
+/// Sets its flag when the write of the journal has ended: one that meets a hang continues without its caller.
+struct Written(Arc<AtomicBool>);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+async fn write_journal(core: &CoreHandle, begun: &Begun, written: Written) -> Result<(), Error> {
     let text = serde_json::to_vec(begun).expect("a configuration is JSON");
-    let write = async move |daemon: Rc<Daemon>| daemon.replace_own_file(JOURNAL_NAME, &text).await;
+    let write = async move |daemon: Rc<Daemon>| {
+        let _written = written;
+        daemon.replace_own_file(JOURNAL_NAME, &text).await
+    };
     core.ask(Subject::Datastore(None), write).await
 }
 
-async fn remove_journal(core: &CoreHandle) -> Result<(), Error> {
+/// Removes the journal, once its write has ended. If that fails, a task tries it until it succeeds: a later start must not import
+/// over what users have set since.
+async fn remove_journal(core: &Arc<CoreHandle>, written: Arc<AtomicBool>) -> Result<(), Error> {
+    let Err(error) = try_to_remove_journal(core, &written).await else { return Ok(()) };
+    let core = core.clone();
+    tokio::spawn(async move {
+        while try_to_remove_journal(&core, &written).await.is_err() {
+            tokio::time::sleep(REMOVE_AGAIN).await;
+        }
+    });
+    let message = format!(
+        "{}; .unstun/{JOURNAL_NAME} is still there, and is removed when the datastore allows it: a start of the daemon before that \
+         imports it once more",
+        error.message
+    );
+    Err(Error::new(error.kind, message))
+}
+
+async fn try_to_remove_journal(core: &CoreHandle, written: &AtomicBool) -> Result<(), Error> {
+    if !written.load(Ordering::Acquire) {
+        return Err(Error::new(ErrorKind::UnderWay, "the datastore does not answer"));
+    }
     let remove = async |daemon: Rc<Daemon>| daemon.remove_own_file(JOURNAL_NAME).await;
-    core.ask(Subject::Datastore(None), remove).await.map_err(|e| {
-        let message = format!(
-            "{}; .unstun/{JOURNAL_NAME} is still there, and the daemon's next start would import it once more: remove it",
-            e.message
-        );
-        Error::new(e.kind, message)
-    })
+    core.ask(Subject::Datastore(None), remove).await
+}
+
+fn both(applied: Result<(), Error>, ended: Result<(), Error>) -> Result<(), Error> {
+    match (applied, ended) {
+        (Err(applied), Err(ended)) => {
+            Err(Error::new(applied.kind, format!("{}; {}", applied.message, ended.message)))
+        }
+        (applied, ended) => applied.and(ended),
+    }
 }
 
 /// Completes an import that a kill of the daemon has interrupted. No request may be served yet.
@@ -134,19 +177,24 @@ pub(crate) async fn complete_import(access: &Access, alarms: &Alarms) {
 /// set since.
 async fn complete(access: &Access, alarms: &Alarms) -> Result<Option<String>, Error> {
     let read = async |daemon: Rc<Daemon>| daemon.own_file(JOURNAL_NAME).await;
-    let text = access.core.ask(Subject::Datastore(None), read).await?;
-    if text.is_empty() {
+    let text = access.core.ask(Subject::Datastore(None), read).await;
+    if text.as_ref().is_ok_and(Vec::is_empty) {
         return Ok(None);
     }
     let applied = async {
+        let text = text?;
         let begun: Begun = serde_json::from_slice(&text)
             .map_err(|e| Error::new(ErrorKind::Damaged, format!(".unstun/{JOURNAL_NAME}: {e}")))?;
         let (known, by) = (current(access, alarms).await?, begun.by.clone());
         apply(access, alarms, &known, begun).await.map(|()| by)
     };
     let applied = applied.await;
-    let ended = remove_journal(&access.core).await;
-    applied.and_then(|by| ended.map(|()| Some(by)))
+    let ended = remove_journal(&access.core, Arc::new(AtomicBool::new(true))).await;
+    let (applied, by) = match applied {
+        Ok(by) => (Ok(()), Some(by)),
+        Err(error) => (Err(error), None),
+    };
+    both(applied, ended).map(|()| by)
 }
 
 /// Puts a configuration in force: all of it, or on an error none. Policies come last: they begin to work at once.

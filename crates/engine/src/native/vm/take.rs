@@ -30,6 +30,9 @@ impl NativeVm {
     async fn take_with(&self, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
         let name = label.name.clone();
         let began_ns = self.env.now_ns();
+        if !copied {
+            tree::refuse_id(&self.state.borrow(), &name)?;
+        }
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let persistent = self.persistent();

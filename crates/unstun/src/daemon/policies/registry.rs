@@ -1,6 +1,6 @@
 //! The policies, and what is known of their runs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use api::error::{Error, Result};
@@ -9,6 +9,10 @@ use api::{Policy, PolicyProblem, PolicyRun};
 use blk::sync::{Signal, TaskMutex};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+/// Maximum number of takes that all policies wait for at the same time: each freezes a guest, or stuns one for less than a
+/// millisecond.
+const TAKES_MAX: usize = 32;
 
 /// A run under way.
 #[derive(Debug, Clone)]
@@ -74,6 +78,19 @@ pub(crate) struct Policies {
     pub(super) changing: TaskMutex,
     pub(super) changed: Signal,
     pub(super) to_remove: Signal,
+    /// Takes of all policies that are waited for, and the end of one.
+    taking: Cell<usize>,
+    took: Signal,
+}
+
+/// The right to one of the takes that policies wait for at the same time.
+pub(super) struct TakeTurn<'a>(&'a Policies);
+
+impl Drop for TakeTurn<'_> {
+    fn drop(&mut self) {
+        self.0.taking.set(self.0.taking.get() - 1);
+        self.0.took.notify();
+    }
 }
 
 impl Policies {
@@ -81,6 +98,15 @@ impl Policies {
     pub(crate) fn wake(&self) {
         self.changed.notify();
         self.to_remove.notify();
+    }
+
+    /// Waits until a policy may begin a take.
+    pub(super) async fn take_turn(&self) -> TakeTurn<'_> {
+        while self.taking.get() >= TAKES_MAX {
+            self.took.wait().await;
+        }
+        self.taking.set(self.taking.get() + 1);
+        TakeTurn(self)
     }
 
     /// Returns why no policy runs, if their file could not be read.

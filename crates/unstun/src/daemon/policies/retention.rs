@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 /// Returns for each snapshot, given the time of its take, whether a rule keeps it. The rules count periods that have a
 /// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. A snapshot of a time to come, which
 /// a clock leaves that was ahead and went back, is kept and takes no place of the others. Periods are those of `zone`. Ages
-/// are judged by a time of their own, `for_ages`.
+/// are judged by a time of their own, `for_ages`, and what is of a time after that one is of a time to come, too.
 pub(super) fn kept(
     taken: &[Timestamp],
     keep: &Retention,
@@ -19,7 +19,8 @@ pub(super) fn kept(
 ) -> Vec<bool> {
     let mut kept: Vec<bool> =
         taken.iter().map(|&taken| keep.all || is_young(taken, keep, for_ages)).collect();
-    let mut newest_first: Vec<usize> = (0..taken.len()).filter(|&at| taken[at] <= now).collect();
+    let mut newest_first: Vec<usize> =
+        (0..taken.len()).filter(|&at| taken[at] <= now.min(for_ages)).collect();
     newest_first.sort_by_key(|&at| Reverse((taken[at], at)));
     for (rule, count) in keep.rules() {
         let mut periods = 0;

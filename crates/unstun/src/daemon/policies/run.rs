@@ -29,8 +29,8 @@ const AGAIN_MAX: SignedDuration = SignedDuration::from_hours(1);
 const LATE_MAX: SignedDuration = SignedDuration::from_mins(5);
 /// Difference of two looks at the clock above which it was set back.
 const SET_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
-/// Maximum number of VMs whose snapshots are taken at the same time.
-const TAKES_MAX: usize = 8;
+/// Maximum number of VMs of which one policy takes snapshots at the same time.
+const TAKES_OF_ONE_MAX: usize = 8;
 /// Time that a run waits for its takes, and that it waits at least for each. A take that waits longer, for space for
 /// example, continues, and holds up neither the others nor the other policies.
 const TAKES_US_MAX: u64 = 60_000_000;
@@ -152,6 +152,7 @@ impl Daemon {
         let takes = entries.iter().map(|entry| {
             let (daemon, entry, policy) = (self.clone(), entry.clone(), policy.clone());
             async move {
+                let _turn = daemon.policies.take_turn().await;
                 let vm = api_types::vm_name(&entry.name);
                 let taker = daemon.clone();
                 let take = async move { taker.take_once(&policy, scheduled, &entry).await };
@@ -159,7 +160,7 @@ impl Daemon {
                 (vm.clone(), daemon.answer(Subject::Vm(vm), work).await)
             }
         });
-        stream::iter(takes).buffered(TAKES_MAX).collect().await
+        stream::iter(takes).buffered(TAKES_OF_ONE_MAX).collect().await
     }
 
     /// Waits for a take until a time of the monotonic clock. The take continues after that.

@@ -240,12 +240,18 @@ async fn refuse_present(home: &Home, other: &Path) -> Result<()> {
 
 /// Refuses another move of a home while the record of an earlier one names what is still to be removed.
 pub(crate) async fn refuse_recorded(home: &Home) -> Result<()> {
+    if let Some(MoveRecord::Within { .. }) = record(home).await? {
+        let cause = "the other side of an earlier move could not be removed; the log says why, and the next start tries again";
+        return Err(Error::refused(home.path.display().to_string(), cause));
+    }
+    refuse_other_side(home).await
+}
+
+/// Refuses a move while the record of an earlier one names a side in another datastore. What a move within a datastore has left
+/// is removed first, by `recovery::settle`.
+pub(crate) async fn refuse_other_side(home: &Home) -> Result<()> {
     let cause = match record(home).await? {
-        None => return Ok(()),
-        Some(MoveRecord::Within { .. }) => {
-            "the other side of an earlier move could not be removed; the log says why, and the next start tries again"
-                .to_owned()
-        }
+        None | Some(MoveRecord::Within { .. }) => return Ok(()),
         Some(
             MoveRecord::Prepared { to: other }
             | MoveRecord::Committed { to: other }

@@ -36,6 +36,7 @@ struct Target {
     home: Home,
     store: Store,
     stays: bool,
+    held: [Rc<Arrival>; 2],
 }
 
 /// Bytes that a move copies at most, and those that are free in its target.
@@ -93,6 +94,9 @@ impl Daemon {
             Some(name) => self.datastore(Some(name))?,
             None => entry.datastore.clone(),
         };
+        // Before any wait: a datastore that is removed meanwhile must not get the VM.
+        datastore.refuse_when_leaving()?;
+        let held = [Arrival::at(&entry.datastore), Arrival::at(&datastore)];
         let store = request.store.unwrap_or(entry.kept.store());
         let stays = Rc::ptr_eq(&datastore, &entry.datastore);
         if store == Store::Redo {
@@ -103,13 +107,13 @@ impl Daemon {
             return Err(Error::refused(format!("VM {}", entry.name), cause).into());
         }
         refuse_to_move(entry, request.disk, store).await?;
-        handover::refuse_recorded(&entry.place()).await?;
+        handover::refuse_other_side(&entry.place()).await?;
         let home = if stays { entry.place() } else { datastore.home(&entry.name) };
         if !stays && paths::exists(&self.env, home.path.clone()).await {
             let message = format!("{} exists already; expected no such folder", home.path.display());
             return Err(api::error::Error::new(api::error::ErrorKind::Exists, message));
         }
-        Ok(Target { home, store, stays })
+        Ok(Target { home, store, stays, held })
     }
 
     /// Plans a move. Removes what an earlier one has left.
@@ -118,9 +122,9 @@ impl Daemon {
         entry: &Rc<VmRecord>,
         request: &api::VmMove,
     ) -> api::error::Result<MovePlan> {
-        let Target { home: to, store, stays } = self.move_target(entry, request).await?;
-        let held = [Arrival::at(&entry.datastore), Arrival::at(&to.datastore)];
+        let Target { home: to, store, stays, held } = self.move_target(entry, request).await?;
         recovery::settle(self, &entry.place()).await?;
+        handover::refuse_recorded(&entry.place()).await?;
         if stays {
             return Ok(self.plan_within(entry, store).await?);
         }
@@ -138,7 +142,7 @@ impl Daemon {
         request: &api::VmMove,
     ) -> api::error::Result<api::VmMovePreview> {
         let entry = self.entry_to_change(vm.as_str())?;
-        let Target { home, store, .. } = self.move_target(&entry, request).await?;
+        let Target { home, store, held: _held, .. } = self.move_target(&entry, request).await?;
         let room = self.room_for(&entry, &home, store).await?;
         Ok(api::VmMovePreview {
             vm: vm.clone(),
