@@ -1,6 +1,7 @@
 //! The check of a caller: who it is, whether its role has the right, and the entry of the audit.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use api::error::{Error, ErrorKind, Result};
@@ -30,6 +31,8 @@ pub(crate) struct Access {
     pub sessions: Sessions,
     /// One import of a configuration at a time.
     pub importing: tokio::sync::Mutex<()>,
+    /// Whether an import has left its journal, which a task removes.
+    pub journal_left: AtomicBool,
 }
 
 /// A request, as far as its rights are concerned.
@@ -54,6 +57,7 @@ impl Access {
             limit: RequestLimit::default(),
             sessions: Sessions::new(datastore.root()),
             importing: tokio::sync::Mutex::default(),
+            journal_left: AtomicBool::default(),
         }
     }
 
@@ -65,6 +69,11 @@ impl Access {
 
     /// Makes a link that logs in a browser as `caller`.
     pub(crate) async fn console_link(&self, caller: Caller) -> Result<ConsoleLink> {
+        // A session has the rights of the user, which those of the process may differ from.
+        let caller = match caller.host_user() {
+            Some(uid) => users::look_up(uid, None).await?,
+            None => caller,
+        };
         let code = self.secret().await?;
         let web = self.core.ask(Subject::None, async |daemon| Ok(daemon.web.borrow().clone())).await?;
         self.sessions.add_code(code.clone(), caller, Instant::now());

@@ -111,8 +111,7 @@ impl Freeze {
         let first = guest.thaw(Instant::now() + waits.thaw);
         // The agent has one client at a time.
         drop(guest);
-        let report =
-            self.guest.report(first.map(|_| Released::GoesOn).or_else(|_| self.guest.thaw_until(waits)));
+        let report = self.guest.report(first.map(Released::of).or_else(|_| self.guest.thaw_until(waits)));
         drop(busy);
         let _ = end.send(report);
     }

@@ -12,7 +12,6 @@ use tokio::sync::oneshot;
 use tracing::{error, info};
 
 use super::lines::Lines;
-use super::monitor::Monitor;
 use super::record::{Held, all};
 use super::{Guest, Record};
 
@@ -50,9 +49,19 @@ pub(crate) struct HeldGuest {
 /// What became of a guest that was held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Released {
+    /// It goes on. Nothing was frozen, or it is not known whether anything was.
     GoesOn,
+    /// Its file systems were frozen until then.
+    Thawed,
     /// Its QEMU has ended.
     Ended,
+}
+
+impl Released {
+    /// `file_systems` is what the guest says that it has thawed.
+    pub(super) fn of(file_systems: Option<u64>) -> Released {
+        if file_systems.is_some_and(|count| count > 0) { Released::Thawed } else { Released::GoesOn }
+    }
 }
 
 /// Why a guest is not held.
@@ -123,14 +132,13 @@ impl HeldGuest {
         let earlier = HeldGuest { record, ..self.clone() };
         let once = Waits { tries: Duration::ZERO, ..waits };
         let (was, is) = (&earlier.record.held, &self.record.held);
-        let released = match was {
-            Held::Stopped(path) if Monitor::runs(path, Instant::now() + waits.reach) => Ok(Released::GoesOn),
-            _ => earlier.thaw_until(once),
-        };
-        let released = match (was, is) {
-            // The guest may be reached in another way by now.
-            (Held::Frozen(_), Held::Frozen(_)) if was != is => released.or_else(|_| self.thaw_until(once)),
-            _ => released,
+        let released = match (earlier.thaw_until(once), was, is) {
+            // The guest may be reached in another way by now. That it has thawed something shows that it is this one.
+            (Err(cause), Held::Frozen(_), Held::Frozen(_)) if was != is => match self.thaw_until(once) {
+                Ok(Released::Thawed) => Ok(Released::Thawed),
+                _ => Err(cause),
+            },
+            (released, ..) => released,
         };
         match released {
             Ok(_) => {
@@ -167,7 +175,7 @@ impl HeldGuest {
                 return Ok(Released::Ended);
             }
             if thawed.is_ok() || Instant::now() + waits.again >= until {
-                return thawed.map(|_| Released::GoesOn);
+                return thawed.map(Released::of);
             }
             thread::park_timeout(waits.again);
         }
@@ -221,10 +229,16 @@ pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Option<Duration>) -> Resul
 
 /// Does the same for a daemon that starts. No freeze of the guest begins meanwhile. Returns what became of it.
 pub(crate) fn thaw_left(guest: &HeldGuest, busy: &Arc<AtomicBool>) -> String {
-    let Some(_busy) = Busy::begin(busy) else {
-        return "a later snapshot holds the guest, and releases it".to_owned();
+    let _busy = loop {
+        match Busy::begin(busy) {
+            Some(busy) => break busy,
+            None => thread::park_timeout(WAITS.again),
+        }
     };
-    guest.report(guest.thaw_until(WAITS))
+    let is_left = all(&guest.datastore).contains(&guest.record);
+    // A take that held the guest meanwhile has released it.
+    let released = if is_left { guest.thaw_until(WAITS) } else { Ok(Released::GoesOn) };
+    guest.report(released)
 }
 
 pub(super) fn micros(duration: Duration) -> u64 {

@@ -36,13 +36,6 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Returns whether the guest of a monitor runs, as far as can be known.
-    pub(super) fn runs(path: &Path, until: Instant) -> bool {
-        let asked =
-            Self::connect(path, until).and_then(|mut monitor| monitor.call("query-status", json!({}), until));
-        asked.is_ok_and(|status| status["running"] == true)
-    }
-
     fn greet(&mut self, until: Instant) -> Result<(), String> {
         let greeting = self.message(until).map_err(|cause| match cause.as_str() {
             NO_ANSWER => format!("{cause}; is another program connected to the socket?"),

@@ -75,6 +75,10 @@ async fn import(
     Body(config): Body<Config>,
 ) -> Result<Json<ConfigImported>, Failure> {
     let _turn = access.importing.lock().await;
+    if access.journal_left.load(Ordering::Acquire) {
+        let message = "an earlier import has left its record, because the main datastore did not answer; try again when it does";
+        return Err(Error::new(ErrorKind::Unavailable, message).into());
+    }
     let known = current(&access, &alarms).await?;
     let (new, differ) = config.beyond(&known);
     if !replace && !differ.is_empty() {
@@ -99,7 +103,7 @@ async fn import(
     };
     // Some may have other rights, even if what comes after the tokens has failed.
     names.iter().for_each(|name| access.sessions.end_all_of(&token_name(name)));
-    let ended = remove_journal(&access.core, written).await;
+    let ended = remove_journal(&access, written).await;
     both(applied, ended)?;
     Ok(Json(imported))
 }
@@ -128,13 +132,15 @@ async fn write_journal(core: &CoreHandle, begun: &Begun, written: Written) -> Re
 
 /// Removes the journal, once its write has ended. If that fails, a task tries it until it succeeds: a later start must not import
 /// over what users have set since.
-async fn remove_journal(core: &Arc<CoreHandle>, written: Arc<AtomicBool>) -> Result<(), Error> {
-    let Err(error) = try_to_remove_journal(core, &written).await else { return Ok(()) };
-    let core = core.clone();
+async fn remove_journal(access: &Arc<Access>, written: Arc<AtomicBool>) -> Result<(), Error> {
+    let Err(error) = try_to_remove_journal(&access.core, &written).await else { return Ok(()) };
+    access.journal_left.store(true, Ordering::Release);
+    let access = access.clone();
     tokio::spawn(async move {
-        while try_to_remove_journal(&core, &written).await.is_err() {
+        while try_to_remove_journal(&access.core, &written).await.is_err() {
             tokio::time::sleep(REMOVE_AGAIN).await;
         }
+        access.journal_left.store(false, Ordering::Release);
     });
     let message = format!(
         "{}; .unstun/{JOURNAL_NAME} is still there, and is removed when the datastore allows it: a start of the daemon before that \
@@ -162,7 +168,7 @@ fn both(applied: Result<(), Error>, ended: Result<(), Error>) -> Result<(), Erro
 }
 
 /// Completes an import that a kill of the daemon has interrupted. No request may be served yet.
-pub(crate) async fn complete_import(access: &Access, alarms: &Alarms) {
+pub(crate) async fn complete_import(access: &Arc<Access>, alarms: &Alarms) {
     match complete(access, alarms).await {
         Ok(None) => {}
         Ok(Some(by)) => info!("an import of {by} that the end of the daemon interrupted is complete"),
@@ -175,7 +181,7 @@ pub(crate) async fn complete_import(access: &Access, alarms: &Alarms) {
 
 /// Returns who began the import, if there was one. One that fails is given up: a later start must not change what users have
 /// set since.
-async fn complete(access: &Access, alarms: &Alarms) -> Result<Option<String>, Error> {
+async fn complete(access: &Arc<Access>, alarms: &Alarms) -> Result<Option<String>, Error> {
     let read = async |daemon: Rc<Daemon>| daemon.own_file(JOURNAL_NAME).await;
     let text = access.core.ask(Subject::Datastore(None), read).await;
     if text.as_ref().is_ok_and(Vec::is_empty) {
@@ -189,7 +195,7 @@ async fn complete(access: &Access, alarms: &Alarms) -> Result<Option<String>, Er
         apply(access, alarms, &known, begun).await.map(|()| by)
     };
     let applied = applied.await;
-    let ended = remove_journal(&access.core, Arc::new(AtomicBool::new(true))).await;
+    let ended = remove_journal(access, Arc::new(AtomicBool::new(true))).await;
     let (applied, by) = match applied {
         Ok(by) => (Ok(()), Some(by)),
         Err(error) => (Err(error), None),

@@ -42,8 +42,9 @@ pub(super) fn kept(
 
 /// Returns whether a snapshot is too young to be removed. One of a time to come is: the clock has gone back.
 fn is_young(taken: Timestamp, keep: &Retention, now: Timestamp) -> bool {
+    // Whole seconds round towards zero: those of a time to come are told by the time itself.
     let age_s = now.duration_since(taken).as_secs();
-    age_s < 0 || u64::try_from(age_s).is_ok_and(|age_s| age_s < keep.min_age_s)
+    taken > now || u64::try_from(age_s).is_ok_and(|age_s| age_s < keep.min_age_s)
 }
 
 /// Returns a number for the period of a rule in which a time is; each snapshot is a period of the rule `last`.
@@ -117,6 +118,16 @@ mod tests {
         let times = ["2026-11-25T10:00:00Z", "2026-11-26T10:00:00Z", "2027-01-01T10:00:00Z"];
         assert_eq!(kept_times(&times, Retention { last: 1, ..Retention::default() }), times[1..]);
         assert_eq!(kept_times(&times, Retention { daily: 1, ..Retention::default() }), times[1..]);
+    }
+
+    #[test]
+    fn what_is_less_than_a_second_ahead_is_of_a_time_to_come_too() {
+        let times = ["2026-11-26T11:00:00Z", "2026-11-26T12:00:00.5Z"];
+        assert_eq!(kept_times(&times, Retention { last: 1, ..Retention::default() }), times);
+        // The clock was set ahead by an hour, and ages are judged by the former time.
+        let taken = times.map(at);
+        let (keep, now) = (Retention { last: 1, ..Retention::default() }, at("2026-11-26T13:00:00Z"));
+        assert_eq!(kept(&taken, &keep, &TimeZone::UTC, now, at(NOW)), [true, true]);
     }
 
     #[test]
