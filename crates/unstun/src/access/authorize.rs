@@ -93,7 +93,7 @@ impl Access {
                     Err(error) if error.kind == ErrorKind::Unidentified => {
                         access.sessions.set_caller(&of, None);
                     }
-                    // The session stays as it is while nobody can say what its user may do.
+                    // The directory service has failed: the session keeps the rights that it has.
                     Err(error) => warn!("a session of the console: {error}"),
                 }
             };

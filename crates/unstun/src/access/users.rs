@@ -8,6 +8,7 @@ use std::path::Path;
 
 use api::error::{Error, ErrorKind, Result};
 use api::{Role, VmGlob};
+use nix::errno::Errno;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use tracing::warn;
 
@@ -41,7 +42,7 @@ pub(crate) fn has_users_file() -> bool {
 /// a directory service, on a thread that may block.
 ///
 /// # Errors
-/// `Unidentified`: the user has no access. `Failed`: nobody can say.
+/// `Unidentified`: the user has no access. `Failed`: the directory service has failed.
 pub(crate) async fn look_up(uid: u32, gid: Option<u32>) -> Result<Caller> {
     let identified = tokio::task::spawn_blocking(move || identify(uid, gid)).await;
     identified.map_err(|e| Error::failed(format!("looking user {uid} up: {e}")))?
@@ -55,15 +56,18 @@ fn identify(uid: u32, gid: Option<u32>) -> Result<Caller> {
     if uid == rustix::process::geteuid().as_raw() {
         return Ok(Caller::user(format!("user {uid}"), Role::Admin, Vec::new()));
     }
-    let user = User::from_uid(Uid::from_raw(uid))
-        .map_err(|e| Error::failed(format!("looking user {uid} up: {}", e.desc())))?;
+    let failed = |e: Errno| Error::failed(format!("looking user {uid} up: {}", e.desc()));
+    let user = User::from_uid(Uid::from_raw(uid)).map_err(failed)?;
     let primary = gid.map(Gid::from_raw).or(user.as_ref().map(|user| user.gid));
     let name = user.map(|user| user.name);
     let who = match &name {
         Some(name) => format!("user {name} (uid {uid})"),
         None => format!("user {uid}"),
     };
-    if admins_group().is_some_and(|admins| is_member(name.as_deref(), primary, admins)) {
+    let admins = Group::from_name(ADMINS_GROUP).map_err(failed)?;
+    if let (Some(admins), Some(primary)) = (admins, primary)
+        && is_member(name.as_deref(), primary, admins.gid).map_err(failed)?
+    {
         return Ok(Caller::user(who, Role::Admin, Vec::new()).of_host(uid));
     }
     let of_file = name.and_then(|name| read_file().into_iter().find(|entry| entry.user == name));
@@ -79,11 +83,9 @@ fn identify(uid: u32, gid: Option<u32>) -> Result<Caller> {
     }
 }
 
-fn is_member(name: Option<&str>, primary: Option<Gid>, of: Gid) -> bool {
-    let Some(primary) = primary else { return false };
-    let others =
-        name.and_then(|name| CString::new(name).ok()).and_then(|name| getgrouplist(&name, primary).ok());
-    primary == of || others.is_some_and(|groups| groups.contains(&of))
+fn is_member(name: Option<&str>, primary: Gid, of: Gid) -> Result<bool, Errno> {
+    let Some(name) = name.and_then(|name| CString::new(name).ok()) else { return Ok(primary == of) };
+    Ok(primary == of || getgrouplist(&name, primary)?.contains(&of))
 }
 
 /// Returns the entries of the file. A wrong line gives no role; the other lines count.

@@ -155,11 +155,15 @@ fn a_daemon_that_ends_leaves_no_guest_frozen() {
     assert!(!record.exists());
     // The end does not wait for an agent for ever.
     ended_in_mid_freeze(&datastore, &guest, daemon, Daemon::stop);
-    assert!(record.exists());
+    let left = fs::read(&record).unwrap();
     assert_eq!(datastore.json("thaw")[0], json!({"vm": "web", "access": guest.access, "cause": null}));
     assert_eq!(guest.next(), THAW, "by the command, without a daemon");
     assert!(!record.exists());
     assert_eq!(datastore.json("thaw"), json!([]));
+    fs::write(&record, left).unwrap();
+    assert_eq!(datastore.json("thaw --forget web")[0]["vm"], "web");
+    assert!(!record.exists());
+    assert_eq!(datastore.run("thaw --forget web").status.code(), Some(4), "there is none any more");
 
     let daemon = datastore.start();
     let _client = HeldOpen::new(&datastore, "web");

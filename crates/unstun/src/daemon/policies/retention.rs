@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use api::Retention;
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 
 /// Returns for each snapshot, given the time of its take, whether a rule keeps it. The rules count periods that have a
 /// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. A snapshot of a time to come, which
@@ -42,9 +42,8 @@ pub(super) fn kept(
 
 /// Returns whether a snapshot is too young to be removed. One of a time to come is: the clock has gone back.
 fn is_young(taken: Timestamp, keep: &Retention, now: Timestamp) -> bool {
-    // Whole seconds round towards zero: those of a time to come are told by the time itself.
-    let age_s = now.duration_since(taken).as_secs();
-    taken > now || u64::try_from(age_s).is_ok_and(|age_s| age_s < keep.min_age_s)
+    let min_age = SignedDuration::from_secs(i64::try_from(keep.min_age_s).unwrap_or(i64::MAX));
+    now.duration_since(taken) < min_age
 }
 
 /// Returns a number for the period of a rule in which a time is; each snapshot is a period of the rule `last`.
@@ -70,7 +69,6 @@ fn period(rule: &str, taken: Timestamp, at: usize, zone: &TimeZone) -> (i64, i64
 
 #[cfg(test)]
 mod tests {
-    use jiff::SignedDuration;
     use proptest::prelude::*;
 
     use super::*;
