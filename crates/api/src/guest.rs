@@ -226,7 +226,7 @@ pub struct SnapshotMemory {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GuestThawed {
     pub vm: VmName,
-    /// How the guest is reached: as `vm set --guest-agent` names it, or `qmp:PATH`.
+    /// How the guest is reached: as `vm set --guest-agent` names it, `qmp:PATH` or `qmp-paused:PATH`.
     pub access: String,
     /// Why it may be frozen still; null if it is thawed.
     pub cause: Option<String>,

@@ -44,7 +44,8 @@ pub(crate) const GUESTS_DIR: &str = "/etc/unstun/guests";
 enum Guest {
     Agent(Agent),
     Commands(Commands),
-    Monitor(Monitor),
+    /// Whether QEMU was told to pause the guest.
+    Monitor(Monitor, bool),
 }
 
 impl Guest {
@@ -52,7 +53,9 @@ impl Guest {
     fn reach(held: &Held, vm: &VmName, guests_dir: &Path, until: Instant) -> Result<Guest, String> {
         let access = match held {
             Held::Frozen(access) => access,
-            Held::Stopped(path) => return Monitor::connect(path, until).map(Guest::Monitor),
+            Held::Stopped { monitor, paused } => {
+                return Monitor::connect(monitor, until).map(|monitor| Guest::Monitor(monitor, *paused));
+            }
         };
         match access {
             GuestAccess::Agent(path) => Agent::connect(path, until).map(Guest::Agent),
@@ -68,7 +71,7 @@ impl Guest {
         match self {
             Guest::Agent(agent) => agent.freeze(until),
             Guest::Commands(commands) => commands.freeze(until),
-            Guest::Monitor(_) => {
+            Guest::Monitor(..) => {
                 let cause = "a monitor freezes no file systems".to_owned();
                 Err(NotFrozen { cause, may_be: false })
             }
@@ -80,7 +83,7 @@ impl Guest {
         match self {
             Guest::Agent(agent) => agent.thaw(until),
             Guest::Commands(commands) => commands.thaw(until),
-            Guest::Monitor(monitor) => migration::release(monitor, until).map(|()| None),
+            Guest::Monitor(monitor, paused) => migration::release(monitor, *paused, until).map(|()| None),
         }
     }
 }

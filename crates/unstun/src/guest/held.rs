@@ -158,7 +158,7 @@ impl HeldGuest {
     /// be out of sight of this process, and a guest that stays frozen does more harm than a record that stays.
     fn is_gone(&self, until: Instant) -> bool {
         let (socket, gone): (_, &[ErrorKind]) = match &self.record.held {
-            Held::Stopped(path) => (path, &[ErrorKind::ConnectionRefused, ErrorKind::NotFound]),
+            Held::Stopped { monitor, .. } => (monitor, &[ErrorKind::ConnectionRefused, ErrorKind::NotFound]),
             Held::Frozen(GuestAccess::Agent(path)) => (path, &[ErrorKind::ConnectionRefused]),
             Held::Frozen(_) => return false,
         };
@@ -213,7 +213,7 @@ const STOPPED_WITHOUT_DAEMON: Duration = Duration::from_secs(1);
 /// is worth.
 pub(crate) fn thaw_recorded(guest: &HeldGuest, tries: Option<Duration>) -> Result<(), String> {
     let thawed = match &guest.record.held {
-        Held::Stopped(_) => {
+        Held::Stopped { .. } => {
             let tries = tries.unwrap_or(STOPPED_WITHOUT_DAEMON);
             let starts =
                 "a QEMU that waits for its disks does not answer; the daemon's start lets the guest run on";

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::held::{Busy, HeldGuest, NotHeld, WAITS, Waits, hold, micros};
 use super::memory_file::{MemoryFile, MemoryHeader, SavedDisk, Written};
-use super::migration::{Migration, run_on};
+use super::migration::Migration;
 use super::monitor::Monitor;
 use super::record::Held;
 
@@ -90,7 +90,7 @@ impl SaveMemory {
         Ok(StoppedGuest { go_on, saved })
     }
 
-    fn run(&self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
+    fn run(mut self, waits: Waits, busy: Busy, begun: oneshot::Sender<Begun>, told: &Receiver<()>) {
         let began = Instant::now();
         let migration = match self.prepare(waits) {
             Ok(migration) => migration,
@@ -125,13 +125,13 @@ impl SaveMemory {
     }
 
     /// Reaches the guest and checks that its memory can be saved. Changes nothing but the record.
-    fn prepare(&self, waits: Waits) -> Result<Migration, String> {
-        let Held::Stopped(path) = &self.guest.record.held else {
+    fn prepare(&mut self, waits: Waits) -> Result<Migration, String> {
+        let Held::Stopped { monitor: path, .. } = self.guest.record.held.clone() else {
             unreachable!("a guest whose memory is saved is held by its monitor")
         };
         self.guest.release_earlier(waits)?;
         let until = Instant::now() + waits.reach;
-        let mut monitor = Monitor::connect(path, until)?;
+        let mut monitor = Monitor::connect(&path, until)?;
         let is_ours = self.refuse_others(&mut monitor, until);
         is_ours.map_err(|cause| format!("{}: {cause}", path.display()))?;
         let migration = Migration::prepare(monitor)?;
@@ -142,6 +142,7 @@ impl SaveMemory {
                 "the guest has {ram} of memory, and the file system of {folder} can spare {free}"
             ));
         }
+        self.guest.record.held = Held::Stopped { monitor: path, paused: migration.pauses_first };
         self.guest.record.write(&self.guest.datastore)?;
         Ok(migration)
     }
@@ -192,6 +193,7 @@ impl SaveMemory {
             snapshot: format!("{:032x}", self.file.snapshot),
             ram_bytes: migration.ram_bytes,
             qemu: migration.monitor.version.clone(),
+            paused: migration.pauses_first,
             command_line: migration.monitor.process().map_or_else(Vec::new, command_line),
             disks: self.disks.clone(),
         };
@@ -241,7 +243,7 @@ impl SaveMemory {
     ) {
         let not_stored = saving.stored.as_ref().and_then(|stored| stored.try_recv().ok()?.err());
         let cause = not_stored.map_or(cause, |e| self.not_stored(&e));
-        let released = run_on(&mut saving.migration.monitor, Instant::now() + waits.thaw);
+        let released = saving.migration.run_on(Instant::now() + waits.thaw);
         if released.is_ok() {
             saving.migration.restore_settings();
             self.guest.forget();

@@ -31,6 +31,9 @@ pub(crate) struct MemoryHeader {
     pub ram_bytes: u64,
     /// Version of the QEMU that wrote the stream.
     pub qemu: String,
+    /// Whether the stream has the guest as one that is paused, so that QEMU loads it and does not run it.
+    #[serde(default)]
+    pub paused: bool,
     /// That QEMU's command line.
     #[serde(default)]
     pub command_line: Vec<String>,
@@ -257,6 +260,7 @@ mod tests {
             snapshot: format!("{ID:032x}"),
             ram_bytes: 1 << 29,
             qemu: "7.2.22".into(),
+            paused: true,
             command_line,
             disks: Vec::new(),
         }

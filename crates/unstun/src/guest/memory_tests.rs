@@ -1,7 +1,7 @@
 //! Tests of saved memory with a monitor that the test plays: one that works, fails, hangs, and is another guest's.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, IoSliceMut, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -46,6 +46,8 @@ enum Fault {
 /// A QEMU that the test plays, for one connection after another.
 struct Qemu {
     fault: Fault,
+    /// Whether the guest's processors are emulated.
+    emulated: bool,
     /// The guest's state, and that of the migration.
     status: &'static str,
     migration: &'static str,
@@ -55,10 +57,14 @@ struct Qemu {
 
 impl Qemu {
     fn start(socket: &Path, fault: Fault) -> Receiver<String> {
+        Self::start_as(socket, fault, false)
+    }
+
+    fn start_as(socket: &Path, fault: Fault, emulated: bool) -> Receiver<String> {
         let listener = UnixListener::bind(socket).unwrap();
         let (commands, told) = channel();
         let status = if fault == Fault::Paused { "paused" } else { "running" };
-        let mut qemu = Qemu { fault, status, migration: "none", stream: None, commands };
+        let mut qemu = Qemu { fault, emulated, status, migration: "none", stream: None, commands };
         // The thread ends with the test's process.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -118,6 +124,11 @@ impl Qemu {
                 );
                 return true;
             }
+            "query-kvm" => answer = json!({"enabled": !self.emulated, "present": true}),
+            "stop" => {
+                self.status = "paused";
+                events.push(stop_at(5, 0));
+            }
             "query-migrate" => answer = self.shown(),
             "query-named-block-nodes" => {
                 let node = |file| json!({"drv": "nbd", "file": file});
@@ -135,7 +146,10 @@ impl Qemu {
                 let fails = !self.send(&part) || self.fault == Fault::Fails;
                 let ends = if fails { "failed" } else { "pre-switchover" };
                 self.migration = ends;
-                events.extend([migration("active"), stop_at(5, 0)]);
+                events.push(migration("active"));
+                if self.status == "running" {
+                    events.push(stop_at(5, 0));
+                }
                 if ends == "failed" {
                     self.stream = None;
                 } else {
@@ -154,7 +168,8 @@ impl Qemu {
                 events.push(migration(self.migration));
             }
             "migrate_cancel" => {
-                (self.migration, self.status, self.stream) = ("cancelled", "running", None);
+                let status = if self.emulated { "paused" } else { "running" };
+                (self.migration, self.status, self.stream) = ("cancelled", status, None);
                 events.push(migration("cancelled"));
             }
             "cont" => {
@@ -206,7 +221,7 @@ fn stop_at(seconds: u64, microseconds: u64) -> Value {
 
 fn of(folder: &Path) -> SaveMemory {
     fs::create_dir_all(folder.join(".unstun")).unwrap();
-    let held = Held::Stopped(folder.join("qmp.sock"));
+    let held = Held::Stopped { monitor: folder.join("qmp.sock"), paused: false };
     let record = Record { vm: "web".parse().unwrap(), held };
     SaveMemory {
         guest: HeldGuest { record, datastore: folder.to_owned(), guests_dir: folder.to_owned() },
@@ -274,20 +289,58 @@ fn a_failure_lets_the_guest_run_on_and_leaves_no_file() {
         (Fault::Blocked, "a device of its own"),
         (Fault::Long, "more than the 1048576 bytes that are free"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let commands = Qemu::start(&folder.path().join("qmp.sock"), fault);
-        let save = SaveMemory { bytes_max: RAM_BYTES, ..of(folder.path()) };
-        let cause = match begin(save.clone()) {
-            Err(cause) => cause,
-            Ok(stopped) => runtime().unwrap().block_on(stopped.finish()).err().unwrap().cause,
-        };
-        assert!(cause.contains(expected), "{cause}");
-        assert_eq!(all(folder.path()), []);
-        assert!(!save.file.path().exists());
-        if fault == Fault::FailsLate {
-            until(&commands, "cont");
+        for emulated in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let commands = Qemu::start_as(&folder.path().join("qmp.sock"), fault, emulated);
+            let save = SaveMemory { bytes_max: RAM_BYTES, ..of(folder.path()) };
+            let cause = match begin(save.clone()) {
+                Err(cause) => cause,
+                Ok(stopped) => runtime().unwrap().block_on(stopped.finish()).err().unwrap().cause,
+            };
+            assert!(cause.contains(expected), "{cause}");
+            assert_eq!(all(folder.path()), []);
+            assert!(!save.file.path().exists());
+            let began = ![Fault::Paused, Fault::Blocked].contains(&fault);
+            if fault == Fault::FailsLate || (emulated && began) {
+                until(&commands, "cont");
+            }
         }
     }
+}
+
+#[test]
+fn an_emulated_guest_stands_still_before_its_memory_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let commands = Qemu::start_as(&folder.path().join("qmp.sock"), Fault::None, true);
+    let save = of(folder.path());
+    let stopped = begin(save.clone()).unwrap();
+    let heard = until(&commands, "migrate {");
+    let heard: Vec<&str> = heard.iter().filter_map(|command| command.split(' ').next()).collect();
+    assert_eq!(heard[heard.len() - 2..], ["stop", "migrate"]);
+    let left = all(folder.path());
+    let saved = runtime().unwrap().block_on(stopped.finish()).map_err(|error| error.cause).unwrap();
+    assert_eq!(saved.stopped_us, 40);
+    assert!(header_of(&save.file.path()).unwrap().paused);
+    until(&commands, "cont");
+    until(&commands, "migrate-set-parameters");
+    // One that a daemon left behind is told apart from one that a person has paused.
+    let runs_on = |record: &Record| {
+        record.write(folder.path()).unwrap();
+        pause_by_hand(&folder.path().join("qmp.sock"));
+        thaw_recorded(&HeldGuest { record: record.clone(), ..save.guest.clone() }, Some(LONG)).unwrap();
+        let defaults = until(&commands, "migrate-set-parameters");
+        defaults.iter().any(|command| command.starts_with("cont"))
+    };
+    assert!(runs_on(&left[0]));
+    assert!(!runs_on(&save.guest.record));
+}
+
+/// Pauses the guest as a person does.
+fn pause_by_hand(socket: &Path) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    writeln!(stream, "{}", json!({"execute": "stop", "arguments": {}})).unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("STOP")));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A migration of QEMU's into a stream that this program stores: the guest runs on until the rest of its memory is little,
-//! then stands still until the stream has ended, and runs on.
+//! then stands still until the stream has ended, and runs on. A guest with emulated processors stands still from the start.
 //!
 //! Source: "QEMU QMP Reference Manual", "Migration". A migration that pauses before the switchover stops the guest and ends
 //! its I/O; the instant of the memory and that of the disks are then the same.
@@ -40,10 +40,17 @@ const MULTIPLE_MAX: u64 = 2;
 /// Capabilities that are on. All others are off: some leave memory out of the stream, or change its form.
 const CAPABILITIES: [&str; 2] = ["events", "pause-before-switchover"];
 
+/// Variable with which an emulated guest runs while its memory is saved, as one of KVM's does, for tests.
+const RUNS_VARIABLE: &str = "UNSTUN_TEST_EMULATED_RUNS";
+
 /// A migration under way, and what QEMU's settings were before.
 pub(super) struct Migration {
     pub monitor: Monitor,
     pub ram_bytes: u64,
+    /// Whether the guest is paused before its memory is saved. QEMU's emulation of processors (TCG) loses track of memory that
+    /// they change meanwhile, and the guest that is resumed would have old content there (QEMU before 9.0, which has commit
+    /// 03bfc2188f, "physmem: Fix migration dirty bitmap coherency with TCG memory access"; its author knew of further races).
+    pub pauses_first: bool,
     capabilities: Vec<(String, bool)>,
     parameters: Map<String, Value>,
     /// QEMU's times of the guest's stop and of its resumption, in microseconds.
@@ -69,6 +76,9 @@ impl Migration {
         if let Some(state) = migration["status"].as_str().filter(|state| !has_ended(state)) {
             return Err(format!("another migration of the guest is under way: {state}"));
         }
+        // Of the other accelerators nothing is known.
+        let kvm = monitor.call("query-kvm", json!({}), until)?;
+        let pauses_first = kvm["enabled"] != json!(true) && std::env::var_os(RUNS_VARIABLE).is_none();
         let memory = monitor.call("query-memory-size-summary", json!({}), until)?;
         let bytes = |field: &str| memory[field].as_u64().unwrap_or_default();
         let ram_bytes = bytes("base-memory") + bytes("plugged-memory");
@@ -80,6 +90,7 @@ impl Migration {
         Ok(Migration {
             monitor,
             ram_bytes,
+            pauses_first,
             capabilities: Vec::new(),
             parameters: Map::new(),
             stopped: None,
@@ -100,6 +111,9 @@ impl Migration {
         let wanted = json!({"max-bandwidth": BANDWIDTH_BYTES_S, "downtime-limit": DOWNTIME_MS});
         self.monitor.call("migrate-set-parameters", wanted, until)?;
         self.monitor.give(STREAM, stream.as_fd(), until)?;
+        if self.pauses_first {
+            self.monitor.call("stop", json!({}), until)?;
+        }
         self.monitor.call("migrate", json!({"uri": format!("fd:{STREAM}")}), until)?;
         self.moved = Instant::now();
         Ok(())
@@ -147,6 +161,11 @@ impl Migration {
         }
         let (stopped, resumed) = (self.stopped.unwrap_or_default(), self.resumed.unwrap_or_default());
         Ok(resumed.saturating_sub(stopped))
+    }
+
+    /// Ends the migration and lets the guest run on.
+    pub(super) fn run_on(&mut self, until: Instant) -> Result<(), String> {
+        run_on(&mut self.monitor, self.pauses_first, until)
     }
 
     /// Returns QEMU's settings to what they were. They do not matter to the guest, so a failure is no error.
@@ -219,8 +238,9 @@ impl Migration {
     }
 }
 
-/// Ends a migration that may be under way and lets the guest run on. A guest that stands still for another reason stays so.
-pub(super) fn run_on(monitor: &mut Monitor, until: Instant) -> Result<(), String> {
+/// Ends a migration that may be under way and lets the guest run on; `paused` says that it may have been paused for that. A
+/// guest that stands still for another reason stays so.
+fn run_on(monitor: &mut Monitor, paused: bool, until: Instant) -> Result<(), String> {
     loop {
         let migration = monitor.call("query-migrate", json!({}), until)?;
         match migration["status"].as_str() {
@@ -241,15 +261,16 @@ pub(super) fn run_on(monitor: &mut Monitor, until: Instant) -> Result<(), String
         }
     }
     match status(monitor, until)?.as_str() {
-        "postmigrate" => monitor.call("cont", json!({}), until).map(drop),
+        "paused" if !paused => Ok(()),
+        "postmigrate" | "paused" => monitor.call("cont", json!({}), until).map(drop),
         _ => Ok(()),
     }
 }
 
 /// Does the same for a guest that a daemon left when it died, and returns QEMU's settings to its own defaults: what they were
 /// is not known any more.
-pub(super) fn release(monitor: &mut Monitor, until: Instant) -> Result<(), String> {
-    run_on(monitor, until)?;
+pub(super) fn release(monitor: &mut Monitor, paused: bool, until: Instant) -> Result<(), String> {
+    run_on(monitor, paused, until)?;
     let off = CAPABILITIES.map(|name| (name.to_owned(), false));
     let _ = set_capabilities(monitor, &off, until);
     let default = json!({"max-bandwidth": BANDWIDTH_BYTES_S_DEFAULT, "downtime-limit": DOWNTIME_MS});

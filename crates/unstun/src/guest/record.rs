@@ -32,19 +32,28 @@ pub(crate) struct Record {
 pub(crate) enum Held {
     /// Its file systems are frozen.
     Frozen(GuestAccess),
-    /// It stands still; the path is that of QEMU's monitor.
-    Stopped(PathBuf),
+    /// It stands still.
+    Stopped {
+        /// Socket of QEMU's monitor.
+        monitor: PathBuf,
+        /// Whether QEMU was told to pause it: to QEMU it would be a guest that a person has paused.
+        paused: bool,
+    },
 }
 
 const STOPPED: &str = "qmp:";
+const PAUSED: &str = "qmp-paused:";
 
 impl TryFrom<String> for Held {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        match text.strip_prefix(STOPPED) {
-            Some(path) => Ok(Held::Stopped(path.into())),
-            None => text.parse().map(Held::Frozen),
+        if let Some(path) = text.strip_prefix(STOPPED) {
+            Ok(Held::Stopped { monitor: path.into(), paused: false })
+        } else if let Some(path) = text.strip_prefix(PAUSED) {
+            Ok(Held::Stopped { monitor: path.into(), paused: true })
+        } else {
+            text.parse().map(Held::Frozen)
         }
     }
 }
@@ -53,7 +62,9 @@ impl From<Held> for String {
     fn from(held: Held) -> String {
         match held {
             Held::Frozen(access) => access.to_string(),
-            Held::Stopped(path) => format!("{STOPPED}{}", path.display()),
+            Held::Stopped { monitor, paused } => {
+                format!("{}{}", if paused { PAUSED } else { STOPPED }, monitor.display())
+            }
         }
     }
 }
@@ -68,7 +79,7 @@ impl Held {
                 "run `fsfreeze -u` in the guest, or start its agent and run `unstun thaw`; if it runs, \
                  `unstun thaw --forget VM` removes the record",
             ],
-            Held::Stopped(_) => [
+            Held::Stopped { .. } => [
                 "the guest runs on",
                 "the guest may stand still",
                 "run `unstun thaw`, or enter `cont` in QEMU's monitor; if it runs, `unstun thaw --forget VM` removes the \
@@ -144,7 +155,8 @@ mod tests {
         let datastore = tempfile::tempdir().unwrap();
         let root = datastore.path();
         let held = |vm: &str| match vm {
-            "db" => Held::Stopped("/run/q.sock".into()),
+            "db" => Held::Stopped { monitor: "/run/q.sock".into(), paused: false },
+            "mail" => Held::Stopped { monitor: "/run/q.sock".into(), paused: true },
             _ => Held::Frozen("unix:/run/a.sock".parse().unwrap()),
         };
         let record = |vm: &str| Record { vm: vm.parse().unwrap(), held: held(vm) };
@@ -154,15 +166,16 @@ mod tests {
         record("web").write(root).unwrap();
         record("web").write(root).unwrap();
         record("db").write(root).unwrap();
+        record("mail").write(root).unwrap();
         fs::write(folder(root).join("torn"), "{\"vm\":").unwrap();
-        fs::write(folder(root).join(".mail"), serde_json::to_vec(&record("mail")).unwrap()).unwrap();
+        fs::write(folder(root).join(".new"), serde_json::to_vec(&record("new")).unwrap()).unwrap();
         // A name that is none, and a record under the name of another VM.
         fs::write(folder(root).join("x"), r#"{"vm":"../../x","access":"unix:/run/a.sock"}"#).unwrap();
         fs::write(folder(root).join("y"), serde_json::to_vec(&record("web")).unwrap()).unwrap();
         fs::create_dir(folder(root).join("z")).unwrap();
         let mut found = all(root);
         found.sort_by(|a, b| a.vm.cmp(&b.vm));
-        assert_eq!(found, [record("db"), record("web")]);
+        assert_eq!(found, [record("db"), record("mail"), record("web")]);
         found.iter().for_each(|record| record.remove(root));
         assert_eq!(all(root), []);
     }

@@ -25,6 +25,8 @@ const BOOT_MAX: Duration = Duration::from_secs(300);
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 /// Interval at which a wait checks that QEMU still runs.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Interval at which it is looked whether a guest is loaded.
+const LOADING_LOOK: Duration = Duration::from_millis(50);
 /// Number of lines of the console that are printed when a scenario failed.
 const CONSOLE_LINES: usize = 60;
 
@@ -84,11 +86,13 @@ impl<'a> Machine<'a> {
         Self::booted(datastore, &disks)
     }
 
-    /// Runs the words of `attach --resume` after `power_off`. Returns when the guest has connected again.
+    /// Runs the words of `attach --resume` after `power_off`, and then the guest. Returns when it has connected again.
     pub(crate) fn resume(&mut self, words: &[String]) {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         (self.child, self.qmp) = spawn(self.datastore, &mut command);
+        self.qmp.until_loaded();
+        self.qmp.execute("cont");
         self.await_guest();
     }
 
@@ -306,13 +310,23 @@ impl Qmp {
         self.execute("qmp_capabilities");
     }
 
-    fn execute(&mut self, command: &str) {
+    /// Waits until QEMU has loaded the guest's memory.
+    fn until_loaded(&mut self) {
+        let began = Instant::now();
+        while self.execute("query-status")["status"] == "inmigrate" {
+            assert!(began.elapsed() < BOOT_MAX, "not loaded after {} s", BOOT_MAX.as_secs());
+            // Most events come meanwhile; none says that it is loaded.
+            let _ = self.lines.recv_timeout(LOADING_LOOK);
+        }
+    }
+
+    fn execute(&mut self, command: &str) -> Value {
         writeln!(self.commands, "{}", json!({ "execute": command })).expect("QEMU listens");
         loop {
             let said = self.lines.recv_timeout(ANSWER_MAX).unwrap_or_else(|e| panic!("QMP {command}: {e}"));
             assert!(said["error"].is_null(), "QMP {command}: {said}");
             if !said["return"].is_null() {
-                return;
+                return said["return"].clone();
             }
         }
     }

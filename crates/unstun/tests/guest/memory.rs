@@ -1,5 +1,7 @@
 //! Snapshots with the guest's memory: programs in a guest go on where they were, with the disks of the same instant.
 
+use std::path::{Path, PathBuf};
+
 use serde_json::{Value, json};
 
 use crate::daemon::Datastore;
@@ -7,6 +9,8 @@ use crate::machine::Machine;
 use crate::wire::{Ask, Gap};
 
 const DISKS: usize = 2;
+/// With it an emulated guest runs while its memory is saved, as every other does.
+const RUNS_VARIABLE: &str = "UNSTUN_TEST_EMULATED_RUNS";
 
 pub(crate) fn programs_go_on_where_they_were() {
     let datastore = Datastore::new();
@@ -19,11 +23,30 @@ pub(crate) fn programs_go_on_where_they_were() {
     daemon.stop();
 }
 
+/// QEMU's emulation of processors may lose memory that they change meanwhile, so such a guest is not resumed here.
+pub(crate) fn a_guest_runs_while_its_memory_is_saved() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start_with(&[(RUNS_VARIABLE, Path::new("1"))]);
+    for (store, via) in [("native", "vhost-user"), ("redo", "nbd")] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = create(&datastore, store, folder.path());
+        let mut machine = Machine::with_monitor(&datastore, "web", via, &socket);
+        machine.ask::<()>(&Ask::StartWriters);
+        for name in ["web warm", "web later"] {
+            let saved = take(&datastore, &mut machine, name);
+            let us = |field: &str| saved[field].as_u64().unwrap();
+            assert!(us("stopped_us") < us("saved_us"), "{saved}");
+        }
+        assert!(machine.ask::<u64>(&Ask::StopWriters) > 0);
+        machine.quit();
+        datastore.json("vm remove web --delete-disks --purge --yes");
+    }
+    daemon.stop();
+}
+
 fn go_on(datastore: &Datastore, store: &str, via: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("qmp.sock");
-    datastore.json(&format!("vm create web --store {store} --disk {}", ["64M"; DISKS].join(",")));
-    datastore.json(&format!("vm set web --qmp unix:{}", socket.display()));
+    let socket = create(datastore, store, folder.path());
     let (code, said) = datastore.fails("snapshot take web early --memory");
     assert!(code == 3 && said.contains("no client is connected"), "{code}: {said}");
 
@@ -55,6 +78,14 @@ fn go_on(datastore: &Datastore, store: &str, via: &str) {
     datastore.json("snapshot commit shop again --yes");
     grow(datastore, &mut machine, via == "vhost-user");
     machine.quit();
+}
+
+/// Creates the VM, whose guest has its monitor in `folder`.
+fn create(datastore: &Datastore, store: &str, folder: &Path) -> PathBuf {
+    let socket = folder.join("qmp.sock");
+    datastore.json(&format!("vm create web --store {store} --disk {}", ["64M"; DISKS].join(",")));
+    datastore.json(&format!("vm set web --qmp unix:{}", socket.display()));
+    socket
 }
 
 /// Takes a snapshot with the guest's memory, beside which its writers go on.

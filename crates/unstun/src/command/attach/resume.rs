@@ -17,6 +17,9 @@ const INCOMING: &str = "-incoming";
 /// In front of the number of the content's generation in the name of an export or a socket.
 const GENERATION: &str = ".g";
 
+const PAUSED: &str = "the guest stands still once its memory is loaded, as it did while that was saved: enter `cont` in QEMU's \
+                      monitor";
+
 /// A command that starts a guest, and what its user has to know.
 pub(super) struct Resume {
     pub words: Vec<String>,
@@ -36,7 +39,7 @@ pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) ->
     // The command line may have secrets: only who may read the file gets it, and not who may use the API.
     let header = header_of(&memory.file).map_err(Error::failed)?;
     let mut words = without_incoming(header.command_line);
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = header.paused.then(|| PAUSED.to_owned()).into_iter().collect();
     for disk in &vm.disks {
         let was = header.disks.iter().find(|saved| saved.number == disk.number).cloned();
         let (was, is) = (names(&was.unwrap_or_else(|| disk.into()))?, names(&disk.into())?);

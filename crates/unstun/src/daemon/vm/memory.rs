@@ -54,7 +54,7 @@ impl Daemon {
         };
         // The home may be on another file system than its datastore, whose store has free space that is not for files.
         let free_bytes = paths::open_path(&self.env, &entry.home).await?.space().await?.free_bytes;
-        let held = Held::Stopped(monitor.path().to_owned());
+        let held = Held::Stopped { monitor: monitor.path().to_owned(), paused: false };
         let disks = self.vm_show(&api_types::vm_name(&entry.name)).await?.disks;
         let save = SaveMemory {
             guest: self.held_guest(Record { vm: api_types::vm_name(&entry.name), held }),
