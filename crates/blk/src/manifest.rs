@@ -225,6 +225,8 @@ pub struct LayerInfo {
     pub allocated_bytes: u64,
     /// The layer is in a folder that is not this VM's. It is read, never written, never removed.
     pub foreign: bool,
+    /// The layer is in a format that is read and never written.
+    pub read_only: bool,
 }
 
 /// A layer and its parent.

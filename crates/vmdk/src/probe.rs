@@ -4,9 +4,10 @@
 //! Facts: reference/vmware-formats 1.1 and 1.5.
 
 use blk::reactor::OpenMode;
-use blk::{Buf, Dir, Env, Error, File, Result};
+use blk::{Buf, Dir, Env, Error, File, Result, SECTOR};
 
 use crate::descriptor::{Descriptor, ExtentKind};
+use crate::hosted::{Header, stream_optimized};
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
@@ -19,7 +20,7 @@ const START_BYTES: u64 = 4096;
 const HOSTED_FLAGS: usize = 8;
 const HOSTED_COMPRESSED: u32 = 1 << 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Content {
     /// A text descriptor.
     Descriptor,
@@ -78,8 +79,36 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
     let file = dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
     let start = start_of(&file, size).await?;
+    if Content::of(&start) == Content::HostedSparse {
+        let header = Header::decode(file.name(), &start, size)?;
+        let split = "an extent of a split disk, expected its descriptor: the small text file without -s001 and the like";
+        let none = || Error::damaged(file.name(), format!("the content is {split}"));
+        return read_embedded(dir.env(), &file, name, &header).await?.ok_or_else(none);
+    }
     refuse_extent(file.name(), Content::of(&start))?;
     parse_from(dir.env(), &file, size, start).await
+}
+
+/// Reads the descriptor inside of the hosted sparse file `name`; None if it has none.
+pub(crate) async fn read_embedded(
+    env: &Env,
+    file: &File,
+    name: &str,
+    header: &Header,
+) -> Result<Option<Descriptor>> {
+    let Some((start, sectors)) = header.descriptor else { return Ok(None) };
+    if sectors > TEXT_BYTES_MAX as u64 / SECTOR {
+        let expected = format!("at most {}", TEXT_BYTES_MAX as u64 / SECTOR);
+        return Err(wrong(file.name(), "descriptorSize", sectors, &expected));
+    }
+    let (text, result) = file.read(start * SECTOR, Buf::alloc((sectors * SECTOR) as usize)).await;
+    result?;
+    // QEMU leaves the space for one in the parts of a split disk.
+    if text.first().is_none_or(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let link = parse(env, file.name().to_owned(), text.to_vec(), Descriptor::parse).await?;
+    link.embed(name).map(Some)
 }
 
 /// Kind of a file that may be a descriptor.
@@ -90,7 +119,7 @@ pub(crate) enum Probed {
     Empty,
 }
 
-/// Reads `name` if it is a descriptor.
+/// Reads `name` if it is a text descriptor. One inside of a data file is not found: a guest could write it into a flat disk.
 pub(crate) async fn find_descriptor(dir: &Dir, name: &str) -> Result<Probed> {
     let file = dir.open(name, OpenMode::Read).await?;
     let size = file.size().await?;
@@ -118,19 +147,13 @@ async fn parse_from(env: &Env, file: &File, size: u64, start: Vec<u8>) -> Result
 /// Refuses an extent where a descriptor is needed. The parser reports other content that is not text.
 fn refuse_extent(file: &str, content: Content) -> Result<()> {
     match content {
-        Content::HostedSparse | Content::StreamOptimized => Err(hosted_sparse(file, content.name())),
+        Content::StreamOptimized => Err(stream_optimized(file)),
         Content::VmfsSparse | Content::SeSparse => {
             let expected = "its descriptor: the small text file of the same name without -delta or -sesparse";
             Err(wrong(file, "the content", content.name(), expected))
         }
-        Content::Descriptor | Content::Other => Ok(()),
+        Content::Descriptor | Content::HostedSparse | Content::Other => Ok(()),
     }
-}
-
-/// Returns the refusal of a format that is not supported.
-pub(crate) fn hosted_sparse(file: &str, what: &str) -> Error {
-    let remedy = "convert it first: qemu-img convert -O vmdk -o subformat=monolithicFlat OLD.vmdk NEW.vmdk";
-    Error::unsupported(file, format!("the content is {what}, expected a format that is read; {remedy}"))
 }
 
 /// Returns why the extents of a descriptor cannot be opened; None if their format is supported.
@@ -138,22 +161,23 @@ pub(crate) fn unreadable(link: &Descriptor) -> Option<Error> {
     let extents = link.extents();
     let plain = |kind: ExtentKind| kind.is_flat() || kind == ExtentKind::Zero;
     let delta = |kind: ExtentKind| matches!(kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
-    if extents.iter().all(|extent| plain(extent.kind)) || (extents.len() == 1 && delta(extents[0].kind)) {
+    let hosted = |kind: ExtentKind| matches!(kind, ExtentKind::Sparse | ExtentKind::Zero);
+    let all = |of: &dyn Fn(ExtentKind) -> bool| extents.iter().all(|extent| of(extent.kind));
+    if all(&plain) || all(&hosted) || (extents.len() == 1 && delta(extents[0].kind)) {
         return None;
     }
     let odd = extents.iter().find(|extent| !plain(extent.kind))?;
     let what =
         format!("createType {}, with the extent {}", shown(link.create_type()), shown(&odd.to_string()));
     Some(match odd.kind {
-        ExtentKind::Sparse => hosted_sparse(link.file(), &format!("a hosted sparse disk: {what}")),
         ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => {
             let cause = format!("the content is a raw device mapping: {what}, expected data in files");
             let remedy = "its data is on a device: copy that into a file where the device is";
             Error::unsupported(link.file(), format!("{cause}; {remedy}"))
         }
         _ => {
-            let cause = format!("the content is {} extents, one of them a delta: {what}", extents.len());
-            let expected = "expected one VMFSSPARSE or SESPARSE, or any number of FLAT, VMFS and ZERO";
+            let cause = format!("the content is {} extents of different formats: {what}", extents.len());
+            let expected = "expected one VMFSSPARSE or SESPARSE, any number of SPARSE and ZERO, or any of FLAT, VMFS and ZERO";
             Error::unsupported(link.file(), format!("{cause}, {expected}"))
         }
     })
@@ -191,15 +215,15 @@ mod tests {
             ("custom", "RW 8 FLAT \"a\" 0\nRW 8 ZERO"),
             ("seSparse", "RW 8 SESPARSE \"a\""),
             ("vmfsSeSparse", "RW 8 VMFSSPARSE \"a\""),
+            ("monolithicSparse", "RW 8 SPARSE \"a\""),
+            ("twoGbMaxExtentSparse", "RW 8 SPARSE \"a\"\nRW 8 ZERO\nRW 8 SPARSE \"b\""),
         ] {
             assert_eq!(link(kind, extents), None, "{kind}");
         }
         for (kind, extents, message) in [
-            ("monolithicSparse", "RW 8 SPARSE \"a\"", "createType \"monolithicSparse\""),
-            ("twoGbMaxExtentSparse", "RW 8 SPARSE \"a\"\nRW 8 SPARSE \"b\"", "qemu-img convert"),
-            ("streamOptimized", "RDONLY 8 SPARSE \"a\"", "a hosted sparse disk"),
+            ("custom", "RW 8 SPARSE \"a\"\nRW 8 FLAT \"b\" 0", "2 extents of different formats"),
             ("vmfsRawDeviceMap", "RW 8 VMFSRDM \"a\"", "a raw device mapping"),
-            ("custom", "RW 8 FLAT \"a\" 0\nRW 8 SESPARSE \"b\"", "2 extents, one of them a delta"),
+            ("custom", "RW 8 FLAT \"a\" 0\nRW 8 SESPARSE \"b\"", "2 extents of different formats"),
         ] {
             let error = link(kind, extents).unwrap();
             assert!(error.cause.contains(message), "{error}");

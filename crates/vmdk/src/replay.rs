@@ -11,6 +11,8 @@ use crate::cowd::{
     table_runs,
 };
 use crate::descriptor::{ContentId, Descriptor};
+use crate::grain_table::Table;
+use crate::hosted;
 use crate::sesparse;
 use crate::vmsd::{Snapshot, Vmsd};
 use crate::vmx::Vmx;
@@ -151,7 +153,7 @@ pub struct SeDelta {
     /// The constant header.
     pub header: sesparse::Header,
     /// Tables by region.
-    pub tables: Vec<(u32, sesparse::Table)>,
+    pub tables: Vec<(u32, Table)>,
 }
 
 /// Parses both headers, the directory and every table of the SEsparse delta `file`.
@@ -181,4 +183,49 @@ pub fn sesparse(file: &[u8]) -> Result<SeDelta> {
     }
     assert_eq!(tables.len(), directory.table_count());
     Ok(SeDelta { header, tables })
+}
+
+/// Sound metadata of a hosted sparse extent.
+#[derive(Debug)]
+pub struct HostedExtent {
+    /// The header.
+    pub header: hosted::Header,
+    /// Tables by region.
+    pub tables: Vec<(u32, Table)>,
+}
+
+/// Parses the header, both directories and every table of the hosted sparse extent `file`, and the descriptor inside, if it
+/// has one.
+pub fn hosted(file: &[u8]) -> Result<HostedExtent> {
+    let file_bytes = file.len() as u64;
+    let header = hosted::Header::decode(FILE, file, file_bytes)?;
+    let part =
+        |sector: u64, bytes: u64| &file[(sector * SECTOR) as usize..(sector * SECTOR + bytes) as usize];
+    if let Some((start, sectors)) = header.descriptor {
+        let text = part(start, sectors * SECTOR);
+        if text.first().is_some_and(|byte| *byte != 0) {
+            let link = Descriptor::parse(FILE, text)?.embed(FILE)?;
+            assert!(link.is_embedded() && link.extents().len() == 1);
+        }
+    }
+    let directory = |start| {
+        let bytes = part(start, header.directory_sectors() * SECTOR);
+        hosted::Directory::decode(FILE, &header, bytes, file_bytes)
+    };
+    let primary = directory(header.directory)?;
+    header.redundant.map(directory).transpose()?;
+    let bounds = hosted::TableBounds { file: FILE, header: &header, file_bytes };
+    let mut tables = Vec::new();
+    for region in primary.regions() {
+        let at = primary.table_at(region).expect("a region with a table");
+        let table = bounds.decode(region, part(at / SECTOR, header.table_bytes()))?;
+        assert_eq!(table.len(), header.grains_in(region));
+        for (grain, run) in table.data_runs() {
+            let start = grain * header.grain_sectors;
+            let past = (grain + run.entries as u64 - 1) * header.grain_sectors;
+            assert!(start >= header.overhead_sectors && past * SECTOR < file_bytes, "{run:?}");
+        }
+        tables.push((region, table));
+    }
+    Ok(HostedExtent { header, tables })
 }

@@ -147,6 +147,7 @@ mod tests {
             format: String::new(),
             allocated_bytes: 0,
             foreign: false,
+            read_only: false,
         }
     }
 

@@ -20,7 +20,7 @@ const STRANGER: u32 = 61_235;
 
 /// Returns the name, SHA-256 and modification time of every file. The time reveals a write that restored the previous
 /// content.
-fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> {
+pub(crate) fn contents(folder: &Path) -> BTreeMap<String, (String, std::time::SystemTime)> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
         .map(|path| {

@@ -77,3 +77,4 @@ mod upgrade;
 mod vhost;
 #[path = "../../../export/tests/vhost_user/client.rs"]
 mod vhost_client;
+mod workstation;

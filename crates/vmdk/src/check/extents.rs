@@ -10,6 +10,7 @@ use super::inventory::{Delta, Inventory, Place};
 use super::keyword_of;
 use crate::cowd;
 use crate::descriptor::{Descriptor, Extent, ExtentKind};
+use crate::hosted::{self, stream_optimized};
 use crate::probe::{self, Content};
 use crate::sesparse::{self, SeSparse};
 use crate::steps;
@@ -89,7 +90,12 @@ fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descripto
 
 async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, file: &str, out: &mut Faults) {
     let content = inventory.contents.get(file).copied().unwrap_or(Content::Other);
-    let is_delta = matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse);
+    let assumed = match extent.kind {
+        ExtentKind::SeSparse => Some(Content::SeSparse),
+        ExtentKind::VmfsSparse => Some(Content::VmfsSparse),
+        ExtentKind::Sparse => Some(Content::HostedSparse),
+        _ => None,
+    };
     if let Some(word) = keyword_of(content).filter(|word| *word != extent.kind.keyword()) {
         let found = extent.kind.keyword();
         out.push(
@@ -100,23 +106,19 @@ async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, fi
     }
     let described = Some((name, extent.sectors));
     match content {
-        Content::VmfsSparse | Content::SeSparse => {
+        Content::VmfsSparse | Content::SeSparse | Content::HostedSparse => {
             check_delta(inventory, file, content, described, out).await;
         }
-        // Its reader says what is wrong with it.
-        _ if is_delta => {
-            let assumed = match extent.kind {
-                ExtentKind::SeSparse => Content::SeSparse,
-                _ => Content::VmfsSparse,
-            };
-            check_delta(inventory, file, assumed, described, out).await;
-        }
-        _ if extent.kind.is_flat() => {
-            if let Err(error) = check_flat(inventory, name, extent, file, out).await {
-                out.push(Finding::of_error(&error, REMEDY_DELTA));
+        _ => match assumed {
+            // Its reader says what is wrong with it.
+            Some(assumed) => check_delta(inventory, file, assumed, described, out).await,
+            None if extent.kind.is_flat() => {
+                if let Err(error) = check_flat(inventory, name, extent, file, out).await {
+                    out.push(Finding::of_error(&error, REMEDY_DELTA));
+                }
             }
-        }
-        _ => {}
+            None => {}
+        },
     }
 }
 
@@ -165,19 +167,27 @@ pub(crate) async fn capacity_of(inventory: &Inventory<'_>, name: &str, content: 
         return Ok(cut.capacity_sectors);
     }
     let file = inventory.dir.open(name, OpenMode::Read).await?;
-    delta_capacity(&file, content).await.map(|(capacity, _)| capacity)
+    delta_capacity(&file, content).await.map(|(capacity, ..)| capacity)
 }
 
-/// Returns the size of the disk from the delta's own header, and the name of that field.
-async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str)> {
+/// Returns the size of the disk from the file's own header, the name of that field, and the sectors to which it may be rounded.
+async fn delta_capacity(file: &File, content: Content) -> Result<(u64, &'static str, u64)> {
     let size = file.size().await?;
-    if content == Content::SeSparse {
-        let bytes = bytes_of(file, sesparse::HEADER_BYTES).await?;
-        return Ok((sesparse::Header::decode(file.name(), &bytes, size)?.capacity_sectors, "capacity"));
+    match content {
+        Content::SeSparse => {
+            let bytes = bytes_of(file, sesparse::HEADER_BYTES).await?;
+            Ok((sesparse::Header::decode(file.name(), &bytes, size)?.capacity_sectors, "capacity", 1))
+        }
+        Content::HostedSparse => {
+            let (header, _) = hosted::read_header(file).await?;
+            Ok((header.capacity_sectors, "capacity", header.grain_sectors))
+        }
+        _ => {
+            let bytes = bytes_of(file, cowd::HEADER_BYTES).await?;
+            let header = cowd::Header::decode(file.name(), &bytes, size)?;
+            Ok((u64::from(header.capacity_sectors()), "numSectors", 1))
+        }
     }
-    let bytes = bytes_of(file, cowd::HEADER_BYTES).await?;
-    let header = cowd::Header::decode(file.name(), &bytes, size)?;
-    Ok((u64::from(header.capacity_sectors()), "numSectors"))
 }
 
 /// Header, tables and cross-references, once for each file; and the size of the disk, where a descriptor (name, sectors) says
@@ -189,7 +199,7 @@ async fn check_delta(
     described: Option<(&str, u64)>,
     out: &mut Faults,
 ) {
-    let key = (name.to_owned(), content == Content::SeSparse);
+    let key = (name.to_owned(), content);
     let known = inventory.deltas.borrow().get(&key).cloned();
     let delta = match known {
         Some(delta) => delta,
@@ -200,7 +210,9 @@ async fn check_delta(
         }
     };
     let Some((capacity_sectors, field)) = delta.capacity else { return };
-    if let Some((descriptor, sectors)) = described.filter(|(_, sectors)| *sectors != capacity_sectors) {
+    let fits =
+        |sectors: u64| [sectors, sectors.next_multiple_of(delta.grain_sectors)].contains(&capacity_sectors);
+    if let Some((descriptor, sectors)) = described.filter(|(_, sectors)| !fits(*sectors)) {
         out.push(
             Finding::new(Severity::Damage, inventory.path(name), field, capacity_sectors.to_string())
                 .expected(format!("{sectors}, as the extent line of {} says", shown(descriptor)))
@@ -213,20 +225,20 @@ async fn examine(inventory: &Inventory<'_>, name: &str, content: Content, out: &
     steps::count(1);
     if let Some(cut) = inventory.cut_of(name) {
         out.extend(cut.is_unclean.then(|| unclean(inventory, name)));
-        return Delta { capacity: Some((cut.capacity_sectors, "numSectors")) };
+        return Delta { capacity: Some((cut.capacity_sectors, "numSectors")), grain_sectors: 1 };
     }
-    let mut capacity = None;
+    let mut found = Delta { capacity: None, grain_sectors: 1 };
     let done = async {
         let file = inventory.dir.open(name, OpenMode::Read).await?;
-        let (capacity_sectors, field) = delta_capacity(&file, content).await?;
-        capacity = Some((capacity_sectors, field));
+        let (capacity_sectors, field, grain_sectors) = delta_capacity(&file, content).await?;
+        found = Delta { capacity: Some((capacity_sectors, field)), grain_sectors };
         // The tables are checked for the size with which the delta was made, whatever its descriptor contains.
         cross_check(inventory, name, content, file, capacity_sectors, out).await
     };
     if let Err(error) = done.await {
         out.push(Finding::of_error(&error, REMEDY_DELTA));
     }
-    Delta { capacity }
+    found
 }
 
 async fn cross_check(
@@ -237,7 +249,11 @@ async fn cross_check(
     capacity_sectors: u64,
     out: &mut Faults,
 ) -> Result<()> {
-    let findings = if content == Content::SeSparse {
+    let findings = if content == Content::HostedSparse {
+        let (is_unclean, findings) = hosted::check_file(file).await?;
+        out.extend(is_unclean.then(|| unclean_hosted(inventory, name)));
+        findings
+    } else if content == Content::SeSparse {
         let facts = sesparse::DeltaParams { name, capacity_sectors };
         SeSparse::open(file, facts).await?.cross_check().await?
     } else {
@@ -261,6 +277,20 @@ fn unclean(inventory: &Inventory<'_>, name: &str) -> Finding {
         .remedy(remedy)
 }
 
+/// Returns whether a sound hosted extent has no descriptor inside.
+async fn is_split(inventory: &Inventory<'_>, name: &str) -> bool {
+    let Ok(file) = inventory.dir.open(name, OpenMode::Read).await else { return false };
+    let Ok((header, _)) = hosted::read_header(&file).await else { return false };
+    let inside = probe::read_embedded(inventory.dir.env(), &file, name, &header).await;
+    inside.is_ok_and(|link| link.is_none())
+}
+
+fn unclean_hosted(inventory: &Inventory<'_>, name: &str) -> Finding {
+    Finding::new(Severity::Warning, inventory.path(name), "uncleanShutdown", "set")
+        .expected("0: VMware has the disk open, or ended without closing it")
+        .remedy("close the VM; if it runs nowhere, open it in VMware once, which verifies the tables")
+}
+
 /// Checks a file that no descriptor of the folder names.
 pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut Faults) {
     let content = inventory.contents.get(name).copied().unwrap_or(Content::Other);
@@ -270,11 +300,21 @@ pub(super) async fn check_alone(inventory: &Inventory<'_>, name: &str, out: &mut
         }
         // A damaged descriptor was reported when the folder was read.
         Content::Descriptor => {}
-        Content::HostedSparse | Content::StreamOptimized => {
-            out.push(Finding::of_error(
-                &probe::hosted_sparse(&inventory.path(name), content.name()),
-                "convert it",
-            ));
+        Content::HostedSparse => {
+            check_delta(inventory, name, content, None, out).await;
+            if is_split(inventory, name).await {
+                let expected = "one, with this file in an extent line: it is a part of a split disk";
+                out.push(
+                    Finding::new(Severity::Damage, inventory.path(name), "its descriptor", "missing")
+                        .expected(expected)
+                        .remedy(
+                            "find it in a backup; all parts of the disk are named in it, with their sizes",
+                        ),
+                );
+            }
+        }
+        Content::StreamOptimized => {
+            out.push(Finding::of_error(&stream_optimized(&inventory.path(name)), "convert it"));
         }
         Content::Other => out.push(
             Finding::new(Severity::Note, inventory.path(name), "the content", content.name())

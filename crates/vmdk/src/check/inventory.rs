@@ -11,6 +11,7 @@ use blk::{Dir, ErrorKind, Result};
 use super::finding::{Faults, Finding, Severity};
 use crate::descriptor::Descriptor;
 use crate::home::{RECORD, VM_ID, binned_layers, is_foreign_lock};
+use crate::hosted::read_header;
 use crate::probe::{self, Content};
 use crate::read::{Parser, parse};
 use crate::repair::Cut;
@@ -38,6 +39,8 @@ pub(crate) struct Planned {
 pub(crate) struct Delta {
     /// The size of the disk, and the name of that field; None where the header cannot be read.
     pub capacity: Option<(u64, &'static str)>,
+    /// Sectors of a grain, to which a hosted extent's size may be rounded up; else 1.
+    pub grain_sectors: u64,
 }
 
 pub(crate) struct Inventory<'a> {
@@ -62,9 +65,9 @@ pub(crate) struct Inventory<'a> {
     namers: BTreeMap<String, Vec<String>>,
     /// For each file name in a hint: the CID that the first such link expects there.
     hinted: BTreeMap<String, u32>,
-    /// Results for deltas, each with whether it was read as SEsparse, and lengths of files. They are kept because every
-    /// line of every descriptor may name the same file.
-    pub deltas: RefCell<BTreeMap<(String, bool), Rc<Delta>>>,
+    /// Results for deltas and hosted extents, each with the format as which it was read, and lengths of files. They are kept
+    /// because every line of every descriptor may name the same file.
+    pub deltas: RefCell<BTreeMap<(String, Content), Rc<Delta>>>,
     pub lengths: RefCell<BTreeMap<String, Result<u64>>>,
 }
 
@@ -148,7 +151,14 @@ impl<'a> Inventory<'a> {
                 None => Content::of(&probe::head(&self.dir.open(name, OpenMode::Read).await?).await?),
             };
             self.contents.insert(name.into(), content);
-            if content == Content::Descriptor {
+            if content == Content::HostedSparse {
+                let file = self.dir.open(name, OpenMode::Read).await?;
+                // A header that cannot be read is reported with the extent.
+                if let Ok((header, _)) = read_header(&file).await {
+                    let link = probe::read_embedded(self.dir.env(), &file, name, &header).await?;
+                    self.links.extend(link.map(|link| (name.into(), link)));
+                }
+            } else if content == Content::Descriptor {
                 let link = self.parse(name, Descriptor::parse).await?;
                 self.contents.remove(name);
                 self.links.insert(name.into(), link);

@@ -16,6 +16,8 @@ pub use extent::{Access, Extent, ExtentKind};
 pub use parse::NO_PARENT_CID;
 use parse::{Fields, Line, LineKind, OWNER_MARK, PREPARED_MARK};
 
+use crate::text::wrong;
+
 /// Identity of a link's content: 128 bits, of which the low 32 are its CID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentId(u128);
@@ -49,6 +51,8 @@ pub struct Descriptor {
     lines: Vec<Line>,
     newline: &'static [u8],
     facts: Fields,
+    /// The text is inside of the extent's file, and is never written.
+    embedded: bool,
 }
 
 impl Descriptor {
@@ -57,7 +61,33 @@ impl Descriptor {
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self> {
         let (lines, newline) = parse::lines(file, bytes)?;
         let facts = parse::facts(file, &lines)?;
-        Ok(Self { file: file.into(), lines, newline, facts })
+        Ok(Self { file: file.into(), lines, newline, facts, embedded: false })
+    }
+
+    /// Makes it the descriptor inside of the file `name`, which is its extent whatever the text calls it: files are renamed
+    /// without it.
+    pub(crate) fn embed(mut self, name: &str) -> Result<Self> {
+        match &mut self.facts.extents[..] {
+            [only] if only.kind == ExtentKind::Sparse => only.file = name.to_owned(),
+            extents => {
+                let found =
+                    format!("{} extents, the first of type {}", extents.len(), extents[0].kind.keyword());
+                return Err(wrong(&self.file, "the descriptor inside", found, "one SPARSE extent"));
+            }
+        }
+        self.embedded = true;
+        Ok(self)
+    }
+
+    /// Returns whether the link is in a format that is read and never written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        let extents = &self.facts.extents;
+        extents.iter().any(|extent| matches!(extent.kind, ExtentKind::SeSparse | ExtentKind::Sparse))
+    }
+
+    /// Returns whether the text is inside of the extent's file, and cannot be replaced.
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.embedded
     }
 
     /// Returns whether bytes are a descriptor, by QEMU's rule: `version=` after comments and blank lines.
@@ -68,7 +98,10 @@ impl Descriptor {
     }
 
     /// Returns the text; unchanged lines are byte for byte as read.
+    ///
+    /// Panics if the text is inside of the extent's file: that file would be replaced by the text.
     pub fn to_bytes(&self) -> Vec<u8> {
+        assert!(!self.embedded, "{}: the descriptor is inside of the data's file", self.file);
         self.lines.iter().flat_map(|line| line.raw.iter().copied()).collect()
     }
 
@@ -129,7 +162,7 @@ impl Descriptor {
 
     /// Returns true while no configuration names this child; see `NewChild`.
     pub fn is_prepared(&self) -> bool {
-        self.lines.iter().any(Line::is_prepared_mark)
+        !self.embedded && self.lines.iter().any(Line::is_prepared_mark)
     }
 
     /// Removes the mark of a prepared child.
@@ -139,7 +172,7 @@ impl Descriptor {
 
     /// Returns the VM that made this link, if the link contains it. Only unstun's links do.
     pub fn owner(&self) -> Option<u128> {
-        self.lines.iter().find_map(Line::owner)
+        self.lines.iter().find_map(Line::owner).filter(|_| !self.embedded)
     }
 
     /// Returns the path of the changed-block tracking as written; untrusted.

@@ -44,6 +44,7 @@ use blk::{Dir, Env, Error, ErrorKind, File, Local, Result, SECTOR};
 
 use crate::descriptor::{ContentId, Descriptor, ExtentKind};
 use crate::flat::Flat;
+use crate::hosted::Hosted;
 use crate::probe;
 use crate::read::parse;
 use crate::sesparse::{self, SeSparse};
@@ -320,7 +321,7 @@ impl Home {
             return Err(error);
         }
         let places = links::extent_places(&Survey::new(&self.folders), link).await?;
-        let readable_only = link.extents().iter().any(|e| e.kind == ExtentKind::SeSparse);
+        let readable_only = link.is_read_only();
         let writable = writable && !readable_only && !places.values().any(folders::LayerFile::is_foreign);
         let mode = if writable { OpenMode::Write } else { OpenMode::Read };
         let mut files: BTreeMap<String, File> = BTreeMap::new();
@@ -339,6 +340,9 @@ impl Home {
                 let file = files.remove(&only.file).expect("opened above");
                 let facts = sesparse::DeltaParams { name, capacity_sectors: only.sectors };
                 Ok(Rc::new(SeSparse::open(file, facts).await?))
+            }
+            extents if extents.iter().any(|extent| extent.kind == ExtentKind::Sparse) => {
+                Ok(Rc::new(Hosted::open(name, link, files).await?))
             }
             _ => Ok(Rc::new(Flat::open(name, link, files, writable).await?)),
         }

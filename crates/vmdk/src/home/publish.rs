@@ -11,6 +11,7 @@ use super::intent::Intent;
 use super::links::{self, OwnLink};
 use super::state::{Texts, disk_paths};
 use super::survey::Survey;
+use super::touch::refuse_embedded;
 use super::{Home, snapshot_files};
 use crate::descriptor::Descriptor;
 use crate::text::shown;
@@ -106,6 +107,7 @@ impl Home {
         for name in named.iter().chain(parents.keys().copied()).collect::<BTreeSet<_>>() {
             let place = self.folders.place(name).await?;
             let mut link = (*links::read_in(&self.folders, &place).await?).clone();
+            refuse_embedded(&link)?;
             if let Some(parent) = parents.get(name) {
                 let cid = links::read(&self.folders, parent).await?.cid();
                 link.set_parent(&self.hint(&place, parent).await?, cid);

@@ -279,7 +279,7 @@ fn broken_chains_are_refused_with_file_and_field() {
         let outside = text.replace("web-000001-delta", "../../etc/passwd");
         by_hand(&home, "outside.vmdk", outside.as_bytes()).await;
         assert_eq!(home.open("outside.vmdk", false).await.err().unwrap().kind, ErrorKind::Refused);
-        let other = text.replace("VMFSSPARSE", "SPARSE");
+        let other = text.replace("VMFSSPARSE", "VMFSRDM");
         by_hand(&home, "other.vmdk", other.as_bytes()).await;
         assert_eq!(home.open("other.vmdk", false).await.err().unwrap().kind, ErrorKind::Unsupported);
     });

@@ -10,6 +10,17 @@ use super::survey::Survey;
 use crate::descriptor::Descriptor;
 use crate::text::shown;
 
+/// Refuses to write a descriptor that is inside of the data's file.
+pub(super) fn refuse_embedded(link: &Descriptor) -> Result<()> {
+    match link.is_embedded() {
+        false => Ok(()),
+        true => {
+            let cause = "its descriptor is inside of the data's file, which unstun reads but does not write";
+            Err(Error::unsupported(link.file(), cause))
+        }
+    }
+}
+
 /// Suffix of a change-tracking file that is no longer valid.
 const SET_ASIDE: &str = ".unstun-set-aside";
 
@@ -27,6 +38,7 @@ impl Home {
             return Err(Error::refused(self.dir().path(), cause));
         }
         let mut link = (*links::read_in(&self.folders, &place).await?).clone();
+        refuse_embedded(&link)?;
         let tracked = link.change_track_path().map(str::to_owned);
         self.renew_content_id(name, &mut link).await?;
         if let Some(tracked) = tracked {
@@ -51,6 +63,7 @@ impl Home {
                 continue;
             }
             if links::known_parent_of(&survey, &child).await?.as_deref() == Some(name) {
+                refuse_embedded(&child)?;
                 let mut child = (*child).clone();
                 child.set_parent(&hint, link.cid());
                 intent.replace.insert(layer, child.to_bytes());

@@ -78,6 +78,10 @@ fn mend_one(
     draft: &mut PlanDraft,
 ) {
     let (Some(place), Some(cid)) = (inventory.locate_parent(link), link.parent_cid()) else { return };
+    if link.is_embedded() {
+        // The text is inside of the data's file.
+        return;
+    }
     let parent = match &place {
         Place::Outside => return,
         Place::Missing => None,

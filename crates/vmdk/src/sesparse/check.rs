@@ -7,10 +7,10 @@ use blk::{Buf, Result, SECTOR};
 
 use super::table::entry_name;
 use super::{
-    ENTRY_BYTES, Entry, GRAIN_BYTES, GRAINS_PER_TABLE, SeSparse, TABLE_BYTES, Table, decode_words, read,
-    rotate,
+    ENTRY_BYTES, Entry, GRAIN_BYTES, GRAINS_PER_TABLE, SeSparse, TABLE_BYTES, decode_words, read, rotate,
 };
 use crate::check::{Finding, Findings, Severity};
+use crate::grain_table::Table;
 
 /// Grains checked in one pass over the tables: two maps of 2^27 bits are 32 MiB, for 512 GiB of file.
 const WINDOW_GRAINS: u64 = 1 << 27;

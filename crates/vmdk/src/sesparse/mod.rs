@@ -10,18 +10,18 @@ mod header;
 mod table;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
 use blk::{Buf, Error, File, Local, Result, SECTOR};
 
+use crate::grain_table::{Place, Table, TableCache};
 use crate::runs::Runs;
 use crate::text::wrong;
 
 pub(crate) use header::{Header, Volatile};
-pub(crate) use table::{Directory, DirectoryReader, Entry, Place, Table, TableBounds, decode_words, rotate};
+pub(crate) use table::{Directory, DirectoryReader, Entry, TableBounds, decode_words, rotate};
 
 pub(crate) const HEADER_BYTES: usize = SECTOR as usize;
 pub(crate) const ENTRY_BYTES: usize = 8;
@@ -39,10 +39,6 @@ pub(crate) const REGION_BYTES: u64 = GRAINS_PER_TABLE as u64 * GRAIN_BYTES;
 
 /// Largest disk that is read: 64 TiB, above VMware's 62 TB. Its directory has 2^22 entries, which take 16 MiB here.
 pub(crate) const CAPACITY_SECTORS_MAX: u64 = (64 << 40) / SECTOR;
-
-/// Tables kept in memory: 32 * 32 KiB = 1 MiB for each layer, so that 32 layers stay below 32 MiB; they cover 512 MiB
-/// of disk.
-const TABLES_CACHED_MAX: usize = 32;
 
 /// The directory is read in pieces of this size.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -62,32 +58,8 @@ pub(crate) struct SeSparse {
     header: Header,
     directory: Directory,
     file_bytes: u64,
-    tables: RefCell<Tables>,
-}
-
-/// Verified tables by region, with the time of their last use.
-#[derive(Default)]
-struct Tables {
-    loaded: BTreeMap<u32, (u64, Rc<Table>)>,
-    clock: u64,
-}
-
-impl Tables {
-    fn get(&mut self, region: u32) -> Option<Rc<Table>> {
-        self.clock += 1;
-        let (used, table) = self.loaded.get_mut(&region)?;
-        *used = self.clock;
-        Some(table.clone())
-    }
-
-    fn insert(&mut self, region: u32, table: Rc<Table>) {
-        if self.loaded.len() >= TABLES_CACHED_MAX {
-            let oldest = self.loaded.iter().min_by_key(|(_, (used, _))| *used).map(|(region, _)| *region);
-            self.loaded.remove(&oldest.expect("the cache is full"));
-        }
-        self.clock += 1;
-        self.loaded.insert(region, (self.clock, table));
-    }
+    /// 32 * 32 KiB = 1 MiB for each layer, so that 32 layers stay below 32 MiB; they cover 512 MiB of disk.
+    tables: RefCell<TableCache<u32>>,
 }
 
 async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {

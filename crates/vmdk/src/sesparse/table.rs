@@ -5,6 +5,7 @@
 use blk::{Result, SECTOR};
 
 use super::{ENTRY_BYTES, GRAIN_BYTES, GRAINS_PER_TABLE, Header, TABLE_SECTORS, Volatile};
+use crate::grain_table::{Place, Table};
 use crate::text::wrong;
 
 /// Upper half of a used directory entry; the lower half is the table's slot.
@@ -138,63 +139,6 @@ impl Directory {
     }
 }
 
-/// Location of a region's grains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    Parent,
-    Zero,
-    /// Number of the first grain of the run.
-    Data(u64),
-}
-
-/// A maximal range of a table with one location. `Data` grains are contiguous in the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TableRun {
-    pub entry: usize,
-    pub entries: usize,
-    pub place: Place,
-}
-
-/// A verified table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
-    /// One word for each grain: `PARENT`, `ZERO`, or the number of a grain in the file, which is below both.
-    places: Box<[u64]>,
-}
-
-const PARENT: u64 = u64::MAX;
-const ZERO: u64 = u64::MAX - 1;
-
-impl Table {
-    /// Splits the entries of `range` into runs, in order.
-    pub fn runs(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = TableRun> + '_ {
-        let mut at = range.start;
-        std::iter::from_fn(move || {
-            let (entry, first) = (at, *self.places.get(at).filter(|_| at < range.end)?);
-            let step = u64::from(first < ZERO);
-            let mut next = first;
-            while at < range.end && self.places.get(at) == Some(&next) {
-                at += 1;
-                next += step;
-            }
-            let place = match first {
-                PARENT => Place::Parent,
-                ZERO => Place::Zero,
-                grain => Place::Data(grain),
-            };
-            Some(TableRun { entry, entries: at - entry, place })
-        })
-    }
-
-    pub fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-}
-
 /// The limits against which the entries of a table are verified.
 #[derive(Clone, Copy)]
 pub(crate) struct TableBounds<'a> {
@@ -208,16 +152,16 @@ impl TableBounds<'_> {
     pub(crate) fn decode(&self, region: u32, bytes: &[u8]) -> Result<Table> {
         let entries = decode_words(bytes).take(self.header.grains_in(region));
         let places = entries.enumerate().map(|(entry, value)| self.place(region, entry, value));
-        let table = Table { places: places.collect::<Result<_>>()? };
+        let table = Table::collect(places)?;
         self.check_double(region, &table)?;
         Ok(table)
     }
 
-    fn place(&self, region: u32, entry: usize, value: u64) -> Result<u64> {
+    fn place(&self, region: u32, entry: usize, value: u64) -> Result<Place> {
         match Entry::decode(value) {
-            Entry::Absent => Ok(PARENT),
-            Entry::Unmapped(_) | Entry::Zero(_) => Ok(ZERO),
-            Entry::Data(grain) => self.check_grain(region, entry, grain).map(|()| grain),
+            Entry::Absent => Ok(Place::Parent),
+            Entry::Unmapped(_) | Entry::Zero(_) => Ok(Place::Zero),
+            Entry::Data(grain) => self.check_grain(region, entry, grain).map(|()| Place::Data(grain)),
             Entry::Corrupt => {
                 let expected = "0, or a type from 1 to 3 in its top four bits";
                 Err(wrong(self.file, &entry_name(region, entry), format!("{value:#018x}"), expected))
@@ -242,28 +186,9 @@ impl TableBounds<'_> {
 
     /// Refuses two entries of one table that name the same grain.
     fn check_double(&self, region: u32, table: &Table) -> Result<()> {
-        let mut runs: Vec<(u64, TableRun)> = table.data_runs().collect();
-        runs.sort_unstable_by_key(|(grain, _)| *grain);
-        for pair in runs.windows(2) {
-            let ((first, left), (second, right)) = (pair[0], pair[1]);
-            if first + left.entries as u64 > second {
-                let same = left.entry + (second - first) as usize;
-                let expected = format!("another than that of entry {same}");
-                let field = entry_name(region, right.entry);
-                return Err(wrong(self.file, &field, format!("grain {second}"), &expected));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Table {
-    /// Returns the runs in the file, with their first grain.
-    pub fn data_runs(&self) -> impl Iterator<Item = (u64, TableRun)> + '_ {
-        self.runs(0..self.len()).filter_map(|run| match run.place {
-            Place::Data(grain) => Some((grain, run)),
-            Place::Parent | Place::Zero => None,
-        })
+        let Some((same, entry, grain)) = table.doubled() else { return Ok(()) };
+        let expected = format!("another than that of entry {same}");
+        Err(wrong(self.file, &entry_name(region, entry), format!("grain {grain}"), &expected))
     }
 }
 

@@ -5,6 +5,7 @@ use sim::{Options, SimWorld};
 
 use super::testing::{GRAIN, Image, TABLE, turned};
 use super::*;
+use crate::grain_table::TABLES_CACHED_MAX;
 use crate::testing::{PARENT, read, root};
 
 const FILE: &str = "web-000001-sesparse.vmdk";
@@ -99,7 +100,7 @@ fn few_tables_are_kept() {
         for region in (0..regions).chain(0..regions) {
             let at = region * REGION_BYTES;
             assert_eq!(read(&delta, at..at + 512).await.unwrap()[0], region as u8);
-            assert!(delta.tables.borrow().loaded.len() <= TABLES_CACHED_MAX);
+            assert!(delta.tables.borrow().len() <= TABLES_CACHED_MAX);
         }
         let reads = delta.file().counters().reads;
         read(&delta, (regions - 1) * REGION_BYTES..(regions - 1) * REGION_BYTES + 512).await.unwrap();

@@ -1,6 +1,7 @@
 //! Chains of VMware's formats, read and written by QEMU and by unstun.
 
 mod chains;
+mod hosted_images;
 #[path = "../../src/sesparse/testing.rs"]
 #[allow(dead_code)]
 mod sesparse;

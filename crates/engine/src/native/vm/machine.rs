@@ -65,6 +65,7 @@ impl NativeVm {
                 format: "native".into(),
                 allocated_bytes: self.disk(disk.number)?.mapped_bytes(),
                 foreign: false,
+                read_only: false,
             };
             Ok(DiskLayers { number: disk.number, layers: vec![top], unowned: Vec::new() })
         });

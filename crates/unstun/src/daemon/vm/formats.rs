@@ -24,9 +24,6 @@ use crate::daemon::vm::paths::open_path;
 use crate::daemon::vm::settings::ADOPTED_NAME;
 use crate::daemon::vm::vm_record::VmRecord;
 
-/// Format of layers that are read and not written, as descriptors name it (`createType`).
-const READ_ONLY_FORMAT: &str = "seSparse";
-
 impl HomeFiles {
     /// Opens a home on the control side's own core.
     pub(crate) async fn open(daemon: &Daemon, path: &Path) -> Result<HomeFiles> {
@@ -222,9 +219,10 @@ async fn refuse_tops(home: Home) -> Result<()> {
     let disks = home.read().await?.disks;
     for top in disks.iter().map(|disk| &disk.top) {
         let chain = manifest.chain(top).await?;
-        if chain.last().is_some_and(|layer| layer.format.eq_ignore_ascii_case(READ_ONLY_FORMAT)) {
+        if let Some(layer) = chain.last().filter(|layer| layer.read_only) {
             let cause = format!(
-                "this is a disk's running layer, of type {READ_ONLY_FORMAT}, which unstun reads but does not write"
+                "this is a disk's running layer, of type {}, which unstun reads but does not write",
+                layer.format
             );
             let remedy = "import without --in-place: writes then go to a new delta";
             return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));

@@ -125,14 +125,7 @@ const CHAINS: &[Case] = &[
                 "\"hosted.vmdk\" is a hosted sparse disk (\"KDMV\")",
                 "convert",
             ),
-            (
-                Warning,
-                "hosted.vmdk",
-                "the content",
-                "a hosted sparse disk (\"KDMV\")",
-                "a format that is read",
-                "qemu-img convert",
-            ),
+            (Warning, "hosted.vmdk", "version", "0", "1 to 3", "take the file from a backup"),
         ],
     ),
 ];

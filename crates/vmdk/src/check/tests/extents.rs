@@ -1,6 +1,7 @@
 //! Faults of the files that descriptors name: rows of 1.8, 3.4, 4.9 and 11.
 
 use super::*;
+use crate::hosted::testing::Image as Hosted;
 use crate::sesparse::testing::turned;
 
 const CUT: &str = "must not be filled with zeros";
@@ -133,19 +134,74 @@ const FILES: &[Case] = &[
         &[(Note, "web-ctk.vmdk", "the file", "named by nothing here", "a changeTrackPath", "remove it")],
     ),
     (
-        "a hosted sparse extent",
+        "a hosted sparse extent that is damaged",
         |files| {
             files.insert("old.vmdk".into(), link(4, None, ("monolithicSparse", "SPARSE"), "old-s001.vmdk"));
             files.insert("old-s001.vmdk".into(), [&b"KDMV"[..], &[0; 2044]].concat());
         },
         &[
+            (Warning, "old-s001.vmdk", "version", "0", "1 to 3", "take the file from a backup"),
+            unreferred("old.vmdk"),
+        ],
+    ),
+    (
+        "a part of a split disk without its descriptor",
+        |files| _ = files.insert("old-s001.vmdk".into(), Hosted::new(6144, 16).bytes()),
+        &[(
+            Damage,
+            "old-s001.vmdk",
+            "its descriptor",
+            "missing",
+            "a part of a split disk",
+            "find it in a backup",
+        )],
+    ),
+    (
+        "a hosted disk with its descriptor inside, not closed, with a table that differs from its copy",
+        |files| {
+            let mut image = Hosted::new(6144, 16).monolithic(None, 7);
+            image.data(1, 5);
+            let mut bytes = image.bytes();
+            bytes[72] = 1;
+            bytes[image.layout().tables as usize * 512 + 4] ^= 16;
+            files.insert("old.vmdk".into(), bytes);
+        },
+        &[
+            (Warning, "old.vmdk", "uncleanShutdown", "set", "VMware has the disk open", "close the VM"),
             (
-                Warning,
+                Damage,
                 "old.vmdk",
-                "the content",
-                "a hosted sparse disk: createType \"monolithicSparse\", with the extent \"RW 6144 SPARSE \\\"old-s001.vmdk\\\"\"",
-                "a format that is read",
-                "qemu-img convert",
+                "entry 1 of grain table 0",
+                "different in the table and in its copy",
+                "the same value",
+                "open the VM in VMware once",
+            ),
+            unreferred("old.vmdk"),
+        ],
+    ),
+    (
+        "a hosted extent of another size than its descriptor says, with a grain of two entries",
+        |files| {
+            let mut image = Hosted::new(600 * 16, 16);
+            image.redundant = false;
+            image.data(0, 1).data(599, 2);
+            let (mut bytes, tables) = (image.bytes(), image.layout().tables as usize * 512);
+            bytes.copy_within(tables..tables + 4, tables + 4 * 512);
+            files.insert("old-s001.vmdk".into(), bytes);
+            files.insert(
+                "old.vmdk".into(),
+                link(4, None, ("twoGbMaxExtentSparse", "SPARSE"), "old-s001.vmdk"),
+            );
+        },
+        &[
+            (Damage, "old-s001.vmdk", "capacity", "9600", "6144, as the extent line", "put 9600 into"),
+            (
+                Damage,
+                "old-s001.vmdk",
+                "entry 0 of grain table 1",
+                "sector 16, as another entry is",
+                "each grain in one entry",
+                "take the file from a backup",
             ),
             unreferred("old.vmdk"),
         ],
