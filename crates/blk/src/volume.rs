@@ -89,6 +89,28 @@ pub trait Volume {
     fn end_waits(&self) {}
 }
 
+/// Another state of an export's disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherState {
+    /// Name for clients.
+    pub name: String,
+    /// Identity, which a later state of that name does not have.
+    pub id: String,
+}
+
+/// Comparison of an export with other states of its disk, by the maps of both.
+pub trait Changes {
+    /// Returns the states with which the export can be compared.
+    fn states(&self) -> Vec<OtherState>;
+
+    /// Returns the parts of `range` that may read differently in the state `id`, ascending and apart, and the end of what was
+    /// compared: after the range's start, and not after its end.
+    ///
+    /// # Errors
+    /// `NotFound` if the state was removed; `Refused` while the maps cannot be compared.
+    fn since<'a>(&'a self, id: &'a str, range: Range<u64>) -> Local<'a, Result<(Vec<Range<u64>>, u64)>>;
+}
+
 /// An export in a front end's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportEntry {
@@ -134,6 +156,8 @@ pub trait Exports {
 pub struct Attachment {
     /// The volume that serves the client's requests.
     pub volume: Rc<dyn Volume>,
+    /// Comparison with other states of the disk, if there may be such.
+    pub changes: Option<Rc<dyn Changes>>,
     /// Dropped when the client has disconnected.
     pub token: Box<dyn std::any::Any>,
 }

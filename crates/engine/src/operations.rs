@@ -90,7 +90,8 @@ pub struct Loss {
     pub kept: Option<u64>,
 }
 
-/// Request for differences: `from` and `to` by name or id, `to` None for the running state; from byte `start` on.
+/// Request for differences: `from` and `to` by name or id, `to` None for the running state; from byte `start` on, at least up
+/// to `end` if the limits of one answer permit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiffRequest<'a> {
     /// Number of the disk.
@@ -101,6 +102,8 @@ pub struct DiffRequest<'a> {
     pub to: Option<&'a str>,
     /// First byte that is compared.
     pub start: u64,
+    /// Byte after which the caller needs nothing. The answer may be longer.
+    pub end: u64,
 }
 
 /// One part of the differences, from the requested `start` on.

@@ -152,7 +152,7 @@ impl Relocation {
         }
         if let Some(from) = from {
             let (from, to) = (hex(from.id), to.map(|to| hex(to.id)));
-            let between = DiffRequest { disk: number, from: &from, to: to.as_deref(), start };
+            let between = DiffRequest { disk: number, from: &from, to: to.as_deref(), start, end: u64::MAX };
             let found = self.source.differences(between).await?;
             return Ok(Some((found.ranges, found.end)));
         }

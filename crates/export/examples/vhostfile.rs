@@ -71,7 +71,7 @@ impl Exports for OneExport {
             if name != "disk" {
                 return Err(Error::not_found(name, "the only export here is \"disk\""));
             }
-            Ok(Attachment { volume: self.0.clone(), token: Box::new(()) })
+            Ok(Attachment { volume: self.0.clone(), changes: None, token: Box::new(()) })
         })
     }
 }

@@ -34,7 +34,7 @@ async fn content(vm: &Rc<Vm>, state: Option<&str>) -> Buf {
 }
 
 async fn differences(vm: &Rc<Vm>, from: &str, to: Option<&str>) -> Differences {
-    let found = vm.differences(DiffRequest { disk: 0, from, to, start: 0 }).await.unwrap();
+    let found = vm.differences(DiffRequest { disk: 0, from, to, start: 0, end: u64::MAX }).await.unwrap();
     assert_eq!((found.end, found.size_bytes), (DISK_BYTES, DISK_BYTES));
     assert!(found.ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "{from} to {to:?}");
     found
@@ -88,16 +88,29 @@ fn differences_may_start_anywhere_and_invalid_requests_are_refused() {
         let vm = grow(&env).await;
         let all = differences(&vm, "a", None).await;
         let start = DISK_BYTES / 2;
-        let rest = vm.differences(DiffRequest { disk: 0, from: "a", to: None, start }).await.unwrap();
+        let rest =
+            vm.differences(DiffRequest { disk: 0, from: "a", to: None, start, end: u64::MAX }).await.unwrap();
         let later = all.ranges.iter().filter(|range| range.end > start);
         let later: Vec<_> = later.map(|range| range.start.max(start)..range.end).collect();
         assert_eq!(rest.ranges, later);
+        let short = DiffRequest { disk: 0, from: "a", to: None, start: 0, end: SECTOR };
+        let short = vm.differences(short).await.unwrap();
+        assert!(short.end >= SECTOR && short.end < DISK_BYTES, "{}", short.end);
+        let before = all.ranges.iter().filter(|range| range.start < short.end);
+        let before: Vec<_> = before.map(|range| range.start..range.end.min(short.end)).collect();
+        assert_eq!(short.ranges, before, "it ends where nothing more is needed");
         for (between, kind) in [
-            (DiffRequest { disk: 1, from: "a", to: None, start: 0 }, ErrorKind::NotFound),
-            (DiffRequest { disk: 0, from: "nope", to: None, start: 0 }, ErrorKind::NotFound),
-            (DiffRequest { disk: 0, from: "a", to: Some("nope"), start: 0 }, ErrorKind::NotFound),
-            (DiffRequest { disk: 0, from: "a", to: None, start: 7 }, ErrorKind::Invalid),
-            (DiffRequest { disk: 0, from: "a", to: None, start: DISK_BYTES + SECTOR }, ErrorKind::Invalid),
+            (DiffRequest { disk: 1, from: "a", to: None, start: 0, end: u64::MAX }, ErrorKind::NotFound),
+            (DiffRequest { disk: 0, from: "nope", to: None, start: 0, end: u64::MAX }, ErrorKind::NotFound),
+            (
+                DiffRequest { disk: 0, from: "a", to: Some("nope"), start: 0, end: u64::MAX },
+                ErrorKind::NotFound,
+            ),
+            (DiffRequest { disk: 0, from: "a", to: None, start: 7, end: u64::MAX }, ErrorKind::Invalid),
+            (
+                DiffRequest { disk: 0, from: "a", to: None, start: DISK_BYTES + SECTOR, end: u64::MAX },
+                ErrorKind::Invalid,
+            ),
         ] {
             assert_eq!(vm.differences(between).await.unwrap_err().kind, kind, "{between:?}");
         }

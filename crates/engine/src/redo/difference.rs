@@ -41,7 +41,7 @@ impl Vm {
             return Err(Error::invalid(&self.name, format!("{cause}; {expected}")));
         }
         let mut found = Differences { size_bytes, ranges: Vec::new(), end: between.start };
-        collect(&apart(older, newer), &mut found).await?;
+        collect(&apart(older, newer), between.end, &mut found).await?;
         Ok(found)
     }
 
@@ -74,14 +74,14 @@ fn apart(older: Vec<Rc<dyn Layer>>, newer: Vec<Rc<dyn Layer>>) -> Vec<Rc<dyn Lay
     older.into_iter().skip(common).chain(newer.into_iter().skip(common)).collect()
 }
 
-/// Collects ranges from `found.end` on, until the end of the disk or a limit.
-async fn collect(layers: &[Rc<dyn Layer>], found: &mut Differences) -> Result<()> {
+/// Collects ranges from `found.end` on, until `end`, the end of the disk or a limit.
+async fn collect(layers: &[Rc<dyn Layer>], end: u64, found: &mut Differences) -> Result<()> {
     let Some(step) = layers.iter().map(|layer| layer.shape().region_bytes).max() else {
         found.end = found.size_bytes;
         return Ok(());
     };
     let (mut tables, mut looks) = (0, 0);
-    while found.end < found.size_bytes {
+    while found.end < found.size_bytes.min(end) {
         if found.ranges.len() >= RANGES_MAX || tables >= TABLES_MAX || looks >= LOOKS_MAX {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use blk::volume::Volume;
+use blk::volume::{Changes, Volume};
 use blk::{Env, Slice};
 
 use super::front_end::Session;
@@ -24,6 +24,8 @@ use crate::under_way::Begun;
 
 pub(super) struct Connection {
     pub volume: Rc<dyn Volume>,
+    /// None if no state can be selected.
+    pub changes: Option<Rc<dyn Changes>>,
     pub terms: Terms,
     pub session: Rc<Session>,
     scheduler: Rc<FairScheduler>,
@@ -46,7 +48,7 @@ pub(super) struct Ticket {
 
 impl Connection {
     pub(super) fn new(
-        volume: Rc<dyn Volume>,
+        (volume, changes): (Rc<dyn Volume>, Option<Rc<dyn Changes>>),
         terms: Terms,
         session: Rc<Session>,
         scheduler: &Rc<FairScheduler>,
@@ -54,6 +56,7 @@ impl Connection {
     ) -> Rc<Connection> {
         Rc::new(Connection {
             volume,
+            changes,
             terms,
             session,
             scheduler: scheduler.clone(),
@@ -195,8 +198,9 @@ impl Ticket {
         self.post(|outbox, ticket| outbox.push(ticket, buf.freeze()));
     }
 
-    pub(super) fn status(self, payload: &[u8]) {
-        let reply: Slice = reply::chunk(self.cookie, CHUNK_BLOCK_STATUS, payload);
+    /// Answers with a chunk for each context.
+    pub(super) fn status(self, payloads: &[Vec<u8>]) {
+        let reply: Slice = reply::chunks(self.cookie, CHUNK_BLOCK_STATUS, payloads);
         self.post(|outbox, ticket| outbox.push(ticket, reply));
     }
 }

@@ -139,7 +139,9 @@ async fn lookup(
         .map_err(|cause| Error::refused(&entry.name, cause))?;
     let attachment = exports.attach(&entry.name, socket.client()).await?;
     let info = attachment.volume.info();
-    Ok(Found::Here(FoundExport { name: entry.name, description: entry.description, info }, attachment))
+    let states = attachment.changes.as_ref().map_or_else(Vec::new, |changes| changes.states());
+    let found = FoundExport { name: entry.name, description: entry.description, info, states };
+    Ok(Found::Here(found, attachment))
 }
 
 /// Returns the exports that the client may use.

@@ -4,7 +4,7 @@
 //! option is answered at a time: the output never exceeds the replies to one option, and the input never exceeds one
 //! option and one receive. The result does not depend on how the bytes were split into receives.
 
-use blk::volume::{ExportEntry, VolumeInfo};
+use blk::volume::{ExportEntry, OtherState, VolumeInfo};
 use blk::{Error, ErrorKind};
 
 use super::options::{self, ContextRequest, InfoRequest, PayloadError};
@@ -37,6 +37,8 @@ pub struct FoundExport {
     pub name: String,
     pub description: String,
     pub info: VolumeInfo,
+    /// States with which it can be compared.
+    pub states: Vec<OtherState>,
 }
 
 /// The negotiated terms, which hold until the connection ends.
@@ -51,13 +53,33 @@ pub struct Terms {
     pub structured: bool,
     /// `base:allocation` was selected for this export.
     pub status: bool,
+    /// The states whose bitmaps were selected for this export, in the order of the contexts' IDs.
+    pub since: Vec<OtherState>,
 }
 
 /// Why an export is being looked up.
 enum Purpose {
     ExportName,
     Info { option: u32, wants_name: bool, wants_description: bool },
-    Context { option: u32, listed: bool },
+    Context { option: u32, wanted: WantedContexts },
+}
+
+/// Contexts that a client lists or selects.
+struct WantedContexts {
+    allocation: bool,
+    bitmaps: Bitmaps,
+}
+
+enum Bitmaps {
+    All,
+    Named(Vec<String>),
+}
+
+/// Contexts that were selected for an export.
+struct Selected {
+    export: String,
+    allocation: bool,
+    since: Vec<OtherState>,
 }
 
 enum State {
@@ -93,8 +115,8 @@ pub(super) struct Negotiation {
     no_zeroes: bool,
     structured: bool,
     tls: TlsState,
-    /// The export for which `base:allocation` was last selected.
-    context_of: Option<String>,
+    /// The last selection of contexts.
+    selected: Option<Selected>,
 }
 
 impl Negotiation {
@@ -112,7 +134,7 @@ impl Negotiation {
             no_zeroes: false,
             structured: false,
             tls: if requires_tls { TlsState::Required } else { TlsState::Absent },
-            context_of: None,
+            selected: None,
         }
     }
 
@@ -274,14 +296,19 @@ impl Negotiation {
         let sets = option == OPT_SET_META_CONTEXT;
         if sets {
             // A request that fails also replaces the earlier selection.
-            self.context_of = None;
+            self.selected = None;
         }
         if !self.structured {
             return Err("structured replies have to be negotiated first");
         }
         let request = ContextRequest::parse(payload)?;
-        let listed = request.names_allocation || !sets && (request.names_base || request.queries == 0);
-        Ok(self.lookup(request.name, Purpose::Context { option, listed }))
+        let lists_all = |namespace: bool| !sets && (namespace || request.queries == 0);
+        let named = request.bitmaps.iter().map(|name| (*name).to_owned()).collect();
+        let wanted = WantedContexts {
+            allocation: request.names_allocation || lists_all(request.names_base),
+            bitmaps: if lists_all(request.names_qemu) { Bitmaps::All } else { Bitmaps::Named(named) },
+        };
+        Ok(self.lookup(request.name, Purpose::Context { option, wanted }))
     }
 
     fn lookup(&mut self, name: &str, purpose: Purpose) -> Step {
@@ -320,8 +347,8 @@ impl Negotiation {
                 self.describe(option, export, wants_name, wants_description);
                 (option == OPT_GO).then(|| self.terms(export))
             }
-            Purpose::Context { option, listed } => {
-                self.contexts(option, listed, &export.name);
+            Purpose::Context { option, wanted } => {
+                self.contexts(option, &wanted, export);
                 None
             }
         }
@@ -349,13 +376,15 @@ impl Negotiation {
 
     fn terms(&self, export: &FoundExport) -> Terms {
         let block = u64::from(BLOCK_BYTES_MIN);
+        let selected = self.selected.as_ref().filter(|selected| selected.export == export.name);
         Terms {
             export: export.name.clone(),
             size_bytes: export.info.size_bytes / block * block,
             read_only: export.info.read_only,
             fast_zero: export.info.fast_zero && !export.info.read_only,
             structured: self.structured,
-            status: self.structured && self.context_of.as_deref() == Some(&export.name),
+            status: selected.is_some_and(|selected| selected.allocation),
+            since: selected.map_or_else(Vec::new, |selected| selected.since.clone()),
         }
     }
 
@@ -389,18 +418,35 @@ impl Negotiation {
         self.reply(option, REP_INFO, &payload);
     }
 
-    fn contexts(&mut self, option: u32, listed: bool, export: &str) {
-        if listed {
-            let sets = option == OPT_SET_META_CONTEXT;
-            let mut payload = Vec::new();
-            payload.put_u32(if sets { BASE_ALLOCATION_ID } else { 0 });
-            payload.extend_from_slice(BASE_ALLOCATION.as_bytes());
-            self.reply(option, REP_META_CONTEXT, &payload);
-            if sets {
-                self.context_of = Some(export.to_string());
+    /// Lists or selects contexts. Bitmaps of states that the export has not are passed over.
+    fn contexts(&mut self, option: u32, wanted: &WantedContexts, export: &FoundExport) {
+        let sets = option == OPT_SET_META_CONTEXT;
+        let since: Vec<OtherState> = match &wanted.bitmaps {
+            Bitmaps::All => export.states.clone(),
+            Bitmaps::Named(names) => {
+                let state = |name: &String| export.states.iter().find(|state| state.name == *name).cloned();
+                names.iter().filter_map(state).collect()
             }
+        };
+        if wanted.allocation {
+            self.one_context(option, if sets { BASE_ALLOCATION_ID } else { 0 }, BASE_ALLOCATION);
+        }
+        for (id, state) in (QEMU_BITMAP_ID..).zip(&since) {
+            let name = format!("{QEMU_BITMAP}{}", state.name);
+            self.one_context(option, if sets { id } else { 0 }, &name);
+        }
+        if sets {
+            let (export, allocation) = (export.name.clone(), wanted.allocation);
+            self.selected = Some(Selected { export, allocation, since });
         }
         self.acknowledge(option);
+    }
+
+    fn one_context(&mut self, option: u32, id: u32, name: &str) {
+        let mut payload = Vec::with_capacity(4 + name.len());
+        payload.put_u32(id);
+        payload.extend_from_slice(name.as_bytes());
+        self.reply(option, REP_META_CONTEXT, &payload);
     }
 
     fn acknowledge(&mut self, option: u32) -> Step {

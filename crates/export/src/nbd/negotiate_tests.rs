@@ -222,11 +222,36 @@ fn listing_contexts_understands_the_wildcard_and_setting_does_not() {
             .option(option, &context_payload("disk", queries));
         kinds(&client.talk()).len() - 2
     };
-    assert_eq!(ask(OPT_LIST_META_CONTEXT, &[]), 1);
+    assert_eq!(ask(OPT_LIST_META_CONTEXT, &[]), 3);
     assert_eq!(ask(OPT_LIST_META_CONTEXT, &["base:"]), 1);
     assert_eq!(ask(OPT_LIST_META_CONTEXT, &["base:other", "x:"]), 0);
+    assert_eq!(ask(OPT_LIST_META_CONTEXT, &["qemu:"]), 2);
+    assert_eq!(ask(OPT_LIST_META_CONTEXT, &["qemu:dirty-bitmap:", "base:"]), 3);
+    assert_eq!(ask(OPT_LIST_META_CONTEXT, &["qemu:dirty-bitmap:monday"]), 1);
+    assert_eq!(ask(OPT_LIST_META_CONTEXT, &["qemu:dirty-bitmap:sunday"]), 0);
+    assert_eq!(ask(OPT_SET_META_CONTEXT, &["qemu:", "qemu:dirty-bitmap:"]), 0);
     assert_eq!(ask(OPT_SET_META_CONTEXT, &[]), 0);
     assert_eq!(ask(OPT_SET_META_CONTEXT, &["base:"]), 0);
+}
+
+#[test]
+fn bitmaps_are_selected_by_name_and_for_their_export() {
+    let queries = ["qemu:dirty-bitmap:tuesday", "qemu:dirty-bitmap:sunday", "qemu:dirty-bitmap:monday"];
+    for (chosen, expected) in [("disk", &["tuesday", "monday"][..]), ("old", &[])] {
+        let client = Client::new(3)
+            .option(OPT_STRUCTURED_REPLY, &[])
+            .option(OPT_SET_META_CONTEXT, &context_payload(chosen, &queries))
+            .option(OPT_GO, &info_payload("disk", &[]));
+        let talk = client.talk();
+        let selected: Vec<Vec<u8>> = replies(&talk)[1..3].iter().map(|reply| reply.2.clone()).collect();
+        assert_eq!(
+            selected,
+            [&b"\0\0\0\x02qemu:dirty-bitmap:tuesday"[..], b"\0\0\0\x03qemu:dirty-bitmap:monday"]
+        );
+        let Ended::Agreed(terms) = talk.ended else { panic!("{:?}", talk.ended) };
+        let names: Vec<&str> = terms.since.iter().map(|state| state.name.as_str()).collect();
+        assert!(names == expected && !terms.status, "{terms:?}");
+    }
 }
 
 #[test]

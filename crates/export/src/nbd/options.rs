@@ -14,8 +14,8 @@ pub(super) struct InfoRequest<'a> {
     pub wants_description: bool,
 }
 
-/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. There is one context, `base:allocation`, so queries are evaluated
-/// while they are parsed, and not kept.
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. Queries are evaluated while they are parsed, and only the names of a few
+/// bitmaps are kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ContextRequest<'a> {
     pub name: &'a str,
@@ -24,6 +24,10 @@ pub(super) struct ContextRequest<'a> {
     pub names_allocation: bool,
     /// One of the queries is `base:`, which lists contexts and never selects one.
     pub names_base: bool,
+    /// One of the queries is for all of QEMU's contexts, or all of its bitmaps; it selects none either.
+    pub names_qemu: bool,
+    /// Names of bitmaps, at most `BITMAPS_MAX`, each once.
+    pub bitmaps: Vec<&'a str>,
 }
 
 /// Parses a string ("Conventions"): UTF-8, at most 4096 bytes.
@@ -61,11 +65,23 @@ impl<'a> ContextRequest<'a> {
         let mut fields = Fields::new(payload);
         let name = counted_string(&mut fields)?;
         let queries = fields.u32().ok_or("the payload ends before the number of queries")?;
-        let mut request = ContextRequest { name, queries, names_allocation: false, names_base: false };
+        let mut request = ContextRequest {
+            name,
+            queries,
+            names_allocation: false,
+            names_base: false,
+            names_qemu: false,
+            bitmaps: Vec::new(),
+        };
         for _ in 0..queries {
             let query = counted_string(&mut fields)?;
             request.names_allocation |= query == BASE_ALLOCATION;
             request.names_base |= query == BASE_NAMESPACE;
+            request.names_qemu |= [QEMU_NAMESPACE, QEMU_BITMAP].contains(&query);
+            let bitmap = query.strip_prefix(QEMU_BITMAP).filter(|bitmap| !bitmap.is_empty());
+            let is_new =
+                |bitmap: &&str| request.bitmaps.len() < BITMAPS_MAX && !request.bitmaps.contains(bitmap);
+            request.bitmaps.extend(bitmap.filter(is_new));
         }
         if fields.left() != 0 {
             return Err("bytes follow the last query");
@@ -111,10 +127,26 @@ mod tests {
     fn queries_of_unknown_namespaces_are_passed_over() {
         let mut payload = named("x");
         payload.put_u32(2);
-        payload.extend(named("qemu:dirty-bitmap:a"));
+        payload.extend(named("x:dirty-bitmap:a"));
         payload.extend(named("base:allocation"));
         let request = ContextRequest::parse(&payload).unwrap();
         assert!(request.names_allocation && !request.names_base && request.queries == 2);
+        assert!(!request.names_qemu && request.bitmaps.is_empty());
+    }
+
+    #[test]
+    fn few_bitmaps_are_kept_and_each_once() {
+        let mut payload = named("x");
+        payload.put_u32(14);
+        for n in 0..6 {
+            payload.extend(named(&format!("qemu:dirty-bitmap:{n}")));
+            payload.extend(named(&format!("qemu:dirty-bitmap:{n}")));
+        }
+        payload.extend(named("qemu:dirty-bitmap:"));
+        payload.extend(named("qemu:allocation-depth"));
+        let request = ContextRequest::parse(&payload).unwrap();
+        assert!(request.names_qemu);
+        assert_eq!(request.bitmaps, ["0", "1", "2", "3"]);
     }
 
     #[test]

@@ -106,6 +106,16 @@ pub const BASE_NAMESPACE: &str = "base:";
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// ID of `base:allocation` on every connection. Any number would do.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// Namespace of QEMU's contexts ("NBD interoperability" in QEMU's documentation).
+pub const QEMU_NAMESPACE: &str = "qemu:";
+/// Before the name of a bitmap: what differs from another state.
+pub const QEMU_BITMAP: &str = "qemu:dirty-bitmap:";
+/// ID of the first bitmap that a client has selected; the others follow.
+pub const QEMU_BITMAP_ID: u32 = 2;
+/// Maximum number of bitmaps that a client can select. An answer has up to 32 KiB for each.
+pub const BITMAPS_MAX: usize = 4;
+/// The range differs from the other state.
+pub const STATE_DIRTY: u32 = 1;
 /// Nothing is allocated for the range.
 pub const STATE_HOLE: u32 = 1 << 0;
 /// The range reads as zeros.

@@ -1,7 +1,7 @@
 //! Drives the two state machines over arbitrary bytes, cut into arbitrary pieces. Fuzz targets, property tests and the
 //! corpus share it. A trace depends on the bytes alone, so two cuts of one input must give equal traces.
 
-use blk::volume::{ExportEntry, VolumeInfo};
+use blk::volume::{ExportEntry, OtherState, VolumeInfo};
 use blk::{Error, SECTOR};
 
 use super::negotiate::{FoundExport, Negotiation, Step, Terms};
@@ -50,8 +50,13 @@ pub fn catalogue() -> Vec<FoundExport> {
         fast_zero: true,
     };
     let old = VolumeInfo { read_only: true, size_bytes: 3 * SECTOR, ..info };
-    let export =
-        |name: &str, info| FoundExport { name: name.to_string(), description: format!("the {name}"), info };
+    let state = |name: &str| OtherState { name: name.to_string(), id: format!("id of {name}") };
+    let export = |name: &str, info| FoundExport {
+        name: name.to_string(),
+        description: format!("the {name}"),
+        info,
+        states: vec![state("monday"), state("tuesday")],
+    };
     vec![export("disk", info), export("old", old)]
 }
 
@@ -64,6 +69,7 @@ pub fn terms() -> Terms {
         fast_zero: true,
         structured: true,
         status: true,
+        since: Vec::new(),
     }
 }
 

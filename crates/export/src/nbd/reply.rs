@@ -123,18 +123,21 @@ pub(super) fn failure(cookie: u64, structured: bool, failure: &Failure) -> Slice
     payload.put_u32(failure.errno as u32);
     payload.put_u16(message.len() as u16);
     payload.extend_from_slice(message);
-    chunk(cookie, CHUNK_ERROR, &payload)
+    chunks(cookie, CHUNK_ERROR, &[payload])
 }
 
-/// Returns the only chunk of a reply.
-pub(super) fn chunk(cookie: u64, kind: u16, payload: &[u8]) -> Slice {
-    let mut bytes = Vec::with_capacity(CHUNK_BYTES + payload.len());
-    bytes.put_u32(CHUNK_MAGIC);
-    bytes.put_u16(CHUNK_FLAG_DONE);
-    bytes.put_u16(kind);
-    bytes.put_u64(cookie);
-    bytes.put_u32(payload.len() as u32);
-    bytes.extend_from_slice(payload);
+/// Returns all chunks of a reply.
+pub(super) fn chunks(cookie: u64, kind: u16, payloads: &[Vec<u8>]) -> Slice {
+    let mut bytes = Vec::with_capacity(payloads.iter().map(|payload| CHUNK_BYTES + payload.len()).sum());
+    for (index, payload) in payloads.iter().enumerate() {
+        let is_last = index + 1 == payloads.len();
+        bytes.put_u32(CHUNK_MAGIC);
+        bytes.put_u16(if is_last { CHUNK_FLAG_DONE } else { 0 });
+        bytes.put_u16(kind);
+        bytes.put_u64(cookie);
+        bytes.put_u32(payload.len() as u32);
+        bytes.extend_from_slice(payload);
+    }
     Buf::copy_of(&bytes).freeze()
 }
 

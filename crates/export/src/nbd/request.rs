@@ -216,7 +216,9 @@ fn checked_command(kind: u16, flags: u16, range: Range<u64>, terms: &Terms) -> R
             let mode = ZeroMode { no_hole: has(CMD_FLAG_NO_HOLE), fast_only: has(CMD_FLAG_FAST_ZERO) };
             Command::Zero { range, mode, fua }
         }
-        CMD_BLOCK_STATUS if terms.status => Command::Status { range, one: has(CMD_FLAG_REQ_ONE) },
+        CMD_BLOCK_STATUS if terms.status || !terms.since.is_empty() => {
+            Command::Status { range, one: has(CMD_FLAG_REQ_ONE) }
+        }
         CMD_BLOCK_STATUS => return refuse(NbdErrno::Invalid, "no metadata context was negotiated"),
         _ => return refuse(NbdErrno::Invalid, "unknown command"),
     }))

@@ -27,9 +27,9 @@ pub(super) async fn transmit(
     session: Rc<Session>,
 ) -> Result<()> {
     let Negotiated { terms, attachment, group, rest } = agreed;
-    let Attachment { volume, token } = attachment;
+    let Attachment { volume, changes, token } = attachment;
     front_end.set_export(&session, &terms.export);
-    let line = Connection::new(volume, terms, session, front_end.scheduler(), &group);
+    let line = Connection::new((volume, changes), terms, session, front_end.scheduler(), &group);
     let result = pump(env.clone(), &line, &socket, &rest).await;
     line.close();
     line.abandon(&env);

@@ -9,6 +9,7 @@ use blk::volume::ZeroMode;
 use blk::{Buf, Env, Error, Result, Slice};
 
 use super::connection::{Connection, Ticket};
+use super::proto::QEMU_BITMAP_ID;
 use super::reply::Failure;
 use super::request::Command;
 use super::status;
@@ -103,13 +104,29 @@ async fn zero(ticket: Ticket, range: Range<u64>, mode: ZeroMode, fua: bool) {
 }
 
 async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
-    let turn = ticket.line().group().status_turn.lock().await;
-    let found = ticket.line().volume.clone().status(range.clone()).await;
+    let line = ticket.line().clone();
+    let turn = line.group().status_turn.lock().await;
+    let found = contexts(&line, &range, one).await;
     drop(turn);
     match found {
-        Ok(pieces) => ticket.status(&status::payload(range, one, &pieces)),
+        Ok(payloads) => ticket.status(&payloads),
         Err(error) => ticket.fail(&Failure::of(&error, false)),
     }
+}
+
+/// Returns the payload of each selected context, in the order of their IDs.
+async fn contexts(line: &Connection, range: &Range<u64>, one: bool) -> Result<Vec<Vec<u8>>> {
+    let mut payloads = Vec::new();
+    if line.terms.status {
+        let pieces = line.volume.clone().status(range.clone()).await?;
+        payloads.push(status::allocation(range, one, &pieces));
+    }
+    for (id, state) in (QEMU_BITMAP_ID..).zip(&line.terms.since) {
+        let changes = line.changes.as_ref().expect("the states are those of the attachment");
+        let (changed, end) = changes.since(&state.id, range.clone()).await?;
+        payloads.push(status::bitmap(id, range, one, &changed, end));
+    }
+    Ok(payloads)
 }
 
 /// A request in pieces. After an error some of a write's pieces may have been written: as with any failed or unanswered

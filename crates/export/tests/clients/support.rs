@@ -14,7 +14,9 @@ use std::thread::JoinHandle;
 use blk::socket::{Listener, Peer};
 use blk::sync::Signal;
 use blk::uring::UringReactor;
-use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
+use blk::volume::{
+    Attachment, BlockStatus, Changes, ExportEntry, Exports, OtherState, Volume, VolumeInfo, ZeroMode,
+};
 use blk::{Buf, Error, ErrorKind, Executor, Local, Result, Slice};
 use export::nbd::{FrontEnd, Limits, serve};
 
@@ -188,6 +190,32 @@ impl Catalogue {
     }
 }
 
+/// Bytes from the start that differ from the state `part`, and bytes that one call compares.
+pub(crate) const CHANGED: u64 = 64 << 10;
+pub(crate) const COMPARED: u64 = 256 << 10;
+
+/// Three states: one from which the start differs, one from which nothing does, and one that is lost.
+struct KnownChanges;
+
+impl Changes for KnownChanges {
+    fn states(&self) -> Vec<OtherState> {
+        let state = |name: &str| OtherState { name: name.to_string(), id: format!("id of {name}") };
+        ["part", "none", "lost"].map(state).to_vec()
+    }
+
+    fn since<'a>(&'a self, id: &'a str, range: Range<u64>) -> Local<'a, Result<(Vec<Range<u64>>, u64)>> {
+        let end = range.end.min(range.start + COMPARED);
+        let result = match id {
+            "id of part" => {
+                Ok((std::iter::once(range.start..CHANGED.clamp(range.start, end)).collect(), end))
+            }
+            "id of none" => Ok((Vec::new(), end)),
+            _ => Err(Error::not_found(id, "no such state")),
+        };
+        Box::pin(async move { result })
+    }
+}
+
 impl Exports for Catalogue {
     fn list(&self) -> Vec<ExportEntry> {
         let entry =
@@ -201,7 +229,11 @@ impl Exports for Catalogue {
             None => Err(Error::not_found(name, "no such export")),
             Some((_, disk)) => {
                 disk.attached.set(disk.attached.get() + 1);
-                Ok(Attachment { volume: disk.clone(), token: Box::new(Counted(disk.clone())) })
+                Ok(Attachment {
+                    volume: disk.clone(),
+                    changes: Some(Rc::new(KnownChanges)),
+                    token: Box::new(Counted(disk.clone())),
+                })
             }
         };
         Box::pin(async move { result })

@@ -144,7 +144,7 @@ impl Exports for OneExport {
         let knobs = self.0.1.clone();
         knobs.attached.fetch_add(1, Ordering::SeqCst);
         let token = Box::new(Counted(knobs));
-        Box::pin(async move { Ok(Attachment { volume: self.0.clone(), token }) })
+        Box::pin(async move { Ok(Attachment { volume: self.0.clone(), changes: None, token }) })
     }
 }
 

@@ -4,9 +4,10 @@ use std::rc::{Rc, Weak};
 
 use api::Operation;
 use blk::volume::ExportEntry;
+use engine::DiffRequest;
 
 use crate::daemon::running::client::exports::{Catalogue, exports_of};
-use crate::daemon::running::messages::{Inbox, Message};
+use crate::daemon::running::messages::{Compared, Inbox, Message};
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
@@ -59,6 +60,23 @@ impl Daemon {
             Message::Replacement { vm, event } => self.with_entry(&vm, |entry| {
                 let _ = event.send(entry.replacement());
             }),
+            Message::Differences { vm, between, answer } => {
+                let entry = self.entry(&vm);
+                self.env.spawn_detached(Box::pin(async move {
+                    let Compared { disk, from, to, range } = between;
+                    let between = DiffRequest {
+                        disk,
+                        from: &from,
+                        to: to.as_deref(),
+                        start: range.start,
+                        end: range.end,
+                    };
+                    let _ = answer.send(match entry {
+                        Ok(entry) => entry.running.differences(between).await,
+                        Err(e) => Err(e),
+                    });
+                }));
+            }
             Message::NotRunning { vm, reason } => {
                 if let Err(e) = self.entry(&vm) {
                     let _ = reason.send(e);

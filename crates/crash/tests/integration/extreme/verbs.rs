@@ -54,8 +54,11 @@ async fn look(vm: &Rc<dyn Machine>) {
     for snapshot in &state.snapshots {
         for (disk, _) in &snapshot.disks {
             let from = snapshot.name.as_str();
-            let _ = vm.differences(DiffRequest { disk: *disk, from, to: None, start: 0 }).await;
-            let _ = vm.differences(DiffRequest { disk: *disk, from, to: None, start: u64::MAX }).await;
+            let _ =
+                vm.differences(DiffRequest { disk: *disk, from, to: None, start: 0, end: u64::MAX }).await;
+            let _ = vm
+                .differences(DiffRequest { disk: *disk, from, to: None, start: u64::MAX, end: u64::MAX })
+                .await;
             if let Ok((view, _client)) = vm.open_view(from, *disk, "test").await {
                 let _ = view.clone().read(0, Buf::alloc(SECTOR as usize)).await;
             }

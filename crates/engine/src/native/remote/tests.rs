@@ -306,7 +306,7 @@ fn a_relayed_volume_answers_as_the_disk_does_and_leaves_with_its_client() {
             }
         }
         let token = Box::new(Token(left.clone()));
-        let attachment = Attachment { volume: disk(&store, 1), token };
+        let attachment = Attachment { volume: disk(&store, 1), changes: None, token };
         let ticket = cores.store_side.relay(attachment);
         let relayed = cores.vm_side.open_relayed(ticket, "web/disk0");
         let client = Bridge::new(&cores.vm_env, relayed.clone());

@@ -11,6 +11,7 @@ use super::super::disk::NativeDisk;
 use super::super::layout::BLOCK;
 use super::super::space::GrowthHold;
 use super::super::store::Store;
+use super::super::tree::span;
 use super::NativeVm;
 use super::items::{layer_name, node_of};
 use crate::client::{Client, GenerationChange, View};
@@ -126,7 +127,10 @@ impl NativeVm {
             let expected = format!("expected a multiple of {BLOCK} within the disk");
             return Err(Error::invalid(&self.name, format!("{cause}; {expected}")));
         }
-        let (ranges, end) = self.store.differences(from, to, between.start, DIFFERENCE_PAGES_MAX).await?;
+        let blocks = between.end.min(size_bytes).saturating_sub(between.start).div_ceil(BLOCK);
+        // A range that begins and ends within pages touches one more.
+        let pages = (blocks / span(0) + 2).min(DIFFERENCE_PAGES_MAX as u64) as usize;
+        let (ranges, end) = self.store.differences(from, to, between.start, pages).await?;
         Ok(Differences { size_bytes, ranges, end: end.min(size_bytes) })
     }
 

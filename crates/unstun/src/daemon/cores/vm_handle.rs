@@ -352,10 +352,10 @@ impl VmHandle {
     }
 
     pub(crate) async fn differences(&self, between: DiffRequest<'_>) -> blk::Result<Differences> {
-        let DiffRequest { disk, from, to, start } = between;
+        let DiffRequest { disk, from, to, start, end } = between;
         let (from, to) = (from.to_owned(), to.map(str::to_owned));
         let compare = async move |vm: Rc<dyn Machine>| {
-            vm.differences(DiffRequest { disk, from: &from, to: to.as_deref(), start }).await
+            vm.differences(DiffRequest { disk, from: &from, to: to.as_deref(), start, end }).await
         };
         self.on_machine(compare).await
     }

@@ -1,5 +1,6 @@
 //! Clients of VMs: the gate that admits them, their exports, and the volumes that they see.
 
+pub(crate) mod changes;
 pub(crate) mod client_gate;
 pub(crate) mod client_volume;
 pub(crate) mod export_name;

@@ -106,7 +106,7 @@ impl RunningVms {
         guest.access.set(access);
         let export = lasting_name(&vm.name, number, vm.machine.generation());
         let elsewhere = is_vhost_user.then(|| self.vhost.front_end.note_elsewhere(&export, &peer));
-        Ok(Attachment { volume: connection, token: Box::new((guest, leaving, elsewhere)) })
+        Ok(Attachment { volume: connection, changes: None, token: Box::new((guest, leaving, elsewhere)) })
     }
 
     /// Relays the requests of a VM's held clients to their volumes on the VM's new core. `tickets` are in the order of

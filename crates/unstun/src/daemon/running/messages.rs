@@ -1,9 +1,11 @@
 //! Messages from a core to the control side of the daemon. They carry names and plain values, so that the two sides may
 //! run on different threads.
 
+use std::ops::Range;
+
 use blk::volume::ExportEntry;
 use blk::{Error, Result};
-use engine::Event;
+use engine::{Differences, Event};
 use export::nbd::HandedOver;
 use tokio::sync::{mpsc, oneshot};
 
@@ -31,8 +33,19 @@ pub(crate) enum Message {
     SpaceWanted { vm: String, freed: oneshot::Sender<bool> },
     /// A client requests other content than the present one. The answer says what replaced the content.
     Replacement { vm: String, event: oneshot::Sender<String> },
+    /// A client asks what differs between two states of a disk.
+    Differences { vm: String, between: Compared, answer: oneshot::Sender<Result<Differences>> },
     /// A client requests a VM that does not run. The answer says why it does not.
     NotRunning { vm: String, reason: oneshot::Sender<Error> },
+}
+
+/// Two states of a disk by their IDs, and the range in which they are compared, as for `DiffRequest`.
+pub(crate) struct Compared {
+    pub disk: u32,
+    pub from: String,
+    /// None for the running state.
+    pub to: Option<String>,
+    pub range: Range<u64>,
 }
 
 /// The core's end of the channel to the control side.
@@ -107,6 +120,17 @@ impl ControlSide {
         let (event, answer) = oneshot::channel();
         self.send(Message::Replacement { vm: vm.to_owned(), event });
         answer.await.unwrap_or_default()
+    }
+
+    /// Compares two states of a VM's disk.
+    ///
+    /// # Errors
+    /// `NotFound` if the VM or a state does not exist any more; `Refused` while they cannot be compared.
+    pub(crate) async fn differences(&self, vm: &str, between: Compared) -> Result<Differences> {
+        let (answer, found) = oneshot::channel();
+        self.send(Message::Differences { vm: vm.to_owned(), between, answer });
+        let ends = |_| Error::cancelled(format!("VM {vm}"));
+        found.await.unwrap_or_else(|e| Err(ends(e)))
     }
 
     /// Fails with the reason why a VM does not run.

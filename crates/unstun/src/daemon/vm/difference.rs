@@ -14,7 +14,7 @@ impl Daemon {
     pub(crate) async fn snapshot_diff(&self, vm: &VmName, request: api::Diff) -> Result<api::Differences> {
         let entry = self.entry(vm.as_str())?;
         let (from, to) = (request.from.as_str(), request.to.as_ref().map(|name| name.as_str()));
-        let between = DiffRequest { disk: request.disk, from, to, start: request.start_bytes };
+        let between = DiffRequest { disk: request.disk, from, to, start: request.start_bytes, end: u64::MAX };
         let found = entry.running.differences(between).await?;
         let range = |range: std::ops::Range<u64>| DiskRange {
             start_bytes: range.start,

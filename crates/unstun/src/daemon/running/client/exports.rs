@@ -10,6 +10,7 @@ use blk::{Error, Local, Result};
 use export::nbd::{self, HandedOver, Routes};
 use tracing::{debug, info, warn};
 
+use crate::daemon::running::client::changes::DiskChanges;
 use crate::daemon::running::client::export_name::{GENERATION_MARK, lasting_name};
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::running::vm::RunningVm;
@@ -109,7 +110,8 @@ impl Catalogue {
             Wanted::Sealed { number, snapshot } => {
                 let leaving = running.gate.leaving();
                 let (volume, view) = running.machine.open_view(snapshot, number, &peer.name).await?;
-                Ok(Attachment { volume, token: Box::new((view, leaving)) })
+                let changes = DiskChanges::of_sealed(&running, &self.running.control, number, snapshot);
+                Ok(Attachment { volume, changes, token: Box::new((view, leaving)) })
             }
             Wanted::Running { number, generation } => {
                 self.attach_running(&running, number, generation, peer).await
@@ -135,7 +137,8 @@ impl Catalogue {
         let connection = self.running.connect(vm, volume, attached, peer);
         connection.client().admit(&self.running.env).await;
         let guest = connection.client().guest.clone();
-        Ok(Attachment { volume: connection, token: Box::new((guest, leaving)) })
+        let changes = DiskChanges::of_running(vm, &self.running.control, number);
+        Ok(Attachment { volume: connection, changes, token: Box::new((guest, leaving)) })
     }
 
     fn note_refused(&self, vm: &RunningVm, peer: &Peer, error: &Error) {
