@@ -89,7 +89,11 @@ fn check_change_tracking(inventory: &Inventory<'_>, name: &str, link: &Descripto
 }
 
 async fn check_extent(inventory: &Inventory<'_>, name: &str, extent: &Extent, file: &str, out: &mut Faults) {
-    let content = inventory.contents.get(file).copied().unwrap_or(Content::Other);
+    let content = match inventory.contents.get(file).copied().unwrap_or(Content::Other) {
+        // No tool makes a flat disk of such a file, but a guest may write one into its disk.
+        Content::HostedSparse | Content::StreamOptimized if extent.kind.is_flat() => Content::Other,
+        content => content,
+    };
     let assumed = match extent.kind {
         ExtentKind::SeSparse => Some(Content::SeSparse),
         ExtentKind::VmfsSparse => Some(Content::VmfsSparse),

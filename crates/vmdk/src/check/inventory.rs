@@ -114,9 +114,20 @@ impl<'a> Inventory<'a> {
                 out.push(Finding::of_error(&error, REMEDY_TEXT));
             }
         }
+        inventory.drop_links_of_guests();
         inventory.is_ours = inventory.vmx.values().any(|vmx| vmx.values().has(VM_ID));
         inventory.relate().await;
         Ok(inventory)
+    }
+
+    /// Drops what looks like a descriptor inside of a file that another descriptor has as its extent: the guest of a flat disk
+    /// could write one.
+    fn drop_links_of_guests(&mut self) {
+        let by_text = self.links.values().filter(|link| !link.is_embedded());
+        let extents = by_text.flat_map(Descriptor::extents).map(|extent| &extent.file);
+        let base = |file: &String| file.rsplit(['/', '\\']).next().unwrap_or_default().to_owned();
+        let named: BTreeSet<String> = extents.map(base).collect();
+        self.links.retain(|name, link| !link.is_embedded() || !named.contains(name));
     }
 
     /// Records the parents and the names of all links once, so that no later query walks all links.

@@ -180,6 +180,16 @@ const FILES: &[Case] = &[
         ],
     ),
     (
+        "a flat disk into which a guest wrote a hosted one",
+        |files| {
+            let flat = files.get_mut("web-flat.vmdk").unwrap();
+            let mut image = Hosted::new(600, 16).monolithic(Some(("web-000001.vmdk", 3)), 7);
+            let bytes = image.data(1, 5).bytes();
+            flat[..bytes.len()].copy_from_slice(&bytes);
+        },
+        &[],
+    ),
+    (
         "a hosted extent of another size than its descriptor says, with a grain of two entries",
         |files| {
             let mut image = Hosted::new(600 * 16, 16);
