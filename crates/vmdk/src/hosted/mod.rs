@@ -36,8 +36,8 @@ const FILES_MAX: usize = u16::MAX as usize;
 
 /// Returns the refusal of a disk whose grains are compressed.
 pub(crate) fn stream_optimized(file: &str) -> Error {
-    let remedy = "convert it first (qemu-img convert -O vmdk -o subformat=monolithicFlat OLD.vmdk NEW.vmdk), or copy it into a new \
-                  VM (unstun vm create NAME --from OLD.vmdk)";
+    let remedy = "copy it into a new VM (`unstun vm create NAME --from OLD.vmdk`), or convert it first (`qemu-img convert -O vmdk \
+                  -o subformat=monolithicFlat OLD.vmdk NEW.vmdk`)";
     let cause = "the content is a streamOptimized disk (\"KDMV\", compressed), expected a format that is read in place";
     Error::unsupported(file, format!("{cause}; {remedy}"))
 }
