@@ -99,7 +99,7 @@ fn nbdinfo_sees_sizes_flags_and_every_export() {
         assert_eq!(export[flag], true, "{flag}: {info}");
     }
     assert_eq!(export["is_read_only"], false);
-    assert_eq!(export["contexts"], serde_json::json!(["base:allocation"]));
+    assert_eq!(export["contexts"], serde_json::json!(["base:allocation", "qemu:dirty-bitmap:before"]));
     assert_eq!(tool("nbdinfo", &["--size", &datastore.uri("web/disk1")]).trim(), "1000448");
 
     let sealed: Value =
