@@ -61,6 +61,9 @@ pub struct Attach {
     /// not known. Null without `--resume`.
     #[serde(default)]
     pub resume: Option<Vec<String>>,
+    /// Whether that guest stands still once it is loaded, until `cont` in QEMU's monitor.
+    #[serde(default)]
+    pub resume_paused: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -213,7 +213,9 @@ pub fn hosted(file: &[u8]) -> Result<HostedExtent> {
         hosted::Directory::decode(FILE, &header, bytes, file_bytes)
     };
     let primary = directory(header.directory)?;
-    header.redundant.map(directory).transpose()?;
+    if let Some(copy) = header.redundant.map(directory).transpose()? {
+        primary.check_copy(FILE, &copy)?;
+    }
     let bounds = hosted::TableBounds { file: FILE, header: &header, file_bytes };
     let mut tables = Vec::new();
     for region in primary.regions() {

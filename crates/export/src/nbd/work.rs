@@ -122,7 +122,10 @@ async fn contexts(line: &Connection, range: &Range<u64>, one: bool) -> Result<Ve
         payloads.push(status::allocation(range, one, &pieces));
     }
     for (id, state) in (QEMU_BITMAP_ID..).zip(&line.terms.since) {
-        let changes = line.changes.as_ref().expect("the states are those of the attachment");
+        // The states were selected with an earlier attachment to the export of this name.
+        let lost =
+            || Error::not_found(&line.terms.export, "the state that was selected is not there any more");
+        let changes = line.changes.as_ref().ok_or_else(lost)?;
         let (changed, end) = changes.since(&state.id, range.clone()).await?;
         payloads.push(status::bitmap(id, range, one, &changed, end));
     }

@@ -29,8 +29,9 @@ pub(super) async fn run(args: &AttachArgs, client: &Client, output: Output) -> R
     for note in resume.iter().flat_map(|resume| &resume.notes) {
         output.note(note);
     }
+    let resume_paused = resume.as_ref().is_some_and(|resume| resume.paused);
     let resume = resume.map(|resume| resume.words);
-    let attach = Attach { resume, ..lines(vm, args.to, args.via)? };
+    let attach = Attach { resume, resume_paused, ..lines(vm, args.to, args.via)? };
     output.result(&attach, describe)
 }
 
@@ -56,6 +57,7 @@ pub(crate) fn lines(vm: Vm, to: AttachTo, via: AttachVia) -> Result<Attach> {
             None => access::over_tcp(&first.listen),
         },
         resume: None,
+        resume_paused: false,
         vm: vm.name,
         to,
         via,

@@ -323,7 +323,7 @@ fn an_emulated_guest_stands_still_before_its_memory_is_saved() {
     assert!(header_of(&save.file.path()).unwrap().paused);
     until(&commands, "cont");
     until(&commands, "migrate-set-parameters");
-    // One that a daemon left behind is told apart from one that a person has paused.
+    // A paused guest runs on if its record says that this program paused it, and stays paused otherwise.
     let runs_on = |record: &Record| {
         record.write(folder.path()).unwrap();
         pause_by_hand(&folder.path().join("qmp.sock"));

@@ -122,6 +122,7 @@ fn grow(datastore: &Datastore, machine: &mut Machine<'_>, over_vhost_user: bool)
 
 fn resume(datastore: &Datastore, machine: &mut Machine<'_>) {
     let attach = datastore.json("attach shop --resume warm");
+    assert_eq!(attach["resume_paused"], json!(true), "its processors are emulated");
     let words: Vec<String> = serde_json::from_value(attach["resume"].clone()).unwrap();
     assert_eq!(json!(words[0]), "qemu-system-x86_64");
     machine.resume(&words);

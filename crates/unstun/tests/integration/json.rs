@@ -443,6 +443,7 @@ fn made_here(actual: &mut Actual) {
         snippet: String::new(),
         access: Vec::new(),
         resume: Some(Vec::new()),
+        resume_paused: true,
     };
     actual.add("Attach", &attach);
     let waiting = WaitingVm { vm: "web".parse().unwrap(), writes: 1 };

@@ -18,7 +18,7 @@ use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
 use blk::{Buf, Error, File, Local, Result, SECTOR};
 
 use crate::descriptor::{Descriptor, ExtentKind};
-use crate::grain_table::{Place, Table, TableCache};
+use crate::grain_table::{Table, TableCache};
 use crate::runs::Runs;
 use crate::text::wrong;
 
@@ -96,6 +96,9 @@ impl Extent {
             Some(start) => Some(read_directory(file, &header, start, file_bytes).await?),
             None => None,
         };
+        if let Some(copy) = &redundant {
+            directory.check_copy(file.name(), copy)?;
+        }
         Ok(Extent { file: index, header, directory, redundant, file_bytes })
     }
 
@@ -149,14 +152,15 @@ impl Hosted {
         let (mut parts, mut start, mut regions): (Vec<Part>, _, _) = (Vec::new(), 0, 0);
         for extent in descriptor.extents() {
             let end = start + extent.sectors * SECTOR;
-            let extent = match names.iter().position(|name| *name == extent.file) {
+            // The names are those of a map, in order.
+            let extent = match names.binary_search(&extent.file) {
                 _ if extent.kind == ExtentKind::Zero => None,
-                Some(index) => {
+                Ok(index) => {
                     let open = Extent::open(&files, index as u16).await?;
                     check_capacity(descriptor, &open.header, files[index].name(), extent.sectors)?;
                     Some(open)
                 }
-                None => {
+                Err(_) => {
                     let cause = format!("the extent file of \"{extent}\"");
                     return Err(Error::not_found(descriptor.file(), cause));
                 }
@@ -234,7 +238,10 @@ impl Hosted {
             let base = start + u64::from(region) * bytes;
             let piece = within.start.max(base)..within.end.min(base + bytes);
             match self.table(part, extent, region).await? {
-                Some(table) => runs_of_table(extent, &table, base, piece, out),
+                Some(table) => {
+                    let grain = extent.header.grain_sectors * SECTOR;
+                    out.push_table(&table, grain, base, &piece, |number| (extent.file, number * grain));
+                }
                 None => out.push(piece.start, piece.end - piece.start, Where::Parent),
             }
         }
@@ -245,24 +252,6 @@ impl Hosted {
         let cause = format!("{doing} into a hosted sparse disk is not supported");
         let remedy = "keep the snapshot, or move the VM into the native store, which copies it";
         Error::unsupported(self.files[0].name(), format!("{cause}; {remedy}"))
-    }
-}
-
-/// Adds the runs of a table. `base` is the start of the table's region on the disk.
-fn runs_of_table(extent: &Extent, table: &Table, base: u64, piece: Range<u64>, out: &mut Runs) {
-    let grain = extent.header.grain_sectors * SECTOR;
-    let entries = ((piece.start - base) / grain) as usize..(piece.end - base).div_ceil(grain) as usize;
-    for run in table.runs(entries) {
-        let start = base + run.entry as u64 * grain;
-        let end = (start + run.entries as u64 * grain).min(piece.end);
-        // The first grain may begin before the range.
-        let skip = piece.start.saturating_sub(start);
-        let place = match run.place {
-            Place::Parent => Where::Parent,
-            Place::Zero => Where::Zero,
-            Place::Data(number) => Where::Data { file: extent.file, offset: number * grain + skip },
-        };
-        out.push(start + skip, end - (start + skip), place);
     }
 }
 

@@ -42,6 +42,16 @@ impl Directory {
         Ok(directory)
     }
 
+    /// Compares the copy of a directory: both must have a table for the same regions. Without one, a region would read as its
+    /// parent, or as zeros.
+    pub(crate) fn check_copy(&self, file: &str, copy: &Directory) -> Result<()> {
+        let differs = self.0.iter().zip(&copy.0).position(|(own, other)| (*own == 0) != (*other == 0));
+        let Some(region) = differs else { return Ok(()) };
+        let field = format!("grain directory entry {region}");
+        let expected = "a table in both, or in none: the file is damaged; take it from a backup";
+        Err(wrong(file, &field, "0 in one of the two directories", expected))
+    }
+
     /// Returns the first byte of a region's table.
     pub(crate) fn table_at(&self, region: u32) -> Option<u64> {
         let sector = self.0.get(region as usize).copied().filter(|sector| *sector != 0)?;

@@ -115,6 +115,32 @@ fn a_split_disk_is_one() {
     });
 }
 
+/// The last grain of the first file ends at the offset at which the first grain of the second one begins.
+#[test]
+fn runs_of_two_files_are_never_one() {
+    let world = SimWorld::new(1, Options::default());
+    let (first, second) = (40 * GRAIN, 600 * GRAIN);
+    let mut image = Image::new(first, GRAIN);
+    let ends = image.layout().overhead + GRAIN;
+    world.write_file("web-s001.vmdk", &image.data(39, 1).bytes());
+    let mut image = Image::new(second, GRAIN);
+    assert_eq!(image.layout().overhead, ends, "the case that is meant");
+    world.write_file("web-s002.vmdk", &image.data(0, 2).data(1, 3).bytes());
+    let text = format!(
+        "version=1\nCID=1\nparentCID=ffffffff\ncreateType=\"twoGbMaxExtentSparse\"\nRW {first} SPARSE \"web-s001.vmdk\"\n\
+         RW {second} SPARSE \"web-s002.vmdk\"\n"
+    );
+    world.write_file(FILE, text.as_bytes());
+    world.run(async move |env| {
+        let disk = open(&env, FILE).await.unwrap();
+        let around = (first - GRAIN) * SECTOR..(first + 2 * GRAIN) * SECTOR;
+        let content = read(&disk, around.clone()).await.unwrap();
+        let grains: Vec<u8> = content.chunks((GRAIN * SECTOR) as usize).map(|grain| grain[0]).collect();
+        assert_eq!(grains, [1, 2, 3]);
+        assert_eq!(disk.lookup(around).await.unwrap().len(), 2);
+    });
+}
+
 #[test]
 fn cut_files_are_refused_at_open_or_when_read() {
     let mut image = Image::new(40 * GRAIN, GRAIN).monolithic(None, 1);
@@ -171,12 +197,19 @@ fn wrong_fields_are_named() {
         let table = image.layout().tables * SECTOR;
         let mut file = image.bytes();
         put(&mut file, table + entry * 4, &sector.to_le_bytes());
-        let error = evidence(&file).unwrap_err();
+        let error = evidence(&file).err().unwrap();
         assert!(error.kind == Damaged && error.cause.contains(expected), "{expected}: {error}");
+    }
+    for directory in [layout.directory, layout.redundant] {
+        let mut file = image.bytes();
+        put(&mut file, directory * SECTOR + 4, &[0; 4]);
+        let error = evidence(&file).err().unwrap();
+        let expected = "grain directory entry 1 is 0 in one of the two directories";
+        assert!(error.kind == Damaged && error.cause.contains(expected), "{error}");
     }
     let mut file = image.bytes();
     put(&mut file, table + 20, &[0; 4]);
-    let error = evidence(&file).unwrap_err();
+    let error = evidence(&file).err().unwrap();
     assert!(
         error.cause.contains("entry 5 of grain table 0 is different in the table and in its copy"),
         "{error}"

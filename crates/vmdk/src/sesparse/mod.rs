@@ -16,7 +16,7 @@ use std::rc::Rc;
 use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
 use blk::{Buf, Error, File, Local, Result, SECTOR};
 
-use crate::grain_table::{Place, Table, TableCache};
+use crate::grain_table::{Table, TableCache};
 use crate::runs::Runs;
 use crate::text::wrong;
 
@@ -118,31 +118,13 @@ impl SeSparse {
             let base = u64::from(region) * REGION_BYTES;
             let part = range.start.max(base)..range.end.min(base + REGION_BYTES);
             match self.table(region).await? {
-                Some(table) => self.runs_of(&table, base, part, &mut runs),
+                Some(table) => runs.push_table(&table, GRAIN_BYTES, base, &part, |grain| {
+                    (0, self.header.grain_offset_bytes(grain))
+                }),
                 None => runs.push(part.start, part.end - part.start, Where::Parent),
             }
         }
         Ok(runs.0)
-    }
-
-    /// Adds the runs of a table. `base` is the start of the table's region on the disk.
-    fn runs_of(&self, table: &Table, base: u64, part: Range<u64>, out: &mut Runs) {
-        let entries =
-            ((part.start - base) / GRAIN_BYTES) as usize..(part.end - base).div_ceil(GRAIN_BYTES) as usize;
-        for run in table.runs(entries) {
-            let start = base + run.entry as u64 * GRAIN_BYTES;
-            let end = (start + run.entries as u64 * GRAIN_BYTES).min(part.end);
-            // The first grain may begin before the range.
-            let skip = part.start.saturating_sub(start);
-            let place = match run.place {
-                Place::Parent => Where::Parent,
-                Place::Zero => Where::Zero,
-                Place::Data(grain) => {
-                    Where::Data { file: 0, offset: self.header.grain_offset_bytes(grain) + skip }
-                }
-            };
-            out.push(start + skip, end - (start + skip), place);
-        }
     }
 
     fn refusal(&self, doing: &str) -> Error {

@@ -24,6 +24,8 @@ const PAUSED: &str = "the guest stands still once its memory is loaded, as it di
 pub(super) struct Resume {
     pub words: Vec<String>,
     pub notes: Vec<String>,
+    /// Whether the guest stands still once it is loaded.
+    pub paused: bool,
 }
 
 /// Returns the command. Fails with `Refused` if a disk differs from the snapshot.
@@ -38,8 +40,9 @@ pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) ->
     let stream = stream.map(quoted).collect::<Vec<_>>().join(" ");
     // The command line may have secrets: only who may read the file gets it, and not who may use the API.
     let header = header_of(&memory.file).map_err(Error::failed)?;
+    let paused = header.paused;
     let mut words = without_incoming(header.command_line);
-    let mut notes: Vec<String> = header.paused.then(|| PAUSED.to_owned()).into_iter().collect();
+    let mut notes: Vec<String> = paused.then(|| PAUSED.to_owned()).into_iter().collect();
     for disk in &vm.disks {
         let was = header.disks.iter().find(|saved| saved.number == disk.number).cloned();
         let (was, is) = (names(&was.unwrap_or_else(|| disk.into()))?, names(&disk.into())?);
@@ -55,7 +58,7 @@ pub(super) async fn command(vm: &Vm, snapshot: &SnapshotRef, client: &Client) ->
         }
     }
     words.extend([INCOMING.to_owned(), format!("exec:{stream}")]);
-    Ok(Resume { words, notes })
+    Ok(Resume { words, notes, paused })
 }
 
 /// Names by which a command line reaches a disk.
