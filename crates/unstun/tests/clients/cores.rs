@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::daemon::{Daemon, Datastore, copy};
 use crate::guest::seed;
-use crate::load::Fio;
+use crate::load::{Fio, wait_for_writes};
 use crate::nbd::Nbd;
 use crate::programs::{tool, try_tool};
 use crate::space::until;
@@ -241,7 +241,8 @@ fn move_under_fio(store: &str, other: &str) {
     create_on_two_cores(&datastore, "256M", store);
     datastore.json("snapshot take b s");
     let mut fio = Fio::verify(&datastore.uri("b/disk0"), 256);
-    while datastore.json("vm show b")["nbd_clients"] == 0 && fio.is_running() {}
+    // fio asks for the size with a connection of its own first.
+    wait_for_writes(&datastore, "b", &mut fio, 100);
     datastore.json(&format!("vm move b --store {other} --detach"));
     assert_eq!(core_of(&datastore, "b"), 0, "moves run on the first core");
     assert!(fio.is_running(), "the load was over too soon to prove anything");

@@ -55,14 +55,14 @@ impl Fio {
     }
 }
 
-fn guest_writes(datastore: &Datastore) -> u64 {
-    datastore.json("vm show web")["disks"][0]["io"]["guest_writes"].as_u64().unwrap()
+fn guest_writes(datastore: &Datastore, vm: &str) -> u64 {
+    datastore.json(&format!("vm show {vm}"))["disks"][0]["io"]["guest_writes"].as_u64().unwrap()
 }
 
 /// Waits until the guest has written `more` blocks, or its load has ended.
-fn wait_for_writes(datastore: &Datastore, fio: &mut Fio, more: u64) {
-    let goal = guest_writes(datastore) + more;
-    while fio.is_running() && guest_writes(datastore) < goal {}
+pub(crate) fn wait_for_writes(datastore: &Datastore, vm: &str, fio: &mut Fio, more: u64) {
+    let goal = guest_writes(datastore, vm) + more;
+    while fio.is_running() && guest_writes(datastore, vm) < goal {}
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn fio_verifies_through_takes_and_commits() {
     while fio.is_running() {
         let name = format!("s{commits}");
         datastore.json(&format!("snapshot take web {name}"));
-        wait_for_writes(&datastore, &mut fio, 4000);
+        wait_for_writes(&datastore, "web", &mut fio, 4000);
         let job = datastore.json(&format!("snapshot commit web {name} --yes"));
         assert_eq!(job["state"], "done", "{job}");
         let (done, total) = (job["bytes_done"].as_u64().unwrap(), job["bytes_total"].as_u64().unwrap());
@@ -99,7 +99,7 @@ fn a_commit_is_paused_limited_cancelled_and_finished_later() {
     datastore.json("vm create web --store redo --disk 256M");
     let mut fio = Fio::verify(&datastore.uri("web/disk0"), 192);
     datastore.json("snapshot take web a");
-    wait_for_writes(&datastore, &mut fio, 20_000);
+    wait_for_writes(&datastore, "web", &mut fio, 20_000);
     let job = datastore.json("snapshot commit web a --yes --detach")["id"].clone();
     // The limit is so low that the job cannot end during these commands; the cancel below does not wait for it.
     datastore.json(&format!("job limit {job} 2K"));
