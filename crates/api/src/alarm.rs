@@ -50,6 +50,9 @@ words! {
         /// A job has failed
         #[value(name = "job_failed")]
         JobFailed = "job_failed",
+        /// An image below disks cannot be read, or will not be at the daemon's next start
+        #[value(name = "source")]
+        Source = "source",
         /// A policy could not take or remove snapshots
         #[value(name = "policy")]
         Policy = "policy",
@@ -57,7 +60,7 @@ words! {
 }
 
 impl AlarmRule {
-    pub const ALL: [AlarmRule; 14] = [
+    pub const ALL: [AlarmRule; 15] = [
         AlarmRule::SnapshotOld,
         AlarmRule::SnapshotSpace,
         AlarmRule::SnapshotGrowth,
@@ -71,6 +74,7 @@ impl AlarmRule {
         AlarmRule::IoErrors,
         AlarmRule::JobStalled,
         AlarmRule::JobFailed,
+        AlarmRule::Source,
         AlarmRule::Policy,
     ];
 
@@ -95,6 +99,7 @@ impl AlarmRule {
                 | Self::DatastoreFull
                 | Self::DatastoreHung
                 | Self::DatastoreFailed
+                | Self::Source
                 | Self::Policy
         )
     }

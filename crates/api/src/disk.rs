@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Store, VmClient};
+use super::{DiskFrom, Source, Store, VmClient};
 
 /// The command line shows the variants' comments as its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, ValueEnum)]
@@ -36,17 +36,22 @@ impl DiskMode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskCreate {
+    /// Size of the disk; 0 with `from` is that of the image.
+    #[serde(default)]
     pub size_bytes: u64,
     #[serde(default)]
     pub mode: DiskMode,
     /// Absolute path of the disk's folder; null for the VM's home.
     pub dir: Option<PathBuf>,
+    /// Image that the disk shows until it is written; null for an empty disk. Of native VMs only.
+    #[serde(default)]
+    pub from: Option<DiskFrom>,
 }
 
 impl DiskCreate {
     /// Returns a persistent disk in the VM's home.
     pub fn new(size_bytes: u64) -> Self {
-        Self { size_bytes, mode: DiskMode::default(), dir: None }
+        Self { size_bytes, mode: DiskMode::default(), dir: None, from: None }
     }
 }
 
@@ -104,6 +109,9 @@ pub struct Disk {
     pub descriptor: PathBuf,
     /// Layers from the base to the writable top.
     pub layers: Vec<Layer>,
+    /// Source below the disk, until all of it is in the store; null if there is none.
+    #[serde(default)]
+    pub source: Option<Source>,
     pub io: DiskIo,
 }
 

@@ -22,6 +22,8 @@ words! {
         Move = "move",
         /// Job only: a read of all data that the store holds.
         Scrub = "scrub",
+        /// Job: the copy of a source's image into the store. Event: it ended, or the image cannot be read.
+        Land = "land",
         /// Event: a defragmentation ended. Job: the whole defragmentation.
         Defragment = "defragment",
         CommitCancelled = "commit_cancelled",

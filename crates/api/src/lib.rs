@@ -65,6 +65,7 @@ pub mod program;
 pub mod progress;
 mod routes;
 mod snapshot;
+mod source;
 pub mod units;
 mod vm;
 pub mod window;
@@ -91,6 +92,7 @@ pub use limits::VmLimits;
 pub use local::*;
 pub use policy::*;
 pub use snapshot::*;
+pub use source::*;
 pub use vm::*;
 
 /// Output of `status`, and of `up --json` once the daemon serves.

@@ -15,6 +15,9 @@ macro_rules! with_routes {
             POST "/check?datastore={datastore}" => store_check(datastore: &DatastoreName) -> Checked;
             POST "/scrub?datastore={datastore}" => store_scrub(datastore: &DatastoreName) -> Job as 202;
             GET "/scrub?datastore={datastore}" => store_scrubbed(datastore: &DatastoreName) -> Checked;
+            GET "/sources" => source_list() -> Vec<crate::Source>;
+            POST "/sources/{number}/copy?datastore={datastore}" =>
+                source_copy(number: u64, datastore: &DatastoreName) -> Job as 202;
             GET "/bin?datastore={datastore}" => bin_list(datastore: &DatastoreName) -> Vec<BinEntry>;
             POST "/bin/restore" => bin_restore(request: &BinRestore) -> BinRestored, BinRestore: request;
             POST "/bin/empty" => bin_empty(request: &BinEmpty) -> BinEmptied, BinEmpty: request;

@@ -44,10 +44,20 @@ pub struct VmImport {
     /// Whether to accept links whose parentCID is not their parent's CID.
     #[serde(default)]
     pub ignore_content_ids: bool,
+    /// `native` makes disks over the folder's images, as `DiskCreate.from` does; its snapshots stay behind.
+    #[serde(default = "redo")]
+    pub store: Store,
+    /// Whether the images of a native VM are copied into the store in the background.
+    #[serde(default = "crate::source::yes")]
+    pub copy: bool,
     #[serde(default)]
     pub when_full: WhenFull,
     /// Datastore of the VM; null for the one that contains the folder, else the main one.
     pub datastore: Option<DatastoreName>,
+}
+
+fn redo() -> Store {
+    Store::Redo
 }
 
 /// Body of `POST /vms/VM/clone`.

@@ -515,6 +515,12 @@ impl File {
         size.map_err(|e| self.failed(e, "asking for the length"))
     }
 
+    /// Returns the time of the last change of the content, in nanoseconds since 1970.
+    pub async fn modified_ns(&self) -> Result<u64> {
+        let time = self.count_op(|file| Op::Modified { file }).await;
+        time.map_err(|e| self.failed(e, "asking when it was changed"))
+    }
+
     /// Returns the whole content of a file of at most `limit` bytes, for texts and headers.
     pub async fn read_all(&self, limit: u64) -> Result<Vec<u8>> {
         let size = self.size().await?;

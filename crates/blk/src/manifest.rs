@@ -258,6 +258,9 @@ pub struct NewDisk {
     pub mode: DiskMode,
     /// Absolute path of the folder for its files; None for the home.
     pub folder: Option<String>,
+    /// Number of the source of its store that the disk shows until it is written; None for an empty disk. Only a native
+    /// store has sources.
+    pub source: Option<u8>,
 }
 
 /// Purpose for which layers are opened. It decides how many descriptors must remain.

@@ -119,6 +119,9 @@ pub enum Op {
     Size { file: Handle },
     /// Outcome: `Count`, the bytes that the file system has allocated, reserved ones included.
     Allocated { file: Handle },
+    /// Outcome: `Count`, the time of the last change of the content in nanoseconds since 1970. The simulator keeps no
+    /// times, and answers 0.
+    Modified { file: Handle },
     // Directories. Nothing is durable before SyncDir of the directory.
     /// Outcome: `Opened`.
     OpenFile { dir: Handle, name: String, mode: OpenMode },
@@ -184,6 +187,7 @@ impl Op {
             | Op::KeepAttributes { file, .. }
             | Op::Extents { file, .. }
             | Op::Allocated { file }
+            | Op::Modified { file }
             | Op::Size { file } => Some(*file),
             _ => None,
         }

@@ -156,6 +156,11 @@ impl Job {
     /// Accounts for bytes moved, and delays the worker to keep the limit unless the job is to end.
     pub(crate) async fn moved(&self, bytes: u64) {
         self.bytes_done.set(self.bytes_done.get() + bytes);
+        self.keep_limit(bytes).await;
+    }
+
+    /// Delays the worker for bytes that do not count as progress.
+    pub(crate) async fn keep_limit(&self, bytes: u64) {
         let limit = self.limit();
         if limit == 0 {
             return;

@@ -157,7 +157,7 @@ async fn open(env: &Env, dir: &Dir, cache_mib: u64) -> Rc<Store> {
 async fn make(env: &Env, dir: &Dir, disk_bytes: u64) -> u128 {
     drop(new_store(dir, "store").await.expect("a store"));
     let store = open(env, dir, CACHES_MIB[2]).await;
-    let disk = || NewDisk { size_bytes: disk_bytes, mode: DiskMode::Persistent, folder: None };
+    let disk = || NewDisk { size_bytes: disk_bytes, mode: DiskMode::Persistent, folder: None, source: None };
     let new = NewNativeVm { name: "vm", disks: &[disk(), disk()] };
     let id = store.create_vm(new).await.expect("a VM");
     let vm = NativeVm::open(&store, id, Options::default()).await.expect("open");

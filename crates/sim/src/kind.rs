@@ -62,7 +62,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::GiveBack { file, offset, len } => on(OpKind::GiveBack, file, *offset, *len),
         Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
         Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
-        Op::Size { file } | Op::Allocated { file } => on(OpKind::Size, file, 0, 0),
+        Op::Size { file } | Op::Allocated { file } | Op::Modified { file } => on(OpKind::Size, file, 0, 0),
         Op::OpenFile { dir, name, mode: OpenMode::CreateNew } => named(OpKind::Create, dir, name),
         Op::OpenFile { dir, name, .. } => named(OpKind::Open, dir, name),
         Op::OpenDir { dir, name, .. } => named(OpKind::OpenDir, dir, name),
@@ -99,6 +99,7 @@ pub(crate) fn refusal(op: Op, errno: Errno) -> Outcome {
         Op::Write { .. }
         | Op::Size { .. }
         | Op::Allocated { .. }
+        | Op::Modified { .. }
         | Op::Send { .. }
         | Op::SendDescriptor { .. } => Outcome::Count(Err(errno)),
         Op::Extents { .. } => Outcome::Extents(Err(errno)),

@@ -43,7 +43,7 @@ pub use snapshot::{
 pub use token::{AuditArgs, TokenCommand, TokenCreateArgs};
 pub use vm::{
     CloneArgs, DefragmentArgs, DiskAddArgs, DiskCommand, ImportArgs, Limit, MoveArgs, OnOff, OrNone,
-    RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, VmCommand, VmCreateArgs,
+    RemoveArgs, SetArgs, SetGuest, SetLabels, SetLimits, SourceCommand, VmCommand, VmCreateArgs,
 };
 
 const AFTER_HELP: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 refused or not confirmed, 4 not found, 5 locked, \
@@ -86,6 +86,9 @@ pub enum Command {
     /// List, restore and empty the bin of removed VMs and discarded states
     #[command(subcommand)]
     Bin(BinCommand),
+    /// List the images below disks, and copy them into their stores
+    #[command(subcommand)]
+    Source(SourceCommand),
     /// List, pause, resume, cancel and limit background jobs
     #[command(subcommand)]
     Job(JobCommand),

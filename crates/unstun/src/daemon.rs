@@ -24,6 +24,7 @@ mod requests;
 mod running;
 #[cfg(test)]
 mod simulated_tests;
+mod source;
 mod start;
 #[cfg(test)]
 mod start_tests;

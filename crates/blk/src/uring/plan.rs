@@ -98,6 +98,7 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
             files(handles, file, |e| Outcome::Extents(Err(e)), |fd| Task::Extents { fd, offset, len })
         }
         Op::Size { file } => files(handles, file, count, |fd| Task::Size { fd }),
+        Op::Modified { file } => files(handles, file, count, |fd| Task::Modified { fd }),
         Op::Allocated { file } => files(handles, file, count, |fd| Task::Allocated { fd }),
         Op::OpenFile { dir, name, mode } => {
             files(handles, dir, opened, |dir| Task::OpenFile { dir, name, mode })

@@ -32,6 +32,9 @@ pub(super) enum Task {
     Allocated {
         fd: Fd,
     },
+    Modified {
+        fd: Fd,
+    },
     OpenFile {
         dir: Fd,
         name: String,
@@ -109,6 +112,7 @@ impl Task {
             Task::SetLen { .. } | Task::SetLenAtLeast { .. } => "setting the length of a file",
             Task::Extents { .. } => "finding the data of a file",
             Task::Size { .. } | Task::Allocated { .. } | Task::Zero { .. } => "asking for the size of a file",
+            Task::Modified { .. } => "asking when a file was changed",
             Task::OpenFile { mode: OpenMode::CreateNew, .. } => "creating a file",
             Task::OpenFile { .. } => "opening a file",
             Task::OpenDir { create: true, .. } => "creating a folder",
@@ -134,7 +138,7 @@ impl Task {
     pub(super) fn failed(self, e: Errno) -> Outcome {
         match self {
             Task::Extents { .. } => Outcome::Extents(Err(e)),
-            Task::Size { .. } | Task::Allocated { .. } => Outcome::Count(Err(e)),
+            Task::Size { .. } | Task::Allocated { .. } | Task::Modified { .. } => Outcome::Count(Err(e)),
             Task::OpenFile { .. } | Task::OpenDir { .. } | Task::Lock { .. } => Outcome::Opened(Err(e)),
             Task::List { .. } => Outcome::Names(Err(e)),
             Task::Space { .. } => Outcome::Space(Err(e)),
@@ -149,6 +153,7 @@ impl Task {
             Task::Extents { fd, offset, len } => Answer::Outcome(Outcome::Extents(extents(&fd, offset, len))),
             Task::Size { fd } => Answer::Outcome(Outcome::Count(size_of(&fd))),
             Task::Allocated { fd } => Answer::Outcome(Outcome::Count(allocated(&fd))),
+            Task::Modified { fd } => Answer::Outcome(Outcome::Count(modified_ns(&fd))),
             Task::OpenFile { dir, name, mode } => Answer::Opened(open_file(dir.as_fd(), &name, mode)),
             Task::OpenDir { dir, name, create, owners } => Answer::Opened(
                 open_folder(&*dir, &name, create).and_then(|opened| owners.check(opened, &name)),
@@ -202,6 +207,15 @@ fn keep_attributes(fd: &Fd, like: &Fd) -> rustix::io::Result<()> {
 
 fn allocated(fd: &Fd) -> Result<u64, Errno> {
     Ok(freeing::allocated(&rustix::fs::fstat(&**fd)?))
+}
+
+fn modified_ns(fd: &Fd) -> Result<u64, Errno> {
+    let stat = rustix::fs::fstat(&**fd)?;
+    // Times before 1970 count as 1970.
+    Ok(u64::try_from(stat.st_mtime)
+        .unwrap_or(0)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(stat.st_mtime_nsec))
 }
 
 /// Lists ranges of data. Space that is reserved but never written counts as a hole, because it reads as zeros.

@@ -93,8 +93,12 @@ fn create(run: &VmRun) -> Result<(), String> {
         format(&env, &run.plan).await.map_err(|e| e.to_string())?;
         let harness = VmHarness::open(&env, &run, 0).await?;
         let (mode, folder) = (DiskMode::Persistent, None);
-        let disks =
-            DISK_BLOCKS.map(|blocks| NewDisk { size_bytes: blocks * BLOCK, mode, folder: folder.clone() });
+        let disks = DISK_BLOCKS.map(|blocks| NewDisk {
+            size_bytes: blocks * BLOCK,
+            mode,
+            folder: folder.clone(),
+            source: None,
+        });
         let made = harness.inner.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks }).await;
         made.map_err(|e| e.to_string())?;
         let mut now = Ahead { shape: Some(Shape::default()), ..Ahead::default() };

@@ -33,7 +33,7 @@ pub(super) fn complete(run: &RedoRun) -> Result<(), String> {
         let Some(size_bytes) = plan.nonpersistent_bytes else { return Ok(()) };
         let vm = open(&env, plan).await?;
         let mode = DiskMode::IndependentNonpersistent;
-        let disk = NewDisk { size_bytes, mode, folder: None };
+        let disk = NewDisk { size_bytes, mode, folder: None, source: None };
         vm.add_disk(&disk).await.map_err(|e| format!("adding a disk: {e}"))?;
         vm.close().await.map_err(|e| format!("closing: {e}"))
     })

@@ -137,7 +137,12 @@ impl Harness {
                 self.files().await
             }
             Side::Store => {
-                let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+                let disk = NewDisk {
+                    size_bytes: DISK_BYTES,
+                    mode: DiskMode::Persistent,
+                    folder: None,
+                    source: None,
+                };
                 let disks = vec![disk; DISKS];
                 let id = self.store.create_vm(NewNativeVm { name: "web", disks: &disks }).await;
                 self.native(id.map_err(text("making a native VM"))?).await

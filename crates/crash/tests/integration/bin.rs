@@ -167,7 +167,7 @@ fn a_commit_evicts_binned_states_that_need_the_changed_layer() {
 fn a_restore_undoes_the_disks_that_a_revert_removed_and_added() {
     run(|env| async move {
         let vm = create(&env).await;
-        let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+        let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None, source: None };
         let old = vm.add_disk(&disk).await.unwrap().number;
         fill(&vm, old, 5).await;
         vm.take("a", "").await.unwrap();
@@ -295,7 +295,12 @@ fn a_commit_is_refused_under_a_clone_of_a_binned_state() {
 fn a_restored_reset_does_not_change_the_current_snapshot() {
     run(|env| async move {
         let vm = create(&env).await;
-        let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::IndependentNonpersistent, folder: None };
+        let disk = NewDisk {
+            size_bytes: DISK_BYTES,
+            mode: DiskMode::IndependentNonpersistent,
+            folder: None,
+            source: None,
+        };
         let scratch = vm.add_disk(&disk).await.unwrap().number;
         vm.take("a", "").await.unwrap();
         fill(&vm, 0, 1).await;

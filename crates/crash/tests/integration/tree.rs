@@ -66,7 +66,7 @@ async fn fill(vm: &Rc<Vm>, number: u32, sectors: std::ops::Range<u64>, byte: u8)
 }
 
 async fn add(vm: &Rc<Vm>, mode: DiskMode) -> u32 {
-    let disk = NewDisk { size_bytes: DISK_BYTES, mode, folder: None };
+    let disk = NewDisk { size_bytes: DISK_BYTES, mode, folder: None, source: None };
     vm.add_disk(&disk).await.unwrap().number
 }
 

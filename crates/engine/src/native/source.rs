@@ -1,7 +1,7 @@
 //! A source: a read-only image below the store, and its item in the catalogue.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -17,6 +17,9 @@ use super::tree::span;
 
 /// Greatest source: a pointer of level 5 maps all of it, and its blocks have numbers below 2^48.
 pub(super) const SOURCE_BLOCKS_MAX: u64 = span(5);
+
+/// Most reads of an image that are noted for its landing, 8 bytes each.
+const WANTED_MAX: usize = 1024;
 
 /// A source of an open store.
 pub struct Source {
@@ -34,6 +37,8 @@ pub struct Source {
     /// No disk was made over it since it was added: it stays until the next opening.
     pub(super) waits: Cell<bool>,
     pub(super) landing_turn: TaskMutex,
+    /// Blocks that guests have read from the image, the latest last: they land next.
+    wanted: RefCell<VecDeque<u64>>,
     /// Reads that may use the image.
     pub(super) uses: Rc<Admission>,
 }
@@ -50,6 +55,7 @@ impl Source {
             image: RefCell::default(),
             waits: Cell::default(),
             landing_turn: TaskMutex::default(),
+            wanted: RefCell::default(),
             uses: Rc::default(),
         }
     }
@@ -69,9 +75,30 @@ impl Source {
         self.landed.get() == self.blocks()
     }
 
+    /// Returns the number of bytes, from the start of the image, that have landed.
+    pub fn landed_bytes(&self) -> u64 {
+        self.bytes.min(self.landed.get() * BLOCK)
+    }
+
     /// Returns whether the image is attached.
     pub fn is_attached(&self) -> bool {
         self.image.borrow().is_some()
+    }
+
+    /// Notes that a guest has read blocks from the image. Of many, the first ones are forgotten: they land in order.
+    pub(super) fn want(&self, blocks: &Range<u64>) {
+        let mut wanted = self.wanted.borrow_mut();
+        if wanted.len() == WANTED_MAX {
+            wanted.pop_front();
+        }
+        wanted.push_back(blocks.start);
+    }
+
+    /// Returns the blocks of the next reads that were noted, at most `most` of them.
+    pub(super) fn take_wanted(&self, most: usize) -> Vec<u64> {
+        let mut wanted = self.wanted.borrow_mut();
+        let count = most.min(wanted.len());
+        wanted.drain(..count).collect()
     }
 
     pub(super) fn detach(&self) {

@@ -272,6 +272,11 @@ impl Store {
         self.file.counters()
     }
 
+    /// Returns whether the store was closed: it is not used any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
     /// Returns why nothing is written any more; reads go on.
     pub fn broken(&self) -> Option<Error> {
         self.broken.borrow().clone()

@@ -54,8 +54,12 @@ impl MachineSubject {
         let file = new_store(&env.open_root("/")?, STORE).await?;
         let growth = StoreGrowth::default();
         let store = Store::open(env.clone(), file, StoreOptions::default(), growth, true).await?;
-        let disk =
-            |size_bytes: &u64| NewDisk { size_bytes: *size_bytes, mode: DiskMode::Persistent, folder: None };
+        let disk = |size_bytes: &u64| NewDisk {
+            size_bytes: *size_bytes,
+            mode: DiskMode::Persistent,
+            folder: None,
+            source: None,
+        };
         let disks: Vec<NewDisk> = disk_bytes.iter().map(disk).collect();
         let id = store.create_vm(NewNativeVm { name: VM, disks: &disks }).await?;
         let vm = NativeVm::open(&store, id, Options::default()).await?;

@@ -52,6 +52,8 @@ pub(crate) const RIGHTS: &[Right] = &[
     post("/datastores", "datastore add", Admin, All),
     delete("/datastores/{name}", "datastore remove", Admin, All),
     post("/datastores/{name}/remove/preview", "datastore remove preview", Viewer, All),
+    get("/sources", "source list", Viewer, All),
+    post("/sources/{number}/copy", "source copy", Admin, All),
     get("/bin", "bin list", Viewer, Listed),
     post("/bin/restore", "bin restore", Admin, All),
     post("/bin/empty", "bin empty", Admin, All),

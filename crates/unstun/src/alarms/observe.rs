@@ -7,8 +7,8 @@ use std::time::Instant;
 use api::name::Tag;
 use api::units::{format_bytes, format_seconds};
 use api::{
-    AlarmRule, AlarmSeverity, AlarmThreshold, Datastore, DatastoreCondition, Job, JobState, VmCondition,
-    VmSummary,
+    AlarmRule, AlarmSeverity, AlarmThreshold, Datastore, DatastoreCondition, Job, JobState, SourceState,
+    VmCondition, VmSummary,
 };
 use jiff::Timestamp;
 
@@ -93,6 +93,7 @@ impl Observer {
             self.of_vm(&mut findings, vm, figures, now);
         }
         self.of_jobs(&mut findings, &figures.metrics.jobs, &figures.metrics.vms);
+        of_sources(&mut findings, figures);
         of_policies(&mut findings, figures);
         of_guests(&mut findings, figures);
         let is_open = |name: &String| figures.snapshots.contains_key(name);
@@ -290,6 +291,25 @@ fn of_datastore(findings: &mut Findings<'_>, one: &Datastore, figures: &AlarmFig
         "datastore {name} has {free} free and is full in {days:.1} days at its growth of the last days; {remedy}"
     );
     findings.add(AlarmRule::DatastoreFills, name, None, grade, message);
+}
+
+fn of_sources(findings: &mut Findings<'_>, figures: &AlarmFigures) {
+    if findings.of_all(AlarmRule::Source).is_none() {
+        return;
+    }
+    for source in &figures.sources {
+        let Some(cause) = &source.message else { continue };
+        let (severity, what) = match source.state {
+            SourceState::Unavailable => {
+                (AlarmSeverity::Critical, "cannot be read, and what was not copied of it cannot either")
+            }
+            _ => (AlarmSeverity::Serious, "is needed at the next start"),
+        };
+        let (uri, disks) = (&source.uri, source.disks.join(", "));
+        let message = format!("the image {uri} below {disks} {what}: {cause}; `unstun source list` shows it");
+        let object = format!("{}/{}", source.datastore, source.number);
+        findings.add(AlarmRule::Source, &object, None, Grade::Reason(severity), message);
+    }
 }
 
 fn of_policies(findings: &mut Findings<'_>, figures: &AlarmFigures) {

@@ -1,12 +1,14 @@
-//! Disks in the notation of the command line: `SIZE[,mode=MODE][,dir=DIR]`.
+//! Disks in the notation of the command line: `SIZE[,mode=MODE][,dir=DIR]`, and `from=IMAGE[,size=SIZE][,copy=no]` for
+//! disks over an image.
 
 use std::str::FromStr;
 
 use api::units;
-use api::{DiskCreate, DiskMode};
+use api::{DiskCreate, DiskFrom, DiskMode, ImageFormat};
 use clap::ValueEnum;
 
-const EXPECTED: &str = "expected SIZE[,mode=MODE][,dir=DIR], such as 20G or 20G,mode=independent-persistent";
+const EXPECTED: &str = "expected SIZE[,mode=MODE][,dir=DIR], such as 20G or 20G,mode=independent-persistent, or \
+                        from=IMAGE[,size=SIZE][,format=FORMAT][,copy=no], such as from=/images/web.vmdk";
 
 /// The value of one `--disk`: several where sizes follow one another, as in `20G,200G`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,10 @@ impl FromStr for DiskSpecs {
                 specs.push(DiskCreate::new(units::parse_disk_size(part)?));
                 continue;
             };
+            if key == "from" {
+                specs.push(DiskCreate { from: Some(image(value)?), ..DiskCreate::new(0) });
+                continue;
+            }
             let spec =
                 specs.last_mut().ok_or_else(|| format!("{text:?}: no size before {key}=; {EXPECTED}"))?;
             set(spec, key, value)?;
@@ -46,7 +52,31 @@ impl FromStr for DiskSpecs {
     }
 }
 
+fn image(value: &str) -> Result<DiskFrom, String> {
+    let uri = match value {
+        "" => return Err(format!("from=: {EXPECTED}")),
+        uri if uri.contains("://") => uri.to_owned(),
+        // The daemon's folder is not the user's.
+        path => {
+            let path = std::path::absolute(path).map_err(|e| format!("from={path}: {e}"))?;
+            path.to_str().ok_or_else(|| format!("from={value}: expected a path in UTF-8"))?.to_owned()
+        }
+    };
+    Ok(DiskFrom { uri, format: None, copy: true })
+}
+
 fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
+    if let Some(from) = &mut disk.from {
+        match key {
+            "size" => disk.size_bytes = units::parse_disk_size(value)?,
+            "copy" => from.copy = parse_copy(value)?,
+            "format" => from.format = Some(parse_format(value)?),
+            _ => {}
+        }
+        if matches!(key, "size" | "copy" | "format") {
+            return Ok(());
+        }
+    }
     match key {
         "mode" => disk.mode = parse_mode(value)?,
         "dir" if !value.is_empty() => {
@@ -61,6 +91,21 @@ fn parse_mode(text: &str) -> Result<DiskMode, String> {
     DiskMode::from_str(text, false).map_err(|_| {
         let words: Vec<_> = DiskMode::value_variants().iter().map(|mode| mode.word()).collect();
         format!("mode={text}: expected {}", words.join(", "))
+    })
+}
+
+fn parse_copy(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("copy={text}: expected yes or no")),
+    }
+}
+
+fn parse_format(text: &str) -> Result<ImageFormat, String> {
+    ImageFormat::from_str(text, false).map_err(|_| {
+        let words: Vec<_> = ImageFormat::value_variants().iter().map(|format| format.as_str()).collect();
+        format!("format={text}: expected {}", words.join(", "))
     })
 }
 
@@ -95,6 +140,24 @@ mod tests {
     }
 
     #[test]
+    fn an_image_starts_a_disk_too() {
+        let parse = |text: &str| text.parse::<DiskSpecs>().unwrap().0;
+        let uri = |spec: &DiskCreate| spec.from.as_ref().unwrap().uri.clone();
+        let [image, empty] = &parse("from=/a.raw,size=2G,copy=no,mode=independent-persistent,1G")[..] else {
+            panic!("two disks")
+        };
+        assert_eq!(
+            (uri(image), image.size_bytes, image.mode),
+            ("/a.raw".into(), 2 << 30, DiskMode::IndependentPersistent)
+        );
+        assert!(!image.from.as_ref().unwrap().copy && empty.from.is_none());
+        let export = &parse("from=nbd+unix:///web/disk0@a?socket=/run/s")[0];
+        assert_eq!((uri(export), export.size_bytes), ("nbd+unix:///web/disk0@a?socket=/run/s".into(), 0));
+        assert!(uri(&parse("from=here.vmdk")[0]).starts_with('/'));
+        assert_eq!(parse("from=/a,format=raw")[0].from.as_ref().unwrap().format, Some(ImageFormat::Raw));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_what_was_expected() {
         for (text, word) in [
             ("", "such as 20G"),
@@ -104,6 +167,11 @@ mod tests {
             ("1G,dir=", "SIZE[,mode=MODE]"),
             ("1G,cache=none", "SIZE[,mode=MODE]"),
             ("20GB", "such as 20G"),
+            ("from=", "from=IMAGE"),
+            ("1G,copy=no", "SIZE[,mode=MODE]"),
+            ("from=/a.raw,copy=maybe", "yes or no"),
+            ("from=/a.raw,format=odd", "raw, vmdk, nbd"),
+            ("from=/a.raw,size=1", "multiple of 512"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");

@@ -85,7 +85,8 @@ pub struct RemoveArgs {
 #[derive(Debug, Args)]
 pub struct VmCreateArgs {
     pub vm: VmName,
-    /// Add a disk of SIZE bytes (K, M, G, T), such as 20G; may be repeated, and sizes may be separated by commas
+    /// Add a disk of SIZE bytes (K, M, G, T), such as 20G, or one over an image, at once and without a copy:
+    /// from=IMAGE[,size=SIZE][,format=FORMAT][,copy=no]; may be repeated, and disks may be separated by commas
     #[arg(long = "disk", value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
     pub disks: Vec<DiskSpecs>,
     /// Fill the last disk from an image that qemu-img can read [default size: that of the image]
@@ -112,6 +113,12 @@ pub struct ImportArgs {
     /// Write to the folder's own files [default: to deltas in the datastore, on a snapshot `as-imported`]
     #[arg(long)]
     pub in_place: bool,
+    /// Choose the kind of store: with `native` the disks run over the folder's images, without its snapshots
+    #[arg(long, value_enum, default_value_t = Store::Redo, conflicts_with = "in_place")]
+    pub store: Store,
+    /// Leave the images of a native VM where they are: they are needed as long as the VM is
+    #[arg(long)]
+    pub no_copy: bool,
     /// Allow the VM's files to refer to this folder outside of PATH; may be repeated
     #[arg(long = "allow-root", value_name = "DIR")]
     pub allow_roots: Vec<PathBuf>,
@@ -326,7 +333,8 @@ pub enum DiskCommand {
 #[derive(Debug, Args)]
 pub struct DiskAddArgs {
     pub vm: VmName,
-    /// Set the size in bytes, or with K, M, G or T, such as 20G; and optionally mode and folder
+    /// Set the size in bytes, or with K, M, G or T, such as 20G; and optionally mode and folder; or
+    /// from=IMAGE[,size=SIZE][,format=FORMAT][,copy=no] for a disk over an image
     #[arg(value_name = "SIZE[,mode=MODE][,dir=DIR]", required_unless_present = "from")]
     pub disk: Option<DiskSpec>,
     /// Fill the disk from an image that qemu-img can read [default size: that of the image]
@@ -341,4 +349,18 @@ pub struct DiskAddArgs {
 pub enum OnOff {
     On,
     Off,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SourceCommand {
+    /// List the images that disks are over, with what has been copied of them
+    List,
+    /// Copy an image into its store, so that the disks over it do not need it any more
+    Copy {
+        /// Number of the source, from `source list`
+        number: u64,
+        /// Start the job and return, without following its progress
+        #[arg(long)]
+        detach: bool,
+    },
 }

@@ -8,7 +8,7 @@ use api::units::format_bytes;
 use api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
 
 use crate::cli::{DiskAddArgs, DiskCommand};
-use crate::command::{fill, loss};
+use crate::command::{fill, loss, source};
 
 pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -96,5 +96,6 @@ pub(super) fn describe_disk(disk: &Disk) -> String {
     align_right(&mut layers, &[2]);
     let (number, slot, size) = (disk.number, &disk.slot, format_bytes(disk.size_bytes));
     let mode = disk.mode.word();
-    format!("\ndisk{number}  {slot}  {size}  {mode}\n{}\n{layers}\n", disk.nbd_uri)
+    let source = disk.source.as_ref().map_or(String::new(), |below| format!("\n{}", source::describe(below)));
+    format!("\ndisk{number}  {slot}  {size}  {mode}\n{}{source}\n{layers}\n", disk.nbd_uri)
 }

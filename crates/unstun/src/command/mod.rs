@@ -25,6 +25,7 @@ mod policy;
 mod rebuild;
 mod repair;
 mod snapshot;
+mod source;
 mod space;
 mod status;
 mod thaw;
@@ -84,6 +85,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Bin(command) => bin::run(command, client, output).await,
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
+        Command::Source(command) => source::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
         Command::Policy(command) => policy::run(command, client, output).await,

@@ -138,7 +138,7 @@ pub(super) async fn add(Path(vm): Path<String>, form: FormRequest) -> Response {
         let vm = parse_vm(&vm)?;
         let size_bytes = parse_disk_size(form.sent.text("size")).map_err(invalid)?;
         let (mode, dir) = (form.sent.word("mode")?, form.sent.optional::<PathBuf>("dir")?);
-        let request = DiskCreate { size_bytes, mode, dir };
+        let request = DiskCreate { size_bytes, mode, dir, from: None };
         let (body, core) = (request.clone(), form.page.access.core.clone());
         let work = core.disk_add(vm.clone(), request);
         let disk = form.act(Route::of_vm("/vms/{vm}/disks", &vm), &body, work).await?;

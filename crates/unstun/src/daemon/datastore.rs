@@ -42,6 +42,7 @@ use crate::daemon::datastore::native::Native;
 use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::register::Register;
 use crate::daemon::running::folders::SharedPending;
+use crate::daemon::source::kept::KeptSources;
 use crate::daemon::vm::home_records::HomeRecords;
 
 /// Name of the lock file, which a daemon holds while it serves the datastore.
@@ -77,6 +78,8 @@ pub(crate) struct Datastore {
     /// Records of the VMs that were removed and are kept.
     pub bin: Rc<BinRecords>,
     pub native: Native,
+    /// Images below the disks of the native store.
+    pub sources: KeptSources,
     /// Bytes that the removal of each state in the bin of an open VM frees, by the state's ID; measured when the state
     /// entered the bin.
     pub state_bytes: RefCell<BTreeMap<u64, u64>>,
@@ -195,6 +198,7 @@ impl Datastore {
             records: HomeRecords::read(&own).await?,
             bin: Rc::new(BinRecords::read(&own).await?),
             native,
+            sources: KeptSources::default(),
             dir,
             own,
             state_bytes: RefCell::default(),

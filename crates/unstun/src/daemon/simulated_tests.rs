@@ -142,6 +142,8 @@ pub(super) async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
         in_place,
         allow_roots: Vec::new(),
         ignore_content_ids: false,
+        store: api::Store::Redo,
+        copy: true,
         when_full: WhenFull::Wait,
         datastore: None,
     };

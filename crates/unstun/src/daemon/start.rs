@@ -140,6 +140,14 @@ impl Daemon {
 
     /// Opens every VM of a datastore.
     async fn open_homes(self: &Rc<Self>, datastore: &Rc<Datastore>) -> Result<()> {
+        // Guests of the VMs read the images from the first request on.
+        if datastore.native.exists().await? {
+            match datastore.native.open().await {
+                Ok(_) => self.open_sources(datastore).await,
+                // Opening the VMs one by one reports the error.
+                Err(e) => error!("{e}"),
+            }
+        }
         self.open_each(datastore, datastore.candidates().await?).await;
         // Homes that moves have left are removed by now.
         match native_homes::find_homeless(self, datastore).await {
@@ -469,6 +477,9 @@ impl Daemon {
         let ended = self.running.vhost.front_end.ended(&self.env);
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(ended)).await;
         let _ = until_hung(&self.env, || self.any_hang(), &mut pin!(self.end_own_jobs())).await;
+        for datastore in self.datastores() {
+            let _ = until_hung(&self.env, || datastore.hang(), &mut pin!(datastore.sources.end())).await;
+        }
         self.await_thaws().await;
         self.end_bins().await;
         let mut result = Ok(());

@@ -5,8 +5,8 @@ use std::path::Path;
 use api::error::{Error, ErrorKind, Result};
 use api::{
     AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
-    Diff, Discard, Disconnect, DiskCreate, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply, Reset,
-    Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate, VmClone, VmCreate,
+    Diff, Discard, Disconnect, DiskCreate, DiskFrom, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply,
+    Reset, Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate, VmClone, VmCreate,
     VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRename,
 };
 use api::{name, units};
@@ -99,7 +99,10 @@ impl Request for VmCreate {
 
 impl Request for DiskCreate {
     fn check(&self) -> std::result::Result<(), String> {
-        units::check_disk_size(self.size_bytes)?;
+        if self.size_bytes != 0 || self.from.is_none() {
+            units::check_disk_size(self.size_bytes)?;
+        }
+        self.from.iter().try_for_each(check_from)?;
         self.dir.iter().try_for_each(|dir| check_path(dir))
     }
 }
@@ -182,6 +185,15 @@ impl Request for JobLimit {
             Some(0) => Err("limit of 0 bytes per second: expected more, or null for none".to_owned()),
             _ => Ok(()),
         }
+    }
+}
+
+/// Checks what is below a new disk: the URI of an NBD export, or a path.
+fn check_from(from: &DiskFrom) -> std::result::Result<(), String> {
+    match from.uri.contains("://") {
+        true if from.uri.len() < PATH_BYTES_MAX && !from.uri.chars().any(char::is_control) => Ok(()),
+        true => Err(format!("URI of less than {PATH_BYTES_MAX} bytes without control characters expected")),
+        false => check_path(Path::new(&from.uri)),
     }
 }
 

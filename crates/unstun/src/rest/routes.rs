@@ -111,6 +111,11 @@ fn datastores() -> Router<Core> {
             all.retain(|entry| caller.reaches(entry.vm.as_str()));
             Ok(all)
         }));
+    let of_copy =
+        |(_, Parameters(of)): &(Parameter<u64>, Parameters<Which>)| Subject::Datastore(of.datastore.clone());
+    let copied = accepted(post(about(of_copy, async |d, (Parameter(number), Parameters(of))| {
+        d.source_copy(of.datastore, number).await
+    })));
     let scrubbed = get(ask(async |d, Parameters(Which { datastore })| d.store_scrubbed(datastore)));
     Router::new()
         .route("/status", get(ask(async |d, ()| d.status().await)))
@@ -123,6 +128,8 @@ fn datastores() -> Router<Core> {
             "/datastores/{name}/remove/preview",
             post(about(added, async |d, Parameter(name)| d.datastore_remove_preview(&name).await)),
         )
+        .route("/sources", get(ask(async |d, ()| Ok(d.source_list()))))
+        .route("/sources/{number}/copy", copied)
         .route("/bin", bin)
         .route("/bin/restore", post(about(entry, async |d, Body(of)| d.bin_restore(of).await)))
         .route("/bin/empty", post(about(entries, async |d, Body(of)| d.bin_empty(&of).await)))

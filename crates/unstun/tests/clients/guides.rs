@@ -199,6 +199,11 @@ fn back_up() {
 }
 
 #[test]
+fn images() {
+    follow("images");
+}
+
+#[test]
 fn lab() {
     follow("lab");
 }
@@ -257,6 +262,7 @@ fn no_guide_is_left_out() {
         "console.md",
         "cost.md",
         "first-hour.md",
+        "images.md",
         "lab.md",
         "leave-vmware.md",
         "memory.md",

@@ -70,6 +70,7 @@ mod rest_answers;
 mod serving;
 mod skip;
 mod snapshots;
+mod sources;
 mod space;
 mod supervised;
 mod tools;

@@ -121,6 +121,22 @@ fn of_vms(client: &Client, datastore: &Datastore) {
     client.ok("DELETE", "/vms/old?delete_disks=true", Value::Null);
     client.post("/bin/empty/preview", json!({}));
     client.post("/bin/empty", json!({}));
+    of_sources(client, datastore);
+}
+
+fn of_sources(client: &Client, datastore: &Datastore) {
+    let image = datastore.beside("image.raw");
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let disk = json!({"from": {"uri": image, "copy": false}});
+    client.post("/vms/db/disks", disk);
+    let sources = client.get("/sources");
+    let route = format!(
+        "/sources/{}/copy?datastore={}",
+        sources[0]["number"],
+        sources[0]["datastore"].as_str().unwrap()
+    );
+    client.ended(&client.post(&route, Value::Null));
+    client.ok("DELETE", "/vms/db/disks/1?delete_files=true", Value::Null);
 }
 
 /// A file with the memory of a guest is found when the VM is opened.

@@ -6,6 +6,7 @@ use crate::daemon::Datastore;
 use crate::guest::seed;
 use crate::import::contents;
 use crate::programs::tool;
+use crate::space::until;
 use crate::tools::{Twin, run_script};
 
 const SIZE: u64 = 48 << 20;
@@ -94,6 +95,40 @@ fn a_vm_of_workstation_runs_and_moves_and_its_folder_stays() {
     assert_eq!(contents(&folder), before);
 
     // It runs without the folder.
+    std::fs::remove_dir_all(&folder).unwrap();
+    let daemon = datastore.start();
+    assert_both(&twins, &datastore);
+    daemon.stop();
+}
+
+#[test]
+fn a_vm_of_workstation_runs_in_a_native_store_at_once() {
+    let datastore = Datastore::new();
+    let (folder, mut twins) = workstation_vm(&datastore);
+    let before = contents(&folder);
+    let daemon = datastore.start();
+    let import = format!("vm import {} --name ws --store native", folder.display());
+    let (code, said) = datastore.fails(&format!("{import} --ignore-content-ids"));
+    assert!(code == 2 && said.contains("as they are"), "{code}: {said}");
+    let vm = datastore.json(&import);
+    assert_eq!(
+        (&vm["store"], vm["disks"].as_array().unwrap().len()),
+        (&serde_json::json!("native"), 2),
+        "{vm}"
+    );
+    assert_both(&twins, &datastore);
+    datastore.json("snapshot take ws a");
+    for (disk, twin) in twins.iter_mut().enumerate() {
+        twin.scribble(&datastore.uri(&format!("ws/disk{disk}")), 15);
+    }
+    assert_both(&twins, &datastore);
+    let copied = || {
+        let sources = datastore.json("source list");
+        sources.as_array().unwrap().iter().all(|source| source["state"] == "copied").then_some(())
+    };
+    until("the images to be copied", copied);
+    assert_eq!(contents(&folder), before);
+    daemon.stop();
     std::fs::remove_dir_all(&folder).unwrap();
     let daemon = datastore.start();
     assert_both(&twins, &datastore);

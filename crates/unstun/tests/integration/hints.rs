@@ -8,13 +8,15 @@ use clap::{Command, CommandFactory};
 use unstun::cli::Cli;
 
 /// Options of other programs, and of the packager's commands, that our texts name.
-const OTHERS_OPTIONS: [&str; 10] = [
+const OTHERS_OPTIONS: [&str; 12] = [
     "--args",
     "--base-time",
     "--delete",
     "--iterations",
     "--list",
     "--output",
+    "--preserve",
+    "--read-only",
     "--target-is-zero",
     "--help",
     "--version",

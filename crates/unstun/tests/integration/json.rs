@@ -308,6 +308,8 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
         in_place: true,
         allow_roots: Vec::new(),
         ignore_content_ids: false,
+        store: Store::Redo,
+        copy: true,
         when_full: WhenFull::Wait,
         datastore: None,
     };
@@ -465,6 +467,23 @@ fn made_here(actual: &mut Actual) {
     actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
+    let from = DiskFrom { uri: "/a.raw".to_owned(), format: None, copy: true };
+    actual.add("DiskFrom", &from);
+    let source = Source {
+        datastore: "ds".parse().unwrap(),
+        number: 1,
+        uri: from.uri,
+        format: ImageFormat::Raw,
+        trusted: false,
+        copy: true,
+        state: SourceState::Open,
+        message: None,
+        size_bytes: 512,
+        copied_bytes: 0,
+        disks: Vec::new(),
+        job: None,
+    };
+    actual.add("Source", &source);
     actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
 }
 

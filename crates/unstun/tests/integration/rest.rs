@@ -139,7 +139,7 @@ fn disks_come_grow_change_and_go() {
         let wanted = DiskCreate {
             mode: DiskMode::IndependentPersistent,
             dir: Some(daemon.beside("fast")),
-            size_bytes: 512,
+            ..DiskCreate::new(512)
         };
         assert_eq!(client.disk_add(&web(), &wanted).await.unwrap().mode, DiskMode::IndependentPersistent);
         let disk = "web/disk1".parse().unwrap();

@@ -43,7 +43,8 @@ pub struct NewVm<'a> {
 impl<'a> NewVm<'a> {
     /// Returns a VM with persistent disks in the home. Sizes are multiples of 512.
     pub fn new(name: &'a str, disk_bytes: &[u64]) -> Self {
-        let disk = |size_bytes| NewDisk { size_bytes, mode: DiskMode::Persistent, folder: None };
+        let disk =
+            |size_bytes| NewDisk { size_bytes, mode: DiskMode::Persistent, folder: None, source: None };
         Self { name, disks: disk_bytes.iter().copied().map(disk).collect(), id: None }
     }
 
@@ -53,7 +54,7 @@ impl<'a> NewVm<'a> {
             let cause = format!("{} disks asked for, expected at most {VM_DISKS_MAX}", self.disks.len());
             return Err(Error::invalid(place, cause));
         }
-        self.disks.iter().try_for_each(|disk| super::disks::check_size(place, disk.size_bytes))
+        self.disks.iter().try_for_each(|disk| super::disks::check_new_disk(place, disk))
     }
 }
 

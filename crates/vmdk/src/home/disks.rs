@@ -29,6 +29,14 @@ pub(super) fn check_size(place: &str, bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a disk that the redo store cannot make.
+pub(super) fn check_new_disk(place: &str, disk: &NewDisk) -> Result<()> {
+    match disk.source {
+        None => check_size(place, disk.size_bytes),
+        Some(_) => Err(Error::refused(place, "a disk over a source is native, and this VM has files")),
+    }
+}
+
 impl Home {
     pub(super) async fn disk_folder(&self, disk: &NewDisk) -> Result<Folder> {
         match &disk.folder {
@@ -39,7 +47,7 @@ impl Home {
 
     pub(super) async fn create_disk(&self, state: &VmState, disk: &NewDisk) -> Result<DiskState> {
         let _turn = self.turn.lock().await;
-        check_size(self.dir().path(), disk.size_bytes)?;
+        check_new_disk(self.dir().path(), disk)?;
         let (files, texts) = self.texts(&Survey::new(&self.folders)).await?;
         let taken: Vec<Slot> = state.disks.iter().filter_map(|own| Slot::parse(&own.slot)).collect();
         let Some(slot) = texts.vmx.free_slot(&taken) else {

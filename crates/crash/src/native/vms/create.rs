@@ -29,7 +29,7 @@ impl User {
     fn new_disk(&mut self) -> NewDisk {
         let mode =
             if self.rng.coin() { DiskMode::Persistent } else { *self.rng.pick(&MODES).expect("three") };
-        NewDisk { size_bytes: self.rng.between(1, BLOCKS_MAX) * BLOCK, mode, folder: None }
+        NewDisk { size_bytes: self.rng.between(1, BLOCKS_MAX) * BLOCK, mode, folder: None, source: None }
     }
 
     fn is_full(&self) -> bool {

@@ -123,7 +123,7 @@ pub(super) async fn create(env: &Env) -> Result<(), String> {
 pub(super) async fn prepare(harness: &Harness) -> Result<(), String> {
     let vm = &harness.vm;
     for (mode, number) in [(DiskMode::IndependentPersistent, 2), (DiskMode::IndependentNonpersistent, 3)] {
-        said(vm.add_disk(&NewDisk { size_bytes: DISK_BYTES, mode, folder: None }).await)?;
+        said(vm.add_disk(&NewDisk { size_bytes: DISK_BYTES, mode, folder: None, source: None }).await)?;
         fill(vm, number, 3, 20, 1).await?;
     }
     fill_both(vm, 0, 1).await?;
@@ -250,6 +250,6 @@ async fn clone(harness: &Harness, env: &Env) -> Result<(), String> {
 }
 
 async fn add_disk(harness: &Harness) -> Result<(), String> {
-    let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+    let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None, source: None };
     said(harness.vm.add_disk(&disk).await)
 }

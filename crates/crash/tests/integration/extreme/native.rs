@@ -43,7 +43,7 @@ fn sound() -> Vec<u8> {
         drop(file);
         let store = open(&env).await?;
         let modes = [DiskMode::Persistent, DiskMode::IndependentNonpersistent, DiskMode::Persistent];
-        let disks = modes.map(|mode| NewDisk { size_bytes: 1 << 20, mode, folder: None });
+        let disks = modes.map(|mode| NewDisk { size_bytes: 1 << 20, mode, folder: None, source: None });
         let id = store.create_vm(NewNativeVm { name: "web", disks: &disks }).await?;
         store.create_vm(NewNativeVm { name: "other", disks: &disks[..1] }).await?;
         let vm = NativeVm::open(&store, id, Options::default()).await?;

@@ -91,7 +91,7 @@ async fn commit(vm: &Rc<dyn Machine>, what: CommitWhat) {
 }
 
 async fn disks(vm: &Rc<dyn Machine>) {
-    let new = NewDisk { size_bytes: 1 << 20, mode: DiskMode::Persistent, folder: None };
+    let new = NewDisk { size_bytes: 1 << 20, mode: DiskMode::Persistent, folder: None, source: None };
     let added: Result<_> = vm.clone().add_disk(&new).await;
     let sizes: Vec<(u32, u64)> = vm.state().disks.iter().map(|d| (d.number, d.size_bytes)).collect();
     for (number, size) in sizes {

@@ -235,7 +235,8 @@ async fn serve(host: &Host, lease: &Lease) -> (Rc<Store>, Rc<NativeVm>) {
     let options = StoreOptions { reserve_blocks: 64, ..StoreOptions::default() };
     let store = Store::open(host.env.clone(), file, options, Default::default(), false).await.unwrap();
     if store.vms().await.unwrap().is_empty() {
-        let disks = [NewDisk { size_bytes: 64 << 12, mode: DiskMode::Persistent, folder: None }];
+        let disks =
+            [NewDisk { size_bytes: 64 << 12, mode: DiskMode::Persistent, folder: None, source: None }];
         store.create_vm(NewNativeVm { name: "web", disks: &disks }).await.unwrap();
     }
     let (id, _) = store.vms().await.unwrap().remove(0);

@@ -1,5 +1,6 @@
 //! Landing: the image of a source is copied into its landing map, until nothing needs the image any more.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -57,13 +58,18 @@ impl Store {
                 return Err(cancelled);
             }
             self.refuse_landing(&source)?;
-            let end = blocks.min(at + PIECE_BLOCKS * PIECES_AT_ONCE);
             let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
-            let pieces = (at..end).step_by(PIECE_BLOCKS as usize);
-            let copies = pieces.map(|start| land_piece(&map, &source, start..end.min(start + PIECE_BLOCKS)));
+            let end = blocks.min(at + PIECE_BLOCKS * PIECES_AT_ONCE);
+            let wanted = wanted_pieces(&source, end);
+            let (extra, pieces) =
+                (wanted.len() as u64, (at..end).step_by(PIECE_BLOCKS as usize).chain(wanted));
+            let copies =
+                pieces.map(|start| land_piece(&map, &source, start..blocks.min(start + PIECE_BLOCKS)));
             let written: Result<u64> = join_all(copies).await.into_iter().sum();
             self.refuse_landing(&source)?;
             let written = written?;
+            // What was wanted counts when the landing in order has reached it.
+            job.keep_limit(extra * PIECE_BLOCKS * BLOCK).await;
             job.moved((end - at) * BLOCK).await;
             at = end;
             if at == blocks || at - source.landed.get() >= RECORD_BLOCKS {
@@ -99,6 +105,14 @@ impl Store {
         let item = SourceItem { landed, ..source.item() };
         self.change(&[Op::Put { key: source_key(source.device), value: item.encode() }]).map(drop)
     }
+}
+
+/// Returns the next pieces from block `at` on that guests have read from the image, each once.
+fn wanted_pieces(source: &Source, at: u64) -> Vec<u64> {
+    let blocks = source.take_wanted(PIECES_AT_ONCE as usize);
+    let pieces =
+        blocks.into_iter().map(|block| block / PIECE_BLOCKS * PIECE_BLOCKS).filter(|start| *start >= at);
+    pieces.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Copies what has not landed of some blocks and is not zeros. Returns the number of writes.

@@ -69,6 +69,19 @@ impl Store {
         Ok(Op::CreateOver { node, size_blocks, device, blocks })
     }
 
+    /// Lets a source go that no disk was made over: it is removed in the background.
+    pub fn give_up_source(&self, device: u8) {
+        self.source_is_used(device);
+        self.work.notify();
+    }
+
+    /// Returns the source that a node of the lineage is over, as `layer` names the node; None for an empty disk.
+    pub fn source_below(&self, layer: &str) -> Option<Rc<Source>> {
+        let node = layer.strip_prefix('n')?.parse().ok()?;
+        let device = self.node(node).ok()?.device;
+        self.sources.borrow().get(&device).cloned()
+    }
+
     /// Gives a source its image, which must not change from here on.
     ///
     /// # Errors
@@ -97,7 +110,7 @@ impl Store {
         self.sources.borrow().get(&source.device).is_some_and(|now| Rc::ptr_eq(now, source))
     }
 
-    /// Notes that a disk was made over a source.
+    /// Notes that a source may be removed as soon as no node is over it.
     pub(super) fn source_is_used(&self, device: u8) {
         if let Some(source) = self.sources.borrow().get(&device) {
             source.waits.set(false);

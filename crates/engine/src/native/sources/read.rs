@@ -77,6 +77,9 @@ impl ImageBlocks {
         match from < end {
             true => {
                 let (part, result) = image.clone().read(from, Buf::alloc((end - from) as usize)).await;
+                if result.is_ok() {
+                    source.want(&self.blocks);
+                }
                 (from, part, result)
             }
             false => (from, Buf::alloc(0), Ok(())),

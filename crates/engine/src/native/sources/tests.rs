@@ -340,6 +340,43 @@ fn a_landed_source_needs_no_image_and_takes_the_space_of_its_data() {
 }
 
 #[test]
+fn what_guests_read_lands_before_the_rest() {
+    in_world(async |env| {
+        let store = open_store(&env).await.unwrap();
+        let device = over_a_source(&store, DISK, DISK_BLOCKS, IMAGE_BYTES).await.unwrap();
+        let image = PatternImage::new(&env, IMAGE_BYTES, 0);
+        store.attach_source(device, image.clone()).unwrap();
+        let (running, job) = (disk(&store, DISK), job(&env));
+        job.set_limit(8 << 20).unwrap();
+        let (worker, landing) = (store.clone(), job.clone());
+        let done = env.spawn(async move { worker.land(device, &landing).await });
+        let last = (IMAGE_BYTES / SECTOR - 2000, 16);
+        let source = store.source(device).unwrap();
+        loop {
+            let before = image.reads.get();
+            shows_image(&running, last.0, last.1).await;
+            if image.reads.get() == before {
+                break;
+            }
+            env.sleep_us(100_000).await;
+        }
+        assert!(source.landed_bytes() < IMAGE_BYTES / 2, "it landed out of turn: {}", source.landed_bytes());
+        job.set_limit(0).unwrap();
+        done.join().await.unwrap();
+        assert_eq!(job.bytes_done.get(), source.blocks() * BLOCK, "each block counts once");
+        shows_image(&running, last.0, last.1).await;
+        is_sound(&store).await;
+        // One that no disk was made over goes when it is given up.
+        let unused = store.add_source("unused", 1 << 20).await.unwrap();
+        store.give_up_source(unused);
+        while store.source(unused).is_ok() {
+            store.progress.wait().await;
+        }
+        store.close().await.unwrap();
+    });
+}
+
+#[test]
 fn a_source_is_removed_when_no_state_is_over_it_and_not_before() {
     let world = SimWorld::new(1, sim::Options::default());
     run(&world, |env| async move {

@@ -22,7 +22,7 @@ const SLOW_NS: u64 = 10_000_000_000;
 /// Makes a VM whose disk has blocks in its first windows that were written in disorder.
 async fn fragmented(env: &Env, windows: u64) -> (Rc<Store>, Rc<NativeVm>) {
     let store = open_store(env).await.unwrap();
-    let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None };
+    let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None, source: None };
     let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk] }).await.unwrap();
     let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
     for window in 0..windows {

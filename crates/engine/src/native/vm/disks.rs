@@ -13,7 +13,7 @@ use super::registry::{EXPECTED_SIZE, freeze, is_size, plan_disk};
 use crate::event::EventKind;
 
 impl NativeVm {
-    /// Adds an empty disk. Clients of the other disks are not disturbed; existing snapshots do not include it.
+    /// Adds a disk, empty or over a source. Clients of the other disks are not disturbed; existing snapshots do not include it.
     pub async fn add_disk(self: &Rc<Self>, wanted: &NewDisk) -> Result<DiskState> {
         let _turn = self.operations.lock().await;
         self.refuse_when_closed()?;

@@ -29,6 +29,7 @@ use blk::{Env, Error, Result};
 use self::items::{KeptSlot, node_of};
 use super::change::Op;
 use super::disk::{DiskOptions, NativeDisk};
+use super::source::Source;
 use super::store::Store;
 use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
@@ -114,6 +115,14 @@ impl NativeVm {
     /// Returns the running disks, in the order of the state.
     pub fn disks(&self) -> Vec<Rc<NativeDisk>> {
         self.disks.borrow().clone()
+    }
+
+    /// Returns the numbers of the running disks over a source.
+    pub fn disks_over(&self, source: &Rc<Source>) -> Vec<u32> {
+        let is_known = self.store.source(source.device).is_ok_and(|known| Rc::ptr_eq(&known, source));
+        let disks = self.disks.borrow();
+        let over = disks.iter().filter(|disk| is_known && disk.node.device == source.device);
+        over.map(|disk| disk.number).collect()
     }
 
     /// Returns a running disk. `NotFound` for an unknown number.

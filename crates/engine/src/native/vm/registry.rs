@@ -89,7 +89,7 @@ impl Store {
         Ok((state, slots))
     }
 
-    /// Makes a VM with empty disks and returns its id. The VM is unfinished until `set_home`; its home is to have the
+    /// Makes a VM, and returns its id. Its disks are empty, or over the sources that they name. The VM is unfinished until `set_home`; its home is to have the
     /// VM's name. Durable when this resolves.
     pub async fn create_vm(&self, new: NewNativeVm<'_>) -> Result<u128> {
         let id = new_id(self);
@@ -128,7 +128,7 @@ impl Store {
         let mut state = new_state(self, id, name);
         let mut ops = Vec::new();
         for disk in disks {
-            let wanted = NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
+            let wanted = NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None, source: None };
             let made = plan_disk(self, &state, &[], &wanted, &mut ops)?;
             state.disks.push(DiskState { number: disk.number, slot: disk.slot.clone(), ..made });
         }
@@ -197,7 +197,11 @@ pub(super) fn plan_disk(
     let numbers = state.disks.iter().map(|d| d.number).chain(kept.iter().map(|k| k.number));
     let number = new_disk_number(&state.name, numbers.map(|number| number + 1).max().unwrap_or(0))?;
     let node = store.new_node_id();
-    ops.push(Op::Create { node, size_blocks: wanted.size_bytes / BLOCK });
+    let size_blocks = wanted.size_bytes / BLOCK;
+    ops.push(match wanted.source {
+        None => Op::Create { node, size_blocks },
+        Some(device) => store.create_over(node, size_blocks, device)?,
+    });
     let mut disk = DiskState {
         number,
         slot: free_slot(state, kept),

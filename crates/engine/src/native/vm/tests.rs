@@ -16,7 +16,7 @@ use crate::relocate::Relocation;
 const DISK_BYTES: u64 = 64 << 20;
 
 fn disk(mode: DiskMode) -> NewDisk {
-    NewDisk { size_bytes: DISK_BYTES, mode, folder: None }
+    NewDisk { size_bytes: DISK_BYTES, mode, folder: None, source: None }
 }
 
 async fn make(env: &Env, modes: &[DiskMode]) -> (Rc<Store>, Rc<NativeVm>) {

@@ -104,7 +104,8 @@ async fn layers_open_as_asked(root: &Dir, state: &VmState) {
 async fn a_disk_comes_and_grows(root: &Dir, state: &VmState) -> VmState {
     let home = again(root);
     home.load().await.unwrap();
-    let wanted = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::IndependentPersistent, folder: None };
+    let wanted =
+        NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::IndependentPersistent, folder: None, source: None };
     let disk = home.create_disk(state, &wanted).await.unwrap();
     assert!(state.disks.iter().all(|old| old.number != disk.number && old.slot != disk.slot), "{disk:?}");
     is_found(root, state).await;

@@ -372,6 +372,7 @@ impl Daemon {
         self.datastores.borrow_mut().retain(|other| !Rc::ptr_eq(other, datastore));
         // An eviction that is under way ends here; no other one begins.
         drop(datastore.bin.evicting.lock().await);
+        datastore.sources.end().await;
         let mut result = Ok(());
         for entry in &entries {
             result = result.and(without_lease(entry.running.close().await));

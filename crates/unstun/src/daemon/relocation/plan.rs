@@ -292,7 +292,12 @@ impl Daemon {
 }
 
 fn new_disks(disks: &[DiskState]) -> Vec<NewDisk> {
-    let new = |disk: &DiskState| NewDisk { size_bytes: disk.size_bytes, mode: disk.mode, folder: None };
+    let new = |disk: &DiskState| NewDisk {
+        size_bytes: disk.size_bytes,
+        mode: disk.mode,
+        folder: None,
+        source: None,
+    };
     disks.iter().map(new).collect()
 }
 

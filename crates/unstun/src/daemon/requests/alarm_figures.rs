@@ -28,6 +28,8 @@ pub(crate) struct AlarmFigures {
     pub policies_fault: Option<String>,
     /// Guests that may have stayed frozen, with what is known of each.
     pub unthawed: BTreeMap<VmName, String>,
+    /// Images below disks.
+    pub sources: Vec<api::Source>,
     /// VMs that have another name since the last look: the old one, and the new one.
     pub renamed: Vec<(VmName, VmName)>,
 }
@@ -62,6 +64,7 @@ impl Daemon {
         let unthawed = self.unthawed_guests().await;
         let metrics = self.metrics().await?;
         let renamed = self.renamed.take();
-        Ok(AlarmFigures { metrics, snapshots, failed, policies_fault, unthawed, renamed })
+        let sources = self.source_list();
+        Ok(AlarmFigures { metrics, snapshots, failed, policies_fault, unthawed, sources, renamed })
     }
 }

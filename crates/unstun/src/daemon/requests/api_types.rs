@@ -139,6 +139,7 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
             engine::job::CONSOLIDATE => api::Operation::Consolidate,
             engine::job::MOVE => api::Operation::Move,
             engine::job::SCRUB => api::Operation::Scrub,
+            engine::job::LAND => api::Operation::Land,
             engine::job::DEFRAGMENT => api::Operation::Defragment,
             _ => api::Operation::Commit,
         },
@@ -167,7 +168,7 @@ fn defragmented(done: &engine::DefragmentOutcome) -> api::Defragmented {
 
 pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {
     match (tracked.job.operation, tracked.store) {
-        (engine::job::MOVE, _) => api::JobBytes::Copied,
+        (engine::job::MOVE | engine::job::LAND, _) => api::JobBytes::Copied,
         (engine::job::SCRUB, _) => api::JobBytes::Read,
         (engine::job::DEFRAGMENT, _) => api::JobBytes::Scanned,
         (_, Some(api::Store::Native)) => api::JobBytes::GivenBack,
@@ -217,8 +218,16 @@ pub(crate) fn disk(
             .iter()
             .map(|l| api::Layer { io: io_of(l), ..layer(layer_path(entry, &l.name), state, &disk.top, l) })
             .collect(),
+        source: source(daemon, entry, &disk.top),
         io: running.map(io).unwrap_or_default(),
     })
+}
+
+/// Returns the source below a disk, as long as its image is needed.
+fn source(daemon: &Daemon, entry: &VmRecord, layer: &str) -> Option<api::Source> {
+    let Kept::Native(vm) = &entry.kept else { return None };
+    let below = vm.store.source_below(layer).filter(|source| !source.has_landed())?;
+    daemon.show_source(&entry.datastore, &below)
 }
 
 fn io(disk: &DiskView) -> api::DiskIo {
@@ -251,7 +260,7 @@ fn layer_io(counters: FileCounters) -> api::LayerIo {
     }
 }
 
-fn mode(mode: DiskMode) -> api::DiskMode {
+pub(crate) fn mode(mode: DiskMode) -> api::DiskMode {
     match mode {
         DiskMode::Persistent => api::DiskMode::Persistent,
         DiskMode::IndependentPersistent => api::DiskMode::IndependentPersistent,
@@ -261,7 +270,7 @@ fn mode(mode: DiskMode) -> api::DiskMode {
 
 pub(crate) fn new_disk(disk: &api::DiskCreate) -> NewDisk {
     let folder = disk.dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
-    NewDisk { size_bytes: disk.size_bytes, mode: engine_mode(disk.mode), folder }
+    NewDisk { size_bytes: disk.size_bytes, mode: engine_mode(disk.mode), folder, source: None }
 }
 
 pub(crate) fn engine_mode(mode: api::DiskMode) -> DiskMode {

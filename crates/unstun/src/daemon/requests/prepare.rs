@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::error::{Error, ErrorKind, Result};
 use api::location;
 use api::name::{DatastoreName, VmName};
-use api::{DatastoreAdd, DiskCreate, VmCreate, VmImport};
+use api::{DatastoreAdd, DiskCreate, DiskFrom, VmCreate, VmImport};
 use tokio::sync::oneshot;
 
 use crate::daemon::datastore::device;
@@ -21,10 +21,25 @@ pub(crate) fn create(mut request: VmCreate) -> Result<VmCreate> {
     Ok(request)
 }
 
-/// Checks that the disk's folder exists, and replaces its path by the canonical one.
+/// Checks that the disk's folder and its image exist, and replaces their paths by the canonical ones.
 pub(crate) fn disk(disk: DiskCreate) -> Result<DiskCreate> {
     let dir = folder(disk.dir)?.map(PathBuf::from);
-    Ok(DiskCreate { dir, ..disk })
+    let from = disk.from.map(image).transpose()?;
+    Ok(DiskCreate { dir, from, ..disk })
+}
+
+fn image(from: DiskFrom) -> Result<DiskFrom> {
+    if from.uri.contains("://") {
+        return Ok(from);
+    }
+    let path = Path::new(&from.uri);
+    let path = path.canonicalize().map_err(|e| Error::at_path(&from.uri, "no such file", &e))?;
+    if !path.is_file() {
+        let remedy =
+            "for a device or another program's disk, serve it as an NBD export: `qemu-nbd --read-only`";
+        return Err(Error::invalid(format!("{}: expected a file; {remedy}", from.uri)));
+    }
+    Ok(DiskFrom { uri: recordable(&path)?.to_owned(), ..from })
 }
 
 pub(crate) fn folder(dir: Option<PathBuf>) -> Result<Option<String>> {

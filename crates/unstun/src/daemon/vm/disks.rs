@@ -9,18 +9,30 @@ use api::units::format_bytes;
 use crate::daemon::requests::api_types;
 use crate::daemon::running::client::client_gate::Who;
 use crate::daemon::running::client::export_name::lasting_name;
+use crate::daemon::source::give_up_sources;
 use crate::daemon::state::Daemon;
-use crate::daemon::vm::vm_record::VmRecord;
+use crate::daemon::vm::lifecycle::refuse_source;
+use crate::daemon::vm::vm_record::{Kept, VmRecord};
 use crate::guest::Resize;
 
 impl Daemon {
     pub(crate) async fn disk_add(self: &Rc<Self>, vm: &VmName, disk: api::DiskCreate) -> Result<api::Disk> {
         let mut entry = self.entry_to_change(vm.as_str())?;
-        let wanted = api_types::new_disk(&disk);
+        let wanted = match entry.kept {
+            Kept::Native(_) => {
+                let wanted = self.native_disks(&entry.datastore, std::slice::from_ref(&disk)).await?;
+                wanted.into_iter().next().expect("a disk for each that was asked for")
+            }
+            Kept::Redo => {
+                refuse_source(&disk)?;
+                api_types::new_disk(&disk)
+            }
+        };
         if let Some(folder) = &wanted.folder {
             entry = self.with_folder(&entry, folder).await?;
         }
-        let made = entry.running.add_disk(&wanted).await?;
+        let made = entry.running.add_disk(&wanted).await;
+        let made = made.inspect_err(|_| give_up_sources(&entry.datastore, std::slice::from_ref(&wanted)))?;
         self.show_disk(&entry, made.number).await
     }
 

@@ -80,6 +80,12 @@ impl Daemon {
         self.record_event(entry, api_types::home_event(entry, message));
     }
 
+    /// Records what became of the copy of an image below the VM's disks.
+    pub(crate) fn note_land(&self, entry: &VmRecord, message: &str) {
+        let event = api::Event { operation: api::Operation::Land, ..api_types::home_event(entry, message) };
+        self.record_event(entry, event);
+    }
+
     /// Records that writes of the disk begin or cease to wait for space.
     pub(crate) fn note_space(&self, entry: &VmRecord, disk: &str, waits: bool) {
         let (operation, message) = match waits {

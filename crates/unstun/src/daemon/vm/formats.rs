@@ -6,8 +6,7 @@ use std::rc::Rc;
 use api::{VmImport, WhenFull};
 use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
-use blk::layer::Layer;
-use blk::manifest::{Manifest, NewDisk};
+use blk::manifest::{Manifest, NewDisk, VmState};
 use blk::{Dir, Env, Error, Result};
 use vmdk::home::{FolderKind, Folders, Home, NewVm};
 use vmdk::vmfssparse::Growth;
@@ -145,6 +144,15 @@ pub(crate) async fn create_in(daemon: &Daemon, home: &Path, name: &str, disks: V
     Home::create(dir, folders, Growth::default(), NewVm { name, disks, id: None }).await.map(drop)
 }
 
+/// Reads a VM whose folder stays as it is.
+pub(crate) async fn read_vm(daemon: &Daemon, source: &Source) -> Result<VmState> {
+    let _source_hold = hold_source(daemon, &source.folder).await?;
+    let dir = open_path(&daemon.env, &source.folder).await?;
+    Home::refuse_foreign_use(&dir).await?;
+    let home = Home::new(dir, folders(daemon, &source.folder, &Roots::new()).await?, Growth::default());
+    home.read().await
+}
+
 /// Creates a home in the datastore for a VM whose folder is only read.
 pub(crate) async fn import(
     daemon: &Daemon,
@@ -262,15 +270,4 @@ pub(crate) async fn clone(
         parent.running.run(clone).await
     };
     daemon.make_files(&parent.datastore.home(name), name, None, making).await
-}
-
-/// Opens the chain that ends in the descriptor `top`, read-only and base first.
-pub(crate) async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {
-    let home = Home::new(dir, Folders::default(), Growth::default());
-    let manifest: &dyn Manifest = &home;
-    let mut layers = Vec::new();
-    for info in manifest.chain(top).await? {
-        layers.push(manifest.open(&info.name, false).await?);
-    }
-    Ok(layers)
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use api::error::{Error, ErrorKind, Result};
 use api::name::VmName;
 use blk::dir::OWN_FOLDER;
+use blk::manifest::DiskState;
 use engine::GenerationChange;
 
 use crate::daemon::bin;
@@ -14,6 +15,7 @@ use crate::daemon::relocation::handover;
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::Source;
 use crate::daemon::running::client::client_gate::Who;
+use crate::daemon::source::give_up_sources;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
@@ -28,20 +30,23 @@ impl Daemon {
         let home = self.free_home(&datastore, name).await?;
         self.descriptors.admit_vm(name)?;
         self.refuse_full(&datastore, name).await?;
-        let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
         let notices = match request.store {
             api::Store::Redo => {
                 datastore.refuse_files()?;
+                request.disks.iter().try_for_each(refuse_source)?;
+                let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
                 let make = async || {
                     Ok(formats::create_vm(self, &datastore, name, disks.clone(), request.when_full).await?)
                 };
                 self.with_bin(&datastore, make).await?
             }
             api::Store::Native => {
+                let disks = self.native_disks(&datastore, &request.disks).await?;
                 let make = async || {
                     Ok(native_homes::create_vm(self, &datastore, name, &disks, request.when_full).await?)
                 };
-                self.with_bin(&datastore, make).await?;
+                let made = self.with_bin(&datastore, make).await;
+                made.inspect_err(|_| give_up_sources(&datastore, &disks))?;
                 Vec::new()
             }
         };
@@ -74,6 +79,42 @@ impl Daemon {
         Ok(home)
     }
 
+    /// Makes a native VM whose disks are over the images of a VM's folder. The folder is only read.
+    async fn import_natively(self: &Rc<Self>, request: api::VmImport, source: Source) -> Result<api::Vm> {
+        if request.in_place || request.ignore_content_ids || !request.allow_roots.is_empty() {
+            let cause = "a native VM is over the images of one folder as they are";
+            return Err(Error::invalid(format!(
+                "{cause}: expected no --in-place, --allow-root or --ignore-content-ids"
+            )));
+        }
+        let found = formats::read_vm(self, &source).await?;
+        let image = |disk: &DiskState| {
+            // VMware drops the writes of a nonpersistent disk at power-on.
+            let top = disk.reset_to.as_ref().unwrap_or(&disk.top);
+            let uri = source.folder.join(top).to_string_lossy().into_owned();
+            let from = api::DiskFrom { uri, format: Some(api::ImageFormat::Vmdk), copy: request.copy };
+            api::DiskCreate { mode: api_types::mode(disk.mode), from: Some(from), ..api::DiskCreate::new(0) }
+        };
+        let create = api::VmCreate {
+            name: source.name.clone(),
+            disks: found.disks.iter().map(image).collect(),
+            store: api::Store::Native,
+            when_full: request.when_full,
+            datastore: Some(self.datastore_to_import(&source, &request)?.name.clone()),
+        };
+        self.vm_create(create).await?;
+        let entry = self.entry(source.name.as_str())?;
+        let snapshots = match found.snapshots.len() {
+            0 => String::new(),
+            count => format!(
+                "; its {count} snapshots stay there, where `unstun vm import` without --store native has them"
+            ),
+        };
+        let how = "its disks are over the folder's images, which are only read";
+        self.note(&entry, &format!("imported from {}: {how}{snapshots}", source.folder.display()));
+        self.show(&entry).await
+    }
+
     /// Imports a VM. In place, its folder becomes the VM's home. Otherwise a home in the datastore has deltas on top of
     /// the folder's layers. Fails with `Refused` if the files lead outside the allowed folders.
     pub(crate) async fn vm_import(
@@ -81,6 +122,9 @@ impl Daemon {
         request: api::VmImport,
         source: Source,
     ) -> Result<api::Vm> {
+        if request.store == api::Store::Native {
+            return self.import_natively(request, source).await;
+        }
         let name = source.name.as_str();
         let _claims = (self.claim(name)?, self.claim(&source.folder.to_string_lossy())?);
         if self.has_home(&source.folder) {
@@ -368,6 +412,14 @@ impl Daemon {
         entry.running.await_ended(Who::All).await;
         entry.shut_idle(purpose).await
     }
+}
+
+/// Refuses a disk over an image in a VM with files.
+pub(super) fn refuse_source(disk: &api::DiskCreate) -> Result<()> {
+    let Some(from) = &disk.from else { return Ok(()) };
+    let remedy = "make it in a native VM, which `unstun vm move VM --store redo` moves under its guest; or copy the image, with \
+                  `--from FILE` in place of `--disk from=FILE`";
+    Err(Error::refused(format!("{}: only disks of native VMs can be over an image; {remedy}", from.uri)))
 }
 
 impl VmRecord {

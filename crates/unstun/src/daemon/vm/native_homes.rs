@@ -31,7 +31,7 @@ pub(crate) async fn new_home(datastore: &Datastore, name: &str, when_full: WhenF
     dir.sync().await
 }
 
-/// Creates a VM with empty disks. The store has it as unfinished until its home exists.
+/// Creates a VM with these disks. The store has it as unfinished until its home exists.
 pub(crate) async fn create_vm(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,

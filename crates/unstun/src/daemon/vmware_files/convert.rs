@@ -14,7 +14,7 @@ use engine::{Disk, Options};
 use futures_util::StreamExt;
 use futures_util::stream;
 
-use crate::daemon::vm::formats;
+use crate::daemon::vmware_files::chain::open_chain;
 
 /// Size of one read in bytes: large enough for a rotating disk, and small enough that eight reads are 8 MiB.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -84,7 +84,7 @@ async fn open(env: Env, chain: std::path::PathBuf) -> Result<(Rc<Disk>, u64)> {
         _ => return Err(Error::invalid(format!("{}: expected a descriptor file", chain.display()))),
     };
     let dir = env.open_root(&folder)?;
-    let layers = formats::open_chain(dir, &name).await?;
+    let layers = open_chain(dir, &name).await?;
     let count = layers.len() as u64;
     Ok((Disk::new(env, name, 0, layers, true, Options::default())?, count))
 }

@@ -6,7 +6,7 @@ use blk::manifest::DiskMode;
 use super::*;
 
 fn new_disk(mode: DiskMode) -> NewDisk {
-    NewDisk { size_bytes: 1 << 20, mode, folder: None }
+    NewDisk { size_bytes: 1 << 20, mode, folder: None, source: None }
 }
 
 /// Applies a revert to the snapshot with `id`: `disks` are those that were kept, each on a new child of its layer.

@@ -1,0 +1,82 @@
+//! Sources: read-only images below native disks.
+
+use clap::ValueEnum;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::name::DatastoreName;
+
+/// Format of an image. The command line shows the variants' comments as its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFormat {
+    /// The disk's bytes
+    Raw,
+    /// VMware's disks: a descriptor, a sparse file, or a chain of snapshots
+    Vmdk,
+    /// An export of an NBD server
+    Nbd,
+}
+
+impl ImageFormat {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Vmdk => "vmdk",
+            Self::Nbd => "nbd",
+        }
+    }
+}
+
+/// Image that a new disk shows until it is written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskFrom {
+    /// Absolute path of a file, or the URI of an NBD export.
+    pub uri: String,
+    /// Format of the file; null takes it from the file's name.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
+    /// Whether the image is copied into the store in the background. Without that it is needed as long as the disk is.
+    #[serde(default = "yes")]
+    pub copy: bool,
+}
+
+pub(crate) fn yes() -> bool {
+    true
+}
+
+words! {
+    pub enum SourceState {
+        /// The image is read where the disks have nothing of their own.
+        Open = "open",
+        /// The image cannot be read; so reads of what has not been copied are errors.
+        Unavailable = "unavailable",
+        /// All of the image is in the store. The image is not needed any more.
+        Copied = "copied",
+    }
+}
+
+/// A row of `source list`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Source {
+    pub datastore: DatastoreName,
+    /// Number of the source in its datastore.
+    pub number: u64,
+    pub uri: String,
+    pub format: ImageFormat,
+    /// Whether nothing shows if the image has changed: it is trusted not to.
+    pub trusted: bool,
+    /// Whether the image is copied into the store in the background.
+    pub copy: bool,
+    pub state: SourceState,
+    /// Why the image cannot be read, or will not be at the daemon's next start; null without such a reason.
+    pub message: Option<String>,
+    pub size_bytes: u64,
+    /// Bytes of the image, from its start, that are in the store.
+    pub copied_bytes: u64,
+    /// Running disks over the source, as `VM/diskN`. States of snapshots, and VMs that are closed or in the bin, are not listed.
+    pub disks: Vec<String>,
+    /// Job that copies the image; null if none does.
+    pub job: Option<u64>,
+}

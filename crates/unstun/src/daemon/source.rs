@@ -1,0 +1,13 @@
+//! Sources of native stores: images below disks. An image is opened when a disk is made over it and when its store is
+//! opened, watched for changes, and copied into the store in the background.
+
+mod image;
+mod keep;
+pub(super) mod kept;
+mod origin;
+mod raw_image;
+mod read_lock;
+mod verbs;
+mod watched;
+
+pub(super) use verbs::give_up_sources;
