@@ -8,7 +8,7 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 minutes=${FUZZ_MINUTES:-10}
 
 # Target and the room that keeps its corpus; what is found on the way stays in fuzz/corpus.
-TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk hosted:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export vhost_user:export rest_body:unstun import:lab)
+TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk hosted:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export nbd_client:export vhost_user:export rest_body:unstun import:lab)
 
 coverage_guided() {
     local pair target

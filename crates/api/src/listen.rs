@@ -1,10 +1,11 @@
 //! Addresses at which NBD is served, and their URIs (`nbd+unix:///EXPORT?socket=PATH`, `nbd://HOST:PORT/EXPORT` and with TLS
 //! `nbds://`; the NBD project's `doc/uri.md`).
 
-use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+pub use blk::uri::{escape, unescape};
 
 /// Port that IANA assigned to NBD.
 pub const NBD_PORT: u16 = 10809;
@@ -146,36 +147,6 @@ fn authority(address: &SocketAddr) -> String {
         SocketAddr::V4(v4) => v4.ip().to_string(),
         SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
     }
-}
-
-/// Escapes `text` for a URI. RFC 3986's unreserved characters, '/' and '@' stay as they are.
-pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/@".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            let _ = write!(escaped, "%{byte:02X}");
-        }
-    }
-    escaped
-}
-
-/// Decodes the percent-encoding of a URI. None where the result is not UTF-8.
-pub fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        if byte != b'%' {
-            bytes.push(byte);
-            rest = tail;
-            continue;
-        }
-        let hex = std::str::from_utf8(tail.get(..2)?).ok()?;
-        bytes.push(u8::from_str_radix(hex, 16).ok()?);
-        rest = &tail[2..];
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

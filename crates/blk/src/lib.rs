@@ -26,6 +26,7 @@ pub mod reactor;
 pub mod socket;
 pub mod sync;
 mod unflushed;
+pub mod uri;
 pub mod uring;
 pub mod volume;
 

@@ -63,10 +63,12 @@ impl Drop for Listener {
 }
 
 impl Socket {
-    /// Wraps a connected stream; `server` is the address to which the client connected.
-    pub(crate) fn connected(env: Env, handle: Handle, server: String) -> Socket {
-        let peer = Peer { name: server, client: ClientId::Connection(u64::from(handle.0)) };
-        Socket { env, handle, peer }
+    /// Gives the core of `env` a stream that is connected to `server`, for clients. None if the core has no sockets; the
+    /// connection has ended then.
+    pub fn connected(env: &Env, fd: OwnedFd, server: &str) -> Option<Socket> {
+        let handle = env.adopt_stream(fd)?;
+        let peer = Peer { name: server.to_owned(), client: ClientId::Connection(u64::from(handle.0)) };
+        Some(Socket { env: env.clone(), handle, peer })
     }
 
     /// Wraps a stream that a peer has passed; `peer` is the process at its other end.

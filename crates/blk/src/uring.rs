@@ -14,6 +14,7 @@
 
 mod age;
 mod blocking;
+mod client;
 mod clock;
 pub(crate) mod closing;
 mod compute;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::task::{Context, Poll};
 
+pub use self::client::ClientStream;
 use self::clock::{boot_ns, clock_ns, now_ns};
 use self::compute::ComputeThread;
 use self::core::Core;
@@ -60,13 +62,11 @@ pub use self::shared_memory::SharedMemory;
 pub use self::spin::SPIN_US;
 use self::wake::EventWaker;
 use crate::error::{Errno, Error, ErrorKind, Result};
-use crate::exec::Env;
 use crate::fence::Deadline;
 use crate::memory::Memory;
 use crate::passed::Descriptor;
 use crate::reactor::OffloadedWork;
 use crate::reactor::{Handle, Op, Outcome, Pending, Reactor, SharedDescriptor, Token, Waker};
-use crate::socket::Socket;
 
 /// One core's reactor. Belongs to the thread that made it.
 pub struct UringReactor {
@@ -104,15 +104,6 @@ impl UringReactor {
     /// Listens on "HOST:PORT". Accepted connections send without delay, and detect a vanished peer after two minutes.
     pub fn listen_tcp(&self, address: &str) -> Result<Handle> {
         net::listen_tcp(address).map(|opened| self.adopt_opened(opened))
-    }
-
-    /// Wraps a connected stream, for programs that are clients of other servers. `peer` is for messages.
-    pub fn adopt_stream(&self, fd: OwnedFd, env: Env, peer: &str) -> Socket {
-        // This fails on a Unix socket, which has no delay to switch off.
-        net::tune_tcp(&fd);
-        let handle =
-            self.adopt_opened(Opened { fd, kind: Kind::Stream, notice: None, shared: None, device: None });
-        Socket::connected(env, handle, peer.to_string())
     }
 
     /// Returns the address of a TCP handle, for the port that "HOST:0" was given.

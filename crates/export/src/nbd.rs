@@ -21,9 +21,9 @@ mod request;
 mod server;
 mod session;
 mod status;
-mod stream;
+pub(crate) mod stream;
 mod tls;
-mod wire;
+pub(crate) mod wire;
 mod work;
 
 pub use crate::sessions::{ConnectionFailure, SessionInfo};

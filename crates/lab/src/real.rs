@@ -4,7 +4,6 @@
 mod facts;
 mod hooks;
 mod measure;
-mod nbd;
 mod open;
 mod operations;
 mod program;

@@ -73,7 +73,8 @@ pub const REP_SERVER: u32 = 2;
 pub const REP_INFO: u32 = 3;
 /// One metadata context: its ID on this connection, and its name.
 pub const REP_META_CONTEXT: u32 = 4;
-const REP_ERROR: u32 = 1 << 31;
+/// Bit of every reply that refuses an option.
+pub const REP_ERROR: u32 = 1 << 31;
 /// The server does not support the option.
 pub const REP_ERR_UNSUP: u32 = REP_ERROR + 1;
 /// The server declines the option in its present state.
@@ -86,6 +87,8 @@ pub const REP_ERR_TLS_REQD: u32 = REP_ERROR + 5;
 pub const REP_ERR_UNKNOWN: u32 = REP_ERROR + 6;
 /// The server is about to end.
 pub const REP_ERR_SHUTDOWN: u32 = REP_ERROR + 7;
+/// The server serves only clients that comply with its block sizes.
+pub const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR + 8;
 /// The option is longer than the server reads.
 pub const REP_ERR_TOO_BIG: u32 = REP_ERROR + 9;
 
@@ -140,12 +143,18 @@ pub const CHUNK_BYTES: usize = 20;
 pub const CHUNK_FLAG_DONE: u16 = 1 << 0;
 
 // "Structured reply types".
+/// Ends a reply that has nothing more to say.
+pub const CHUNK_NONE: u16 = 0;
 /// Offset of 64 bits, then the data read there.
 pub const CHUNK_OFFSET_DATA: u16 = 1;
+/// Offset of 64 bits and length of 32 bits: the range reads as zeros.
+pub const CHUNK_OFFSET_HOLE: u16 = 2;
 /// ID of a metadata context, then pairs of a length and a state, 32 bits each.
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
+/// Bit of every chunk that reports an error.
+pub const CHUNK_ERROR_BIT: u16 = 1 << 15;
 /// Error, length of a message, message: the request failed.
-pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
+pub const CHUNK_ERROR: u16 = CHUNK_ERROR_BIT + 1;
 
 // "Command flags".
 /// The reply follows only after the request's writes are durable.

@@ -149,7 +149,7 @@ impl Stream {
 }
 
 /// Drops the first `sent` bytes of `parts`.
-pub(super) fn advance(parts: &mut Vec<Slice>, sent: u64) {
+pub(crate) fn advance(parts: &mut Vec<Slice>, sent: u64) {
     let mut left = sent;
     let whole = parts.iter().take_while(|part| {
         let fits = part.len() as u64 <= left;

@@ -1,11 +1,12 @@
-//! The two state machines of the protocol against invalid bytes, and against every split of the stream.
+//! The two state machines of the protocol, and the client, against invalid bytes, and against every split of the stream.
 //!
-//! The corpus (`fuzz-corpus/`, one raw client stream per file) is replayed here. Fuzzing uses the same entry points.
+//! The corpus (`fuzz-corpus/`, one raw stream of a client or a server per file) is replayed here. Fuzzing uses the same entry points.
 
 use std::path::PathBuf;
 
-use export::nbd::proto::{OPTION_MAGIC, REQUEST_MAGIC};
+use export::nbd::proto::{CHUNK_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
 use export::nbd::replay;
+use export::nbd_client;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -44,6 +45,34 @@ fn check_transmission(input: &[u8], lengths: &[usize]) {
         assert_eq!(whole, replay::transmit(terms.clone(), input, |_| 1));
         assert_eq!(whole, replay::transmit(terms, input, cuts(lengths)));
     }
+}
+
+/// Plays a server's bytes to the client.
+fn check_client(input: &[u8], piece: usize) {
+    if let Ok((export, rest)) = nbd_client::replay::negotiation(input) {
+        let whole = nbd_client::replay::transmission(&export, &rest, usize::MAX);
+        assert_eq!(whole, nbd_client::replay::transmission(&export, &rest, piece));
+    }
+}
+
+/// Returns the bytes of a server of the corpus.
+fn server(name: &str) -> Vec<u8> {
+    let found = corpus("nbd_client").into_iter().find(|(path, _)| path.ends_with(name));
+    found.expect("it is part of the corpus").1
+}
+
+#[test]
+fn the_corpus_of_the_client_replays_however_it_is_cut() {
+    for (name, input) in corpus("nbd_client") {
+        println!("replaying {name}");
+        [1, 7, 4096].into_iter().for_each(|piece| check_client(&input, piece));
+    }
+    let outcomes = |name| {
+        let (export, rest) = nbd_client::replay::negotiation(&server(name)).unwrap();
+        let outcomes = nbd_client::replay::transmission(&export, &rest, usize::MAX);
+        outcomes.iter().filter(|(result, _)| result.is_ok()).count()
+    };
+    assert_eq!((outcomes("simple-replies"), outcomes("chunks"), outcomes("modern")), (2, 4, 0));
 }
 
 #[test]
@@ -106,6 +135,26 @@ proptest! {
         lengths in vec(1..50usize, 1..5),
     ) {
         check_negotiation(&[&[0, 0, 0, 3], &input[..]].concat(), &lengths);
+    }
+
+    #[test]
+    fn any_server_negotiates(input in almost(OPTION_REPLY_MAGIC.to_be_bytes().to_vec()), piece in 1..50usize) {
+        check_client(&[b"NBDMAGICIHAVEOPT\0\x03", &input[..]].concat(), piece);
+        check_client(&input, piece);
+    }
+
+    #[test]
+    fn any_server_replies(
+        input in almost([&CHUNK_MAGIC.to_be_bytes()[..], &[0, 1, 0]].concat()),
+        piece in 1..50usize,
+        at in 0..10_000usize,
+        byte in any::<u8>(),
+    ) {
+        check_client(&[&server("modern")[..], &input].concat(), piece);
+        let mut changed = server("chunks");
+        let at = at % changed.len();
+        changed[at] = byte;
+        check_client(&changed, piece);
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use blk::{Error, Result};
+use export::nbd_client;
 
 use super::operations::{OperationState, Operations, SnapshotDisk};
-use super::{nbd, program};
+use super::program;
 use crate::subject::CommitEnd;
 
 /// The snapshot's name: an environment variable of each command, and a placeholder that is replaced in a place.
@@ -51,8 +52,8 @@ impl Operations for Hooks {
         }
         let place = |place: &String| {
             let place = place.replace(&format!("${NAME}"), name);
-            Ok(match nbd::is_uri(&place) {
-                true => SnapshotDisk::Export(nbd::connect(&place)?),
+            Ok(match nbd_client::is_uri(&place) {
+                true => SnapshotDisk::Export(nbd_client::connect(&place)?),
                 false => SnapshotDisk::File(PathBuf::from(place)),
             })
         };

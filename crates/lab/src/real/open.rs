@@ -6,15 +6,15 @@ use std::rc::Rc;
 use blk::reactor::OpenMode;
 use blk::volume::Volume;
 use blk::{Env, Error, Result};
+use export::nbd_client;
 
-use super::nbd;
 use super::uring_executor::UringExecutor;
 use crate::plain::Plain;
 
 /// Opens an NBD URI, a file or a block device.
 pub fn open_disk(executor: &UringExecutor, target: &str) -> Result<Rc<dyn Volume>> {
-    if nbd::is_uri(target) {
-        return Ok(nbd::connect(target)?.serve(&executor.reactor, &executor.env()));
+    if nbd_client::is_uri(target) {
+        return Ok(nbd_client::connect(target)?.serve(&executor.env())?);
     }
     let (env, path) = (executor.env(), PathBuf::from(target));
     Ok(Rc::new(executor.run(async move { open_file(&env, &path, OpenMode::Write).await })?))

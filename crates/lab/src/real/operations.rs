@@ -14,11 +14,10 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
 use blk::reactor::OpenMode;
-use blk::uring::UringReactor;
 use blk::volume::Volume;
 use blk::{Env, Error, ErrorKind, Local, Result};
+use export::nbd_client::Negotiated;
 
-use super::nbd::Negotiated;
 use super::open::open_file;
 use super::uring_executor::UringExecutor;
 use crate::run::{Counters, Stun};
@@ -86,7 +85,6 @@ type Task = Box<dyn FnOnce(&mut dyn Operations) + Send>;
 pub(super) struct ExternalStack {
     name: String,
     env: Env,
-    reactor: Rc<UringReactor>,
     disks: RefCell<Vec<Rc<dyn Volume>>>,
     state: Arc<OperationState>,
     tasks: RefCell<Option<Sender<Task>>>,
@@ -115,7 +113,6 @@ impl ExternalStack {
         Rc::new_cyclic(|this| ExternalStack {
             name: name.to_string(),
             env: executor.env(),
-            reactor: executor.reactor.clone(),
             disks: RefCell::new(disks),
             state: Arc::default(),
             tasks: RefCell::new(Some(sender)),
@@ -235,7 +232,7 @@ impl Subject for ExternalStack {
             let mut disks: Vec<Rc<dyn Volume>> = Vec::new();
             for frozen in self.call(move |operations, _| operations.frozen(&wanted)).await? {
                 disks.push(match frozen {
-                    SnapshotDisk::Export(negotiated) => negotiated.serve(&self.reactor, &self.env),
+                    SnapshotDisk::Export(negotiated) => negotiated.serve(&self.env)?,
                     SnapshotDisk::File(path) => Rc::new(open_file(&self.env, &path, OpenMode::Read).await?),
                 });
             }

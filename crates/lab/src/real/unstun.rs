@@ -12,9 +12,9 @@ use api::{
     CommitTarget, DiskCreate, DiskIo, Job, JobState, LayerIo, SnapshotTake, Store, Vm, VmCreate, WhenFull,
 };
 use blk::{Errno, Error, ErrorKind, Result};
+use export::nbd_client;
 use tokio::runtime::Runtime;
 
-use super::nbd;
 use super::operations::{LoggedStun, OperationState, Operations, SnapshotDisk};
 use super::server::Server;
 use crate::run::Counters;
@@ -217,7 +217,7 @@ impl Operations for Served {
     fn frozen(&mut self, name: &str) -> Result<Vec<SnapshotDisk>> {
         let disks = self.show()?.disks;
         let uri = |disk: &api::Disk| sealed_uri(&disk.nbd_uri, disk.number, name);
-        disks.iter().map(|disk| Ok(SnapshotDisk::Export(nbd::connect(&uri(disk))?))).collect()
+        disks.iter().map(|disk| Ok(SnapshotDisk::Export(nbd_client::connect(&uri(disk))?))).collect()
     }
 
     fn update_counters(&mut self, state: &OperationState) {

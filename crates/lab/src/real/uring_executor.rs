@@ -7,16 +7,13 @@ use blk::uring::UringReactor;
 use blk::{Env, Executor, Result};
 
 pub struct UringExecutor {
-    pub(super) reactor: Rc<UringReactor>,
     executor: Executor,
 }
 
 impl UringExecutor {
     /// Sets up the ring. Errors: `Refused` where io_uring is forbidden or absent.
     pub fn new() -> Result<UringExecutor> {
-        let reactor = Rc::new(UringReactor::new()?);
-        let executor = Executor::new(reactor.clone());
-        Ok(UringExecutor { reactor, executor })
+        Ok(UringExecutor { executor: Executor::new(Rc::new(UringReactor::new()?)) })
     }
 
     pub fn env(&self) -> Env {
