@@ -16,6 +16,14 @@ pub enum ImageFormat {
     Vmdk,
     /// An export of an NBD server
     Nbd,
+    /// QEMU's own, as are the others that `qemu-nbd` reads for the daemon
+    Qcow2,
+    /// Hyper-V's
+    Vhdx,
+    /// VirtualBox's
+    Vdi,
+    /// Virtual PC's and the older one of Hyper-V
+    Vpc,
 }
 
 impl ImageFormat {
@@ -24,6 +32,10 @@ impl ImageFormat {
             Self::Raw => "raw",
             Self::Vmdk => "vmdk",
             Self::Nbd => "nbd",
+            Self::Qcow2 => "qcow2",
+            Self::Vhdx => "vhdx",
+            Self::Vdi => "vdi",
+            Self::Vpc => "vpc",
         }
     }
 }

@@ -170,7 +170,7 @@ mod tests {
             ("from=", "from=IMAGE"),
             ("1G,copy=no", "SIZE[,mode=MODE]"),
             ("from=/a.raw,copy=maybe", "yes or no"),
-            ("from=/a.raw,format=odd", "raw, vmdk, nbd"),
+            ("from=/a.raw,format=odd", "raw, vmdk, nbd, qcow2"),
             ("from=/a.raw,size=1", "multiple of 512"),
         ] {
             let error = parse(text).unwrap_err();

@@ -5,6 +5,7 @@ mod image;
 mod keep;
 pub(super) mod kept;
 mod origin;
+mod qemu_nbd;
 mod raw_image;
 mod read_lock;
 mod verbs;

@@ -250,3 +250,98 @@ fn images_that_cannot_be_below_a_disk_are_refused_and_leave_nothing() {
     });
     daemon.stop();
 }
+
+/// A server of QEMU's for one file, until it is dropped.
+struct Server(std::process::Child);
+
+impl Server {
+    fn new(datastore: &Datastore, file: &Path) -> Server {
+        let socket = datastore.beside("other.sock");
+        let _ = fs::remove_file(&socket);
+        let mut command = std::process::Command::new("qemu-nbd");
+        command.args(["--read-only", "--persistent", "--shared", "4", "--format", "raw", "--socket"]);
+        let child = command.arg(&socket).arg(file).stdin(std::process::Stdio::null()).spawn().unwrap();
+        until("the server", || std::os::unix::net::UnixStream::connect(&socket).ok());
+        Server(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_export_below_a_disk_goes_away_and_comes_back() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let (raw, mut twin) = image(&datastore, "a.raw", 7);
+    let server = Server::new(&datastore, &raw);
+    let socket = datastore.beside("other.sock");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let made = datastore.json(&format!("vm create web --disk from={uri},copy=no"));
+    assert_eq!(made["disks"][0]["source"]["trusted"], json!(true), "{made}");
+    let disk = datastore.uri("web/disk0");
+    twin.assert_same_as("raw", &disk);
+    twin.scribble(&disk, 15);
+    twin.assert_same_as("raw", &disk);
+    drop(server);
+    assert!(!reads(&disk, 95 << 20), "the server has gone");
+    let [source] = &sources(&datastore)[..] else { panic!("one source") };
+    assert_eq!(source["state"], "unavailable", "{source}");
+    let server = Server::new(&datastore, &raw);
+    until("the export to be open again", || reads(&disk, 95 << 20).then_some(()));
+    twin.assert_same_as("raw", &disk);
+    daemon.kill();
+    let daemon = datastore.start();
+    twin.assert_same_as("raw", &disk);
+    datastore.json("source copy 1");
+    drop(server);
+    twin.assert_same_as("raw", &disk);
+    let (code, said) = datastore.fails(&format!("vm create other --disk from={uri}"));
+    assert!(code != 0 && said.contains("other.sock"), "{code}: {said}");
+    let (code, said) = datastore.fails("vm create other --disk from=nbds://127.0.0.1/x");
+    assert!(code != 0 && said.contains("TLS"), "{code}: {said}");
+    daemon.stop();
+}
+
+#[test]
+fn images_of_other_programs_and_our_own_exports_run_at_once() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let (raw, twin) = image(&datastore, "a.raw", 8);
+    let (from, disks) = (raw.to_str().unwrap(), ["qcow2", "vhdx", "vdi", "vpc"]);
+    let mut specs = Vec::new();
+    for format in disks {
+        let path = datastore.beside(&format!("b.{format}"));
+        // The size of a VHD is rounded to cylinders unless it is forced.
+        let options = if format == "vpc" { vec!["-o", "force_size=on"] } else { Vec::new() };
+        let mut arguments = vec!["convert", "-f", "raw", "-O", format];
+        arguments.extend(options);
+        arguments.extend([from, path.to_str().unwrap()]);
+        tool("qemu-img", &arguments);
+        specs.push(format!("from={}", path.display()));
+    }
+    datastore.json(&format!("vm create web --disk {}", specs.join(",")));
+    for number in 0..disks.len() {
+        twin.assert_same_as("raw", &datastore.uri(&format!("web/disk{number}")));
+    }
+    await_state(&datastore, "copied");
+    // A state of a VM of our own, which may as well be another daemon's.
+    datastore.json("snapshot take web a");
+    datastore.json(&format!("vm create copy --disk from={}", datastore.uri("web/disk0@a")));
+    twin.assert_same_as("raw", &datastore.uri("copy/disk0"));
+    await_state(&datastore, "copied");
+    // An image that names another file of the host.
+    let (base, over) = (datastore.beside("b.qcow2"), datastore.beside("over.qcow2"));
+    let backing = format!("backing_file={},backing_fmt=qcow2", base.display());
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &backing, over.to_str().unwrap()]);
+    let (code, said) = datastore.fails(&format!("vm create other --disk from={}", over.display()));
+    assert!(code == 3 && said.contains("b.qcow2"), "{code}: {said}");
+    let (code, said) = datastore.fails(&format!("vm create other --disk from={from},format=qcow2"));
+    assert!(code == 1 && said.contains("qcow2"), "{code}: {said}");
+    daemon.stop();
+    twin.assert_same_as("qcow2", base.to_str().unwrap());
+}

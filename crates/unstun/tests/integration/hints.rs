@@ -8,15 +8,18 @@ use clap::{Command, CommandFactory};
 use unstun::cli::Cli;
 
 /// Options of other programs, and of the packager's commands, that our texts name.
-const OTHERS_OPTIONS: [&str; 12] = [
+const OTHERS_OPTIONS: [&str; 15] = [
     "--args",
     "--base-time",
     "--delete",
     "--iterations",
     "--list",
     "--output",
+    "--fork",
     "--preserve",
     "--read-only",
+    "--shared",
+    "--socket",
     "--target-is-zero",
     "--help",
     "--version",

@@ -15,10 +15,12 @@ use blk::sync::TaskMutex;
 use blk::volume::Volume;
 use blk::{Dir, Env, File, SECTOR};
 use engine::{Disk, Options};
+use export::nbd_client::{self, NbdVolume, Negotiated};
 use futures_util::future::try_join_all;
 use sha2::{Digest, Sha256};
 
 use crate::daemon::source::origin::Origin;
+use crate::daemon::source::qemu_nbd;
 use crate::daemon::source::raw_image::RawImage;
 use crate::daemon::source::read_lock::ReadLock;
 use crate::daemon::vmware_files::chain::open_chain;
@@ -37,6 +39,8 @@ const FINGERPRINT_BYTES: usize = 16;
 pub(super) struct Image {
     pub volume: Rc<dyn Volume>,
     pub size_bytes: u64,
+    /// The volume, or what it reads from, if that is an NBD export.
+    export: Option<Rc<NbdVolume>>,
     files: Vec<Stamped>,
     _locks: Vec<ReadLock>,
     /// Number of the last look at the files that has begun, and of the last one that found no change.
@@ -62,7 +66,10 @@ impl Image {
         let image = match origin.format {
             ImageFormat::Raw => open_raw(env, Path::new(&origin.uri), own_roots).await?,
             ImageFormat::Vmdk => open_vmdk(env, Path::new(&origin.uri), own_roots).await?,
-            ImageFormat::Nbd => return Err(Error::invalid("NBD is not there yet")),
+            ImageFormat::Nbd => open_nbd(env, &origin.uri).await?,
+            format @ (ImageFormat::Qcow2 | ImageFormat::Vhdx | ImageFormat::Vdi | ImageFormat::Vpc) => {
+                open_by_qemu(env, Path::new(&origin.uri), format, own_roots).await?
+            }
         };
         if image.size_bytes == 0 || !image.size_bytes.is_multiple_of(SECTOR) {
             let found = image.size_bytes;
@@ -87,12 +94,30 @@ impl Image {
         Ok(Image {
             volume,
             size_bytes,
+            export: None,
             files,
             _locks: locks,
             begun: Cell::new(0),
             unchanged: Cell::new(0),
             turn: TaskMutex::default(),
         })
+    }
+
+    /// Returns an image without files.
+    #[cfg(test)]
+    pub(super) fn of(volume: Rc<dyn Volume>) -> Image {
+        let (size_bytes, turn) = (volume.info().size_bytes, TaskMutex::default());
+        let (begun, unchanged) = (Cell::new(0), Cell::new(0));
+        Image {
+            volume,
+            size_bytes,
+            export: None,
+            files: Vec::new(),
+            _locks: Vec::new(),
+            begun,
+            unchanged,
+            turn,
+        }
     }
 
     /// Returns the identity of the files: names, sizes and times. None where there are none.
@@ -110,6 +135,11 @@ impl Image {
             let _ = write!(text, "{byte:02x}");
         }
         Some(text)
+    }
+
+    /// Returns why the image will never answer again; None while it may.
+    pub(super) fn gone(&self) -> Option<blk::Error> {
+        self.export.as_ref().and_then(|export| export.broken())
     }
 
     /// Returns the path of a file that was removed or replaced: the image is read as long as it stays open.
@@ -226,4 +256,26 @@ async fn open_vmdk(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<Imag
         Disk::new(env.clone(), path.to_string_lossy().into_owned(), 0, layers, true, Options::default())?;
     let size_bytes = disk.size_bytes();
     Image::new(env, disk, size_bytes, files).await
+}
+
+async fn open_nbd(env: &Env, uri: &str) -> Result<Image> {
+    let wanted = uri.to_owned();
+    let connected = env.blocking(move || nbd_client::connect(&wanted)).await?;
+    over_export(env, connected, Vec::new()).await
+}
+
+/// Opens an image through `qemu-nbd`. The file is watched as others are.
+async fn open_by_qemu(env: &Env, path: &Path, format: ImageFormat, own_roots: &[PathBuf]) -> Result<Image> {
+    let (dir, name) = open_folder(env, path, own_roots).await?;
+    let file = dir.open(&name, OpenMode::Read).await?;
+    let path = path.to_path_buf();
+    let connected = env.blocking(move || qemu_nbd::serve(&path, format)).await?;
+    over_export(env, connected, vec![file]).await
+}
+
+async fn over_export(env: &Env, connected: Negotiated, files: Vec<File>) -> Result<Image> {
+    let export = connected.serve(env)?;
+    let size_bytes = export.info().size_bytes;
+    let image = Image::new(env, export.clone(), size_bytes, files).await?;
+    Ok(Image { export: Some(export), ..image })
 }

@@ -70,9 +70,13 @@ fn format_of(uri: &str) -> Result<ImageFormat> {
     match suffix.as_deref() {
         Some("vmdk") => Ok(ImageFormat::Vmdk),
         Some("raw" | "img") => Ok(ImageFormat::Raw),
+        Some("qcow2") => Ok(ImageFormat::Qcow2),
+        Some("vhdx") => Ok(ImageFormat::Vhdx),
+        Some("vdi") => Ok(ImageFormat::Vdi),
+        Some("vhd" | "vpc") => Ok(ImageFormat::Vpc),
         _ => {
-            let expected = "expected a name that ends in .vmdk, .raw or .img, or the format beside it, as in \
-                            `--disk from=PATH,format=raw`; `qemu-nbd` serves others as NBD exports";
+            let expected = "expected a name that ends in .vmdk, .raw, .img, .qcow2, .vhdx, .vdi or .vhd, or the format beside \
+                            it, as in `--disk from=PATH,format=raw`; `qemu-nbd` serves others as NBD exports";
             Err(Error::invalid(format!("{uri}: the name does not say the image's format; {expected}")))
         }
     }

@@ -78,6 +78,9 @@ impl WatchedImage {
     /// Looks at the files of an open image, whether or not it is being read. May take long if a file system hangs.
     pub(super) async fn look(&self) {
         let State::Open(image) = self.state.borrow().clone() else { return };
+        if let Some(cause) = image.gone() {
+            return self.is_away(cause);
+        }
         if let Err(change) = image.verify().await {
             return self.is_away(change);
         }
@@ -142,7 +145,11 @@ impl WatchedImage {
             Either::Right((cause, _)) => Err(cause),
         };
         self.under_way.borrow_mut().remove(&number);
-        let (answer, verified) = answered?;
+        let (answer, verified) = answered.inspect_err(|_| {
+            if let Some(cause) = image.gone() {
+                self.is_away(cause);
+            }
+        })?;
         if let Err(change) = verified {
             self.is_away(change.clone());
             return Err(change);
@@ -203,5 +210,78 @@ impl Volume for WatchedImage {
         Box::pin(
             async move { self.guarded(async move |volume: Rc<dyn Volume>| volume.status(range).await).await },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sim::SimWorld;
+
+    use super::*;
+
+    /// An image whose reads end when the test says so.
+    #[derive(Default)]
+    struct Slow {
+        answers: Cell<bool>,
+        signal: Signal,
+    }
+
+    impl Volume for Slow {
+        fn info(&self) -> VolumeInfo {
+            VolumeInfo { size_bytes: 1 << 20, read_only: true, preferred_bytes: 4096, fast_zero: false }
+        }
+
+        fn read(self: Rc<Self>, _offset: u64, mut buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+            Box::pin(async move {
+                while !self.answers.get() {
+                    self.signal.wait().await;
+                }
+                buf.fill(7);
+                (buf, Ok(()))
+            })
+        }
+
+        fn write(self: Rc<Self>, _offset: u64, _data: Slice) -> Local<'static, Result<()>> {
+            refuse("slow")
+        }
+
+        fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+            refuse("slow")
+        }
+
+        fn write_zeroes(self: Rc<Self>, _range: Range<u64>, _mode: ZeroMode) -> Local<'static, Result<()>> {
+            refuse("slow")
+        }
+    }
+
+    #[test]
+    fn an_image_that_does_not_answer_is_given_up_and_comes_back() {
+        let world = SimWorld::new(1, sim::Options::default());
+        let done = world.run(|env| async move {
+            let slow = Rc::new(Slow::default());
+            let watched = WatchedImage::open(&env, "/slow", Image::of(slow.clone()));
+            let read = |watched: &Rc<WatchedImage>| watched.clone().read(0, Buf::zeroed(512));
+            let reading = env.spawn(read(&watched));
+            env.sleep_us(ANSWER_NS_MAX / 1000 - 1_000_000).await;
+            watched.give_up_unanswered();
+            assert_eq!(watched.cause(), None, "it is not late yet");
+            env.sleep_us(1_000_000).await;
+            watched.give_up_unanswered();
+            let (buf, result) = reading.join().await;
+            assert!(result.unwrap_err().cause.contains("not answered") && buf.len() == 512);
+            // Others are not held up.
+            assert!(read(&watched).await.1.is_err());
+            slow.answers.set(true);
+            slow.signal.notify();
+            let other = Rc::new(Slow::default());
+            other.answers.set(true);
+            watched.has_come(Image::of(other));
+            let (buf, result) = read(&watched).await;
+            assert!(result.is_ok() && buf.iter().all(|byte| *byte == 7));
+            let small = WatchedImage::away(&env, "/slow", 1 << 19);
+            small.has_come(Image::of(slow));
+            assert!(read(&small).await.1.unwrap_err().cause.contains("expected 524288"), "another size");
+        });
+        done.expect("nothing cuts the power");
     }
 }

@@ -2,7 +2,8 @@
 //! 103 for its own use of the file, 200 to 203 for what it denies to others (QEMU's `block/file-posix.c`:
 //! RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE).
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirEntry, File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -69,16 +70,21 @@ fn check(path: &Path) -> Result<()> {
     else {
         return Ok(());
     };
-    let who =
-        process.or_else(|| opener(&file)).map_or("another process".to_owned(), |id| format!("process {id}"));
-    Err(Error::new(
-        ErrorKind::Locked,
-        format!(
-            "{}: {who} has this file open and holds QEMU's locks on it (bytes {FIRST_BYTE} to {LAST_BYTE}); stop \
-             that process first",
-            path.display()
-        ),
-    ))
+    let shown = path.display();
+    let message = match process.or_else(|| opener(&file)) {
+        None if has_open(std::process::id(), &file) => {
+            let cause = "this file is below a disk of this daemon, which holds QEMU's locks on it";
+            format!(
+                "{shown}: {cause}; `unstun source list` shows the disk: copy the image, or remove the disk"
+            )
+        }
+        process => {
+            let who = process.map_or("another process".to_owned(), |id| format!("process {id}"));
+            let locks = format!("holds QEMU's locks on it (bytes {FIRST_BYTE} to {LAST_BYTE})");
+            format!("{shown}: {who} has this file open and {locks}; stop that process first")
+        }
+    };
+    Err(Error::new(ErrorKind::Locked, message))
 }
 
 /// Returns the holder of a lock; None if there is no lock. The process is unknown for locks of an open file
@@ -98,13 +104,19 @@ fn holder(file: &File) -> nix::Result<Option<Option<u32>>> {
 
 /// Returns another process that has the file open, as far as /proc is readable.
 fn opener(file: &File) -> Option<u32> {
-    let wanted = file.metadata().map(|m| (m.dev(), m.ino())).ok()?;
     let processes = Path::new("/proc").read_dir().ok()?.flatten().take(PROCESSES_MAX);
-    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    ids.filter(|&id| id != std::process::id()).find(|id| {
-        let Ok(files) = Path::new(&format!("/proc/{id}/fd")).read_dir() else { return false };
-        files.flatten().any(|entry| entry.path().metadata().is_ok_and(|m| (m.dev(), m.ino()) == wanted))
-    })
+    let mut ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.find(|&id| id != std::process::id() && has_open(id, file))
+}
+
+/// Returns whether a process has the file open, beside this opening of it.
+fn has_open(id: u32, file: &File) -> bool {
+    let Ok(wanted) = file.metadata().map(|m| (m.dev(), m.ino())) else { return false };
+    let Ok(files) = Path::new(&format!("/proc/{id}/fd")).read_dir() else { return false };
+    let own = (id == std::process::id()).then(|| file.as_raw_fd().to_string());
+    let is_other = |entry: &DirEntry| own.as_ref().is_none_or(|own| entry.file_name() != own.as_str());
+    let is_it = |entry: &DirEntry| entry.path().metadata().is_ok_and(|m| (m.dev(), m.ino()) == wanted);
+    files.flatten().any(|entry| is_other(&entry) && is_it(&entry))
 }
 
 #[cfg(test)]

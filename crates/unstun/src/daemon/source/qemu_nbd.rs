@@ -1,0 +1,114 @@
+//! Images of formats that QEMU reads: `qemu-nbd` serves one, for one connection, and ends with it.
+
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use api::ImageFormat;
+use api::error::{Error, Result};
+use export::nbd_client::{self, Negotiated};
+use serde::Deserialize;
+
+/// Longest message of `qemu-nbd` that an error repeats.
+const SAID_BYTES_MAX: usize = 500;
+
+/// Numbers the folders of the sockets.
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
+/// Output of `qemu-img info --output=json`, of one image without those below it.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Info {
+    backing_filename: Option<String>,
+    #[serde(default)]
+    encrypted: bool,
+    #[serde(default)]
+    format_specific: serde_json::Value,
+}
+
+/// Folder for the socket of one server, until it is connected.
+struct Meeting(PathBuf);
+
+impl Meeting {
+    fn new() -> Result<Meeting> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("unstun-nbd-{}-{number}", std::process::id()));
+        // A folder that others could have made is refused.
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
+        Ok(Meeting(path))
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        // What is left there harms nobody.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Starts a server for an image and connects to it; this may block. The server ends when the connection ends, also if this
+/// process is killed.
+///
+/// # Errors
+/// `Refused`: the image refers to another file, which would become part of the disk, or is encrypted.
+pub(super) fn serve(path: &Path, format: ImageFormat) -> Result<Negotiated> {
+    refuse_other_files(path, format)?;
+    let meeting = Meeting::new()?;
+    let (socket, said) = (meeting.0.join("socket"), meeting.0.join("said"));
+    // It returns once the server listens. The server keeps this standard error, so that is no pipe.
+    let mut command = Command::new("qemu-nbd");
+    command.args(["--fork", "--read-only", "--shared", "1", "--format", format.as_str(), "--socket"]);
+    command.arg(&socket).arg(path).stdin(Stdio::null()).stdout(Stdio::null());
+    let log = File::create(&said).map_err(|e| Error::failed(format!("{}: {e}", said.display())))?;
+    let status = command.stderr(log).status().map_err(|e| not_started("qemu-nbd", &e))?;
+    if !status.success() {
+        let said = fs::read(&said).unwrap_or_default();
+        return Err(Error::failed(format!("{}: qemu-nbd: {status}: {}", path.display(), shorten(&said))));
+    }
+    Ok(nbd_client::connect(&format!("nbd+unix:///?socket={}", socket.display()))?)
+}
+
+fn not_started(program: &str, e: &std::io::Error) -> Error {
+    match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            let remedy = "install it (Debian: qemu-utils, Fedora: qemu-img), and try again";
+            Error::failed(format!("images of this format need {program}, which is not installed; {remedy}"))
+        }
+        _ => Error::failed(format!("{program}: {e}")),
+    }
+}
+
+fn shorten(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&said[..said.len().min(SAID_BYTES_MAX)]).into_owned();
+    text.trim().replace('\n', " ")
+}
+
+/// The content of an image is untrusted: it may name any file of the host, which `qemu-nbd` would read.
+fn refuse_other_files(path: &Path, format: ImageFormat) -> Result<()> {
+    let mut command = Command::new("qemu-img");
+    command.args(["info", "--output=json", "-f", format.as_str()]).arg(path).stdin(Stdio::null());
+    let output = command.output().map_err(|e| not_started("qemu-img", &e))?;
+    let shown = path.display();
+    if !output.status.success() {
+        return Err(Error::failed(format!("{shown}: {}", shorten(&output.stderr))));
+    }
+    let info: Info = serde_json::from_slice(&output.stdout)
+        .map_err(|e| Error::failed(format!("qemu-img info {shown}: {e}")))?;
+    if info.encrypted {
+        return Err(Error::refused(format!(
+            "{shown}: the image is encrypted; convert it with `qemu-img convert` first"
+        )));
+    }
+    let data_file = info.format_specific["data"]["data-file"].as_str().map(str::to_owned);
+    let Some(other) = info.backing_filename.or(data_file) else { return Ok(()) };
+    let cause = format!(
+        "{shown}: the image refers to another file, {other}, whose content would become part of the disk"
+    );
+    let remedy = format!(
+        "if that is intended, make one image of both: `qemu-img convert -O qcow2 {shown} WHOLE.qcow2`"
+    );
+    Err(Error::refused(format!("{cause}; {remedy}")))
+}
