@@ -22,6 +22,46 @@ pub struct Converted {
 /// The command line shows the variants' comments as its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
+pub enum ExportFormat {
+    /// The disk's bytes, with holes for zeros
+    Raw,
+    /// QEMU's
+    Qcow2,
+    /// VMware's, uncompressed: a descriptor, and the bytes beside it (NAME-flat.vmdk)
+    VmdkFlat,
+    /// VMware's, compressed, in one file (streamOptimized)
+    VmdkStream,
+    /// An archive with all disks, compressed, and a description of the VM
+    Ova,
+}
+
+/// Output of `export`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Exported {
+    pub vm: VmName,
+    /// Snapshot that was exported; null for one that the command took and has removed again.
+    pub snapshot: Option<String>,
+    pub format: ExportFormat,
+    pub files: Vec<ExportedFile>,
+}
+
+/// A file that an export has written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ExportedFile {
+    pub path: PathBuf,
+    /// Number of the disk; null for an archive of all disks.
+    pub disk: Option<u32>,
+    /// Size of the disk, or of the disks of an archive.
+    pub size_bytes: u64,
+    /// Length of the file, its holes included.
+    pub file_bytes: u64,
+    /// SHA-256 of the file in hexadecimal digits; null for formats that are not written from begin to end.
+    pub sha256: Option<String>,
+}
+
+/// The command line shows the variants' comments as its help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
+#[serde(rename_all = "snake_case")]
 pub enum AttachTo {
     /// Arguments for qemu-system-*
     Qemu,

@@ -29,7 +29,7 @@ use api::args::{DemoArgs, Global};
 use api::listen::{NbdListen, WebListen};
 use api::name::{DatastoreName, SnapshotRef, VmName};
 use api::units;
-use api::{AttachTo, AttachVia};
+use api::{AttachTo, AttachVia, ExportFormat};
 
 pub use alarm::{AlarmCommand, MuteArgs, Threshold, ThresholdArgs};
 pub use bin::{BinCommand, ConsentArgs};
@@ -130,6 +130,10 @@ pub enum Command {
     Scrub,
     /// Write a VMware disk chain as one sparse raw file, without a daemon
     Convert(ConvertArgs),
+    /// Write a state of a VM's disks as raw, qcow2, VMDK or OVA files
+    ///
+    /// Without @SNAPSHOT the command takes a snapshot, and removes it at its end.
+    Export(ExportArgs),
     /// Load a VM while a snapshot is taken, kept and committed, on both kinds of store (about 45 s)
     Demo(DemoArgs),
     /// Measure what a snapshot costs: published experiments and your own, on modelled or on real storage
@@ -345,6 +349,24 @@ pub struct ConvertArgs {
     /// Name the raw file to write, which must not exist
     #[arg(value_name = "OUT.raw")]
     pub output: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ExportArgs {
+    /// Name the VM, or one of its disks; with a snapshot, its state then
+    #[arg(value_name = "VM[/diskN][@SNAPSHOT]")]
+    pub what: String,
+    /// Name the file to write, which must not exist; several disks get the suffix -diskN, except in an OVA
+    pub file: PathBuf,
+    /// Set the format [default: by the file's name]
+    #[arg(long, value_enum)]
+    pub format: Option<ExportFormat>,
+    /// Set the number of processors in an OVA
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub cpus: u32,
+    /// Set the size of the memory in an OVA
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_bytes)]
+    pub memory: u64,
 }
 
 #[derive(Debug, Args)]

@@ -21,6 +21,7 @@ pub mod replay;
 mod runs;
 mod sesparse;
 mod steps;
+pub mod stream_writer;
 #[cfg(test)]
 mod testing;
 mod text;

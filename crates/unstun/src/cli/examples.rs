@@ -114,6 +114,9 @@ pub const EXAMPLES: &[&str] = &[
     "events web --follow",
     "events --follow",
     "convert a.vmdk b.raw",
+    "export web web.ova --cpus 4 --memory 8G",
+    "export web@before-upgrade web.qcow2",
+    "export web/disk1@before-upgrade data.vmdk --format vmdk-stream",
     "demo",
     "demo -o shown",
 ];

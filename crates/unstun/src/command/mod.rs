@@ -13,6 +13,7 @@ mod datastore;
 mod difference;
 mod disk;
 mod event;
+mod export;
 mod fill;
 mod generate;
 mod job;
@@ -85,6 +86,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Bin(command) => bin::run(command, client, output).await,
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
+        Command::Export(args) => export::run(args, client, output).await,
         Command::Source(command) => source::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,

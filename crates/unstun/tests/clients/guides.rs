@@ -199,6 +199,11 @@ fn back_up() {
 }
 
 #[test]
+fn export() {
+    follow("export");
+}
+
+#[test]
 fn images() {
     follow("images");
 }
@@ -261,6 +266,7 @@ fn no_guide_is_left_out() {
         "back-up.md",
         "console.md",
         "cost.md",
+        "export.md",
         "first-hour.md",
         "images.md",
         "lab.md",

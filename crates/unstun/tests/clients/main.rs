@@ -31,6 +31,7 @@ mod difference;
 mod disks;
 mod events;
 mod experiments;
+mod exports;
 #[allow(dead_code, reason = "the unit tests of a freeze use the rest")]
 mod fake_agent;
 mod figures;

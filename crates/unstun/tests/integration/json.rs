@@ -467,6 +467,17 @@ fn made_here(actual: &mut Actual) {
     actual.add("DatastoreClient", &DatastoreClient { vm: vm.clone(), client });
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
+    exported_here(actual);
+    actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
+}
+
+/// The answers of an export, and what is below disks.
+fn exported_here(actual: &mut Actual) {
+    let file =
+        ExportedFile { path: "/a.ova".into(), disk: None, size_bytes: 512, file_bytes: 512, sha256: None };
+    actual.add("ExportedFile", &file);
+    let (vm, files) = ("web".parse().unwrap(), vec![file]);
+    actual.add("Exported", &Exported { vm, snapshot: None, format: ExportFormat::Ova, files });
     let from = DiskFrom { uri: "/a.raw".to_owned(), format: None, copy: true };
     actual.add("DiskFrom", &from);
     let source = Source {
@@ -484,7 +495,6 @@ fn made_here(actual: &mut Actual) {
         job: None,
     };
     actual.add("Source", &source);
-    actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Descriptors of new links, in the form that ESXi writes.
 
-use blk::{Error, Result};
+use blk::{Error, Result, SECTOR};
 
 use super::extent::{DISK_SECTORS_MAX, ExtentKind};
 use super::{ContentId, Descriptor, NO_PARENT_CID, OWNER_MARK, PREPARED_MARK};
@@ -9,6 +9,8 @@ use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
 const CHILD_CREATE_TYPE: &str = "vmfsSparse";
 const SESPARSE_CREATE_TYPE: &str = "seSparse";
 const BASE_CREATE_TYPE: &str = "vmfs";
+const FLAT_CREATE_TYPE: &str = "monolithicFlat";
+const STREAM_CREATE_TYPE: &str = "streamOptimized";
 
 /// A thin base disk with one plain extent.
 #[derive(Debug, Clone)]
@@ -46,6 +48,78 @@ pub(crate) fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
         "unstun: a VMFSsparse delta on an SEsparse one. Not for VMFS6, which takes SEsparse only: \
          before it goes back to ESXi, copy the disk as its guest sees it into a new one",
     )
+}
+
+/// A disk in one streamOptimized file, with its descriptor inside.
+#[derive(Debug, Clone)]
+pub(crate) struct NewStream<'a> {
+    pub extent_file: &'a str,
+    pub capacity_sectors: u64,
+    pub content_id: ContentId,
+}
+
+impl NewStream<'_> {
+    pub(crate) fn descriptor(&self, file: &str) -> Result<Descriptor> {
+        check_capacity(file, self.capacity_sectors)?;
+        let (cylinders, heads, sectors) = geometry(self.capacity_sectors);
+        let text = format!(
+            "# Disk DescriptorFile\n\
+             version=1\n\
+             encoding=\"UTF-8\"\n\
+             CID={cid:08x}\n\
+             parentCID={NO_PARENT_CID:08x}\n\
+             createType=\"{STREAM_CREATE_TYPE}\"\n\
+             \n\
+             # Extent description\n\
+             RW {capacity} {kind} \"{extent}\"\n\
+             \n\
+             # The Disk Data Base\n\
+             #DDB\n\
+             \n\
+             ddb.adapterType = \"lsilogic\"\n\
+             ddb.geometry.cylinders = \"{cylinders}\"\n\
+             ddb.geometry.heads = \"{heads}\"\n\
+             ddb.geometry.sectors = \"{sectors}\"\n\
+             ddb.longContentID = \"{long}\"\n\
+             ddb.virtualHWVersion = \"13\"\n",
+            cid = self.content_id.cid(),
+            capacity = self.capacity_sectors,
+            kind = ExtentKind::Sparse.keyword(),
+            extent = self.extent_file,
+            long = self.content_id.long(),
+        );
+        Descriptor::parse(file, text.as_bytes())
+    }
+}
+
+/// Returns the text of a descriptor in `file` for a disk whose bytes are in `extent_file` beside it (`monolithicFlat`), as
+/// other programs than ours keep it.
+pub fn flat_text(file: &str, extent_file: &str, size_bytes: u64) -> Result<Vec<u8>> {
+    let capacity = size_bytes / SECTOR;
+    check_capacity(file, capacity)?;
+    let (cylinders, heads, sectors) = geometry(capacity);
+    let text = format!(
+        "# Disk DescriptorFile\n\
+         version=1\n\
+         encoding=\"UTF-8\"\n\
+         CID=fffffffe\n\
+         parentCID={NO_PARENT_CID:08x}\n\
+         createType=\"{FLAT_CREATE_TYPE}\"\n\
+         \n\
+         # Extent description\n\
+         RW {capacity} {kind} \"{extent_file}\" 0\n\
+         \n\
+         # The Disk Data Base\n\
+         #DDB\n\
+         \n\
+         ddb.adapterType = \"lsilogic\"\n\
+         ddb.geometry.cylinders = \"{cylinders}\"\n\
+         ddb.geometry.heads = \"{heads}\"\n\
+         ddb.geometry.sectors = \"{sectors}\"\n\
+         ddb.virtualHWVersion = \"13\"\n",
+        kind = ExtentKind::Flat.keyword(),
+    );
+    Descriptor::parse(file, text.as_bytes()).map(|descriptor| descriptor.to_bytes())
 }
 
 impl NewBase<'_> {

@@ -10,7 +10,8 @@ mod parse;
 
 use blk::Result;
 
-pub(crate) use create::{NewBase, NewChild, note_for_child_of};
+pub use create::flat_text;
+pub(crate) use create::{NewBase, NewChild, NewStream, note_for_child_of};
 pub use extent::{Access, Extent, ExtentKind};
 
 pub use parse::NO_PARENT_CID;

@@ -8,3 +8,4 @@ mod sesparse;
 mod sesparse_images;
 #[path = "../integration/support/mod.rs"]
 mod support;
+mod written_streams;

@@ -1,0 +1,110 @@
+//! The file that an export writes: under another name until it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use api::error::{Error, ErrorKind, Result};
+
+/// Suffix of the name until the file is whole.
+const SUFFIX: &str = ".unstun-part";
+/// Only its owner may read a guest's disk.
+const MODE: u32 = 0o600;
+
+pub(super) struct OutputFile {
+    file: File,
+    part: PathBuf,
+    path: PathBuf,
+    /// End of what was appended.
+    at: u64,
+    is_whole: bool,
+}
+
+/// Refuses a file that exists.
+pub(super) fn refuse_existing(path: &Path) -> Result<()> {
+    match path.symlink_metadata() {
+        Ok(_) => {
+            let message = format!("{} exists already; choose another name, or remove it", path.display());
+            Err(Error::new(ErrorKind::Exists, message))
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+impl OutputFile {
+    pub(super) fn create(path: &Path) -> Result<OutputFile> {
+        refuse_existing(path)?;
+        let mut part = path.as_os_str().to_owned();
+        part.push(SUFFIX);
+        let part = PathBuf::from(part);
+        // Remains of an export that was interrupted.
+        match fs::remove_file(&part) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&part, &e)),
+            _ => {}
+        }
+        let file = File::options().read(true).write(true).create_new(true).mode(MODE).open(&part);
+        let file = file.map_err(|e| failed(&part, &e))?;
+        Ok(OutputFile { file, part, path: path.to_path_buf(), at: 0, is_whole: false })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the end of what was appended.
+    pub(super) fn end(&self) -> u64 {
+        self.at
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_at(self.at, bytes)?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Leaves a hole after what was appended.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        self.at += bytes;
+    }
+
+    pub(super) fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, at).map_err(|e| failed(&self.part, &e))
+    }
+
+    /// Gives the file its length and its name, durably.
+    pub(super) fn finish(mut self) -> Result<()> {
+        let done = (|| {
+            self.file.set_len(self.at)?;
+            self.file.flush()?;
+            self.file.sync_all()?;
+            // Another file may have come meanwhile.
+            fs::hard_link(&self.part, &self.path)?;
+            fs::remove_file(&self.part)?;
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        })();
+        done.map_err(|e| failed(&self.path, &e))?;
+        self.is_whole = true;
+        Ok(())
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            // What is left there has the suffix, and the next export removes it.
+            let _ = fs::remove_file(&self.part);
+        }
+    }
+}
+
+fn failed(path: &Path, e: &io::Error) -> Error {
+    let kind = match e.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+        io::ErrorKind::AlreadyExists => ErrorKind::Exists,
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        _ => ErrorKind::Failed,
+    };
+    Error::new(kind, format!("{}: {e}", path.display()))
+}

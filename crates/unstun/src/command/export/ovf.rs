@@ -1,0 +1,152 @@
+//! The description of a VM in an OVA: DMTF's DSP0243 1.1 (OVF), with the types of CIM's resources that VMware, VirtualBox and
+//! virt-v2v read. unstun knows the disks alone; processors and memory are those that the user states.
+
+use std::fmt::Write;
+
+/// A disk of the description.
+pub(super) struct OvfDisk {
+    /// Name of its file in the archive.
+    pub file: String,
+    /// Bytes of that file.
+    pub file_bytes: u64,
+    pub capacity_bytes: u64,
+}
+
+pub(super) struct Ovf<'a> {
+    pub name: &'a str,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    pub disks: &'a [OvfDisk],
+}
+
+/// Disks of one SCSI controller: sixteen targets, of which the controller is one.
+const DISKS_OF_CONTROLLER: usize = 15;
+const STREAM_FORMAT: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
+/// Types of resources (CIM_ResourceAllocationSettingData.ResourceType).
+const PROCESSOR: u32 = 3;
+const MEMORY: u32 = 4;
+const SCSI_CONTROLLER: u32 = 6;
+const DISK: u32 = 17;
+
+/// Returns the target of a disk on its controller: 7 is the controller's.
+fn target(of_controller: usize) -> usize {
+    if of_controller < 7 { of_controller } else { of_controller + 1 }
+}
+
+impl Ovf<'_> {
+    pub(super) fn text(&self) -> String {
+        let mut out = String::from(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+             <Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" \
+             xmlns:ovf=\"http://schemas.dmtf.org/ovf/envelope/1\" \
+             xmlns:rasd=\"http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData\" \
+             xmlns:vssd=\"http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData\">\n  <References>\n",
+        );
+        for (n, disk) in self.disks.iter().enumerate() {
+            let (file, bytes) = (escaped(&disk.file), disk.file_bytes);
+            let _ = writeln!(out, "    <File ovf:href=\"{file}\" ovf:id=\"file{n}\" ovf:size=\"{bytes}\"/>");
+        }
+        out.push_str("  </References>\n  <DiskSection>\n    <Info>The disks of the VM</Info>\n");
+        for (n, disk) in self.disks.iter().enumerate() {
+            let _ = writeln!(
+                out,
+                "    <Disk ovf:capacity=\"{}\" ovf:capacityAllocationUnits=\"byte\" ovf:diskId=\"disk{n}\" \
+                 ovf:fileRef=\"file{n}\" ovf:format=\"{STREAM_FORMAT}\"/>",
+                disk.capacity_bytes
+            );
+        }
+        let name = escaped(self.name);
+        let _ = write!(
+            out,
+            "  </DiskSection>\n  <VirtualSystem ovf:id=\"{name}\">\n    <Info>A virtual machine</Info>\n    \
+             <Name>{name}</Name>\n    <OperatingSystemSection ovf:id=\"1\">\n      <Info>The kind of guest is not \
+             known</Info>\n    </OperatingSystemSection>\n    <VirtualHardwareSection>\n      <Info>Virtual \
+             hardware</Info>\n      <System>\n        <vssd:ElementName>Virtual Hardware Family</vssd:ElementName>\n        \
+             <vssd:InstanceID>0</vssd:InstanceID>\n        \
+             <vssd:VirtualSystemIdentifier>{name}</vssd:VirtualSystemIdentifier>\n        \
+             <vssd:VirtualSystemType>vmx-13</vssd:VirtualSystemType>\n      </System>\n"
+        );
+        self.hardware(&mut out);
+        out.push_str("    </VirtualHardwareSection>\n  </VirtualSystem>\n</Envelope>\n");
+        out
+    }
+
+    fn hardware(&self, out: &mut String) {
+        let (cpus, mebibytes) = (self.cpus, self.memory_bytes >> 20);
+        let mut items = Items { out, last: 0 };
+        items.add(&[
+            ("AllocationUnits", "hertz * 10^6"),
+            ("ElementName", &format!("{cpus} virtual CPUs")),
+            ("ResourceType", &PROCESSOR.to_string()),
+            ("VirtualQuantity", &cpus.to_string()),
+        ]);
+        items.add(&[
+            ("AllocationUnits", "byte * 2^20"),
+            ("ElementName", &format!("{mebibytes} MB of memory")),
+            ("ResourceType", &MEMORY.to_string()),
+            ("VirtualQuantity", &mebibytes.to_string()),
+        ]);
+        for (controller, disks) in self.disks.chunks(DISKS_OF_CONTROLLER).enumerate() {
+            let parent = items.add(&[
+                ("Address", &controller.to_string()),
+                ("ElementName", &format!("SCSI controller {controller}")),
+                ("ResourceSubType", "lsilogic"),
+                ("ResourceType", &SCSI_CONTROLLER.to_string()),
+            ]);
+            for n in 0..disks.len() {
+                let number = controller * DISKS_OF_CONTROLLER + n;
+                items.add(&[
+                    ("AddressOnParent", &target(n).to_string()),
+                    ("ElementName", &format!("Hard disk {}", number + 1)),
+                    ("HostResource", &format!("ovf:/disk/disk{number}")),
+                    ("Parent", &parent.to_string()),
+                    ("ResourceType", &DISK.to_string()),
+                ]);
+            }
+        }
+    }
+}
+
+struct Items<'a> {
+    out: &'a mut String,
+    last: u32,
+}
+
+impl Items<'_> {
+    /// Adds an item whose elements are in the order of their names, which the schema requires. Returns its number.
+    fn add(&mut self, elements: &[(&str, &str)]) -> u32 {
+        self.last += 1;
+        let id = self.last.to_string();
+        let mut all: Vec<_> = elements.iter().copied().chain([("InstanceID", id.as_str())]).collect();
+        all.sort_unstable();
+        self.out.push_str("      <Item>\n");
+        for (name, value) in all {
+            let _ = writeln!(self.out, "        <rasd:{name}>{}</rasd:{name}>", escaped(value));
+        }
+        self.out.push_str("      </Item>\n");
+        self.last
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_on_controllers_of_fifteen() {
+        let disk =
+            |n: u64| OvfDisk { file: format!("a&b-disk{n}.vmdk"), file_bytes: n, capacity_bytes: 1 << 30 };
+        let disks: Vec<_> = (0..17).map(disk).collect();
+        let ovf = Ovf { name: "a<b", cpus: 2, memory_bytes: 2 << 30, disks: &disks };
+        let text = ovf.text();
+        assert_eq!(text.matches("<Item>").count(), 2 + 2 + 17);
+        assert_eq!(text.matches("<rasd:AddressOnParent>7<").count(), 0);
+        assert_eq!(text.matches("<rasd:AddressOnParent>15<").count(), 1);
+        assert!(text.contains("<Name>a&lt;b</Name>") && text.contains("a&amp;b-disk3.vmdk"), "{text}");
+        assert!(text.contains("<rasd:VirtualQuantity>2048<"), "{text}");
+    }
+}
