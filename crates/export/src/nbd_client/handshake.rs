@@ -32,6 +32,8 @@ pub struct Export {
     pub block_bytes_preferred: u32,
     /// Longest read or write in bytes, a multiple of the smallest block.
     pub payload_bytes_max: u32,
+    /// Description for people; may be empty.
+    pub description: String,
     /// Structured replies were negotiated.
     pub structured: bool,
     /// The selected metadata contexts: ID on this connection, and name.
@@ -60,6 +62,7 @@ impl Export {
             block_bytes_min: BLOCK_BYTES_MIN,
             block_bytes_preferred: BLOCK_BYTES_PREFERRED,
             payload_bytes_max: PAYLOAD_BYTES_MAX,
+            description: String::new(),
             structured: false,
             contexts: Vec::new(),
         }
@@ -97,6 +100,26 @@ impl BlockSizes {
         let is_valid = preferred.is_power_of_two() && (unit..=payload_max).contains(&preferred);
         let preferred = if is_valid { preferred } else { BLOCK_BYTES_PREFERRED.max(unit) };
         Ok(BlockSizes { min, preferred, payload_max })
+    }
+}
+
+/// What the server has said of the export so far.
+#[derive(Default)]
+struct Information {
+    export: Option<Export>,
+    sizes: Option<BlockSizes>,
+    description: String,
+}
+
+impl Information {
+    fn export(self) -> Option<Export> {
+        let mut export = self.export?;
+        if let Some(BlockSizes { min, preferred, payload_max }) = self.sizes {
+            export.block_bytes_min = min;
+            export.block_bytes_preferred = preferred;
+            export.payload_bytes_max = payload_max;
+        }
+        Some(Export { description: self.description, ..export })
     }
 }
 
@@ -278,19 +301,19 @@ impl<S: Read + Write> Handshake<'_, S> {
     /// Requests the export. Returns None if the server does not know GO.
     fn go(&mut self, name: &str) -> Result<Option<Export>> {
         let mut payload = string(name);
-        payload.put_u16(1);
+        payload.put_u16(2);
         payload.put_u16(INFO_BLOCK_SIZE);
+        payload.put_u16(INFO_DESCRIPTION);
         self.option(OPT_GO, &payload)?;
-        let mut export = None;
-        let mut sizes = None;
+        let mut found = Information::default();
         for _ in 0..REPLIES_MAX {
             let (kind, payload) = self.reply(OPT_GO)?;
             match kind {
                 REP_ACK => {
-                    let export = export.ok_or_else(|| self.wrong("GO was granted without a size"))?;
-                    return Ok(Some(with_sizes(export, sizes)));
+                    let export = found.export();
+                    return export.map(Some).ok_or_else(|| self.wrong("GO was granted without a size"));
                 }
-                REP_INFO => self.information(&payload, &mut export, &mut sizes)?,
+                REP_INFO => self.information(&payload, &mut found)?,
                 REP_ERR_UNSUP => return Ok(None),
                 _ => return Err(self.refusal("GO", kind, &payload)),
             }
@@ -298,19 +321,14 @@ impl<S: Read + Write> Handshake<'_, S> {
         Err(self.wrong(format!("more than {REPLIES_MAX} replies to GO")))
     }
 
-    fn information(
-        &self,
-        payload: &[u8],
-        export: &mut Option<Export>,
-        sizes: &mut Option<BlockSizes>,
-    ) -> Result<()> {
+    fn information(&self, payload: &[u8], found: &mut Information) -> Result<()> {
         let mut fields = Fields::new(payload);
         match fields.u16() {
             Some(INFO_EXPORT) => {
                 let (Some(size), Some(flags), 0) = (fields.u64(), fields.u16(), fields.left()) else {
                     return Err(self.wrong(format!("a size in {} bytes, expected 12", payload.len())));
                 };
-                *export = Some(Export::new(size, flags).check().map_err(|cause| self.wrong(cause))?);
+                found.export = Some(Export::new(size, flags).check().map_err(|cause| self.wrong(cause))?);
             }
             Some(INFO_BLOCK_SIZE) => {
                 let (Some(min), Some(preferred), Some(max), 0) =
@@ -318,8 +336,10 @@ impl<S: Read + Write> Handshake<'_, S> {
                 else {
                     return Err(self.wrong(format!("block sizes in {} bytes, expected 14", payload.len())));
                 };
-                *sizes = Some(BlockSizes::check(min, preferred, max).map_err(|cause| self.wrong(cause))?);
+                let sizes = BlockSizes::check(min, preferred, max);
+                found.sizes = Some(sizes.map_err(|cause| self.wrong(cause))?);
             }
+            Some(INFO_DESCRIPTION) => found.description = text(&payload[2..]),
             Some(_) => {}
             None => return Err(self.wrong("a piece of information without a type")),
         }
@@ -335,16 +355,6 @@ impl<S: Read + Write> Handshake<'_, S> {
             let _: [u8; EXPORT_NAME_PADDING] = self.take()?;
         }
         Export::new(size_bytes, flags).check().map_err(|cause| self.wrong(cause))
-    }
-}
-
-fn with_sizes(export: Export, sizes: Option<BlockSizes>) -> Export {
-    let Some(BlockSizes { min, preferred, payload_max }) = sizes else { return export };
-    Export {
-        block_bytes_min: min,
-        block_bytes_preferred: preferred,
-        payload_bytes_max: payload_max,
-        ..export
     }
 }
 

@@ -75,14 +75,14 @@ fn modern() -> Bytes {
 #[test]
 fn everything_is_negotiated_with_a_modern_server() {
     let server = modern().size(1 << 30, FLAGS | TRANSMIT_READ_ONLY).blocks([4096, 65536, 1 << 20]);
-    let mut server = server.reply(OPT_GO, REP_INFO, b"\0\x01its name").granted();
+    let mut server = server.reply(OPT_GO, REP_INFO, b"\0\x02a disk").granted();
     server.0.extend_from_slice(b"next");
     let (export, rest) = server.result().unwrap();
     assert_eq!((export.size_bytes, export.is_read_only(), export.structured), (1 << 30, true, true));
     let sizes = (export.block_bytes_min, export.block_bytes_preferred, export.payload_bytes_max);
     assert_eq!(sizes, (4096, 65536, 1 << 20));
     assert!(export.context_id(BASE_ALLOCATION) == Some(7) && export.has_context("x:changes"));
-    assert_eq!(rest, b"next");
+    assert_eq!((&rest[..], &export.description[..]), (&b"next"[..], "a disk"));
 }
 
 #[test]

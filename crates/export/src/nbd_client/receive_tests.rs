@@ -20,6 +20,7 @@ fn export(structured: bool) -> Export {
         block_bytes_min: 512,
         block_bytes_preferred: 4096,
         payload_bytes_max: 32 << 20,
+        description: String::new(),
         structured,
         contexts: vec![(ALLOCATION, BASE_ALLOCATION.to_owned()), (CHANGES, "x:changes".to_owned())],
     }

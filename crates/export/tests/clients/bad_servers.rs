@@ -65,8 +65,8 @@ fn garbage_in_the_transmission_phase_breaks_the_connection() {
     let path = folder.path().join("s");
     let mut bytes = negotiation();
     bytes.extend(b"garbage instead of a reply");
-    // Client flags, STRUCTURED_REPLY, GO for "disk" with one kind of information, and the first request.
-    let sent = 4 + 16 + 16 + 4 + 4 + 4 + REQUEST_BYTES;
+    // Client flags, STRUCTURED_REPLY, GO for "disk" with two kinds of information, and the first request.
+    let sent = 4 + 16 + 16 + 4 + 4 + 6 + REQUEST_BYTES;
     let server = play(UnixListener::bind(&path).unwrap(), vec![bytes], sent);
     let uri = uri(&path);
     run(async move |env| {

@@ -39,6 +39,7 @@ fn every_command_takes_effect() {
         run(async move |env| {
             let volume = serve(&env, &uri);
             assert_eq!(volume.info().size_bytes, 8 * MIB);
+            assert_eq!(volume.export().description, "memory disk");
             let data = Buf::copy_of(&[7; 128 << 10]).freeze();
             volume.clone().write(MIB, data).await.unwrap();
             volume.clone().flush().await.unwrap();

@@ -77,6 +77,7 @@ impl Changes for DiskChanges {
     }
 }
 
-fn hex(id: u128) -> String {
+/// Returns a snapshot's ID as clients see it.
+pub(crate) fn hex(id: u128) -> String {
     format!("{id:032x}")
 }

@@ -10,7 +10,7 @@ use blk::{Error, Local, Result};
 use export::nbd::{self, HandedOver, Routes};
 use tracing::{debug, info, warn};
 
-use crate::daemon::running::client::changes::DiskChanges;
+use crate::daemon::running::client::changes::{DiskChanges, hex};
 use crate::daemon::running::client::export_name::{GENERATION_MARK, lasting_name};
 use crate::daemon::running::running_vms::RunningVms;
 use crate::daemon::running::vm::RunningVm;
@@ -207,7 +207,7 @@ pub(crate) fn exports_of(vm: &RunningVm) -> Vec<ExportEntry> {
     for snapshot in state.snapshots.iter().filter(|s| vm.machine.is_sealed(s.id)) {
         for (number, _) in &snapshot.disks {
             let name = format!("{}/disk{number}@{}", vm.name, snapshot.name);
-            exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name) });
+            exports.push(ExportEntry { name, description: describe_snapshot(&snapshot.name, snapshot.id) });
         }
     }
     exports
@@ -217,8 +217,9 @@ fn describe_disk(vm: &str, disk: &DiskState) -> String {
     format!("{} of {vm}, {} bytes", disk.slot, disk.size_bytes)
 }
 
-fn describe_snapshot(name: &str) -> String {
-    format!("sealed state {name}")
+/// `unstun pull` distinguishes by the ID a snapshot from a later one of the same name.
+fn describe_snapshot(name: &str, id: u128) -> String {
+    format!("sealed state {name}, ID {}", hex(id))
 }
 
 impl Routes for Catalogue {
@@ -256,7 +257,12 @@ impl Exports for Catalogue {
             let (vm, wanted) = parse(name)?;
             let running = self.running.get(vm)?;
             match wanted {
-                Wanted::Sealed { snapshot, .. } => Some(describe_snapshot(snapshot)),
+                Wanted::Sealed { snapshot, .. } => {
+                    let state = running.machine.state();
+                    let is_it = |name: &str, id: u128| name == snapshot || hex(id) == snapshot;
+                    let found = state.snapshots.iter().find(|found| is_it(&found.name, found.id))?;
+                    Some(describe_snapshot(&found.name, found.id))
+                }
                 Wanted::Running { number, .. } => {
                     let state = running.machine.state();
                     let disk = state.disks.iter().find(|disk| disk.number == number)?;
