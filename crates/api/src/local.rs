@@ -19,6 +19,25 @@ pub struct Converted {
     pub layers: u64,
 }
 
+/// Output of `pull`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Pulled {
+    /// Name of the disk's export, without a snapshot.
+    pub export: String,
+    pub output: PathBuf,
+    pub size_bytes: u64,
+    /// The snapshot that the output holds; absent for a running disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// The snapshot that the output held before; absent if all of it was copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Bytes read from the export; holes are not read.
+    pub bytes_read: u64,
+    /// Bytes of data written to the output, without zeros.
+    pub bytes_written: u64,
+}
+
 /// The command line shows the variants' comments as its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]

@@ -134,6 +134,11 @@ pub enum Command {
     ///
     /// Without @SNAPSHOT the command takes a snapshot, and removes it at its end.
     Export(ExportArgs),
+    /// Copy an NBD export into a sparse raw file, or only what differs between two snapshots (needs no daemon here)
+    ///
+    /// Without --since, it copies all of the export and creates FILE. With --since, FILE holds that snapshot and gets only what
+    /// differs. A record FILE.unstun says what FILE holds; an interrupted pull is completed by the same command.
+    Pull(PullArgs),
     /// Load a VM while a snapshot is taken, kept and committed, on both kinds of store (about 45 s)
     Demo(DemoArgs),
     /// Measure what a snapshot costs: published experiments and your own, on modelled or on real storage
@@ -367,6 +372,25 @@ pub struct ExportArgs {
     /// Set the size of the memory in an OVA
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_bytes)]
     pub memory: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// Read this export (nbd+unix:///VM/diskN@SNAPSHOT?socket=PATH or nbd://HOST[:PORT]/VM/diskN@SNAPSHOT)
+    #[arg(value_name = "URI")]
+    pub uri: String,
+    /// Copy only what differs from this snapshot, which FILE holds
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub since: Option<String>,
+    /// Read this snapshot of the disk, if URI names none [default: the running disk]
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub until: Option<String>,
+    /// Write this raw file or block device
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Replace the content of an existing FILE; with --since, believe that FILE holds that snapshot
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -19,6 +19,7 @@ mod nbd_tls;
 mod notify;
 mod recorder;
 pub mod rest;
+mod sparse;
 
 use std::process::ExitCode;
 

@@ -23,6 +23,7 @@ mod limits;
 mod loss;
 mod memory;
 mod policy;
+mod pull;
 mod rebuild;
 mod repair;
 mod snapshot;
@@ -68,6 +69,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
             datastore::create(path, *force, output)
         }
         Command::Convert(args) => convert::run(args, output),
+        Command::Pull(args) => pull::run(args, output),
         Command::Thaw(args) => thaw::run(cli.global.datastore.as_deref(), args, output),
         Command::Generate(args) => generate::run(args, output),
         Command::Complete { words } => complete::run(words, output),
@@ -100,6 +102,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Attach(args) => attach::run(args, client, output).await,
         Command::Up(_)
         | Command::Convert(_)
+        | Command::Pull(_)
         | Command::Generate(_)
         | Command::Complete { .. }
         | Command::Demo(_)

@@ -58,6 +58,7 @@ mod nbd_tls;
 mod policies;
 mod programs;
 mod proxy;
+mod pull;
 mod quiesce;
 mod random;
 mod rebuild;

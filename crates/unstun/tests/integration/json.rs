@@ -400,6 +400,17 @@ fn made_here(actual: &mut Actual) {
     actual.add("ErrorFields", &body.error);
     let (chain, output) = ("/a".into(), "/b".into());
     actual.add("Converted", &Converted { chain, output, size_bytes: 0, bytes_written: 0, layers: 1 });
+    let (snapshot, since) = (Some("b".to_owned()), Some("a".to_owned()));
+    let pulled = Pulled {
+        export: String::new(),
+        output: "/b".into(),
+        size_bytes: 0,
+        snapshot,
+        since,
+        bytes_read: 0,
+        bytes_written: 0,
+    };
+    actual.add("Pulled", &pulled);
     let finding = Finding {
         severity: Severity::Note,
         file: String::new(),

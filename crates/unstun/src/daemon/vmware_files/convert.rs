@@ -9,12 +9,13 @@ use api::Converted;
 use api::error::{Error, ErrorKind, Result};
 use blk::uring::UringReactor;
 use blk::volume::Volume;
-use blk::{Buf, Env, Executor, SECTOR};
+use blk::{Buf, Env, Executor};
 use engine::{Disk, Options};
 use futures_util::StreamExt;
 use futures_util::stream;
 
 use crate::daemon::vmware_files::chain::open_chain;
+use crate::sparse::runs;
 
 /// Size of one read in bytes: large enough for a rotating disk, and small enough that eight reads are 8 MiB.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -115,26 +116,13 @@ async fn copy_data(disk: Rc<Disk>, raw: File, at: u64, end: u64) -> Result<u64> 
     Ok(written)
 }
 
-/// Writes the data without its zeros, which stay holes in units of 4 KiB.
+/// Writes the data without its zeros, which stay holes.
 fn write_nonzero(raw: &File, offset: u64, bytes: &[u8]) -> Result<u64> {
-    const UNIT: usize = 8 * SECTOR as usize;
     let mut written = 0;
-    let mut start = None;
-    for (i, unit) in bytes.chunks(UNIT).enumerate() {
-        let data = unit.iter().any(|&b| b != 0);
-        if data && start.is_none() {
-            start = Some(i * UNIT);
-        }
-        let end = i * UNIT + unit.len();
-        let stop = if data { end } else { i * UNIT };
-        if let Some(from) = start
-            && (!data || end == bytes.len())
-        {
-            raw.write_all_at(&bytes[from..stop], offset + from as u64)
-                .map_err(|e| Error::failed(format!("writing the raw file at {offset}: {e}")))?;
-            written += (stop - from) as u64;
-            start = None;
-        }
+    for (run, _) in runs(bytes).into_iter().filter(|(_, has_data)| *has_data) {
+        raw.write_all_at(&bytes[run.clone()], offset + run.start as u64)
+            .map_err(|e| Error::failed(format!("writing the raw file at {offset}: {e}")))?;
+        written += run.len() as u64;
     }
     Ok(written)
 }

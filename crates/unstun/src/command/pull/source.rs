@@ -1,0 +1,157 @@
+//! The export that is pulled: its name, the snapshot that it is, and the snapshot with which it is compared.
+
+use api::error::{Error, ErrorKind, Result};
+use blk::Env;
+use export::nbd::proto::QEMU_BITMAP;
+use export::nbd_client::{Address, NbdVolume, Negotiated, connect_to};
+use serde::{Deserialize, Serialize};
+
+/// Between the name of a disk and the number of its generation, and the snapshot, in an export's name.
+const GENERATION_MARK: &str = ".g";
+const SNAPSHOT_MARK: char = '@';
+/// Before the ID of a snapshot in its export's description.
+const ID_MARK: &str = ", ID ";
+
+/// A snapshot as its export names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SnapshotId {
+    pub name: String,
+    /// Distinguishes it from a later snapshot of the same name. None if the server is another program.
+    pub id: Option<String>,
+}
+
+impl SnapshotId {
+    /// Returns whether both are the same snapshot, which may have been renamed meanwhile.
+    pub(super) fn is(&self, other: &SnapshotId) -> bool {
+        match (&self.id, &other.id) {
+            (Some(id), Some(other)) => id == other,
+            _ => self.name == other.name,
+        }
+    }
+}
+
+/// A connection to the export, and what is known of it.
+pub(super) struct Source {
+    negotiated: Negotiated,
+    export: String,
+    snapshot: Option<SnapshotId>,
+    base: Option<SnapshotId>,
+}
+
+impl Source {
+    /// Connects to the export of `uri`, or to that of its disk's snapshot `until`, for a comparison with the snapshot `since`.
+    pub(super) fn connect(uri: &str, since: Option<&str>, until: Option<&str>) -> Result<Source> {
+        let mut address = Address::parse(uri)?;
+        let (export, named) = match address.export.split_once(SNAPSHOT_MARK) {
+            Some((export, snapshot)) => (export.to_owned(), Some(snapshot.to_owned())),
+            None => (without_generation(&address.export).to_owned(), None),
+        };
+        if named.is_some() && until.is_some() {
+            return Err(Error::invalid(format!("{uri}: it names a snapshot already; leave out --until")));
+        }
+        let wanted = until.map(str::to_owned).or(named);
+        if since.is_some() && since == wanted.as_deref() {
+            let name = since.unwrap_or_default();
+            return Err(Error::invalid(format!("--since and the snapshot to pull are both {name:?}")));
+        }
+        if let Some(snapshot) = &wanted {
+            address.export = format!("{export}{SNAPSHOT_MARK}{snapshot}");
+        }
+        let context = since.map(context_of);
+        let negotiated = connect_to(&address, context.as_deref())?;
+        let snapshot = wanted.map(|name| SnapshotId { id: id_in(&negotiated), name });
+        let base = since.map(|since| base(&negotiated, &address, &export, since)).transpose()?;
+        Ok(Source { negotiated, export, snapshot, base })
+    }
+
+    /// Returns the name of the disk's export, without a snapshot or a generation.
+    pub(super) fn export(&self) -> &str {
+        &self.export
+    }
+
+    /// Returns the snapshot that is pulled; None for a running disk.
+    pub(super) fn snapshot(&self) -> Option<&SnapshotId> {
+        self.snapshot.as_ref()
+    }
+
+    /// Returns the snapshot whose differences are pulled; None if everything is.
+    pub(super) fn base(&self) -> Option<&SnapshotId> {
+        self.base.as_ref()
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.negotiated.export().size_bytes
+    }
+
+    /// Returns the volume, and the metadata context of the comparison.
+    pub(super) fn serve(self, env: &Env) -> Result<(std::rc::Rc<NbdVolume>, Option<String>)> {
+        let context = self.base.map(|base| context_of(&base.name));
+        Ok((self.negotiated.serve(env)?, context))
+    }
+}
+
+fn context_of(snapshot: &str) -> String {
+    format!("{QEMU_BITMAP}{snapshot}")
+}
+
+fn without_generation(export: &str) -> &str {
+    match export.rsplit_once(GENERATION_MARK) {
+        Some((disk, number)) if number.bytes().all(|digit| digit.is_ascii_digit()) => disk,
+        _ => export,
+    }
+}
+
+fn id_in(negotiated: &Negotiated) -> Option<String> {
+    negotiated.export().description.rsplit_once(ID_MARK).map(|(_, id)| id.to_owned())
+}
+
+/// Returns the snapshot `since`, with the ID that its own export names. It is read after the comparison was agreed on, so
+/// that a snapshot which replaces it meanwhile has another ID.
+fn base(negotiated: &Negotiated, address: &Address, export: &str, since: &str) -> Result<SnapshotId> {
+    let missing = |cause: &str| {
+        Error::not_found(format!(
+            "{export} cannot be compared with its snapshot {since:?}: {cause}; pull all of it, without --since and with --force"
+        ))
+    };
+    if !negotiated.export().has_context(&context_of(since)) {
+        return Err(missing("the server does not know it, or cannot compare"));
+    }
+    let address = Address { export: format!("{export}{SNAPSHOT_MARK}{since}"), ..address.clone() };
+    match connect_to(&address, None).map_err(Error::from) {
+        Ok(negotiated) => Ok(SnapshotId { name: since.to_owned(), id: id_in(&negotiated) }),
+        Err(error) if error.kind == ErrorKind::NotFound => Err(missing("it was removed")),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_is_no_part_of_a_disks_name() {
+        for (export, disk) in
+            [("web/disk0.g5", "web/disk0"), ("web/disk0", "web/disk0"), ("a.good/x", "a.good/x")]
+        {
+            assert_eq!(without_generation(export), disk);
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_known_by_its_id_or_else_by_its_name() {
+        let one = |name: &str, id: Option<&str>| SnapshotId { name: name.into(), id: id.map(str::to_owned) };
+        assert!(one("a", Some("1")).is(&one("renamed", Some("1"))));
+        assert!(!one("a", Some("1")).is(&one("a", Some("2"))));
+        assert!(one("a", None).is(&one("a", Some("2"))) && !one("a", None).is(&one("b", None)));
+    }
+
+    #[test]
+    fn arguments_that_contradict_each_other_are_refused_before_a_connection() {
+        let refused = |uri, since, until| Source::connect(uri, since, until).err().unwrap();
+        let uri = "nbd+unix:///web/disk0@b?socket=/nowhere";
+        assert_eq!(refused(uri, None, Some("c")).kind, ErrorKind::Invalid);
+        assert_eq!(refused(uri, Some("b"), None).kind, ErrorKind::Invalid);
+        assert_eq!(refused(uri, None, None).kind, ErrorKind::Failed);
+        assert_eq!(refused("nbds://x/y", None, None).kind, ErrorKind::Unsupported);
+    }
+}
