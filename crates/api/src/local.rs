@@ -26,11 +26,9 @@ pub struct Pulled {
     pub export: String,
     pub output: PathBuf,
     pub size_bytes: u64,
-    /// The snapshot that the output holds; absent for a running disk.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The snapshot that the output holds; null for a running disk.
     pub snapshot: Option<String>,
-    /// The snapshot that the output held before; absent if all of it was copied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The snapshot that the output held before; null if all of it was copied.
     pub since: Option<String>,
     /// Bytes read from the export; holes are not read.
     pub bytes_read: u64,

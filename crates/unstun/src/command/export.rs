@@ -27,9 +27,7 @@ use self::pieces::{Piece, Pieces};
 use self::qcow2::Qcow2;
 use crate::cli::ExportArgs;
 use crate::command::commit;
-
-/// Unit in which a raw file leaves out zeros.
-const HOLE_BYTES: usize = 4096;
+use crate::sparse::runs;
 
 /// Interval between two looks at whether the connection has ended, and their number: 30 s.
 const LOOK: Duration = Duration::from_millis(250);
@@ -267,14 +265,8 @@ fn for_each(
 fn write_raw(piece: &Piece, file: &mut OutputFile) -> Result<()> {
     let begin = file.end();
     if let Some(data) = &piece.data {
-        let is_data = |unit: &&[u8]| unit.iter().any(|byte| *byte != 0);
-        let mut at = 0;
-        for run in data.chunks(HOLE_BYTES).collect::<Vec<_>>().chunk_by(|a, b| is_data(a) == is_data(b)) {
-            let bytes: usize = run.iter().map(|unit| unit.len()).sum();
-            if is_data(&run[0]) {
-                file.write_at(begin + at as u64, &data[at..at + bytes])?;
-            }
-            at += bytes;
+        for (run, _) in runs(data).into_iter().filter(|(_, has_data)| *has_data) {
+            file.write_at(begin + run.start as u64, &data[run])?;
         }
     }
     file.skip(piece.bytes);

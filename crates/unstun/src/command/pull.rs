@@ -5,6 +5,7 @@
 //! interrupted pull leaves a record that says so, and is repeated by the same command.
 
 mod copy;
+mod fault;
 mod record;
 mod source;
 mod target;
@@ -12,7 +13,7 @@ mod target;
 use std::path::Path;
 
 use api::Pulled;
-use api::error::{Error, ErrorKind, Result};
+use api::error::{Error, Result};
 use api::output::Output;
 use api::units::format_bytes;
 
@@ -124,16 +125,6 @@ fn finish(
 
 fn incomplete(error: &Error, file: &Path, advice: &str) -> Error {
     Error::new(error.kind, format!("{} ({} is incomplete; {advice})", error.message, file.display()))
-}
-
-fn failed(path: &Path, error: &std::io::Error) -> Error {
-    let kind = match error.kind() {
-        std::io::ErrorKind::StorageFull => ErrorKind::NoSpace,
-        std::io::ErrorKind::AlreadyExists => ErrorKind::Exists,
-        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-        _ => ErrorKind::Failed,
-    };
-    Error::new(kind, format!("{}: {error}", path.display()))
 }
 
 fn describe(pulled: &Pulled) -> String {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use api::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::failed;
+use super::fault::failed;
 use super::source::{SnapshotId, Source};
 
 const VERSION: u32 = 1;

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use api::error::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
-use super::failed;
+use super::fault::failed;
 use super::record::sync_folder;
 use crate::sparse::runs;
 
 /// Only its owner may read a guest's disk, even if others may read the folder.
 const MODE: u32 = 0o600;
 /// Zeros that are written at once where holes cannot be made.
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open file, locked against other pulls.
 pub(super) struct Target {
