@@ -87,7 +87,7 @@ fn only_what_differs_is_read_and_holes_stay_holes() {
     write("write -P 1 0 8M");
     datastore.json("snapshot take web a");
     write("write -P 2 40M 1M");
-    write("write -z 2M 2M");
+    write("write -z -u 2M 2M");
     datastore.json("snapshot take web b");
     datastore.json("vm disk grow web/disk0 96M");
     write("write -P 3 80M 1M");
@@ -162,13 +162,14 @@ fn a_running_disk_is_no_base() {
 /// Kills a pull while its record says that it is at work. Returns false if it was too quick for that.
 fn killed(datastore: &Datastore, daemon: &Daemon<'_>, arguments: &str, at_work: &str) -> bool {
     let mut begun = datastore.begin(&pull(datastore, arguments));
-    while !state(datastore).contains(at_work) && begun.try_wait().unwrap().is_none() {}
+    let is_at_work = || state(datastore).contains(at_work) && file(datastore).exists();
+    while !is_at_work() && begun.try_wait().unwrap().is_none() {}
     daemon.pause();
     let ended = begun.try_wait().unwrap().is_some();
     begun.kill().unwrap();
     begun.wait().unwrap();
     daemon.resume();
-    !ended && state(datastore).contains(at_work)
+    !ended && is_at_work()
 }
 
 #[test]
