@@ -1,17 +1,19 @@
 //! A verified grain table of a format that is read and never written, and a cache of such tables.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 use blk::Result;
+
+use crate::lru::Lru;
 
 /// Location of a grain, or of a run of grains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Parent,
     Zero,
-    /// Number of the first grain of the run in the file.
+    /// Number of the first grain of the run in the file; in a streamOptimized disk, where grains differ in length, its first
+    /// sector.
     Data(u64),
 }
 
@@ -92,37 +94,26 @@ impl Table {
 /// Tables kept in memory for each layer.
 pub(crate) const TABLES_CACHED_MAX: usize = 32;
 
-/// Verified tables by key, with the time of their last use.
-pub(crate) struct TableCache<K> {
-    loaded: BTreeMap<K, (u64, Rc<Table>)>,
-    clock: u64,
-}
+/// Verified tables by key.
+pub(crate) struct TableCache<K>(Lru<K, Rc<Table>>);
 
-impl<K> Default for TableCache<K> {
+impl<K: Ord + Copy> Default for TableCache<K> {
     fn default() -> Self {
-        TableCache { loaded: BTreeMap::new(), clock: 0 }
+        TableCache(Lru::new(TABLES_CACHED_MAX))
     }
 }
 
 impl<K: Ord + Copy> TableCache<K> {
     pub(crate) fn get(&mut self, key: K) -> Option<Rc<Table>> {
-        self.clock += 1;
-        let (used, table) = self.loaded.get_mut(&key)?;
-        *used = self.clock;
-        Some(table.clone())
+        self.0.get(key)
     }
 
     pub(crate) fn insert(&mut self, key: K, table: Rc<Table>) {
-        if self.loaded.len() >= TABLES_CACHED_MAX {
-            let oldest = self.loaded.iter().min_by_key(|(_, (used, _))| *used).map(|(key, _)| *key);
-            self.loaded.remove(&oldest.expect("the cache is full"));
-        }
-        self.clock += 1;
-        self.loaded.insert(key, (self.clock, table));
+        self.0.insert(key, table);
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.loaded.len()
+        self.0.len()
     }
 }

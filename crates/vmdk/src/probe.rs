@@ -7,7 +7,8 @@ use blk::reactor::OpenMode;
 use blk::{Buf, Dir, Env, Error, File, Result, SECTOR};
 
 use crate::descriptor::{Descriptor, ExtentKind};
-use crate::hosted::{Header, stream_optimized};
+use crate::hosted::{decode_header, stream_optimized};
+use crate::kdmv::Header;
 use crate::read::parse;
 use crate::text::{TEXT_BYTES_MAX, shown, wrong};
 
@@ -80,7 +81,7 @@ pub(crate) async fn read_descriptor(dir: &Dir, name: &str) -> Result<Descriptor>
     let size = file.size().await?;
     let start = start_of(&file, size).await?;
     if Content::of(&start) == Content::HostedSparse {
-        let header = Header::decode(file.name(), &start, size)?;
+        let header = decode_header(file.name(), &start, size)?;
         let split = "an extent of a split disk, expected its descriptor: the small text file without -s001 and the like";
         let none = || Error::damaged(file.name(), format!("the content is {split}"));
         return read_embedded(dir.env(), &file, name, &header).await?.ok_or_else(none);

@@ -13,6 +13,7 @@ use crate::cowd::{
 use crate::descriptor::{ContentId, Descriptor};
 use crate::grain_table::Table;
 use crate::hosted;
+use crate::kdmv;
 use crate::sesparse;
 use crate::vmsd::{Snapshot, Vmsd};
 use crate::vmx::Vmx;
@@ -189,7 +190,7 @@ pub fn sesparse(file: &[u8]) -> Result<SeDelta> {
 #[derive(Debug)]
 pub struct HostedExtent {
     /// The header.
-    pub header: hosted::Header,
+    pub header: kdmv::Header,
     /// Tables by region.
     pub tables: Vec<(u32, Table)>,
 }
@@ -198,7 +199,7 @@ pub struct HostedExtent {
 /// has one.
 pub fn hosted(file: &[u8]) -> Result<HostedExtent> {
     let file_bytes = file.len() as u64;
-    let header = hosted::Header::decode(FILE, file, file_bytes)?;
+    let header = hosted::decode_header(FILE, file, file_bytes)?;
     let part =
         |sector: u64, bytes: u64| &file[(sector * SECTOR) as usize..(sector * SECTOR + bytes) as usize];
     if let Some((start, sectors)) = header.descriptor {

@@ -1,210 +1,32 @@
-//! The header of a hosted sparse extent: 512 bytes, with fields of several widths.
+//! The header of a hosted sparse extent: what is required of it beside the fields that every "KDMV" file has.
 //!
 //! Facts: reference/vmware-formats 2.1 and 2.2.
 
-use blk::{Error, Result, SECTOR};
+use blk::Result;
 
-use super::{ENTRY_BYTES, HEADER_BYTES, stream_optimized};
+use super::stream_optimized;
+use crate::kdmv::Header;
 use crate::text::wrong;
 
-const MAGIC: &[u8; 4] = b"KDMV";
-const VERSION_MAX: u32 = 3;
-
-/// Flags. A reader refuses unknown ones of the upper half, and ignores those of the lower.
-mod flag {
-    pub(super) const NEWLINES: u32 = 1;
-    pub(super) const REDUNDANT: u32 = 1 << 1;
-    pub(super) const ZERO_GRAINS: u32 = 1 << 2;
-    pub(super) const COMPRESSED: u32 = 1 << 16;
-    pub(super) const MARKERS: u32 = 1 << 17;
-    pub(super) const UPPER_HALF: u32 = 0xFFFF_0000;
-}
-
-/// Byte offsets.
-mod field {
-    pub(super) const VERSION: usize = 4;
-    pub(super) const FLAGS: usize = 8;
-    pub(super) const CAPACITY: usize = 12;
-    pub(super) const GRAIN: usize = 20;
-    pub(super) const DESCRIPTOR: usize = 28;
-    pub(super) const DESCRIPTOR_SECTORS: usize = 36;
-    pub(super) const TABLE_ENTRIES: usize = 44;
-    pub(super) const REDUNDANT: usize = 48;
-    pub(super) const DIRECTORY: usize = 56;
-    pub(super) const OVERHEAD: usize = 64;
-    pub(super) const UNCLEAN: usize = 72;
-    pub(super) const NEWLINES: usize = 73;
-    pub(super) const COMPRESSION: usize = 77;
-}
-
-/// What a transfer in text mode changes.
-const NEWLINES: &[u8; 4] = b"\n \r\n";
-
-/// Sizes of a grain that are read: 4 KiB to 1 MiB. VMware writes 64 KiB.
-const GRAIN_SECTORS: std::ops::RangeInclusive<u64> = 8..=2048;
-/// Entries of a table that are read. VMware writes 512.
-const TABLE_ENTRIES_MAX: u32 = 512;
 /// A pointer has 32 bits, and a file that has more sectors cannot be made.
 const FILE_SECTORS_MAX: u64 = 1 << 32;
 
-/// A verified header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Header {
-    pub capacity_sectors: u64,
-    pub grain_sectors: u64,
-    pub table_entries: u64,
-    /// First sector of the grain directory.
-    pub directory: u64,
-    /// First sector of its copy, which has tables of its own.
-    pub redundant: Option<u64>,
-    /// First sector in which grains may be.
-    pub overhead_sectors: u64,
-    /// An entry 1 of a table is a grain of zeros.
-    pub has_zero_grains: bool,
-    pub is_unclean: bool,
-    /// First sector and sectors of the text, if the file has one.
-    pub descriptor: Option<(u64, u64)>,
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(*bytes[at..].first_chunk().expect("a field of the header"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(*bytes[at..].first_chunk().expect("a field of the header"))
-}
-
-impl Header {
-    /// Decodes the header. `bytes` are the first bytes of the file, and `file_bytes` is its length.
-    ///
-    /// # Errors
-    /// `Unsupported` for another version and for compressed grains, `Damaged` for what the format does not allow.
-    pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
-        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
-            let found = format!("{file_bytes} bytes");
-            return Err(wrong(file, "the length", found, "at least the 512 of a header: the file was cut"));
-        };
-        if !bytes.starts_with(MAGIC) {
-            let found = format!("\"{}\"", bytes[..MAGIC.len()].escape_ascii());
-            return Err(wrong(file, "the magic", found, "\"KDMV\": is this an extent of a hosted disk?"));
-        }
-        let version = u32_at(bytes, field::VERSION);
-        if version == 0 || version > VERSION_MAX {
-            return Err(Error::unsupported(
-                file,
-                format!("version is {version}, expected 1 to {VERSION_MAX}"),
-            ));
-        }
-        let flags = u32_at(bytes, field::FLAGS);
-        check_flags(file, bytes, flags)?;
-        let has = |flag| flags & flag != 0;
-        let (descriptor, sectors) =
-            (u64_at(bytes, field::DESCRIPTOR), u64_at(bytes, field::DESCRIPTOR_SECTORS));
-        let header = Self {
-            capacity_sectors: u64_at(bytes, field::CAPACITY),
-            grain_sectors: u64_at(bytes, field::GRAIN),
-            table_entries: u64::from(u32_at(bytes, field::TABLE_ENTRIES)),
-            directory: u64_at(bytes, field::DIRECTORY),
-            redundant: has(flag::REDUNDANT).then(|| u64_at(bytes, field::REDUNDANT)),
-            overhead_sectors: u64_at(bytes, field::OVERHEAD),
-            has_zero_grains: has(flag::ZERO_GRAINS),
-            is_unclean: bytes[field::UNCLEAN] != 0,
-            descriptor: (descriptor != 0).then_some((descriptor, sectors)),
-        };
-        header.check_shape(file)?;
-        header.check_places(file, file_bytes)?;
-        Ok(header)
-    }
-
-    fn check_shape(&self, file: &str) -> Result<()> {
-        let grain = self.grain_sectors;
-        if !GRAIN_SECTORS.contains(&grain) || !grain.is_power_of_two() {
-            return Err(wrong(file, "grainSize", grain, "a power of two from 8 to 2048 sectors"));
-        }
-        if self.table_entries == 0 || self.table_entries > u64::from(TABLE_ENTRIES_MAX) {
-            return Err(wrong(file, "numGTEsPerGT", self.table_entries, "1 to 512"));
-        }
-        // A file that is full has a sector for each of the disk.
-        if self.capacity_sectors == 0 || self.capacity_sectors >= FILE_SECTORS_MAX {
-            let expected = format!("1 to {}, as pointers have 32 bits", FILE_SECTORS_MAX - 1);
-            return Err(wrong(file, "capacity", self.capacity_sectors, &expected));
-        }
-        Ok(())
-    }
-
-    /// Compares the places of the metadata with the length of the file.
-    fn check_places(&self, file: &str, file_bytes: u64) -> Result<()> {
-        let file_sectors = file_bytes / SECTOR;
-        if self.overhead_sectors == 0 || self.overhead_sectors > file_sectors {
-            let expected = format!("1 to {file_sectors}, the end of the file: was it cut?");
-            return Err(wrong(file, "overHead", self.overhead_sectors, &expected));
-        }
-        let directory = [("gdOffset", Some(self.directory)), ("rgdOffset", self.redundant)];
-        for (field, start) in directory.into_iter().filter_map(|(field, start)| Some((field, start?))) {
-            let end = start.checked_add(self.directory_sectors());
-            if start == 0 || end.is_none_or(|end| end > file_sectors) {
-                let expected = format!(
-                    "1 or more, with {} sectors of directory below {file_sectors}, the end of the file",
-                    self.directory_sectors()
-                );
-                return Err(wrong(file, field, start, &expected));
-            }
-        }
-        if let Some((start, sectors)) = self.descriptor
-            && start.checked_add(sectors).is_none_or(|end| end > file_sectors)
-        {
-            let expected = format!("sectors below {file_sectors}, the end of the file");
-            return Err(wrong(
-                file,
-                "descriptorOffset",
-                format!("{start}, with {sectors} sectors"),
-                &expected,
-            ));
-        }
-        Ok(())
-    }
-
-    /// Returns the number of tables.
-    pub fn regions(&self) -> u64 {
-        self.capacity_sectors.div_ceil(self.region_sectors())
-    }
-
-    /// Returns the sectors of the disk that one table covers.
-    pub fn region_sectors(&self) -> u64 {
-        self.table_entries * self.grain_sectors
-    }
-
-    pub fn directory_sectors(&self) -> u64 {
-        (self.regions() * ENTRY_BYTES).div_ceil(SECTOR)
-    }
-
-    pub fn table_bytes(&self) -> u64 {
-        self.table_entries * ENTRY_BYTES
-    }
-
-    /// Returns the number of the disk's grains in `region`.
-    pub fn grains_in(&self, region: u32) -> usize {
-        let grains = self.capacity_sectors.div_ceil(self.grain_sectors);
-        // At most 512.
-        grains.saturating_sub(u64::from(region) * self.table_entries).min(self.table_entries) as usize
-    }
-}
-
-fn check_flags(file: &str, bytes: &[u8; HEADER_BYTES], flags: u32) -> Result<()> {
-    let compression = u16::from_le_bytes([bytes[field::COMPRESSION], bytes[field::COMPRESSION + 1]]);
-    if flags & (flag::COMPRESSED | flag::MARKERS) != 0 || compression != 0 {
+/// Decodes the header. `bytes` are the first bytes of the file, and `file_bytes` is its length.
+///
+/// # Errors
+/// `Unsupported` for another version and for compressed grains, `Damaged` for what the format does not allow.
+pub(crate) fn decode_header(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Header> {
+    let header = Header::fields(file, bytes, file_bytes)?;
+    if header.is_compressed || header.has_markers || header.compression != 0 {
         return Err(stream_optimized(file));
     }
-    if flags & flag::UPPER_HALF != 0 {
-        let cause = format!("flags are {flags:#x}, expected no unknown one of the upper half");
-        return Err(Error::unsupported(file, format!("{cause}: a later version has written this file")));
+    header.check_flags(file)?;
+    // A file that is full has a sector for each of the disk.
+    if header.capacity_sectors == 0 || header.capacity_sectors >= FILE_SECTORS_MAX {
+        let expected = format!("1 to {}, as pointers have 32 bits", FILE_SECTORS_MAX - 1);
+        return Err(wrong(file, "capacity", header.capacity_sectors, &expected));
     }
-    let newlines = &bytes[field::NEWLINES..field::NEWLINES + NEWLINES.len()];
-    if flags & flag::NEWLINES != 0 && newlines != NEWLINES {
-        let found = format!("\"{}\"", newlines.escape_ascii());
-        let expected =
-            format!("\"{}\": a transfer in text mode has changed the file", NEWLINES.escape_ascii());
-        return Err(wrong(file, "the newline detector", found, &expected));
-    }
-    Ok(())
+    header.check_places(file, file_bytes)?;
+    header.check_directories(file, file_bytes)?;
+    Ok(header)
 }

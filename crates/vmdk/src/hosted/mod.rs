@@ -19,15 +19,14 @@ use blk::{Buf, Error, File, Local, Result, SECTOR};
 
 use crate::descriptor::{Descriptor, ExtentKind};
 use crate::grain_table::{Table, TableCache};
+use crate::kdmv::{ENTRY_BYTES, HEADER_BYTES, Header};
 use crate::runs::Runs;
 use crate::text::wrong;
 
 pub(crate) use check::check_file;
-pub(crate) use header::Header;
+pub(crate) use header::decode_header;
 pub(crate) use table::{Directory, TableBounds};
 
-pub(crate) const HEADER_BYTES: usize = SECTOR as usize;
-const ENTRY_BYTES: u64 = 4;
 /// Maximum number of directory entries of a disk, of 4 bytes each, twice where there are copies: 64 TiB in regions of VMware's
 /// 32 MiB have 2^21. Twice that takes 32 MiB.
 const REGIONS_MAX: u64 = 1 << 22;
@@ -81,7 +80,7 @@ async fn read(file: &File, offset: u64, len: u64) -> Result<Buf> {
 pub(crate) async fn read_header(file: &File) -> Result<(Header, u64)> {
     let file_bytes = file.size().await?;
     let first = read(file, 0, file_bytes.min(HEADER_BYTES as u64)).await?;
-    Ok((Header::decode(file.name(), &first, file_bytes)?, file_bytes))
+    Ok((decode_header(file.name(), &first, file_bytes)?, file_bytes))
 }
 
 impl Extent {

@@ -4,9 +4,9 @@
 
 use blk::{Result, SECTOR};
 
-use super::Header;
 use crate::cowd::decode_entries;
 use crate::grain_table::{Place, Table};
+use crate::kdmv::Header;
 use crate::text::wrong;
 
 /// Entry of a grain of zeros, if the header says that there are such.
