@@ -8,6 +8,7 @@
 pub mod check;
 pub mod cowd;
 pub mod descriptor;
+mod file_range;
 mod flat;
 mod grain_table;
 pub mod home;
@@ -23,6 +24,7 @@ pub mod replay;
 mod runs;
 mod sesparse;
 mod steps;
+pub mod stream;
 pub mod stream_writer;
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,7 @@
 //! A file may be refused with an error. If one is accepted and a guarantee does not hold, these functions panic.
 
 use blk::manifest::SNAPSHOT_UID_MAX;
-use blk::{Result, SECTOR};
+use blk::{Error, Result, SECTOR};
 
 use crate::cowd::{
     Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_SECTORS, TableBounds, TableRun, decode_entries,
@@ -15,6 +15,7 @@ use crate::grain_table::Table;
 use crate::hosted;
 use crate::kdmv;
 use crate::sesparse;
+use crate::stream;
 use crate::vmsd::{Snapshot, Vmsd};
 use crate::vmx::Vmx;
 
@@ -231,4 +232,91 @@ pub fn hosted(file: &[u8]) -> Result<HostedExtent> {
         tables.push((region, table));
     }
     Ok(HostedExtent { header, tables })
+}
+
+/// Sound metadata of a streamOptimized disk.
+#[derive(Debug)]
+pub struct StreamDisk {
+    /// The header, or the footer that replaces it.
+    pub header: kdmv::Header,
+    /// Size of the disk by its descriptor.
+    pub sectors: u64,
+    /// Tables by region.
+    pub tables: Vec<(u32, Table)>,
+}
+
+/// Grains that a replay inflates, so that a small file does not take minutes.
+const GRAINS_INFLATED_MAX: usize = 64;
+
+/// Parses the header, the footer, the descriptor, both directories and every table of the streamOptimized disk `file`, and
+/// inflates its first grains.
+pub fn stream(file: &[u8]) -> Result<StreamDisk> {
+    let file_bytes = file.len() as u64;
+    let part =
+        |sector: u64, bytes: u64| &file[(sector * SECTOR) as usize..(sector * SECTOR + bytes) as usize];
+    let header = stream_header(file)?;
+    let text = header.descriptor.map_or(&[][..], |(start, sectors)| part(start, sectors * SECTOR));
+    let sectors = stream::check_descriptor(FILE, &header, Descriptor::parse(FILE, text)?)?;
+    let directory = |start| {
+        let mut directory = stream::Directory::new(&header);
+        directory.add(part(start, header.directory_sectors() * SECTOR));
+        directory.finish(FILE, &header, file_bytes)
+    };
+    let primary = directory(header.directory)?;
+    let copy = header.redundant.map(directory).transpose()?;
+    if let Some(copy) = &copy {
+        primary.check_copy(FILE, copy)?;
+    }
+    let bounds = stream::TableBounds {
+        file: FILE,
+        header: &header,
+        directory: &primary,
+        redundant: copy.as_ref(),
+        file_bytes,
+    };
+    let mut tables = Vec::new();
+    for region in primary.regions() {
+        let at = primary.table_at(region).expect("a region with a table");
+        let table = bounds.decode(region, part(at / SECTOR, header.table_bytes()))?;
+        assert_eq!(table.len(), header.grains_in(region));
+        tables.push((region, table));
+    }
+    stream_grains(file, &header, sectors, &tables)?;
+    Ok(StreamDisk { header, sectors, tables })
+}
+
+fn stream_header(file: &[u8]) -> Result<kdmv::Header> {
+    let file_bytes = file.len() as u64;
+    let header = match stream::decode_header(FILE, file, file_bytes)? {
+        stream::Head::Complete(header) => return Ok(header),
+        stream::Head::AtEnd(header) => header,
+    };
+    let Some(at) = stream::tail_offset(file_bytes) else {
+        return Err(Error::damaged(FILE, "no footer"));
+    };
+    let tail = file[at as usize..].first_chunk().expect("the length of a tail");
+    stream::decode_footer(FILE, &header, tail, file_bytes)
+}
+
+fn stream_grains(file: &[u8], header: &kdmv::Header, sectors: u64, tables: &[(u32, Table)]) -> Result<()> {
+    let runs = tables.iter().flat_map(|(region, table)| {
+        let first = u64::from(*region) * header.table_entries;
+        let entries = table.data_runs().flat_map(|(sector, run)| {
+            (0..run.entries as u64).map(move |index| (run.entry as u64 + index, sector + index))
+        });
+        entries.map(move |(entry, sector)| (first + entry, sector))
+    });
+    for (grain, sector) in runs.take(GRAINS_INFLATED_MAX) {
+        let needed = sectors.saturating_sub(grain * header.grain_sectors);
+        let needed_sectors = needed.min(header.grain_sectors);
+        let grain_sectors = header.grain_sectors;
+        let place = stream::GrainPlace { file: FILE, grain, sector, grain_sectors, needed_sectors };
+        let bytes = &file[(sector * SECTOR) as usize..];
+        let data = place.data_bytes(bytes, bytes.len() as u64)? as usize;
+        let start = stream::MARKER_BYTES as usize;
+        let content = place.inflate(&bytes[start..start + data])?;
+        assert!(content.len() as u64 <= grain_sectors * SECTOR);
+        assert!(content.len() as u64 >= needed_sectors * SECTOR);
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ pub(super) const EXTENT_SECTORS_MAX: u64 = i64::MAX as u64 / blk::SECTOR;
 
 /// Largest disk that is read: 64 TiB, as SEsparse can describe. Sums over all disks and layers of a VM then stay below
 /// 2^63 bytes.
-pub(super) const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
+pub(crate) const DISK_SECTORS_MAX: u64 = (64 << 40) / blk::SECTOR;
 
 /// Access of a link to an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use blk::Result;
 
 pub use create::flat_text;
 pub(crate) use create::{NewBase, NewChild, NewStream, note_for_child_of};
+pub(crate) use extent::DISK_SECTORS_MAX;
 pub use extent::{Access, Extent, ExtentKind};
 
 pub use parse::NO_PARENT_CID;

@@ -6,6 +6,10 @@ mod hosted_images;
 #[allow(dead_code)]
 mod sesparse;
 mod sesparse_images;
+mod stream_images;
+#[path = "../../src/stream/testing.rs"]
+#[allow(dead_code)]
+mod stream_writer;
 #[path = "../integration/support/mod.rs"]
 mod support;
 mod written_streams;

@@ -27,11 +27,12 @@ fn corpus(folder: &str) -> Corpus {
 type Entry = fn(&[u8]) -> blk::Result<()>;
 
 /// Folders of the corpus, and the parser of each.
-const ENTRIES: [(&str, Entry); 6] = [
+const ENTRIES: [(&str, Entry); 7] = [
     ("descriptor", |bytes| replay::descriptor(bytes).map(drop)),
     ("vmfssparse", |bytes| replay::vmfssparse(bytes).map(drop)),
     ("sesparse", |bytes| replay::sesparse(bytes).map(drop)),
     ("hosted", |bytes| replay::hosted(bytes).map(drop)),
+    ("stream", |bytes| replay::stream(bytes).map(drop)),
     ("vmsd", |bytes| replay::vmsd(bytes).map(drop)),
     ("vmx", |bytes| replay::vmx(bytes).map(drop)),
 ];
@@ -199,6 +200,11 @@ proptest! {
     #[test]
     fn altered_hosted_extents_are_parsed_without_panic(bytes in altered("hosted", &["COWD"])) {
         let _ = replay::hosted(&bytes);
+    }
+
+    #[test]
+    fn altered_stream_disks_are_parsed_without_panic(bytes in altered("stream", &["COWD"])) {
+        let _ = replay::stream(&bytes);
     }
 
     #[test]
