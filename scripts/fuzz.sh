@@ -8,7 +8,7 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 minutes=${FUZZ_MINUTES:-10}
 
 # Target and the room that keeps its corpus; what is found on the way stays in fuzz/corpus.
-TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk hosted:vmdk stream:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export nbd_client:export vhost_user:export rest_body:unstun import:lab)
+TARGETS=(descriptor:vmdk vmfssparse:vmdk sesparse:vmdk hosted:vmdk stream:vmdk ova:vmdk vmsd:vmdk vmx:vmdk negotiate:export transmit:export nbd_client:export vhost_user:export rest_body:unstun import:lab)
 
 coverage_guided() {
     local pair target
@@ -29,7 +29,7 @@ properties() {
     export PROPTEST_CASES=${PROPTEST_CASES:-20000}
     while ((SECONDS < minutes * 60)); do
         # Descriptors, tables of deltas, .vmx and .vmsd, whole folders, imports; then NBD negotiation and transmission.
-        cargo test --quiet --release --locked --workspace --lib -- check cowd descriptor hosted import keyvalue sesparse stream vmfssparse vmsd vmx
+        cargo test --quiet --release --locked --workspace --lib -- check cowd descriptor hosted import keyvalue ova sesparse stream vmfssparse vmsd vmx
         cargo test --quiet --release --locked --workspace --test integration -- hostile_bytes
         cargo test --quiet --release --locked -p export --test vhost_user -- bytes
         rounds=$((rounds + 1))

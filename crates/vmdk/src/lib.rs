@@ -17,6 +17,7 @@ mod kdmv;
 mod keyvalue;
 mod lru;
 mod names;
+pub mod ova;
 mod probe;
 mod read;
 pub mod repair;

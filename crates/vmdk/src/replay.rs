@@ -14,6 +14,7 @@ use crate::descriptor::{ContentId, Descriptor};
 use crate::grain_table::Table;
 use crate::hosted;
 use crate::kdmv;
+use crate::ova::{self, Manifest, OvaDisk};
 use crate::sesparse;
 use crate::stream;
 use crate::vmsd::{Snapshot, Vmsd};
@@ -319,4 +320,26 @@ fn stream_grains(file: &[u8], header: &kdmv::Header, sectors: u64, tables: &[(u3
         assert!(content.len() as u64 >= needed_sectors * SECTOR);
     }
     Ok(())
+}
+
+/// Lists the members of an OVA, and parses its descriptor and its manifest. Returns its disks.
+pub fn ova(file: &[u8]) -> Result<Vec<OvaDisk>> {
+    let mut walk = ova::Walk::new(FILE, file.len() as u64);
+    while let Some(part) = walk.wanted() {
+        walk.feed(&file[part.start as usize..part.end as usize])?;
+    }
+    let members = walk.finish()?;
+    let content = |member: &ova::Member| &file[member.at.start as usize..member.at.end as usize];
+    let texts = ova::Texts::of(FILE, &members)?;
+    let package = ova::parse_descriptor(FILE, content(&texts.descriptor))?;
+    if let Some(member) = &texts.manifest {
+        let manifest = Manifest::parse(FILE, content(member))?;
+        assert!(manifest.hashes().all(|(name, hash)| !name.is_empty() && hash.digits.len() >= 40));
+    }
+    let (_, disks) = ova::assemble(FILE, package, &members)?;
+    for disk in &disks {
+        assert!(disk.capacity_bytes > 0 && disk.capacity_bytes.is_multiple_of(SECTOR));
+        assert!(disk.file.as_ref().is_none_or(|member| members.contains(member)));
+    }
+    Ok(disks)
 }

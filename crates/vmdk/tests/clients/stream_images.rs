@@ -1,16 +1,19 @@
-//! streamOptimized disks that QEMU and VMware wrote, and disks of the test's writer as QEMU reads them.
+//! streamOptimized disks that QEMU and VMware wrote, disks of the test's writer as QEMU reads them, and OVAs made by GNU tar.
 //!
 //! The samples are public files that may not be redistributed: a folder beside the project's, `../shared/samples`.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::rc::Rc;
 
 use blk::reactor::OpenMode;
 use blk::volume::Volume;
-use blk::{Buf, SECTOR};
-use sha1::{Digest, Sha1};
+use blk::{Buf, ErrorKind, SECTOR};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
 use sim::Rng;
+use vmdk::ova::Ova;
 use vmdk::stream::{self, Stream};
 
 use crate::stream_writer::{FORMS, Image};
@@ -115,4 +118,56 @@ fn a_disk_of_vmwares_tool_reads_as_its_source() {
     let digits: String =
         Sha1::digest(read(&path, "web.vmdk", 64 << 10)).iter().map(|b| format!("{b:02x}")).collect();
     assert_eq!(digits, "dd2fade471d68658b2ebbff7474f5d0a99da8989");
+}
+
+fn tar(folder: &Path, options: &[&str], name: &str) {
+    let members = ["web.ovf", "web.mf", "web-disk1.vmdk"];
+    let output =
+        Command::new("tar").args(options).arg("-cf").arg(name).args(members).current_dir(folder).output();
+    let output = output.expect("GNU tar");
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn descriptor(disk_bytes: u64) -> String {
+    format!(
+        r#"<Envelope xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1"><References><File ovf:href="web-disk1.vmdk" ovf:id="f" ovf:size="{disk_bytes}"/></References>
+        <DiskSection><Disk ovf:capacity="{BYTES}" ovf:diskId="d" ovf:fileRef="f"/></DiskSection><VirtualSystem ovf:id="web"><VirtualHardwareSection>
+        <Item><InstanceID>1</InstanceID><ResourceType>6</ResourceType></Item>
+        <Item><AddressOnParent>0</AddressOnParent><HostResource>ovf:/disk/d</HostResource><InstanceID>2</InstanceID><Parent>1</Parent><ResourceType>17</ResourceType></Item>
+        </VirtualHardwareSection></VirtualSystem></Envelope>"#
+    )
+}
+
+#[test]
+fn ovas_that_tar_made_are_read() {
+    let (_guard, path) = scratch();
+    let raw = raw_disk(&path.join("disk.raw"), 9);
+    to_stream(&path, "disk.raw", "web-disk1.vmdk");
+    let disk = std::fs::read(path.join("web-disk1.vmdk")).unwrap();
+    let digits: String = Sha256::digest(&disk).iter().map(|b| format!("{b:02x}")).collect();
+    std::fs::write(path.join("web.ovf"), descriptor(disk.len() as u64)).unwrap();
+    std::fs::write(path.join("web.mf"), format!("SHA256(web-disk1.vmdk)= {digits}\n")).unwrap();
+    let long = ["--transform=s,^,./,"];
+    for options in [&["--format=gnu"][..], &["--format=ustar"], &["--format=pax"], &["--format=v7"], &long] {
+        tar(&path, options, "web.ova");
+        let (folder, raw) = (path.clone(), raw.clone());
+        run(async move |env| {
+            let dir = env.open_root(folder.to_str().unwrap()).unwrap();
+            let ova = Ova::open(dir.open("web.ova", OpenMode::Read).await.unwrap()).await.unwrap();
+            assert_eq!((ova.name.as_str(), ova.disks.len()), ("web", 1));
+            assert_eq!(ova.disks[0].attachment.as_ref().unwrap().unit, Some(0));
+            let mut read = Vec::new();
+            ova.verify("web-disk1.vmdk", |bytes| read.push(bytes)).await.unwrap();
+            assert!(read.windows(2).all(|pair| pair[1] - pair[0] <= 1 << 20) && read.len() > 1);
+            let disk = ova.open_disk(&ova.disks[0]).await.unwrap();
+            assert!(content(&disk, 1 << 20).await == raw);
+        });
+    }
+    let whole = std::fs::read(path.join("web.ova")).unwrap();
+    std::fs::write(path.join("web.ova"), &whole[..whole.len() / 2]).unwrap();
+    run(async move |env| {
+        let dir = env.open_root(path.to_str().unwrap()).unwrap();
+        let error = Ova::open(dir.open("web.ova", OpenMode::Read).await.unwrap()).await.err().unwrap();
+        assert!(error.kind == ErrorKind::Damaged && error.cause.contains("the archive was cut"), "{error}");
+    });
 }

@@ -27,12 +27,13 @@ fn corpus(folder: &str) -> Corpus {
 type Entry = fn(&[u8]) -> blk::Result<()>;
 
 /// Folders of the corpus, and the parser of each.
-const ENTRIES: [(&str, Entry); 7] = [
+const ENTRIES: [(&str, Entry); 8] = [
     ("descriptor", |bytes| replay::descriptor(bytes).map(drop)),
     ("vmfssparse", |bytes| replay::vmfssparse(bytes).map(drop)),
     ("sesparse", |bytes| replay::sesparse(bytes).map(drop)),
     ("hosted", |bytes| replay::hosted(bytes).map(drop)),
     ("stream", |bytes| replay::stream(bytes).map(drop)),
+    ("ova", |bytes| replay::ova(bytes).map(drop)),
     ("vmsd", |bytes| replay::vmsd(bytes).map(drop)),
     ("vmx", |bytes| replay::vmx(bytes).map(drop)),
 ];
@@ -157,6 +158,18 @@ const VALUES: [&str; 16] = [
     "scsi0:0.mode = \"independent-nonpersistent\"\n",
 ];
 
+/// Meaningful parts of an archive's texts.
+const XML: [&str; 8] = [
+    "<",
+    "/>",
+    "</Item>",
+    "&#60;",
+    "<!DOCTYPE a [<!ENTITY b \"c\">]>",
+    " ovf:compression=\"gzip\"",
+    " xmlns:a=\"b\"",
+    "ustar\0",
+];
+
 /// Meaningful lines and parts of lines.
 const TEXT: [&str; 14] = [
     "\n",
@@ -205,6 +218,11 @@ proptest! {
     #[test]
     fn altered_stream_disks_are_parsed_without_panic(bytes in altered("stream", &["COWD"])) {
         let _ = replay::stream(&bytes);
+    }
+
+    #[test]
+    fn altered_archives_are_parsed_without_panic(bytes in altered("ova", &XML)) {
+        let _ = replay::ova(&bytes);
     }
 
     #[test]
