@@ -14,6 +14,8 @@ pub enum ImageFormat {
     Raw,
     /// VMware's disks: a descriptor, a sparse file, or a chain of snapshots
     Vmdk,
+    /// A disk of an OVA, which is read in place
+    Ova,
     /// An export of an NBD server
     Nbd,
     /// QEMU's own, as are the others that `qemu-nbd` reads for the daemon
@@ -31,6 +33,7 @@ impl ImageFormat {
         match self {
             Self::Raw => "raw",
             Self::Vmdk => "vmdk",
+            Self::Ova => "ova",
             Self::Nbd => "nbd",
             Self::Qcow2 => "qcow2",
             Self::Vhdx => "vhdx",
@@ -49,6 +52,9 @@ pub struct DiskFrom {
     /// Format of the file; null takes it from the file's name.
     #[serde(default)]
     pub format: Option<ImageFormat>,
+    /// Number of the disk in an OVA, from 0; null for others.
+    #[serde(default)]
+    pub part: Option<u32>,
     /// Whether the image is copied into the store in the background. Without that it is needed as long as the disk is.
     #[serde(default = "yes")]
     pub copy: bool,

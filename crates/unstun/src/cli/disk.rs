@@ -62,7 +62,7 @@ fn image(value: &str) -> Result<DiskFrom, String> {
             path.to_str().ok_or_else(|| format!("from={value}: expected a path in UTF-8"))?.to_owned()
         }
     };
-    Ok(DiskFrom { uri, format: None, copy: true })
+    Ok(DiskFrom { uri, format: None, part: None, copy: true })
 }
 
 fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
@@ -71,9 +71,13 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
             "size" => disk.size_bytes = units::parse_disk_size(value)?,
             "copy" => from.copy = parse_copy(value)?,
             "format" => from.format = Some(parse_format(value)?),
+            "part" => {
+                from.part =
+                    Some(value.parse().map_err(|_| format!("part={value}: expected a number from 0"))?)
+            }
             _ => {}
         }
-        if matches!(key, "size" | "copy" | "format") {
+        if matches!(key, "size" | "copy" | "format" | "part") {
             return Ok(());
         }
     }
@@ -170,7 +174,7 @@ mod tests {
             ("from=", "from=IMAGE"),
             ("1G,copy=no", "SIZE[,mode=MODE]"),
             ("from=/a.raw,copy=maybe", "yes or no"),
-            ("from=/a.raw,format=odd", "raw, vmdk, nbd, qcow2"),
+            ("from=/a.raw,format=odd", "raw, vmdk, ova, nbd, qcow2"),
             ("from=/a.raw,size=1", "multiple of 512"),
         ] {
             let error = parse(text).unwrap_err();

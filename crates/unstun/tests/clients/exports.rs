@@ -128,6 +128,22 @@ fn an_ova_has_its_disks_hashes_and_description() {
         40 << 20
     );
     assert_eq!(said, expected);
+    // Back again, in place: the archive, and a disk of it.
+    datastore.json(&format!("vm create back --disk from={archive},from={archive},part=1,copy=no"));
+    for (disk, twin) in twins.iter().enumerate() {
+        twin.assert_same_as("raw", &datastore.uri(&format!("back/disk{disk}")));
+    }
+    let single = folder.join("web-disk0.vmdk");
+    let made = datastore.json(&format!("vm create single --disk from={}", single.display()));
+    assert_eq!(made["disks"][0]["source"]["format"], "vmdk", "{made}");
+    twins[0].assert_same_as("raw", &datastore.uri("single/disk0"));
+    let (code, said) = datastore.fails(&format!("vm create more --disk from={archive},part=2"));
+    assert!(code == 4 && said.contains("has 2 with content"), "{code}: {said}");
+    let half = datastore.beside("half.ova");
+    let whole = fs::read(&ova).unwrap();
+    fs::write(&half, &whole[..whole.len() / 2]).unwrap();
+    let (code, said) = datastore.fails(&format!("vm create more --disk from={}", half.display()));
+    assert!(code == 6 && said.contains("half.ova"), "{code}: {said}");
     daemon.stop();
 }
 

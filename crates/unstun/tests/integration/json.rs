@@ -489,7 +489,7 @@ fn exported_here(actual: &mut Actual) {
     actual.add("ExportedFile", &file);
     let (vm, files) = ("web".parse().unwrap(), vec![file]);
     actual.add("Exported", &Exported { vm, snapshot: None, format: ExportFormat::Ova, files });
-    let from = DiskFrom { uri: "/a.raw".to_owned(), format: None, copy: true };
+    let from = DiskFrom { uri: "/a.raw".to_owned(), format: None, part: None, copy: true };
     actual.add("DiskFrom", &from);
     let source = Source {
         datastore: "ds".parse().unwrap(),

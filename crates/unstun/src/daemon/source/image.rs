@@ -18,6 +18,8 @@ use engine::{Disk, Options};
 use export::nbd_client::{self, NbdVolume, Negotiated};
 use futures_util::future::try_join_all;
 use sha2::{Digest, Sha256};
+use vmdk::ova::Ova;
+use vmdk::stream;
 
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::qemu_nbd;
@@ -66,6 +68,9 @@ impl Image {
         let image = match origin.format {
             ImageFormat::Raw => open_raw(env, Path::new(&origin.uri), own_roots).await?,
             ImageFormat::Vmdk => open_vmdk(env, Path::new(&origin.uri), own_roots).await?,
+            ImageFormat::Ova => {
+                open_ova(env, Path::new(&origin.uri), origin.part.unwrap_or(0), own_roots).await?
+            }
             ImageFormat::Nbd => open_nbd(env, &origin.uri).await?,
             format @ (ImageFormat::Qcow2 | ImageFormat::Vhdx | ImageFormat::Vdi | ImageFormat::Vpc) => {
                 open_by_qemu(env, Path::new(&origin.uri), format, own_roots).await?
@@ -233,10 +238,14 @@ async fn open_raw(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<Image
 
 async fn open_vmdk(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<Image> {
     let (dir, name) = open_folder(env, path, own_roots).await?;
-    let layers = open_chain(dir.clone(), &name).await.map_err(|e| {
-        let e = Error::from(e);
-        Error::new(e.kind, format!("{e} (read as a VMware disk)"))
-    })?;
+    let layers = match open_chain(dir.clone(), &name).await {
+        // A compressed disk is no link of a chain.
+        Err(e) if e.kind == blk::ErrorKind::Unsupported => return open_stream(env, &dir, &name, e).await,
+        opened => opened.map_err(|e| {
+            let e = Error::from(e);
+            Error::new(e.kind, format!("{e} (read as a VMware disk)"))
+        })?,
+    };
     let (mut files, mut names) = (Vec::new(), BTreeSet::new());
     for layer in &layers {
         // The descriptor, which the layer has no file for.
@@ -256,6 +265,32 @@ async fn open_vmdk(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<Imag
         Disk::new(env.clone(), path.to_string_lossy().into_owned(), 0, layers, true, Options::default())?;
     let size_bytes = disk.size_bytes();
     Image::new(env, disk, size_bytes, files).await
+}
+
+/// Opens a streamOptimized disk. `refusal` is the error for a file that is none.
+async fn open_stream(env: &Env, dir: &Dir, name: &str, refusal: blk::Error) -> Result<Image> {
+    let file = dir.open(name, OpenMode::Read).await?;
+    let stream = match stream::open(file.clone(), 0..file.size().await?).await {
+        Err(e) if e.kind == blk::ErrorKind::Unsupported => return Err(refusal.into()),
+        opened => opened?,
+    };
+    let size_bytes = stream.size_bytes();
+    Image::new(env, stream, size_bytes, vec![file]).await
+}
+
+/// Opens a disk of an OVA. Disks without a file, which are empty, have no number.
+async fn open_ova(env: &Env, path: &Path, part: u32, own_roots: &[PathBuf]) -> Result<Image> {
+    let (dir, name) = open_folder(env, path, own_roots).await?;
+    let file = dir.open(&name, OpenMode::Read).await?;
+    let ova = Ova::open(file.clone()).await?;
+    let disks: Vec<_> = ova.disks.iter().filter(|disk| disk.file.is_some()).collect();
+    let Some(disk) = disks.get(part as usize) else {
+        let cause = format!("{}: no disk {part}: the OVA has {} with content", path.display(), disks.len());
+        return Err(Error::not_found(format!("{cause}, numbered from 0")));
+    };
+    let stream = ova.open_disk(disk).await?;
+    let size_bytes = stream.size_bytes();
+    Image::new(env, stream, size_bytes, vec![file]).await
 }
 
 async fn open_nbd(env: &Env, uri: &str) -> Result<Image> {

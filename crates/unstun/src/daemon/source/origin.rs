@@ -17,6 +17,9 @@ pub(super) struct Origin {
     /// Absolute path without links, or the URI of an NBD export.
     pub uri: String,
     pub format: ImageFormat,
+    /// Number of the disk in an OVA, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<u32>,
     /// Whether the image is copied into the store.
     pub copy: bool,
     /// Identity of the files of the image; None where nothing would show a change.
@@ -42,7 +45,15 @@ impl Origin {
                 format.as_str()
             )));
         }
-        Ok(Origin { uri: from.uri.clone(), format, copy: from.copy, fingerprint: None })
+        if from.part.is_some() && format != ImageFormat::Ova {
+            return Err(Error::invalid(format!(
+                "{}: format {}: only an OVA has parts",
+                from.uri,
+                format.as_str()
+            )));
+        }
+        let part = (format == ImageFormat::Ova).then(|| from.part.unwrap_or(0));
+        Ok(Origin { uri: from.uri.clone(), format, part, copy: from.copy, fingerprint: None })
     }
 
     pub(super) fn parse(text: &str) -> Result<Origin> {
@@ -69,13 +80,14 @@ fn format_of(uri: &str) -> Result<ImageFormat> {
     let suffix = Path::new(uri).extension().and_then(|suffix| suffix.to_str()).map(str::to_ascii_lowercase);
     match suffix.as_deref() {
         Some("vmdk") => Ok(ImageFormat::Vmdk),
+        Some("ova") => Ok(ImageFormat::Ova),
         Some("raw" | "img") => Ok(ImageFormat::Raw),
         Some("qcow2") => Ok(ImageFormat::Qcow2),
         Some("vhdx") => Ok(ImageFormat::Vhdx),
         Some("vdi") => Ok(ImageFormat::Vdi),
         Some("vhd" | "vpc") => Ok(ImageFormat::Vpc),
         _ => {
-            let expected = "expected a name that ends in .vmdk, .raw, .img, .qcow2, .vhdx, .vdi or .vhd, or the format beside \
+            let expected = "expected a name that ends in .vmdk, .ova, .raw, .img, .qcow2, .vhdx, .vdi or .vhd, or the format beside \
                             it, as in `--disk from=PATH,format=raw`; `qemu-nbd` serves others as NBD exports";
             Err(Error::invalid(format!("{uri}: the name does not say the image's format; {expected}")))
         }
@@ -87,7 +99,7 @@ mod tests {
     use super::*;
 
     fn asked(uri: &str, format: Option<ImageFormat>) -> Result<Origin> {
-        Origin::asked(&DiskFrom { uri: uri.to_owned(), format, copy: true })
+        Origin::asked(&DiskFrom { uri: uri.to_owned(), format, part: None, copy: true })
     }
 
     #[test]
