@@ -56,8 +56,6 @@ fn disks_over_images_run_at_once_and_outlive_them() {
     let (other, second) = image(&datastore, "b.raw", 2);
     let (single, split) =
         (converted(&raw, "c.vmdk", "monolithicSparse"), converted(&other, "d.vmdk", "twoGbMaxExtentSparse"));
-    let stream = converted(&raw, "e.vmdk", "streamOptimized");
-    datastore.json(&format!("vm create e --disk from={}", stream.display()));
     // The first VM is on the store's core, the second one on the other.
     datastore.json(&format!("vm create a --disk from={}", raw.display()));
     let made = datastore.json(&format!(
@@ -68,6 +66,8 @@ fn disks_over_images_run_at_once_and_outlive_them() {
     assert_eq!((&made["core"], &made["disks"][1]["size_bytes"]), (&json!(1), &json!(128 << 20)), "{made}");
     let third = Twin::called("third", &datastore, SIZE, seed() + 3);
     copy(&first.path, &third.path);
+    let stream = converted(&raw, "e.vmdk", "streamOptimized");
+    datastore.json(&format!("vm create e --disk from={}", stream.display()));
     first.assert_same_as("raw", &datastore.uri("e/disk0"));
     datastore.json("vm remove e --delete-disks --purge --yes");
     let mut disks = [("a/disk0", first), ("b/disk0", third), ("b/disk1", second)];

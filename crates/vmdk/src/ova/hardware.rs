@@ -2,7 +2,7 @@
 //!
 //! Facts: DMTF DSP0243, "VirtualHardwareSection"; CIM_ResourceAllocationSettingData.ResourceType.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blk::{Error, Result};
 use roxmltree::Node;
@@ -44,18 +44,13 @@ pub(crate) fn disks(file: &str, system: Node<'_, '_>) -> Result<BTreeMap<String,
         return Ok(BTreeMap::new());
     };
     let items = || children(section, "Item").chain(children(section, "StorageItem"));
-    let mut known = BTreeMap::new();
-    for item in items() {
-        if let Some(id) = text(item, "InstanceID") {
-            known.entry(id).or_insert_with(Vec::new).push(item);
-        }
-    }
+    let known: BTreeSet<&str> = items().filter_map(|item| text(item, "InstanceID")).collect();
     let controllers = controllers(file, items())?;
     let mut disks = BTreeMap::new();
     for item in items().filter(|item| text(*item, "ResourceType") == Some(DISK)) {
         let Some(id) = disk_of(file, item)? else { continue };
         let parent = text(item, "Parent");
-        if let Some(parent) = parent.filter(|parent| !known.contains_key(parent)) {
+        if let Some(parent) = parent.filter(|parent| !known.contains(parent)) {
             let field = format!("Parent of the disk {}", shown(id));
             return Err(wrong(file, &field, shown(parent), "the InstanceID of a controller"));
         }
