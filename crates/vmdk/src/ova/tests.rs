@@ -177,83 +177,98 @@ fn cut_archives_are_refused() {
     refused(&whole[..third], ErrorKind::Damaged, "the archive was cut; copy, download or export it again");
 }
 
+/// A part of the descriptor, what replaces it, and the error.
+const LIES: [(&str, &str, ErrorKind, &str); 24] = [
+    ("Envelope", "Package", ErrorKind::Damaged, "the root element is \"Package\""),
+    ("</References>", "", ErrorKind::Damaged, "is not XML that can be read"),
+    (
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>",
+        "<!DOCTYPE a [<!ENTITY b \"c\">]>",
+        ErrorKind::Damaged,
+        "is not XML",
+    ),
+    (
+        "web-disk2",
+        "web-disk9",
+        ErrorKind::Damaged,
+        "the file \"web-disk9.vmdk\" of the OVF descriptor is not in the archive",
+    ),
+    ("web-disk2", "../web-disk2", ErrorKind::Damaged, "\"../web-disk2.vmdk\""),
+    ("fileRef=\"file2", "fileRef=\"file9", ErrorKind::Damaged, "fileRef of the disk \"second\" is \"file9\""),
+    ("ovf:id=\"file2", "ovf:id=\"file1", ErrorKind::Damaged, "id of a File is \"file1\" again"),
+    ("ovf:size=\"", "ovf:size=\"1", ErrorKind::Damaged, "as the OVF descriptor says"),
+    ("ovf:size=\"", "ovf:size=\"-", ErrorKind::Damaged, "size of a File is"),
+    (
+        "ovf:href=\"web-disk2",
+        "ovf:chunkSize=\"100\" ovf:href=\"web-disk2",
+        ErrorKind::Unsupported,
+        "chunkSize of the File",
+    ),
+    (
+        "ovf:href=\"web-disk2",
+        "ovf:compression=\"gzip\" ovf:href=\"web-disk2",
+        ErrorKind::Unsupported,
+        "compression of the File",
+    ),
+    (
+        "ovf:diskId=\"second",
+        "ovf:parentRef=\"sata\" ovf:diskId=\"second",
+        ErrorKind::Unsupported,
+        "without snapshots",
+    ),
+    ("ovf:diskId=\"second", "ovf:diskId=\"sata", ErrorKind::Damaged, "diskId is \"sata\" again"),
+    ("ovf:diskId=\"second", "ovf:diskId=\"other", ErrorKind::Damaged, "HostResource of a disk is \"second\""),
+    (
+        "ovf:capacity=\"51200\" ovf:d",
+        "ovf:capacity=\"51713\" ovf:d",
+        ErrorKind::Damaged,
+        "the size of the disk is 51200 bytes, expected 52224",
+    ),
+    (
+        "ovf:capacity=\"51200\" ovf:d",
+        "ovf:capacity=\"50688\" ovf:d",
+        ErrorKind::Damaged,
+        "expected 50688 bytes",
+    ),
+    (
+        "ovf:capacity=\"51200\" ovf:d",
+        "ovf:capacity=\"0\" ovf:d",
+        ErrorKind::Damaged,
+        "expected 1 byte to 64 TiB",
+    ),
+    ("ovf:capacity=\"51200\" ovf:d", "ovf:capacity=\"${disk}\" ovf:d", ErrorKind::Unsupported, "a property"),
+    ("byte * 2^30", "byte * 2^64", ErrorKind::Damaged, "capacityAllocationUnits of the disk"),
+    ("byte * 2^30", "byte * 2^62", ErrorKind::Damaged, "1 byte to 64 TiB"),
+    ("<rasd:Parent>3<", "<rasd:Parent>99<", ErrorKind::Damaged, "Parent of the disk \"second\" is \"99\""),
+    ("ovf:/disk/empty", "ovf:/file/file1", ErrorKind::Unsupported, "expected \"ovf:/disk/ID\""),
+    ("ovf:/disk/empty", "ovf:/disk/sata", ErrorKind::Unsupported, "is attached twice"),
+    (
+        "</VirtualSystem>",
+        "</VirtualSystem><VirtualSystem/>",
+        ErrorKind::Unsupported,
+        "the number of VMs (VirtualSystem) is 2",
+    ),
+];
+
 #[test]
 fn descriptors_that_lie_are_refused() {
-    use ErrorKind::{Damaged, Unsupported};
-    let cases: [(&str, &str, ErrorKind, &str); 24] = [
-        ("Envelope", "Package", Damaged, "the root element is \"Package\""),
-        ("</References>", "", Damaged, "is not XML that can be read"),
-        (
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>",
-            "<!DOCTYPE a [<!ENTITY b \"c\">]>",
-            Damaged,
-            "is not XML",
-        ),
-        (
-            "web-disk2",
-            "web-disk9",
-            Damaged,
-            "the file \"web-disk9.vmdk\" of the OVF descriptor is not in the archive",
-        ),
-        ("web-disk2", "../web-disk2", Damaged, "\"../web-disk2.vmdk\""),
-        ("fileRef=\"file2", "fileRef=\"file9", Damaged, "fileRef of the disk \"second\" is \"file9\""),
-        ("ovf:id=\"file2", "ovf:id=\"file1", Damaged, "id of a File is \"file1\" again"),
-        ("ovf:size=\"", "ovf:size=\"1", Damaged, "as the OVF descriptor says"),
-        ("ovf:size=\"", "ovf:size=\"-", Damaged, "size of a File is"),
-        (
-            "ovf:href=\"web-disk2",
-            "ovf:chunkSize=\"100\" ovf:href=\"web-disk2",
-            Unsupported,
-            "chunkSize of the File",
-        ),
-        (
-            "ovf:href=\"web-disk2",
-            "ovf:compression=\"gzip\" ovf:href=\"web-disk2",
-            Unsupported,
-            "compression of the File",
-        ),
-        (
-            "ovf:diskId=\"second",
-            "ovf:parentRef=\"sata\" ovf:diskId=\"second",
-            Unsupported,
-            "without snapshots",
-        ),
-        ("ovf:diskId=\"second", "ovf:diskId=\"sata", Damaged, "diskId is \"sata\" again"),
-        ("ovf:diskId=\"second", "ovf:diskId=\"other", Damaged, "HostResource of a disk is \"second\""),
-        (
-            "ovf:capacity=\"51200\" ovf:d",
-            "ovf:capacity=\"51713\" ovf:d",
-            Damaged,
-            "the size of the disk is 51200 bytes, expected 52224",
-        ),
-        ("ovf:capacity=\"51200\" ovf:d", "ovf:capacity=\"50688\" ovf:d", Damaged, "expected 50688 bytes"),
-        ("ovf:capacity=\"51200\" ovf:d", "ovf:capacity=\"0\" ovf:d", Damaged, "expected 1 byte to 64 TiB"),
-        ("ovf:capacity=\"51200\" ovf:d", "ovf:capacity=\"${disk}\" ovf:d", Unsupported, "a property"),
-        ("byte * 2^30", "byte * 2^64", Damaged, "capacityAllocationUnits of the disk"),
-        ("byte * 2^30", "byte * 2^62", Damaged, "1 byte to 64 TiB"),
-        ("<rasd:Parent>3<", "<rasd:Parent>99<", Damaged, "Parent of the disk \"second\" is \"99\""),
-        ("ovf:/disk/empty", "ovf:/file/file1", Unsupported, "expected \"ovf:/disk/ID\""),
-        ("ovf:/disk/empty", "ovf:/disk/sata", Unsupported, "is attached twice"),
-        (
-            "</VirtualSystem>",
-            "</VirtualSystem><VirtualSystem/>",
-            Unsupported,
-            "the number of VMs (VirtualSystem) is 2",
-        ),
-    ];
-    for (from, to, kind, expected) in cases {
+    for (from, to, kind, expected) in LIES {
         let mut parts = Parts::new();
         assert!(parts.descriptor.contains(from), "{from}");
         parts.descriptor = parts.descriptor.replace(from, to);
         refused(&parts.bytes(), kind, expected);
     }
+}
+
+#[test]
+fn a_disk_of_another_format_is_refused() {
     let mut parts = Parts::new();
     parts.disks[1] = [b"KDMV\x01\0\0\0\x03\0\0\0".to_vec(), vec![0; 4000]].concat();
     let sizes = [0, 1, 2].map(|disk: usize| parts.disks[disk].len() as u64);
     parts.descriptor = descriptor(sizes, SECTORS * SECTOR);
     refused(
         &parts.bytes(),
-        Unsupported,
+        ErrorKind::Unsupported,
         "the content is a hosted sparse disk (\"KDMV\"), expected a streamOptimized disk",
     );
 }
