@@ -72,8 +72,8 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
             "copy" => from.copy = parse_copy(value)?,
             "format" => from.format = Some(parse_format(value)?),
             "part" => {
-                from.part =
-                    Some(value.parse().map_err(|_| format!("part={value}: expected a number from 0"))?)
+                let part = value.parse();
+                from.part = Some(part.map_err(|_| format!("part={value}: expected a number from 0"))?);
             }
             _ => {}
         }
