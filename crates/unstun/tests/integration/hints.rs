@@ -8,9 +8,11 @@ use clap::{Command, CommandFactory};
 use unstun::cli::Cli;
 
 /// Options of other programs, and of the packager's commands, that our texts name.
-const OTHERS_OPTIONS: [&str; 15] = [
+const OTHERS_OPTIONS: [&str; 18] = [
     "--args",
     "--base-time",
+    "--chunk",
+    "--compress",
     "--delete",
     "--iterations",
     "--list",
@@ -20,6 +22,7 @@ const OTHERS_OPTIONS: [&str; 15] = [
     "--read-only",
     "--shared",
     "--socket",
+    "--sparse",
     "--target-is-zero",
     "--help",
     "--version",
