@@ -10,5 +10,6 @@ mod raw_image;
 mod read_lock;
 mod verbs;
 mod watched;
+mod watched_files;
 
 pub(super) use verbs::give_up_sources;

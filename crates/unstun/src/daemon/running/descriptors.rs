@@ -51,6 +51,14 @@ impl Descriptors {
         self.open() + vms * VM_FILES < self.parts.files_max(self.parts.reserve)
     }
 
+    /// Admits the files of an image below a disk, each with its lock, before they are watched.
+    ///
+    /// # Errors
+    /// `NoDescriptors` if the budget does not suffice.
+    pub(crate) fn admit_image(&self, uri: &str, files: usize) -> Result<()> {
+        self.admit(uri, Opening::Serve, 2 * files as u64)
+    }
+
     fn open(&self) -> u64 {
         self.env.open_files() + LISTENING.load(Ordering::Relaxed)
     }

@@ -2,7 +2,6 @@
 //! store. A task for each source does that until the source is not needed any more.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use futures_util::future::{Either, join_all, select};
 use tracing::{error, info, warn};
 
 use crate::daemon::datastore::Datastore;
-use crate::daemon::source::image::Image;
+use crate::daemon::source::image::{Image, Terms};
 use crate::daemon::source::kept::KeptSource;
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::watched::WatchedImage;
@@ -41,9 +40,10 @@ fn is_needed(store: &Store, source: &Rc<Source>) -> bool {
 }
 
 impl Daemon {
-    /// Returns the folders of the datastores: images may be beside VMs there.
-    pub(super) fn own_roots(&self) -> Vec<PathBuf> {
-        self.datastores().iter().map(|datastore| datastore.root.clone()).collect()
+    /// Returns what is allowed to images.
+    pub(super) fn image_terms(&self) -> Terms {
+        let own_roots = self.datastores().iter().map(|datastore| datastore.root.clone()).collect();
+        Terms { own_roots, descriptors: self.descriptors.clone() }
     }
 
     /// Opens the images of a datastore's sources, before its VMs are opened.
@@ -143,7 +143,7 @@ impl Daemon {
 
     async fn open_image(self: Rc<Self>, kept: Rc<KeptSource>) {
         kept.is_opening.set(true);
-        let opened = Image::open(&self.env, &kept.origin, &self.own_roots()).await;
+        let opened = Image::open(&self.env, &kept.origin, &self.image_terms()).await;
         kept.is_opening.set(false);
         kept.open_at_ns.set(self.env.now_ns() + REOPEN_NS);
         let number = kept.source.device;

@@ -67,24 +67,24 @@ impl Daemon {
         store: &Rc<Store>,
         asked: Origin,
     ) -> Result<Rc<Source>> {
-        let (env, roots) = (self.env.clone(), self.own_roots());
+        let (env, terms) = (self.env.clone(), self.image_terms());
         let wanted = asked.clone();
-        let opening = self.env.spawn(async move { Image::open(&env, &wanted, &roots).await });
+        let opening = self.env.spawn(async move { Image::open(&env, &wanted, &terms).await });
         let image = match select(pin!(opening.join()), pin!(self.env.sleep_us(OPEN_US))).await {
             Either::Left((image, _)) => image?,
             Either::Right(_) => return Err(unanswered(&asked.uri, OPEN_US / 1_000_000)),
         };
-        let origin = Origin { fingerprint: image.fingerprint(), ..asked };
+        let origin = Origin { fingerprint: image.files.fingerprint(), ..asked };
         let name = origin.text()?;
         // What nothing shows a change of is a new image each time.
         let known = store.sources().into_iter().find(|source| source.name == name);
         if let Some(known) = known.filter(|_| origin.fingerprint.is_some()) {
-            if let Some(kept) = datastore.sources.get(&known).filter(|kept| kept.image.cause().is_some()) {
+            if let Some(kept) = datastore.sources.get(&known) {
                 kept.image.has_come(image);
             }
             return Ok(known);
         }
-        let device = store.add_source(&name, image.size_bytes).await?;
+        let device = store.add_source(&name, image.size_bytes()).await?;
         let source = store.source(device)?;
         let watched = WatchedImage::open(&self.env, &origin.uri, image);
         self.keep_source(datastore, store, source.clone(), origin, watched);

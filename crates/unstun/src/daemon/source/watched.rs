@@ -39,9 +39,30 @@ enum State {
     Away(Error),
 }
 
+/// A request, until its caller has the answer or waits no more.
+struct UnderWay<'a> {
+    image: &'a WatchedImage,
+    number: u64,
+}
+
+impl UnderWay<'_> {
+    fn begin(image: &WatchedImage) -> UnderWay<'_> {
+        image.numbered.update(|number| number + 1);
+        let number = image.numbered.get();
+        image.under_way.borrow_mut().insert(number, image.env.now_ns());
+        UnderWay { image, number }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.image.under_way.borrow_mut().remove(&self.number);
+    }
+}
+
 impl WatchedImage {
     pub(super) fn open(env: &Env, uri: &str, image: Image) -> Rc<WatchedImage> {
-        WatchedImage::new(env, uri, image.size_bytes, State::Open(Rc::new(image)))
+        WatchedImage::new(env, uri, image.size_bytes(), State::Open(Rc::new(image)))
     }
 
     pub(super) fn away(env: &Env, uri: &str, size_bytes: u64) -> Rc<WatchedImage> {
@@ -79,27 +100,37 @@ impl WatchedImage {
     pub(super) async fn look(&self) {
         let State::Open(image) = self.state.borrow().clone() else { return };
         if let Some(cause) = image.gone() {
-            return self.is_away(cause);
+            return self.has_gone(&image, cause);
         }
-        if let Err(change) = image.verify().await {
-            return self.is_away(change);
+        if let Err(change) = image.files.verify().await {
+            return self.has_gone(&image, change);
         }
-        let warning = image.replaced(&self.env).await.map(|path| {
+        let warning = image.files.replaced(&self.env).await.map(|path| {
             format!("{path} was removed or replaced; the image can be read until the daemon ends, so copy it before")
         });
         *self.warning.borrow_mut() = warning;
     }
 
-    /// Reads are answered from the image again.
+    /// Reads are answered from the image again. One that can be read stays: requests to it are under way.
     pub(super) fn has_come(&self, image: Image) {
-        if image.size_bytes == self.size_bytes {
+        if self.cause().is_none() {
+            return;
+        }
+        let found = image.size_bytes();
+        if found == self.size_bytes {
             return self.set(State::Open(Rc::new(image)));
         }
-        let cause = format!("the image has {} bytes, expected {}", image.size_bytes, self.size_bytes);
-        self.is_away(Error::damaged(
-            &self.uri,
-            format!("{cause}; it is not the one that the disk was made over"),
-        ));
+        let cause = format!("the image has {found} bytes, expected {}", self.size_bytes);
+        let cause = format!("{cause}; it is not the one that the disk was made over");
+        self.is_away(Error::damaged(&self.uri, cause));
+    }
+
+    /// Reads are errors from now on, if this image is still the one that is read.
+    fn has_gone(&self, image: &Rc<Image>, cause: Error) {
+        let is_read = matches!(&*self.state.borrow(), State::Open(now) if Rc::ptr_eq(now, image));
+        if is_read {
+            self.is_away(cause);
+        }
     }
 
     /// Reads are errors from now on, those under way included.
@@ -132,26 +163,23 @@ impl WatchedImage {
             State::Open(image) => image,
             State::Away(cause) => return Err(cause),
         };
-        self.numbered.update(|number| number + 1);
-        let number = self.numbered.get();
-        self.under_way.borrow_mut().insert(number, self.env.now_ns());
+        let _under_way = UnderWay::begin(self);
         let asked = image.clone();
         let task = self.env.spawn(async move {
             let answer = request(asked.volume.clone()).await?;
-            Ok((answer, asked.verify().await))
+            Ok((answer, asked.files.verify().await))
         });
         let answered = match select(pin!(task.join()), pin!(self.until_away(&image))).await {
             Either::Left((answered, _)) => answered,
             Either::Right((cause, _)) => Err(cause),
         };
-        self.under_way.borrow_mut().remove(&number);
         let (answer, verified) = answered.inspect_err(|_| {
             if let Some(cause) = image.gone() {
-                self.is_away(cause);
+                self.has_gone(&image, cause);
             }
         })?;
         if let Err(change) = verified {
-            self.is_away(change.clone());
+            self.has_gone(&image, change.clone());
             return Err(change);
         }
         Ok(answer)
@@ -273,11 +301,20 @@ mod tests {
             assert!(read(&watched).await.1.is_err());
             slow.answers.set(true);
             slow.signal.notify();
+            // A caller that waits no more leaves no request behind.
+            let stuck = WatchedImage::open(&env, "/stuck", Image::of(Rc::new(Slow::default())));
+            drop(select(pin!(read(&stuck)), pin!(env.sleep_us(1000))).await);
+            env.sleep_us(2 * ANSWER_NS_MAX / 1000).await;
+            stuck.give_up_unanswered();
+            assert_eq!(stuck.cause(), None);
             let other = Rc::new(Slow::default());
             other.answers.set(true);
             watched.has_come(Image::of(other));
             let (buf, result) = read(&watched).await;
             assert!(result.is_ok() && buf.iter().all(|byte| *byte == 7));
+            // An image that comes while one is read changes nothing.
+            watched.has_come(Image::of(Rc::new(Slow::default())));
+            assert!(read(&watched).await.1.is_ok());
             let small = WatchedImage::away(&env, "/slow", 1 << 19);
             small.has_come(Image::of(slow));
             assert!(read(&small).await.1.unwrap_err().cause.contains("expected 524288"), "another size");
