@@ -1,8 +1,9 @@
 //! The program `unstun`: the daemon, its REST API, and the commands that talk to it.
 //!
 //! It is a library so that tests can examine the command line and the bodies of requests; `main.rs` only calls
-//! `main`. On purpose, it contains no block of a guest's data, no format, no policy of the engine, no simulator and
-//! no lab (`unstun lab` and `unstun demo` run the program `unstun-lab`).
+//! `main`. On purpose, the daemon touches no block of a guest's data here, and there is no policy of the engine, no simulator and
+//! no lab (`unstun lab` and `unstun demo` run the program `unstun-lab`). The commands `convert`, `export` and `pull` read a
+//! disk as any client does.
 
 mod access;
 mod alarms;

@@ -37,6 +37,8 @@ pub struct Source {
     /// No disk was made over it since it was added: it stays until the next opening.
     pub(super) waits: Cell<bool>,
     pub(super) landing_turn: TaskMutex,
+    /// Its landing waits for space.
+    held: Cell<bool>,
     /// Blocks that guests have read from the image, the latest last: they land next.
     wanted: RefCell<VecDeque<u64>>,
     /// Reads that may use the image.
@@ -55,6 +57,7 @@ impl Source {
             image: RefCell::default(),
             waits: Cell::default(),
             landing_turn: TaskMutex::default(),
+            held: Cell::default(),
             wanted: RefCell::default(),
             uses: Rc::default(),
         }
@@ -83,6 +86,15 @@ impl Source {
     /// Returns whether the image is attached.
     pub fn is_attached(&self) -> bool {
         self.image.borrow().is_some()
+    }
+
+    /// Makes the landing wait for space, or go on: guests need what is left.
+    pub fn hold_landing(&self, held: bool) {
+        self.held.set(held);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.get()
     }
 
     /// Notes that a guest has read blocks from the image. Of many, the first ones are forgotten: they land in order.

@@ -178,7 +178,7 @@ fn cut_archives_are_refused() {
 }
 
 /// A part of the descriptor, what replaces it, and the error.
-const LIES: [(&str, &str, ErrorKind, &str); 24] = [
+const WRONG_DESCRIPTORS: [(&str, &str, ErrorKind, &str); 24] = [
     ("Envelope", "Package", ErrorKind::Damaged, "the root element is \"Package\""),
     ("</References>", "", ErrorKind::Damaged, "is not XML that can be read"),
     (
@@ -252,7 +252,7 @@ const LIES: [(&str, &str, ErrorKind, &str); 24] = [
 
 #[test]
 fn descriptors_that_lie_are_refused() {
-    for (from, to, kind, expected) in LIES {
+    for (from, to, kind, expected) in WRONG_DESCRIPTORS {
         let mut parts = Parts::new();
         assert!(parts.descriptor.contains(from), "{from}");
         parts.descriptor = parts.descriptor.replace(from, to);

@@ -28,6 +28,8 @@ const RECORD_BLOCKS: u64 = (64 << 20) / BLOCK;
 const REST_FACTOR: u64 = 1;
 /// Longest pause between two steps.
 const REST_US_MAX: u64 = 1_000_000;
+/// Time between two looks whether a landing may go on that waits for space.
+const HELD_US: u64 = 500_000;
 const _: () = assert!(BLOCK as usize <= ZEROS_BYTES);
 
 impl Store {
@@ -58,6 +60,10 @@ impl Store {
                 return Err(cancelled);
             }
             self.refuse_landing(&source)?;
+            if source.is_held() {
+                job.wait_for_space(HELD_US).await;
+                continue;
+            }
             let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
             let end = blocks.min(at + PIECE_BLOCKS * PIECES_AT_ONCE);
             let wanted = wanted_pieces(&source, end);

@@ -361,6 +361,13 @@ fn what_guests_read_lands_before_the_rest() {
             env.sleep_us(100_000).await;
         }
         assert!(source.landed_bytes() < IMAGE_BYTES / 2, "it landed out of turn: {}", source.landed_bytes());
+        source.hold_landing(true);
+        env.sleep_us(5_000_000).await;
+        let held_at = job.bytes_done.get();
+        assert_eq!(job.state(), crate::job::JobState::WaitingForSpace);
+        env.sleep_us(5_000_000).await;
+        assert_eq!(job.bytes_done.get(), held_at, "it waits");
+        source.hold_landing(false);
         job.set_limit(0).unwrap();
         done.join().await.unwrap();
         assert_eq!(job.bytes_done.get(), source.blocks() * BLOCK, "each block counts once");

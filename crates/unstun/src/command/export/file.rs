@@ -6,6 +6,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use api::error::{Error, ErrorKind, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 /// Suffix of the name until the file is whole.
 const SUFFIX: &str = ".unstun-part";
@@ -78,15 +80,25 @@ impl OutputFile {
             self.file.set_len(self.at)?;
             self.file.flush()?;
             self.file.sync_all()?;
-            // Another file may have come meanwhile.
-            fs::hard_link(&self.part, &self.path)?;
-            fs::remove_file(&self.part)?;
+            rename_new(&self.part, &self.path)?;
             let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
             File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
         })();
         done.map_err(|e| failed(&self.path, &e))?;
         self.is_whole = true;
         Ok(())
+    }
+}
+
+/// Renames a file to a name that no other one has; another may have come during the export.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot tell, such as that of many a USB disk.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match to.symlink_metadata() {
+            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) => fs::rename(from, to),
+        },
+        renamed => Ok(renamed?),
     }
 }
 

@@ -43,7 +43,7 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        // The reader ends when nobody receives its pieces.
+        // The thread that reads ends when it cannot send a piece any more.
         self.arriving = None;
         // A panic of the reader was reported as a piece that did not come.
         let _ = self.reader.take().map(JoinHandle::join);
@@ -77,7 +77,7 @@ pub(super) fn read(uri: &str) -> Result<Pieces> {
     Ok(Pieces { size_bytes, arriving: Some(arriving), reader: Some(reader) })
 }
 
-/// Sends all pieces. Ends early if nobody receives them any more.
+/// Sends all pieces. Ends early when the receiver was dropped.
 async fn read_all(
     volume: Rc<dyn Volume>,
     size_bytes: u64,

@@ -13,7 +13,7 @@ use engine::{Job, JobControl};
 use futures_util::future::{Either, join_all, select};
 use tracing::{error, info, warn};
 
-use crate::daemon::datastore::Datastore;
+use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::source::image::{Image, Terms};
 use crate::daemon::source::kept::KeptSource;
 use crate::daemon::source::origin::Origin;
@@ -28,6 +28,8 @@ const REOPEN_NS: u64 = 15_000_000_000;
 /// Time that the start of a datastore gives its images to open. Those that are later open in the background, and reads of
 /// them are errors until then.
 const START_US: u64 = 10_000_000;
+/// A copy waits while less than this part of the datastore is free: a twentieth.
+const FREE_SHARE: u64 = 20;
 /// Time after which a copy that failed begins again; doubled each time.
 const RETRY_NS: u64 = 60_000_000_000;
 const RETRY_NS_MAX: u64 = 3_600_000_000_000;
@@ -134,10 +136,21 @@ impl Daemon {
                     kept.open_at_ns.set(env.now_ns() + REOPEN_NS);
                 }));
             }
+            self.hold_when_full(datastore, kept).await;
             let is_due = kept.wants_copy.get() && now_ns >= kept.copy_at_ns.get();
             if is_due && !is_away && is_needed(store, &kept.source) && kept.open_job().is_none() {
                 self.begin_copy(datastore, store, kept);
             }
+        }
+    }
+
+    /// Has the copy wait while the datastore has little space left, which guests need.
+    async fn hold_when_full(&self, datastore: &Rc<Datastore>, kept: &KeptSource) {
+        if kept.open_job().is_none() {
+            return;
+        }
+        if let Ok(Ok(space)) = asked(datastore, datastore.space()).await {
+            kept.source.hold_landing(space.free_bytes < space.total_bytes / FREE_SHARE);
         }
     }
 

@@ -44,7 +44,7 @@ impl Meeting {
 
 impl Drop for Meeting {
     fn drop(&mut self) {
-        // What is left there harms nobody.
+        // If this fails, an empty socket and a log stay in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
