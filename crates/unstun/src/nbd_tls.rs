@@ -2,7 +2,6 @@
 //! which certificate may use which VMs.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -19,6 +18,7 @@ use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
 use tracing::{error, info};
 
+use crate::hex::hex;
 use crate::rest::tls::{at, read_certificates, read_key};
 
 /// Certificates of the authorities that sign the certificates of clients.
@@ -130,11 +130,7 @@ impl Permits for Clients {
 }
 
 fn fingerprint(certificate: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in Sha256::digest(certificate) {
-        write!(text, "{byte:02x}").expect("a String takes it");
-    }
-    text
+    hex(&Sha256::digest(certificate))
 }
 
 fn read_clients(path: &Path) -> Result<Clients> {

@@ -10,38 +10,38 @@ pub(crate) const HEADER_BYTES: usize = SECTOR as usize;
 /// Bytes of an entry of a directory or a table.
 pub(crate) const ENTRY_BYTES: u64 = 4;
 
-const MAGIC: &[u8; 4] = b"KDMV";
+pub(crate) const MAGIC: &[u8; 4] = b"KDMV";
 const VERSION_MAX: u32 = 3;
 
 /// Flags. A reader refuses unknown ones of the upper half, and ignores those of the lower.
-mod flag {
-    pub(super) const NEWLINES: u32 = 1;
-    pub(super) const REDUNDANT: u32 = 1 << 1;
-    pub(super) const ZERO_GRAINS: u32 = 1 << 2;
-    pub(super) const COMPRESSED: u32 = 1 << 16;
-    pub(super) const MARKERS: u32 = 1 << 17;
-    pub(super) const UNKNOWN: u32 = 0xFFFF_0000 & !(COMPRESSED | MARKERS);
+pub(crate) mod flag {
+    pub(crate) const NEWLINES: u32 = 1;
+    pub(crate) const REDUNDANT: u32 = 1 << 1;
+    pub(crate) const ZERO_GRAINS: u32 = 1 << 2;
+    pub(crate) const COMPRESSED: u32 = 1 << 16;
+    pub(crate) const MARKERS: u32 = 1 << 17;
+    pub(crate) const UNKNOWN: u32 = 0xFFFF_0000 & !(COMPRESSED | MARKERS);
 }
 
 /// Byte offsets.
-mod field {
-    pub(super) const VERSION: usize = 4;
-    pub(super) const FLAGS: usize = 8;
-    pub(super) const CAPACITY: usize = 12;
-    pub(super) const GRAIN: usize = 20;
-    pub(super) const DESCRIPTOR: usize = 28;
-    pub(super) const DESCRIPTOR_SECTORS: usize = 36;
-    pub(super) const TABLE_ENTRIES: usize = 44;
-    pub(super) const REDUNDANT: usize = 48;
-    pub(super) const DIRECTORY: usize = 56;
-    pub(super) const OVERHEAD: usize = 64;
-    pub(super) const UNCLEAN: usize = 72;
-    pub(super) const NEWLINES: usize = 73;
-    pub(super) const COMPRESSION: usize = 77;
+pub(crate) mod field {
+    pub(crate) const VERSION: usize = 4;
+    pub(crate) const FLAGS: usize = 8;
+    pub(crate) const CAPACITY: usize = 12;
+    pub(crate) const GRAIN: usize = 20;
+    pub(crate) const DESCRIPTOR: usize = 28;
+    pub(crate) const DESCRIPTOR_SECTORS: usize = 36;
+    pub(crate) const TABLE_ENTRIES: usize = 44;
+    pub(crate) const REDUNDANT: usize = 48;
+    pub(crate) const DIRECTORY: usize = 56;
+    pub(crate) const OVERHEAD: usize = 64;
+    pub(crate) const UNCLEAN: usize = 72;
+    pub(crate) const NEWLINES: usize = 73;
+    pub(crate) const COMPRESSION: usize = 77;
 }
 
 /// What a transfer in text mode changes.
-const NEWLINES: &[u8; 4] = b"\n \r\n";
+pub(crate) const NEWLINES: &[u8; 4] = b"\n \r\n";
 
 /// Sizes of a grain that are read: 4 KiB to 1 MiB. VMware writes 64 KiB.
 const GRAIN_SECTORS: std::ops::RangeInclusive<u64> = 8..=2048;

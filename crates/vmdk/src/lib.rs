@@ -26,7 +26,6 @@ mod runs;
 mod sesparse;
 mod steps;
 pub mod stream;
-pub mod stream_writer;
 #[cfg(test)]
 mod testing;
 mod text;

@@ -19,8 +19,9 @@ use super::rights::{self, Right};
 use super::sessions::{CODE_VALID, Session, Sessions};
 use super::syslog::Syslog;
 use super::tokens::Tokens;
-use super::{tokens, users};
+use super::users;
 use crate::daemon::{CoreHandle, Subject};
+use crate::hex::hex;
 
 /// What the check of requests needs.
 pub(crate) struct Access {
@@ -64,7 +65,7 @@ impl Access {
     /// Returns a secret of 256 random bits.
     pub(crate) async fn secret(&self) -> Result<String> {
         let random = self.core.ask(Subject::None, async |daemon| Ok(daemon.random_bytes())).await?;
-        Ok(tokens::hex(&random))
+        Ok(hex(&random))
     }
 
     /// Makes a link that logs in a browser as `caller`.

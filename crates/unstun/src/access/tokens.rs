@@ -3,7 +3,6 @@
 //! The file `.unstun/tokens` of the main datastore has one JSON object per line. A secret has 256 random bits, so a plain
 //! SHA-256 of it tells nothing to a reader of the file.
 
-use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::error::{Error, ErrorKind, Result};
@@ -15,6 +14,7 @@ use sha2::{Digest, Sha256};
 use tracing::error;
 
 use crate::daemon::{CoreHandle, Subject, own_files};
+use crate::hex::hex;
 
 const FILE_NAME: &str = "tokens";
 /// What every secret begins with, so that a search for leaked secrets finds ours.
@@ -199,13 +199,6 @@ fn too_many() -> Error {
 
 fn hash_of(secret: &str) -> String {
     hex(&Sha256::digest(secret.as_bytes()))
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Checks a request for a token.

@@ -2,7 +2,6 @@
 
 mod file;
 mod ova;
-mod ovf;
 mod pieces;
 mod qcow2;
 mod stream;

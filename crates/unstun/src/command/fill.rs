@@ -4,7 +4,6 @@
 //! daemon's data on the disk (counters, content IDs, the mode's rules) stay right.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -12,10 +11,9 @@ use api::name::{DiskRef, VmName};
 use api::units;
 use api::units::format_bytes;
 use api::{Disk, DiskCreate, DiskMode, DiskSetMode};
-use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-const QEMU_IMG: &str = "qemu-img";
+use crate::qemu_img::{self, Info};
 
 /// Formats by the suffix of a file's name. A file with any other name is a raw image.
 const FORMATS: [(&str, &str); 8] = [
@@ -35,17 +33,6 @@ pub(super) struct Source {
     path: PathBuf,
     size_bytes: u64,
     format: String,
-}
-
-/// Output of `qemu-img info --output=json`.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Info {
-    virtual_size: u64,
-    format: String,
-    backing_filename: Option<String>,
-    #[serde(default)]
-    format_specific: serde_json::Value,
 }
 
 impl Source {
@@ -123,7 +110,7 @@ impl Source {
         // filled disk.
         let _interrupted =
             signal(SignalKind::interrupt()).map_err(|e| Error::failed(format!("signal handler: {e}")))?;
-        qemu_img(&arguments)?;
+        qemu_img::run(&arguments)?;
         if disk.mode != mode {
             let disk = DiskRef { vm: vm.clone(), number: disk.number };
             return client.set_disk_mode(&disk, &DiskSetMode { mode }).await;
@@ -131,20 +118,6 @@ impl Source {
         let shown = client.vm_show(vm).await?;
         let gone = || Error::failed(format!("{vm}/disk{} was removed", disk.number));
         shown.disks.into_iter().find(|shown| shown.number == disk.number).ok_or_else(gone)
-    }
-}
-
-impl Info {
-    fn read(path: &Path, format: Option<&str>) -> Result<Info> {
-        let mut arguments: Vec<&std::ffi::OsStr> = vec!["info".as_ref(), "--output=json".as_ref()];
-        if let Some(format) = format {
-            arguments.push("-f".as_ref());
-            arguments.push(format.as_ref());
-        }
-        arguments.push(path.as_os_str());
-        let output = qemu_img(&arguments)?;
-        serde_json::from_slice(&output.stdout)
-            .map_err(|e| Error::failed(format!("{QEMU_IMG} info {}: {e}", path.display())))
     }
 }
 
@@ -170,42 +143,10 @@ fn refuse_hidden_format(path: &Path, found: &str) -> Result<String> {
 /// Refuses an image that refers to other files. They would be read with the rights of the user who fills the disk, and
 /// become part of the guest's disk.
 fn refuse_other_files(path: &Path, info: &Info) -> Result<()> {
-    let data = &info.format_specific["data"];
-    let extents = data["extents"].as_array().into_iter().flatten().filter_map(|e| e["filename"].as_str());
-    let outside = |name: &&str| !lies_beside(path, Path::new(name));
-    let other = info.backing_filename.as_deref().or_else(|| data["data-file"].as_str());
-    let Some(other) = other.or_else(|| extents.into_iter().find(outside)) else { return Ok(()) };
-    let shown = path.display();
-    let cause = format!(
-        "--from {shown}: the image refers to another file, {other}, whose content would become part of the guest's \
-         disk"
-    );
-    let remedy = format!(
-        "if that is intended, first convert both to one image: {QEMU_IMG} convert -O qcow2 {shown} WHOLE.qcow2"
-    );
-    Err(Error::refused(format!("{cause}; {remedy}")))
-}
-
-fn lies_beside(path: &Path, other: &Path) -> bool {
-    match (path.canonicalize(), other.canonicalize()) {
-        (Ok(path), Ok(other)) => path.parent() == other.parent(),
-        _ => false,
+    match info.other_file(path) {
+        None => Ok(()),
+        Some(other) => Err(Error::refused(format!("--from {}", qemu_img::names_another(path, &other)))),
     }
-}
-
-fn qemu_img(arguments: &[&std::ffi::OsStr]) -> Result<Output> {
-    let output = Command::new(QEMU_IMG).args(arguments).stdin(Stdio::null()).output();
-    let output = output.map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => Error::failed(
-            "--from needs qemu-img, which is not installed (Debian: qemu-utils, Fedora: qemu-img)",
-        ),
-        _ => Error::failed(format!("{QEMU_IMG}: {e}")),
-    })?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(Error::failed(format!("{}: {}", said.trim().lines().last().unwrap_or(QEMU_IMG), output.status)))
 }
 
 #[cfg(test)]

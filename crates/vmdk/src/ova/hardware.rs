@@ -12,10 +12,12 @@ use crate::text::{decimal, shown, wrong};
 use crate::vmx::Bus;
 
 /// Numbers of the types of hardware.
+pub(super) const PROCESSOR: &str = "3";
+pub(super) const MEMORY: &str = "4";
 const IDE_CONTROLLER: &str = "5";
-const SCSI_CONTROLLER: &str = "6";
+pub(super) const SCSI_CONTROLLER: &str = "6";
 const OTHER_STORAGE: &str = "20";
-const DISK: &str = "17";
+pub(super) const DISK: &str = "17";
 
 /// Where a disk is attached. The order is that of a VM's disks: by bus, controller and unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -22,11 +22,18 @@ const NAME_BYTES_MAX: usize = 4096;
 /// Sizes are added to offsets, and both fit in 63 bits.
 const SIZE_MAX: u64 = i64::MAX as u64 / 2;
 
-/// Byte ranges of a header's fields.
+/// Greatest size in the octal digits of a header, 8 GiB.
+const OCTAL_SIZE_MAX: u64 = (1 << 33) - 1;
+
+/// Byte ranges of a header's fields, or their begins.
 mod field {
     use std::ops::Range;
 
     pub(super) const NAME: Range<usize> = 0..100;
+    pub(super) const MODE: usize = 100;
+    pub(super) const OWNER: usize = 108;
+    pub(super) const GROUP: usize = 116;
+    pub(super) const TIME: usize = 136;
     pub(super) const SIZE: Range<usize> = 124..136;
     pub(super) const CHECKSUM: Range<usize> = 148..156;
     pub(super) const KIND: usize = 156;
@@ -48,6 +55,39 @@ impl Member {
     pub fn bytes(&self) -> u64 {
         self.at.end - self.at.start
     }
+}
+
+/// Returns the header of a new member: ustar, with the size in base 256 where octal digits do not suffice, as GNU tar and
+/// VMware's tools have it.
+///
+/// # Errors
+/// `Invalid` for a name that would need an extension.
+pub fn member_header(name: &str, bytes: u64) -> Result<[u8; BLOCK_BYTES as usize]> {
+    // A NUL ends the name.
+    if name.len() >= field::NAME.len() {
+        let expected = format!("at most {} bytes", field::NAME.len() - 1);
+        return Err(wrong(name, "the length of a member's name", name.len(), &expected));
+    }
+    let mut header = [0; BLOCK_BYTES as usize];
+    let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
+    put(field::NAME.start, name.as_bytes());
+    put(field::MODE, b"0000644\0");
+    put(field::OWNER, b"0000000\0");
+    put(field::GROUP, b"0000000\0");
+    match bytes <= OCTAL_SIZE_MAX {
+        true => put(field::SIZE.start, format!("{bytes:011o}\0").as_bytes()),
+        false => {
+            put(field::SIZE.start, &[0x80, 0, 0, 0]);
+            put(field::SIZE.start + 4, &bytes.to_be_bytes());
+        }
+    }
+    put(field::TIME, b"00000000000\0");
+    put(field::CHECKSUM.start, b"        ");
+    put(field::KIND, b"0");
+    put(field::MAGIC.start, b"ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[field::CHECKSUM].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    Ok(header)
 }
 
 /// Part of the archive that [`Walk::feed`] needs next.

@@ -9,17 +9,20 @@ use crate::kdmv::{HEADER_BYTES, Header};
 use crate::text::wrong;
 
 /// Value of gdOffset in a header whose directory is named by the footer.
-const DIRECTORY_AT_END: u64 = u64::MAX;
+pub(super) const DIRECTORY_AT_END: u64 = u64::MAX;
 /// The algorithm of RFC 1951, here in the frame of RFC 1950.
-const DEFLATE: u16 = 1;
+pub(super) const DEFLATE: u16 = 1;
 /// Maximum number of tables of a disk. The directory takes 8 bytes of memory for each: 64 TiB in regions of VMware's 32 MiB
 /// have 2^21 tables, and twice that take 32 MiB.
 const REGIONS_MAX: u64 = 1 << 22;
 
 /// The end of a file with a footer: the marker of the footer, the footer, and the marker of the end, a sector each.
 pub(crate) const TAIL_BYTES: usize = 3 * HEADER_BYTES;
-const FOOTER_MARKER_TYPE: u32 = 3;
-const END_MARKER_TYPE: u32 = 0;
+/// Types of the markers that are not of grains.
+pub(super) const END_MARKER_TYPE: u32 = 0;
+pub(super) const TABLE_MARKER_TYPE: u32 = 1;
+pub(super) const DIRECTORY_MARKER_TYPE: u32 = 2;
+pub(super) const FOOTER_MARKER_TYPE: u32 = 3;
 
 /// Where the description of the disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use blk::SECTOR;
 use sim::Rng;
 use vmdk::descriptor::ContentId;
-use vmdk::stream_writer::{GRAIN_BYTES, StreamWriter, compress};
+use vmdk::stream::{GRAIN_BYTES, StreamWriter, compress};
 
 use crate::support::{qemu_img, scratch};
 

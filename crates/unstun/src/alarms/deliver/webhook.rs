@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::config::Webhook;
+use crate::hex::hex;
 
 /// Header with the time of the request in seconds since 1970, which is part of what is signed.
 const TIMESTAMP: &str = "x-unstun-timestamp";
@@ -61,8 +62,7 @@ fn request(webhook: &Webhook, message: &AlarmMessage) -> Result<Request<Body>, S
 fn signature(secret: &str, time: i64, body: &[u8]) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     let signed = [format!("{time}.").as_bytes(), body].concat();
-    let hex: String = hmac::sign(&key, &signed).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256={hex}")
+    format!("sha256={}", hex(hmac::sign(&key, &signed).as_ref()))
 }
 
 /// Sends the request. A redirect is not followed: it could lead anywhere.

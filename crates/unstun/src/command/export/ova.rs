@@ -1,19 +1,15 @@
 //! An OVA: a tar archive with the description, the manifest of hashes, and the disks, in this order (DSP0243). Sizes and
 //! hashes are known last: the description and the manifest have their room from the start.
 
-use api::error::{Error, Result};
+use api::error::Result;
 use sha2::{Digest, Sha256};
+use vmdk::ova::{NewDisk, NewVm, member_header};
 
 use super::file::OutputFile;
-use super::ovf::{Ovf, OvfDisk};
-use super::pieces;
-use super::stream::{self, hexadecimal};
+use super::{pieces, stream};
+use crate::hex::hex;
 
 const BLOCK: u64 = 512;
-/// Greatest size in the octal digits of a header, 8 GiB.
-const OCTAL_MAX: u64 = (1 << 33) - 1;
-/// Longest name of a member: longer ones need an extension.
-const NAME_BYTES_MAX: usize = 99;
 /// Digits of a size in the room for the description.
 const DIGITS_ROOM: usize = 20;
 
@@ -35,13 +31,13 @@ pub(super) fn write(
     progress: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<Vec<(String, String)>> {
     let of = |sizes: &[u64]| {
-        let disk = |(member, bytes): (&Member, &u64)| OvfDisk {
+        let disk = |(member, bytes): (&Member, &u64)| NewDisk {
             file: member.file.clone(),
             file_bytes: *bytes,
             capacity_bytes: member.capacity_bytes,
         };
         let disks: Vec<_> = members.iter().zip(sizes).map(disk).collect();
-        Ovf { name, cpus, memory_bytes, disks: &disks }.text()
+        NewVm { name, cpus, memory_bytes, disks: &disks }.descriptor()
     };
     let (description, manifest) = (format!("{name}.ovf"), format!("{name}.mf"));
     let room = of(&vec![0; members.len()]).len() + members.len() * DIGITS_ROOM;
@@ -56,7 +52,7 @@ pub(super) fn write(
         file.append(&[0; BLOCK as usize])?;
         let hash = stream::write(&member.file, &pieces::read(&member.uri)?, file, progress)?;
         let bytes = file.end() - header_at - BLOCK;
-        file.write_at(header_at, &header(&member.file, bytes)?)?;
+        file.write_at(header_at, &member_header(&member.file, bytes)?)?;
         pad(bytes, file)?;
         sizes.push(bytes);
         hashes.push((member.file.clone(), hash));
@@ -68,7 +64,7 @@ pub(super) fn write(
     // Blanks after the last element are no part of the document.
     text.push_str(&" ".repeat(room - text.len()));
     file.write_at(description_at, text.as_bytes())?;
-    hashes.insert(0, (description.clone(), hexadecimal(&Sha256::digest(text.as_bytes()))));
+    hashes.insert(0, (description.clone(), hex(&Sha256::digest(text.as_bytes()))));
     let lines: String = hashes.iter().map(|(name, hash)| line(name, hash)).collect();
     file.write_at(manifest_at, lines.as_bytes())?;
     Ok(hashes)
@@ -80,7 +76,7 @@ fn line(name: &str, hash: &str) -> String {
 
 /// Makes room for a member. Returns the place of its content.
 fn reserve(name: &str, bytes: usize, file: &mut OutputFile) -> Result<u64> {
-    file.append(&header(name, bytes as u64)?)?;
+    file.append(&member_header(name, bytes as u64)?)?;
     let at = file.end();
     file.append(&vec![0; bytes])?;
     pad(bytes as u64, file)?;
@@ -89,33 +85,4 @@ fn reserve(name: &str, bytes: usize, file: &mut OutputFile) -> Result<u64> {
 
 fn pad(bytes: u64, file: &mut OutputFile) -> Result<()> {
     file.append(&vec![0; (bytes.next_multiple_of(BLOCK) - bytes) as usize])
-}
-
-/// Returns the header of a member: ustar, with the size in base 256 where octal digits do not suffice, as GNU's tar and
-/// VMware's tools have it.
-fn header(name: &str, bytes: u64) -> Result<[u8; BLOCK as usize]> {
-    if name.len() > NAME_BYTES_MAX {
-        let cause = format!("{name}: a name of {} bytes in an OVA", name.len());
-        return Err(Error::invalid(format!("{cause}, expected at most {NAME_BYTES_MAX}")));
-    }
-    let mut header = [0; BLOCK as usize];
-    let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
-    put(0, name.as_bytes());
-    put(100, b"0000644\0");
-    put(108, b"0000000\0");
-    put(116, b"0000000\0");
-    match bytes <= OCTAL_MAX {
-        true => put(124, format!("{bytes:011o}\0").as_bytes()),
-        false => {
-            put(124, &[0x80, 0, 0, 0]);
-            put(128, &bytes.to_be_bytes());
-        }
-    }
-    put(136, b"00000000000\0");
-    put(148, b"        ");
-    put(156, b"0");
-    put(257, b"ustar\x0000");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    Ok(header)
 }

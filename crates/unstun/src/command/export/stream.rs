@@ -6,10 +6,11 @@ use api::error::{Error, Result};
 use ring::rand::{SecureRandom, SystemRandom};
 use sha2::{Digest, Sha256};
 use vmdk::descriptor::ContentId;
-use vmdk::stream_writer::{GRAIN_BYTES, StreamWriter, compress};
+use vmdk::stream::{GRAIN_BYTES, StreamWriter, compress};
 
 use super::file::OutputFile;
 use super::pieces::{PIECE_BYTES, Piece, Pieces};
+use crate::hex::hex;
 
 /// Pieces that are compressed together: 128 grains, which all cores share.
 const BATCH_PIECES: usize = 8;
@@ -46,7 +47,7 @@ pub(super) fn write(
     }
     writer.finish(&mut out)?;
     put(&mut out, &mut hash, file)?;
-    Ok(hexadecimal(&hash.finalize()))
+    Ok(hex(&hash.finalize()))
 }
 
 fn put(out: &mut Vec<u8>, hash: &mut Sha256, file: &mut OutputFile) -> Result<()> {
@@ -79,8 +80,4 @@ fn compressed(batch: &[Piece]) -> Result<Vec<Option<Vec<u8>>>> {
         }
         Ok(all)
     })
-}
-
-pub(super) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

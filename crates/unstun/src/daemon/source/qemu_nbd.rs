@@ -9,24 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use api::ImageFormat;
 use api::error::{Error, Result};
 use export::nbd_client::{self, Negotiated};
-use serde::Deserialize;
+
+use crate::qemu_img::{self, Info, not_started};
 
 /// Longest message of `qemu-nbd` that an error repeats.
 const SAID_BYTES_MAX: usize = 500;
 
 /// Numbers the folders of the sockets.
 static STARTED: AtomicU64 = AtomicU64::new(0);
-
-/// Output of `qemu-img info --output=json`, of one image without those below it.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Info {
-    backing_filename: Option<String>,
-    #[serde(default)]
-    encrypted: bool,
-    #[serde(default)]
-    format_specific: serde_json::Value,
-}
 
 /// Folder for the socket of one server, until it is connected.
 struct Meeting(PathBuf);
@@ -71,44 +61,19 @@ pub(super) fn serve(path: &Path, format: ImageFormat) -> Result<Negotiated> {
     Ok(nbd_client::connect(&format!("nbd+unix:///?socket={}", socket.display()))?)
 }
 
-fn not_started(program: &str, e: &std::io::Error) -> Error {
-    match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            let remedy = "install it (Debian: qemu-utils, Fedora: qemu-img), and try again";
-            Error::failed(format!("images of this format need {program}, which is not installed; {remedy}"))
-        }
-        _ => Error::failed(format!("{program}: {e}")),
-    }
-}
-
 fn shorten(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(&said[..said.len().min(SAID_BYTES_MAX)]).into_owned();
     text.trim().replace('\n', " ")
 }
 
-/// The content of an image is untrusted: it may name any file of the host, which `qemu-nbd` would read.
 fn refuse_other_files(path: &Path, format: ImageFormat) -> Result<()> {
-    let mut command = Command::new("qemu-img");
-    command.args(["info", "--output=json", "-f", format.as_str()]).arg(path).stdin(Stdio::null());
-    let output = command.output().map_err(|e| not_started("qemu-img", &e))?;
-    let shown = path.display();
-    if !output.status.success() {
-        return Err(Error::failed(format!("{shown}: {}", shorten(&output.stderr))));
-    }
-    let info: Info = serde_json::from_slice(&output.stdout)
-        .map_err(|e| Error::failed(format!("qemu-img info {shown}: {e}")))?;
+    let info = Info::read(path, Some(format.as_str()))?;
     if info.encrypted {
-        return Err(Error::refused(format!(
-            "{shown}: the image is encrypted; convert it with `qemu-img convert` first"
-        )));
+        let remedy = "convert it with `qemu-img convert` first";
+        return Err(Error::refused(format!("{}: the image is encrypted; {remedy}", path.display())));
     }
-    let data_file = info.format_specific["data"]["data-file"].as_str().map(str::to_owned);
-    let Some(other) = info.backing_filename.or(data_file) else { return Ok(()) };
-    let cause = format!(
-        "{shown}: the image refers to another file, {other}, whose content would become part of the disk"
-    );
-    let remedy = format!(
-        "if that is intended, make one image of both: `qemu-img convert -O qcow2 {shown} WHOLE.qcow2`"
-    );
-    Err(Error::refused(format!("{cause}; {remedy}")))
+    match info.other_file(path) {
+        None => Ok(()),
+        Some(other) => Err(Error::refused(qemu_img::names_another(path, &other))),
+    }
 }

@@ -1,7 +1,6 @@
 //! The files of an image: locked against QEMU's writers, and compared with what they were when the image was opened.
 
 use std::cell::Cell;
-use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use futures_util::future::try_join_all;
 use sha2::{Digest, Sha256};
 
 use crate::daemon::source::read_lock::ReadLock;
+use crate::hex::hex;
 
 /// Time for which a file must not have changed before its time is recorded: file systems round times to ticks of up to
 /// 10 ms, and a second change within a tick would not show.
@@ -68,11 +68,7 @@ impl WatchedFiles {
             let name = Path::new(file.name()).file_name().unwrap_or_default().to_string_lossy();
             hash.update(format!("{name} {size_bytes} {modified_ns}\n"));
         }
-        let mut text = String::new();
-        for byte in &hash.finalize()[..FINGERPRINT_BYTES] {
-            let _ = write!(text, "{byte:02x}");
-        }
-        Some(text)
+        Some(hex(&hash.finalize()[..FINGERPRINT_BYTES]))
     }
 
     /// Returns the path of a file that was removed or replaced: it can be read as long as it stays open.

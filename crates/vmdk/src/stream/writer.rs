@@ -1,7 +1,7 @@
 //! Writes a streamOptimized disk ("KDMV", compressed), the form in OVAs: from its first to its last byte, without going back.
 //!
-//! Facts: reference/vmware-formats section 2.4. The header says that the directory is at the end
-//! (GD_AT_END). Grains follow it in the order of the disk, those of a table and then the table; then the directory, the
+//! Facts: reference/vmware-formats section 2.4; docs/formats/stream.md. The header says that the directory is at the end
+//! (DIRECTORY_AT_END). Grains follow it in the order of the disk, those of a table and then the table; then the directory, the
 //! footer, and the mark of the end. A grain of zeros is left out.
 
 use std::io::Write;
@@ -10,7 +10,12 @@ use blk::{Error, Result, SECTOR};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-use crate::descriptor::{ContentId, Descriptor, NewStream};
+use super::grain::MARKER_BYTES;
+use super::header::{
+    DEFLATE, DIRECTORY_AT_END, DIRECTORY_MARKER_TYPE, END_MARKER_TYPE, FOOTER_MARKER_TYPE, TABLE_MARKER_TYPE,
+};
+use crate::descriptor::{ContentId, DISK_SECTORS_MAX, Descriptor, NewStream};
+use crate::kdmv::{MAGIC, NEWLINES, field, flag};
 
 /// Bytes of a grain.
 pub const GRAIN_BYTES: usize = 64 << 10;
@@ -23,21 +28,8 @@ const DESCRIPTOR_SECTORS: u64 = 20;
 const OVERHEAD_SECTORS: u64 = 128;
 /// Version of VMware's writers of streams.
 const VERSION: u32 = 3;
-/// The newline detector counts; grains are compressed; there are markers.
-const FLAGS: u32 = 1 | 1 << 16 | 1 << 17;
-const GD_AT_END: u64 = u64::MAX;
-const NEWLINES: [u8; 4] = *b"\n \r\n";
-const DEFLATE: u16 = 1;
-/// Most bytes of the disk, 64 TiB: VMware's greatest disk is smaller.
-pub const DISK_BYTES_MAX: u64 = 64 << 40;
-
-#[derive(Clone, Copy)]
-enum Marker {
-    End = 0,
-    Table = 1,
-    Directory = 2,
-    Footer = 3,
-}
+const FLAGS: u32 = flag::NEWLINES | flag::COMPRESSED | flag::MARKERS;
+const DISK_BYTES_MAX: u64 = DISK_SECTORS_MAX * SECTOR;
 
 /// Compresses a grain, which may be shorter at the end of the disk. None for zeros. Calls for several grains may run side
 /// by side.
@@ -86,7 +78,7 @@ impl StreamWriter {
         }
         let capacity_sectors = size_bytes / SECTOR;
         let descriptor = NewStream { extent_file: file, capacity_sectors, content_id }.descriptor(file)?;
-        out.extend_from_slice(&header(capacity_sectors, GD_AT_END));
+        out.extend_from_slice(&header(capacity_sectors, DIRECTORY_AT_END));
         append_descriptor(file, &descriptor, out)?;
         out.resize(out.len() + ((OVERHEAD_SECTORS - 1 - DESCRIPTOR_SECTORS) * SECTOR) as usize, 0);
         Ok(StreamWriter {
@@ -117,7 +109,7 @@ impl StreamWriter {
             out.extend_from_slice(&(self.next * GRAIN_SECTORS).to_le_bytes());
             out.extend_from_slice(&(data.len() as u32).to_le_bytes());
             out.extend_from_slice(data);
-            self.pad(12 + data.len() as u64, out);
+            self.pad(MARKER_BYTES + data.len() as u64, out);
         }
         self.next += 1;
         if self.next.is_multiple_of(TABLE_ENTRIES) || self.next == self.grains() {
@@ -141,10 +133,10 @@ impl StreamWriter {
         self.at += whole / SECTOR;
     }
 
-    fn marker(&mut self, kind: Marker, sectors: u64, out: &mut Vec<u8>) {
+    fn marker(&mut self, kind: u32, sectors: u64, out: &mut Vec<u8>) {
         out.extend_from_slice(&sectors.to_le_bytes());
         out.extend_from_slice(&0_u32.to_le_bytes());
-        out.extend_from_slice(&(kind as u32).to_le_bytes());
+        out.extend_from_slice(&kind.to_le_bytes());
         self.pad(16, out);
     }
 
@@ -153,7 +145,7 @@ impl StreamWriter {
             self.directory.push(0);
             return Ok(());
         }
-        self.marker(Marker::Table, TABLE_SECTORS, out);
+        self.marker(TABLE_MARKER_TYPE, TABLE_SECTORS, out);
         self.directory.push(self.place()?);
         let table = std::mem::replace(&mut self.table, vec![0; TABLE_ENTRIES as usize]);
         self.append(&table, out);
@@ -170,12 +162,12 @@ impl StreamWriter {
     pub fn finish(mut self, out: &mut Vec<u8>) -> Result<()> {
         assert_eq!(self.next, self.grains(), "{}: all grains are written", self.file);
         let directory = std::mem::take(&mut self.directory);
-        self.marker(Marker::Directory, (directory.len() as u64 * 4).div_ceil(SECTOR), out);
+        self.marker(DIRECTORY_MARKER_TYPE, (directory.len() as u64 * 4).div_ceil(SECTOR), out);
         let at = u64::from(self.place()?);
         self.append(&directory, out);
-        self.marker(Marker::Footer, 1, out);
+        self.marker(FOOTER_MARKER_TYPE, 1, out);
         out.extend_from_slice(&header(self.capacity_sectors, at));
-        self.marker(Marker::End, 0, out);
+        self.marker(END_MARKER_TYPE, 0, out);
         Ok(())
     }
 }
@@ -183,18 +175,18 @@ impl StreamWriter {
 fn header(capacity_sectors: u64, directory: u64) -> [u8; SECTOR as usize] {
     let mut header = [0; SECTOR as usize];
     let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, b"KDMV");
-    put(4, &VERSION.to_le_bytes());
-    put(8, &FLAGS.to_le_bytes());
-    put(12, &capacity_sectors.to_le_bytes());
-    put(20, &GRAIN_SECTORS.to_le_bytes());
-    put(28, &1_u64.to_le_bytes());
-    put(36, &DESCRIPTOR_SECTORS.to_le_bytes());
-    put(44, &(TABLE_ENTRIES as u32).to_le_bytes());
-    put(56, &directory.to_le_bytes());
-    put(64, &OVERHEAD_SECTORS.to_le_bytes());
-    put(73, &NEWLINES);
-    put(77, &DEFLATE.to_le_bytes());
+    put(0, MAGIC);
+    put(field::VERSION, &VERSION.to_le_bytes());
+    put(field::FLAGS, &FLAGS.to_le_bytes());
+    put(field::CAPACITY, &capacity_sectors.to_le_bytes());
+    put(field::GRAIN, &GRAIN_SECTORS.to_le_bytes());
+    put(field::DESCRIPTOR, &1_u64.to_le_bytes());
+    put(field::DESCRIPTOR_SECTORS, &DESCRIPTOR_SECTORS.to_le_bytes());
+    put(field::TABLE_ENTRIES, &(TABLE_ENTRIES as u32).to_le_bytes());
+    put(field::DIRECTORY, &directory.to_le_bytes());
+    put(field::OVERHEAD, &OVERHEAD_SECTORS.to_le_bytes());
+    put(field::NEWLINES, NEWLINES);
+    put(field::COMPRESSION, &DEFLATE.to_le_bytes());
     header
 }
 

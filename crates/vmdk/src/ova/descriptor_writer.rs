@@ -1,40 +1,46 @@
-//! The description of a VM in an OVA: DMTF's DSP0243 1.1 (OVF), with the types of CIM's resources that VMware, VirtualBox and
-//! virt-v2v read. unstun knows the disks alone; processors and memory are those that the user states.
+//! The OVF descriptor of a new OVA, with the kinds of hardware that VMware, VirtualBox and virt-v2v read.
+//!
+//! Facts: DMTF DSP0243 1.1; CIM_ResourceAllocationSettingData.ResourceType.
 
 use std::fmt::Write;
 
-/// A disk of the description.
-pub(super) struct OvfDisk {
+use super::hardware::{DISK, MEMORY, PROCESSOR, SCSI_CONTROLLER};
+
+/// A disk of a new OVA, as a streamOptimized file.
+#[derive(Debug, Clone)]
+pub struct NewDisk {
     /// Name of its file in the archive.
     pub file: String,
     /// Bytes of that file.
     pub file_bytes: u64,
+    /// Size of the disk.
     pub capacity_bytes: u64,
 }
 
-pub(super) struct Ovf<'a> {
+/// A VM that a new OVA describes.
+#[derive(Debug, Clone)]
+pub struct NewVm<'a> {
+    /// Name, which is escaped.
     pub name: &'a str,
+    /// Number of processors.
     pub cpus: u32,
+    /// Size of the memory; whole MiB count.
     pub memory_bytes: u64,
-    pub disks: &'a [OvfDisk],
+    /// Disks in the order of their slots.
+    pub disks: &'a [NewDisk],
 }
 
 /// Disks of one SCSI controller: sixteen targets, of which the controller is one.
 const DISKS_OF_CONTROLLER: usize = 15;
 const STREAM_FORMAT: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
-/// Types of resources (CIM_ResourceAllocationSettingData.ResourceType).
-const PROCESSOR: u32 = 3;
-const MEMORY: u32 = 4;
-const SCSI_CONTROLLER: u32 = 6;
-const DISK: u32 = 17;
-
 /// Returns the target of a disk on its controller: 7 is the controller's.
 fn target(of_controller: usize) -> usize {
     if of_controller < 7 { of_controller } else { of_controller + 1 }
 }
 
-impl Ovf<'_> {
-    pub(super) fn text(&self) -> String {
+impl NewVm<'_> {
+    /// Returns the text of the descriptor.
+    pub fn descriptor(&self) -> String {
         let mut out = String::from(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
              <Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" \
@@ -77,13 +83,13 @@ impl Ovf<'_> {
         items.add(&[
             ("AllocationUnits", "hertz * 10^6"),
             ("ElementName", &format!("{cpus} virtual CPUs")),
-            ("ResourceType", &PROCESSOR.to_string()),
+            ("ResourceType", PROCESSOR),
             ("VirtualQuantity", &cpus.to_string()),
         ]);
         items.add(&[
             ("AllocationUnits", "byte * 2^20"),
             ("ElementName", &format!("{mebibytes} MB of memory")),
-            ("ResourceType", &MEMORY.to_string()),
+            ("ResourceType", MEMORY),
             ("VirtualQuantity", &mebibytes.to_string()),
         ]);
         for (controller, disks) in self.disks.chunks(DISKS_OF_CONTROLLER).enumerate() {
@@ -91,7 +97,7 @@ impl Ovf<'_> {
                 ("Address", &controller.to_string()),
                 ("ElementName", &format!("SCSI controller {controller}")),
                 ("ResourceSubType", "lsilogic"),
-                ("ResourceType", &SCSI_CONTROLLER.to_string()),
+                ("ResourceType", SCSI_CONTROLLER),
             ]);
             for n in 0..disks.len() {
                 let number = controller * DISKS_OF_CONTROLLER + n;
@@ -100,7 +106,7 @@ impl Ovf<'_> {
                     ("ElementName", &format!("Hard disk {}", number + 1)),
                     ("HostResource", &format!("ovf:/disk/disk{number}")),
                     ("Parent", &parent.to_string()),
-                    ("ResourceType", &DISK.to_string()),
+                    ("ResourceType", DISK),
                 ]);
             }
         }
@@ -139,10 +145,10 @@ mod tests {
     #[test]
     fn disks_are_on_controllers_of_fifteen() {
         let disk =
-            |n: u64| OvfDisk { file: format!("a&b-disk{n}.vmdk"), file_bytes: n, capacity_bytes: 1 << 30 };
+            |n: u64| NewDisk { file: format!("a&b-disk{n}.vmdk"), file_bytes: n, capacity_bytes: 1 << 30 };
         let disks: Vec<_> = (0..17).map(disk).collect();
-        let ovf = Ovf { name: "a<b", cpus: 2, memory_bytes: 2 << 30, disks: &disks };
-        let text = ovf.text();
+        let vm = NewVm { name: "a<b", cpus: 2, memory_bytes: 2 << 30, disks: &disks };
+        let text = vm.descriptor();
         assert_eq!(text.matches("<Item>").count(), 2 + 2 + 17);
         assert_eq!(text.matches("<rasd:AddressOnParent>7<").count(), 0);
         assert_eq!(text.matches("<rasd:AddressOnParent>15<").count(), 1);

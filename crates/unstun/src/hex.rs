@@ -1,0 +1,6 @@
+//! Bytes as hexadecimal digits.
+
+/// Returns two digits for each byte, in lower case.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
