@@ -6,15 +6,16 @@ pub(crate) const FILE_LINES_MAX: usize = 700;
 pub(crate) const FUNCTION_LINES_MAX: usize = 100;
 
 /// Which crates of the workspace a crate may depend on. The top-level crates are `unstun`, `lab` and `crash`.
-const MAY_KNOW: [(&str, &[&str]); 9] = [
+const MAY_KNOW: [(&str, &[&str]); 10] = [
     ("blk", &[]),
     ("sim", &["blk"]),
     ("vmdk", &["blk"]),
     ("engine", &["blk"]),
     ("export", &["blk"]),
     ("api", &["blk"]),
+    ("repo", &["blk"]),
     ("lab", &["api", "blk", "sim", "vmdk", "engine", "export"]),
-    ("unstun", &["api", "blk", "vmdk", "engine", "export"]),
+    ("unstun", &["api", "blk", "vmdk", "engine", "export", "repo"]),
     ("crash", &["blk", "sim", "vmdk", "engine"]),
 ];
 
@@ -81,6 +82,7 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
     ("crates/engine/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
     ("crates/export/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
     ("crates/vmdk/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
+    ("crates/repo/src", &["tracing::", "nbd"], "it reads and writes a repository; the callers have the disks"),
     ("crates/sim/src", &["blk::uring"], "the simulated world and the real one share contracts only"),
     ("crates", &["debug_assert!", "debug_assert_eq!"], "an assertion holds in every build: `assert!`"),
 ];
