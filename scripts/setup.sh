@@ -34,6 +34,10 @@ for pair in ${PROGRAMS[$purpose]}; do
 done
 # The linker finds the C library's start files only with its development package.
 [[ -e /usr/include/stdlib.h ]] || missing+=(libc6-dev)
+# Modules of Debian's Python, which the independent reader of backups imports.
+if [[ $purpose == test ]] && ! /usr/bin/python3 -c 'import argon2, nacl, zstandard' 2>/dev/null; then
+    missing+=(python3-argon2 python3-nacl python3-zstandard)
+fi
 
 # As root, after an update of the lists of packages.
 apt_get() {
