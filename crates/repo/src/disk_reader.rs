@@ -16,8 +16,8 @@ use crate::repository::Repository;
 
 /// Chunks that are read together.
 const WINDOW_CHUNKS: u64 = 16;
-/// Windows that are kept: 64 MiB with chunks of 64 KiB.
-const WINDOWS_MAX: usize = 64;
+/// Contents that are kept, in bytes; at least the windows that are read ahead.
+const KEPT_BYTES: u64 = 64 << 20;
 /// Windows that are read ahead of one that follows the one before it.
 const WINDOWS_AHEAD: u64 = 4;
 
@@ -139,7 +139,8 @@ impl DiskReader {
         let reading = async move { inner.read_window(window).await }.boxed().shared();
         kept.windows.insert(window, reading.clone());
         kept.order.push_back(window);
-        while kept.order.len() > WINDOWS_MAX {
+        let windows = KEPT_BYTES / (WINDOW_CHUNKS * self.0.chunk_bytes);
+        while kept.order.len() as u64 > windows.max(2 * WINDOWS_AHEAD) {
             if let Some(oldest) = kept.order.pop_front() {
                 kept.windows.remove(&oldest);
             }

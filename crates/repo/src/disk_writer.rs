@@ -60,9 +60,28 @@ impl DiskWriter {
         })
     }
 
-    /// Returns the number of chunks.
-    pub fn chunks(&self) -> u64 {
-        self.size_bytes.div_ceil(u64::from(self.chunk_bytes))
+    /// Returns the bytes of a chunk; the last one of a disk can be shorter.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    /// Refuses chunks that are not on one page of the map, beyond the disk, or of another length.
+    pub(crate) fn check(&self, chunks: &[(u64, Option<Vec<u8>>)]) -> Result<()> {
+        let chunk_bytes = u64::from(self.chunk_bytes);
+        let invalid = |cause: String| Err(Error::invalid(format!("disk{}", self.number), cause));
+        let mut before = None;
+        for (n, content) in chunks {
+            let left = self.size_bytes.saturating_sub(n.saturating_mul(chunk_bytes)).min(chunk_bytes);
+            let found = content.as_ref().map_or(left, |content| content.len() as u64);
+            if left == 0 || found != left {
+                return invalid(format!("chunk {n} has {found} bytes, expected {left}"));
+            }
+            if before.is_some_and(|before| before >= *n || before >> 8 != n >> 8) {
+                return invalid("the chunks of one call ascend on one page of the map".into());
+            }
+            before = Some(*n);
+        }
+        Ok(())
     }
 
     /// Returns the chunk `n` of the parent. `n` must not be less than those before.
@@ -137,7 +156,9 @@ impl DiskWriter {
             }
         }
         if let Some(new) = new {
-            *self.packs.entry(new.pack).or_default() += 1;
+            let count = self.packs.entry(new.pack).or_default();
+            let full = || Error::unsupported(format!("disk{}", self.number), "2^32 references to one pack");
+            *count = count.checked_add(1).ok_or_else(full)?;
         }
         if level == 0 {
             let bytes = |chunk: Option<&ChunkRef>| chunk.map_or(0, |chunk| u64::from(chunk.bytes));

@@ -189,12 +189,18 @@ pub(crate) async fn add(
 async fn read_all(objects: &dyn Objects) -> Result<Vec<(String, Wrapped)>> {
     let listed = objects.list(names::KEYS).await?;
     let read = |name: String| async move {
-        let body = objects.get(&name).await?;
-        let wrapped = serde_json::from_slice(&body);
-        let wrapped = wrapped.map_err(|e| Error::damaged(&name, format!("this is no key: {e}")))?;
-        Ok::<_, Error>((name.trim_start_matches(names::KEYS).to_owned(), wrapped))
+        let body = match objects.get(&name).await {
+            Ok(body) => body,
+            // A list may be old.
+            Err(e) if e.kind == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        // One that is damaged opens nothing, and the others do.
+        let wrapped = serde_json::from_slice(&body).ok();
+        Ok(wrapped.map(|wrapped| (name.trim_start_matches(names::KEYS).to_owned(), wrapped)))
     };
-    try_join_all(listed.into_iter().map(|object| read(object.name))).await
+    let all = try_join_all(listed.into_iter().map(|object| read(object.name))).await?;
+    Ok(all.into_iter().flatten().collect())
 }
 
 /// Returns the keys of a repository, and the ID of the one that opened it.
@@ -204,7 +210,7 @@ async fn read_all(objects: &dyn Objects) -> Result<Vec<(String, Wrapped)>> {
 pub(crate) async fn open(objects: &dyn Objects, repository: &str, secret: &Secret) -> Result<(Keys, String)> {
     let wrapped = read_all(objects).await?;
     for (id, wrapped) in &wrapped {
-        if let Some(keys) = unwrap(id, repository, wrapped, secret)? {
+        if let Ok(Some(keys)) = unwrap(id, repository, wrapped, secret) {
             return Ok((keys, id.clone()));
         }
     }
@@ -261,7 +267,7 @@ pub(crate) async fn remove(objects: &dyn Objects, in_use: &str, id: &str) -> Res
             "this key opened the repository now; open it with the key that is to stay, and remove this one then",
         ));
     }
-    if !read_all(objects).await?.iter().any(|(other, _)| other == id) {
+    if !objects.list(names::KEYS).await?.iter().any(|object| object.name == name) {
         return Err(Error::not_found(name, "no key has this ID"));
     }
     objects.delete(&name).await

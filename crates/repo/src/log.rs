@@ -97,7 +97,7 @@ async fn recorded(objects: &dyn Objects, keys: &Keys, number: u32) -> Result<Sta
         Error::unsupported(&name, format!("{e}; a later version of unstun may have written it"))
     })?;
     // A repository whose last entries were lost would otherwise be continued with numbers that were used before.
-    let entry = objects.get(&names::log(number)).await?;
+    let entry = read(objects, number).await?.ok_or_else(|| missing(number))?;
     if state.number != number || hash_of(&entry) != state.hash {
         return Err(Error::damaged(name, "the recorded state is not that of the log's entry"));
     }

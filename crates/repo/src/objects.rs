@@ -1,9 +1,11 @@
 //! The contract of a store of objects: what a repository needs of a folder or a bucket.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use blk::Result;
+use blk::{Error, Result};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 /// A request under way. Dropping it may leave the request to be carried out.
@@ -25,6 +27,21 @@ pub struct Listed {
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
+}
+
+/// Creates an object of which the caller alone can have made one of this name, and makes sure that it has this content: an
+/// answer may have been lost, and a store that was rolled back may have an object of a session that the log has lost.
+pub(crate) fn put_own(objects: &Arc<dyn Objects>, name: &str, body: Bytes) -> Pending<()> {
+    let (objects, name) = (objects.clone(), name.to_owned());
+    async move {
+        if objects.put_new(&name, body.clone()).await? == Put::Created || objects.get(&name).await? == body {
+            return Ok(());
+        }
+        let cause = "the object is of another session of the same number, so the log has lost entries; restore the repository as it \
+                     was, or make a new one";
+        Err(Error::damaged(format!("{}/{name}", objects.place()), cause))
+    }
+    .boxed()
 }
 
 /// A store of objects that are created once and never changed. Requests that fail in passing are repeated below this

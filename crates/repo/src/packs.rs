@@ -7,7 +7,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::chunk::{ChunkId, ChunkRef};
 use crate::names::{self, PackName};
-use crate::objects::{Objects, Pending, Put};
+use crate::objects::{Objects, Pending, put_own};
 
 /// Bytes after which a pack is stored.
 const PACK_BYTES: usize = 16 << 20;
@@ -34,7 +34,7 @@ pub(crate) struct Packs {
     epoch: u32,
     next: u32,
     open: [Option<Open>; 2],
-    uploads: FuturesUnordered<Pending<Put>>,
+    uploads: FuturesUnordered<Pending<()>>,
     pub stored_bytes: u64,
 }
 
@@ -88,13 +88,12 @@ impl Packs {
         if self.uploads.len() >= UPLOADS_MAX {
             self.uploaded().await?;
         }
-        // A pack of this name is one of this session: a request of which the answer was lost.
-        self.uploads.push(self.objects.put_new(&names::pack(open.name), open.body.into()));
+        self.uploads.push(put_own(&self.objects, &names::pack(open.name), open.body.into()));
         Ok(())
     }
 
     async fn uploaded(&mut self) -> Result<()> {
-        self.uploads.next().await.transpose().map(drop)
+        self.uploads.next().await.unwrap_or(Ok(()))
     }
 
     /// Stores all packs and waits until they are durable.

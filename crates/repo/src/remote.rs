@@ -33,16 +33,17 @@ struct Remote {
     runtime: Handle,
 }
 
-/// Connects to the store at `place`: `s3://BUCKET/PREFIX`, `gs://...`, `az://CONTAINER/...`, or a folder, which is made.
+/// Connects to the store at `place`: `s3://BUCKET/PREFIX`, `gs://...`, `az://CONTAINER/...`, or a folder, which `make` makes.
 /// Credentials and the endpoint are variables of `environment`: `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT` and so on.
 pub fn connect(
     place: &str,
+    make: bool,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Arc<dyn Objects>> {
     let failed = |e: object_store::Error| error(place, &e);
     let (store, prefix): (Arc<dyn ObjectStore>, _) = match place.split_once("://") {
-        None => (folder(place, place)?, Key::default()),
-        Some(("file", path)) => (folder(place, path)?, Key::default()),
+        None => (folder(place, place, make)?, Key::default()),
+        Some(("file", path)) => (folder(place, path, make)?, Key::default()),
         Some((scheme, rest)) => {
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             let prefix = Key::parse(prefix).map_err(|e| Error::invalid(place, e.to_string()))?;
@@ -57,11 +58,18 @@ pub fn connect(
     }))
 }
 
-fn folder(place: &str, path: &str) -> Result<Arc<dyn ObjectStore>> {
+fn folder(place: &str, path: &str, make: bool) -> Result<Arc<dyn ObjectStore>> {
     if !Path::new(path).is_absolute() {
         return Err(Error::invalid(place, "expected an absolute path or a URI such as s3://BUCKET/PREFIX"));
     }
-    fs::create_dir_all(path).map_err(|e| blk::Errno::from(e).at(place, "making the folder"))?;
+    match make {
+        true => fs::create_dir_all(path).map_err(|e| blk::Errno::from(e).at(place, "making the folder"))?,
+        false if !Path::new(path).is_dir() => {
+            let cause = "there is no folder here, so no repository; `unstun repo init` makes one";
+            return Err(Error::not_found(place, cause));
+        }
+        false => {}
+    }
     let folder = LocalFileSystem::new_with_prefix(path).map_err(|e| error(place, &e))?;
     Ok(Arc::new(folder.with_fsync(true)))
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use blk::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::event::Event;
+use crate::event::{DiskBackup, Event};
 use crate::hex::hex;
 use crate::key::{self, KeySummary, Keys, Secret};
 use crate::log::{self, Appended};
 use crate::names;
-use crate::objects::{Objects, Put};
+use crate::objects::{Objects, Put, put_own};
 use crate::seal::random;
 use crate::state::State;
 
@@ -76,10 +76,12 @@ impl Repository {
         // The key is there before the repository is, so that no repository exists without one.
         let key_id = key::add(&*objects, &info.bound(), &keys, secret, label, now_us).await?;
         let text = serde_json::to_vec_pretty(&info).expect("plain JSON");
-        for expected in [Put::Created, Put::Exists] {
-            if objects.put_new(names::REPOSITORY, text.clone().into()).await? != expected {
-                return Err(no_conditional_puts(&*objects));
-            }
+        put_own(&objects, names::REPOSITORY, text.clone().into()).await.map_err(|e| match e.kind {
+            ErrorKind::Damaged => exists(&*objects),
+            _ => e,
+        })?;
+        if objects.put_new(names::REPOSITORY, text.into()).await? != Put::Exists {
+            return Err(no_conditional_puts(&*objects));
         }
         Ok(Repository { objects, keys, info, state: State::default(), writer: writer.to_owned(), key_id })
     }
@@ -108,6 +110,12 @@ impl Repository {
     /// Returns what its log says, as far as it was read.
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Returns the identity of a backup's disk: another content has another one.
+    pub fn identity(&self, number: u32, disk: &DiskBackup) -> String {
+        let root = disk.root.map_or("zeros".to_owned(), |root| hex(&root.id[..8]));
+        format!("{}/{number}/{}/{root}", &self.info.id[..16], disk.number)
     }
 
     /// Reads what others have appended.
@@ -181,9 +189,13 @@ fn no_conditional_puts(objects: &dyn Objects) -> Error {
     Error::unsupported(objects.place(), cause)
 }
 
+fn exists(objects: &dyn Objects) -> Error {
+    Error::new(ErrorKind::Exists, objects.place(), "there is a repository already")
+}
+
 async fn refuse_existing(objects: &dyn Objects) -> Result<()> {
     match objects.get(names::REPOSITORY).await {
-        Ok(_) => Err(Error::new(ErrorKind::Exists, objects.place(), "there is a repository already")),
+        Ok(_) => Err(exists(objects)),
         Err(e) if e.kind == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
     }

@@ -9,11 +9,12 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::chunk::{self, ChunkId, ChunkRef, REF_BYTES};
 use crate::disk_writer::{DiskWriter, PageStore};
+use crate::entry::hash_of;
 use crate::event::{Backup, DiskBackup, Event, Figures, Origin};
 use crate::gather;
-use crate::known::Known;
+use crate::known::{Binding, Known};
 use crate::names::{self, PackName};
-use crate::objects::{Objects, Put};
+use crate::objects::{Objects, Put, put_own};
 use crate::packs::{Kind, Packs};
 use crate::page::Page;
 use crate::pages::Pages;
@@ -62,6 +63,7 @@ impl<'r> Session<'r> {
             Err(_) => Known::open(None).ok(),
             opened => opened.ok(),
         };
+        let known = bound_to(repository, known).await?;
         let pages = Pages::new(repository.objects.clone(), repository.keys.clone());
         let packs = Packs::new(repository.objects.clone(), epoch);
         let mut session = Session {
@@ -103,7 +105,10 @@ impl<'r> Session<'r> {
             let (objects, keys) = (objects.clone(), keys.clone());
             async move {
                 match objects.get(&name).await {
-                    Ok(body) => Ok(Some((list, keys.data.open(&name, name.as_bytes(), &body)?))),
+                    // Without a list, what it has is stored again.
+                    Ok(body) => {
+                        Ok(keys.data.open(&name, name.as_bytes(), &body).ok().map(|content| (list, content)))
+                    }
                     // It was removed with the packs of its session.
                     Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
                     Err(e) => Err(e),
@@ -163,6 +168,7 @@ impl<'r> Session<'r> {
     }
 
     async fn write_chunks(&mut self, disk: &mut DiskWriter, chunks: &[(u64, Option<Vec<u8>>)]) -> Result<()> {
+        disk.check(chunks)?;
         let keys = self.repository.keys.clone();
         let named = in_parallel(chunks, |(_, content)| {
             let content = content.as_ref().filter(|content| content.iter().any(|byte| *byte != 0));
@@ -170,10 +176,6 @@ impl<'r> Session<'r> {
         });
         let mut unknown: BTreeMap<ChunkId, &[u8]> = BTreeMap::new();
         let mut old = Vec::with_capacity(chunks.len());
-        let last_page = chunks.last().map_or(0, |(n, _)| n >> 8);
-        if chunks.first().is_some_and(|(n, _)| n >> 8 != last_page) {
-            return Err(Error::invalid("", "the chunks of one call are on one page of the map"));
-        }
         for ((n, _), named) in chunks.iter().zip(&named) {
             let found = disk.old(*n, &mut Store(self)).await?;
             if let Some((id, content)) =
@@ -239,7 +241,7 @@ impl<'r> Session<'r> {
         }
         let name = names::index(self.epoch, self.lists);
         let body = self.repository.keys.data.seal(name.as_bytes(), &content)?;
-        self.repository.objects.put_new(&name, body.into()).await?;
+        put_own(&self.repository.objects, &name, body.into()).await?;
         let list = (self.epoch, self.lists);
         use_cache(&mut self.known, |known| known.add(&[], Some(list)));
         self.lists += 1;
@@ -287,7 +289,6 @@ impl<'r> Session<'r> {
     pub async fn commit(mut self, origin: Origin, taken_us: u64, now_us: u64) -> Result<(u32, Figures)> {
         self.packs.finish().await?;
         self.write_list().await?;
-        use_cache(&mut self.known, Known::flush);
         let confirmed = self.confirm_packs().await;
         self.explained(confirmed).await?;
         self.figures.stored_bytes = self.packs.stored_bytes;
@@ -305,6 +306,8 @@ impl<'r> Session<'r> {
             // Each entry that came first was read before: a sweep among them may have given up what this backup names.
             self.refuse_swept()?;
             if let Some(number) = self.repository.append(event.clone(), now_us).await? {
+                let binding = binding(self.repository);
+                use_cache(&mut self.known, |known| known.bind(&binding));
                 return Ok((number, self.figures));
             }
         }
@@ -356,6 +359,26 @@ impl PageStore for Store<'_, '_> {
     async fn store(&mut self, level: usize, page: &Page) -> Result<ChunkRef> {
         self.0.add_map_chunk(&page.encode(level)).await
     }
+}
+
+fn binding(repository: &Repository) -> Binding {
+    let state = &repository.state;
+    Binding { repository: repository.info.id.clone(), number: state.number, hash: state.hash.clone() }
+}
+
+/// Clears a cache of another repository, or of one whose log was another then: it names packs that may not be there.
+async fn bound_to(repository: &Repository, mut known: Option<Known>) -> Result<Option<Known>> {
+    let Some(Some(bound)) = use_cache(&mut known, Known::binding) else { return Ok(known) };
+    let is_same = bound.repository == repository.info.id
+        && match repository.objects.get(&names::log(bound.number)).await {
+            Ok(body) => hash_of(&body) == bound.hash,
+            Err(e) if e.kind == ErrorKind::NotFound => false,
+            Err(e) => return Err(e),
+        };
+    if !is_same {
+        use_cache(&mut known, Known::clear);
+    }
+    Ok(known)
 }
 
 /// Uses the cache, which is given up if it fails.

@@ -81,6 +81,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     async fn disk(&mut self, disk: &DiskBackup) -> Result<()> {
+        let before = self.verified.findings.len();
         let mut left: Vec<_> = disk.root.map(|root| (LEVELS - 1, root)).into_iter().collect();
         let mut data_bytes = 0;
         while let Some((level, reference)) = left.pop() {
@@ -97,7 +98,7 @@ impl Walk<'_> {
             }
         }
         self.read_batch().await?;
-        if self.verified.findings.is_empty() {
+        if self.verified.findings.len() == before {
             self.compare_totals(disk, data_bytes).await?;
         }
         Ok(())
@@ -176,7 +177,10 @@ impl Walk<'_> {
     }
 
     async fn compare_totals(&mut self, disk: &DiskBackup, data_bytes: u64) -> Result<()> {
-        let table = read_table(&*self.repository.objects, &self.repository.keys, disk).await?;
+        let table = match read_table(&*self.repository.objects, &self.repository.keys, disk).await {
+            Ok(table) => table,
+            Err(e) => return self.find(format!("the table of packs: {e}")),
+        };
         if data_bytes != disk.data_bytes {
             self.find(format!(
                 "the map has {data_bytes} bytes of data, and the backup states {}",

@@ -22,7 +22,7 @@ pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 pub(crate) fn connect(folder: &Path) -> Arc<dyn Objects> {
-    repo::connect(folder.to_str().unwrap(), std::iter::empty()).unwrap()
+    repo::connect(folder.to_str().unwrap(), true, std::iter::empty()).unwrap()
 }
 
 /// Returns bytes that compress badly and differ for each seed.
