@@ -109,8 +109,27 @@ unpack_axe() {
     fi
 }
 
+# A server of S3 for the tests of repositories in buckets. It takes minutes to build. Without Go those tests are skipped,
+# and say so.
+build_versitygw() {
+    local to=${CARGO_TARGET_DIR:-target}/versitygw new
+    { [[ -d $to ]] || ! command -v go >/dev/null; } && return
+    say "building versitygw for the tests into $to"
+    mkdir -p "${to%/*}"
+    new=$(realpath "$(mktemp -d "$to.XXXXXX")")
+    # Nothing of this stays but the program.
+    if GOPATH=$new/go GOCACHE=$new/cache GOBIN=$new/bin GOFLAGS="${GOFLAGS:-} -modcacherw" \
+        go install github.com/versity/versitygw/cmd/versitygw@v1.8.0; then
+        mv "$new/bin" "$to"
+    else
+        say "versitygw cannot be built here; its tests are skipped"
+    fi
+    rm -rf "$new"
+}
+
 if [[ $purpose == test ]]; then
     unpack_axe
+    [[ -z ${BUILD_VERSITYGW:-} ]] || build_versitygw
     unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
     unpack guest-agent download_agent './usr/sbin/qemu-ga'
     unpack prometheus download_prometheus './usr/bin/*'

@@ -2,6 +2,7 @@
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use blk::{Error, ErrorKind, Result};
+use bytes::Bytes;
 use futures_util::future::try_join_all;
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use serde::{Deserialize, Serialize};
@@ -178,12 +179,12 @@ pub(crate) async fn add(
         made_us: now_us,
     };
     let text = serde_json::to_vec_pretty(&wrapped).expect("plain JSON");
-    match objects.put_new(&name, text.into()).await? {
-        Put::Created => Ok(id),
-        Put::Exists => {
-            Err(Error::new(ErrorKind::Exists, name, "a key of this random name exists; try again"))
-        }
+    let text = Bytes::from(text);
+    // One that exists is this one, if the answer to its creation was lost.
+    if objects.put_new(&name, text.clone()).await? == Put::Exists && objects.get(&name).await? != text {
+        return Err(Error::new(ErrorKind::Exists, name, "a key of this random name exists; try again"));
     }
+    Ok(id)
 }
 
 async fn read_all(objects: &dyn Objects) -> Result<Vec<(String, Wrapped)>> {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use blk::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{DiskBackup, Event};
@@ -10,7 +12,7 @@ use crate::hex::hex;
 use crate::key::{self, KeySummary, Keys, Secret};
 use crate::log::{self, Appended};
 use crate::names;
-use crate::objects::{Objects, Put, put_own};
+use crate::objects::{Objects, Put};
 use crate::seal::random;
 use crate::state::State;
 
@@ -18,6 +20,8 @@ use crate::state::State;
 const FORMAT: u32 = 1;
 /// Sizes that a chunk can have, in bytes; a power of two.
 const CHUNK_BYTES: std::ops::RangeInclusive<u32> = 4096..=1 << 20;
+/// Requests that create the description of a new repository: a store must carry out one of them.
+const CREATIONS: usize = 4;
 /// Attempts to append an event that does not depend on other entries.
 const APPENDS_MAX: u32 = 1000;
 
@@ -76,11 +80,19 @@ impl Repository {
         // The key is there before the repository is, so that no repository exists without one.
         let key_id = key::add(&*objects, &info.bound(), &keys, secret, label, now_us).await?;
         let text = serde_json::to_vec_pretty(&info).expect("plain JSON");
-        put_own(&objects, names::REPOSITORY, text.clone().into()).await.map_err(|e| match e.kind {
-            ErrorKind::Damaged => exists(&*objects),
-            _ => e,
-        })?;
-        if objects.put_new(names::REPOSITORY, text.into()).await? != Put::Exists {
+        let text = Bytes::from(text);
+        // All at once: some stores look for the object first and create it then, which is not one step.
+        let creations = (0..CREATIONS).map(|_| objects.put_new(names::REPOSITORY, text.clone()));
+        let created = try_join_all(creations).await?;
+        let created = created.into_iter().filter(|put| *put == Put::Created).count();
+        // Without any the answer was lost, or another program has made a repository meanwhile.
+        if created == 0 && objects.get(names::REPOSITORY).await? != text {
+            return Err(exists(&*objects));
+        }
+        if created > 1 {
+            // So that nothing there looks like a repository. The error is the store's, whether or not this succeeds.
+            let _ = objects.delete(names::REPOSITORY).await;
+            let _ = objects.delete(&format!("{}{key_id}", names::KEYS)).await;
             return Err(no_conditional_puts(&*objects));
         }
         Ok(Repository { objects, keys, info, state: State::default(), writer: writer.to_owned(), key_id })
@@ -185,7 +197,7 @@ impl Repository {
 
 fn no_conditional_puts(objects: &dyn Objects) -> Error {
     let cause = "the store replaced an object that should have been created only if its name was free; such a store loses backups \
-                 when two programs write at once, and cannot be used";
+                 when two programs write at once, and cannot be used: choose another one";
     Error::unsupported(objects.place(), cause)
 }
 
