@@ -41,6 +41,7 @@ macro_rules! as_text {
 mod access;
 mod alarm;
 pub mod args;
+mod backup;
 mod bin;
 pub mod calendar;
 pub mod client;
@@ -80,6 +81,7 @@ use serde::{Deserialize, Serialize};
 
 pub use access::*;
 pub use alarm::*;
+pub use backup::*;
 pub use bin::*;
 pub use config::*;
 pub use cost::*;

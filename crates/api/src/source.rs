@@ -1,5 +1,7 @@
 //! Sources: read-only images below native disks.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,8 @@ pub enum ImageFormat {
     Vdi,
     /// Virtual PC's and the older one of Hyper-V
     Vpc,
+    /// A disk of a backup in a repository
+    Backup,
 }
 
 impl ImageFormat {
@@ -39,6 +43,7 @@ impl ImageFormat {
             Self::Vhdx => "vhdx",
             Self::Vdi => "vdi",
             Self::Vpc => "vpc",
+            Self::Backup => "backup",
         }
     }
 }
@@ -58,6 +63,31 @@ pub struct DiskFrom {
     /// Whether the image is copied into the store in the background. Without that it is needed as long as the disk is.
     #[serde(default = "yes")]
     pub copy: bool,
+    /// Number of the backup, where `uri` is the place or the name of a repository and the format is `backup`; null for others.
+    #[serde(default)]
+    pub backup: Option<u32>,
+    /// Absolute path of the file with the key that opens the repository; null if the repository's name says it.
+    #[serde(default)]
+    pub key_file: Option<PathBuf>,
+    /// Absolute path of the file with the passphrase that opens the repository.
+    #[serde(default)]
+    pub passphrase_file: Option<PathBuf>,
+}
+
+impl DiskFrom {
+    /// An image that is copied into the store, whose format its name says.
+    pub fn image(uri: impl Into<String>) -> DiskFrom {
+        let uri = uri.into();
+        DiskFrom {
+            uri,
+            format: None,
+            part: None,
+            copy: true,
+            backup: None,
+            key_file: None,
+            passphrase_file: None,
+        }
+    }
 }
 
 pub(crate) fn yes() -> bool {

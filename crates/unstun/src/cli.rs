@@ -1,6 +1,7 @@
 //! Command line of `unstun`: its arguments and its exit codes.
 
 mod alarm;
+mod backup;
 mod bin;
 mod config;
 mod disk;
@@ -32,6 +33,7 @@ use api::units;
 use api::{AttachTo, AttachVia, ExportFormat};
 
 pub use alarm::{AlarmCommand, MuteArgs, Threshold, ThresholdArgs};
+pub use backup::{BackupArgs, BackupCommand, BackupMakeArgs, KeyArgs, RepoArgs, RepoCommand, RestoreArgs};
 pub use bin::{BinCommand, ConsentArgs};
 pub use config::{ConfigCommand, ConfigImportArgs};
 pub use disk::{DiskSpec, DiskSpecs};
@@ -86,6 +88,16 @@ pub enum Command {
     /// List, restore and empty the bin of removed VMs and discarded states
     #[command(subcommand)]
     Bin(BinCommand),
+    /// Make a repository for backups, and manage its keys
+    #[command(subcommand)]
+    Repo(RepoCommand),
+    /// Back up a VM into a repository, and list, verify and remove backups
+    ///
+    /// The first backup of a VM stores what its disks have; each later one what has changed since. Every backup is whole by
+    /// itself. Equal content of all VMs is stored once.
+    Backup(BackupArgs),
+    /// Restore a VM from a backup: it runs at once, and is copied in the background
+    Restore(RestoreArgs),
     /// List the images below disks, and copy them into their stores
     #[command(subcommand)]
     Source(SourceCommand),

@@ -21,6 +21,7 @@ mod nbd_tls;
 mod notify;
 mod qemu_img;
 mod recorder;
+mod repository;
 pub mod rest;
 mod sparse;
 

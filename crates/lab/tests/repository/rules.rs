@@ -82,7 +82,11 @@ const ABSENT: &[(&str, &[&str], &str)] = &[
     ("crates/engine/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
     ("crates/export/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
     ("crates/vmdk/src", &["tracing::"], "it returns errors and calls back; the daemon logs"),
-    ("crates/repo/src", &["tracing::", "nbd"], "it reads and writes a repository; the callers have the disks"),
+    (
+        "crates/repo/src",
+        &["tracing::", "nbd"],
+        "it reads and writes a repository; the callers have the disks",
+    ),
     ("crates/sim/src", &["blk::uring"], "the simulated world and the real one share contracts only"),
     ("crates", &["debug_assert!", "debug_assert_eq!"], "an assertion holds in every build: `assert!`"),
 ];

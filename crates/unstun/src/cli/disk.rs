@@ -1,6 +1,7 @@
 //! Disks in the notation of the command line: `SIZE[,mode=MODE][,dir=DIR]`, and `from=IMAGE[,size=SIZE][,copy=no]` for
 //! disks over an image.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use api::units;
@@ -62,7 +63,7 @@ fn image(value: &str) -> Result<DiskFrom, String> {
             path.to_str().ok_or_else(|| format!("from={value}: expected a path in UTF-8"))?.to_owned()
         }
     };
-    Ok(DiskFrom { uri, format: None, part: None, copy: true })
+    Ok(DiskFrom::image(uri))
 }
 
 fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
@@ -70,6 +71,12 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
         match key {
             "size" => disk.size_bytes = units::parse_disk_size(value)?,
             "copy" => from.copy = parse_copy(value)?,
+            "backup" => {
+                let number = value.parse();
+                from.backup = Some(number.map_err(|_| format!("backup={value}: expected its number"))?);
+            }
+            "key-file" => from.key_file = Some(absolute(key, value)?),
+            "passphrase-file" => from.passphrase_file = Some(absolute(key, value)?),
             "format" => from.format = Some(parse_format(value)?),
             "part" => {
                 let part = value.parse();
@@ -77,18 +84,20 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
             }
             _ => {}
         }
-        if matches!(key, "size" | "copy" | "format" | "part") {
+        if matches!(key, "size" | "copy" | "format" | "part" | "backup" | "key-file" | "passphrase-file") {
             return Ok(());
         }
     }
     match key {
         "mode" => disk.mode = parse_mode(value)?,
-        "dir" if !value.is_empty() => {
-            disk.dir = Some(std::path::absolute(value).map_err(|e| format!("dir={value}: {e}"))?);
-        }
+        "dir" if !value.is_empty() => disk.dir = Some(absolute(key, value)?),
         _ => return Err(format!("{key}={value}: {EXPECTED}")),
     }
     Ok(())
+}
+
+fn absolute(key: &str, value: &str) -> Result<PathBuf, String> {
+    std::path::absolute(value).map_err(|e| format!("{key}={value}: {e}"))
 }
 
 fn parse_mode(text: &str) -> Result<DiskMode, String> {
@@ -115,8 +124,6 @@ fn parse_format(text: &str) -> Result<ImageFormat, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     fn parse(text: &str) -> Result<Vec<(u64, DiskMode, Option<PathBuf>)>, String> {

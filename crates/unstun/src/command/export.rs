@@ -2,7 +2,6 @@
 
 mod file;
 mod ova;
-mod pieces;
 mod qcow2;
 mod stream;
 
@@ -22,10 +21,11 @@ use api::{CommitTarget, Disk, DiskMode, ExportFormat, Exported, ExportedFile, Sn
 use jiff::Timestamp;
 
 use self::file::OutputFile;
-use self::pieces::{Piece, Pieces};
+pub(super) use self::file::refuse_existing;
 use self::qcow2::Qcow2;
 use crate::cli::ExportArgs;
 use crate::command::commit;
+use crate::command::pieces::{self, Piece, Pieces};
 use crate::sparse::runs;
 
 /// Interval between two looks at whether the connection has ended, and their number: 30 s.
@@ -69,7 +69,7 @@ pub(super) async fn run(args: &ExportArgs, client: &Client, output: Output) -> R
     let disks = chosen(&vm, what.disk)?;
     let paths: Vec<_> = disks.iter().map(|disk| path_of(args, disk, disks.len())).collect();
     // A take for nothing is avoided.
-    paths.iter().chain([&args.file]).try_for_each(|path| file::refuse_existing(path))?;
+    paths.iter().chain([&args.file]).try_for_each(|path| refuse_existing(path))?;
     let (snapshot, own) = match &what.snapshot {
         Some(snapshot) => (snapshot.clone(), false),
         None => (take(&what.vm, client).await?, true),
@@ -79,7 +79,7 @@ pub(super) async fn run(args: &ExportArgs, client: &Client, output: Output) -> R
         Ok(sources) => write_beside(args, &what.vm, sources).await,
         Err(e) => Err(e),
     };
-    let removed = if own { remove(&what.vm, &snapshot, client).await } else { Ok(()) };
+    let removed = if own { remove_snapshot(&what.vm, &snapshot, client).await } else { Ok(()) };
     let files = match (exported, removed) {
         (exported, Ok(())) => exported?,
         (exported, Err(e)) => {
@@ -114,7 +114,7 @@ fn format_of(args: &ExportArgs) -> Result<ExportFormat> {
 }
 
 /// Returns the disks to export. Those that are not part of snapshots have no state that stays.
-fn chosen(vm: &Vm, number: Option<u32>) -> Result<Vec<Disk>> {
+pub(super) fn chosen(vm: &Vm, number: Option<u32>) -> Result<Vec<Disk>> {
     let disks: Vec<Disk> = match number {
         Some(number) => vm.disks.iter().filter(|disk| disk.number == number).cloned().collect(),
         None => vm.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent).cloned().collect(),
@@ -155,7 +155,7 @@ async fn take(vm: &VmName, client: &Client) -> Result<SnapshotRef> {
     taken.snapshot.name.parse().map_err(Error::failed)
 }
 
-async fn remove(vm: &VmName, snapshot: &SnapshotRef, client: &Client) -> Result<()> {
+pub(super) async fn remove_snapshot(vm: &VmName, snapshot: &SnapshotRef, client: &Client) -> Result<()> {
     // The daemon answers the last requests of a connection that has ended before the snapshot is free.
     for _ in 0..LOOKS_MAX {
         let clients = client.vm_show(vm).await?.clients;

@@ -2,6 +2,7 @@
 
 mod alarm;
 pub(crate) mod attach;
+mod backup;
 mod bin;
 mod check;
 mod commit;
@@ -22,10 +23,13 @@ mod labels;
 mod limits;
 mod loss;
 mod memory;
+mod pieces;
 mod policy;
 mod pull;
 mod rebuild;
 mod repair;
+mod repo;
+mod restore;
 mod snapshot;
 mod source;
 mod space;
@@ -36,12 +40,14 @@ mod tree;
 mod up;
 mod vm;
 
+pub(crate) use backup::READY;
+
 use api::client::{Client, runtime};
 use api::error::{Error, Result};
 use api::location;
 use api::output::{self, Output};
 
-use crate::cli::{CheckArgs, Cli, Command, DatastoreCommand};
+use crate::cli::{BackupArgs, CheckArgs, Cli, Command, DatastoreCommand};
 
 /// Returns the exit code. A check that found damage is no error; its exit code reports the damage.
 pub(crate) fn run(cli: &Cli, output: Output) -> Result<u8> {
@@ -70,6 +76,13 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         }
         Command::Convert(args) => convert::run(args, output),
         Command::Pull(args) => pull::run(args, output),
+        Command::Repo(command) => runtime()?.block_on(repo::run(command, output)),
+        Command::Backup(BackupArgs { command: Some(command), .. }) => {
+            backup::run_without_daemon(command, output)
+        }
+        Command::Restore(args) if args.into.is_some() => {
+            runtime()?.block_on(restore::into_files(args, output))
+        }
         Command::Thaw(args) => thaw::run(cli.global.datastore.as_deref(), args, output),
         Command::Generate(args) => generate::run(args, output),
         Command::Complete { words } => complete::run(words, output),
@@ -89,6 +102,8 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Export(args) => export::run(args, client, output).await,
+        Command::Backup(BackupArgs { make, .. }) => backup::make(make, client, output).await,
+        Command::Restore(args) => restore::run(args, client, output).await,
         Command::Source(command) => source::run(command, client, output).await,
         Command::Job(command) => job::run(command, client, output).await,
         Command::Events(args) => event::run(args, client, output).await,
@@ -103,6 +118,7 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Up(_)
         | Command::Convert(_)
         | Command::Pull(_)
+        | Command::Repo(_)
         | Command::Generate(_)
         | Command::Complete { .. }
         | Command::Demo(_)

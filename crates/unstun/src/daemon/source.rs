@@ -1,6 +1,7 @@
 //! Sources of native stores: images below disks. An image is opened when a disk is made over it and when its store is
 //! opened, watched for changes, and copied into the store in the background.
 
+mod backup_server;
 mod image;
 mod keep;
 pub(super) mod kept;

@@ -199,6 +199,11 @@ fn back_up() {
 }
 
 #[test]
+fn backup_repository() {
+    follow("backup-repository");
+}
+
+#[test]
 fn export() {
     follow("export");
 }
@@ -264,6 +269,7 @@ fn no_guide_is_left_out() {
         "api.md",
         "attach.md",
         "back-up.md",
+        "backup-repository.md",
         "console.md",
         "cost.md",
         "export.md",

@@ -6,6 +6,7 @@ mod absent;
 mod access;
 mod alarms;
 mod attach;
+mod backups;
 mod bent;
 mod between;
 mod bin;

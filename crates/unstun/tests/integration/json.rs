@@ -479,6 +479,7 @@ fn made_here(actual: &mut Actual) {
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
     exported_here(actual);
+    backed_up_here(actual);
     actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
 }
 
@@ -489,7 +490,7 @@ fn exported_here(actual: &mut Actual) {
     actual.add("ExportedFile", &file);
     let (vm, files) = ("web".parse().unwrap(), vec![file]);
     actual.add("Exported", &Exported { vm, snapshot: None, format: ExportFormat::Ova, files });
-    let from = DiskFrom { uri: "/a.raw".to_owned(), format: None, part: None, copy: true };
+    let from = DiskFrom::image("/a.raw");
     actual.add("DiskFrom", &from);
     let source = Source {
         datastore: "ds".parse().unwrap(),
@@ -506,6 +507,56 @@ fn exported_here(actual: &mut Actual) {
         job: None,
     };
     actual.add("Source", &source);
+}
+
+/// The answers about repositories and backups.
+fn backed_up_here(actual: &mut Actual) {
+    let (text, time) = (String::new, jiff::Timestamp::UNIX_EPOCH);
+    let key = RepositoryKey { id: text(), passphrase: false, label: text(), created: time, in_use: true };
+    actual.add("RepositoryKey", &key);
+    let shown = RepositoryShown {
+        repo: text(),
+        id: text(),
+        chunk_bytes: 65_536,
+        created: time,
+        backups: 1,
+        removed: 0,
+        keys: vec![key],
+    };
+    actual.add("RepositoryShown", &shown);
+    let disk = BackupDisk { number: 0, size_bytes: 512, data_bytes: 512 };
+    actual.add("BackupDisk", &disk);
+    let backup = Backup {
+        backup: 2,
+        vm: text(),
+        taken: time,
+        snapshot: text(),
+        quiesced: false,
+        host: text(),
+        note: text(),
+        removed: false,
+        size_bytes: 512,
+        data_bytes: 512,
+        read_bytes: 512,
+        new_bytes: 512,
+        stored_bytes: 512,
+        took_us: 1,
+        disks: vec![disk],
+    };
+    actual.add("Backup", &backup);
+    let (backups, findings) = (vec![2], Vec::new());
+    actual.add("BackupsVerified", &BackupsVerified { backups, chunks: 1, bytes: 512, skipped: 0, findings });
+    let pruned = RepositoryPruned {
+        dry_run: true,
+        removed: vec![2],
+        gone: 0,
+        abandoned: 0,
+        reclaimed_bytes: 0,
+        kept_bytes: 512,
+    };
+    actual.add("RepositoryPruned", &pruned);
+    let restored = Restored { backup: 2, vm: None, files: Vec::new(), size_bytes: 512, complete: true };
+    actual.add("Restored", &restored);
 }
 
 #[test]

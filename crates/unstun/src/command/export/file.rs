@@ -24,7 +24,7 @@ pub(super) struct OutputFile {
 }
 
 /// Refuses a file that exists.
-pub(super) fn refuse_existing(path: &Path) -> Result<()> {
+pub(in crate::command) fn refuse_existing(path: &Path) -> Result<()> {
     match path.symlink_metadata() {
         Ok(_) => {
             let message = format!("{} exists already; choose another name, or remove it", path.display());

@@ -6,7 +6,8 @@ use sha2::{Digest, Sha256};
 use vmdk::ova::{NewDisk, NewVm, member_header};
 
 use super::file::OutputFile;
-use super::{pieces, stream};
+use super::stream;
+use crate::command::pieces;
 use crate::hex::hex;
 
 const BLOCK: u64 = 512;

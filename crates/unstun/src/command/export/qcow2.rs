@@ -4,7 +4,7 @@
 use api::error::Result;
 
 use super::file::OutputFile;
-use super::pieces::{PIECE_BYTES, Piece};
+use crate::command::pieces::{PIECE_BYTES, Piece};
 
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;

@@ -9,7 +9,7 @@ use vmdk::descriptor::ContentId;
 use vmdk::stream::{GRAIN_BYTES, StreamWriter, compress};
 
 use super::file::OutputFile;
-use super::pieces::{PIECE_BYTES, Piece, Pieces};
+use crate::command::pieces::{PIECE_BYTES, Piece, Pieces};
 use crate::hex::hex;
 
 /// Pieces that are compressed together: 128 grains, which all cores share.

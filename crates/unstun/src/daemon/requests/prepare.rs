@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::error::{Error, ErrorKind, Result};
 use api::location;
 use api::name::{DatastoreName, VmName};
-use api::{DatastoreAdd, DiskCreate, DiskFrom, VmCreate, VmImport};
+use api::{DatastoreAdd, DiskCreate, DiskFrom, ImageFormat, VmCreate, VmImport};
 use tokio::sync::oneshot;
 
 use crate::daemon::datastore::device;
@@ -29,7 +29,7 @@ pub(crate) fn disk(disk: DiskCreate) -> Result<DiskCreate> {
 }
 
 fn image(from: DiskFrom) -> Result<DiskFrom> {
-    if from.uri.contains("://") {
+    if from.uri.contains("://") || from.format == Some(ImageFormat::Backup) {
         return Ok(from);
     }
     let path = Path::new(&from.uri);

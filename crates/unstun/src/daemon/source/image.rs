@@ -17,6 +17,7 @@ use vmdk::ova::Ova;
 use vmdk::stream;
 
 use crate::daemon::running::descriptors::Descriptors;
+use crate::daemon::source::backup_server;
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::qemu_nbd;
 use crate::daemon::source::raw_image::RawImage;
@@ -39,6 +40,8 @@ pub(super) struct Image {
     /// The volume, if that is an NBD export.
     export: Option<Rc<NbdVolume>>,
     pub files: WatchedFiles,
+    /// Identity of a backup's disk, whose content never changes.
+    identity: Option<String>,
 }
 
 impl Image {
@@ -50,6 +53,11 @@ impl Image {
     pub(super) async fn open(env: &Env, origin: &Origin, terms: &Terms) -> Result<Image> {
         let image = match origin.format {
             ImageFormat::Nbd => open_export(env, &origin.uri).await?,
+            ImageFormat::Backup => {
+                let wanted = origin.clone();
+                let (connected, identity) = env.blocking(move || backup_server::serve(&wanted)).await?;
+                Image { identity: Some(identity), ..over_export(env, connected, WatchedFiles::default())? }
+            }
             _ => open_files(env, origin, terms).await?,
         };
         // What was read to open it is what the files have.
@@ -63,9 +71,7 @@ impl Image {
             )));
         }
         match &origin.fingerprint {
-            Some(recorded) if image.files.fingerprint().as_ref() != Some(recorded) => {
-                Err(changed(&origin.uri))
-            }
+            Some(recorded) if image.fingerprint().as_ref() != Some(recorded) => Err(changed(&origin.uri)),
             _ => Ok(image),
         }
     }
@@ -73,7 +79,12 @@ impl Image {
     /// Returns an image without files.
     #[cfg(test)]
     pub(super) fn of(volume: Rc<dyn Volume>) -> Image {
-        Image { volume, export: None, files: WatchedFiles::default() }
+        Image { volume, export: None, files: WatchedFiles::default(), identity: None }
+    }
+
+    /// Returns what shows that the image is the one that was recorded; None if nothing does.
+    pub(super) fn fingerprint(&self) -> Option<String> {
+        self.identity.clone().or_else(|| self.files.fingerprint())
     }
 
     pub(super) fn size_bytes(&self) -> u64 {
@@ -116,7 +127,7 @@ async fn open_files(env: &Env, origin: &Origin, terms: &Terms) -> Result<Image> 
             return over_export(env, connected, files);
         }
     };
-    Ok(Image { volume, export: None, files })
+    Ok(Image { volume, export: None, files, identity: None })
 }
 
 /// Opens the folder of an image, and returns it with the file's name. Refuses the folder of a VM: its daemon writes there.
@@ -210,5 +221,5 @@ async fn open_export(env: &Env, uri: &str) -> Result<Image> {
 
 fn over_export(env: &Env, connected: Negotiated, files: WatchedFiles) -> Result<Image> {
     let export = connected.serve(env)?;
-    Ok(Image { volume: export.clone(), export: Some(export), files })
+    Ok(Image { volume: export.clone(), export: Some(export), files, identity: None })
 }

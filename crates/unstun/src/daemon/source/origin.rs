@@ -1,7 +1,7 @@
 //! What a store records of a source's image: where it is, and how it is recognised. `docs/formats/source.md` describes the
 //! text.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::error::{Error, ErrorKind, Result};
 use api::{DiskFrom, ImageFormat};
@@ -20,6 +20,14 @@ pub(super) struct Origin {
     /// Number of the disk in an OVA, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<u32>,
+    /// Number of a backup, of whose repository `uri` is the place or the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<u32>,
+    /// Files that open the repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passphrase_file: Option<PathBuf>,
     /// Whether the image is copied into the store.
     pub copy: bool,
     /// Identity of the files of the image; None where nothing would show a change.
@@ -45,15 +53,29 @@ impl Origin {
                 format.as_str()
             )));
         }
-        if from.part.is_some() && format != ImageFormat::Ova {
-            return Err(Error::invalid(format!(
-                "{}: format {}: only an OVA has parts",
-                from.uri,
-                format.as_str()
-            )));
+        let is_backup = format == ImageFormat::Backup;
+        let has_parts = is_backup || format == ImageFormat::Ova;
+        let invalid =
+            |cause: &str| Err(Error::invalid(format!("{}: format {}: {cause}", from.uri, format.as_str())));
+        if from.part.is_some() && !has_parts {
+            return invalid("only an OVA has parts, and a backup");
         }
-        let part = (format == ImageFormat::Ova).then(|| from.part.unwrap_or(0));
-        Ok(Origin { uri: from.uri.clone(), format, part, copy: from.copy, fingerprint: None })
+        if is_backup != from.backup.is_some() {
+            return invalid("expected the number of a backup with the format backup, and with no other");
+        }
+        if !is_backup && (from.key_file.is_some() || from.passphrase_file.is_some()) {
+            return invalid("only a repository of backups has a key");
+        }
+        Ok(Origin {
+            uri: from.uri.clone(),
+            format,
+            part: has_parts.then(|| from.part.unwrap_or(0)),
+            backup: from.backup,
+            key_file: from.key_file.clone(),
+            passphrase_file: from.passphrase_file.clone(),
+            copy: from.copy,
+            fingerprint: None,
+        })
     }
 
     pub(super) fn parse(text: &str) -> Result<Origin> {
@@ -99,7 +121,7 @@ mod tests {
     use super::*;
 
     fn asked(uri: &str, format: Option<ImageFormat>) -> Result<Origin> {
-        Origin::asked(&DiskFrom { uri: uri.to_owned(), format, part: None, copy: true })
+        Origin::asked(&DiskFrom { format, ..DiskFrom::image(uri) })
     }
 
     #[test]

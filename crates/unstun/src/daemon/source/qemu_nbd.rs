@@ -19,16 +19,20 @@ const SAID_BYTES_MAX: usize = 500;
 static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// Folder for the socket of one server, until it is connected.
-struct Meeting(PathBuf);
+pub(super) struct Meeting(PathBuf);
 
 impl Meeting {
-    fn new() -> Result<Meeting> {
+    pub(super) fn new() -> Result<Meeting> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("unstun-nbd-{}-{number}", std::process::id()));
         // A folder that others could have made is refused.
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
         Ok(Meeting(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -61,7 +65,7 @@ pub(super) fn serve(path: &Path, format: ImageFormat) -> Result<Negotiated> {
     Ok(nbd_client::connect(&format!("nbd+unix:///?socket={}", socket.display()))?)
 }
 
-fn shorten(said: &[u8]) -> String {
+pub(super) fn shorten(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(&said[..said.len().min(SAID_BYTES_MAX)]).into_owned();
     text.trim().replace('\n', " ")
 }

@@ -74,7 +74,7 @@ impl Daemon {
             Either::Left((image, _)) => image?,
             Either::Right(_) => return Err(unanswered(&asked.uri, OPEN_US / 1_000_000)),
         };
-        let origin = Origin { fingerprint: image.files.fingerprint(), ..asked };
+        let origin = Origin { fingerprint: image.fingerprint(), ..asked };
         let name = origin.text()?;
         // What nothing shows a change of is a new image each time.
         let known = store.sources().into_iter().find(|source| source.name == name);

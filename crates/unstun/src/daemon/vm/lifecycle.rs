@@ -92,8 +92,8 @@ impl Daemon {
             // VMware drops the writes of a nonpersistent disk at power-on.
             let top = disk.reset_to.as_ref().unwrap_or(&disk.top);
             let uri = source.folder.join(top).to_string_lossy().into_owned();
-            let from =
-                api::DiskFrom { uri, format: Some(api::ImageFormat::Vmdk), part: None, copy: request.copy };
+            let format = Some(api::ImageFormat::Vmdk);
+            let from = api::DiskFrom { format, copy: request.copy, ..api::DiskFrom::image(uri) };
             api::DiskCreate { mode: api_types::mode(disk.mode), from: Some(from), ..api::DiskCreate::new(0) }
         };
         let create = api::VmCreate {

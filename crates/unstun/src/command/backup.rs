@@ -1,0 +1,189 @@
+//! `unstun backup`.
+
+mod catalogue;
+mod make;
+mod serve;
+
+use std::collections::BTreeMap;
+
+use api::client::{Client, runtime};
+use api::error::{Error, ErrorKind, Result};
+use api::output::Output;
+use api::progress;
+use api::units::format_bytes;
+use api::{BackupsVerified, RepositoryPruned};
+use jiff::Timestamp;
+use repo::{Repository, Seen};
+
+pub(super) use self::catalogue::find;
+pub(crate) use self::serve::READY;
+use crate::cli::{BackupCommand, BackupMakeArgs, RepoArgs};
+use crate::repository::Place;
+
+/// Word of a repository for a state whose file systems were frozen.
+const FILE_SYSTEM: &str = "file-system";
+
+pub(super) async fn make(args: &BackupMakeArgs, client: &Client, output: Output) -> Result<()> {
+    make::run(args, client, output).await
+}
+
+pub(super) fn run_without_daemon(command: &BackupCommand, output: Output) -> Result<()> {
+    match command {
+        BackupCommand::Serve { which, repo, disk, socket, once } => {
+            serve::run(which, repo, *disk, socket, *once)
+        }
+        command => runtime()?.block_on(run(command, output)),
+    }
+}
+
+async fn run(command: &BackupCommand, output: Output) -> Result<()> {
+    match command {
+        BackupCommand::List { vm, repo, removed } => {
+            let repository = open(repo).await?;
+            let vm = vm.as_ref().map(ToString::to_string);
+            let all = catalogue::all(repository.state(), vm.as_deref(), *removed);
+            output.result(&all, |all| catalogue::list(all))
+        }
+        BackupCommand::Show { which, repo } => {
+            let repository = open(repo).await?;
+            let number = find(repository.state(), which)?;
+            let shown = catalogue::shown(number, repository.state().backup(number)?, false);
+            output.result(&shown, catalogue::describe)
+        }
+        BackupCommand::Verify { which, repo, sample } => {
+            verify(&open(repo).await?, which, *sample, output).await
+        }
+        BackupCommand::Prune { numbers, repo, keep, vm, grace, dry_run } => {
+            let mut repository = open(repo).await?;
+            let mut removed = numbers.clone();
+            numbers.iter().try_for_each(|number| repository.state().backup(*number).map(drop))?;
+            removed.extend(keep.map_or(Vec::new(), |keep| beyond(&repository, keep, vm.as_deref())));
+            removed.sort_unstable();
+            removed.dedup();
+            prune(&mut repository, removed, *grace, *dry_run, output).await
+        }
+        BackupCommand::Recall { numbers, repo } => {
+            let mut repository = open(repo).await?;
+            repository.recall(numbers.clone(), now_us()).await?;
+            let all = catalogue::all(repository.state(), None, false);
+            let recalled: Vec<_> =
+                all.into_iter().filter(|backup| numbers.contains(&backup.backup)).collect();
+            output.result(&recalled, |recalled| catalogue::list(recalled))
+        }
+        BackupCommand::Serve { .. } => unreachable!("run elsewhere"),
+    }
+}
+
+async fn open(args: &RepoArgs) -> Result<Repository> {
+    Place::resolve(args)?.open().await
+}
+
+fn now_us() -> u64 {
+    u64::try_from(Timestamp::now().as_microsecond()).unwrap_or_default()
+}
+
+/// Returns the backups that are not among the latest `keep` of their VM.
+fn beyond(repository: &Repository, keep: u64, vm: Option<&str>) -> Vec<u32> {
+    let mut of_vm: BTreeMap<&str, Vec<(u64, u32)>> = BTreeMap::new();
+    let backups = repository.state().backups.iter();
+    for (number, backup) in backups.filter(|(_, backup)| vm.is_none_or(|vm| backup.origin.vm == vm)) {
+        of_vm.entry(&backup.origin.vm_id).or_default().push((backup.taken_us, *number));
+    }
+    let of_one = |mut backups: Vec<(u64, u32)>| {
+        backups.sort_unstable();
+        let count = backups.len().saturating_sub(usize::try_from(keep).unwrap_or(usize::MAX));
+        backups.into_iter().take(count).map(|(_, number)| number)
+    };
+    of_vm.into_values().flat_map(of_one).collect()
+}
+
+async fn prune(
+    repository: &mut Repository,
+    removed: Vec<u32>,
+    grace_s: u64,
+    dry_run: bool,
+    output: Output,
+) -> Result<()> {
+    if !removed.is_empty() && !dry_run {
+        repository.forget(removed.clone(), now_us()).await?;
+    }
+    let pruned = repo::prune(repository, grace_s.saturating_mul(1_000_000), dry_run, now_us()).await?;
+    let pruned = RepositoryPruned {
+        dry_run,
+        removed,
+        gone: pruned.backups as u64,
+        abandoned: pruned.sessions as u64,
+        reclaimed_bytes: pruned.bytes,
+        kept_bytes: pruned.kept_bytes,
+    };
+    output.result(&pruned, describe_pruned)
+}
+
+fn describe_pruned(pruned: &RepositoryPruned) -> String {
+    let removed = pruned.removed.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let (would, was) = if pruned.dry_run { ("would be ", "would be") } else { ("", "was") };
+    let mut lines = Vec::new();
+    if !removed.is_empty() {
+        lines.push(format!(
+            "{would}removed: {removed}; `unstun backup recall` takes them back until their space is reclaimed"
+        ));
+    }
+    if pruned.gone + pruned.abandoned > 0 {
+        let (gone, abandoned) = (pruned.gone, pruned.abandoned);
+        lines.push(format!("{would}gone for good: {gone} removed earlier, {abandoned} never completed"));
+    }
+    let (reclaimed, kept) = (format_bytes(pruned.reclaimed_bytes), format_bytes(pruned.kept_bytes));
+    lines.push(format!("{reclaimed} {was} reclaimed; {kept} are in use"));
+    lines.join("\n")
+}
+
+async fn verify(repository: &Repository, which: &[String], sample: u64, output: Output) -> Result<()> {
+    let state = repository.state();
+    let numbers: Vec<u32> = match which.is_empty() {
+        true => state.backups.keys().copied().collect(),
+        false => which.iter().map(|which| find(state, which)).collect::<Result<_>>()?,
+    };
+    let data_bytes = |number: &u32| {
+        let backup = &state.backups[number];
+        backup.disks.iter().map(|disk| disk.data_bytes).sum::<u64>()
+    };
+    let bar = progress::bar(numbers.iter().map(data_bytes).sum())?;
+    let (mut seen, mut all) = (Seen::default(), repo::Verified::default());
+    for number in &numbers {
+        let mut passed = |bytes: u64| {
+            bar.inc(bytes);
+            Ok(())
+        };
+        let one = repo::verify(repository, (*number, &state.backups[number]), sample, &mut seen, &mut passed)
+            .await?;
+        all.chunks += one.chunks;
+        all.bytes += one.bytes;
+        all.skipped += one.skipped;
+        all.findings.extend(one.findings);
+    }
+    bar.finish();
+    let (count, first) = (all.findings.len(), all.findings.first().cloned());
+    let verified = BackupsVerified {
+        backups: numbers,
+        chunks: all.chunks,
+        bytes: all.bytes,
+        skipped: all.skipped,
+        findings: all.findings,
+    };
+    output.result(&verified, describe_verified)?;
+    let Some(first) = first else { return Ok(()) };
+    let cause =
+        format!("{count} findings, the first: {first}; the backups that are named cannot be restored wholly");
+    Err(Error::new(ErrorKind::Damaged, format!("{}: {cause}", repository.place())))
+}
+
+fn describe_verified(verified: &BackupsVerified) -> String {
+    let (bytes, skipped) = (format_bytes(verified.bytes), verified.skipped);
+    let mut lines = verified.findings.clone();
+    let count = verified.backups.len();
+    lines.push(format!(
+        "{count} backups: {} chunks ({bytes}) are right, {skipped} were not read again",
+        verified.chunks
+    ));
+    lines.join("\n")
+}

@@ -1,0 +1,162 @@
+//! `unstun restore`: a VM whose disks are over a backup, or raw files.
+
+use std::path::Path;
+
+use api::client::Client;
+use api::error::{Error, Result};
+use api::name::VmName;
+use api::output::Output;
+use api::progress::{self, watch};
+use api::units::format_bytes;
+use api::{DiskCreate, DiskFrom, ImageFormat, Restored, Store, VmCreate, WhenFull};
+use futures_util::StreamExt;
+use futures_util::stream;
+use repo::{Backup, DiskReader, Repository};
+
+use crate::cli::RestoreArgs;
+use crate::command::backup::find;
+use crate::command::commit;
+use crate::command::pull::Target;
+use crate::repository::Place;
+
+/// Bytes that are read at once, and the number of such reads.
+const PIECE_BYTES: u64 = 1 << 20;
+const READS_AHEAD: usize = 8;
+
+pub(super) async fn run(args: &RestoreArgs, client: &Client, output: Output) -> Result<()> {
+    let place = Place::resolve(&args.repo)?;
+    let repository = place.open().await?;
+    let (number, backup) = chosen(&repository, &args.which)?;
+    let name = match &args.new_name {
+        Some(name) => name.clone(),
+        None => backup.origin.vm.parse().map_err(Error::invalid)?,
+    };
+    let (key_file, passphrase_file) = place.key_paths();
+    let disks = backup.disks.iter().map(|disk| {
+        let from = DiskFrom {
+            uri: place.stated.clone(),
+            format: Some(ImageFormat::Backup),
+            part: Some(disk.number),
+            copy: true,
+            backup: Some(number),
+            key_file: key_file.clone(),
+            passphrase_file: passphrase_file.clone(),
+        };
+        DiskCreate { from: Some(from), ..DiskCreate::new(disk.size_bytes) }
+    });
+    let create = VmCreate {
+        name: name.clone(),
+        disks: disks.collect(),
+        store: Store::Native,
+        when_full: WhenFull::default(),
+        datastore: client.within().await?,
+    };
+    client.vm_create(&create).await?;
+    if !args.run {
+        wait_for_copies(&name, client).await?;
+    }
+    let restored = Restored {
+        backup: number,
+        vm: Some(name.to_string()),
+        files: Vec::new(),
+        size_bytes: backup.disks.iter().map(|disk| disk.size_bytes).sum(),
+        complete: !args.run,
+    };
+    output.result(&restored, describe)
+}
+
+fn chosen<'r>(repository: &'r Repository, which: &str) -> Result<(u32, &'r Backup)> {
+    let number = find(repository.state(), which)?;
+    Ok((number, repository.state().backup(number)?))
+}
+
+/// Waits until all of the content is in the store.
+async fn wait_for_copies(vm: &VmName, client: &Client) -> Result<()> {
+    let of_vm = format!("{vm}/");
+    for source in client.source_list().await? {
+        if !source.disks.iter().any(|disk| disk.starts_with(&of_vm)) {
+            continue;
+        }
+        if let Some(id) = source.job {
+            let job = client.job_show(id).await?;
+            commit::ended(watch(client, job).await?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes raw files, one for each disk.
+pub(super) async fn into_files(args: &RestoreArgs, output: Output) -> Result<()> {
+    let Some(folder) = &args.into else { unreachable!("run elsewhere") };
+    let repository = Place::resolve(&args.repo)?.open().await?;
+    let (number, backup) = chosen(&repository, &args.which)?;
+    std::fs::create_dir_all(folder).map_err(|e| Error::failed(format!("{}: {e}", folder.display())))?;
+    let path = |disk: u32| folder.join(format!("{}-disk{disk}.raw", backup.origin.vm));
+    let paths: Vec<_> = backup.disks.iter().map(|disk| path(disk.number)).collect();
+    paths.iter().try_for_each(|path| crate::command::export::refuse_existing(path))?;
+    let bar = progress::bar(backup.disks.iter().map(|disk| disk.size_bytes).sum())?;
+    for (disk, path) in backup.disks.iter().zip(&paths) {
+        let reader = DiskReader::new(&repository, disk);
+        write_file(&reader, path, &mut |bytes| bar.inc(bytes)).await.inspect_err(|_| {
+            // Half a disk would be taken for a whole one; if it cannot be removed, the error is still reported.
+            let _ = std::fs::remove_file(path);
+        })?;
+    }
+    bar.finish();
+    let restored = Restored {
+        backup: number,
+        vm: None,
+        files: paths,
+        size_bytes: backup.disks.iter().map(|disk| disk.size_bytes).sum(),
+        complete: true,
+    };
+    output.result(&restored, describe)
+}
+
+async fn write_file(reader: &DiskReader, path: &Path, passed: &mut dyn FnMut(u64)) -> Result<()> {
+    let size_bytes = reader.size_bytes();
+    let target = Target::create(path, false, size_bytes)?;
+    let mut at = 0;
+    while at < size_bytes {
+        let mut wanted = Vec::new();
+        for (bytes, has_data) in reader.allocated(at..size_bytes).await? {
+            let end = at + bytes;
+            if has_data {
+                wanted.extend(
+                    (at..end).step_by(PIECE_BYTES as usize).map(|from| from..end.min(from + PIECE_BYTES)),
+                );
+            } else {
+                passed(bytes);
+            }
+            at = end;
+        }
+        let reads = wanted.into_iter().map(|range| async move {
+            let mut content = vec![0; (range.end - range.start) as usize];
+            reader.read(range.start, &mut content).await.map(|()| (range.start, content))
+        });
+        let mut reads = stream::iter(reads).buffered(READS_AHEAD);
+        while let Some(read) = reads.next().await {
+            let (offset, content) = read?;
+            target.write(offset, &content)?;
+            passed(content.len() as u64);
+        }
+    }
+    target.sync()
+}
+
+fn describe(restored: &Restored) -> String {
+    let size = format_bytes(restored.size_bytes);
+    match &restored.vm {
+        Some(vm) if restored.complete => format!("VM {vm} has all of backup {} ({size})", restored.backup),
+        Some(vm) => {
+            let backup = restored.backup;
+            format!(
+                "VM {vm} can be started; backup {backup} ({size}) is copied in the background: `unstun source list`"
+            )
+        }
+        None => {
+            let paths: Vec<_> = restored.files.iter().map(|path| path.display().to_string()).collect();
+            format!("{size} in {}", paths.join(", "))
+        }
+    }
+}

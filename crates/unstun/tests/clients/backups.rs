@@ -1,0 +1,248 @@
+//! Backups in a repository: increments, restores that run at once, files without a daemon, and refusals.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::daemon::{Datastore, copy};
+use crate::guest::seed;
+use crate::programs::tool;
+use crate::space::until;
+use crate::tools::{Twin, assert_same};
+
+/// Not a multiple of a chunk.
+const SIZE: u64 = (48 << 20) + 4096;
+
+/// A repository beside a datastore.
+struct Repo<'d> {
+    datastore: &'d Datastore,
+    folder: PathBuf,
+    key: PathBuf,
+}
+
+impl<'d> Repo<'d> {
+    fn new(datastore: &'d Datastore) -> Repo<'d> {
+        let (folder, key) = (datastore.beside("backups"), datastore.beside("key"));
+        let made = datastore.json(&format!(
+            "repo init --repo {} --key-file {} --new-key",
+            folder.display(),
+            key.display()
+        ));
+        assert_eq!((&made["backups"], &made["keys"][0]["in_use"]), (&json!(0), &json!(true)), "{made}");
+        Repo { datastore, folder, key }
+    }
+
+    fn with(&self, command: &str) -> String {
+        format!("{command} --repo {} --key-file {}", self.folder.display(), self.key.display())
+    }
+
+    fn json(&self, command: &str) -> Value {
+        self.datastore.json(&self.with(command))
+    }
+
+    fn fails(&self, command: &str) -> (i32, String) {
+        self.datastore.fails(&self.with(command))
+    }
+}
+
+fn snapshots(datastore: &Datastore, vm: &str) -> Vec<String> {
+    let tree = datastore.json(&format!("snapshot tree {vm}"));
+    let all = tree["snapshots"].as_array().unwrap().iter();
+    all.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn keep(twin: &Twin, datastore: &Datastore, name: &str) -> PathBuf {
+    let path = datastore.beside(name);
+    copy(&twin.path, &path);
+    path
+}
+
+fn same_files(expected: &Path, found: &Path) {
+    assert_same(expected, "raw", found.to_str().unwrap());
+}
+
+#[test]
+fn backups_are_increments_and_each_is_whole() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let repo = Repo::new(&datastore);
+    datastore.json(&format!("vm create web --disk {SIZE},8M"));
+    let mut twin = Twin::called("disk0", &datastore, SIZE, seed());
+    twin.scribble(&datastore.uri("web/disk0"), 15);
+    let first = repo.json("backup web --note first");
+    let before = keep(&twin, &datastore, "before.raw");
+    tool(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 5 1M 4k", "-c", "write -P 6 40M 128k", &datastore.uri("web/disk0")],
+    );
+    tool(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 5 1M 4k", "-c", "write -P 6 40M 128k", twin.path.to_str().unwrap()],
+    );
+    let second = repo.json("backup web");
+    assert_eq!(second["read_bytes"], json!(3 * (64 << 10)), "{second}");
+    assert!(first["read_bytes"].as_u64() > second["read_bytes"].as_u64(), "{first}");
+    assert_eq!(snapshots(&datastore, "web"), [second["snapshot"].as_str().unwrap()], "the last one is kept");
+    // Without its snapshot, all is read and nothing is new.
+    let snapshot = second["snapshot"].as_str().unwrap();
+    datastore.json(&format!("snapshot commit web {snapshot} --yes"));
+    let third = repo.json("backup web --no-keep");
+    assert_eq!((&third["new_bytes"], &third["data_bytes"]), (&json!(0), &second["data_bytes"]), "{third}");
+    assert_eq!(snapshots(&datastore, "web"), [""; 0]);
+    // A clone has what the repository has already.
+    datastore.json("snapshot take web a");
+    datastore.json("vm clone web@a twin");
+    let cloned = repo.json("backup twin");
+    assert_eq!((&cloned["new_bytes"], &cloned["vm"]), (&json!(0), &json!("twin")), "{cloned}");
+    assert_eq!(repo.json("backup list").as_array().unwrap().len(), 4);
+    assert_eq!(repo.json("backup list web").as_array().unwrap().len(), 3);
+    // Each is whole, also after the first one has gone, and for a host without a daemon.
+    repo.json(&format!("restore {} --into {}", first["backup"], datastore.beside("one").display()));
+    same_files(&before, &datastore.beside("one/web-disk0.raw"));
+    let pruned = repo.json(&format!("backup prune {}", first["backup"]));
+    assert_eq!(
+        (&pruned["removed"], &pruned["reclaimed_bytes"]),
+        (&json!([first["backup"]]), &json!(0)),
+        "{pruned}"
+    );
+    let (code, said) = repo.fails(&format!("backup show {}", first["backup"]));
+    assert!(code == 4 && said.contains("unstun backup recall"), "{code}: {said}");
+    repo.json(&format!("backup recall {}", first["backup"]));
+    repo.json(&format!("backup prune {} --grace 0s", first["backup"]));
+    let (code, said) = repo.fails(&format!("backup recall {}", first["backup"]));
+    assert!(code == 4 && said.contains("space was reclaimed"), "{code}: {said}");
+    daemon.stop();
+    let verified = repo.json("backup verify");
+    assert_eq!(
+        (&verified["findings"], verified["backups"].as_array().unwrap().len()),
+        (&json!([]), 3),
+        "{verified}"
+    );
+    repo.json(&format!("restore web --into {}", datastore.beside("two").display()));
+    same_files(&twin.path, &datastore.beside("two/web-disk0.raw"));
+    let (code, said) = repo.fails(&format!("restore web --into {}", datastore.beside("two").display()));
+    assert!(code == 3 && said.contains("exists already"), "{code}: {said}");
+}
+
+#[test]
+fn a_restored_vm_runs_before_its_content_has_arrived() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let repo = Repo::new(&datastore);
+    datastore.json(&format!("vm create web --disk {SIZE},8M"));
+    let mut twins = [(0, SIZE), (1, 8 << 20)].map(|(disk, bytes)| {
+        let mut twin = Twin::called(&format!("disk{disk}"), &datastore, bytes, seed() + disk);
+        twin.scribble(&datastore.uri(&format!("web/disk{disk}")), 12);
+        twin
+    });
+    let made = repo.json("backup web");
+    datastore.json("vm remove web --delete-disks --purge --yes");
+    let restored = repo.json("restore web --run");
+    assert_eq!((&restored["complete"], &restored["vm"]), (&json!(false), &json!("web")), "{restored}");
+    for (disk, twin) in twins.iter_mut().enumerate() {
+        let uri = datastore.uri(&format!("web/disk{disk}"));
+        twin.assert_same_as("raw", &uri);
+        twin.scribble(&uri, 8);
+        twin.assert_same_as("raw", &uri);
+    }
+    datastore.json("snapshot take web a");
+    until("the copy of the backup", || {
+        let sources = datastore.json("source list");
+        sources.as_array().unwrap().iter().all(|source| source["state"] == "copied").then_some(())
+    });
+    // A disk whose backup is needed is opened again with the daemon, and an increment is one over the restored VM.
+    let other = repo.json(&format!("restore {} --as other", made["backup"]));
+    assert_eq!(other["complete"], true, "{other}");
+    daemon.kill();
+    let daemon = datastore.start();
+    for (disk, twin) in twins.iter().enumerate() {
+        twin.assert_same_as("raw", &datastore.uri(&format!("web/disk{disk}")));
+    }
+    let again = repo.json("backup web");
+    assert!(again["new_bytes"].as_u64() < made["new_bytes"].as_u64(), "{again}");
+    let (code, said) = repo.fails("restore web");
+    assert!(code == 3 && said.contains("web"), "{code}: {said}");
+    daemon.stop();
+}
+
+#[test]
+fn a_repository_that_is_away_is_an_alarm_and_no_wrong_data() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let repo = Repo::new(&datastore);
+    datastore.json("vm create web --disk 8M");
+    let mut twin = Twin::called("disk0", &datastore, 8 << 20, seed());
+    twin.scribble(&datastore.uri("web/disk0"), 8);
+    let made = repo.json("backup web");
+    let from = |copy: &str| {
+        let (folder, key) = (repo.folder.display(), repo.key.display());
+        format!("from={folder},format=backup,backup={},key-file={key},copy={copy}", made["backup"])
+    };
+    datastore.json(&format!("vm create needs --disk {}", from("no")));
+    daemon.stop();
+    let away = datastore.beside("away");
+    fs::rename(&repo.folder, &away).unwrap();
+    let daemon = datastore.start();
+    let source = until("the source to be away", || {
+        let source = datastore.json("source list")[0].clone();
+        (source["state"] == "unavailable").then_some(source)
+    });
+    assert!(source["message"].as_str().unwrap().contains("no repository"), "{source}");
+    // The folder is made by no command that only reads.
+    assert!(!repo.folder.exists(), "a look at a repository makes no folder");
+    fs::rename(&away, &repo.folder).unwrap();
+    until("the source to come back", || (datastore.json("source list")[0]["state"] == "open").then_some(()));
+    twin.assert_same_as("raw", &datastore.uri("needs/disk0"));
+    daemon.stop();
+}
+
+#[test]
+fn what_is_wrong_with_a_repository_is_said() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let repo = Repo::new(&datastore);
+    datastore.json("vm create web --disk 8M");
+    let other = datastore.beside("other.key");
+    datastore.json(&format!(
+        "repo init --repo {} --key-file {} --new-key",
+        datastore.beside("others").display(),
+        other.display()
+    ));
+    let folder = repo.folder.display().to_string();
+    for (command, expected, says) in [
+        (
+            format!("backup web --repo {folder} --key-file {}", other.display()),
+            3,
+            "opens none of the repository's keys",
+        ),
+        (format!("backup web --repo {folder}"), 2, "--key-file FILE or --passphrase-file"),
+        ("backup web".to_owned(), 2, "--repo PLACE"),
+        (format!("backup web --repo {folder}/none --key-file {}", other.display()), 4, "unstun repo init"),
+        ("backup web --repo nowhere".to_owned(), 4, "repositories.toml does not exist"),
+        (format!("backup list --repo {folder} --key-file {folder}/repository"), 2, "no key file"),
+        (format!("backup list --repo ftp://x/y --key-file {}", other.display()), 2, "no store of objects"),
+        (repo.with("restore mail"), 4, "VM mail has no backup"),
+        (repo.with("backup web --snapshot nothing"), 4, "no snapshot nothing"),
+        (repo.with("repo init"), 3, "a repository already"),
+    ] {
+        let (code, said) = datastore.fails(&command);
+        assert!(code == expected && said.contains(says), "{command}: {code}: {said}");
+    }
+    assert_eq!(snapshots(&datastore, "web"), [""; 0], "a backup that fails leaves no snapshot");
+    let text = fs::read_to_string(&repo.key).unwrap();
+    let shown = repo.json("repo show").to_string();
+    assert!(!shown.contains(text.split(' ').nth(1).unwrap().trim()), "a key is part of no answer");
+    // Damage.
+    repo.json("backup web");
+    tool("qemu-io", &["-f", "raw", "-c", "write -P 5 1M 64k", &datastore.uri("web/disk0")]);
+    let made = repo.json("backup web");
+    let pack =
+        fs::read_dir(repo.folder.join("packs")).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    fs::remove_dir_all(pack).unwrap();
+    let (code, said) = repo.fails("backup verify");
+    assert!(code == 6 && said.contains(&format!("backup {}", made["backup"])), "{code}: {said}");
+    let (code, said) = repo.fails("backup web");
+    assert!(code == 6 || code == 4, "{code}: {said}");
+    daemon.stop();
+}
