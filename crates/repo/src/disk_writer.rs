@@ -65,6 +65,17 @@ impl DiskWriter {
         self.chunk_bytes
     }
 
+    /// Returns the content of chunk `n` in the length that it has on this disk: a chunk that was the disk's last one before the
+    /// disk grew is shorter, and zeros follow.
+    pub(crate) fn whole(&self, n: u64, content: Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let chunk_bytes = u64::from(self.chunk_bytes);
+        let left = self.size_bytes.saturating_sub(n.saturating_mul(chunk_bytes)).min(chunk_bytes);
+        content.map(|mut content| {
+            content.resize(left as usize, 0);
+            content
+        })
+    }
+
     /// Refuses chunks that are not on one page of the map, beyond the disk, or of another length.
     pub(crate) fn check(&self, chunks: &[(u64, Option<Vec<u8>>)]) -> Result<()> {
         let chunk_bytes = u64::from(self.chunk_bytes);

@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod chunk;
+mod copy;
 mod disk_reader;
 mod disk_writer;
 mod entry;
@@ -34,6 +35,7 @@ mod state;
 mod verify;
 
 pub use chunk::ChunkRef;
+pub use copy::copy;
 pub use disk_reader::DiskReader;
 pub use disk_writer::DiskWriter;
 pub use event::{Backup, DiskBackup, Event, Figures, Origin};

@@ -23,6 +23,7 @@ mod qemu_img;
 mod recorder;
 mod repository;
 pub mod rest;
+mod retention;
 mod sparse;
 
 use std::process::ExitCode;

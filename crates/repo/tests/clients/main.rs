@@ -1,6 +1,7 @@
 //! Backups read by an independent reader, `scripts/restore_backup.py`, which follows `docs/formats/repository.md` and shares
 //! no code with this crate.
 
+mod copies;
 mod damaged;
 mod reader;
 mod writer;

@@ -6,6 +6,8 @@ use api::name::{SnapshotRef, VmName};
 use api::units;
 use clap::{Args, Subcommand};
 
+use super::policy::KeepArgs;
+
 /// The repository of a command, and what opens it.
 #[derive(Debug, Clone, Args)]
 pub struct RepoArgs {
@@ -136,7 +138,7 @@ pub enum BackupCommand {
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
         sample: u64,
     },
-    /// Remove backups by number, or all but the latest, and reclaim the space of those that were removed before
+    /// Remove backups by number, or those that no rule keeps, and reclaim the space of those that were removed before
     ///
     /// A removed backup can be taken back (`backup recall`) until a prune after --grace reclaims its space.
     Prune {
@@ -144,11 +146,10 @@ pub enum BackupCommand {
         numbers: Vec<u32>,
         #[command(flatten)]
         repo: RepoArgs,
-        /// Remove all but the latest N backups of each VM
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-        keep: Option<u64>,
-        /// With --keep, remove backups of this VM alone
-        #[arg(long, value_name = "VM", requires = "keep")]
+        #[command(flatten)]
+        keep: KeepArgs,
+        /// Apply the rules to the backups of this VM alone [default: of each VM]
+        #[arg(long, value_name = "VM")]
         vm: Option<String>,
         /// Reclaim what was removed, and give up backups that were begun and not completed, this long ago
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_grace)]
@@ -156,6 +157,22 @@ pub enum BackupCommand {
         /// Print what would be done
         #[arg(long)]
         dry_run: bool,
+    },
+    /// Copy backups into another repository: what it does not have of them
+    Copy {
+        /// Numbers of backups, VMs, or VM@TIME [default: all backups]
+        which: Vec<String>,
+        #[command(flatten)]
+        repo: RepoArgs,
+        /// Copy into the repository at this place, or of this name
+        #[arg(long, value_name = "PLACE|NAME")]
+        to: String,
+        /// Open it with the key in this file
+        #[arg(long, value_name = "FILE", conflicts_with = "to_passphrase_file")]
+        to_key_file: Option<PathBuf>,
+        /// Open it with the passphrase in this file
+        #[arg(long, value_name = "FILE")]
+        to_passphrase_file: Option<PathBuf>,
     },
     /// Take back backups that were removed
     Recall {

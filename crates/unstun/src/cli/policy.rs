@@ -4,7 +4,7 @@ use api::calendar::Calendar;
 use api::name::{PolicyName, Tag, VmName};
 use api::units::parse_duration_s;
 use api::window::Window;
-use api::{Quiesce, Removes, VmGlob};
+use api::{Quiesce, Removes, Retention, VmGlob};
 use clap::{Args, Subcommand};
 
 use super::ConsentArgs;
@@ -69,33 +69,48 @@ pub struct PolicyArgs {
     pub consent: ConsentArgs,
 }
 
-/// Rules of the retention. With `policy set`, one of them replaces all.
+/// Rules of the retention, of snapshots or of backups. With `policy set`, one of them replaces all.
 #[derive(Debug, Args)]
 pub struct KeepArgs {
-    /// Keep the last N snapshots
+    /// Keep the last N
     #[arg(long, value_name = "N")]
     pub keep_last: Option<u32>,
-    /// Keep the last snapshot of each of N hours
+    /// Keep the last one of each of N hours
     #[arg(long, value_name = "N")]
     pub keep_hourly: Option<u32>,
-    /// Keep the last snapshot of each of N days
+    /// Keep the last one of each of N days
     #[arg(long, value_name = "N")]
     pub keep_daily: Option<u32>,
-    /// Keep the last snapshot of each of N weeks
+    /// Keep the last one of each of N weeks
     #[arg(long, value_name = "N")]
     pub keep_weekly: Option<u32>,
-    /// Keep the last snapshot of each of N months
+    /// Keep the last one of each of N months
     #[arg(long, value_name = "N")]
     pub keep_monthly: Option<u32>,
-    /// Keep the last snapshot of each of N years
+    /// Keep the last one of each of N years
     #[arg(long, value_name = "N")]
     pub keep_yearly: Option<u32>,
-    /// Keep every snapshot
+    /// Keep all
     #[arg(long)]
     pub keep_all: bool,
-    /// Remove no snapshot that is younger than this, such as 12h or 30d
+    /// Remove none that is younger than this, such as 12h or 30d
     #[arg(long, value_name = "TIME", value_parser = parse_duration_s)]
     pub min_age: Option<u64>,
+}
+
+impl KeepArgs {
+    /// Returns the rules, where `now` has those that are not stated.
+    pub fn retention(&self, now: Retention) -> Retention {
+        let KeepArgs { keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, .. } =
+            self;
+        let rules = [keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly];
+        let min_age_s = self.min_age.unwrap_or(now.min_age_s);
+        if rules.iter().all(|rule| rule.is_none()) && !self.keep_all {
+            return Retention { min_age_s, ..now };
+        }
+        let [last, hourly, daily, weekly, monthly, yearly] = rules.map(|rule| rule.unwrap_or(0));
+        Retention { last, hourly, daily, weekly, monthly, yearly, min_age_s, all: self.keep_all }
+    }
 }
 
 /// A window, or `any` for no window. A type of its own, because clap reads a bare `Option` as "may be left out".

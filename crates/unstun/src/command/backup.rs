@@ -11,14 +11,16 @@ use api::error::{Error, ErrorKind, Result};
 use api::output::Output;
 use api::progress;
 use api::units::format_bytes;
-use api::{BackupsVerified, RepositoryPruned};
+use api::{BackupsVerified, RepositoryPruned, Retention};
 use jiff::Timestamp;
-use repo::{Repository, Seen};
+use jiff::tz::TimeZone;
+use repo::{Repository, Seen, State};
 
 pub(super) use self::catalogue::find;
 pub(crate) use self::serve::READY;
-use crate::cli::{BackupCommand, BackupMakeArgs, RepoArgs};
-use crate::repository::Place;
+use crate::cli::{BackupCommand, BackupMakeArgs, KeepArgs, KeyArgs, RepoArgs};
+use crate::repository::{Place, cache};
+use crate::retention;
 
 /// Word of a repository for a state whose file systems were frozen.
 const FILE_SYSTEM: &str = "file-system";
@@ -57,10 +59,15 @@ async fn run(command: &BackupCommand, output: Output) -> Result<()> {
             let mut repository = open(repo).await?;
             let mut removed = numbers.clone();
             numbers.iter().try_for_each(|number| repository.state().backup(*number).map(drop))?;
-            removed.extend(keep.map_or(Vec::new(), |keep| beyond(&repository, keep, vm.as_deref())));
+            removed.extend(unkept(&repository, keep, vm.as_deref())?);
             removed.sort_unstable();
             removed.dedup();
             prune(&mut repository, removed, *grace, *dry_run, output).await
+        }
+        BackupCommand::Copy { which, repo, to, to_key_file, to_passphrase_file } => {
+            let key = KeyArgs { key_file: to_key_file.clone(), passphrase_file: to_passphrase_file.clone() };
+            let to = open(&RepoArgs { repo: Some(to.clone()), key }).await?;
+            copy(&open(repo).await?, which, to, output).await
         }
         BackupCommand::Recall { numbers, repo } => {
             let mut repository = open(repo).await?;
@@ -82,19 +89,64 @@ fn now_us() -> u64 {
     u64::try_from(Timestamp::now().as_microsecond()).unwrap_or_default()
 }
 
-/// Returns the backups that are not among the latest `keep` of their VM.
-fn beyond(repository: &Repository, keep: u64, vm: Option<&str>) -> Vec<u32> {
-    let mut of_vm: BTreeMap<&str, Vec<(u64, u32)>> = BTreeMap::new();
+/// Returns the backups that no rule keeps; without a rule there are none.
+fn unkept(repository: &Repository, keep: &KeepArgs, vm: Option<&str>) -> Result<Vec<u32>> {
+    let none = Retention::default();
+    let keep = keep.retention(none);
+    if keep.all || keep.rules().iter().all(|(_, count)| *count == 0) {
+        return match keep.min_age_s {
+            0 => Ok(Vec::new()),
+            _ => Err(Error::invalid(
+                "--min-age alone keeps nothing; expected a rule such as --keep-last 7 beside it",
+            )),
+        };
+    }
+    let mut of_vm: BTreeMap<&str, Vec<(Timestamp, u32)>> = BTreeMap::new();
     let backups = repository.state().backups.iter();
     for (number, backup) in backups.filter(|(_, backup)| vm.is_none_or(|vm| backup.origin.vm == vm)) {
-        of_vm.entry(&backup.origin.vm_id).or_default().push((backup.taken_us, *number));
+        of_vm.entry(&backup.origin.vm_id).or_default().push((catalogue::time(backup.taken_us), *number));
     }
-    let of_one = |mut backups: Vec<(u64, u32)>| {
-        backups.sort_unstable();
-        let count = backups.len().saturating_sub(usize::try_from(keep).unwrap_or(usize::MAX));
-        backups.into_iter().take(count).map(|(_, number)| number)
+    let (zone, now) = (TimeZone::system(), Timestamp::now());
+    let of_one = |backups: Vec<(Timestamp, u32)>| {
+        let taken: Vec<_> = backups.iter().map(|(taken, _)| *taken).collect();
+        let kept = retention::kept(&taken, &keep, &zone, now, now);
+        backups.into_iter().zip(kept).filter(|(_, kept)| !kept).map(|((_, number), _)| number)
     };
-    of_vm.into_values().flat_map(of_one).collect()
+    Ok(of_vm.into_values().flat_map(of_one).collect())
+}
+
+fn data_bytes(state: &State, number: u32) -> u64 {
+    state.backups[&number].disks.iter().map(|disk| disk.data_bytes).sum()
+}
+
+/// Returns the backups that a user names; all if none is.
+fn all_of(state: &State, which: &[String]) -> Result<Vec<u32>> {
+    match which.is_empty() {
+        true => Ok(state.backups.keys().copied().collect()),
+        false => which.iter().map(|which| find(state, which)).collect(),
+    }
+}
+
+async fn copy(from: &Repository, which: &[String], mut to: Repository, output: Output) -> Result<()> {
+    let mut numbers = all_of(from.state(), which)?;
+    // An increment needs the copy of the backup before.
+    numbers.sort_by_key(|number| (from.state().backups[number].taken_us, *number));
+    let bar = progress::bar(numbers.iter().map(|number| data_bytes(from.state(), *number)).sum())?;
+    let cache = cache(&to);
+    let mut copied = Vec::new();
+    for number in numbers {
+        let mut passed = |bytes: u64| {
+            bar.inc(bytes);
+            bar.set_message(format!("backup {number}"));
+            Ok(())
+        };
+        let done = repo::copy(from, number, &mut to, (cache.as_deref(), now_us()), &mut passed).await?;
+        copied.extend(done.map(|(number, _)| number));
+    }
+    bar.finish_and_clear();
+    let shown = |number: &u32| Ok(catalogue::shown(*number, to.state().backup(*number)?, false));
+    let shown: Vec<_> = copied.iter().map(shown).collect::<Result<_>>()?;
+    output.result(&shown, |shown| catalogue::list(shown))
 }
 
 async fn prune(
@@ -139,15 +191,8 @@ fn describe_pruned(pruned: &RepositoryPruned) -> String {
 
 async fn verify(repository: &Repository, which: &[String], sample: u64, output: Output) -> Result<()> {
     let state = repository.state();
-    let numbers: Vec<u32> = match which.is_empty() {
-        true => state.backups.keys().copied().collect(),
-        false => which.iter().map(|which| find(state, which)).collect::<Result<_>>()?,
-    };
-    let data_bytes = |number: &u32| {
-        let backup = &state.backups[number];
-        backup.disks.iter().map(|disk| disk.data_bytes).sum::<u64>()
-    };
-    let bar = progress::bar(numbers.iter().map(data_bytes).sum())?;
+    let numbers = all_of(state, which)?;
+    let bar = progress::bar(numbers.iter().map(|number| data_bytes(state, *number)).sum())?;
     let (mut seen, mut all) = (Seen::default(), repo::Verified::default());
     for number in &numbers {
         let mut passed = |bytes: u64| {

@@ -12,7 +12,7 @@ use api::{
 use jiff::Timestamp;
 
 use super::consent;
-use crate::cli::{KeepArgs, PolicyArgs, PolicyCommand};
+use crate::cli::{PolicyArgs, PolicyCommand};
 
 /// Maximum number of VMs that a line names.
 const NAMED_MAX: usize = 8;
@@ -87,23 +87,12 @@ fn with(args: &PolicyArgs, mut policy: Policy) -> Policy {
     if let Some(template) = &args.template {
         policy.template.clone_from(template);
     }
-    policy.keep = keep(&args.keep, policy.keep);
+    policy.keep = args.keep.retention(policy.keep);
     policy.catch_up = args.catch_up.unwrap_or(policy.catch_up);
     policy.removes = args.removes.unwrap_or(policy.removes);
     policy.quiesce = args.quiesce.unwrap_or(policy.quiesce);
     policy.enabled = args.enabled.unwrap_or(policy.enabled);
     policy
-}
-
-fn keep(args: &KeepArgs, now: Retention) -> Retention {
-    let KeepArgs { keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, .. } = args;
-    let rules = [keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly];
-    let min_age_s = args.min_age.unwrap_or(now.min_age_s);
-    if rules.iter().all(|rule| rule.is_none()) && !args.keep_all {
-        return Retention { min_age_s, ..now };
-    }
-    let [last, hourly, daily, weekly, monthly, yearly] = rules.map(|rule| rule.unwrap_or(0));
-    Retention { last, hourly, daily, weekly, monthly, yearly, min_age_s, all: args.keep_all }
 }
 
 /// Checks the policy, and returns what it will do.
@@ -232,6 +221,7 @@ fn show_preview(preview: &PolicyPreview) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::KeepArgs;
 
     #[test]
     fn a_rule_replaces_all_and_an_age_alone_none() {
@@ -246,8 +236,8 @@ mod tests {
             min_age: None,
         };
         let now = Retention { last: 3, daily: 7, ..Retention::default() };
-        assert_eq!(keep(&KeepArgs { min_age: Some(60), ..none }, now), Retention { min_age_s: 60, ..now });
+        assert_eq!(KeepArgs { min_age: Some(60), ..none }.retention(now), Retention { min_age_s: 60, ..now });
         let args = KeepArgs { keep_weekly: Some(4), keep_last: None, min_age: None, keep_all: false, ..none };
-        assert_eq!(keep(&args, now), Retention { weekly: 4, ..Retention::default() });
+        assert_eq!(args.retention(now), Retention { weekly: 4, ..Retention::default() });
     }
 }

@@ -5,7 +5,6 @@
 
 pub(super) mod registry;
 mod removal;
-mod retention;
 mod run;
 mod select;
 mod stored;

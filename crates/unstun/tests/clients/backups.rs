@@ -113,6 +113,15 @@ fn backups_are_increments_and_each_is_whole() {
     let (code, said) = repo.fails(&format!("backup recall {}", first["backup"]));
     assert!(code == 4 && said.contains("space was reclaimed"), "{code}: {said}");
     daemon.stop();
+    let second_place = datastore.beside("second");
+    let (to, to_key) = (second_place.display(), datastore.beside("second.key"));
+    datastore.json(&format!("repo init --repo {to} --key-file {} --new-key", to_key.display()));
+    let copied = repo.json(&format!("backup copy --to {to} --to-key-file {}", to_key.display()));
+    assert_eq!(copied.as_array().unwrap().len(), 3, "{copied}");
+    let again = repo.json(&format!("backup copy --to {to} --to-key-file {}", to_key.display()));
+    assert_eq!(again, json!([]));
+    let dry = repo.json("backup prune --keep-last 1 --dry-run");
+    assert_eq!(dry["removed"], json!([second["backup"]]), "{dry}");
     let verified = repo.json("backup verify");
     assert_eq!(
         (&verified["findings"], verified["backups"].as_array().unwrap().len()),

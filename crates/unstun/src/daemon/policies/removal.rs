@@ -13,11 +13,11 @@ use futures_util::future::{Either, select};
 use jiff::tz::TimeZone;
 use tracing::info;
 
-use super::retention;
 use crate::daemon::requests::answer::Subject;
 use crate::daemon::requests::api_types;
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::vm_record::VmRecord;
+use crate::retention;
 
 /// Interval between two looks at what has to be removed of redo VMs: their windows begin at any time.
 const LOOK_US: u64 = 60_000_000;

@@ -1,4 +1,4 @@
-//! Retention: which snapshots the rules of a policy keep. Pure functions of the times of the snapshots.
+//! Retention: which snapshots, or backups, rules keep. Pure functions of the times of the snapshots.
 
 use std::cmp::Reverse;
 
@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 /// snapshot, and not the time up to now, so that a clock that jumps ahead removes nothing. A snapshot of a time to come, which
 /// a clock leaves that was ahead and went back, is kept and takes no place of the others. Periods are those of `zone`. Ages
 /// are judged by a time of their own, `for_ages`, and what is of a time after that one is of a time to come, too.
-pub(super) fn kept(
+pub(crate) fn kept(
     taken: &[Timestamp],
     keep: &Retention,
     zone: &TimeZone,
