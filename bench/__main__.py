@@ -10,6 +10,7 @@ from bench import fio
 from bench.machine import Device, facts
 from bench.report import Report
 from bench.rows import (
+    backups,
     commit,
     cores,
     lab,
@@ -43,6 +44,7 @@ ROWS = {
     "stalls": stalls,
     "recorder": recorder,
     "scale": scale,
+    "backups": backups,
     "lab": lab,
 }
 GIB = 1 << 30
@@ -96,7 +98,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale", "backups"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

@@ -15,7 +15,7 @@ declare -A PROGRAMS=(
         nbdkit:nbdkit curl:curl"
 )
 PROGRAMS[deb]="${PROGRAMS[test]} mmdebstrap:mmdebstrap objdump:binutils"
-PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3"
+PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3 restic:restic borg:borgbackup"
 
 purpose=${1:-test}
 [[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench or deb)"

@@ -5,9 +5,10 @@ use std::path::Path;
 use api::error::{Error, ErrorKind, Result};
 use api::{
     AlarmAcknowledge, AlarmMute, AlarmThreshold, BinEmpty, BinRestore, CommitTarget, Config, DatastoreAdd,
-    Diff, Discard, Disconnect, DiskCreate, DiskFrom, DiskGrow, DiskSetMode, JobLimit, Policy, PolicyApply,
-    Reset, Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate, VmClone, VmCreate,
-    VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove, VmRename,
+    Diff, Discard, Disconnect, DiskCreate, DiskFrom, DiskGrow, DiskSetMode, ImageFormat, JobLimit, Policy,
+    PolicyApply, Reset, Revert, SharedWriters, SnapshotDir, SnapshotRename, SnapshotTake, TokenCreate,
+    VmClone, VmCreate, VmDefragment, VmGuest, VmImport, VmLabels, VmLimits, VmMove, VmOpen, VmRemove,
+    VmRename,
 };
 use api::{name, units};
 use serde::Serialize;
@@ -190,7 +191,10 @@ impl Request for JobLimit {
 
 /// Checks what is below a new disk: the URI of an NBD export, or a path.
 fn check_from(from: &DiskFrom) -> std::result::Result<(), String> {
-    match from.uri.contains("://") {
+    from.key_file.iter().chain(&from.passphrase_file).try_for_each(|path| check_path(path))?;
+    // A repository is named by a word, too.
+    let is_name = from.format == Some(ImageFormat::Backup) && !from.uri.contains('/');
+    match from.uri.contains("://") || is_name {
         true if from.uri.len() < PATH_BYTES_MAX && !from.uri.chars().any(char::is_control) => Ok(()),
         true => Err(format!("URI of less than {PATH_BYTES_MAX} bytes without control characters expected")),
         false => check_path(Path::new(&from.uri)),

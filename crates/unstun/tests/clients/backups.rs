@@ -189,6 +189,14 @@ fn a_repository_that_is_away_is_an_alarm_and_no_wrong_data() {
         format!("from={folder},format=backup,backup={},key-file={key},copy={copy}", made["backup"])
     };
     datastore.json(&format!("vm create needs --disk {}", from("no")));
+    // By its name, which the daemon resolves too.
+    let entry = format!("[offsite]\nplace = {:?}\nkey-file = {:?}\n", repo.folder, repo.key);
+    fs::write(datastore.repositories(), entry).unwrap();
+    datastore.json("restore web --repo offsite --as other");
+    twin.assert_same_as("raw", &datastore.uri("other/disk0"));
+    let (code, said) = datastore.fails("backup list --repo elsewhere");
+    assert!(code == 4 && said.contains("it has: offsite"), "{code}: {said}");
+    datastore.json("vm remove other --delete-disks --purge --yes");
     daemon.stop();
     let away = datastore.beside("away");
     fs::rename(&repo.folder, &away).unwrap();

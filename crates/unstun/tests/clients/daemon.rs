@@ -93,11 +93,17 @@ impl Datastore {
         command.args(["--datastore".as_ref(), self.path().as_os_str()]).args(arguments);
         command.current_dir(self.folder.path()).env_remove("UNSTUN_DATASTORE").stdin(Stdio::null());
         command.env("RUNTIME_DIRECTORY", self.memory());
+        command.env("UNSTUN_REPOSITORIES", self.repositories());
         command
     }
 
     /// Returns the folder in a tmpfs that stands for the one that systemd gives the daemon. All daemons of a host share
     /// it.
+    /// Returns the path of the file that names repositories of backups; it need not exist.
+    pub(crate) fn repositories(&self) -> PathBuf {
+        self.beside("repositories.toml")
+    }
+
     pub(crate) fn memory(&self) -> PathBuf {
         let shared = Path::new("/dev/shm/unstun-tests");
         match self.own_memory {
@@ -137,6 +143,7 @@ impl Datastore {
         let mut command = Command::new(UNSTUN);
         command.args(["--datastore", named]).args(line.split_whitespace());
         command.current_dir(self.folder.path()).env("UNSTUN_DATASTORE", self.path()).stdin(Stdio::null());
+        command.env("UNSTUN_REPOSITORIES", self.repositories());
         command
     }
 
