@@ -76,6 +76,11 @@ class Peer:
         return ran(self.restore, self.env) if self.restore else None
 
 
+def synced(command, written):
+    """Durable at its end, as our restores are."""
+    return ["sh", "-c", f"{command} && sync -f '{written}'"]
+
+
 def peers(folder, raw):
     restic, borg, qcow2 = folder / "restic", folder / "borg", folder / "qcow2"
     out = folder / "restored"
@@ -84,7 +89,7 @@ def peers(folder, raw):
             "restic", restic,
             ["restic", "init", "-q", "-r", restic / "r", "--repository-version", "2"],
             ["restic", "backup", "-q", "-r", restic / "r", raw],
-            ["restic", "restore", "-q", "latest", "-r", restic / "r", "--target", out],
+            synced(f"restic restore -q latest -r '{restic}/r' --target '{out}'", out),
         ),
         Peer(
             "borg", borg,
@@ -95,7 +100,7 @@ def peers(folder, raw):
         Peer(
             "qemu-img convert -c", qcow2, None,
             ["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", "-o", "compression_type=zstd", raw, qcow2 / "a.qcow2"],
-            ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", qcow2 / "a.qcow2", folder / "from.raw"],
+            synced(f"qemu-img convert -f qcow2 -O raw '{qcow2}/a.qcow2' '{folder}/from.raw'", folder / "from.raw"),
         ),
     ]  # fmt: skip
 

@@ -6,6 +6,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use crate::chunk::ChunkRef;
 use crate::key::Keys;
 use crate::objects::Objects;
+use crate::parallel::in_parallel;
 
 /// Largest range of one request, in bytes.
 const RANGE_BYTES_MAX: u64 = 4 << 20;
@@ -26,11 +27,11 @@ pub(crate) async fn read(objects: &dyn Objects, keys: &Keys, refs: &[ChunkRef]) 
             let found = format!("{} bytes at {begin}, expected {}", body.len(), end - begin);
             return Err(Error::damaged(name, found));
         }
-        let open = |n: usize| {
-            let (from, to) = (refs[n].range().start - begin, refs[n].range().end - begin);
-            Ok((n, refs[n].open(keys, &body[from as usize..to as usize])?))
+        let open = |n: &usize| {
+            let (from, to) = (refs[*n].range().start - begin, refs[*n].range().end - begin);
+            Ok((*n, refs[*n].open(keys, &body[from as usize..to as usize])?))
         };
-        members.into_iter().map(open).collect::<Result<Vec<_>>>()
+        in_parallel(&members, open).into_iter().collect::<Result<Vec<_>>>()
     });
     let mut contents = vec![Vec::new(); refs.len()];
     let mut read = stream::iter(ranges).buffer_unordered(REQUESTS);

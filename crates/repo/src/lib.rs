@@ -25,6 +25,7 @@ mod objects;
 mod packs;
 mod page;
 mod pages;
+mod parallel;
 mod prune;
 mod remote;
 mod remote_error;

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
-use std::thread;
 
 use blk::{Error, ErrorKind, Result};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -18,6 +17,7 @@ use crate::objects::{Objects, Put, put_own};
 use crate::packs::{Kind, Packs};
 use crate::page::Page;
 use crate::pages::Pages;
+use crate::parallel::in_parallel;
 use crate::repository::Repository;
 
 /// References of one list of chunks: 3.3 MiB.
@@ -26,8 +26,6 @@ const LIST_REFS: usize = 65_536;
 const TABLE_LINES: usize = 65_536;
 /// Bytes of a line: epoch, number, references.
 const LINE_BYTES: usize = 12;
-/// Threads that hash, compress and encrypt.
-const THREADS_MAX: usize = 8;
 /// Requests for lists at once.
 const REQUESTS: usize = 8;
 
@@ -416,19 +414,4 @@ pub(crate) async fn read_table(
         table.insert(PackName { epoch: number(0), number: number(1) }, number(2));
     }
     Ok(table)
-}
-
-/// Applies `action` to all `items`, in several threads.
-fn in_parallel<'a, T: Sync, R: Send>(items: &'a [T], action: impl Fn(&'a T) -> R + Sync) -> Vec<R> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-    if threads == 1 || items.len() < threads {
-        return items.iter().map(action).collect();
-    }
-    let action = &action;
-    thread::scope(|scope| {
-        let parts = items.chunks(items.len().div_ceil(threads));
-        let running: Vec<_> =
-            parts.map(|part| scope.spawn(move || part.iter().map(action).collect::<Vec<_>>())).collect();
-        running.into_iter().flat_map(|thread| thread.join().expect("the action does not panic")).collect()
-    })
 }

@@ -178,11 +178,11 @@ pub(crate) fn host() -> String {
 
 /// Returns the file of what is known of a repository's chunks. Without a folder for caches there is none.
 pub(crate) fn cache(repository: &Repository) -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| {
-        std::env::var_os("CACHE_DIRECTORY")
-            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache").into()))
-            .map(PathBuf::from)
-    })?;
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let base = variable("XDG_CACHE_HOME")
+        // systemd sets it for `CacheDirectory=`.
+        .or_else(|| variable("CACHE_DIRECTORY"))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache")))?;
     let folder = base.join("unstun").join(&repository.info().id);
     // Only what the user may read of the repository is in it: hashes and places.
     let mut builder = fs::DirBuilder::new();

@@ -1,6 +1,7 @@
 //! `unstun restore`: a VM whose disks are over a backup, or raw files.
 
 use std::path::Path;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -22,6 +23,8 @@ use crate::repository::Place;
 /// Bytes that are read at once, and the number of such reads.
 const PIECE_BYTES: u64 = 1 << 20;
 const READS_AHEAD: usize = 8;
+/// Pieces that wait for the writer: 16 MiB.
+const PIECES_WAITING: usize = 16;
 
 pub(super) async fn run(args: &RestoreArgs, client: &Client, output: Output) -> Result<()> {
     let place = Place::resolve(&args.repo)?;
@@ -113,18 +116,37 @@ pub(super) async fn into_files(args: &RestoreArgs, output: Output) -> Result<()>
     output.result(&restored, describe)
 }
 
+/// Writes the content of a disk. A thread of its own writes what was read.
 async fn write_file(reader: &DiskReader, path: &Path, passed: &mut dyn FnMut(u64)) -> Result<()> {
-    let size_bytes = reader.size_bytes();
-    let target = Target::create(path, false, size_bytes)?;
-    let mut at = 0;
+    let target = Target::create(path, false, reader.size_bytes())?;
+    let (sender, arriving) = sync_channel::<(u64, Vec<u8>)>(PIECES_WAITING);
+    let writing = tokio::task::spawn_blocking(move || {
+        for (offset, content) in arriving {
+            target.write(offset, &content)?;
+        }
+        target.sync()
+    });
+    let read = read_all(reader, &sender, passed).await;
+    drop(sender);
+    // An error of the writer is why the reader could not go on.
+    writing.await.map_err(|e| Error::failed(format!("the thread that writes ended early: {e}")))??;
+    read
+}
+
+/// Sends all data of a disk. Ends early when the writer has failed.
+async fn read_all(
+    reader: &DiskReader,
+    out: &SyncSender<(u64, Vec<u8>)>,
+    passed: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let (mut at, size_bytes) = (0, reader.size_bytes());
     while at < size_bytes {
         let mut wanted = Vec::new();
         for (bytes, has_data) in reader.allocated(at..size_bytes).await? {
             let end = at + bytes;
             if has_data {
-                wanted.extend(
-                    (at..end).step_by(PIECE_BYTES as usize).map(|from| from..end.min(from + PIECE_BYTES)),
-                );
+                let pieces = (at..end).step_by(PIECE_BYTES as usize);
+                wanted.extend(pieces.map(|from| from..end.min(from + PIECE_BYTES)));
             } else {
                 passed(bytes);
             }
@@ -137,11 +159,13 @@ async fn write_file(reader: &DiskReader, path: &Path, passed: &mut dyn FnMut(u64
         let mut reads = stream::iter(reads).buffered(READS_AHEAD);
         while let Some(read) = reads.next().await {
             let (offset, content) = read?;
-            target.write(offset, &content)?;
             passed(content.len() as u64);
+            if out.send((offset, content)).is_err() {
+                return Ok(());
+            }
         }
     }
-    target.sync()
+    Ok(())
 }
 
 fn describe(restored: &Restored) -> String {
