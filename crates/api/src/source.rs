@@ -113,6 +113,9 @@ pub struct Source {
     pub number: u64,
     pub uri: String,
     pub format: ImageFormat,
+    /// Number of the backup, where `uri` is a repository; null for others.
+    #[serde(default)]
+    pub backup: Option<u32>,
     /// Whether nothing shows if the image has changed: it is trusted not to.
     pub trusted: bool,
     /// Whether the image is copied into the store in the background.

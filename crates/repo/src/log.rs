@@ -82,11 +82,19 @@ pub(crate) async fn read_state(objects: &dyn Objects, keys: &Keys) -> Result<Sta
         }
     }
     follow(objects, keys, &mut state).await?;
-    // The numbers of lost entries must not be used again.
-    match numbers.last() {
-        Some(last) if *last > state.number => Err(missing(state.number + 1)),
-        _ => Ok(state),
+    // The numbers of lost entries must not be used again. Beyond `RECORD_EVERY` entries, a record of the state shows them.
+    let last = numbers.last().is_some_and(|last| *last > state.number);
+    let beyond = (state.number + 2..=state.number + RECORD_EVERY).map(|number| read(objects, number));
+    let beyond = join_all(beyond).await.into_iter().collect::<Result<Vec<_>>>()?;
+    // Entries that were created since `follow` are no gap.
+    if last || beyond.iter().any(Option::is_some) {
+        let number = state.number + 1;
+        follow(objects, keys, &mut state).await?;
+        if state.number < number {
+            return Err(missing(number));
+        }
     }
+    Ok(state)
 }
 
 async fn recorded(objects: &dyn Objects, keys: &Keys, number: u32) -> Result<State> {

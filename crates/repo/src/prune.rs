@@ -29,12 +29,26 @@ pub struct Pruned {
     pub kept_bytes: u64,
 }
 
-/// Reclaims the packs that no backup names. Backups that were given up, and sessions that began, less than `grace_us` ago
-/// keep theirs. `dry_run` changes nothing.
+/// Times before which a prune reclaims nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Grace {
+    /// Time since a backup was given up.
+    pub forgotten_us: u64,
+    /// Time since a session began that has not ended.
+    pub open_us: u64,
+}
+
+impl Grace {
+    /// All that can be reclaimed is.
+    pub const NONE: Grace = Grace { forgotten_us: 0, open_us: 0 };
+}
+
+/// Reclaims the packs that no backup names, except of what is younger than `grace`. `dry_run` changes nothing.
 ///
-/// Whoever appends to the log after the sweep has read it and names none of its packs; whoever appended before was read
-/// here. So packs can be removed as soon as the entry is durable, at any time and by anybody.
-pub async fn prune(repository: &mut Repository, grace_us: u64, dry_run: bool, now_us: u64) -> Result<Pruned> {
+/// A writer that appends to the log after the sweep has read the sweep, and names none of its packs. The entries of writers
+/// that appended before were read here. So packs can be removed as soon as the sweep is durable, at any time and by any
+/// process.
+pub async fn prune(repository: &mut Repository, grace: Grace, dry_run: bool, now_us: u64) -> Result<Pruned> {
     repository.refresh().await?;
     let mut listed: BTreeMap<PackName, u64> = BTreeMap::new();
     for object in repository.objects.list(names::PACKS).await? {
@@ -44,7 +58,7 @@ pub async fn prune(repository: &mut Repository, grace_us: u64, dry_run: bool, no
     }
     let mut tables = BTreeMap::new();
     loop {
-        let plan = plan(repository, &listed, &mut tables, now_us.saturating_sub(grace_us)).await?;
+        let plan = plan(repository, &listed, &mut tables, (grace, now_us)).await?;
         let pruned = plan.pruned(&listed);
         if dry_run {
             return Ok(pruned);
@@ -105,13 +119,15 @@ async fn plan(
     repository: &Repository,
     listed: &BTreeMap<PackName, u64>,
     tables: &mut BTreeMap<u32, BTreeSet<PackName>>,
-    before_us: u64,
+    (grace, now_us): (Grace, u64),
 ) -> Result<Plan> {
     let state = &repository.state;
-    let is_old = |time_us: u64| time_us <= before_us;
+    let is_older = |time_us: u64, than_us: u64| time_us <= now_us.saturating_sub(than_us);
     let forgotten = || state.forgotten.iter();
-    let gone: Vec<_> =
-        forgotten().filter(|(_, one)| is_old(one.forgotten_us)).map(|(number, _)| *number).collect();
+    let gone: Vec<_> = forgotten()
+        .filter(|(_, one)| is_older(one.forgotten_us, grace.forgotten_us))
+        .map(|(number, _)| *number)
+        .collect();
     let kept =
         forgotten().filter(|(number, _)| !gone.contains(number)).map(|(number, one)| (*number, &one.backup));
     let backups: Vec<_> =
@@ -125,8 +141,12 @@ async fn plan(
         tables.insert(number, packs);
     }
     let live: BTreeSet<_> = backups.iter().flat_map(|(number, _)| &tables[number]).copied().collect();
-    let fenced: Vec<_> =
-        state.open.iter().filter(|(_, begun_us)| is_old(**begun_us)).map(|(epoch, _)| *epoch).collect();
+    let fenced: Vec<_> = state
+        .open
+        .iter()
+        .filter(|(_, begun_us)| is_older(**begun_us, grace.open_us))
+        .map(|(epoch, _)| *epoch)
+        .collect();
     let may_be_named = |pack: &PackName, state: &State| {
         live.contains(pack)
             || pack.epoch > state.number

@@ -33,7 +33,7 @@ const ENDPOINTS: [&str; 5] =
 
 /// Times after which requests to a bucket end.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct Timeouts {
     /// Time in which one request must end.
     pub request: Duration,
     /// Time in which one creation of more than 1 MiB must end. In 10 minutes four packs at once need 1 Mbit/s.
@@ -42,9 +42,9 @@ pub struct Patience {
     pub retry: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
             request: Duration::from_secs(60),
             upload: Duration::from_secs(600),
             retry: Duration::from_secs(170),
@@ -70,7 +70,7 @@ pub fn connect(
     make: bool,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Arc<dyn Objects>> {
-    connect_with(place, make, environment, Patience::default())
+    connect_with(place, make, environment, Timeouts::default())
 }
 
 /// Connects as [`connect`] does, with other times after which requests end.
@@ -78,7 +78,7 @@ pub fn connect_with(
     place: &str,
     make: bool,
     environment: impl IntoIterator<Item = (String, String)>,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> Result<Arc<dyn Objects>> {
     let ((store, uploads), prefix) = match place.split_once("://") {
         None => (folder(place, place, make).map(|store| (store.clone(), store))?, Key::default()),
@@ -89,7 +89,7 @@ pub fn connect_with(
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             let prefix = Key::parse(prefix)
                 .map_err(|e| Error::invalid(place, format!("{e}; correct what follows the bucket")))?;
-            (bucket_of(scheme, bucket, place, environment, patience)?, prefix)
+            (bucket_of(scheme, bucket, place, environment, timeouts)?, prefix)
         }
     };
     Ok(Arc::new(Remote {
@@ -97,7 +97,7 @@ pub fn connect_with(
         prefix,
         store,
         uploads,
-        retry: patience.retry,
+        retry: timeouts.retry,
         runtime: start_runtime()?,
     }))
 }
@@ -124,7 +124,7 @@ fn bucket_of(
     bucket: &str,
     place: &str,
     environment: impl IntoIterator<Item = (String, String)>,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> Result<(Arc<dyn ObjectStore>, Arc<dyn ObjectStore>)> {
     // Other characters would be ones of the URLs of requests.
     if bucket.is_empty() || !bucket.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c)) {
@@ -134,7 +134,7 @@ fn bucket_of(
     // The provider of this program's cryptography; another one may be set already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry =
-        RetryConfig { backoff: BackoffConfig::default(), max_retries: 12, retry_timeout: patience.retry };
+        RetryConfig { backoff: BackoffConfig::default(), max_retries: 12, retry_timeout: timeouts.retry };
     // The builders have the same methods and no trait.
     macro_rules! built {
         ($builder:ty, $prefix:literal, $with_name:ident) => {{
@@ -152,7 +152,7 @@ fn bucket_of(
                 let builder = settings.fold(builder, |builder, (key, value)| builder.with_config(key, value));
                 builder.$with_name(bucket).build().map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
             };
-            build(patience.request).and_then(|store| Ok((store, build(patience.upload)?)))
+            build(timeouts.request).and_then(|store| Ok((store, build(timeouts.upload)?)))
         }};
     }
     let built = match scheme {

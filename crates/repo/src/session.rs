@@ -57,11 +57,7 @@ impl<'r> Session<'r> {
         repository.refresh().await?;
         let epoch = repository.append_always(&Event::Begin, now_us).await?;
         refuse_replacing(repository, epoch).await?;
-        let known = match Known::open(cache) {
-            Err(_) => Known::open(None).ok(),
-            opened => opened.ok(),
-        };
-        let known = bound_to(repository, known).await?;
+        let known = bound_to(repository, open_cache(cache)).await?;
         let pages = Pages::new(repository.objects.clone(), repository.keys.clone());
         let packs = Packs::new(repository.objects.clone(), epoch);
         let mut session = Session {
@@ -314,7 +310,7 @@ impl<'r> Session<'r> {
     fn refuse_swept(&self) -> Result<()> {
         let state = &self.repository.state;
         if state.fenced(self.epoch) {
-            let cause = "this backup took so long that a prune took it for dead; begin it again, and prune with a longer --grace";
+            let cause = "this backup took more than a week, so a prune took it for dead; begin it again";
             return Err(Error::new(ErrorKind::Locked, self.repository.place(), cause));
         }
         match self.named.iter().find(|pack| state.is_swept(**pack)) {
@@ -323,7 +319,7 @@ impl<'r> Session<'r> {
         }
     }
 
-    /// Makes sure that the store has every pack that the backup names: somebody may have removed objects.
+    /// Makes sure that the store has every pack that the backup names: objects may have been removed by other means.
     async fn confirm_packs(&self) -> Result<()> {
         let epochs: BTreeSet<_> = self.named.iter().map(|pack| pack.epoch).collect();
         let lists = epochs.into_iter().map(|epoch| self.repository.objects.list(&names::packs_of(epoch)));
@@ -364,18 +360,36 @@ fn binding(repository: &Repository) -> Binding {
     Binding { repository: repository.info.id.clone(), number: state.number, hash: state.hash.clone() }
 }
 
-/// Clears a cache of another repository, or of one whose log was another then: it names packs that may not be there.
+/// Opens a cache: in the file, which is made anew if it is damaged, or in memory while another process uses it.
+fn open_cache(path: Option<&Path>) -> Option<Known> {
+    let opened = match (Known::open(path), path) {
+        (Err(e), Some(path)) if e.kind == ErrorKind::Damaged => {
+            // If this fails, opening it fails again.
+            let _ = std::fs::remove_file(path);
+            Known::open(Some(path))
+        }
+        (opened, _) => opened,
+    };
+    opened.or_else(|_| Known::open(None)).ok()
+}
+
+/// Clears a cache of another repository, or of one whose log was another then: it names packs that may not be there. The
+/// cache is bound to the session's first entry before the session adds anything.
 async fn bound_to(repository: &Repository, mut known: Option<Known>) -> Result<Option<Known>> {
-    let Some(Some(bound)) = use_cache(&mut known, Known::binding) else { return Ok(known) };
-    let is_same = bound.repository == repository.info.id
-        && match repository.objects.get(&names::log(bound.number)).await {
+    let bound = use_cache(&mut known, Known::binding).flatten();
+    let is_same = match bound.filter(|bound| bound.repository == repository.info.id) {
+        None => false,
+        Some(bound) => match repository.objects.get(&names::log(bound.number)).await {
             Ok(body) => hash_of(&body) == bound.hash,
             Err(e) if e.kind == ErrorKind::NotFound => false,
             Err(e) => return Err(e),
-        };
+        },
+    };
     if !is_same {
         use_cache(&mut known, Known::clear);
     }
+    let binding = binding(repository);
+    use_cache(&mut known, |known| known.bind(&binding));
     Ok(known)
 }
 

@@ -14,6 +14,8 @@ use crate::session::read_table;
 
 /// Chunks that are read at once: 16 MiB with chunks of 64 KiB.
 const BATCH: usize = 256;
+/// Chunks that a verification remembers: 256 GiB of disks with chunks of 64 KiB, in about 130 MiB.
+const SEEN_MAX: usize = 1 << 22;
 /// Findings after which a verification ends.
 const FINDINGS_MAX: usize = 100;
 
@@ -35,9 +37,14 @@ pub struct Verified {
 pub struct Seen(HashSet<[u8; 16]>);
 
 impl Seen {
-    /// Returns whether a chunk was not seen before. Half of an ID is enough: a mistake costs one comparison.
+    /// Returns whether a chunk was not seen before. Half of an ID is enough: a mistake costs one comparison. Chunks beyond
+    /// `SEEN_MAX` are read as often as they occur.
     fn is_new(&mut self, id: &ChunkId) -> bool {
-        self.0.insert(id[..16].try_into().expect("16 bytes"))
+        let half: [u8; 16] = id[..16].try_into().expect("16 bytes");
+        match self.0.len() < SEEN_MAX {
+            true => self.0.insert(half),
+            false => !self.0.contains(&half),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::error::{Error, Result};
+use jiff::Timestamp;
 use repo::{Objects, Repository, Secret};
 use serde::Deserialize;
 
@@ -165,6 +166,21 @@ pub(crate) fn make_key_file(path: &Path) -> Result<Secret> {
         fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
     Ok(Secret::key_file(&path.display().to_string(), &text)?)
+}
+
+/// Returns the time, as a repository records it.
+pub(crate) fn now_us() -> u64 {
+    us(Timestamp::now())
+}
+
+/// Returns a time in microseconds since 1970; 0 for one before.
+pub(crate) fn us(time: Timestamp) -> u64 {
+    u64::try_from(time.as_microsecond()).unwrap_or_default()
+}
+
+/// Returns the time of a record.
+pub(crate) fn time(us: u64) -> Timestamp {
+    i64::try_from(us).ok().and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default()
 }
 
 /// Returns who writes, for the log of the repository.

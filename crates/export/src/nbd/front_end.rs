@@ -225,6 +225,12 @@ impl FrontEnd {
         self.changed.notify();
     }
 
+    /// Waits for the first connection, and then until none is left.
+    pub async fn used_and_left(&self) {
+        self.when(|front_end| !front_end.sessions.borrow().is_empty()).await;
+        self.when(|front_end| front_end.sessions.borrow().is_empty()).await;
+    }
+
     /// Returns the last connections that ended abnormally, oldest first.
     pub fn failures(&self) -> Vec<ConnectionFailure> {
         self.failures.borrow().iter().cloned().collect()

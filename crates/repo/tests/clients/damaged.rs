@@ -74,6 +74,24 @@ fn a_cache_that_is_ahead_of_its_repository_is_not_believed() {
     let mut repository = open(&writer).unwrap();
     backup(&mut repository, Some(&cache), 2).unwrap();
     assert_eq!(findings(&open(&writer).unwrap()), [""; 0]);
+    // A new cache, of a session that ended without a backup, is bound too.
+    let unfinished = writer.write_file("cache4", "");
+    fs::remove_file(&unfinished).unwrap();
+    let lost = writer.write_file("lost", "");
+    fs::remove_file(&lost).unwrap();
+    copy_folder(writer.folder(), &lost);
+    run(async {
+        let mut session = Session::begin(&mut repository, Some(&unfinished), 5).await.unwrap();
+        let mut disk = session.disk(0, SIZE, None).await.unwrap();
+        session.write(&mut disk, content(7).into_iter().collect()).await.unwrap();
+        session.finish(disk).await.unwrap();
+    });
+    fs::remove_dir_all(writer.folder()).unwrap();
+    copy_folder(&lost, writer.folder());
+    let mut repository = open(&writer).unwrap();
+    backup(&mut repository, Some(&cache), 8).unwrap();
+    backup(&mut repository, Some(&unfinished), 7).unwrap();
+    assert_eq!(findings(&open(&writer).unwrap()), [""; 0]);
     // Another repository with the same cache.
     let other = Writer::new();
     let mut repository = open(&other).unwrap();
@@ -115,6 +133,13 @@ fn an_entry_that_is_missing_is_no_end_of_the_log() {
         assert!(refused.kind == ErrorKind::Damaged && refused.cause.contains(says), "{number}: {refused}");
         fs::write(&path, body).unwrap();
     }
+    // More entries are missing than are read at once.
+    let mut wide = Writer::new();
+    (0..40).for_each(|_| wide.begin());
+    for number in 10..35 {
+        fs::remove_file(wide.folder().join(format!("log/{number:010}"))).unwrap();
+    }
+    assert!(open(&wide).err().unwrap().cause.contains("is missing"));
     // The log has what a damaged record of the state has.
     fs::write(writer.folder().join("state/0000000064"), "damaged").unwrap();
     assert_eq!(open(&writer).unwrap().state().number, 66);

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use reader::{Reader, SecretFile};
-use repo::{Repository, new_key_file, prune};
+use repo::{Grace, Repository, new_key_file, prune};
 use writer::{CHUNK_BYTES, Content, Writer, bytes, copy_folder, run};
 
 /// Chunks of the small disk, the last one incomplete: two pages of the lowest level.
@@ -83,7 +83,7 @@ fn an_independent_reader_restores_every_backup() {
     writer.forget(first);
     writer.begin();
     let now_us = writer.now_us();
-    let pruned = run(prune(&mut writer.repository, 0, false, now_us)).unwrap();
+    let pruned = run(prune(&mut writer.repository, Grace::NONE, false, now_us)).unwrap();
     assert_eq!((pruned.backups, pruned.sessions), (1, 1));
     let refused = reader.refused(writer.folder(), writer.key_file(), (first, 0));
     assert!(refused.contains("was removed"), "{refused}");

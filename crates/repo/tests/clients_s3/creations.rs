@@ -5,7 +5,7 @@ use repo::Put;
 
 use crate::proxy::{Action, Proxy};
 use crate::{
-    Content, IMPATIENCE, PATIENCE, assert_error, backup, bucket, compare, init, memory as in_memory,
+    Content, SHORT_TIMES, TIMES, assert_error, backup, bucket, compare, init, memory as in_memory,
     on_each_store, open, wait,
 };
 
@@ -19,7 +19,7 @@ on_each_store!(
 fn lost_answers_of_creations_change_nothing(proxy: &Proxy) {
     for (lost, prefix) in [(Action::LoseAnswer, "/closed"), (Action::Reset, "/reset")] {
         wait(async {
-            let objects = bucket(proxy, prefix, PATIENCE);
+            let objects = bucket(proxy, prefix, TIMES);
             // The first answer for each kind of object: the keys, the description, entries, packs, lists of chunks.
             for part in ["keys/", "/repository", "log/", "packs/", "index/"] {
                 proxy.rule("PUT", part, 1, lost.clone());
@@ -41,7 +41,7 @@ fn lost_answers_of_creations_change_nothing(proxy: &Proxy) {
 
 fn a_creation_that_another_writer_won_is_seen_after_a_lost_answer(proxy: &Proxy) {
     wait(async {
-        let objects = bucket(proxy, "", PATIENCE);
+        let objects = bucket(proxy, "", TIMES);
         let mut repository = init(&objects).await.unwrap();
         let mut other = open(&objects).await.unwrap();
         let theirs = backup(&mut other, &Content::from([(1, 1)]), 1).await.unwrap();
@@ -56,7 +56,7 @@ fn a_creation_that_another_writer_won_is_seen_after_a_lost_answer(proxy: &Proxy)
 
 fn a_conflict_without_a_decision_is_repeated(proxy: &Proxy) {
     wait(async {
-        let objects = bucket(proxy, "", PATIENCE);
+        let objects = bucket(proxy, "", TIMES);
         for code in ["ConditionalRequestConflict", "OperationAborted"] {
             proxy.rule("PUT", "", 2, Action::Refuse { status: "409 Conflict", code });
             assert_eq!(objects.put_new(code, "content".into()).await.unwrap(), Put::Created);
@@ -70,7 +70,7 @@ fn a_conflict_without_a_decision_is_repeated(proxy: &Proxy) {
 fn a_conflict_that_does_not_end_is_an_error(proxy: &Proxy) {
     let conflict = Action::Refuse { status: "409 Conflict", code: "ConditionalRequestConflict" };
     proxy.rule("PUT", "", usize::MAX, conflict);
-    let put = wait(bucket(proxy, "/p", IMPATIENCE).put_new("log/1", "x".into()));
+    let put = wait(bucket(proxy, "/p", SHORT_TIMES).put_new("log/1", "x".into()));
     assert_error(
         put,
         ErrorKind::Io,
@@ -83,7 +83,7 @@ fn a_conflict_that_does_not_end_is_an_error(proxy: &Proxy) {
 fn a_store_without_conditions_is_refused() {
     let proxy = &in_memory();
     wait(async {
-        let objects = bucket(proxy, "/new", PATIENCE);
+        let objects = bucket(proxy, "/new", TIMES);
         proxy.rule("PUT", "/new/", usize::MAX, Action::Unconditional);
         let refused = init(&objects).await.map(drop);
         assert_error(
@@ -103,12 +103,12 @@ fn a_store_without_conditions_is_refused() {
 
         // A store that looks for the object first: two of the requests find none.
         proxy.rule("PUT", "/racy/repository", 2, Action::Unconditional);
-        let refused = init(&bucket(proxy, "/racy", PATIENCE)).await.map(drop);
+        let refused = init(&bucket(proxy, "/racy", TIMES)).await.map(drop);
         assert_error(refused, ErrorKind::Unsupported, &["s3://backups/racy", "choose another one"]);
 
         let not_implemented = Action::Refuse { status: "501 Not Implemented", code: "NotImplemented" };
         proxy.rule("PUT", "/other/", usize::MAX, not_implemented);
-        let refused = init(&bucket(proxy, "/other", IMPATIENCE)).await.map(drop);
+        let refused = init(&bucket(proxy, "/other", SHORT_TIMES)).await.map(drop);
         assert_error(
             refused,
             ErrorKind::Unsupported,

@@ -9,7 +9,7 @@ use repo::{Objects, connect_with};
 
 use crate::proxy::{Action, Proxy};
 use crate::{
-    IMPATIENCE, SECRET_KEY, assert_error, at, bucket, environment, init, memory, on_each_store, wait,
+    SECRET_KEY, SHORT_TIMES, assert_error, at, bucket, environment, init, memory, on_each_store, wait,
 };
 
 on_each_store!(wrong_keys_are_refused, buckets_that_do_not_exist_are_refused);
@@ -32,7 +32,7 @@ fn connected(proxy: &Proxy, place: &str, variables: &[(&str, &str)]) -> Result<A
             false => drop(all.insert((*name).to_owned(), (*value).to_owned())),
         }
     }
-    connect_with(place, true, all, IMPATIENCE)
+    connect_with(place, true, all, SHORT_TIMES)
 }
 
 fn wrong_keys_are_refused(proxy: &Proxy) {
@@ -126,7 +126,7 @@ fn settings_that_cannot_be_used_are_refused_before_any_request() {
     let objects = connected(&proxy, "s3://backups", &[("AWS_SECRET_ACCESS_KEY", &format!("{SECRET_KEY}\n"))]);
     wait(init(&objects.unwrap())).unwrap();
     assert_error(
-        wait(bucket(&proxy, "", IMPATIENCE).get("other")),
+        wait(bucket(&proxy, "", SHORT_TIMES).get("other")),
         ErrorKind::NotFound,
         &["s3://backups/other"],
     );

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use blk::ErrorKind;
-use repo::{Patience, Put, prune};
+use repo::{Grace, Put, Timeouts, prune};
 
 use crate::proxy::{Action, Proxy};
 use crate::{
-    Content, IMPATIENCE, PATIENCE, assert_error, backup, bucket, compare, init, on_each_store, open, wait,
+    Content, SHORT_TIMES, TIMES, assert_error, backup, bucket, compare, init, on_each_store, open, wait,
 };
 
 on_each_store!(
@@ -24,7 +24,7 @@ const SLOW_DOWN: Action = Action::Refuse { status: "503 Slow Down", code: "SlowD
 fn requests_that_fail_in_passing_are_repeated(proxy: &Proxy) {
     for (n, fault) in [SLOW_DOWN, Action::Close, Action::LoseAnswer, Action::Reset].into_iter().enumerate() {
         wait(async {
-            let objects = bucket(proxy, &format!("/r{n}"), PATIENCE);
+            let objects = bucket(proxy, &format!("/r{n}"), TIMES);
             // Of each method the first two requests; POST removes.
             let plan = || ["GET", "PUT", "POST"].map(|method| proxy.rule(method, "", 2, fault.clone()));
             plan();
@@ -35,7 +35,7 @@ fn requests_that_fail_in_passing_are_repeated(proxy: &Proxy) {
             repository.forget(vec![2], 2).await.unwrap();
             let second = backup(&mut repository, &Content::from([(1, 5)]), 3).await.unwrap();
             plan();
-            let pruned = prune(&mut repository, 0, false, 4).await.unwrap();
+            let pruned = prune(&mut repository, Grace::NONE, false, 4).await.unwrap();
             assert_eq!(pruned.backups, 1);
             plan();
             let repository = open(&objects).await.unwrap();
@@ -53,7 +53,7 @@ fn requests_that_fail_in_passing_are_repeated(proxy: &Proxy) {
 
 fn cut_bodies_are_read_again(proxy: &Proxy) {
     wait(async {
-        let objects = bucket(proxy, "", PATIENCE);
+        let objects = bucket(proxy, "", TIMES);
         let mut repository = init(&objects).await.unwrap();
         let content: Content = (0..600).map(|n| (n, 7)).collect();
         let number = backup(&mut repository, &content, 1).await.unwrap();
@@ -64,16 +64,16 @@ fn cut_bodies_are_read_again(proxy: &Proxy) {
         compare(&repository, number, &content).await.unwrap();
         proxy.rule("POST", "", 1, Action::Truncate);
         repository.forget(vec![number], 2).await.unwrap();
-        prune(&mut repository, 0, false, 3).await.unwrap();
+        prune(&mut repository, Grace::NONE, false, 3).await.unwrap();
         assert_eq!(objects.list("packs/").await.unwrap(), []);
         assert_eq!(proxy.clear().len(), 11);
     });
 }
 
 fn a_silent_store_is_asked_again(proxy: &Proxy) {
-    let patience = Patience { request: Duration::from_secs(1), ..PATIENCE };
+    let timeouts = Timeouts { request: Duration::from_secs(1), ..TIMES };
     wait(async {
-        let objects = bucket(proxy, "", patience);
+        let objects = bucket(proxy, "", timeouts);
         proxy.rule("PUT", "", 1, Action::Silence);
         proxy.rule("GET", "", 1, Action::Silence);
         // It was carried out.
@@ -82,8 +82,8 @@ fn a_silent_store_is_asked_again(proxy: &Proxy) {
         assert_eq!(proxy.clear().len(), 2);
 
         // A large body has the time of uploads.
-        let patience = Patience { upload: Duration::from_secs(1), retry: Duration::ZERO, ..PATIENCE };
-        let objects = bucket(proxy, "", patience);
+        let timeouts = Timeouts { upload: Duration::from_secs(1), retry: Duration::ZERO, ..TIMES };
+        let objects = bucket(proxy, "", timeouts);
         proxy.rule("PUT", "", 1, Action::Silence);
         let put = objects.put_new("b", vec![1; 2 << 20].into()).await;
         assert_error(put, ErrorKind::Io, &["s3://backups/b", "operation timed out", "look at the endpoint"]);
@@ -92,7 +92,7 @@ fn a_silent_store_is_asked_again(proxy: &Proxy) {
 
 fn a_store_that_is_overloaded_for_long_is_an_error(proxy: &Proxy) {
     proxy.rule("", "", usize::MAX, SLOW_DOWN);
-    let objects = bucket(proxy, "/p", IMPATIENCE);
+    let objects = bucket(proxy, "/p", SHORT_TIMES);
     let expected =
         ["s3://backups/p/", "503 Service Unavailable, SlowDown", "overloaded or down: try again later"];
     assert_error(wait(objects.put_new("log/1", "x".into())), ErrorKind::Io, &expected);
@@ -108,7 +108,7 @@ fn connections_that_always_end_are_an_error(proxy: &Proxy) {
     let endpoint = format!("no answer from http://{}", proxy.address);
     for fault in [Action::Close, Action::LoseAnswer, Action::Reset] {
         proxy.rule("", "", usize::MAX, fault);
-        let objects = bucket(proxy, "/p", IMPATIENCE);
+        let objects = bucket(proxy, "/p", SHORT_TIMES);
         let expected = ["s3://backups/p/", &*endpoint, "look at the endpoint"];
         assert_error(wait(objects.put_new("log/1", "x".into())), ErrorKind::Io, &expected);
         assert_error(wait(objects.list("log/")), ErrorKind::Io, &expected);
@@ -116,13 +116,13 @@ fn connections_that_always_end_are_an_error(proxy: &Proxy) {
     }
     // A cut list: the request succeeded, its answer did not arrive.
     proxy.rule("GET", "", usize::MAX, Action::Truncate);
-    let list = wait(bucket(proxy, "/p", IMPATIENCE).list("log/"));
+    let list = wait(bucket(proxy, "/p", SHORT_TIMES).list("log/"));
     assert_error(list, ErrorKind::Io, &["s3://backups/p/log/", "look at the endpoint"]);
 }
 
 fn a_page_of_a_proxy_is_not_taken_for_the_end_of_the_log(proxy: &Proxy) {
     wait(async {
-        let objects = bucket(proxy, "", PATIENCE);
+        let objects = bucket(proxy, "", TIMES);
         let mut repository = init(&objects).await.unwrap();
         backup(&mut repository, &Content::from([(1, 1)]), 1).await.unwrap();
         let page = Action::Page { status: "404 Not Found", body: "<html><body>Please log in</body></html>" };

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blk::{Error, ErrorKind, Result};
-use repo::{DiskReader, Objects, Origin, Patience, Repository, Secret, Session, connect_with};
+use repo::{DiskReader, Objects, Origin, Repository, Secret, Session, Timeouts, connect_with};
 
 use memory_bucket::MemoryBucket;
 use proxy::{Proxy, Store};
@@ -27,13 +27,13 @@ const SECRET_KEY: &str = "dGhlIHNlY3JldA/that+is+in+no+message";
 const CHUNK_BYTES: u32 = 4096;
 const CHUNKS: u64 = 600;
 /// Times long enough for a busy machine that carries requests out.
-const PATIENCE: Patience = Patience {
+const TIMES: Timeouts = Timeouts {
     request: Duration::from_secs(60),
     upload: Duration::from_secs(60),
     retry: Duration::from_secs(120),
 };
 /// Times after which a test of a failure ends.
-const IMPATIENCE: Patience = Patience { retry: Duration::from_millis(300), ..PATIENCE };
+const SHORT_TIMES: Timeouts = Timeouts { retry: Duration::from_millis(300), ..TIMES };
 
 /// Declares tests that run with each kind of store.
 macro_rules! on_each_store {
@@ -86,8 +86,8 @@ fn at(prefix: &str) -> String {
     format!("s3://{BUCKET}{prefix}")
 }
 
-fn bucket(proxy: &Proxy, prefix: &str, patience: Patience) -> Arc<dyn Objects> {
-    connect_with(&at(prefix), true, environment(proxy), patience).unwrap()
+fn bucket(proxy: &Proxy, prefix: &str, timeouts: Timeouts) -> Arc<dyn Objects> {
+    connect_with(&at(prefix), true, environment(proxy), timeouts).unwrap()
 }
 
 fn secret() -> Secret {

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use blk::ErrorKind;
-use repo::{Objects, Put, Seen, connect, prune, verify};
+use repo::{Grace, Objects, Put, Seen, connect, prune, verify};
 
 use crate::proxy::Proxy;
-use crate::{
-    BUCKET, Content, PATIENCE, assert_error, backup, bucket, compare, init, on_each_store, open, wait,
-};
+use crate::{BUCKET, Content, TIMES, assert_error, backup, bucket, compare, init, on_each_store, open, wait};
 
 on_each_store!(
     backups_are_read_back_forgotten_and_pruned,
@@ -17,7 +15,7 @@ on_each_store!(
 );
 
 fn backups_are_read_back_forgotten_and_pruned(proxy: &Proxy) {
-    live(&bucket(proxy, "/site/one", PATIENCE));
+    live(&bucket(proxy, "/site/one", TIMES));
 }
 
 #[test]
@@ -53,13 +51,13 @@ fn live(objects: &Arc<dyn Objects>) {
 
         repository.forget(vec![one], 3).await.unwrap();
         // The second backup needs packs of the first one.
-        let pruned = prune(&mut repository, 0, false, 4).await.unwrap();
+        let pruned = prune(&mut repository, Grace::NONE, false, 4).await.unwrap();
         assert_eq!(pruned.backups, 1);
         compare(&repository, two, &second).await.unwrap();
         let third: Content = (0..600).map(|n| (n, 3)).collect();
         let three = backup(&mut repository, &third, 5).await.unwrap();
         repository.forget(vec![two], 6).await.unwrap();
-        let pruned = prune(&mut repository, 0, false, 7).await.unwrap();
+        let pruned = prune(&mut repository, Grace::NONE, false, 7).await.unwrap();
         assert!(pruned.packs >= 2 && pruned.bytes > 300 * 4096, "{pruned:?}");
 
         let repository = open(objects).await.unwrap();
@@ -81,7 +79,7 @@ fn repositories_side_by_side_do_not_see_each_other(proxy: &Proxy) {
     wait(async {
         // Each prefix begins as another one does. An object in the bucket itself is none of them.
         let prefixes = ["", "/a", "/ab", "/a/b c", "/a/100%"];
-        let buckets = prefixes.map(|prefix| bucket(proxy, prefix, PATIENCE));
+        let buckets = prefixes.map(|prefix| bucket(proxy, prefix, TIMES));
         for (n, objects) in buckets.iter().enumerate() {
             for name in ["keys/1", "log/0000000001", "packs/0000000001/00000000"] {
                 let put = objects.put_new(name, vec![n as u8; n + 1].into()).await.unwrap();
@@ -112,14 +110,14 @@ fn one_of_several_creations_wins(proxy: &Proxy) {
         for round in 0..10 {
             let name = format!("log/{round:010}");
             let creations = (0..8_u8).map(|n| {
-                let (objects, name) = (bucket(proxy, "/race", PATIENCE), name.clone());
+                let (objects, name) = (bucket(proxy, "/race", TIMES), name.clone());
                 async move { (n, objects.put_new(&name, vec![n; 1000].into()).await.unwrap()) }
             });
             let done = futures_util::future::join_all(creations).await;
             let winners: Vec<_> =
                 done.iter().filter(|(_, put)| *put == Put::Created).map(|(n, _)| *n).collect();
             assert_eq!(winners.len(), 1, "{done:?}");
-            let body = bucket(proxy, "/race", PATIENCE).get(&name).await.unwrap();
+            let body = bucket(proxy, "/race", TIMES).get(&name).await.unwrap();
             assert_eq!(body, vec![winners[0]; 1000]);
         }
     });

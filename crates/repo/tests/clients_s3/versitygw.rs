@@ -58,7 +58,7 @@ impl Versitygw {
         Some(started.unwrap_or_else(|| panic!("{} does not start", program.display())))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "a test's patience is in real time")]
+    #[expect(clippy::disallowed_methods, reason = "a test's timeout is in real time")]
     fn start_once(program: &Path) -> Option<Versitygw> {
         let folder = tempfile::tempdir().unwrap();
         for name in [&*format!("objects/{BUCKET}"), "attributes"] {
@@ -74,12 +74,12 @@ impl Versitygw {
             .spawn();
         let child = child.unwrap_or_else(|e| panic!("{}: {e}", program.display()));
         let server = Versitygw { child: Mutex::new(child), address, folder: Mutex::new(Some(folder)) };
-        let patience = std::time::Instant::now();
+        let started = std::time::Instant::now();
         while TcpStream::connect(address).is_err() {
             if server.child.lock().unwrap().try_wait().unwrap().is_some() {
                 return None;
             }
-            assert!(patience.elapsed().as_secs() < 60, "{} does not listen", program.display());
+            assert!(started.elapsed().as_secs() < 60, "{} does not listen", program.display());
             thread::yield_now();
         }
         Some(server)

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use blk::{ErrorKind, Result};
 use futures_util::FutureExt;
-use repo::{DiskReader, Origin, Repository, Secret, Seen, Session, prune, verify};
+use repo::{DiskReader, Grace, Origin, Repository, Secret, Seen, Session, prune, verify};
 use world::{Defect, Faults, Random, World, run, run_quietly};
 
 const CHUNK_BYTES: u32 = 4096;
@@ -102,8 +102,9 @@ async fn prune_once(world: &World, model: &Shared, random: &mut Random) -> Resul
         model.lock().unwrap().forgotten.insert(number);
         repository.forget(vec![number], now(model)).await?;
     }
-    let grace_us = [0, 20, 1000][random.below(3) as usize];
-    let pruned = prune(&mut repository, grace_us, false, now(model)).await?;
+    let mut time_us = || [0, 20, 1000][random.below(3) as usize];
+    let grace = Grace { forgotten_us: time_us(), open_us: time_us() };
+    let pruned = prune(&mut repository, grace, false, now(model)).await?;
     model.lock().unwrap().pruned += pruned.packs as u64;
     Ok(())
 }

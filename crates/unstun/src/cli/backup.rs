@@ -39,7 +39,7 @@ pub enum RepoCommand {
     Init {
         #[command(flatten)]
         repo: RepoArgs,
-        /// Make the key file, which must not exist; without it nobody can read the backups, so keep copies of it
+        /// Make the key file, which must not exist; the backups cannot be read without it, so keep copies of it
         #[arg(long, requires = "key_file")]
         new_key: bool,
         /// Divide disks into chunks of this size, a power of two from 4K to 1M
@@ -140,7 +140,8 @@ pub enum BackupCommand {
     },
     /// Remove backups by number, or those that no rule keeps, and reclaim the space of those that were removed before
     ///
-    /// A removed backup can be taken back (`backup recall`) until a prune after --grace reclaims its space.
+    /// A removed backup can be taken back (`backup recall`) until a later prune, after --grace, reclaims its space. What a backup
+    /// has stored that was begun a week ago and never completed is reclaimed too.
     Prune {
         /// Numbers of backups to remove
         numbers: Vec<u32>,
@@ -151,7 +152,7 @@ pub enum BackupCommand {
         /// Apply the rules to the backups of this VM alone [default: of each VM]
         #[arg(long, value_name = "VM")]
         vm: Option<String>,
-        /// Reclaim what was removed, and give up backups that were begun and not completed, this long ago
+        /// Reclaim the space of what was removed at least this long ago, by an earlier command
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_grace)]
         grace: u64,
         /// Print what would be done

@@ -14,16 +14,18 @@ use api::units::format_bytes;
 use api::{BackupsVerified, RepositoryPruned, Retention};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use repo::{Repository, Seen, State};
+use repo::{Grace, Repository, Seen, State};
 
 pub(super) use self::catalogue::find;
 pub(crate) use self::serve::READY;
 use crate::cli::{BackupCommand, BackupMakeArgs, KeepArgs, KeyArgs, RepoArgs};
-use crate::repository::{Place, cache};
+use crate::repository::{Place, cache, now_us, time};
 use crate::retention;
 
 /// Word of a repository for a state whose file systems were frozen.
 const FILE_SYSTEM: &str = "file-system";
+/// Time after which a backup that was begun counts as abandoned: a week.
+const OPEN_US_MAX: u64 = 7 * 24 * 3600 * 1_000_000;
 
 pub(super) async fn make(args: &BackupMakeArgs, client: &Client, output: Output) -> Result<()> {
     make::run(args, client, output).await
@@ -85,10 +87,6 @@ async fn open(args: &RepoArgs) -> Result<Repository> {
     Place::resolve(args)?.open().await
 }
 
-fn now_us() -> u64 {
-    u64::try_from(Timestamp::now().as_microsecond()).unwrap_or_default()
-}
-
 /// Returns the backups that no rule keeps; without a rule there are none.
 fn unkept(repository: &Repository, keep: &KeepArgs, vm: Option<&str>) -> Result<Vec<u32>> {
     let none = Retention::default();
@@ -104,7 +102,7 @@ fn unkept(repository: &Repository, keep: &KeepArgs, vm: Option<&str>) -> Result<
     let mut of_vm: BTreeMap<&str, Vec<(Timestamp, u32)>> = BTreeMap::new();
     let backups = repository.state().backups.iter();
     for (number, backup) in backups.filter(|(_, backup)| vm.is_none_or(|vm| backup.origin.vm == vm)) {
-        of_vm.entry(&backup.origin.vm_id).or_default().push((catalogue::time(backup.taken_us), *number));
+        of_vm.entry(&backup.origin.vm_id).or_default().push((time(backup.taken_us), *number));
     }
     let (zone, now) = (TimeZone::system(), Timestamp::now());
     let of_one = |backups: Vec<(Timestamp, u32)>| {
@@ -156,10 +154,12 @@ async fn prune(
     dry_run: bool,
     output: Output,
 ) -> Result<()> {
+    // What this command removes can be taken back after it, whatever the grace.
+    let grace = Grace { forgotten_us: grace_s.saturating_mul(1_000_000), open_us: OPEN_US_MAX };
+    let pruned = repo::prune(repository, grace, dry_run, now_us()).await?;
     if !removed.is_empty() && !dry_run {
         repository.forget(removed.clone(), now_us()).await?;
     }
-    let pruned = repo::prune(repository, grace_s.saturating_mul(1_000_000), dry_run, now_us()).await?;
     let pruned = RepositoryPruned {
         dry_run,
         removed,

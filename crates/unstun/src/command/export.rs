@@ -20,8 +20,7 @@ use api::units::format_bytes;
 use api::{CommitTarget, Disk, DiskMode, ExportFormat, Exported, ExportedFile, SnapshotTake, Vm};
 use jiff::Timestamp;
 
-use self::file::OutputFile;
-pub(super) use self::file::refuse_existing;
+pub(super) use self::file::{OutputFile, refuse_existing};
 use self::qcow2::Qcow2;
 use crate::cli::ExportArgs;
 use crate::command::commit;
@@ -261,7 +260,7 @@ fn for_each(
 }
 
 /// Writes a piece of a raw file, without its zeros.
-fn write_raw(piece: &Piece, file: &mut OutputFile) -> Result<()> {
+pub(super) fn write_raw(piece: &Piece, file: &mut OutputFile) -> Result<()> {
     let begin = file.end();
     if let Some(data) = &piece.data {
         for (run, _) in runs(data).into_iter().filter(|(_, has_data)| *has_data) {

@@ -21,7 +21,7 @@ use crate::cli::PullArgs;
 use copy::copy;
 use record::{Record, State};
 use source::Source;
-pub(super) use target::Target;
+use target::Target;
 
 pub(super) fn run(args: &PullArgs, output: Output) -> Result<()> {
     let source = Source::connect(&args.uri, args.since.as_deref(), args.until.as_deref())?;

@@ -4,11 +4,10 @@ use api::error::{Error, Result};
 use api::output::{Output, fields};
 use api::units::format_bytes;
 use api::{RepositoryKey, RepositoryShown};
-use jiff::Timestamp;
 use repo::{KeySummary, Repository};
 
 use crate::cli::RepoCommand;
-use crate::repository::{Place, host, make_key_file, passphrase, writer};
+use crate::repository::{Place, host, make_key_file, now_us, passphrase, time, writer};
 
 pub(super) async fn run(command: &RepoCommand, output: Output) -> Result<()> {
     match command {
@@ -45,14 +44,6 @@ pub(super) async fn run(command: &RepoCommand, output: Output) -> Result<()> {
             show(&repository, output).await
         }
     }
-}
-
-fn now_us() -> u64 {
-    u64::try_from(Timestamp::now().as_microsecond()).unwrap_or_default()
-}
-
-fn time(us: u64) -> Timestamp {
-    i64::try_from(us).ok().and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default()
 }
 
 async fn show(repository: &Repository, output: Output) -> Result<()> {

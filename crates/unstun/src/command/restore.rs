@@ -17,11 +17,11 @@ use repo::{Backup, DiskReader, Repository};
 use crate::cli::RestoreArgs;
 use crate::command::backup::find;
 use crate::command::commit;
-use crate::command::pull::Target;
+use crate::command::export::{OutputFile, refuse_existing, write_raw};
+use crate::command::pieces::{PIECE_BYTES, Piece};
 use crate::repository::Place;
 
-/// Bytes that are read at once, and the number of such reads.
-const PIECE_BYTES: u64 = 1 << 20;
+/// Pieces that are read at once.
 const READS_AHEAD: usize = 8;
 /// Pieces that wait for the writer: 16 MiB.
 const PIECES_WAITING: usize = 16;
@@ -94,16 +94,15 @@ pub(super) async fn into_files(args: &RestoreArgs, output: Output) -> Result<()>
     let repository = Place::resolve(&args.repo)?.open().await?;
     let (number, backup) = chosen(&repository, &args.which)?;
     std::fs::create_dir_all(folder).map_err(|e| Error::failed(format!("{}: {e}", folder.display())))?;
-    let path = |disk: u32| folder.join(format!("{}-disk{disk}.raw", backup.origin.vm));
+    // A name that is none of a VM could lead out of the folder.
+    let vm: VmName = backup.origin.vm.parse().map_err(Error::invalid)?;
+    let path = |disk: u32| folder.join(format!("{vm}-disk{disk}.raw"));
     let paths: Vec<_> = backup.disks.iter().map(|disk| path(disk.number)).collect();
-    paths.iter().try_for_each(|path| crate::command::export::refuse_existing(path))?;
+    paths.iter().try_for_each(|path| refuse_existing(path))?;
     let bar = progress::bar(backup.disks.iter().map(|disk| disk.size_bytes).sum())?;
     for (disk, path) in backup.disks.iter().zip(&paths) {
         let reader = DiskReader::new(&repository, disk);
-        write_file(&reader, path, &mut |bytes| bar.inc(bytes)).await.inspect_err(|_| {
-            // Half a disk would be taken for a whole one; if it cannot be removed, the error is still reported.
-            let _ = std::fs::remove_file(path);
-        })?;
+        write_file(&reader, path, &mut |bytes| bar.inc(bytes)).await?;
     }
     bar.finish();
     let restored = Restored {
@@ -116,51 +115,51 @@ pub(super) async fn into_files(args: &RestoreArgs, output: Output) -> Result<()>
     output.result(&restored, describe)
 }
 
-/// Writes the content of a disk. A thread of its own writes what was read.
+/// Writes the content of a disk. A thread of its own writes what was read; the file has its name once it is whole.
 async fn write_file(reader: &DiskReader, path: &Path, passed: &mut dyn FnMut(u64)) -> Result<()> {
-    let target = Target::create(path, false, reader.size_bytes())?;
-    let (sender, arriving) = sync_channel::<(u64, Vec<u8>)>(PIECES_WAITING);
-    let writing = tokio::task::spawn_blocking(move || {
-        for (offset, content) in arriving {
-            target.write(offset, &content)?;
-        }
-        target.sync()
-    });
-    let read = read_all(reader, &sender, passed).await;
-    drop(sender);
+    let mut file = OutputFile::create(path)?;
+    let (sender, arriving) = sync_channel::<Piece>(PIECES_WAITING);
+    let (read, written) = futures_util::join!(
+        async {
+            let read = read_all(reader, &sender, passed).await;
+            drop(sender);
+            read
+        },
+        tokio::task::spawn_blocking(move || -> Result<OutputFile> {
+            arriving.iter().try_for_each(|piece| write_raw(&piece, &mut file))?;
+            Ok(file)
+        })
+    );
     // An error of the writer is why the reader could not go on.
-    writing.await.map_err(|e| Error::failed(format!("the thread that writes ended early: {e}")))??;
-    read
+    let file = written.map_err(|e| Error::failed(format!("the thread that writes ended early: {e}")))??;
+    read?;
+    file.finish()
 }
 
-/// Sends all data of a disk. Ends early when the writer has failed.
-async fn read_all(
-    reader: &DiskReader,
-    out: &SyncSender<(u64, Vec<u8>)>,
-    passed: &mut dyn FnMut(u64),
-) -> Result<()> {
+/// Sends a disk in pieces, in order. Ends early when the writer has failed.
+async fn read_all(reader: &DiskReader, out: &SyncSender<Piece>, passed: &mut dyn FnMut(u64)) -> Result<()> {
     let (mut at, size_bytes) = (0, reader.size_bytes());
     while at < size_bytes {
         let mut wanted = Vec::new();
         for (bytes, has_data) in reader.allocated(at..size_bytes).await? {
             let end = at + bytes;
-            if has_data {
-                let pieces = (at..end).step_by(PIECE_BYTES as usize);
-                wanted.extend(pieces.map(|from| from..end.min(from + PIECE_BYTES)));
-            } else {
-                passed(bytes);
-            }
+            let step = if has_data { PIECE_BYTES } else { bytes };
+            let pieces = (at..end).step_by(step as usize);
+            wanted.extend(pieces.map(|from| (from, step.min(end - from), has_data)));
             at = end;
         }
-        let reads = wanted.into_iter().map(|range| async move {
-            let mut content = vec![0; (range.end - range.start) as usize];
-            reader.read(range.start, &mut content).await.map(|()| (range.start, content))
+        let reads = wanted.into_iter().map(|(from, bytes, has_data)| async move {
+            let mut data = has_data.then(|| vec![0; bytes as usize]);
+            if let Some(data) = &mut data {
+                reader.read(from, data).await?;
+            }
+            Ok::<_, Error>(Piece { bytes, is_same: false, data })
         });
         let mut reads = stream::iter(reads).buffered(READS_AHEAD);
-        while let Some(read) = reads.next().await {
-            let (offset, content) = read?;
-            passed(content.len() as u64);
-            if out.send((offset, content)).is_err() {
+        while let Some(piece) = reads.next().await {
+            let piece = piece?;
+            passed(piece.bytes);
+            if out.send(piece).is_err() {
                 return Ok(());
             }
         }

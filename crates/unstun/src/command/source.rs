@@ -45,12 +45,19 @@ fn list(all: &[Source]) -> String {
             format_bytes(source.size_bytes),
             format_bytes(source.copied_bytes),
             source.disks.join(", "),
-            source.uri.clone(),
+            image(source),
         ]);
     }
     align_right(&mut table, &[1, 3, 4]);
     let faults: String = all.iter().filter_map(fault).collect();
     format!("{table}{faults}")
+}
+
+fn image(source: &Source) -> String {
+    match source.backup {
+        Some(number) => format!("backup {number} in {}", source.uri),
+        None => source.uri.clone(),
+    }
 }
 
 fn state(source: &Source) -> &'static str {
@@ -71,5 +78,5 @@ pub(super) fn describe(source: &Source) -> String {
     let (copied, size) = (format_bytes(source.copied_bytes), format_bytes(source.size_bytes));
     let trusted = if source.trusted { "; it is trusted not to change" } else { "" };
     let message = source.message.as_ref().map_or(String::new(), |message| format!(": {message}"));
-    format!("over {} ({}, {copied} of {size} in the store{trusted}){message}", source.uri, state(source))
+    format!("over {} ({}, {copied} of {size} in the store{trusted}){message}", image(source), state(source))
 }

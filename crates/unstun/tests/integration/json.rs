@@ -497,6 +497,7 @@ fn exported_here(actual: &mut Actual) {
         number: 1,
         uri: from.uri,
         format: ImageFormat::Raw,
+        backup: None,
         trusted: false,
         copy: true,
         state: SourceState::Open,

@@ -8,6 +8,8 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use repo::State;
 
+use crate::repository::{time, us};
+
 /// What a user names: a number, a VM for its latest backup, or VM@TIME for the latest one until then.
 pub(in crate::command) fn find(state: &State, which: &str) -> Result<u32> {
     if let Ok(number) = which.parse::<u32>() {
@@ -18,7 +20,7 @@ pub(in crate::command) fn find(state: &State, which: &str) -> Result<u32> {
         Some((vm, time)) => (vm, parse_time(time)?),
         None => (which, Timestamp::MAX),
     };
-    let until_us = u64::try_from(until.as_microsecond()).unwrap_or_default();
+    let until_us = us(until);
     let of_vm = || state.backups.iter().filter(|(_, backup)| backup.origin.vm == vm);
     if let Some((number, _)) = of_vm()
         .filter(|(_, backup)| backup.taken_us <= until_us)
@@ -41,10 +43,6 @@ fn parse_time(text: &str) -> Result<Timestamp> {
         return Ok(zoned.timestamp());
     }
     parse_past(text).map_err(|e| Error::invalid(format!("{text}: {e}")))
-}
-
-pub(super) fn time(us: u64) -> Timestamp {
-    i64::try_from(us).ok().and_then(|us| Timestamp::from_microsecond(us).ok()).unwrap_or_default()
 }
 
 /// Returns a backup as users see it.

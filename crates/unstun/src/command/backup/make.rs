@@ -20,7 +20,7 @@ use super::{FILE_SYSTEM, catalogue};
 use crate::cli::BackupMakeArgs;
 use crate::command::export::{chosen, remove_snapshot};
 use crate::command::pieces::{self, PIECE_BYTES, Piece, Wanted};
-use crate::repository::{Place, cache, host};
+use crate::repository::{Place, cache, host, now_us, us};
 
 /// Before the time in the name of a snapshot that a backup takes.
 const NAME: &str = "backup-";
@@ -43,7 +43,7 @@ pub(super) async fn run(args: &BackupMakeArgs, client: &Client, output: Output) 
     let Some(name) = &args.vm else { return Err(Error::invalid("which VM? expected its name")) };
     let vm = client.vm_show(name).await?;
     let disks = chosen(&vm, None)?;
-    let mut repository = Place::resolve(&args.repo)?.open().await?;
+    let repository = Place::resolve(&args.repo)?.open().await?;
     // What a backup that was interrupted has left counts as one of those that are replaced.
     let message = message(&repository);
     let before = client.snapshot_tree(name).await?.snapshots;
@@ -56,28 +56,20 @@ pub(super) async fn run(args: &BackupMakeArgs, client: &Client, output: Output) 
         None => take(name, args.quiesce, &message, client).await?,
     };
     let own = args.snapshot.is_none();
-    let mut done = Err(Error::failed("no attempt was made"));
-    for _ in 0..ATTEMPTS {
-        let sources = disks.iter().map(|disk| source(&vm, disk, &snapshot, &before, &repository));
-        let sources = sources.collect::<Result<Vec<_>>>()?;
-        let origin = Origin {
-            vm: vm.name.to_string(),
-            vm_id: vm.id.clone(),
-            snapshot: snapshot.name.clone(),
-            snapshot_id: snapshot.id.clone(),
-            host: host(),
-            consistency: if snapshot.quiesced { FILE_SYSTEM } else { "crash" }.to_owned(),
-            note: args.note.clone(),
-        };
-        let taken_us = u64::try_from(snapshot.created.as_microsecond()).unwrap_or_default();
-        (repository, done) = transfer(repository, sources, origin, taken_us).await?;
-        match &done {
-            Err(e) if e.kind == ErrorKind::Locked => output.note(&format!("note: {e}")),
-            _ => break,
-        }
-    }
+    let origin = Origin {
+        vm: vm.name.to_string(),
+        vm_id: vm.id.clone(),
+        snapshot: snapshot.name.clone(),
+        snapshot_id: snapshot.id.clone(),
+        host: host(),
+        consistency: if snapshot.quiesced { FILE_SYSTEM } else { "crash" }.to_owned(),
+        note: args.note.clone(),
+    };
+    let state = Sealed { vm: &vm, disks: &disks, snapshot: &snapshot, before: &before };
+    let done = attempts(repository, &state, &origin, output).await;
     let keep = own && done.is_ok() && vm.store == Store::Native && !args.no_keep;
-    let stale = before.iter().filter(|one| one.message == message && done.is_ok());
+    // A snapshot that the user named is the user's.
+    let stale = before.iter().filter(|one| one.message == message && one.id != snapshot.id && done.is_ok());
     let unwanted = stale.chain((own && !keep).then_some(&snapshot));
     for one in unwanted {
         let name: SnapshotRef = one.name.parse().map_err(Error::failed)?;
@@ -85,10 +77,41 @@ pub(super) async fn run(args: &BackupMakeArgs, client: &Client, output: Output) 
             output.note(&format!("note: the snapshot {name} of a backup stays: {e}"));
         }
     }
-    let number = done?;
-    repository.refresh().await?;
-    let shown = catalogue::shown(number, repository.state().backup(number)?, false);
-    output.result(&shown, catalogue::describe)
+    output.result(&done?, catalogue::describe)
+}
+
+/// The state that is backed up.
+struct Sealed<'a> {
+    vm: &'a Vm,
+    disks: &'a [Disk],
+    snapshot: &'a Snapshot,
+    /// The snapshots that the VM had before.
+    before: &'a [Snapshot],
+}
+
+/// Makes the backup, again if a prune has reclaimed meanwhile what it is made of.
+async fn attempts(
+    mut repository: Repository,
+    state: &Sealed<'_>,
+    origin: &Origin,
+    output: Output,
+) -> Result<api::Backup> {
+    let taken_us = us(state.snapshot.created);
+    let mut attempt = 1;
+    loop {
+        let sources = state.disks.iter().map(|disk| source(state, disk, &repository));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let done;
+        (repository, done) = transfer(repository, sources, origin.clone(), taken_us).await?;
+        match done {
+            Err(e) if e.kind == ErrorKind::Locked && attempt < ATTEMPTS => output.note(&format!("note: {e}")),
+            done => {
+                let number = done?;
+                return Ok(catalogue::shown(number, repository.state().backup(number)?, false));
+            }
+        }
+        attempt += 1;
+    }
 }
 
 /// Returns the description by which later backups recognise a snapshot that they replace.
@@ -106,13 +129,8 @@ async fn take(vm: &VmName, quiesce: bool, message: &str, client: &Client) -> Res
 
 /// Returns where a disk is read, and with what it is compared: the latest backup whose snapshot the VM still has, or else
 /// the latest one, whose chunks are compared one by one.
-fn source(
-    vm: &Vm,
-    disk: &Disk,
-    snapshot: &Snapshot,
-    before: &[Snapshot],
-    repository: &Repository,
-) -> Result<Source> {
+fn source(state: &Sealed<'_>, disk: &Disk, repository: &Repository) -> Result<Source> {
+    let Sealed { vm, snapshot, before, .. } = state;
     let (listen, _) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
     let uri = listen.uri(&format!("{}/disk{}@{}", vm.name, disk.number, snapshot.name));
     let mut of_vm: Vec<_> =
@@ -157,10 +175,6 @@ async fn transfer(
         }
     };
     ended.map_err(|e| Error::failed(format!("the backup ended early: {e}")))
-}
-
-fn now_us() -> u64 {
-    u64::try_from(Timestamp::now().as_microsecond()).unwrap_or_default()
 }
 
 async fn write_all(

@@ -1,8 +1,10 @@
 //! `unstun backup serve`: a disk of a backup as a read-only NBD export. The daemon starts it for disks over backups.
 
+use std::future::pending;
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 
 use api::client::runtime;
@@ -12,6 +14,7 @@ use blk::uring::UringReactor;
 use blk::volume::{Attachment, BlockStatus, ExportEntry, Exports, Volume, VolumeInfo, ZeroMode};
 use blk::{Buf, Env, Executor, Local, Slice};
 use export::nbd::{FrontEnd, serve};
+use futures_util::future::select;
 use repo::DiskReader;
 
 use super::catalogue::find;
@@ -67,22 +70,19 @@ struct OneExport {
     description: String,
 }
 
-/// Interval between two looks at the connections, and the time in which the only client has to connect.
-const LOOK_US: u64 = 100_000;
+/// Time in which the only client has to connect.
 const FIRST_CLIENT_US: u64 = 60_000_000;
 
-/// Stops the server once it has no connection any more, or never had one.
+/// Stops the server once its client has left, or if none has come.
 async fn end_with_last_client(env: Env, front_end: Rc<FrontEnd>) {
-    let (mut waited_us, mut has_come) = (0, false);
-    loop {
-        env.sleep_us(LOOK_US).await;
-        waited_us += LOOK_US;
-        let connected = !front_end.sessions().is_empty();
-        has_come |= connected;
-        if !connected && (has_come || waited_us >= FIRST_CLIENT_US) {
-            return front_end.stop();
+    let late = async {
+        env.sleep_us(FIRST_CLIENT_US).await;
+        if !front_end.sessions().is_empty() {
+            pending::<()>().await;
         }
-    }
+    };
+    select(pin!(front_end.used_and_left()), pin!(late)).await;
+    front_end.stop();
 }
 
 impl Exports for OneExport {

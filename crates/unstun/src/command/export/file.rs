@@ -14,7 +14,7 @@ const SUFFIX: &str = ".unstun-part";
 /// Only its owner may read a guest's disk.
 const MODE: u32 = 0o600;
 
-pub(super) struct OutputFile {
+pub(in crate::command) struct OutputFile {
     file: File,
     part: PathBuf,
     path: PathBuf,
@@ -35,7 +35,7 @@ pub(in crate::command) fn refuse_existing(path: &Path) -> Result<()> {
 }
 
 impl OutputFile {
-    pub(super) fn create(path: &Path) -> Result<OutputFile> {
+    pub(in crate::command) fn create(path: &Path) -> Result<OutputFile> {
         refuse_existing(path)?;
         let mut part = path.as_os_str().to_owned();
         part.push(SUFFIX);
@@ -75,7 +75,7 @@ impl OutputFile {
     }
 
     /// Gives the file its length and its name, durably.
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(in crate::command) fn finish(mut self) -> Result<()> {
         let done = (|| {
             self.file.set_len(self.at)?;
             self.file.flush()?;

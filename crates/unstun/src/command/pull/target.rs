@@ -19,7 +19,7 @@ const MODE: u32 = 0o600;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An open file, locked against other pulls.
-pub(in crate::command) struct Target {
+pub(super) struct Target {
     file: File,
     path: PathBuf,
     /// What has not been written reads as zeros.
@@ -57,7 +57,7 @@ pub(super) fn check_replaceable(path: &Path, may_replace: bool, size_bytes: u64)
 
 impl Target {
     /// Creates the file, or empties it if it may be replaced. A block device keeps its size.
-    pub(in crate::command) fn create(path: &Path, may_replace: bool, size_bytes: u64) -> Result<Target> {
+    pub(super) fn create(path: &Path, may_replace: bool, size_bytes: u64) -> Result<Target> {
         if is_device(path) {
             return Target::open(path);
         }
@@ -104,7 +104,7 @@ impl Target {
     }
 
     /// Writes content, whose zeros become holes. Returns the bytes of data.
-    pub(in crate::command) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64> {
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64> {
         let mut written = 0;
         for (run, has_data) in runs(bytes) {
             let at = offset + run.start as u64;
@@ -134,7 +134,7 @@ impl Target {
         Ok(())
     }
 
-    pub(in crate::command) fn sync(&self) -> Result<()> {
+    pub(super) fn sync(&self) -> Result<()> {
         self.file.sync_all().map_err(|e| failed(&self.path, &e))
     }
 }

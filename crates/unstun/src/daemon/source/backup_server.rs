@@ -22,7 +22,8 @@ pub(super) fn serve(origin: &Origin) -> Result<(Negotiated, String)> {
     let socket = meeting.path().join("socket");
     // The daemon's own program, also if its file was replaced.
     let mut command = Command::new("/proc/self/exe");
-    command.args(["backup", "serve", "--once", "--repo", &origin.uri]);
+    // What begins with a dash is no option.
+    command.args(["backup", "serve", "--once"]).arg(format!("--repo={}", origin.uri));
     command.args(["--disk", &origin.part.unwrap_or(0).to_string()]).arg("--socket").arg(&socket);
     for (option, path) in [("--key-file", &origin.key_file), ("--passphrase-file", &origin.passphrase_file)] {
         if let Some(path) = path {
@@ -30,6 +31,10 @@ pub(super) fn serve(origin: &Origin) -> Result<(Negotiated, String)> {
         }
     }
     command.arg(origin.backup.unwrap_or_default().to_string());
+    // The daemon's own environment may name another key.
+    ["UNSTUN_REPO_KEY_FILE", "UNSTUN_REPO_PASSPHRASE_FILE"]
+        .iter()
+        .for_each(|name| _ = command.env_remove(name));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let failed = |e: std::io::Error| Error::failed(format!("starting the server of a backup: {e}"));
     let mut child = command.spawn().map_err(failed)?;

@@ -125,6 +125,7 @@ impl Daemon {
             trusted: origin.fingerprint.is_none(),
             uri: origin.uri,
             format: origin.format,
+            backup: origin.backup,
             copy: kept.as_ref().map_or(origin.copy, |kept| kept.wants_copy.get()),
             state,
             message: match state {
