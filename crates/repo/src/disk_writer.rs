@@ -60,11 +60,6 @@ impl DiskWriter {
         })
     }
 
-    /// Returns the bytes of a chunk; the last one of a disk can be shorter.
-    pub fn chunk_bytes(&self) -> u32 {
-        self.chunk_bytes
-    }
-
     /// Returns the content of chunk `n` in the length that it has on this disk: a chunk that was the disk's last one before the
     /// disk grew is shorter, and zeros follow.
     pub(crate) fn whole(&self, n: u64, content: Option<Vec<u8>>) -> Option<Vec<u8>> {

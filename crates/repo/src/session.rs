@@ -118,7 +118,15 @@ impl<'r> Session<'r> {
         Ok(())
     }
 
+    /// Returns the bytes of a chunk; the last one of a disk can be shorter.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.repository.info.chunk_bytes
+    }
+
     /// Begins the map of a disk: that of `parent` if one is given, else zeros.
+    ///
+    /// # Errors
+    /// `Invalid`: the parent is larger, so that its map would have chunks beyond the disk.
     pub async fn disk(
         &mut self,
         number: u32,
@@ -126,7 +134,11 @@ impl<'r> Session<'r> {
         parent: Option<&DiskBackup>,
     ) -> Result<DiskWriter> {
         let mut disk = DiskWriter::new(number, size_bytes, self.repository.info.chunk_bytes)?;
-        if let Some(parent) = parent.filter(|parent| parent.size_bytes <= size_bytes) {
+        if let Some(parent) = parent {
+            if parent.size_bytes > size_bytes {
+                let cause = format!("{size_bytes} bytes, and the backup before has {}", parent.size_bytes);
+                return Err(Error::invalid(format!("disk{number}"), cause));
+            }
             let (objects, keys) = (&*self.repository.objects, &self.repository.keys);
             disk.old_root = parent.root;
             disk.data_bytes = parent.data_bytes;

@@ -15,6 +15,7 @@ mod difference;
 mod disk;
 mod event;
 mod export;
+mod exported_snapshot;
 mod fill;
 mod generate;
 mod job;

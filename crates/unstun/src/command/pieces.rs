@@ -8,9 +8,11 @@ use api::error::{Error, Result};
 use blk::uring::UringReactor;
 use blk::volume::Volume;
 use blk::{Buf, Executor};
-use export::nbd::proto::{QEMU_BITMAP, STATE_DIRTY};
+use export::nbd::proto::STATE_DIRTY;
 use export::nbd_client::{self, Address, NbdVolume};
 use futures_util::stream::{self, StreamExt};
+
+use crate::command::exported_snapshot::{SNAPSHOT_MARK, SnapshotId, context_of, id_in, of_disk};
 
 /// Largest piece in bytes, and the size of all pieces but a disk's last one where everything is read.
 pub(super) const PIECE_BYTES: u64 = 1 << 20;
@@ -33,8 +35,10 @@ pub(super) struct Piece {
 /// What is read of an export.
 pub(super) struct Wanted {
     pub address: Address,
-    /// Snapshot with which the export is compared.
-    pub since: Option<String>,
+    /// The snapshot that the export must be.
+    pub snapshot: Option<SnapshotId>,
+    /// The snapshot with which the export is compared.
+    pub since: Option<SnapshotId>,
     /// Pieces begin at multiples of this, a power of two up to [`PIECE_BYTES`].
     pub unit_bytes: u64,
 }
@@ -64,19 +68,36 @@ impl Drop for Pieces {
 
 /// Reads the export at `uri` from begin to end.
 pub(super) fn read(uri: &str) -> Result<Pieces> {
-    read_wanted(Wanted { address: Address::parse(uri)?, since: None, unit_bytes: PIECE_BYTES })
+    read_wanted(&Wanted {
+        address: Address::parse(uri)?,
+        snapshot: None,
+        since: None,
+        unit_bytes: PIECE_BYTES,
+    })
 }
 
 /// Reads an export, or what differs from a snapshot.
 ///
 /// # Errors
-/// `NotFound`: the server cannot compare the export with that snapshot.
-pub(super) fn read_wanted(wanted: Wanted) -> Result<Pieces> {
-    let context = wanted.since.as_ref().map(|since| format!("{QEMU_BITMAP}{since}"));
+/// `NotFound`: the server cannot compare the export with that snapshot. `Refused`: the export is another snapshot by now.
+pub(super) fn read_wanted(wanted: &Wanted) -> Result<Pieces> {
+    let context = wanted.since.as_ref().map(|since| context_of(&since.name));
     let connected = nbd_client::connect_to(&wanted.address, context.as_deref())?;
-    if let Some(context) = context.as_ref().filter(|context| !connected.export().has_context(context)) {
-        let export = &wanted.address.export;
-        return Err(Error::not_found(format!("{export}: the server does not compare it by {context}")));
+    let export = &wanted.address.export;
+    let (disk, name) = export.split_once(SNAPSHOT_MARK).unwrap_or((export, ""));
+    let found = SnapshotId { name: name.to_owned(), id: id_in(&connected) };
+    if wanted.snapshot.as_ref().is_some_and(|wanted| !wanted.is(&found)) {
+        return Err(Error::refused(format!("{export}: another snapshot has this name by now")));
+    }
+    if let (Some(context), Some(since)) = (&context, &wanted.since) {
+        let missing =
+            |cause: &str| Error::not_found(format!("{export}: no comparison with {}: {cause}", since.name));
+        if !connected.export().has_context(context) {
+            return Err(missing("the server does not know it"));
+        }
+        if !since.is(&of_disk(&wanted.address, disk, &since.name)?) {
+            return Err(missing("another snapshot has this name by now"));
+        }
     }
     let unit_bytes = wanted.unit_bytes;
     let size_bytes = connected.export().size_bytes;

@@ -19,13 +19,16 @@ use repo::{DiskBackup, Origin, Repository, Session};
 use super::{FILE_SYSTEM, catalogue};
 use crate::cli::BackupMakeArgs;
 use crate::command::export::{chosen, remove_snapshot};
-use crate::command::pieces::{self, PIECE_BYTES, Piece, Wanted};
+use crate::command::exported_snapshot::SnapshotId;
+use crate::command::pieces::{self, PIECE_BYTES, Piece, Pieces, Wanted};
 use crate::repository::{Place, cache, host, now_us, us};
 
 /// Before the time in the name of a snapshot that a backup takes.
 const NAME: &str = "backup-";
 /// A backup whose repository was pruned meanwhile is made again, once.
 const ATTEMPTS: u32 = 2;
+/// Niceness of the command: it compresses and encrypts beside guests.
+const PRIORITY: i32 = 10;
 /// Chunks of one page of a map.
 const PAGE_CHUNKS: u64 = 256;
 
@@ -33,13 +36,17 @@ const PAGE_CHUNKS: u64 = 256;
 #[derive(Clone)]
 struct Source {
     number: u32,
+    /// Size of the running disk; the snapshot's may be smaller.
     size_bytes: u64,
     address: Address,
+    snapshot: SnapshotId,
     parent: Option<DiskBackup>,
-    since: Option<String>,
+    since: Option<SnapshotId>,
 }
 
 pub(super) async fn run(args: &BackupMakeArgs, client: &Client, output: Output) -> Result<()> {
+    // Guests come first. Without the right to it the command works all the same.
+    let _ = rustix::process::setpriority_process(None, PRIORITY);
     let Some(name) = &args.vm else { return Err(Error::invalid("which VM? expected its name")) };
     let vm = client.vm_show(name).await?;
     let disks = chosen(&vm, None)?;
@@ -68,8 +75,9 @@ pub(super) async fn run(args: &BackupMakeArgs, client: &Client, output: Output) 
     let state = Sealed { vm: &vm, disks: &disks, snapshot: &snapshot, before: &before };
     let done = attempts(repository, &state, &origin, output).await;
     let keep = own && done.is_ok() && vm.store == Store::Native && !args.no_keep;
-    // A snapshot that the user named is the user's.
-    let stale = before.iter().filter(|one| one.message == message && one.id != snapshot.id && done.is_ok());
+    // A snapshot that the user named is the user's, and what is newer is compared with by the next backup.
+    let is_stale = |one: &&Snapshot| one.message == message && one.created < snapshot.created;
+    let stale = before.iter().filter(is_stale).filter(|_| done.is_ok());
     let unwanted = stale.chain((own && !keep).then_some(&snapshot));
     for one in unwanted {
         let name: SnapshotRef = one.name.parse().map_err(Error::failed)?;
@@ -131,6 +139,7 @@ async fn take(vm: &VmName, quiesce: bool, message: &str, client: &Client) -> Res
 /// the latest one, whose chunks are compared one by one.
 fn source(state: &Sealed<'_>, disk: &Disk, repository: &Repository) -> Result<Source> {
     let Sealed { vm, snapshot, before, .. } = state;
+    let named = |one: &Snapshot| SnapshotId { name: one.name.clone(), id: Some(one.id.clone()) };
     let (listen, _) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
     let uri = listen.uri(&format!("{}/disk{}@{}", vm.name, disk.number, snapshot.name));
     let mut of_vm: Vec<_> =
@@ -138,8 +147,7 @@ fn source(state: &Sealed<'_>, disk: &Disk, repository: &Repository) -> Result<So
     of_vm.sort_by_key(|(number, backup)| (backup.taken_us, **number));
     let of_disk = |backup: &repo::Backup| backup.disks.iter().find(|one| one.number == disk.number).cloned();
     let known = |backup: &repo::Backup| before.iter().find(|one| one.id == backup.origin.snapshot_id);
-    let compared =
-        of_vm.iter().rev().find_map(|(_, backup)| Some((of_disk(backup)?, known(backup)?.name.clone())));
+    let compared = of_vm.iter().rev().find_map(|(_, backup)| Some((of_disk(backup)?, named(known(backup)?))));
     let (parent, since) = match compared {
         Some((parent, since)) => (Some(parent), Some(since)),
         None => (of_vm.last().and_then(|(_, backup)| of_disk(backup)), None),
@@ -148,6 +156,7 @@ fn source(state: &Sealed<'_>, disk: &Disk, repository: &Repository) -> Result<So
         number: disk.number,
         size_bytes: disk.size_bytes,
         address: Address::parse(&uri)?,
+        snapshot: named(snapshot),
         parent,
         since,
     })
@@ -212,25 +221,14 @@ async fn write_disk(
     source: &Source,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<()> {
-    let mut disk = session.disk(source.number, source.size_bytes, source.parent.as_ref()).await?;
-    let chunk_bytes = u64::from(disk.chunk_bytes());
-    let wanted = |since: Option<String>| Wanted {
-        address: source.address.clone(),
-        since,
-        unit_bytes: chunk_bytes.min(PIECE_BYTES),
-    };
-    let pieces = match pieces::read_wanted(wanted(source.since.clone())) {
-        // The disk was added since.
-        Err(e) if e.kind == ErrorKind::NotFound && source.since.is_some() => {
-            pieces::read_wanted(wanted(None))?
-        }
-        opened => opened?,
-    };
+    let chunk_bytes = u64::from(session.chunk_bytes());
+    let (pieces, parent) = read(source, chunk_bytes.min(PIECE_BYTES))?;
+    let mut disk = session.disk(source.number, pieces.size_bytes, parent).await?;
     let (mut offset, mut page) = (0, Vec::new());
     while offset < pieces.size_bytes {
         let piece = pieces.next()?;
         let first = offset / chunk_bytes;
-        if !piece.is_same && (piece.data.is_some() || source.parent.is_some()) {
+        if !piece.is_same && (piece.data.is_some() || parent.is_some()) {
             add(&mut page, first, chunk_bytes, &piece);
         }
         offset += piece.bytes;
@@ -240,6 +238,30 @@ async fn write_disk(
         progress(piece.bytes, piece.data.as_ref().map_or(0, |data| data.len() as u64))?;
     }
     Ok(session.finish(disk).await?)
+}
+
+/// Reads a disk: what differs from the backup before, or all of it. Returns the backup over which the chunks are written, too.
+fn read(source: &Source, unit_bytes: u64) -> Result<(Pieces, Option<&DiskBackup>)> {
+    let mut wanted = Wanted {
+        address: source.address.clone(),
+        snapshot: Some(source.snapshot.clone()),
+        since: source.since.clone(),
+        unit_bytes,
+    };
+    let parent = source.parent.as_ref();
+    let fits = |pieces: &Pieces| parent.is_none_or(|parent| parent.size_bytes <= pieces.size_bytes);
+    match pieces::read_wanted(&wanted) {
+        Ok(pieces) if fits(&pieces) => return Ok((pieces, parent)),
+        // The disk was added since.
+        Err(e) if e.kind == ErrorKind::NotFound && source.since.is_some() => {}
+        // The snapshot is an older one, of before the disk grew.
+        Ok(_) => {}
+        Err(e) => return Err(e),
+    }
+    wanted.since = None;
+    let pieces = pieces::read_wanted(&wanted)?;
+    let parent = parent.filter(|_| fits(&pieces));
+    Ok((pieces, parent))
 }
 
 /// Adds the chunks of a piece.

@@ -9,7 +9,8 @@ use api::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::fault::failed;
-use super::source::{SnapshotId, Source};
+use super::source::Source;
+use crate::command::exported_snapshot::SnapshotId;
 
 const VERSION: u32 = 1;
 /// Only the owner of the file may change what is said of it.

@@ -2,33 +2,12 @@
 
 use api::error::{Error, ErrorKind, Result};
 use blk::Env;
-use export::nbd::proto::QEMU_BITMAP;
 use export::nbd_client::{Address, NbdVolume, Negotiated, connect_to};
-use serde::{Deserialize, Serialize};
 
-/// Between the name of a disk and the number of its generation, and the snapshot, in an export's name.
+use crate::command::exported_snapshot::{SNAPSHOT_MARK, SnapshotId, context_of, id_in, of_disk};
+
+/// Between the name of a disk and the number of its generation in an export's name.
 const GENERATION_MARK: &str = ".g";
-const SNAPSHOT_MARK: char = '@';
-/// Before the ID of a snapshot in its export's description.
-const ID_MARK: &str = ", ID ";
-
-/// A snapshot as its export names it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct SnapshotId {
-    pub name: String,
-    /// Distinguishes it from a later snapshot of the same name. None if the server is another program.
-    pub id: Option<String>,
-}
-
-impl SnapshotId {
-    /// Returns whether both are the same snapshot, which may have been renamed meanwhile.
-    pub(super) fn is(&self, other: &SnapshotId) -> bool {
-        match (&self.id, &other.id) {
-            (Some(id), Some(other)) => id == other,
-            _ => self.name == other.name,
-        }
-    }
-}
 
 /// A connection to the export, and what is known of it.
 pub(super) struct Source {
@@ -90,19 +69,11 @@ impl Source {
     }
 }
 
-fn context_of(snapshot: &str) -> String {
-    format!("{QEMU_BITMAP}{snapshot}")
-}
-
 fn without_generation(export: &str) -> &str {
     match export.rsplit_once(GENERATION_MARK) {
         Some((disk, number)) if number.bytes().all(|digit| digit.is_ascii_digit()) => disk,
         _ => export,
     }
-}
-
-fn id_in(negotiated: &Negotiated) -> Option<String> {
-    negotiated.export().description.rsplit_once(ID_MARK).map(|(_, id)| id.to_owned())
 }
 
 /// Returns the snapshot `since`, with the ID that its own export names. It is read after the comparison was agreed on, so
@@ -116,11 +87,9 @@ fn base(negotiated: &Negotiated, address: &Address, export: &str, since: &str) -
     if !negotiated.export().has_context(&context_of(since)) {
         return Err(missing("the server does not know it, or cannot compare"));
     }
-    let address = Address { export: format!("{export}{SNAPSHOT_MARK}{since}"), ..address.clone() };
-    match connect_to(&address, None).map_err(Error::from) {
-        Ok(negotiated) => Ok(SnapshotId { name: since.to_owned(), id: id_in(&negotiated) }),
+    match of_disk(address, export, since).map_err(Error::from) {
         Err(error) if error.kind == ErrorKind::NotFound => Err(missing("it was removed")),
-        Err(error) => Err(error),
+        found => found,
     }
 }
 
@@ -135,14 +104,6 @@ mod tests {
         {
             assert_eq!(without_generation(export), disk);
         }
-    }
-
-    #[test]
-    fn a_snapshot_is_known_by_its_id_or_else_by_its_name() {
-        let one = |name: &str, id: Option<&str>| SnapshotId { name: name.into(), id: id.map(str::to_owned) };
-        assert!(one("a", Some("1")).is(&one("renamed", Some("1"))));
-        assert!(!one("a", Some("1")).is(&one("a", Some("2"))));
-        assert!(one("a", None).is(&one("a", Some("2"))) && !one("a", None).is(&one("b", None)));
     }
 
     #[test]
