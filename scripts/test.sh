@@ -8,7 +8,7 @@ PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
 # Stage and the seconds after which it is stopped, so that a hang ends: several times what it takes cold on two cores.
 # What they take is printed at the end.
-STAGES=(setup:600 lint:900 build:1500 unit:600 clients:1800 guest:1800 crash:2400)
+STAGES=(setup:600 lint:1200 build:2400 unit:1200 clients:3600 guest:3600 crash:3600)
 
 # A package takes minutes to build.
 [[ -n ${SMOKE_PACKAGE:-} ]] && STAGES+=(package:3600)
