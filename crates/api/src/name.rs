@@ -48,6 +48,11 @@ pub struct PolicyName(String);
 #[serde(try_from = "String", into = "String")]
 pub struct Tag(String);
 
+/// Name of a repository of backups, in the file of repositories on the daemon's host; the same rules as for a VM's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct RepositoryName(String);
+
 /// Name of a snapshot: a label, not an identity; 1 to 80 characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -96,6 +101,7 @@ name_type!(DatastoreName, |text: &str| check_name("datastore", text, VM_NAME_BYT
 name_type!(TokenName, |text: &str| check_name("token", text, VM_NAME_BYTES_MAX));
 name_type!(PolicyName, |text: &str| check_name("policy", text, POLICY_NAME_BYTES_MAX));
 name_type!(Tag, |text: &str| check_name("tag", text, POLICY_NAME_BYTES_MAX));
+name_type!(RepositoryName, |text: &str| check_name("repository", text, VM_NAME_BYTES_MAX));
 name_type!(SnapshotName, |text: &str| check_name("snapshot", text, SNAPSHOT_NAME_BYTES_MAX));
 name_type!(SnapshotRef, check_ref);
 

@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::calendar::Calendar;
-use crate::name::{PolicyName, SnapshotName, Tag, VmName};
+use crate::name::{PolicyName, RepositoryName, SnapshotName, Tag, VmName};
+use crate::retention::Retention;
 use crate::window::Window;
 use crate::{Quiesce, VmGlob};
 
@@ -13,10 +14,6 @@ use crate::{Quiesce, VmGlob};
 pub const TEMPLATE_DEFAULT: &str = "{policy}-{time}";
 /// Maximum number of schedules, patterns, tags and windows of a policy, each.
 const PARTS_MAX: usize = 50;
-/// Maximum number of snapshots that a rule of a retention keeps: a year of hours.
-const KEPT_MAX: u32 = 10_000;
-/// Maximum of `min_age_s`: a hundred years.
-const AGE_S_MAX: u64 = 100 * 366 * 24 * 3600;
 
 /// Body of `POST /policies` and `PUT /policies/NAME`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,6 +43,9 @@ pub struct Policy {
     /// Whether the guests' file systems are frozen for its takes.
     #[serde(default)]
     pub quiesce: Quiesce,
+    /// Where its snapshots are backed up; null: nowhere.
+    #[serde(default)]
+    pub backup: Option<PolicyBackup>,
     /// Whether the policy takes and removes snapshots.
     #[serde(default = "yes")]
     pub enabled: bool,
@@ -71,44 +71,15 @@ words! {
     }
 }
 
-/// Snapshots that a policy keeps: each that one of the rules keeps. A rule about hours, days, weeks, months or years keeps
-/// the last snapshot of each of so many of them that have one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Retention {
-    pub last: u32,
-    pub hourly: u32,
-    pub daily: u32,
-    pub weekly: u32,
-    pub monthly: u32,
-    pub yearly: u32,
-    /// Age in seconds below which no snapshot is removed.
-    pub min_age_s: u64,
-    /// Whether every snapshot is kept.
-    pub all: bool,
-}
-
-impl Retention {
-    /// Returns the rules that keep a number of snapshots, with their names.
-    pub fn rules(&self) -> [(&'static str, u32); 6] {
-        [
-            ("last", self.last),
-            ("hourly", self.hourly),
-            ("daily", self.daily),
-            ("weekly", self.weekly),
-            ("monthly", self.monthly),
-            ("yearly", self.yearly),
-        ]
-    }
-
-    /// Returns the rules in words.
-    pub fn describe(&self) -> String {
-        if self.all {
-            return "all".to_owned();
-        }
-        let rules = self.rules().into_iter().filter(|(_, count)| *count > 0);
-        rules.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
-    }
+/// Where the snapshots of a policy are backed up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyBackup {
+    /// Repository, by its name in `/etc/unstun/repositories.toml` on the daemon's host.
+    pub repository: RepositoryName,
+    /// Backups of the policy that stay in the repository, of each VM.
+    #[serde(default = "Retention::all")]
+    pub keep: Retention,
 }
 
 impl Policy {
@@ -161,25 +132,10 @@ impl Policy {
             );
         }
         self.snapshot_name("x", Timestamp::UNIX_EPOCH).map_err(|e| format!("template: {e}"))?;
-        self.check_retention()
-    }
-
-    fn check_retention(&self) -> Result<(), String> {
-        let rules = self.keep.rules();
-        if let Some((name, count)) = rules.into_iter().find(|(_, count)| *count > KEPT_MAX) {
-            return Err(format!("keep.{name}: found {count}, expected at most {KEPT_MAX}"));
-        }
-        if self.keep.min_age_s > AGE_S_MAX {
-            return Err(format!(
-                "keep.min_age_s: found {}, expected at most {AGE_S_MAX}",
-                self.keep.min_age_s
-            ));
-        }
-        let keeps = rules.into_iter().any(|(_, count)| count > 0);
-        match (self.keep.all, keeps) {
-            (false, false) => Err("keep: expected a rule, such as last: 7, or all: true".to_owned()),
-            (true, true) => Err("keep: expected rules or all: true, not both".to_owned()),
-            _ => Ok(()),
+        self.keep.check().map_err(|e| format!("keep{e}"))?;
+        match &self.backup {
+            Some(backup) => backup.keep.check().map_err(|e| format!("backup.keep{e}")),
+            None => Ok(()),
         }
     }
 }
@@ -199,7 +155,9 @@ pub struct PolicyStatus {
     pub last: Option<PolicyRun>,
     /// Snapshots that no rule keeps and that are not removed yet.
     pub waiting: u64,
-    /// Why snapshots could not be taken in the last run, or not be removed.
+    /// Its backups; null for a policy without.
+    pub backups: Option<PolicyBackups>,
+    /// Why snapshots could not be taken in the last run, not be backed up, or not be removed.
     pub problems: Vec<PolicyProblem>,
 }
 
@@ -216,10 +174,39 @@ pub struct PolicyRun {
     pub failed: u64,
 }
 
+/// The backups of a policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PolicyBackups {
+    /// Number of VMs whose last snapshot of the policy is in the repository.
+    pub done: u64,
+    /// Number of VMs whose last snapshot is being backed up, or waits for that.
+    pub waiting: u64,
+    /// Oldest time of what the repository has of any of its VMs; null if there is a VM of which it has nothing.
+    pub oldest: Option<Timestamp>,
+}
+
+impl PolicyBackups {
+    pub fn sentence(&self) -> String {
+        let waiting = if self.waiting > 0 { format!(", {} to do", self.waiting) } else { String::new() };
+        let oldest = self.oldest.map_or(String::new(), |oldest| format!(", none older than {oldest:.0}"));
+        format!("{} VMs done{waiting}{oldest}", self.done)
+    }
+}
+
+words! {
+    /// What a policy does to a snapshot.
+    pub enum PolicyAction {
+        Take = "take",
+        Remove = "remove",
+        Backup = "backup",
+    }
+}
+
 /// Something that a policy could not do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyProblem {
     pub vm: VmName,
+    pub action: PolicyAction,
     /// Null if no snapshot was taken.
     pub snapshot: Option<String>,
     pub cause: String,
@@ -227,12 +214,18 @@ pub struct PolicyProblem {
 }
 
 impl PolicyProblem {
+    /// Returns what was not done.
+    pub fn what(&self) -> String {
+        let snapshot = self.snapshot.as_deref().unwrap_or_default();
+        match self.action {
+            PolicyAction::Take => "no snapshot was taken".to_owned(),
+            PolicyAction::Remove => format!("snapshot {snapshot} was not removed"),
+            PolicyAction::Backup => format!("snapshot {snapshot} was not backed up"),
+        }
+    }
+
     pub fn sentence(&self) -> String {
-        let what = match &self.snapshot {
-            None => "no snapshot was taken".to_owned(),
-            Some(snapshot) => format!("snapshot {snapshot} was not removed"),
-        };
-        format!("VM {}: {what}: {}", self.vm, self.cause)
+        format!("VM {}: {}: {}", self.vm, self.what(), self.cause)
     }
 }
 
@@ -338,6 +331,8 @@ mod tests {
             (r#""template": "a/{time}""#, "template: snapshot name"),
             (r#""commit_window": ["22:00"]"#, "HH:MM-HH:MM"),
             (r#""removes": "some""#, "unknown variant `some`"),
+            (r#""backup": {"repository": "s3://bucket"}"#, "repository name"),
+            (r#""backup": {"repository": "r", "keep": {}}"#, "backup.keep: expected a rule"),
             (r#""window": []"#, "unknown field `window`"),
         ] {
             let error = policy(&fields(changes)).unwrap_err();

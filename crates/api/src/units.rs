@@ -91,6 +91,13 @@ pub fn parse_duration_s(text: &str) -> Result<u64, String> {
     number.checked_mul(seconds).filter(|&s| s > 0).ok_or_else(expected)
 }
 
+/// Returns a time as the shortest text that [`parse_duration_s`] reads as exactly that; empty for none.
+pub fn short_duration(seconds: u64) -> String {
+    let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];
+    let unit = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+    unit.map_or(String::new(), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+
 /// Parses a time in the past: as RFC 3339 writes it, or how long ago it is, such as `12h`.
 pub fn parse_past(text: &str) -> Result<Timestamp, String> {
     if let Ok(ago_s) = parse_duration_s(text) {

@@ -37,7 +37,7 @@ pub use backup::{BackupArgs, BackupCommand, BackupMakeArgs, KeyArgs, RepoArgs, R
 pub use bin::{BinCommand, ConsentArgs};
 pub use config::{ConfigCommand, ConfigImportArgs};
 pub use disk::{DiskSpec, DiskSpecs};
-pub use policy::{KeepArgs, PolicyArgs, PolicyCommand};
+pub use policy::{BackupArg, KeepArgs, PolicyArgs, PolicyCommand};
 pub use snapshot::{
     CommitArgs, ConsolidateArgs, DiscardArgs, JobArgs, LossArgs, RevertArgs, SnapshotCommand, VmAndName,
     VmLossArgs,

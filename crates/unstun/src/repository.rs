@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::error::{Error, Result};
+use api::name::RepositoryName;
 use jiff::Timestamp;
 use repo::{Objects, Repository, Secret};
 use serde::Deserialize;
@@ -19,6 +20,9 @@ use crate::etc;
 pub(crate) const REPOSITORIES: &str = "/etc/unstun/repositories.toml";
 /// Names another file with repositories.
 pub(crate) const REPOSITORIES_VARIABLE: &str = "UNSTUN_REPOSITORIES";
+/// Name the key file and the passphrase file of a command.
+pub(crate) const KEY_FILE_VARIABLE: &str = "UNSTUN_REPO_KEY_FILE";
+pub(crate) const PASSPHRASE_FILE_VARIABLE: &str = "UNSTUN_REPO_PASSPHRASE_FILE";
 const PASSPHRASE_BYTES_MIN: usize = 8;
 
 /// An entry of the file of repositories.
@@ -109,6 +113,11 @@ impl Place {
         };
         (absolute(&self.key_file), absolute(&self.passphrase_file))
     }
+}
+
+/// Fails if this host has no repository of this name.
+pub(crate) fn refuse_unknown(name: &RepositoryName) -> Result<()> {
+    named(name.as_str()).map(drop)
 }
 
 fn named(name: &str) -> Result<Named> {

@@ -328,8 +328,8 @@ fn of_policies(findings: &mut Findings<'_>, figures: &AlarmFigures) {
             n => format!(", and {n} more"),
         };
         let message = format!(
-            "policy {name} could not do its work: VM {}: {}{more}; `unstun policy show {name}` lists it",
-            first.vm, first.cause
+            "policy {name} could not do its work: {}{more}; `unstun policy show {name}` lists it",
+            first.sentence()
         );
         findings.add(AlarmRule::Policy, name, None, serious, message);
     }

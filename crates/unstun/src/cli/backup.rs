@@ -7,6 +7,7 @@ use api::units;
 use clap::{Args, Subcommand};
 
 use super::policy::KeepArgs;
+use crate::repository::{KEY_FILE_VARIABLE, PASSPHRASE_FILE_VARIABLE};
 
 /// The repository of a command, and what opens it.
 #[derive(Debug, Clone, Args)]
@@ -23,10 +24,10 @@ pub struct RepoArgs {
 #[derive(Debug, Clone, Args)]
 pub struct KeyArgs {
     /// Open it with the key in this file
-    #[arg(long, value_name = "FILE", env = "UNSTUN_REPO_KEY_FILE", conflicts_with = "passphrase_file")]
+    #[arg(long, value_name = "FILE", env = KEY_FILE_VARIABLE, conflicts_with = "passphrase_file")]
     pub key_file: Option<PathBuf>,
     /// Open it with the passphrase in this file
-    #[arg(long, value_name = "FILE", env = "UNSTUN_REPO_PASSPHRASE_FILE")]
+    #[arg(long, value_name = "FILE", env = PASSPHRASE_FILE_VARIABLE)]
     pub passphrase_file: Option<PathBuf>,
 }
 
@@ -149,9 +150,12 @@ pub enum BackupCommand {
         repo: RepoArgs,
         #[command(flatten)]
         keep: KeepArgs,
-        /// Apply the rules to the backups of this VM alone [default: of each VM]
+        /// Apply the rules to the backups of the VM with this name or ID alone; may be repeated [default: of each VM]
         #[arg(long, value_name = "VM")]
-        vm: Option<String>,
+        vm: Vec<String>,
+        /// Apply the rules to the backups with this note alone
+        #[arg(long, value_name = "TEXT")]
+        noted: Option<String>,
         /// Reclaim the space of what was removed at least this long ago, by an earlier command
         #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_grace)]
         grace: u64,

@@ -1,7 +1,7 @@
 //! Arguments of `unstun policy`.
 
 use api::calendar::Calendar;
-use api::name::{PolicyName, Tag, VmName};
+use api::name::{PolicyName, RepositoryName, Tag, VmName};
 use api::units::parse_duration_s;
 use api::window::Window;
 use api::{Quiesce, Removes, Retention, VmGlob};
@@ -62,7 +62,13 @@ pub struct PolicyArgs {
     /// Choose whether the guests' file systems are frozen for its takes (`vm set VM --guest-agent`) [default: no]
     #[arg(long, value_enum)]
     pub quiesce: Option<Quiesce>,
-    /// Choose whether the policy takes and removes snapshots [default: true]
+    /// Back its snapshots up into this repository of /etc/unstun/repositories.toml, or `none`
+    #[arg(long, value_name = "NAME", value_parser = parse_backup)]
+    pub backup: Option<BackupArg>,
+    /// Keep these of its backups of each VM, such as "14 daily, 8 weekly" [default: all]
+    #[arg(long, value_name = "RULES")]
+    pub backup_keep: Option<Retention>,
+    /// Choose whether the policy takes, backs up and removes snapshots [default: true]
     #[arg(long, value_name = "true|false")]
     pub enabled: Option<bool>,
     #[command(flatten)]
@@ -116,6 +122,17 @@ impl KeepArgs {
 /// A window, or `any` for no window. A type of its own, because clap reads a bare `Option` as "may be left out".
 #[derive(Debug, Clone)]
 pub struct WindowArg(pub Option<Window>);
+
+/// A repository, or `none`.
+#[derive(Debug, Clone)]
+pub struct BackupArg(pub Option<RepositoryName>);
+
+fn parse_backup(text: &str) -> Result<BackupArg, String> {
+    match text {
+        "none" => Ok(BackupArg(None)),
+        _ => text.parse().map(|name| BackupArg(Some(name))),
+    }
+}
 
 fn parse_window(text: &str) -> Result<WindowArg, String> {
     match text {

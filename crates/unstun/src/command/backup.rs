@@ -14,7 +14,7 @@ use api::units::format_bytes;
 use api::{BackupsVerified, RepositoryPruned, Retention};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use repo::{Grace, Repository, Seen, State};
+use repo::{Grace, Origin, Repository, Seen, State};
 
 pub(super) use self::catalogue::find;
 pub(crate) use self::serve::READY;
@@ -57,11 +57,11 @@ async fn run(command: &BackupCommand, output: Output) -> Result<()> {
         BackupCommand::Verify { which, repo, sample } => {
             verify(&open(repo).await?, which, *sample, output).await
         }
-        BackupCommand::Prune { numbers, repo, keep, vm, grace, dry_run } => {
+        BackupCommand::Prune { numbers, repo, keep, vm, noted, grace, dry_run } => {
             let mut repository = open(repo).await?;
             let mut removed = numbers.clone();
             numbers.iter().try_for_each(|number| repository.state().backup(*number).map(drop))?;
-            removed.extend(unkept(&repository, keep, vm.as_deref())?);
+            removed.extend(unkept(&repository, keep, vm, noted.as_deref())?);
             removed.sort_unstable();
             removed.dedup();
             prune(&mut repository, removed, *grace, *dry_run, output).await
@@ -88,7 +88,7 @@ async fn open(args: &RepoArgs) -> Result<Repository> {
 }
 
 /// Returns the backups that no rule keeps; without a rule there are none.
-fn unkept(repository: &Repository, keep: &KeepArgs, vm: Option<&str>) -> Result<Vec<u32>> {
+fn unkept(repository: &Repository, keep: &KeepArgs, vms: &[String], noted: Option<&str>) -> Result<Vec<u32>> {
     let none = Retention::default();
     let keep = keep.retention(none);
     if keep.all || keep.rules().iter().all(|(_, count)| *count == 0) {
@@ -101,7 +101,12 @@ fn unkept(repository: &Repository, keep: &KeepArgs, vm: Option<&str>) -> Result<
     }
     let mut of_vm: BTreeMap<&str, Vec<(Timestamp, u32)>> = BTreeMap::new();
     let backups = repository.state().backups.iter();
-    for (number, backup) in backups.filter(|(_, backup)| vm.is_none_or(|vm| backup.origin.vm == vm)) {
+    let is_meant = |backup: &repo::Backup| {
+        let Origin { vm, vm_id, note, .. } = &backup.origin;
+        let is_one = vms.is_empty() || vms.iter().any(|one| one == vm || one == vm_id);
+        is_one && noted.is_none_or(|noted| noted == note)
+    };
+    for (number, backup) in backups.filter(|(_, backup)| is_meant(backup)) {
         of_vm.entry(&backup.origin.vm_id).or_default().push((time(backup.taken_us), *number));
     }
     let (zone, now) = (TimeZone::system(), Timestamp::now());

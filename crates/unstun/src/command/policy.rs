@@ -6,13 +6,13 @@ use api::name::PolicyName;
 use api::output::{Output, fields, table};
 use api::units::{format_bytes, format_us};
 use api::{
-    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyProblem, PolicyRun, PolicyStatus, Quiesce,
-    Removes, Retention, TEMPLATE_DEFAULT,
+    Policy, PolicyApplied, PolicyApply, PolicyBackup, PolicyPreview, PolicyProblem, PolicyRun, PolicyStatus,
+    Quiesce, Removes, Retention, TEMPLATE_DEFAULT,
 };
 use jiff::Timestamp;
 
 use super::consent;
-use crate::cli::{PolicyArgs, PolicyCommand};
+use crate::cli::{BackupArg, PolicyArgs, PolicyCommand};
 
 /// Maximum number of VMs that a line names.
 const NAMED_MAX: usize = 8;
@@ -69,6 +69,7 @@ fn new(name: &PolicyName) -> Policy {
         commit_window: Vec::new(),
         removes: Removes::Own,
         quiesce: Quiesce::No,
+        backup: None,
         enabled: true,
     }
 }
@@ -91,8 +92,19 @@ fn with(args: &PolicyArgs, mut policy: Policy) -> Policy {
     policy.catch_up = args.catch_up.unwrap_or(policy.catch_up);
     policy.removes = args.removes.unwrap_or(policy.removes);
     policy.quiesce = args.quiesce.unwrap_or(policy.quiesce);
+    policy.backup = backup(args, policy.backup);
     policy.enabled = args.enabled.unwrap_or(policy.enabled);
     policy
+}
+
+/// Returns where a policy backs up, with what the options say.
+fn backup(args: &PolicyArgs, now: Option<PolicyBackup>) -> Option<PolicyBackup> {
+    let repository = match &args.backup {
+        Some(BackupArg(wanted)) => wanted.clone()?,
+        None => now.as_ref()?.repository.clone(),
+    };
+    let keep = args.backup_keep.or(now.map(|now| now.keep)).unwrap_or_else(Retention::all);
+    Some(PolicyBackup { repository, keep })
 }
 
 /// Checks the policy, and returns what it will do.
@@ -123,7 +135,7 @@ fn list(all: &[PolicyStatus]) -> String {
         table.add_row([
             one.policy.name.to_string(),
             schedule.join("; "),
-            one.policy.keep.describe(),
+            one.policy.keep.to_string(),
             one.vms.len().to_string(),
             next(one),
             one.last.as_ref().map_or("-".to_owned(), last),
@@ -150,16 +162,12 @@ fn last(run: &PolicyRun) -> String {
 fn show(one: &PolicyStatus) -> String {
     let policy = &one.policy;
     let schedule: Vec<_> = policy.schedule.iter().map(|calendar| calendar.as_str()).collect();
-    let min_age = match policy.keep.min_age_s {
-        0 => String::new(),
-        s => format!(", at least {}", api::units::format_seconds(s)),
-    };
     let names: Vec<_> = one.vms.iter().take(NAMED_MAX).map(ToString::to_string).collect();
     let more = if one.vms.len() > NAMED_MAX { ", ..." } else { "" };
     let mut lines = vec![
         ("policy", policy.name.to_string()),
         ("schedule", schedule.join("; ")),
-        ("keeps", format!("{}{min_age}; removes {}", policy.keep.describe(), removes(policy.removes))),
+        ("keeps", format!("{}; removes {}", policy.keep, removes(policy.removes))),
         ("applies to", policy.describe_vms()),
         ("VMs now", format!("{}: {}{more}", one.vms.len(), names.join(", "))),
         ("names", policy.template.clone()),
@@ -173,6 +181,10 @@ fn show(one: &PolicyStatus) -> String {
     }
     if policy.quiesce != Quiesce::No {
         lines.push(("quiesce", policy.quiesce.as_str().to_owned()));
+    }
+    if let (Some(to), Some(backups)) = (&policy.backup, &one.backups) {
+        lines.push(("backs up", format!("into {}; keeps {}", to.repository, to.keep)));
+        lines.push(("backups", backups.sentence()));
     }
     if one.waiting > 0 {
         lines.push(("to remove", format!("{} snapshots", one.waiting)));

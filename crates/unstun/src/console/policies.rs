@@ -53,7 +53,7 @@ fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
         tr {
             th scope="row" { a href=(format!("/policies/{}/settings", policy.name)) { (policy.name) } }
             td { (schedule.join("; ")) }
-            td { (policy.keep.describe()) @if policy.removes == Removes::All { " (of all snapshots)" }
+            td { (policy.keep) @if policy.removes == Removes::All { " (of all snapshots)" }
                 @if policy.quiesce != Quiesce::No { ", quiesce: " (policy.quiesce.as_str()) }
             }
             td { (policy.describe_vms()) }
@@ -66,6 +66,9 @@ fn row(one: &PolicyStatus, session: &Session, is_admin: bool) -> Markup {
                 }
             }
             td.text {
+                @if let (Some(to), Some(done)) = (&policy.backup, &one.backups) {
+                    span.quiet { "Backups into " (to.repository) ": " (done.sentence()) } br;
+                }
                 @for problem in one.problems.iter().take(3) { span.bad { (problem.sentence()) } br; }
                 @if one.waiting > 0 { (one.waiting) " snapshots to remove" }
             }

@@ -66,7 +66,8 @@ fn effects(preview: &PolicyPreview) -> Markup {
         dl {
             dt { "Schedule" } dd { (schedule.join("; ")) }
             dt { "Next times" } dd { @if preview.next.is_empty() { "none" } @for time in &preview.next { (format!("{time:.0}")) br; } }
-            dt { "Keeps" } dd { (policy.keep.describe()) }
+            dt { "Keeps" } dd { (policy.keep) }
+            @if let Some(to) = &policy.backup { dt { "Backs up into" } dd { (to.repository) ", and keeps there " (to.keep) } }
             dt { "Applies to" } dd { (policy.describe_vms()) }
         }
         @if preview.vms.is_empty() { p.notice { "The policy applies to no open VM." } } @else { (vms(preview)) }

@@ -1,8 +1,8 @@
 //! The form of a policy: its fields, their values for a policy, and the policy of a form that was sent.
 
 use api::error::{Error, Result};
-use api::units::parse_duration_s;
-use api::{Policy, Removes, Retention, TEMPLATE_DEFAULT};
+use api::units::{parse_duration_s, short_duration};
+use api::{Policy, PolicyBackup, Removes, Retention, TEMPLATE_DEFAULT};
 use maud::{Markup, html};
 
 use super::page::{choice, form_key, quiesce_choice};
@@ -42,11 +42,12 @@ pub(super) fn fields_of(policy: &Policy) -> Sent {
     let windows: Vec<_> = policy.commit_window.iter().map(ToString::to_string).collect();
     let word = |is_so: bool| if is_so { "yes" } else { "no" }.to_owned();
     let number = |number: u32| if number == 0 { String::new() } else { number.to_string() };
+    let backup = policy.backup.as_ref();
     let mut fields = vec![
         ("name", policy.name.to_string()),
         ("schedule", schedule.join("; ")),
         ("all", word(policy.keep.all)),
-        ("min_age", duration(policy.keep.min_age_s)),
+        ("min_age", short_duration(policy.keep.min_age_s)),
         ("vms", vms.join(" ")),
         ("tags", tags.join(" ")),
         ("template", policy.template.clone()),
@@ -54,17 +55,12 @@ pub(super) fn fields_of(policy: &Policy) -> Sent {
         ("commit_window", windows.join("; ")),
         ("removes", policy.removes.as_str().to_owned()),
         ("quiesce", policy.quiesce.as_str().to_owned()),
+        ("repository", backup.map_or(String::new(), |to| to.repository.to_string())),
+        ("backup_keep", backup.map_or(String::new(), |to| to.keep.to_string())),
         ("enabled", word(policy.enabled)),
     ];
     fields.extend(policy.keep.rules().map(|(name, count)| (name, number(count))));
     Sent::of(&fields)
-}
-
-/// Returns a time as the shortest text that stands for it exactly; empty for none.
-fn duration(seconds: u64) -> String {
-    let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];
-    let unit = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-    unit.map_or(String::new(), |(unit, letter)| format!("{}{letter}", seconds / unit))
 }
 
 pub(super) fn is_new(sent: &Sent) -> bool {
@@ -112,6 +108,13 @@ pub(super) fn form(sent: &Sent, session: &Session) -> Markup {
                     (text(sent, "VMs with one of these tags", "tags", 3000, false))
                 }
             }
+            fieldset {
+                legend { "Backs up" }
+                div.row {
+                    (text(sent, "Into the repository of this name; empty: nowhere", "repository", 64, false))
+                    (text(sent, "Keeps there, such as 14 daily, 8 weekly; empty: all", "backup_keep", 200, false))
+                }
+            }
             div.row { button { "Preview..." } a href="/policies" { "Change nothing" } }
         }
     }
@@ -143,6 +146,7 @@ pub(super) fn policy(sent: &Sent) -> Result<Policy> {
         commit_window: sent.split("commit_window", &BETWEEN)?,
         removes: if sent.text("removes").is_empty() { Removes::Own } else { sent.word("removes")? },
         quiesce: sent.quiesce()?,
+        backup: backup(sent)?,
         enabled: is_so("enabled"),
     };
     policy.check().map_err(invalid)?;
@@ -163,6 +167,11 @@ fn retention(sent: &Sent) -> Result<Retention> {
     Ok(Retention { last, hourly, daily, weekly, monthly, yearly, min_age_s, all: false })
 }
 
+fn backup(sent: &Sent) -> Result<Option<PolicyBackup>> {
+    let keep = sent.optional("backup_keep")?.unwrap_or_else(Retention::all);
+    Ok(sent.optional("repository")?.map(|repository| PolicyBackup { repository, keep }))
+}
+
 /// Returns the policy that a preview has shown.
 pub(super) fn shown_policy(sent: &Sent) -> Result<Policy> {
     let policy: Policy = serde_json::from_str(sent.text("policy")).map_err(invalid)?;
@@ -179,7 +188,7 @@ mod tests {
     #[test]
     fn a_policy_comes_back_from_its_form_unchanged() {
         let rules = Retention { last: 3, daily: 7, yearly: 2, min_age_s: 36 * 3600, ..Retention::default() };
-        let every = Retention { all: true, ..Retention::default() };
+        let every = Retention::all();
         for keep in [rules, every] {
             let policy = Policy {
                 name: "nightly".parse().unwrap(),
@@ -192,6 +201,7 @@ mod tests {
                 commit_window: vec!["Sat,Sun 22:00-06:00".parse().unwrap(), "01:00-02:00".parse().unwrap()],
                 removes: Removes::All,
                 quiesce: Quiesce::Try,
+                backup: Some(PolicyBackup { repository: "offsite".parse().unwrap(), keep }),
                 enabled: false,
             };
             assert_eq!(super::policy(&fields_of(&policy)).unwrap(), policy);
@@ -214,6 +224,7 @@ mod tests {
             (&[("last", "3"), ("template", "same")], "expected {time} in it"),
             (&[("last", "3"), ("commit_window", "at night")], "such as Mon..Fri 22:00-06:00"),
             (&[("last", "3"), ("tags", "a/b")], "tag"),
+            (&[("last", "3"), ("repository", "r"), ("backup_keep", "some")], "expected rules such as"),
         ] {
             let error = sent(fields).unwrap_err().message;
             assert!(error.contains(expected), "{error}");

@@ -70,6 +70,7 @@ pub(super) fn run(
         daemon.env.spawn_detached(Box::pin(daemon.clone().keep_bins()));
         daemon.env.spawn_detached(Box::pin(daemon.clone().watch_hangs()));
         daemon.env.spawn_detached(Box::pin(daemon.clone().run_policies()));
+        daemon.env.spawn_detached(Box::pin(daemon.clone().back_up_by_policies()));
         for store in [Store::Native, Store::Redo] {
             daemon.env.spawn_detached(Box::pin(daemon.clone().remove_by_policies(store)));
         }

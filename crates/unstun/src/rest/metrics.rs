@@ -376,7 +376,7 @@ fn of_policies(text: &mut Text, policies: &[PolicyStatus]) {
     text.family(
         problems,
         Kind::Gauge,
-        "Snapshots that a policy could not take in its last run, or not remove.",
+        "Snapshots that a policy could not take in its last run, not back up, or not remove.",
     );
     for one in policies {
         text.add(problems, &[("policy", one.policy.name.as_str())], one.problems.len());
@@ -389,6 +389,16 @@ fn of_policies(text: &mut Text, policies: &[PolicyStatus]) {
     );
     for one in policies {
         text.add(waiting, &[("policy", one.policy.name.as_str())], one.waiting);
+    }
+    let oldest = "unstun_policy_oldest_backup_timestamp_seconds";
+    text.family(
+        oldest,
+        Kind::Gauge,
+        "Oldest time, seconds since 1970, of what the repository of a policy has of any of its VMs; 0 if of one it has nothing.",
+    );
+    for (one, backups) in policies.iter().filter_map(|one| Some((one, one.backups.as_ref()?))) {
+        let second = backups.oldest.map_or(0, |oldest| oldest.as_second());
+        text.add(oldest, &[("policy", one.policy.name.as_str())], second);
     }
     let last = "unstun_policy_last_run_timestamp_seconds";
     text.family(last, Kind::Gauge, "Scheduled time of the last run of a policy, seconds since 1970.");

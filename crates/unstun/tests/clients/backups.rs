@@ -147,6 +147,44 @@ fn backups_are_increments_and_each_is_whole() {
 }
 
 #[test]
+fn an_older_snapshot_and_one_that_was_replaced_are_backed_up_as_they_are() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let repo = Repo::new(&datastore);
+    datastore.json(&format!("vm create web --disk {SIZE}"));
+    let mut twin = Twin::called("disk0", &datastore, SIZE, seed());
+    twin.scribble(&datastore.uri("web/disk0"), 10);
+    let old = keep(&twin, &datastore, "old.raw");
+    datastore.json("snapshot take web old");
+    twin.scribble(&datastore.uri("web/disk0"), 10);
+    // The disk has grown, and has data beyond its former end.
+    datastore.json("vm disk grow web/disk0 64M");
+    datastore.json("vm open web");
+    tool("qemu-io", &["-f", "raw", "-c", "write -P 3 60M 1M", &datastore.uri("web/disk0")]);
+    repo.json("backup web");
+    repo.json("backup web --snapshot old --note old");
+    repo.json(&format!(
+        "restore web@{} --into {}",
+        "2100-01-01T00:00:00Z",
+        datastore.beside("new").display()
+    ));
+    let listed = repo.json("backup list");
+    let backup = listed.as_array().unwrap().iter().find(|one| one["note"] == "old").unwrap();
+    assert_eq!(backup["size_bytes"], json!(SIZE), "{backup}");
+    repo.json(&format!("restore {} --into {}", backup["backup"], datastore.beside("restored").display()));
+    same_files(&old, &datastore.beside("restored/web-disk0.raw"));
+    // The snapshot that the next backup would be compared with is another one of the same name.
+    let name = snapshots(&datastore, "web").into_iter().find(|name| name.starts_with("backup-")).unwrap();
+    datastore.json(&format!("snapshot commit web {name} --yes"));
+    tool("qemu-io", &["-f", "raw", "-c", "write -P 4 2M 2M", &datastore.uri("web/disk0")]);
+    datastore.json(&format!("snapshot take web {name}"));
+    let made = repo.json("backup web");
+    repo.json(&format!("restore {} --into {}", made["backup"], datastore.beside("last").display()));
+    assert_same(&datastore.beside("last/web-disk0.raw"), "raw", &datastore.uri("web/disk0"));
+    daemon.stop();
+}
+
+#[test]
 fn a_restored_vm_runs_before_its_content_has_arrived() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
@@ -184,6 +222,61 @@ fn a_restored_vm_runs_before_its_content_has_arrived() {
     assert!(again["new_bytes"].as_u64() < made["new_bytes"].as_u64(), "{again}");
     let (code, said) = repo.fails("restore web");
     assert!(code == 3 && said.contains("web"), "{code}: {said}");
+    daemon.stop();
+}
+
+#[test]
+fn a_policy_backs_its_snapshots_up_and_says_what_it_could_not_do() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    datastore.json("vm create web --disk 8M");
+    let create = "policy create nightly --schedule yearly --keep-last 1 --vm * --backup offsite";
+    let (code, said) = datastore.fails(create);
+    assert!(code == 4 && said.contains("repositories.toml does not exist"), "{code}: {said}");
+    let repo = Repo::new(&datastore);
+    let entry = format!("[offsite]\nplace = {:?}\nkey-file = {:?}\n", repo.folder, repo.key);
+    fs::write(datastore.repositories(), entry).unwrap();
+    let mut twin = Twin::called("disk0", &datastore, 8 << 20, seed());
+    twin.scribble(&datastore.uri("web/disk0"), 8);
+    let by_hand = repo.json("backup web --no-keep --note mine");
+    datastore.json(create);
+    let mut set = datastore.command(&["--json", "policy", "set", "nightly", "--backup-keep", "2 last"]);
+    assert!(set.output().unwrap().status.success());
+    let status = |what: &str, is_so: &dyn Fn(&Value) -> bool| {
+        until(what, || Some(datastore.json("policy show nightly")).filter(is_so))
+    };
+    // A snapshot of another second.
+    let apply = || {
+        until("a take", || (datastore.json("policy apply nightly")["taken"] != json!([])).then_some(()));
+    };
+    for _ in 0..4 {
+        apply();
+        status("the backup", &|shown| shown["backups"]["done"] == 1);
+    }
+    // The oldest of the policy's own are removed, and no other; what the last one is compared with stays.
+    until("the prune", || (repo.json("backup list web").as_array().unwrap().len() == 3).then_some(()));
+    let listed = repo.json("backup list web");
+    let notes: Vec<_> = listed.as_array().unwrap().iter().map(|one| one["note"].as_str().unwrap()).collect();
+    assert_eq!(notes, ["mine", "policy nightly", "policy nightly"]);
+    assert_eq!((&listed[0]["backup"], &listed[2]["read_bytes"]), (&by_hand["backup"], &json!(0)), "{listed}");
+    assert_eq!(snapshots(&datastore, "web").len(), 1);
+    // The place is gone: the policy says so, has an alarm, and keeps the snapshot for later.
+    let away = datastore.beside("away");
+    fs::rename(&repo.folder, &away).unwrap();
+    apply();
+    let shown = status("the problem", &|shown| shown["problems"] != json!([]));
+    let problem = &shown["problems"][0];
+    assert_eq!((&problem["action"], &shown["backups"]["waiting"]), (&json!("backup"), &json!(1)), "{shown}");
+    assert!(problem["cause"].as_str().unwrap().contains("no repository"), "{problem}");
+    assert_eq!(snapshots(&datastore, "web").len(), 2, "the one before is compared with later");
+    fs::rename(&away, &repo.folder).unwrap();
+    daemon.kill();
+    // A start tries again what had failed.
+    let daemon = datastore.start();
+    status("the backup after the start", &|shown| shown["backups"]["done"] == 1);
+    until("the removal", || (snapshots(&datastore, "web").len() == 1).then_some(()));
+    repo.json(&format!("restore web --into {}", datastore.beside("restored").display()));
+    same_files(&twin.path, &datastore.beside("restored/web-disk0.raw"));
     daemon.stop();
 }
 

@@ -30,6 +30,7 @@ fn a_policy_with_all_rules_is_created_changed_and_removed_with_a_preview() {
     let datastore = Datastore::new();
     let daemon = datastore.start();
     datastore.json("vm create web --disk 16M");
+    std::fs::write(datastore.repositories(), "[offsite]\nplace = \"/nowhere\"\n").unwrap();
     for name in ["a", "b", "c"] {
         datastore.json(&format!("snapshot take web {name}"));
     }
@@ -46,6 +47,8 @@ fn a_policy_with_all_rules_is_created_changed_and_removed_with_a_preview() {
         ("commit_window", "at night"),
         ("tags", "prod, db"),
         ("catch_up", "no"),
+        ("repository", "offsite"),
+        ("backup_keep", "14 daily, 8 weekly"),
     ];
     preview(&mut browser, &fields, "such as Mon..Fri 22:00-06:00");
     assert_eq!(value(&mut browser, "schedule"), "Mon..Fri 22:00 UTC; yearly UTC", "nothing is typed twice");
@@ -60,6 +63,9 @@ fn a_policy_with_all_rules_is_created_changed_and_removed_with_a_preview() {
         "keep": {"last": 0, "hourly": 0, "daily": 7, "weekly": 4, "monthly": 0, "yearly": 0, "min_age_s": 129600, "all": false},
         "template": "{policy}-{time}", "catch_up": false, "removes": "own", "quiesce": "no", "enabled": true,
         "commit_window": ["Sat,Sun 22:00-06:00", "01:00-02:00"],
+        "backup": {"repository": "offsite", "keep": {
+            "last": 0, "hourly": 0, "daily": 14, "weekly": 8, "monthly": 0, "yearly": 0, "min_age_s": 0, "all": false,
+        }},
     });
     assert_eq!(datastore.json("policy show often")["policy"], expected);
     // The change says what it removes before it does.

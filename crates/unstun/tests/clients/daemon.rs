@@ -97,13 +97,13 @@ impl Datastore {
         command
     }
 
-    /// Returns the folder in a tmpfs that stands for the one that systemd gives the daemon. All daemons of a host share
-    /// it.
     /// Returns the path of the file that names repositories of backups; it need not exist.
     pub(crate) fn repositories(&self) -> PathBuf {
         self.beside("repositories.toml")
     }
 
+    /// Returns the folder in a tmpfs that stands for the one that systemd gives the daemon. All daemons of a host share
+    /// it.
     pub(crate) fn memory(&self) -> PathBuf {
         let shared = Path::new("/dev/shm/unstun-tests");
         match self.own_memory {

@@ -4,15 +4,30 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use api::error::{Error, Result};
-use api::name::{PolicyName, VmName};
+use api::name::{PolicyName, RepositoryName, VmName};
 use api::{Policy, PolicyProblem, PolicyRun};
 use blk::sync::{Signal, TaskMutex};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::backup_process::Work;
+
 /// Maximum number of takes that all policies wait for at the same time: each freezes a guest, or stuns one for less than a
 /// millisecond.
 const TAKES_MAX: usize = 32;
+
+/// Does the work of a backup, as `backup_process::run` does.
+pub(super) type BackupMaker = fn(&Work) -> Result<u32>;
+
+/// A backup or a prune under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct UnderWay {
+    pub policy: PolicyName,
+    pub repository: RepositoryName,
+    /// The VM with the snapshot that is backed up; None for a prune.
+    pub of: Option<(VmName, u128)>,
+    pub since: Timestamp,
+}
 
 /// A run under way.
 #[derive(Debug, Clone)]
@@ -48,6 +63,10 @@ pub(super) struct Runs {
     /// Why no snapshot was taken of a VM, and why one was not removed.
     pub(super) not_taken: BTreeMap<VmName, PolicyProblem>,
     pub(super) not_removed: BTreeMap<(VmName, String), PolicyProblem>,
+    /// Why the last snapshot of a VM was not backed up.
+    pub(super) not_backed_up: BTreeMap<VmName, PolicyProblem>,
+    /// Whether there are new backups beside which older ones may be removed.
+    pub(super) to_prune: bool,
 }
 
 pub(super) fn missing(name: &PolicyName) -> Error {
@@ -63,6 +82,8 @@ impl Runs {
             waiting: BTreeMap::new(),
             not_taken: BTreeMap::new(),
             not_removed: BTreeMap::new(),
+            not_backed_up: BTreeMap::new(),
+            to_prune: false,
         }
     }
 }
@@ -78,6 +99,11 @@ pub(crate) struct Policies {
     pub(super) changing: TaskMutex,
     pub(super) changed: Signal,
     pub(super) to_remove: Signal,
+    pub(super) to_back_up: Signal,
+    /// Backups and prunes under way.
+    pub(super) backups: RefCell<Vec<UnderWay>>,
+    /// What makes backups in tests; otherwise a process does.
+    pub(super) backup_maker: Cell<Option<BackupMaker>>,
     /// Takes of all policies that are waited for, and the end of one.
     taking: Cell<usize>,
     took: Signal,
@@ -98,6 +124,7 @@ impl Policies {
     pub(crate) fn wake(&self) {
         self.changed.notify();
         self.to_remove.notify();
+        self.to_back_up.notify();
     }
 
     /// Waits until a policy may begin a take.

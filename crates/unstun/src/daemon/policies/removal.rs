@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use api::error::Result;
 use api::name::{SnapshotRef, VmName};
-use api::{CommitTarget, Policy, PolicyProblem, Removes, Store};
+use api::{CommitTarget, Policy, PolicyAction, Removes, Store};
 use blk::Env;
 use blk::manifest::SnapshotState;
 use engine::{JobControl, JobState};
@@ -81,12 +81,7 @@ impl Daemon {
                     self.policies.with_runs(&policy.name, |runs| runs.not_removed.remove(&key));
                 }
                 Err(e) => {
-                    let problem = PolicyProblem {
-                        vm: vm.clone(),
-                        snapshot: Some(snapshot.name.clone()),
-                        cause: e.to_string(),
-                        time: self.now(),
-                    };
+                    let problem = self.problem(vm.clone(), PolicyAction::Remove, Some(&snapshot.name), &e);
                     self.report_problem(&policy.name, &problem);
                     self.policies.with_runs(&policy.name, |runs| runs.not_removed.insert(key, problem));
                 }
@@ -119,9 +114,11 @@ impl Daemon {
         };
         snapshots.retain(|s| policy.removes == Removes::All || is_own(s));
         snapshots.sort_by_key(|s| s.created_unix_us);
+        let held = self.held_for_backups(policy, entry, &snapshots);
         let taken: Vec<_> = snapshots.iter().map(|s| api_types::time(s.created_unix_us)).collect();
         let zone = policy.schedule.first().map_or(TimeZone::UTC, |calendar| calendar.zone());
-        let kept = retention::kept(&taken, &policy.keep, &zone, self.now(), self.now_for_ages());
+        let mut kept = retention::kept(&taken, &policy.keep, &zone, self.now(), self.now_for_ages());
+        kept.iter_mut().zip(&snapshots).for_each(|(kept, s)| *kept |= held.contains(&s.id));
         let count = kept.iter().filter(|kept| **kept).count() as u64;
         let expired = snapshots.into_iter().zip(kept).filter(|(_, kept)| !kept).map(|(s, _)| s).collect();
         Judged { kept: count, expired }

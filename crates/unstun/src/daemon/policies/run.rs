@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::name::{PolicyName, VmName};
-use api::{Policy, PolicyProblem, PolicyRun, PolicyTaken, SnapshotTake};
+use api::{Policy, PolicyAction, PolicyProblem, PolicyRun, PolicyTaken, SnapshotTake};
 use blk::sync::OneShot;
 use futures_util::future::{Either, join_all, select};
 use futures_util::stream::{self, StreamExt};
@@ -68,6 +68,7 @@ impl Daemon {
         let runs = due.iter().map(async |(policy, pending)| {
             self.run_policy(policy, pending.clone()).await;
             self.policies.to_remove.notify();
+            self.policies.to_back_up.notify();
         });
         join_all(runs).await;
     }
@@ -209,8 +210,7 @@ impl Daemon {
         let mut problems = BTreeMap::new();
         for (vm, outcome) in outcomes {
             let Err(error) = outcome else { continue };
-            let problem =
-                PolicyProblem { vm: vm.clone(), snapshot: None, cause: error.to_string(), time: self.now() };
+            let problem = self.problem(vm.clone(), PolicyAction::Take, None, error);
             self.report_problem(&policy.name, &problem);
             problems.insert(vm.clone(), problem);
         }
@@ -219,22 +219,35 @@ impl Daemon {
         count
     }
 
+    /// Returns a problem of this moment.
+    pub(super) fn problem(
+        &self,
+        vm: VmName,
+        action: PolicyAction,
+        snapshot: Option<&str>,
+        error: &Error,
+    ) -> PolicyProblem {
+        let (snapshot, cause) = (snapshot.map(str::to_owned), error.to_string());
+        PolicyProblem { vm, action, snapshot, cause, time: self.now() }
+    }
+
     /// Reports a problem in the log and as an event of the VM, unless it is known already.
     pub(super) fn report_problem(&self, policy: &PolicyName, problem: &PolicyProblem) {
-        let PolicyProblem { vm, snapshot, cause, .. } = problem;
-        let known = self.policies.with_runs(policy, |runs| match snapshot {
-            None => runs.not_taken.get(vm).map(|known| known.cause.clone()),
-            Some(snapshot) => {
-                runs.not_removed.get(&(vm.clone(), snapshot.clone())).map(|known| known.cause.clone())
-            }
+        let PolicyProblem { vm, action, snapshot, cause, .. } = problem;
+        let known = self.policies.with_runs(policy, |runs| {
+            let known = match action {
+                PolicyAction::Take => runs.not_taken.get(vm),
+                PolicyAction::Backup => runs.not_backed_up.get(vm),
+                PolicyAction::Remove => {
+                    runs.not_removed.get(&(vm.clone(), snapshot.clone().unwrap_or_default()))
+                }
+            };
+            known.map(|known| known.cause.clone())
         });
         if known.flatten().as_ref() == Some(cause) {
             return;
         }
-        let what = match snapshot {
-            None => "no snapshot was taken".to_owned(),
-            Some(snapshot) => format!("snapshot {snapshot} was not removed"),
-        };
+        let what = problem.what();
         warn!("policy {policy}: VM {vm}: {what}: {cause}");
         if let Ok(entry) = self.entry(vm.as_str()) {
             self.note(&entry, &format!("policy {policy}: {what}: {cause}"));

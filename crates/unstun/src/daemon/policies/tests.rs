@@ -1,14 +1,19 @@
 //! Policies in virtual time: takes at their times, removals, downtime, clocks that jump, and power cuts.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use api::{Policy, PolicyApply, PolicyProblem, Quiesce, Retention, Revert, SnapshotTake, Store, VmLabels};
+use api::{
+    Policy, PolicyAction, PolicyApply, PolicyBackup, PolicyProblem, Quiesce, Retention, Revert, SnapshotTake,
+    Store, VmLabels,
+};
 use crash::campaign::setting;
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use sim::SimWorld;
 
+use super::backup_process::{What, Work};
 use crate::daemon::crash_tests::{Trouble, all_cuts, end, strike, sweep};
 use crate::daemon::defect::Defect;
 use crate::daemon::simulated_tests::{Outcome, boot, create, served, take, text, world, write};
@@ -235,8 +240,13 @@ fn tags_choose_vms_and_a_window_holds_commits_back() {
         run_once(&daemon).await;
         assert_eq!(snapshots(&daemon).await?.0.len(), 1);
         // What could not be done is news for as long as the policy applies to the VM.
-        let problem =
-            PolicyProblem { vm: VM.parse()?, snapshot: None, cause: "full".into(), time: daemon.now() };
+        let problem = PolicyProblem {
+            vm: VM.parse()?,
+            action: PolicyAction::Take,
+            snapshot: None,
+            cause: "full".into(),
+            time: daemon.now(),
+        };
         let name = "p".parse()?;
         daemon.policies.with_runs(&name, |runs| runs.not_taken.insert(problem.vm.clone(), problem));
         let problems = async || daemon.policy_show(&name).await.map(|shown| shown.problems.len());
@@ -272,6 +282,68 @@ fn a_policy_is_applied_at_once_and_says_what_it_could_not_do() {
         daemon.env.sleep_us(1_000_000).await;
         let applied = apply().await?;
         assert!(applied.problems.iter().all(|problem| problem.cause.contains("exists")), "{applied:?}");
+        Ok(())
+    });
+}
+
+thread_local! {
+    /// Number of the last backup that was made, and whether the repository is away.
+    static BACKUPS: Cell<(u32, bool)> = const { Cell::new((0, false)) };
+}
+
+fn make_backup(work: &Work) -> api::error::Result<u32> {
+    match (&work.what, BACKUPS.get()) {
+        (_, (_, true)) => Err(api::error::Error::failed("the repository is away")),
+        (What::Prune { .. }, _) => Ok(0),
+        (What::Make { .. }, (number, false)) => {
+            BACKUPS.set((number + 1, false));
+            Ok(number + 1)
+        }
+    }
+}
+
+#[test]
+fn the_last_snapshot_is_backed_up_and_the_one_before_stays_until_then() {
+    in_world(async |daemon, store| {
+        BACKUPS.set((0, false));
+        daemon.policies.backup_maker.set(Some(make_backup));
+        let backup = Some(PolicyBackup { repository: "offsite".parse()?, keep: last(1) });
+        add(&daemon, Policy { backup, ..policy("*:* UTC", last(1)) }).await?;
+        let minute = async || {
+            daemon.env.sleep_us(MINUTE_US).await;
+            run_once(&daemon).await;
+        };
+        let back_up = async || {
+            daemon.start_backups().await;
+            daemon.env.sleep_us(1_000_000).await;
+        };
+        let shown = async || daemon.policy_show(&"p".parse()?).await.map_err(text("policy show"));
+        minute().await;
+        back_up().await;
+        back_up().await;
+        let backups = shown().await?.backups.ok_or("no figures")?;
+        assert_eq!((BACKUPS.get().0, backups.done, backups.waiting), (1, 1, 0), "each is made once");
+        BACKUPS.set((1, true));
+        minute().await;
+        back_up().await;
+        let kept = if store == Store::Native { 2 } else { 1 };
+        assert_eq!(snapshots(&daemon).await?.0.len(), kept, "the next backup compares with the first one");
+        let problems = shown().await?.problems;
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(
+            problems[0].sentence().ends_with("was not backed up: the repository is away"),
+            "{problems:?}"
+        );
+        BACKUPS.set((1, false));
+        back_up().await;
+        assert_eq!(BACKUPS.get().0, 1, "it is not tried again at once");
+        daemon.env.sleep_us(16 * MINUTE_US).await;
+        back_up().await;
+        let now = shown().await?;
+        assert_eq!((BACKUPS.get().0, now.problems.len()), (2, 0));
+        assert_eq!(now.backups.ok_or("no figures")?.done, 1);
+        daemon.remove_expired(store).await;
+        assert_eq!(snapshots(&daemon).await?.0.len(), 1);
         Ok(())
     });
 }

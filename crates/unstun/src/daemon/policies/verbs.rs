@@ -5,8 +5,8 @@ use std::rc::Rc;
 use api::error::{Error, ErrorKind, Result};
 use api::name::{PolicyName, VmName};
 use api::{
-    Policy, PolicyApplied, PolicyApply, PolicyPreview, PolicyPreviewVm, PolicyProblem, PolicyRemoval,
-    PolicyStatus, VmGlob,
+    Policy, PolicyAction, PolicyApplied, PolicyApply, PolicyPreview, PolicyPreviewVm, PolicyProblem,
+    PolicyRemoval, PolicyStatus, VmGlob,
 };
 use jiff::Timestamp;
 use tracing::warn;
@@ -34,6 +34,7 @@ impl Daemon {
     pub(crate) async fn policy_create(self: &Rc<Self>, policy: Policy, by: String) -> Result<PolicyStatus> {
         let name = policy.name.clone();
         let now = self.now();
+        self.refuse_unknown_repository(&policy).await?;
         self.change_policies(|all| {
             if all.contains_key(&policy.name) {
                 let message = format!("policy {} exists; `unstun policy set` changes it", policy.name);
@@ -60,6 +61,11 @@ impl Daemon {
             return Err(Error::invalid(format!("policy {name}: found the name {} in the body", policy.name)));
         }
         let now = self.now();
+        let repository = |policy: &Policy| policy.backup.as_ref().map(|to| to.repository.clone());
+        // One that is gone since must not keep the policy from being switched off.
+        if repository(&policy) != repository(&self.policies.get(name)?.policy) {
+            self.refuse_unknown_repository(&policy).await?;
+        }
         self.change_policies(|all| {
             // Another client may have removed it.
             let stored = all.get_mut(name).ok_or_else(|| missing(name))?;
@@ -70,6 +76,7 @@ impl Daemon {
         self.policies.with_runs(name, |runs| {
             (runs.handled, runs.pending) = (now, None);
             runs.not_removed.clear();
+            runs.not_backed_up.clear();
             runs.waiting.clear();
         });
         stored::write_runs(self).await?;
@@ -168,7 +175,8 @@ impl Daemon {
         let (last, waiting, problems) = self
             .policies
             .with_runs(&policy.name, |runs| {
-                let all = runs.not_taken.values().chain(runs.not_removed.values());
+                let all = runs.not_taken.values().chain(runs.not_backed_up.values());
+                let all = all.chain(runs.not_removed.values());
                 // Those of VMs that the policy does not apply to any more are over.
                 let is_now =
                     |problem: &&PolicyProblem| entries.iter().any(|entry| entry.name == problem.vm.as_str());
@@ -178,7 +186,12 @@ impl Daemon {
                 (runs.last.clone(), waiting.sum(), problems)
             })
             .unwrap_or_default();
+        let backups = match &policy.backup {
+            Some(to) => Some(self.count_backups(&policy, to, &entries).await),
+            None => None,
+        };
         PolicyStatus {
+            backups,
             next: policy.next(self.now()).filter(|_| policy.enabled),
             vms: entries.iter().map(|entry| api_types::vm_name(&entry.name)).collect(),
             policy,
@@ -256,12 +269,12 @@ impl Daemon {
             match outcome {
                 Ok(taken) => applied.taken.extend(taken),
                 Err(e) => {
-                    let cause = e.to_string();
-                    applied.problems.push(PolicyProblem { vm, snapshot: None, cause, time: self.now() });
+                    applied.problems.push(self.problem(vm, PolicyAction::Take, None, &e));
                 }
             }
         }
         self.policies.to_remove.notify();
+        self.policies.to_back_up.notify();
         Ok(applied)
     }
 }

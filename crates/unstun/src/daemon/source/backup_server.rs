@@ -11,6 +11,7 @@ use export::nbd_client::{self, Negotiated};
 use crate::command::READY;
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::qemu_nbd::{Meeting, shorten};
+use crate::repository::{KEY_FILE_VARIABLE, PASSPHRASE_FILE_VARIABLE};
 
 /// Longest message of the server that an error repeats.
 const SAID_BYTES_MAX: u64 = 2000;
@@ -32,9 +33,7 @@ pub(super) fn serve(origin: &Origin) -> Result<(Negotiated, String)> {
     }
     command.arg(origin.backup.unwrap_or_default().to_string());
     // The daemon's own environment may name another key.
-    ["UNSTUN_REPO_KEY_FILE", "UNSTUN_REPO_PASSPHRASE_FILE"]
-        .iter()
-        .for_each(|name| _ = command.env_remove(name));
+    [KEY_FILE_VARIABLE, PASSPHRASE_FILE_VARIABLE].iter().for_each(|name| _ = command.env_remove(name));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let failed = |e: std::io::Error| Error::failed(format!("starting the server of a backup: {e}"));
     let mut child = command.spawn().map_err(failed)?;

@@ -5,7 +5,7 @@
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::name::{PolicyName, Tag};
+use api::name::{PolicyName, RepositoryName, Tag};
 use api::{VmGuest, VmLabels};
 use blk::sync::TaskMutex;
 use blk::{Dir, Error, ErrorKind};
@@ -52,6 +52,16 @@ pub(crate) struct SnapshotLabel {
     /// Whether the guest's file systems were frozen at its instant.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub quiesced: bool,
+    /// The backup that a policy has made of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<BackupRef>,
+}
+
+/// A backup in a repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BackupRef {
+    pub repository: RepositoryName,
+    pub number: u32,
 }
 
 /// A policy, and the scheduled time of a take.
@@ -68,12 +78,12 @@ fn hexadecimal(id: u128) -> String {
 
 impl SnapshotLabel {
     pub(crate) fn of_caller(who: &str) -> SnapshotLabel {
-        SnapshotLabel { by: who.to_owned(), policy: None, quiesced: false }
+        SnapshotLabel { by: who.to_owned(), policy: None, quiesced: false, backup: None }
     }
 
     pub(crate) fn of_policy(name: &PolicyName, scheduled: Timestamp) -> SnapshotLabel {
         let policy = PolicyRef { name: name.clone(), scheduled };
-        SnapshotLabel { by: format!("policy {name}"), policy: Some(policy), quiesced: false }
+        SnapshotLabel { by: format!("policy {name}"), policy: Some(policy), quiesced: false, backup: None }
     }
 }
 
