@@ -11,6 +11,7 @@ from bench.machine import Device, facts
 from bench.report import Report
 from bench.rows import (
     backups,
+    ceph,
     commit,
     cores,
     lab,
@@ -45,6 +46,7 @@ ROWS = {
     "recorder": recorder,
     "scale": scale,
     "backups": backups,
+    "ceph": ceph,
     "lab": lab,
 }
 GIB = 1 << 30
@@ -98,7 +100,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale", "backups"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale", "backups", "ceph"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 scripts/setup.sh bench
+scripts/setup.sh ceph
 cargo build --release --locked --package unstun --package lab
 cargo build --release --locked --package export --example vhostload
 export PYTHONDONTWRITEBYTECODE=1

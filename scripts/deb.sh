@@ -42,7 +42,7 @@ Maintainer: unstun developers <root@localhost>
 Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f 1)
 Depends: libc6 (>= ${glibc#GLIBC_}), libgcc-s1, debconf (>= 0.5) | debconf-2.0, systemd | systemd-standalone-sysusers
 Recommends: qemu-utils
-Suggests: prometheus, qemu-system
+Suggests: librbd1, prometheus, qemu-system
 Description: virtual disks whose snapshots do not stun the VM
  unstun serves virtual disks to QEMU, libvirt, Proxmox and other NBD or
  vhost-user clients. It takes, commits and reverts snapshots without a pause

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs a command needs and is quiet when they are all there.
-# usage: setup.sh run|test|bench|deb
+# usage: setup.sh run|test|bench|deb|ceph
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,11 +14,12 @@ declare -A PROGRAMS=(
         qemu-system-x86_64:qemu-system-x86 mke2fs:e2fsprogs mkfs.xfs:xfsprogs chromium:chromium
         nbdkit:nbdkit curl:curl"
 )
+PROGRAMS[ceph]="ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common rbd:ceph-common python3:python3"
 PROGRAMS[deb]="${PROGRAMS[test]} mmdebstrap:mmdebstrap objdump:binutils"
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3 restic:restic borg:borgbackup"
 
 purpose=${1:-test}
-[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench or deb)"
+[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench, deb or ceph)"
 
 # A shell that rustup has not been sourced into.
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -37,6 +38,11 @@ done
 # Modules of Debian's Python, which the independent reader of backups imports.
 if [[ $purpose == test ]] && ! /usr/bin/python3 -c 'import argon2, nacl, zstandard' 2>/dev/null; then
     missing+=(python3-argon2 python3-nacl python3-zstandard)
+fi
+
+# QEMU's librbd, beside which ours is measured.
+if [[ $purpose == ceph && ! -e /usr/lib/$(uname -m)-linux-gnu/qemu/block-rbd.so ]]; then
+    missing+=(qemu-block-extra)
 fi
 
 # As root, after an update of the lists of packages.
@@ -130,6 +136,8 @@ build_versitygw() {
 if [[ $purpose == test ]]; then
     unpack_axe
     [[ -z ${BUILD_VERSITYGW:-} ]] || build_versitygw
+    # Its tests are skipped where it cannot be had.
+    [[ -z ${INSTALL_CEPH:-} ]] || scripts/setup.sh ceph || say "Ceph cannot be installed here; its tests are skipped"
     unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
     unpack guest-agent download_agent './usr/sbin/qemu-ga'
     unpack prometheus download_prometheus './usr/bin/*'

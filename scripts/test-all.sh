@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Every stage of `make test`, with its longer campaigns: 5,000 hostile folders, ten times the power cuts and kill -9 cycles.
 # Each count can be set. The lint stage builds the documentation as well, a package is built and tried, and
-# where Go is installed an S3 server is built for the tests of repositories in buckets.
+# where Go is installed an S3 server is built for the tests of repositories in buckets. Ceph is installed for those of RBD.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export LINT_DOCS=${LINT_DOCS-1}
 export SMOKE_PACKAGE=${SMOKE_PACKAGE-1}
 export BUILD_VERSITYGW=${BUILD_VERSITYGW-1}
+export INSTALL_CEPH=${INSTALL_CEPH-1}
 export HOSTILE_FOLDERS=${HOSTILE_FOLDERS:-5000}
 export CONSOLE_LOOKS=all
 export CRASH_CUTS=${CRASH_CUTS:-100000}

@@ -152,6 +152,9 @@ impl Errno {
     /// A folder whose records decide what is written and removed belongs to another user. See `Dir::trust_owner`.
     pub const FOREIGN_OWNER: Errno = Errno(4097);
 
+    /// The cluster of an image of RBD refuses this client for good. Not a number of the kernel.
+    pub const BLOCKLISTED: Errno = Errno(4098);
+
     /// Returns the kind of error; `Io` for every number without a kind of its own.
     pub fn kind(self) -> ErrorKind {
         match self {
@@ -162,7 +165,7 @@ impl Errno {
             Errno::EAGAIN => ErrorKind::Locked,
             Errno::EOPNOTSUPP => ErrorKind::Unsupported,
             Errno::ECANCELED => ErrorKind::Cancelled,
-            Errno::FENCED => ErrorKind::LeaseLost,
+            Errno::FENCED | Errno::BLOCKLISTED => ErrorKind::LeaseLost,
             Errno::FOREIGN_OWNER => ErrorKind::Refused,
             _ => ErrorKind::Io,
         }
@@ -179,6 +182,9 @@ impl fmt::Display for Errno {
         match *self {
             Errno::FENCED => f.write_str("not started behind a fence"),
             Errno::FOREIGN_OWNER => f.write_str(FOREIGN_OWNER),
+            Errno::BLOCKLISTED => {
+                f.write_str("Ceph has blocklisted this client: another host has taken the image over, and serves the store now")
+            }
             _ => fmt::Display::fmt(&std::io::Error::from_raw_os_error(self.0), f),
         }
     }

@@ -20,7 +20,8 @@ use crate::exec::Env;
 use crate::fence::{Deadline, Fence};
 pub use crate::opening::FileCounters;
 use crate::opening::{Condition, Opened, Opening, SharedFile};
-use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending};
+use crate::rbd::Image;
+use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending, SharedDescriptor};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
 
@@ -92,6 +93,17 @@ impl File {
         File::of(Opened { env, handle, name, limits, condition, deadline: None })
     }
 
+    /// Opens an image of RBD as a file of the core of `env`. [`File::share`] has more handles of it.
+    ///
+    /// # Errors
+    /// Those of the reactor: there are no images in simulated worlds.
+    pub fn of_image(env: &Env, image: Arc<Image>) -> Result<File> {
+        let name = image.place().to_owned();
+        let handle = env.adopt_shared(SharedDescriptor::Image(image));
+        let handle = handle.map_err(|e| e.at(&name, "opening the image"))?;
+        Ok(File::new(env.clone(), handle, name, Limits::OF_IMAGE))
+    }
+
     pub(crate) fn of(opened: Opened) -> File {
         let Opened { env, handle, name, limits, condition, deadline } = opened;
         assert!(limits.logical_block.is_power_of_two() && limits.memory_align.is_power_of_two());
@@ -145,6 +157,11 @@ impl File {
     /// Returns whether an operation that a fence refused is to be repeated, as soon as it may start.
     async fn may_retry(&self, errno: Errno) -> bool {
         match self.inner.fence.get() {
+            // Nothing else of this file gets through either.
+            Some(fence) if errno == Errno::BLOCKLISTED => {
+                fence.lose(errno.at(self.name(), "using the image"));
+                false
+            }
             Some(fence) if errno == Errno::FENCED => fence.pass().await.is_ok(),
             _ => false,
         }

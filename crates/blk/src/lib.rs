@@ -1,6 +1,7 @@
 //! The base crate: contracts, the executor, and its io_uring reactor. It contains no policy.
 //!
-//! Absent on purpose: any policy, any format, snapshots. All `unsafe` code of the data plane is in `uring`.
+//! Absent on purpose: any policy, any format, snapshots. All `unsafe` code of the data plane is in `uring`, and in `rbd`, the
+//! binding to Ceph's libraries.
 
 #![warn(missing_docs)]
 
@@ -22,6 +23,7 @@ mod offload;
 mod opening;
 pub mod passed;
 mod peer;
+pub mod rbd;
 pub mod reactor;
 pub mod socket;
 pub mod sync;

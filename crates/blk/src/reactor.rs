@@ -16,6 +16,7 @@ use crate::error::Errno;
 use crate::memory::Memory;
 use crate::passed::Descriptor;
 use crate::peer::Peer;
+use crate::rbd::Image;
 
 /// A piece of work for [`Reactor::run_offloaded`].
 pub type OffloadedWork = Box<dyn FnOnce() + Send>;
@@ -48,6 +49,21 @@ pub struct Limits {
     pub inode: u64,
     /// Time of the last change of its content when it was opened, in microseconds since 1970 UTC.
     pub modified_us: i64,
+}
+
+impl Limits {
+    /// Those of images of RBD. The cluster writes the bytes of a request within an object as a whole, and blocks of 4 KiB
+    /// without reading them first. One request is at most as long as the largest of NBD.
+    pub(crate) const OF_IMAGE: Limits = Limits {
+        logical_block: 512,
+        physical_block: 4096,
+        memory_align: 1,
+        max_io: 32 << 20,
+        direct: true,
+        shared: true,
+        inode: 0,
+        modified_us: 0,
+    };
 }
 
 /// How a file is opened.
@@ -229,6 +245,8 @@ pub enum SharedDescriptor {
         /// The file system of the file.
         device: Option<(u32, u32)>,
     },
+    /// An image of RBD.
+    Image(Arc<Image>),
     /// The number of a simulated file.
     Number(u64),
 }

@@ -24,6 +24,7 @@ mod events;
 mod files;
 mod freeing;
 mod handles;
+mod images;
 mod memory;
 mod message;
 mod net;
@@ -188,13 +189,18 @@ impl Reactor for UringReactor {
     fn share(&self, file: Handle) -> Result<SharedDescriptor, Errno> {
         let core = self.core.borrow();
         let entry = core.entry(file)?;
+        if let Kind::Image(image) = &entry.kind {
+            return Ok(SharedDescriptor::Image(image.clone()));
+        }
         let (fd, limits, device) = (entry.fd.try_clone()?, entry.kind.limits(), entry.device);
         Ok(SharedDescriptor::Descriptor { fd, limits, device })
     }
 
     fn adopt_shared(&self, descriptor: SharedDescriptor) -> Result<Handle, Errno> {
-        let SharedDescriptor::Descriptor { fd, limits, device } = descriptor else {
-            return Err(Errno::EINVAL);
+        let (fd, limits, device) = match descriptor {
+            SharedDescriptor::Descriptor { fd, limits, device } => (fd, limits, device),
+            SharedDescriptor::Image(image) => return Ok(self.adopt_opened(images::opened(image)?)),
+            SharedDescriptor::Number(_) => return Err(Errno::EINVAL),
         };
         let kind = Kind::File(limits);
         Ok(self.adopt_opened(Opened { fd, kind, notice: None, shared: None, device }))

@@ -280,15 +280,19 @@ fn parse_parent(text: &str) -> Result<(String, String), String> {
 pub enum DatastoreCommand {
     /// Serve another datastore, now and after every restart
     Add {
-        /// Name the folder, or the device that `create` prepared [default NAME: that of the folder or device]
+        /// Name the folder, or the device or image that `create` prepared [default NAME: that of the folder, device or image]
         #[arg(value_name = "[NAME=]PATH")]
         what: String,
     },
-    /// Create a datastore on a whole block device, or in a file of fixed size (without a daemon)
+    /// Create a datastore on a whole block device, in a file of fixed size or in an image of Ceph's RBD (without a daemon)
     Create {
-        /// Name the device, such as /dev/disk/by-id/..., or the file
+        /// Name the device, such as /dev/disk/by-id/..., the file, or the image (rbd:POOL/IMAGE, and after it :id=USER
+        /// or :conf=FILE)
         #[arg(value_name = "DEVICE")]
         path: PathBuf,
+        /// Make the image, of this size
+        #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+        size: Option<u64>,
         /// Overwrite the content of the device; this cannot be undone
         #[arg(long)]
         force: bool,

@@ -37,7 +37,7 @@ mod vm;
 mod vmware_files;
 
 pub(crate) use bin::policy::BinPolicy;
-pub(crate) use datastore::device::create as create_datastore;
+pub(crate) use datastore::device::{absolute as absolute_store, create as create_datastore, image_at};
 pub(crate) use datastore::full::DatastoreGrowth;
 pub(crate) use datastore::rebuild::rebuild as rebuild_datastore;
 pub(crate) use datastore::unserved::{check_store, store_at};

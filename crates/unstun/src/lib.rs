@@ -27,6 +27,7 @@ mod retention;
 mod sparse;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use api::output::{Output, exit, exit_with};
 use clap::Parser;
@@ -35,19 +36,28 @@ use tracing::error;
 use crate::cli::{Cli, Command};
 use crate::log::Filter;
 
+/// Time that a cluster has to close its images at the end.
+const CLOSING_MAX: Duration = Duration::from_secs(5);
+
 /// Runs the command line of this process, and returns its exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.global.json);
+    let code = run(&cli, output);
+    blk::rbd::until_closed(CLOSING_MAX);
+    code
+}
+
+fn run(cli: &Cli, output: Output) -> ExitCode {
     match &cli.command {
         Command::Up(args) => {
             log::start(args.log.clone());
             // What ends the daemon is a line of its log.
-            exit_with(output, command::run(&cli, output), |error| error!("{error}"))
+            exit_with(output, command::run(cli, output), |error| error!("{error}"))
         }
         _ => {
             log::start(Filter::default());
-            exit("unstun", output, command::run(&cli, output))
+            exit("unstun", output, command::run(cli, output))
         }
     }
 }

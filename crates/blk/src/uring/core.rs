@@ -13,6 +13,7 @@ use super::clock::{boot_ns, now_ns};
 use super::descriptor::Device;
 use super::files::FilesThreads;
 use super::handles::{Entry, Handles};
+use super::images::Images;
 use super::net;
 use super::open::{Kind, Opened, open_root};
 use super::peer;
@@ -40,6 +41,8 @@ enum State {
         waiting: bool,
     },
     Files,
+    /// With an image of RBD, which has the request in `images`.
+    Image,
     Timer {
         at_ns: u64,
         sequence: u64,
@@ -72,6 +75,7 @@ pub(super) struct Core {
     numbered: u64,
     ages: Ages,
     handles: Handles,
+    images: Images,
     /// Slots of timers by time and, within one time, by order of submission.
     timers: BTreeMap<(u64, u64), u32>,
     timer_sequence: u64,
@@ -98,6 +102,7 @@ impl Core {
             numbered: 0,
             ages: Ages::default(),
             handles: Handles::default(),
+            images: Images::default(),
             timers: BTreeMap::new(),
             timer_sequence: 0,
             waker,
@@ -151,6 +156,22 @@ impl Core {
                 self.files.submit(device, index, task, deadline);
                 index
             }
+            Plan::Image(image, request) => {
+                let index = self.take_slot(State::Image);
+                self.slots[index as usize].device = device;
+                if deadline.is_some_and(|deadline| !deadline.is_open(boot_ns())) {
+                    self.slots[index as usize].state = State::Done(request.failed(Errno::FENCED));
+                } else {
+                    self.images.start(index, image, request, self.files.answers());
+                }
+                index
+            }
+            Plan::Blocking(call) => {
+                let index = self.take_slot(State::Files);
+                let answers = self.files.answers();
+                self.blocking.run(Box::new(move || answers.send(index, Answer::Outcome(call()))));
+                index
+            }
             Plan::Timer(at_ns) => {
                 let sequence = self.timer_sequence;
                 self.timer_sequence += 1;
@@ -181,8 +202,11 @@ impl Core {
         let device = self.handles.get(handle).ok()?.device?;
         let slots = (0u32..).zip(&self.slots).filter(|(_, slot)| slot.device == Some(device));
         let flights = slots.filter_map(|(index, slot)| {
-            let State::Ring { waiting: false } = slot.state else { return None };
-            Some(Flight { index, number: slot.number, doing: self.ring.doing(index)? })
+            let doing = match slot.state {
+                State::Ring { waiting: false } => self.ring.doing(index),
+                _ => self.images.doing(index),
+            };
+            Some(Flight { index, number: slot.number, doing: doing? })
         });
         let transfer = self.ages.oldest(device, flights, now_ns());
         transfer.into_iter().chain(self.files.present(device)).min_by_key(|pending| pending.since_ns)
@@ -224,7 +248,7 @@ impl Core {
                 self.timers.remove(&(at_ns, sequence));
                 self.free_slot(token.0);
             }
-            State::Files => slot.state = State::Orphan,
+            State::Files | State::Image => slot.state = State::Orphan,
             State::Ring { waiting } => {
                 slot.state = State::Orphan;
                 if waiting {
@@ -271,7 +295,8 @@ impl Core {
                     self.files.close(device, entry.fd);
                 }
             }
-            Kind::Plain => {}
+            // Closed with the last of its requests.
+            Kind::Plain | Kind::Image(_) => {}
             Kind::Listener { path, .. } => {
                 if let Some(path) = path {
                     // The file is removed while the socket still answers, so that no other process can have a new
@@ -371,6 +396,7 @@ impl Core {
     fn take_answers(&mut self) {
         for (index, answer) in self.files.take_answers() {
             let slot = &mut self.slots[index as usize];
+            let request = self.images.end(index);
             if matches!(slot.state, State::Orphan) {
                 self.free_slot(index);
                 continue;
@@ -383,6 +409,7 @@ impl Core {
                     continue;
                 }
                 Answer::Outcome(outcome) => outcome,
+                Answer::Image(result) => request.expect("it was under way").outcome(result),
                 Answer::Opened(Err(e)) => Outcome::Opened(Err(e)),
                 Answer::Opened(Ok(opened)) => {
                     let limits = opened.kind.limits();
@@ -455,5 +482,6 @@ impl Drop for Core {
         for entry in entries {
             self.close_entry(entry);
         }
+        self.images.wait(&self.files);
     }
 }

@@ -15,7 +15,7 @@ use super::task::{Answer, Task};
 use super::wake::EventWaker;
 use crate::fence::Deadline;
 use crate::offload::lock;
-use crate::reactor::{Pending, Waker};
+use crate::reactor::Pending;
 
 /// What the threads have answered, and the core has not taken in: operations by their index.
 pub(super) type Outbox = Arc<Mutex<Vec<(u32, Answer)>>>;
@@ -37,7 +37,7 @@ pub(super) struct Answers {
 impl Answers {
     pub(super) fn send(&self, index: u32, answer: Answer) {
         lock(&self.outbox).push((index, answer));
-        self.waker.wake();
+        self.waker.rouse();
     }
 }
 

@@ -12,6 +12,7 @@ use super::open::Kind;
 use super::owners::Owners;
 use crate::error::Errno;
 use crate::fence::Deadline;
+use crate::rbd::Image;
 use crate::reactor::Handle;
 
 pub(super) struct Entry {
@@ -97,6 +98,14 @@ impl Handles {
     pub(super) fn get(&self, handle: Handle) -> Result<&Entry, Errno> {
         let entry = self.entries.get(handle.0 as usize).and_then(Option::as_ref);
         entry.ok_or_else(|| rustix::io::Errno::BADF.into())
+    }
+
+    /// Returns the image of a handle that is one of RBD.
+    pub(super) fn image(&self, handle: Handle) -> Option<Arc<Image>> {
+        match &self.get(handle).ok()?.kind {
+            Kind::Image(image) => Some(image.clone()),
+            _ => None,
+        }
     }
 
     /// Sets the deadline of a handle. A closed handle has no operations to prevent.

@@ -1,12 +1,14 @@
 //! Opens files, folders, locks and devices, and determines the device's constraints on I/O.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 
 use super::descriptor::{Device, Identity, MAX_TRANSFER};
 use super::shared::is_on_shared;
 use crate::error::Errno;
+use crate::rbd::Image;
 use crate::reactor::{Limits, OpenMode};
 
 /// Only the owner may read a guest's disk.
@@ -35,6 +37,8 @@ pub(super) const NO_LIMITS: Limits = Limits {
 #[derive(Debug)]
 pub(super) enum Kind {
     File(Limits),
+    /// An image of RBD. Its descriptor stands for none.
+    Image(Arc<Image>),
     /// A directory, or a file that only carries a lock.
     Plain,
     /// A file that only carries a lock, on a file server: releasing the lock can wait for the server.
@@ -69,6 +73,7 @@ impl Kind {
     pub(super) fn limits(&self) -> Limits {
         match self {
             Kind::File(limits) => *limits,
+            Kind::Image(_) => Limits::OF_IMAGE,
             _ => NO_LIMITS,
         }
     }

@@ -1,6 +1,8 @@
 //! Decides where each operation is executed: in the ring, on the files thread of its file system, by a timer, or at
 //! once.
 
+use std::sync::Arc;
+
 use super::descriptor::{Device, Fd};
 use super::handles::{Entry, Handles};
 use super::open::Kind;
@@ -8,7 +10,8 @@ use super::task::Task;
 use super::work::Work;
 use crate::buf::{Buf, Slice};
 use crate::error::Errno;
-use crate::reactor::{Handle, Op, Outcome};
+use crate::rbd::{Image, Request, Transfer};
+use crate::reactor::{FileExtent, Handle, Op, Outcome};
 
 /// File offsets are signed in the kernel, and -1 would mean "the current position".
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -16,6 +19,10 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 pub(super) enum Plan {
     Ring(Work),
     Files(Device, Task),
+    /// A request to an image of RBD.
+    Image(Arc<Image>, Request),
+    /// A call that may block, on a thread of its own.
+    Blocking(Box<dyn FnOnce() -> Outcome + Send>),
     Timer(u64),
     /// Completed without the kernel.
     Done(Outcome),
@@ -79,6 +86,9 @@ fn ring(
 }
 
 pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
+    if let Some(image) = op.file().and_then(|file| handles.image(file)) {
+        return plan_image(op, image);
+    }
     match op {
         Op::Read { file, offset, buf } => read(handles, file, offset, buf),
         Op::Write { file, offset, data } => write(handles, file, offset, data),
@@ -139,6 +149,37 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         }),
         Op::WaitEvent { event } => Plan::Ring(Work::WaitEvent { event }),
         Op::SignalEvent { event } => Plan::Ring(Work::SignalEvent { event, count: Box::new(1) }),
+    }
+}
+
+fn request(image: Arc<Image>, offset: u64, len: u64, transfer: Transfer) -> Plan {
+    Plan::Image(image, Request { offset, len, transfer })
+}
+
+/// Decides how an operation on an image is executed.
+fn plan_image(op: Op, image: Arc<Image>) -> Plan {
+    match op {
+        Op::Read { offset, buf, .. } => request(image, offset, 0, Transfer::Read(buf)),
+        Op::Write { offset, data, .. } => request(image, offset, 0, Transfer::Write(data)),
+        Op::Flush { .. } => request(image, 0, 0, Transfer::Flush),
+        Op::Zero { len: 0, .. } | Op::GiveBack { len: 0, .. } => Plan::Done(Outcome::Unit(Ok(()))),
+        Op::Zero { offset, len, .. } => request(image, offset, len, Transfer::Zero),
+        Op::GiveBack { offset, len, .. } => request(image, offset, len, Transfer::Discard),
+        Op::SetLen { len, .. } => Plan::Blocking(Box::new(move || Outcome::Unit(image.resize(len)))),
+        // The library asks the cluster for no size: it is told of changes.
+        Op::Size { .. } | Op::Allocated { .. } => Plan::Done(Outcome::Count(image.size_bytes())),
+        Op::Modified { .. } => Plan::Done(Outcome::Count(Ok(0))),
+        // Nothing can be reserved in a pool, so what is inside of the image counts as reserved.
+        Op::Allocate { offset, len, .. } => Plan::Done(Outcome::Unit(reserve(&image, offset, len))),
+        Op::Extents { offset, len, .. } => Plan::Done(Outcome::Extents(Ok(vec![FileExtent { offset, len }]))),
+        _ => Plan::Done(Outcome::Unit(Err(Errno::EOPNOTSUPP))),
+    }
+}
+
+fn reserve(image: &Image, offset: u64, len: u64) -> Result<(), Errno> {
+    match offset.checked_add(len) {
+        Some(end) if end <= image.size_bytes()? => Ok(()),
+        _ => Err(Errno::EFBIG),
     }
 }
 

@@ -94,6 +94,8 @@ pub(super) enum Task {
 
 pub(super) enum Answer {
     Outcome(Outcome),
+    /// Result of a request to an image of RBD.
+    Image(i64),
     /// Becomes a handle in the core's table.
     Opened(Result<Opened, Errno>),
     /// The ring writes zeros up to `end`.

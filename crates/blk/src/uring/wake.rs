@@ -45,6 +45,17 @@ impl EventWaker {
     }
 }
 
+impl EventWaker {
+    /// Wakes the core, also from its own thread: what it finds then was not there when it looked last.
+    pub(super) fn rouse(&self) {
+        if self.signalled.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // See `wake`.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
 impl Waker for EventWaker {
     fn wake(&self) {
         if here() == self.owner || self.signalled.swap(true, Ordering::SeqCst) {

@@ -15,8 +15,7 @@ use crate::daemon;
 
 /// Checks files. This function and the next two return the exit code.
 pub(super) fn files(path: &Path, output: Output) -> Result<u8> {
-    let shown = path.display();
-    let path = path.canonicalize().map_err(|e| Error::at_path(shown, "no such file or folder", &e))?;
+    let path = daemon::absolute_store(path, "no such file or folder")?;
     match daemon::store_at(&path) {
         Some(store) => print(&daemon::check_store(&store)?, output),
         None => print(&daemon::check(&path)?, output),

@@ -1,6 +1,6 @@
 //! `unstun datastore`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::client::Client;
 use api::error::{Error, Result};
@@ -33,12 +33,18 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
         Some(known) => DatastoreAdd { path: known.path, name: Some(known.name), take_over: true },
         None => DatastoreAdd { take_over: true, ..request(what)? },
     };
-    output.note(&format!(
-        "{}: the host that holds its lease must be dead or cut off from the device. A machine that is only \
-         suspended, or an I/O that the storage still holds back, may write over what is written from here, and both \
-         lose data. The lease is claimed once its owner has sent no heartbeat for about 42 seconds.",
-        request.path.display()
-    ));
+    let means = match daemon::image_at(&request.path) {
+        Some(_) => {
+            "Ceph refuses all writes of the host that has the image from now on. Its VMs lose their disks there, as at a power \
+             cut; what they had flushed is kept."
+        }
+        None => {
+            "the host that holds its lease must be dead or cut off from the device. A machine that is only suspended, or an \
+             I/O that the storage still holds back, may write over what is written from here, and both lose data. The lease is \
+             claimed once its owner has sent no heartbeat for about 42 seconds."
+        }
+    };
+    output.note(&format!("{}: {means}", request.path.display()));
     if !yes {
         consent("Take over the lease?", "takes over the lease")?;
     }
@@ -46,14 +52,14 @@ async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Re
 }
 
 /// Creates a datastore without a daemon.
-pub(super) fn create(path: &Path, force: bool, output: Output) -> Result<()> {
-    let missing = "no such device or file; a folder needs only `unstun datastore add`";
-    let path = path.canonicalize().map_err(|e| Error::at_path(path.display(), missing, &e))?;
+pub(super) fn create(path: &Path, size: Option<u64>, force: bool, output: Output) -> Result<()> {
+    let path =
+        daemon::absolute_store(path, "no such device or file; a folder needs only `unstun datastore add`")?;
     if path.is_dir() {
         let cause = "is a folder, which needs no preparation";
         return Err(Error::invalid(format!("{}: {cause}: `unstun datastore add` serves it", path.display())));
     }
-    output.result(&daemon::create_datastore(&path, force)?, created)
+    output.result(&daemon::create_datastore(&path, size, force)?, created)
 }
 
 fn created(created: &DatastoreCreated) -> String {
@@ -68,7 +74,10 @@ fn created(created: &DatastoreCreated) -> String {
 fn request(what: &str) -> Result<DatastoreAdd> {
     let named = what.split_once('=').and_then(|(name, path)| Some((name.parse().ok()?, path)));
     let (name, path) = named.map_or((None, what), |(name, path)| (Some(name), path));
-    let path = std::path::absolute(path).map_err(|e| Error::invalid(format!("{path}: {e}")))?;
+    let path = match daemon::image_at(Path::new(path)) {
+        Some(image) => image.map(|_| PathBuf::from(path))?,
+        None => std::path::absolute(path).map_err(|e| Error::invalid(format!("{path}: {e}")))?,
+    };
     Ok(DatastoreAdd { path, name, take_over: false })
 }
 
@@ -112,5 +121,7 @@ mod tests {
         assert_eq!(parsed("fast=/mnt/a"), (Some("fast".into()), "/mnt/a".into()));
         assert_eq!(parsed("/mnt/a"), (None, "/mnt/a".into()));
         assert_eq!(parsed("/mnt/x=y"), (None, "/mnt/x=y".into()));
+        assert_eq!(parsed("c=rbd:vms/a:id=u"), (Some("c".into()), "rbd:vms/a:id=u".into()));
+        assert_eq!(parsed("rbd:vms/a:id=u"), (None, "rbd:vms/a:id=u".into()));
     }
 }

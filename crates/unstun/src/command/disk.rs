@@ -9,6 +9,7 @@ use api::{Disk, DiskCreate, DiskGrown, DiskRemoved, DiskSetMode};
 
 use crate::cli::{DiskAddArgs, DiskCommand};
 use crate::command::{fill, loss, source};
+use crate::daemon::image_at;
 
 pub(super) async fn run(command: &DiskCommand, client: &Client, output: Output) -> Result<()> {
     match command {
@@ -89,7 +90,11 @@ pub(super) fn describe_disk(disk: &Disk) -> String {
             (None, false) if layer.foreign => "another VM's",
             (None, false) => "-",
         };
-        let file = layer.descriptor.file_name().unwrap_or(layer.descriptor.as_os_str());
+        let whole = layer.descriptor.as_os_str();
+        let file = match image_at(&layer.descriptor) {
+            Some(_) => whole,
+            None => layer.descriptor.file_name().unwrap_or(whole),
+        };
         let allocated = format_bytes(layer.allocated_bytes);
         layers.add_row([&*file.to_string_lossy(), &layer.format, &allocated, state]);
     }

@@ -72,8 +72,8 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         Command::Up(args) => {
             up::run(cli.global.datastore.clone().or_else(location::variable).as_deref(), args, output)
         }
-        Command::Datastore(DatastoreCommand::Create { path, force }) => {
-            datastore::create(path, *force, output)
+        Command::Datastore(DatastoreCommand::Create { path, size, force }) => {
+            datastore::create(path, *size, *force, output)
         }
         Command::Convert(args) => convert::run(args, output),
         Command::Pull(args) => pull::run(args, output),

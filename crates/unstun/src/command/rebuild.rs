@@ -14,8 +14,7 @@ const RANGES_SHOWN: usize = 8;
 
 /// Returns the exit code.
 pub(super) fn run(source: &Path, into: &Path, output: Output) -> Result<u8> {
-    let source =
-        source.canonicalize().map_err(|e| Error::at_path(source.display(), "no such file or folder", &e))?;
+    let source = daemon::absolute_store(source, "no such file or folder")?;
     let into = std::path::absolute(into).map_err(|e| Error::invalid(format!("{}: {e}", into.display())))?;
     let rebuilt = daemon::rebuild_datastore(&source, &into)?;
     output.result(&rebuilt, describe)?;

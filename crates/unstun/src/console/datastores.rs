@@ -20,7 +20,7 @@ use super::request::{FormRequest, PageRequest, Route, may};
 use super::sent::invalid;
 use crate::access::sessions::Session;
 use crate::alarms::{Alarms, Trend};
-use crate::daemon::{Daemon, DatastoreGrowth, Subject};
+use crate::daemon::{Daemon, DatastoreGrowth, Subject, image_at};
 
 pub(super) async fn show(Extension(alarms): Extension<Arc<Alarms>>, page: PageRequest) -> Response {
     let body = async {
@@ -193,9 +193,9 @@ fn create_commands() -> Markup {
 pub(super) async fn add(form: FormRequest) -> Response {
     let done = async {
         let path: PathBuf = form.sent.parsed("path")?;
-        if !path.is_absolute() {
+        if !path.is_absolute() && image_at(&path).is_none() {
             return Err(Error::invalid(format!(
-                "path: found {:?}, expected one that begins with /",
+                "path: found {:?}, expected one that begins with /, or rbd:POOL/IMAGE",
                 path.display()
             )));
         }

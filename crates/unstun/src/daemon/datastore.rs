@@ -159,7 +159,7 @@ impl Datastore {
         take_over: TakeOver,
         opening: &Opening,
     ) -> Result<Datastore> {
-        let device = device::claim(env, path).await?;
+        let device = device::claim(env, path, take_over).await?;
         opening.has_file(&device.file);
         expected.check_device(&name, path, &device.file).await?;
         let native = Native::on_device(env.clone(), device, memory, take_over);

@@ -61,7 +61,8 @@ fn parse(place: &str, text: &str) -> Result<BTreeMap<String, PathBuf>> {
         };
         let (name, home) = line.split_once(' ').ok_or_else(wrong)?;
         let name: VmName = name.parse().map_err(|_| wrong())?;
-        if !home.starts_with('/') {
+        // Only a datastore is an image of RBD.
+        if !home.starts_with('/') && !home.starts_with(blk::rbd::PREFIX) {
             return Err(wrong());
         }
         homes.insert(name.to_string(), PathBuf::from(home));

@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::access::tokens;
+use crate::daemon::image_at;
 
 /// Maximum number of disks of one VM: four SCSI controllers with 15 disks each, as VMware's own limit.
 const DISKS_MAX: usize = 60;
@@ -126,7 +127,10 @@ impl Request for VmImport {
 
 impl Request for DatastoreAdd {
     fn check(&self) -> std::result::Result<(), String> {
-        check_path(&self.path)
+        match image_at(&self.path) {
+            Some(image) => image.map(drop).map_err(|e| e.message),
+            None => check_path(&self.path),
+        }
     }
 }
 

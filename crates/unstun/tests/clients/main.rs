@@ -13,6 +13,7 @@ mod bin;
 mod branches;
 mod browser;
 mod cdp;
+mod ceph;
 mod compare;
 mod completions;
 mod console;

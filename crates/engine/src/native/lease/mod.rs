@@ -67,6 +67,13 @@ impl Lease {
         Ok(lease)
     }
 
+    /// Returns the owner that the lease of the store in `file` names; None if it was released, or cannot be read.
+    pub async fn holder(env: &Env, file: File) -> Option<Owner> {
+        let superblock = Superblock::read(&file).await.ok()?.newest;
+        let page = LeaseFile::new(env, file, superblock.store_id).read().await.ok()?.page.ok()?;
+        (page.state != LeaseState::Released).then_some(page.owner)
+    }
+
     /// Returns the fence that the store's file has to use.
     pub fn fence(&self) -> Rc<Fence> {
         self.fence.clone()

@@ -1,4 +1,4 @@
-//! Datastore on a block device or in a file of fixed size. It contains only the store, which `datastore create`
+//! Datastore on a block device, in a file of fixed size or in an image of RBD. It contains only the store, which `datastore create`
 //! creates. The VMs' homes are in the main datastore, and are recreated if they are missing.
 
 use std::cell::RefCell;
@@ -6,11 +6,13 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::error::{Error, ErrorKind, Result};
 use api::units::format_bytes;
 use blk::ErrorKind as K;
 use blk::file::Lock;
+use blk::rbd::{self, Image, RbdName};
 use blk::reactor::OpenMode;
 use blk::uring::UringReactor;
 use blk::{Buf, Dir, Env, Executor, File, SECTOR};
@@ -24,42 +26,99 @@ use crate::daemon::datastore::signature::{self, EDGE_BYTES};
 /// work in.
 const DEVICE_BYTES_MIN: u64 = 512 << 20;
 
-/// Exclusively claimed device, until this is dropped. A lock excludes other daemons. The exclusive opening of a block
-/// device excludes the kernel's own users (mounts, arrays).
+/// Exclusively claimed device, until this is dropped.
 pub(crate) struct Claimed {
     pub path: PathBuf,
     pub file: File,
     pub size_bytes: u64,
-    dir: Dir,
-    name: String,
-    lock: RefCell<Option<(Lock, Option<std::fs::File>)>>,
+    env: Env,
+    held: Held,
+}
+
+/// What excludes others.
+enum Held {
+    /// A lock excludes other daemons. The exclusive opening of a block device excludes the kernel's own users (mounts,
+    /// arrays).
+    Path { dir: Dir, name: String, lock: RefCell<Option<(Lock, Option<std::fs::File>)>> },
+    /// The exclusive lock of an image excludes all other clients of the cluster.
+    Image(Arc<Image>),
 }
 
 impl Claimed {
     /// Opens another handle of the device: a fence belongs to one handle.
     pub(crate) async fn open(&self) -> blk::Result<File> {
-        self.dir.open(&self.name, OpenMode::Write).await
+        match &self.held {
+            Held::Path { dir, name, .. } => dir.open(name, OpenMode::Write).await,
+            Held::Image(_) => self.file.share()?.open(&self.env),
+        }
+    }
+
+    /// Returns whether nobody else can write the device, on any host.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        matches!(self.held, Held::Image(_))
+    }
+
+    /// Gives up the exclusive lock of an image. The store is closed.
+    pub(crate) async fn give_up(&self) -> blk::Result<()> {
+        let Held::Image(image) = &self.held else { return Ok(()) };
+        let image = image.clone();
+        self.env.blocking(move || image.release()).await
     }
 
     /// Releases the device: others may claim it from now on.
     pub(crate) fn release(&self) {
-        self.lock.take();
+        if let Held::Path { lock, .. } = &self.held {
+            lock.take();
+        }
     }
 }
 
-/// Returns whether a path for a datastore is a block device or a regular file.
-pub(crate) fn is_device(path: &Path) -> bool {
-    path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
+/// Returns the image of RBD that a path for a datastore names.
+pub(crate) fn image_at(path: &Path) -> Option<Result<RbdName>> {
+    let text = path.to_str().filter(|text| text.starts_with(rbd::PREFIX))?;
+    Some(text.parse().map_err(Error::invalid))
 }
 
-/// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened.
-pub(crate) async fn claim(env: &Env, named: &Path) -> Result<Claimed> {
-    claim_for(env, named, OpenMode::Write).await
+/// Returns a path that a user has stated, without links and relative parts. The name of an image stays as it is.
+pub(crate) fn absolute(path: &Path, missing: &str) -> Result<PathBuf> {
+    match image_at(path) {
+        Some(image) => image.map(|_| path.to_path_buf()),
+        None => path.canonicalize().map_err(|e| Error::at_path(path.display(), missing, &e)),
+    }
+}
+
+/// Returns whether a path for a datastore is a block device, a regular file or an image.
+pub(crate) fn is_device(path: &Path) -> bool {
+    image_at(path).is_some()
+        || path.metadata().is_ok_and(|at| at.file_type().is_block_device() || at.is_file())
+}
+
+/// Claims a device; `Locked` while another user has it. The path is absolute, and its target is opened. An image is taken
+/// from its present owner if that has ended for certain, or with `TakeOver::FromAnyOwner`.
+pub(crate) async fn claim(env: &Env, named: &Path, take_over: TakeOver) -> Result<Claimed> {
+    match image_at(named) {
+        Some(image) => claim_image(env, named, image?, take_over).await,
+        None => claim_for(env, named, OpenMode::Write).await,
+    }
 }
 
 /// Like `claim`, without writes: the device may be read-only.
 pub(crate) async fn claim_to_read(env: &Env, named: &Path) -> Result<Claimed> {
-    claim_for(env, named, OpenMode::Read).await
+    match image_at(named) {
+        Some(image) => claim_image(env, named, image?, TakeOver::FromNobody).await,
+        None => claim_for(env, named, OpenMode::Read).await,
+    }
+}
+
+async fn claim_image(env: &Env, named: &Path, image: RbdName, take_over: TakeOver) -> Result<Claimed> {
+    let image = Arc::new(env.blocking(move || Image::open(&image)).await?);
+    let file = File::of_image(env, image.clone())?;
+    // A daemon of this host that was killed still counts as a client of the cluster for half a minute.
+    let ended = take_over == TakeOver::FromAnyOwner || lease::holder_has_ended(env, &file).await?;
+    let locked = image.clone();
+    env.blocking(move || locked.acquire(ended)).await?;
+    let size_bytes = file.size().await?;
+    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, env: env.clone(), held: Held::Image(image) })
 }
 
 async fn claim_for(env: &Env, named: &Path, mode: OpenMode) -> Result<Claimed> {
@@ -81,8 +140,8 @@ async fn claim_for(env: &Env, named: &Path, mode: OpenMode) -> Result<Claimed> {
     let exclusive = env.blocking(move || hold_device(&path, mode == OpenMode::Write)).await?;
     let file = dir.open(&name, mode).await?;
     let size_bytes = file.size().await?;
-    let lock = RefCell::new(Some((lock, exclusive)));
-    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, dir, name, lock })
+    let held = Held::Path { dir, name, lock: RefCell::new(Some((lock, exclusive))) };
+    Ok(Claimed { path: named.to_path_buf(), file, size_bytes, env: env.clone(), held })
 }
 
 /// Opens a block device exclusively, which the kernel grants to one opener. A regular file needs no such handle.
@@ -101,9 +160,17 @@ fn hold_device(path: &Path, writes: bool) -> Result<Option<std::fs::File>> {
     opened.map(Some).map_err(failed)
 }
 
-/// Creates an empty store on a block device, or in a file of fixed size, for `datastore add`. Refuses a target that is
-/// not empty, unless `force`.
-pub(crate) fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+/// Creates an empty store on a block device, in a file of fixed size or in an image, for `datastore add`. Refuses a target
+/// that is not empty, unless `force`. With a size the image is made first.
+pub(crate) fn create(path: &Path, size_bytes: Option<u64>, force: bool) -> Result<api::DatastoreCreated> {
+    match (image_at(path), size_bytes) {
+        (Some(image), Some(bytes)) => Image::create(&image?, bytes)?,
+        (None, Some(_)) => {
+            let cause = "--size makes an image of RBD; a device or a file has the size that it has";
+            return Err(Error::invalid(format!("{}: {cause}", path.display())));
+        }
+        (_, None) => {}
+    }
     let executor = Executor::new(Rc::new(UringReactor::new()?));
     let env = executor.env();
     let path = path.to_path_buf();
@@ -112,7 +179,7 @@ pub(crate) fn create(path: &Path, force: bool) -> Result<api::DatastoreCreated> 
 }
 
 async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreated> {
-    let claimed = claim(env, path).await?;
+    let claimed = claim(env, path, TakeOver::FromNobody).await?;
     let (shown, size_bytes) = (path.display(), claimed.size_bytes);
     if size_bytes < DEVICE_BYTES_MIN {
         let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
@@ -137,7 +204,8 @@ pub(crate) async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option
     if !claimed.file.limits().shared {
         return Ok(None);
     }
-    match lease::acquire(env, claimed.open().await?, TakeOver::FromOwnHost).await {
+    let (file, is_exclusive) = (claimed.open().await?, claimed.is_exclusive());
+    match lease::acquire(env, file, TakeOver::FromOwnHost, is_exclusive).await {
         Ok(leased) => Ok(Some(leased)),
         // There is no store, or one that this program cannot read.
         Err(e) if matches!(e.kind, K::Invalid | K::Damaged | K::Unsupported) => Ok(None),

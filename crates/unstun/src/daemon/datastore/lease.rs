@@ -46,12 +46,24 @@ impl Drop for Leased {
     }
 }
 
-/// Acquires the lease of the store in `file`, which is a handle of its own.
+/// Returns whether the daemon that the lease of the store in `file` names has ended for certain.
+pub(crate) async fn holder_has_ended(env: &Env, file: &File) -> Result<bool> {
+    let own = own(env)?;
+    Ok(Lease::holder(env, file.clone()).await.is_some_and(|holder| has_ended(&own, &holder)))
+}
+
+/// Acquires the lease of the store in `file`, which is a handle of its own. `is_exclusive`: no other client can write the
+/// file, whatever its lease says.
 ///
 /// # Errors
 /// `Locked`: another owner has the lease and lives. `Refused`: the state of its owner is unknown. `Invalid`: not a
 /// store.
-pub(crate) async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Result<Leased> {
+pub(crate) async fn acquire(
+    env: &Env,
+    file: File,
+    take_over: TakeOver,
+    is_exclusive: bool,
+) -> Result<Leased> {
     refuse_cached(&file)?;
     let superblock = Superblock::read(&file).await?.newest;
     let lock = lock_by_id(superblock.store_id, file.name())?;
@@ -59,8 +71,9 @@ pub(crate) async fn acquire(env: &Env, file: File, take_over: TakeOver) -> Resul
     let id = owner.id;
     let has_ended: Rc<dyn Fn(&Owner) -> bool> = {
         let own = owner.clone();
-        Rc::new(move |other| has_ended(&own, other))
+        Rc::new(move |other| is_exclusive || has_ended(&own, other))
     };
+    let take_over = if is_exclusive { TakeOver::FromAnyOwner } else { take_over };
     let claimant = Claimant { owner, terms: LeaseTimes::default(), take_over, has_ended };
     LIVE.with(|live| live.borrow_mut().insert(id));
     let claimed = Lease::acquire(env, file, claimant).await;

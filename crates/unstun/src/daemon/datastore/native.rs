@@ -230,7 +230,8 @@ impl Native {
             Ground::Folder(dir) => dir.open(STORE_NAME, OpenMode::Write).await?,
             Ground::Device(device) => device.open().await?,
         };
-        lease::acquire(&self.env, file, self.take_over).await.map(Some)
+        let is_exclusive = self.device().is_some_and(Claimed::is_exclusive);
+        lease::acquire(&self.env, file, self.take_over, is_exclusive).await.map(Some)
     }
 
     async fn hold(&self, dir: &Dir) -> Result<()> {
@@ -267,7 +268,11 @@ impl Native {
             Some(leased) => leased.release().await,
             None => Ok(()),
         };
-        closed.and(released)
+        let given_up = match &self.ground {
+            Ground::Device(device) => device.give_up().await,
+            Ground::Folder(_) => Ok(()),
+        };
+        closed.and(released).and(given_up)
     }
 }
 

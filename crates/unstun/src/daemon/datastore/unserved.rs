@@ -10,7 +10,7 @@ use blk::uring::UringReactor;
 use blk::{ErrorKind as K, Executor};
 use engine::native::Store;
 
-use crate::daemon::datastore::device::{claim_to_read, is_device, refuse_leased};
+use crate::daemon::datastore::device::{claim_to_read, image_at, is_device, refuse_leased};
 use crate::daemon::datastore::native::STORE_NAME;
 use crate::daemon::datastore::scrub::answer;
 
@@ -20,6 +20,9 @@ const MAGICS: [(u64, &[u8; 8]); 3] = [(0, b"unstunSB"), (8 * 4096, b"unstunSB"),
 /// Returns the store at a path: a file or device that is one, or that of a datastore's folder. A file of that name is
 /// one even if its superblocks are lost.
 pub(crate) fn store_at(path: &Path) -> Option<PathBuf> {
+    if image_at(path).is_some() {
+        return Some(path.to_path_buf());
+    }
     let file = if path.is_dir() { path.join(STORE_NAME) } else { path.to_path_buf() };
     let is_named = || file.is_file() && file.file_name().is_some_and(|name| name == STORE_NAME);
     let has_magic = || {

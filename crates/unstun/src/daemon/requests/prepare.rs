@@ -53,9 +53,11 @@ pub(crate) fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf
         true => PathBuf::from(recordable(&request.path)?),
         false => PathBuf::from(existing(&request.path)?),
     };
-    let name = match request.name {
-        Some(name) => name,
-        None => location::name_of(&path).map_err(|e| {
+    let image = device::image_at(&path).transpose()?;
+    let name = match (request.name, image) {
+        (Some(name), _) => name,
+        (None, Some(image)) => image.image.parse().map_err(Error::invalid)?,
+        (None, None) => location::name_of(&path).map_err(|e| {
             Error::invalid(format!("{e}; choose a name: `unstun datastore add NAME={}`", path.display()))
         })?,
     };
@@ -85,7 +87,8 @@ fn existing(dir: &Path) -> Result<String> {
 
 /// Refuses a path that cannot be recorded: the daemon's files contain paths, one per line.
 fn recordable(path: &Path) -> Result<&str> {
-    let fits = |text: &&str| text.starts_with('/') && !text.contains(char::is_control);
+    let is_full = |text: &str| text.starts_with('/') || text.starts_with(blk::rbd::PREFIX);
+    let fits = |text: &&str| is_full(text) && !text.contains(char::is_control);
     let expected = "expected an absolute path in UTF-8, without control characters";
     path.to_str().filter(fits).ok_or_else(|| Error::invalid(format!("{}: {expected}", path.display())))
 }
