@@ -83,6 +83,15 @@ pub struct BackupsVerified {
     pub findings: Vec<String>,
 }
 
+/// Output of `backup verify --boot`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BackupBooted {
+    pub backup: u32,
+    pub vm: String,
+    /// From the creation of the VM over the backup until it was removed.
+    pub took_us: u64,
+}
+
 /// Output of `backup prune`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RepositoryPruned {

@@ -308,6 +308,18 @@ pub struct Differences {
     pub end_bytes: u64,
     /// Differing ranges, ascending and not adjacent. Data outside of them reads the same in both states.
     pub ranges: Vec<DiskRange>,
+    /// What `snapshot diff --verify` has found; null over REST, and without it.
+    #[serde(default)]
+    pub verified: Option<DifferencesVerified>,
+}
+
+/// A comparison of the content of two states with their differences, none of which was missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DifferencesVerified {
+    /// Bytes outside of the ranges, which read the same in both states.
+    pub same_bytes: u64,
+    /// Bytes inside of the ranges that read the same nevertheless: they were written with what was there.
+    pub equal_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

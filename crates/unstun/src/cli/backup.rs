@@ -138,6 +138,11 @@ pub enum BackupCommand {
         /// Read one of N chunks alone; maps are read wholly
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
         sample: u64,
+        /// Serve one backup as a VM instead, run this command with sh, and remove the VM; the backup boots if the command succeeds
+        ///
+        /// The variables UNSTUN_VM and UNSTUN_DISK0, UNSTUN_DISK1 and so on have the name of the VM and the NBD URIs of its disks.
+        #[arg(long, value_name = "COMMAND", conflicts_with = "sample")]
+        boot: Option<String>,
     },
     /// Remove backups by number, or those that no rule keeps, and reclaim the space of those that were removed before
     ///
@@ -203,6 +208,13 @@ pub enum BackupCommand {
         #[arg(long)]
         once: bool,
     },
+}
+
+impl BackupCommand {
+    /// Returns whether the command needs a daemon, because it runs a VM.
+    pub fn boots(&self) -> bool {
+        matches!(self, BackupCommand::Verify { boot: Some(_), .. })
+    }
 }
 
 /// Reads a time in seconds, which can be 0.

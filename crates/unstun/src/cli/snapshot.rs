@@ -75,6 +75,9 @@ pub enum SnapshotCommand {
         /// Name the snapshot with the later state [default: the running state]
         #[arg(value_name = "B")]
         to: Option<SnapshotRef>,
+        /// Read both snapshots, and fail if anything outside of the ranges differs
+        #[arg(long, requires = "to")]
+        verify: bool,
     },
     /// Remove a snapshot and keep everything written since it was taken
     Commit(CommitArgs),

@@ -1,5 +1,6 @@
 //! `unstun backup`.
 
+mod boot;
 mod catalogue;
 mod make;
 mod serve;
@@ -31,6 +32,14 @@ pub(super) async fn make(args: &BackupMakeArgs, client: &Client, output: Output)
     make::run(args, client, output).await
 }
 
+/// Restores a backup as a VM for a command that decides whether it boots.
+pub(super) async fn boot(command: &BackupCommand, client: &Client, output: Output) -> Result<()> {
+    let BackupCommand::Verify { which, repo, boot: Some(boot), .. } = command else {
+        unreachable!("run elsewhere")
+    };
+    boot::run(which, repo, boot, client, output).await
+}
+
 pub(super) fn run_without_daemon(command: &BackupCommand, output: Output) -> Result<()> {
     match command {
         BackupCommand::Serve { which, repo, disk, socket, once } => {
@@ -54,7 +63,7 @@ async fn run(command: &BackupCommand, output: Output) -> Result<()> {
             let shown = catalogue::shown(number, repository.state().backup(number)?, false);
             output.result(&shown, catalogue::describe)
         }
-        BackupCommand::Verify { which, repo, sample } => {
+        BackupCommand::Verify { which, repo, sample, .. } => {
             verify(&open(repo).await?, which, *sample, output).await
         }
         BackupCommand::Prune { numbers, repo, keep, vm, noted, grace, dry_run } => {

@@ -1,5 +1,7 @@
 //! `unstun snapshot diff`.
 
+mod verify;
+
 use api::client::Client;
 use api::error::{Error, Result};
 use api::name::{SnapshotRef, VmName};
@@ -12,6 +14,7 @@ pub(super) async fn run(
     vm: &VmName,
     from: &SnapshotRef,
     to: Option<&SnapshotRef>,
+    verify: bool,
     client: &Client,
     output: Output,
 ) -> Result<()> {
@@ -19,7 +22,12 @@ pub(super) async fn run(
     let mut found = Vec::new();
     for disk in shown.disks.iter().filter(|disk| disk.mode == DiskMode::Persistent) {
         let request = Diff { disk: disk.number, from: from.clone(), to: to.cloned(), start_bytes: 0 };
-        found.push(all(vm, request, client).await?);
+        let mut differences = all(vm, request, client).await?;
+        if let (Some(to), true) = (to, verify) {
+            let snapshots = client.snapshot_tree(vm).await?.snapshots;
+            differences.verified = Some(verify::run(disk, (from, to), &snapshots, &differences)?);
+        }
+        found.push(differences);
     }
     output.result(&found, |found| found.iter().map(describe).collect())
 }
@@ -55,7 +63,12 @@ fn describe(found: &Differences) -> String {
     let (disk, count) = (found.disk, found.ranges.len());
     let lines = found.ranges.iter().map(|range| format!("{} {}\n", range.start_bytes, range.length_bytes));
     let plural = if count == 1 { "" } else { "s" };
-    format!("disk{disk}: {} in {count} range{plural}\n{}", format_bytes(bytes), lines.collect::<String>())
+    let verified = found.verified.map_or(String::new(), |verified| {
+        let (same, equal) = (format_bytes(verified.same_bytes), format_bytes(verified.equal_bytes));
+        format!("; verified: {same} outside of them read the same, and {equal} inside")
+    });
+    let bytes = format_bytes(bytes);
+    format!("disk{disk}: {bytes} in {count} range{plural}{verified}\n{}", lines.collect::<String>())
 }
 
 #[cfg(test)]
@@ -78,6 +91,7 @@ mod tests {
             start_bytes: 0,
             end_bytes: 8192,
             ranges,
+            verified: None,
         };
         assert_eq!(describe(&found), "disk1: 1.50 KiB in 2 ranges\n0 1024\n4096 512\n");
         let one = Differences { ranges: vec![range(0, 512)], ..found };

@@ -78,7 +78,7 @@ fn run_others(cli: &Cli, output: Output) -> Result<()> {
         Command::Convert(args) => convert::run(args, output),
         Command::Pull(args) => pull::run(args, output),
         Command::Repo(command) => runtime()?.block_on(repo::run(command, output)),
-        Command::Backup(BackupArgs { command: Some(command), .. }) => {
+        Command::Backup(BackupArgs { command: Some(command), .. }) if !command.boots() => {
             backup::run_without_daemon(command, output)
         }
         Command::Restore(args) if args.into.is_some() => {
@@ -103,6 +103,9 @@ async fn ask_daemon(command: &Command, client: &Client, output: Output) -> Resul
         Command::Space { vm } => space::run(vm, client, output).await,
         Command::Snapshot(command) => snapshot::run(command, client, output).await,
         Command::Export(args) => export::run(args, client, output).await,
+        Command::Backup(BackupArgs { command: Some(command), .. }) => {
+            backup::boot(command, client, output).await
+        }
         Command::Backup(BackupArgs { make, .. }) => backup::make(make, client, output).await,
         Command::Restore(args) => restore::run(args, client, output).await,
         Command::Source(command) => source::run(command, client, output).await,

@@ -34,13 +34,35 @@ pub(super) async fn run(args: &RestoreArgs, client: &Client, output: Output) -> 
         Some(name) => name.clone(),
         None => backup.origin.vm.parse().map_err(Error::invalid)?,
     };
+    create(&place, (number, backup), &name, true, client).await?;
+    if !args.run {
+        wait_for_copies(&name, client).await?;
+    }
+    let restored = Restored {
+        backup: number,
+        vm: Some(name.to_string()),
+        files: Vec::new(),
+        size_bytes: backup.disks.iter().map(|disk| disk.size_bytes).sum(),
+        complete: !args.run,
+    };
+    output.result(&restored, describe)
+}
+
+/// Creates a VM whose disks are over a backup, and copies their content into the store if `copy`.
+pub(super) async fn create(
+    place: &Place,
+    (number, backup): (u32, &Backup),
+    name: &VmName,
+    copy: bool,
+    client: &Client,
+) -> Result<()> {
     let (key_file, passphrase_file) = place.key_paths();
     let disks = backup.disks.iter().map(|disk| {
         let from = DiskFrom {
             uri: place.stated.clone(),
             format: Some(ImageFormat::Backup),
             part: Some(disk.number),
-            copy: true,
+            copy,
             backup: Some(number),
             key_file: key_file.clone(),
             passphrase_file: passphrase_file.clone(),
@@ -54,18 +76,7 @@ pub(super) async fn run(args: &RestoreArgs, client: &Client, output: Output) -> 
         when_full: WhenFull::default(),
         datastore: client.within().await?,
     };
-    client.vm_create(&create).await?;
-    if !args.run {
-        wait_for_copies(&name, client).await?;
-    }
-    let restored = Restored {
-        backup: number,
-        vm: Some(name.to_string()),
-        files: Vec::new(),
-        size_bytes: backup.disks.iter().map(|disk| disk.size_bytes).sum(),
-        complete: !args.run,
-    };
-    output.result(&restored, describe)
+    client.vm_create(&create).await.map(drop)
 }
 
 fn chosen<'r>(repository: &'r Repository, which: &str) -> Result<(u32, &'r Backup)> {

@@ -47,8 +47,8 @@ pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Outp
                 ])
             })
         }
-        SnapshotCommand::Diff { vm, from, to } => {
-            difference::run(vm, from, to.as_ref(), client, output).await
+        SnapshotCommand::Diff { vm, from, to, verify } => {
+            difference::run(vm, from, to.as_ref(), *verify, client, output).await
         }
         SnapshotCommand::Commit(args) => commit::run(args, client, output).await,
         SnapshotCommand::Revert(args) => loss::revert(args, client, output).await,

@@ -218,6 +218,19 @@ fn a_restored_vm_runs_before_its_content_has_arrived() {
     for (disk, twin) in twins.iter().enumerate() {
         twin.assert_same_as("raw", &datastore.uri(&format!("web/disk{disk}")));
     }
+    // A command decides whether a backup boots, and nothing of it stays.
+    let command = |script: &str| {
+        let line = repo.with("backup verify web --json");
+        let mut command = datastore.command(&line.split_whitespace().collect::<Vec<_>>());
+        command.args(["--boot", script]).output().unwrap()
+    };
+    let booted =
+        command(r#"qemu-io -f raw -c "write -P 9 0 64k" "$UNSTUN_DISK0" && test -n "$UNSTUN_DISK1""#);
+    assert!(booted.status.success(), "{booted:?}");
+    let failed = command("exit 3");
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(failed.status.code() == Some(6) && said.contains("exit status: 3"), "{said}");
+    assert_eq!(datastore.json("vm list").as_array().unwrap().len(), 2, "the VMs are removed");
     let again = repo.json("backup web");
     assert!(again["new_bytes"].as_u64() < made["new_bytes"].as_u64(), "{again}");
     let (code, said) = repo.fails("restore web");

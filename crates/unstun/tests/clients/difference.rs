@@ -98,6 +98,12 @@ fn nbd_clients_see_what_has_changed() {
         assert_eq!(since_a, [(3 * MIB, MIB), (40 * MIB, 64 << 10), (60 * MIB, 64 << 10)], "{store}");
         assert_eq!(since_a, ranges(&datastore.json("snapshot diff web a"), 0), "{store}");
         assert_eq!(dirty(&datastore.uri("web/disk1"), "b"), [], "{store}");
+        let verified = datastore.json("snapshot diff web a b --verify");
+        let equal = verified[0]["verified"]["equal_bytes"].as_u64().unwrap();
+        let same = verified[0]["verified"]["same_bytes"].as_u64().unwrap();
+        assert_eq!((equal, same), (0, 63 * MIB - (64 << 10)), "{store}: {verified}");
+        let (code, said) = datastore.fails("snapshot diff web a --verify");
+        assert!(code == 2 && said.contains("<B>"), "{said}");
         // The maps know it after a crash, and after a revert, too.
         write("flush");
         datastore.json("snapshot revert web a --take-first c --yes");

@@ -24,6 +24,7 @@ mod quiesce;
 #[path = "../clients/random.rs"]
 mod random;
 mod reset;
+mod restored;
 mod reverted;
 mod vhost;
 mod wire;
@@ -32,7 +33,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 9] = [
+const SCENARIOS: [(&str, fn()); 10] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
@@ -44,6 +45,7 @@ const SCENARIOS: [(&str, fn()); 9] = [
     ("a_guest_runs_while_its_memory_is_saved", memory::a_guest_runs_while_its_memory_is_saved),
     ("programs_go_on_where_they_were", memory::programs_go_on_where_they_were),
     ("a_guest_over_vhost_user_outlives_its_daemon", vhost::a_guest_over_vhost_user_outlives_its_daemon),
+    ("a_guest_runs_from_a_backup_on_another_host", restored::a_guest_runs_from_a_backup_on_another_host),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 

@@ -7,7 +7,7 @@ use crate::programs::tool;
 use crate::reset::{DISKS, mount, new_file_systems, unmount};
 use crate::wire::Ask;
 
-fn trees(machine: &mut Machine<'_>) -> Vec<String> {
+pub(crate) fn trees(machine: &mut Machine<'_>) -> Vec<String> {
     DISKS.iter().map(|(disk, _)| machine.ask(&Ask::Tree { disk: disk.to_string() })).collect()
 }
 

@@ -1,5 +1,7 @@
 //! `docs/cli-json.md` against the structs: every field is documented, and every documented field exists.
 
+mod backups;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::client::Client;
@@ -67,6 +69,7 @@ async fn from_the_api(actual: &mut Actual) {
     actual.add("Diff", &diff);
     actual.add("Differences", &differences);
     actual.add("DiskRange", &differences.ranges[0]);
+    actual.add("DifferencesVerified", &DifferencesVerified::default());
     actual.add("VmSpace", &used);
     actual.add("DiskOrder", &used.disks[0]);
     actual.add("VmDefragment", &VmDefragment::default());
@@ -148,12 +151,11 @@ async fn from_policies(actual: &mut Actual, client: &Client, name: &VmName) {
     client.snapshot_take(name, &SnapshotTake::named("last".parse().unwrap())).await.unwrap();
     let preview = client.policy_preview(&all).await.unwrap();
     let (time, action, cause) = (status.created, PolicyAction::Take, "a cause".to_owned());
-    let run = PolicyRun { scheduled: time, started: time, ended: None, taken: 1, failed: 0 };
     actual.add("VmLabels", &labels);
     actual.add("Policy", &policy);
     actual.add("Retention", &policy.keep);
     actual.add("PolicyStatus", &status);
-    actual.add("PolicyRun", &run);
+    actual.add("PolicyRun", &PolicyRun { scheduled: time, started: time, ended: None, taken: 1, failed: 0 });
     actual.add("PolicyProblem", &PolicyProblem { vm: name.clone(), action, snapshot: None, cause, time });
     actual.add("PolicyBackup", &PolicyBackup { repository: "r".parse().unwrap(), keep: policy.keep });
     actual.add("PolicyBackups", &PolicyBackups::default());
@@ -480,7 +482,7 @@ fn made_here(actual: &mut Actual) {
     let left = BinLeft { id: "0123456789abcdef".to_owned(), vm, cause: String::new() };
     actual.add("BinLeft", &left);
     exported_here(actual);
-    backed_up_here(actual);
+    backups::add(actual);
     actual.add("Core", &Core { number: 0, vms: 1, nbd_clients: 0, store_messages: 0, store_batches: 0 });
 }
 
@@ -512,55 +514,6 @@ fn exported_here(actual: &mut Actual) {
 }
 
 /// The answers about repositories and backups.
-fn backed_up_here(actual: &mut Actual) {
-    let (text, time) = (String::new, jiff::Timestamp::UNIX_EPOCH);
-    let key = RepositoryKey { id: text(), passphrase: false, label: text(), created: time, in_use: true };
-    actual.add("RepositoryKey", &key);
-    let shown = RepositoryShown {
-        repo: text(),
-        id: text(),
-        chunk_bytes: 65_536,
-        created: time,
-        backups: 1,
-        removed: 0,
-        keys: vec![key],
-    };
-    actual.add("RepositoryShown", &shown);
-    let disk = BackupDisk { number: 0, size_bytes: 512, data_bytes: 512 };
-    actual.add("BackupDisk", &disk);
-    let backup = Backup {
-        backup: 2,
-        vm: text(),
-        taken: time,
-        snapshot: text(),
-        quiesced: false,
-        host: text(),
-        note: text(),
-        removed: false,
-        size_bytes: 512,
-        data_bytes: 512,
-        read_bytes: 512,
-        new_bytes: 512,
-        stored_bytes: 512,
-        took_us: 1,
-        disks: vec![disk],
-    };
-    actual.add("Backup", &backup);
-    let (backups, findings) = (vec![2], Vec::new());
-    actual.add("BackupsVerified", &BackupsVerified { backups, chunks: 1, bytes: 512, skipped: 0, findings });
-    let pruned = RepositoryPruned {
-        dry_run: true,
-        removed: vec![2],
-        gone: 0,
-        abandoned: 0,
-        reclaimed_bytes: 0,
-        kept_bytes: 512,
-    };
-    actual.add("RepositoryPruned", &pruned);
-    let restored = Restored { backup: 2, vm: None, files: Vec::new(), size_bytes: 512, complete: true };
-    actual.add("Restored", &restored);
-}
-
 #[test]
 fn the_page_and_the_structs_have_the_same_fields() {
     let mut actual = Actual::default();

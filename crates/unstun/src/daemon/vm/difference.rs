@@ -29,6 +29,7 @@ impl Daemon {
             start_bytes: request.start_bytes,
             end_bytes: found.end,
             ranges: found.ranges.into_iter().map(range).collect(),
+            verified: None,
         })
     }
 
