@@ -162,7 +162,13 @@ impl OpenPool {
         }
         // SAFETY: as above.
         let connected = unsafe { (rados.rados_connect)(raw) };
-        checked(connected, &place, "connecting to Ceph")?;
+        if connected < 0 {
+            let user = name.user.as_deref().unwrap_or("admin");
+            let e = Errno(-connected);
+            let cause =
+                format!("connecting to Ceph as client.{user}: {e}; are its keyring and the monitors there?");
+            return Err(Error::new(e.kind(), &place, cause));
+        }
         let (pool, mut raw_pool) = (c_text(&name.pool, &place)?, null_mut());
         // SAFETY: as above.
         let opened = unsafe { (rados.rados_ioctx_create)(raw, pool.as_ptr(), &raw mut raw_pool) };
@@ -184,7 +190,13 @@ impl Image {
         let made = unsafe {
             (pool.connection.libraries.rbd.rbd_create)(pool.raw, image.as_ptr(), size_bytes, &raw mut order)
         };
-        checked(made, &place, "creating the image").map(drop)
+        match Errno(-made) {
+            Errno::EEXIST => {
+                let cause = "creating the image: it exists; leave out --size to use it";
+                Err(Error::new(ErrorKind::Exists, &place, cause))
+            }
+            _ => checked(made, &place, "creating the image").map(drop),
+        }
     }
 
     /// Opens an image, which may be read then. This blocks.
@@ -195,6 +207,11 @@ impl Image {
         let opened = unsafe {
             (pool.connection.libraries.rbd.rbd_open)(pool.raw, image.as_ptr(), &raw mut raw, null())
         };
+        if opened == -Errno::ENOENT.0 {
+            let cause =
+                "opening the image: there is none; `unstun datastore create IMAGE --size SIZE` makes it";
+            return Err(Error::new(ErrorKind::NotFound, &place, cause));
+        }
         checked(opened, &place, "opening the image")?;
         count_open(|open| *open += 1);
         let number = NUMBERED.fetch_add(1, Ordering::Relaxed);
@@ -209,17 +226,20 @@ impl Image {
         self.open.as_ref().expect("open until it is dropped").raw
     }
 
-    /// Acquires the exclusive lock, without which the image must not be written. With `take_over` its present owner loses
-    /// it, and the cluster refuses that client's writes from then on. This blocks.
+    /// Acquires the exclusive lock, without which the image must not be written. The client `from` loses the lock if it has
+    /// it, and the cluster refuses that client's writes from then on; any other owner keeps it. This blocks.
     ///
     /// # Errors
     /// `Locked`: another client has the lock. `Refused`: the image has no exclusive lock.
-    pub fn acquire(&self, take_over: bool) -> Result<()> {
-        self.refuse_without_lock()?;
+    pub fn acquire(&self, from: Option<&LockOwner>) -> Result<()> {
+        if let Some(LockOwner(owner)) = from {
+            self.break_lock(owner)?;
+        }
         match self.owner()? {
-            Some(owner) if take_over => self.break_lock(&owner)?,
             // The library would wait for it.
-            Some(owner) if self.is_open_at(&owner)? => return Err(self.locked(Some(owner))),
+            Some(LockOwner(owner)) if self.is_open_at(&owner)? => {
+                return Err(self.locked(Some(LockOwner(owner))));
+            }
             // The library breaks the lock of an owner that is gone, and blocklists it.
             _ => {}
         }
@@ -244,9 +264,9 @@ impl Image {
         }
     }
 
-    fn locked(&self, owner: Option<CString>) -> Error {
+    fn locked(&self, owner: Option<LockOwner>) -> Error {
         let owner = owner
-            .map_or("another client".to_owned(), |owner| format!("the client {}", owner.to_string_lossy()));
+            .map_or("another client".to_owned(), |owner| format!("the client {}", owner.0.to_string_lossy()));
         let cause = format!(
             "{owner} has the exclusive lock of the image, and lives or was alive half a minute ago; stop it there; if its host is \
              dead or cut off, `unstun datastore take-over` takes the image"
@@ -304,8 +324,12 @@ impl Image {
         Err(Error::refused(&self.place, cause))
     }
 
-    /// Returns the owner of the exclusive lock.
-    fn owner(&self) -> Result<Option<CString>> {
+    /// Returns the owner of the exclusive lock. This blocks.
+    ///
+    /// # Errors
+    /// `Refused`: the image has no exclusive lock.
+    pub fn owner(&self) -> Result<Option<LockOwner>> {
+        self.refuse_without_lock()?;
         let (mut mode, mut owners, mut count) = (0, [null_mut::<c_char>(); OWNERS_MAX], OWNERS_MAX);
         let rbd = self.rbd();
         // SAFETY: the array has room for `count` owners.
@@ -317,7 +341,7 @@ impl Image {
         }
         checked(asked, &self.place, "asking for the owner of the lock")?;
         // SAFETY: the library has filled `count` texts, each of which ends with a zero byte.
-        let first = (count > 0).then(|| unsafe { CStr::from_ptr(owners[0]) }.to_owned());
+        let first = (count > 0).then(|| LockOwner(unsafe { CStr::from_ptr(owners[0]) }.to_owned()));
         // SAFETY: as the library has filled them.
         unsafe { (rbd.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(first)
@@ -371,7 +395,7 @@ impl Image {
         };
         if started < 0 {
             // The request was not begun, and is never completed.
-            // SAFETY: the argument is as it was made above, and nobody else has the completion.
+            // SAFETY: the argument is as it was made above, and no other reference to the completion exists.
             let done = unsafe {
                 (rbd.rbd_aio_release)(completion);
                 Box::from_raw(argument.cast::<Done>())
@@ -380,6 +404,10 @@ impl Image {
         }
     }
 }
+
+/// The client that has an exclusive lock, by its address. An address is never used again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockOwner(CString);
 
 /// What is called when a request is done.
 struct Done(Box<dyn FnOnce(i64) + Send>);

@@ -37,8 +37,9 @@ impl FromStr for RbdName {
             [pool, namespace, image] if !namespace.is_empty() => (pool, namespace, image),
             _ => return Err(expected()),
         };
-        let is_sound = |part: &str| !part.chars().any(|c| c.is_control() || c == '@');
-        if pool.is_empty() || image.is_empty() || !path.iter().all(|part| is_sound(part)) {
+        // A snapshot of an image (`@`) is read-only. A record has the whole name on one line.
+        let is_sound = !text.contains(char::is_control) && !path.iter().any(|part| part.contains('@'));
+        if pool.is_empty() || image.is_empty() || !is_sound {
             return Err(expected());
         }
         let mut name = RbdName {
@@ -86,9 +87,16 @@ mod tests {
         }
         let name: RbdName = "rbd:vms/team/store:id=u".parse().unwrap();
         assert_eq!((name.spec().as_str(), name.user.as_deref()), ("vms/team/store", Some("u")));
-        for text in
-            ["vms/store", "rbd:store", "rbd:/store", "rbd:vms/", "rbd:a/b/c/d", "rbd:a/b:x=1", "rbd:a/b@s"]
-        {
+        for text in [
+            "vms/store",
+            "rbd:store",
+            "rbd:/store",
+            "rbd:vms/",
+            "rbd:a/b/c/d",
+            "rbd:a/b:x=1",
+            "rbd:a/b@s",
+            "rbd:a/b:id=u\nx",
+        ] {
             assert!(text.parse::<RbdName>().unwrap_err().contains("expected rbd:POOL/IMAGE"), "{text}");
         }
     }

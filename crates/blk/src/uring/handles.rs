@@ -28,7 +28,7 @@ pub(super) struct Entry {
 impl Entry {
     /// Returns whether this is a file, a folder or a lock.
     fn is_file(&self) -> bool {
-        matches!(self.kind, Kind::File(_) | Kind::Plain | Kind::ServerLock)
+        matches!(self.kind, Kind::File(_) | Kind::Image(_) | Kind::Plain | Kind::ServerLock)
     }
 }
 

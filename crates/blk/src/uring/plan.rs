@@ -166,7 +166,7 @@ fn plan_image(op: Op, image: Arc<Image>) -> Plan {
         Op::Zero { offset, len, .. } => request(image, offset, len, Transfer::Zero),
         Op::GiveBack { offset, len, .. } => request(image, offset, len, Transfer::Discard),
         Op::SetLen { len, .. } => Plan::Blocking(Box::new(move || Outcome::Unit(image.resize(len)))),
-        // The library asks the cluster for no size: it is told of changes.
+        // The cluster notifies the library of a new size, so this needs no request.
         Op::Size { .. } | Op::Allocated { .. } => Plan::Done(Outcome::Count(image.size_bytes())),
         Op::Modified { .. } => Plan::Done(Outcome::Count(Ok(0))),
         // Nothing can be reserved in a pool, so what is inside of the image counts as reserved.

@@ -43,25 +43,21 @@ impl EventWaker {
     pub(super) fn acknowledge(&self) {
         self.signalled.store(false, Ordering::SeqCst);
     }
-}
 
-impl EventWaker {
-    /// Wakes the core, also from its own thread: what it finds then was not there when it looked last.
+    /// Wakes the core, also from its own thread: for what the core has not looked for since it came.
     pub(super) fn rouse(&self) {
         if self.signalled.swap(true, Ordering::SeqCst) {
             return;
         }
-        // See `wake`.
+        // This cannot fail: the counter is read long before it reaches 2^64 - 1, and `self` keeps the descriptor open.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
 impl Waker for EventWaker {
     fn wake(&self) {
-        if here() == self.owner || self.signalled.swap(true, Ordering::SeqCst) {
-            return;
+        if here() != self.owner {
+            self.rouse();
         }
-        // This cannot fail: the counter is read long before it reaches 2^64 - 1, and `self` keeps the descriptor open.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }

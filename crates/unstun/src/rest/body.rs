@@ -128,6 +128,9 @@ impl Request for VmImport {
 impl Request for DatastoreAdd {
     fn check(&self) -> std::result::Result<(), String> {
         match image_at(&self.path) {
+            Some(_) if self.path.as_os_str().len() >= PATH_BYTES_MAX => {
+                Err(format!("path: expected less than {PATH_BYTES_MAX} bytes"))
+            }
             Some(image) => image.map(drop).map_err(|e| e.message),
             None => check_path(&self.path),
         }

@@ -214,7 +214,10 @@ fn what_is_wrong_with_an_image_is_said() {
     let none = format!("rbd:vms/x:conf={}/none.conf", cluster.path().display());
     for (line, expected, says) in [
         ("datastore create rbd:vms".to_owned(), 2, "expected rbd:POOL/IMAGE"),
-        (format!("datastore create {}", cluster.image("none")), 4, "opening the image"),
+        (format!("datastore create {}", cluster.image("none")), 4, "--size SIZE"),
+        // Nothing is made that the next line finds.
+        (format!("datastore create {} --size 64M", cluster.image("none")), 3, "a store needs at least"),
+        (format!("datastore add {}", cluster.image("none")), 4, "opening the image"),
         (format!("datastore create rbd:none/x:conf={}", cluster.config()), 4, "opening the pool"),
         (format!("datastore create {none}"), 4, "reading the configuration of Ceph"),
         (format!("datastore create {}", cluster.image("small")), 3, "a store needs at least"),

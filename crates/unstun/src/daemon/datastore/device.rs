@@ -53,7 +53,7 @@ impl Claimed {
         }
     }
 
-    /// Returns whether nobody else can write the device, on any host.
+    /// Returns whether no other client, on any host, can write the device.
     pub(crate) fn is_exclusive(&self) -> bool {
         matches!(self.held, Held::Image(_))
     }
@@ -113,10 +113,13 @@ pub(crate) async fn claim_to_read(env: &Env, named: &Path) -> Result<Claimed> {
 async fn claim_image(env: &Env, named: &Path, image: RbdName, take_over: TakeOver) -> Result<Claimed> {
     let image = Arc::new(env.blocking(move || Image::open(&image)).await?);
     let file = File::of_image(env, image.clone())?;
+    let asked = image.clone();
+    // Before the lease is read: who acquires the lock after that is not the daemon that the lease names, and keeps it.
+    let owner = env.blocking(move || asked.owner()).await?;
     // A daemon of this host that was killed still counts as a client of the cluster for half a minute.
     let ended = take_over == TakeOver::FromAnyOwner || lease::holder_has_ended(env, &file).await?;
-    let locked = image.clone();
-    env.blocking(move || locked.acquire(ended)).await?;
+    let (locked, from) = (image.clone(), owner.filter(|_| ended));
+    env.blocking(move || locked.acquire(from.as_ref())).await?;
     let size_bytes = file.size().await?;
     Ok(Claimed { path: named.to_path_buf(), file, size_bytes, env: env.clone(), held: Held::Image(image) })
 }
@@ -164,7 +167,11 @@ fn hold_device(path: &Path, writes: bool) -> Result<Option<std::fs::File>> {
 /// that is not empty, unless `force`. With a size the image is made first.
 pub(crate) fn create(path: &Path, size_bytes: Option<u64>, force: bool) -> Result<api::DatastoreCreated> {
     match (image_at(path), size_bytes) {
-        (Some(image), Some(bytes)) => Image::create(&image?, bytes)?,
+        (Some(image), Some(bytes)) => {
+            // Before the image exists.
+            refuse_small(path, bytes)?;
+            Image::create(&image?, bytes)?;
+        }
         (None, Some(_)) => {
             let cause = "--size makes an image of RBD; a device or a file has the size that it has";
             return Err(Error::invalid(format!("{}: {cause}", path.display())));
@@ -178,13 +185,20 @@ pub(crate) fn create(path: &Path, size_bytes: Option<u64>, force: bool) -> Resul
     made.ok_or_else(|| Error::failed("the reactor stopped"))?
 }
 
+fn refuse_small(path: &Path, size_bytes: u64) -> Result<()> {
+    let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
+    match size_bytes < DEVICE_BYTES_MIN {
+        true => {
+            Err(Error::refused(format!("{} has {found}; a store needs at least {expected}", path.display())))
+        }
+        false => Ok(()),
+    }
+}
+
 async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreated> {
     let claimed = claim(env, path, TakeOver::FromNobody).await?;
     let (shown, size_bytes) = (path.display(), claimed.size_bytes);
-    if size_bytes < DEVICE_BYTES_MIN {
-        let (found, expected) = (format_bytes(size_bytes), format_bytes(DEVICE_BYTES_MIN));
-        return Err(Error::refused(format!("{shown} has {found}; a store needs at least {expected}")));
-    }
+    refuse_small(path, size_bytes)?;
     let found = look(&claimed).await?;
     if let (Some(found), false) = (&found, force) {
         let remedy = "if its content is no longer needed, --force overwrites it";
