@@ -23,12 +23,28 @@ pub struct SnapshotTake {
     /// Whether the guest's memory of the same instant is saved too.
     #[serde(default)]
     pub memory: bool,
+    /// Format of the new deltas of a VM of files.
+    #[serde(default)]
+    pub delta: DeltaFormat,
+}
+
+words! {
+    /// Format of new deltas. The command line shows the variants' comments as its help.
+    #[derive(Default, clap::ValueEnum)]
+    pub enum DeltaFormat {
+        /// VMFSsparse; SEsparse for disks above 2,032 GiB, and on SEsparse deltas that unstun made
+        #[default]
+        Fitting = "fitting",
+        /// SEsparse, VMware's only delta on VMFS6
+        Sesparse = "sesparse",
+    }
 }
 
 impl SnapshotTake {
     /// A take without a description, of the disks alone.
     pub fn named(name: SnapshotName) -> SnapshotTake {
-        SnapshotTake { name, message: String::new(), quiesce: Quiesce::No, memory: false }
+        let delta = DeltaFormat::Fitting;
+        SnapshotTake { name, message: String::new(), quiesce: Quiesce::No, memory: false, delta }
     }
 
     pub fn check(&self) -> Result<(), String> {

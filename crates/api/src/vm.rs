@@ -44,6 +44,9 @@ pub struct VmImport {
     /// Whether to accept links whose parentCID is not their parent's CID.
     #[serde(default)]
     pub ignore_content_ids: bool,
+    /// Whether SEsparse deltas of other programs are written too; only with `in_place`.
+    #[serde(default)]
+    pub write_sesparse: bool,
     /// `native` makes disks over the folder's images, as `DiskCreate.from` does; its snapshots stay behind.
     #[serde(default = "redo")]
     pub store: Store,

@@ -274,6 +274,16 @@ pub enum Opening {
     Free,
 }
 
+/// Format of a new delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeltaFormat {
+    /// The one that fits the disk's size and the delta's parent.
+    #[default]
+    Fitting,
+    /// VMware's SEsparse.
+    SeSparse,
+}
+
 /// A VM's home.
 pub trait Manifest {
     /// Completes an interrupted `publish`, removes debris of an interrupted take (layers with our mark to which no
@@ -330,7 +340,16 @@ pub trait Manifest {
     fn grow<'a>(&'a self, name: &'a str, size_bytes: u64) -> Local<'a, Result<()>>;
 
     /// Creates an empty, durable, writable child of `parent`. It is unreferenced until `publish`.
-    fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>>;
+    fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>> {
+        self.create_child_in(parent, DeltaFormat::Fitting)
+    }
+
+    /// Does the same, in a format.
+    fn create_child_in<'a>(
+        &'a self,
+        parent: &'a str,
+        format: DeltaFormat,
+    ) -> Local<'a, Result<Rc<dyn Layer>>>;
 
     /// Reserves `bytes` of the datastore for operations that free space; 0 releases the reserve to them. `NoSpace`
     /// changes nothing.

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use blk::{Env, Result};
 use engine::Vm;
 use vmdk::check::{Severity, Target};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 const FOLDER: &str = "web";
 /// Folder of the VM.

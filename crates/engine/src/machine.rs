@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blk::file::FileCounters;
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DeltaFormat, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::volume::Volume;
 use blk::{Env, Local, Result};
 
@@ -118,8 +118,13 @@ pub trait Machine {
     /// Takes a snapshot of all persistent disks. Resolves when it is sealed.
     fn take<'a>(self: Rc<Self>, name: &'a str, description: &'a str) -> Local<'a, Result<SnapshotState>>;
 
-    /// Does the same with the id, the name, the description and the time of `label`, which `tree::new_snapshot` made.
-    fn take_as(self: Rc<Self>, label: &SnapshotState) -> Local<'_, Result<SnapshotState>>;
+    /// Does the same with the id, the name, the description and the time of `label`, which `tree::new_snapshot` made, and
+    /// with new deltas in `format`. `Unsupported` for another one than the fitting one where there are no deltas.
+    fn take_as(
+        self: Rc<Self>,
+        label: &SnapshotState,
+        format: DeltaFormat,
+    ) -> Local<'_, Result<SnapshotState>>;
 
     /// Takes a snapshot under the id, the names and the time of `original`, another VM's snapshot. A move copies
     /// snapshots with it.
@@ -345,7 +350,7 @@ macro_rules! implement_machine {
             borrowing_operations! { boxed! $vm }
             boxed! { $vm, 'a:
                 take(name: &'a str, description: &'a str) -> SnapshotState;
-                take_as(label: &'a SnapshotState) -> SnapshotState;
+                take_as(label: &'a SnapshotState, format: DeltaFormat) -> SnapshotState;
                 take_copy(original: &'a SnapshotState) -> SnapshotState;
                 commit(what: &'a CommitWhat) -> Rc<Job>;
                 revert(wanted: Option<&'a str>, take_first: Option<&'a str>, keep: bool) -> SnapshotState;

@@ -119,7 +119,7 @@ impl Memory {
 
     /// Lets this core's thread keep its part of the caches that `cores` share: tables and free buffers.
     pub(crate) fn share_caches(self, cores: usize) {
-        vmdk::vmfssparse::keep_tables(vmdk::vmfssparse::TABLES_CACHED_MAX / cores);
+        vmdk::delta::keep_tables(vmdk::delta::TABLES_CACHED_MAX / cores);
         blk::buf::keep_free(blk::buf::POOL_BYTES_MAX / cores);
     }
 

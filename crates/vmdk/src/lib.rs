@@ -7,6 +7,7 @@
 
 pub mod check;
 pub mod cowd;
+pub mod delta;
 pub mod descriptor;
 mod file_range;
 mod flat;
@@ -29,6 +30,5 @@ pub mod stream;
 #[cfg(test)]
 mod testing;
 mod text;
-pub mod vmfssparse;
 mod vmsd;
 pub mod vmx;

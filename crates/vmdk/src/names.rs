@@ -2,17 +2,18 @@
 
 use blk::{Error, Result};
 
+use crate::descriptor::ExtentKind;
 use crate::text::{check_name, shown};
 
 /// Deltas are numbered with six digits.
 pub(crate) const DELTA_NUMBER_MAX: u32 = 999_999;
 
-/// The two files of a VMFSsparse link.
+/// The two files of a delta.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeltaNames {
     /// Such as `NAME-000001.vmdk`.
     pub descriptor: String,
-    /// Such as `NAME-000001-delta.vmdk`.
+    /// Such as `NAME-000001-delta.vmdk` or `NAME-000001-sesparse.vmdk`.
     pub extent: String,
 }
 
@@ -53,13 +54,18 @@ fn is_delta_number(digits: &str) -> bool {
 
 /// Returns the names with the first free number for a new delta of the disk of `leaf`. Numbers have no order, and are
 /// reused once free. `taken` returns whether a file of that name exists; a number is free if neither of its files does.
-pub(crate) fn next_delta_names(leaf: &str, taken: impl Fn(&str) -> bool) -> Result<DeltaNames> {
+pub(crate) fn next_delta_names(
+    leaf: &str,
+    kind: ExtentKind,
+    taken: impl Fn(&str) -> bool,
+) -> Result<DeltaNames> {
     let stem = disk_stem(leaf);
     for number in 1..=DELTA_NUMBER_MAX {
         let descriptor = format!("{stem}-{number:06}.vmdk");
-        let extent = format!("{stem}-{number:06}-delta.vmdk");
-        let other_extent = format!("{stem}-{number:06}-sesparse.vmdk");
-        if !taken(&descriptor) && !taken(&extent) && !taken(&other_extent) {
+        let extents = ["delta", "sesparse"].map(|end| format!("{stem}-{number:06}-{end}.vmdk"));
+        if !taken(&descriptor) && !extents.iter().any(|extent| taken(extent)) {
+            let [delta, sesparse] = extents;
+            let extent = if kind == ExtentKind::SeSparse { sesparse } else { delta };
             return Ok(DeltaNames { descriptor, extent });
         }
     }
@@ -100,10 +106,14 @@ mod tests {
     #[test]
     fn the_first_number_with_neither_file_is_taken() {
         let present = ["web-000001.vmdk", "web-000002-delta.vmdk", "web-000004-sesparse.vmdk"];
-        let next = |leaf| next_delta_names(leaf, |name| present.contains(&name)).unwrap().descriptor;
+        let next = |leaf| {
+            next_delta_names(leaf, ExtentKind::VmfsSparse, |name| present.contains(&name)).unwrap().descriptor
+        };
         assert_eq!(next("web.vmdk"), "web-000003.vmdk");
         assert_eq!(next("web-000001.vmdk"), "web-000003.vmdk");
         assert_eq!(next("db.vmdk"), "db-000001.vmdk");
-        assert!(next_delta_names("web.vmdk", |_| true).is_err());
+        let names = next_delta_names("web.vmdk", ExtentKind::SeSparse, |_| false).unwrap();
+        assert_eq!(names.extent, "web-000001-sesparse.vmdk");
+        assert!(next_delta_names("web.vmdk", ExtentKind::VmfsSparse, |_| true).is_err());
     }
 }

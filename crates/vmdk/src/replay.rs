@@ -82,7 +82,7 @@ pub fn vmfssparse(file: &[u8]) -> Result<Delta> {
         let entries = decode_entries(slice(file, sector, TABLE_BYTES));
         let grains = bounds.check(region, &entries)?;
         let runs = table_runs(&entries, 0..entries.len(), header.grain_sectors());
-        let runs: Vec<TableRun> = runs.filter(|run| run.sector != 0).collect();
+        let runs: Vec<TableRun> = runs.filter(|run| run.position != 0).collect();
         assert_eq!(runs.iter().map(|run| run.entries).sum::<usize>(), grains);
         for run in &runs {
             assert_inside(&bounds, region, run);
@@ -101,11 +101,14 @@ fn slice(file: &[u8], sector: u32, bytes: usize) -> &[u8] {
 
 /// Asserts that a read of the run stays within the file, the disk, and the sectors for data.
 fn assert_inside(bounds: &TableBounds<'_>, region: u32, run: &TableRun) {
-    let end = u64::from(run.sector) + run.entries as u64 * u64::from(bounds.header.grain_sectors());
-    assert!(run.sector >= bounds.header.first_data_sector() && end * SECTOR <= bounds.file_bytes, "{run:?}");
+    let end = u64::from(run.position) + run.entries as u64 * u64::from(bounds.header.grain_sectors());
+    assert!(
+        run.position >= bounds.header.first_data_sector() && end * SECTOR <= bounds.file_bytes,
+        "{run:?}"
+    );
     assert!(run.entry + run.entries <= bounds.header.grains_in(region), "{run:?}");
     for (other, table) in bounds.directory.tables() {
-        let apart = end <= u64::from(table) || u64::from(table + TABLE_SECTORS) <= u64::from(run.sector);
+        let apart = end <= u64::from(table) || u64::from(table + TABLE_SECTORS) <= u64::from(run.position);
         assert!(apart, "{run:?} overlaps the table of region {other}");
     }
 }

@@ -3,8 +3,10 @@
 use std::ops::Deref;
 use std::rc::Rc;
 
+use blk::manifest::DeltaFormat;
 use blk::{ErrorKind, SECTOR};
 use engine::job::COMMIT;
+use engine::tree::new_snapshot;
 use engine::{CommitWhat, Job, JobState, Vm};
 use sim::Rng;
 
@@ -70,11 +72,18 @@ impl Control {
     async fn take(&mut self, looks: bool) -> Result<(), String> {
         let (name, began) = self.begin_take();
         print(|| format!("take {name} begins"));
-        let result = self.vm.take(&name, "").await;
+        let sesparse = self.plan.takes_sesparse && self.rng.below(3) == 0;
+        let format = if sesparse { DeltaFormat::SeSparse } else { DeltaFormat::Fitting };
+        let result = self.vm.take_as(&new_snapshot(&self.vm.env, &name, ""), format).await;
         print(|| format!("take {name} ends {:?}", result.as_ref().map(|s| s.disks.clone())));
         self.model.borrow_mut().doing.remove(TAKING);
         match result {
-            Ok(_) => self.model.borrow_mut().seal(&name, began, None),
+            Ok(_) => {
+                if sesparse {
+                    self.world.mark("took SEsparse deltas");
+                }
+                self.model.borrow_mut().seal(&name, began, None);
+            }
             Err(e) if e.is_no_space() => {
                 self.model.borrow_mut().snapshots.retain(|k| k.name != name);
                 return Ok(());
@@ -155,6 +164,9 @@ impl Control {
             self.world.mark("a commit evicted what the bin kept");
         }
         self.see_bin()?;
+        if preview.layers > 0 && self.has_sesparse_on_sesparse() {
+            self.world.mark("committed in a chain with an SEsparse delta on another");
+        }
         if preview.layers > 0 && self.has_large_grains_below() {
             self.world.mark("committed in a chain with grains larger than a sector below its top");
         }
@@ -164,6 +176,16 @@ impl Control {
     }
 
     /// Returns whether a delta that a commit may write into has a grain larger than a sector.
+    /// Returns whether two neighbouring deltas of a disk are SEsparse.
+    fn has_sesparse_on_sesparse(&self) -> bool {
+        self.vm.disks().iter().any(|disk| {
+            let chain = disk.chain();
+            let files =
+                chain.links.iter().map(|link| link.layer.files()[0].name().ends_with("-sesparse.vmdk"));
+            files.collect::<Vec<bool>>().windows(2).any(|pair| pair[0] && pair[1])
+        })
+    }
+
     fn has_large_grains_below(&self) -> bool {
         self.vm.disks().iter().any(|disk| {
             let chain = disk.chain();

@@ -10,6 +10,9 @@ use crate::flush_faults::FAULT_TASK;
 use crate::requests::Mix;
 use crate::run::{BootPhase, rng_of};
 
+/// Distinguishes the draw of SEsparse from those of the seed itself.
+const SESPARSE: u64 = 0x5e5a_0001;
+
 /// Seeds with this bit exercise the tree: small disks, few writes, and many clones, branches and binned states.
 pub(super) const TREE_SEEDS: u64 = 1 << 32;
 
@@ -45,6 +48,8 @@ pub(super) struct Plan {
     pub clones: Ratio,
     /// Most clones at the same time: every boot reads each of them whole.
     pub clones_max: usize,
+    /// Some takes make SEsparse deltas, and so do later ones on them.
+    pub takes_sesparse: bool,
     pub limited_space: bool,
     /// A flush fails in some of the boots.
     pub failing_flushes: bool,
@@ -93,6 +98,7 @@ impl Plan {
             world,
             engine,
             growth_bytes: rng.between(1, 4) * (64 << 10),
+            takes_sesparse: Rng::new(seed ^ SESPARSE).below(3) == 0,
             // Half of the seeds have the grain that this product writes; the others have grains that imported deltas
             // may have.
             grain_bits: [0, 0, 0, 3, 7, 11][rng.below(6) as usize],

@@ -18,8 +18,8 @@ use engine::relocate::Relocation;
 use engine::{Job, Machine, Options, Vm};
 use sim::oracle::DiskModel;
 use sim::{Action, Cut, Device, Fault, Rng, SimWorld};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 const DISK_BYTES: u64 = 128 << 10;
 const DISKS: usize = 2;

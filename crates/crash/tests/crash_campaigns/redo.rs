@@ -13,7 +13,7 @@ const TREE_SHARE: u64 = 10;
 const DEFECT_SEEDS_MAX: u64 = 3000;
 
 /// Labels of what must happen at least once, or the campaign has not tested it.
-const MUST_HAPPEN: [&str; 26] = [
+const MUST_HAPPEN: [&str; 28] = [
     "cut",
     "cut in recovery",
     "cut in a take",
@@ -40,6 +40,8 @@ const MUST_HAPPEN: [&str; 26] = [
     "cut in a restore",
     "a commit evicted what the bin kept",
     "emptied the bin",
+    "took SEsparse deltas",
+    "committed in a chain with an SEsparse delta on another",
 ];
 
 /// The same for runs that are about the tree.

@@ -8,8 +8,8 @@ use blk::volume::Volume;
 use blk::{Buf, Env, SECTOR};
 use engine::{CommitWhat, Disk, JobState, Options, Vm};
 use sim::SimWorld;
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 const SEED: u64 = 40;
 const DISKS: usize = 12;

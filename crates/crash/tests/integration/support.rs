@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use blk::Env;
 use engine::{Options, Vm};
+pub(crate) use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-pub(crate) use vmdk::vmfssparse::Growth;
 
 /// Returns the growth of deltas in steps of so many bytes.
 pub(crate) const fn growth(step_bytes: u64) -> Growth {

@@ -144,14 +144,14 @@ impl Vm {
         Err(Error::refused(&self.name, cause))
     }
 
-    /// Refuses folds of layers in formats that are read-only, SEsparse for one.
+    /// Refuses folds of layers that are only read, such as SEsparse deltas of ESXi.
     async fn refuse_unwritable(&self, plan: &CommitPlan) -> Result<()> {
         for fold in &plan.folds {
             let chain = self.open_chain(&fold.layer, Opening::Free).await?;
             let concerned = &chain[chain.len().saturating_sub(2)..];
             if let Some(layer) = concerned.iter().find(|layer| !layer.shape().writable) {
-                let cause = format!("{} is in a format that unstun reads but does not write", layer.name());
-                let remedy = "revert, discard and clone work; to remove the delta, convert the disk";
+                let cause = format!("{} can be read and not written", layer.name());
+                let remedy = "revert, discard and clone work; to remove the delta, export the disk or move the VM to a native store";
                 return Err(Error::unsupported(
                     &self.name,
                     format!("{cause}, so nothing is folded; {remedy}"),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use blk::layer::Layer;
-use blk::manifest::{Change, DiskMode, DiskState, NewDisk, Opening, VmState};
+use blk::manifest::{Change, DeltaFormat, DiskMode, DiskState, NewDisk, Opening, VmState};
 use blk::{Error, Result};
 
 use super::disk::Disk;
@@ -221,7 +221,7 @@ impl Vm {
 
     /// Gives a nonpersistent disk the child that takes its writes. Nothing refers to the child before the next publish.
     async fn put_on_redo(&self, disk: &mut DiskState) -> Result<()> {
-        let child = self.create_layer(&disk.top).await?;
+        let child = self.create_layer(&disk.top, DeltaFormat::Fitting).await?;
         disk.reset_to = Some(std::mem::replace(&mut disk.top, child.name().to_string()));
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::disk::Disk;
 use super::link::Link;
 use super::map::Piece;
 use super::pace::Pace;
-use super::space::{SpaceHold, set_aside};
+use super::space::{SpaceHold, reserve_bytes, set_aside};
 use super::vm::Vm;
 use crate::job::Job;
 use crate::options::Defect;
@@ -153,7 +153,7 @@ impl Fold {
         };
         let moved = moved.await;
         // If the space is gone meanwhile, the next try finds no reserve and waits.
-        set_aside(&*self.manifest, self.disk.options.reserve_bytes).await;
+        set_aside(&*self.manifest, reserve_bytes(&self.disk.options, &self.pace.disks)).await;
         drop(hold);
         match moved {
             Ok(_) => Ok(true),

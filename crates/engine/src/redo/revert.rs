@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use blk::manifest::{Change, LayerName, Opening, SnapshotState, VmState};
+use blk::manifest::{Change, DeltaFormat, LayerName, Opening, SnapshotState, VmState};
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
@@ -226,7 +226,7 @@ impl Vm {
             NewTop::Existing(layer) => (self.open_chain(layer, Opening::Change).await?, None),
             NewTop::ChildOf(parent) => {
                 let mut layers = self.open_chain(parent, Opening::Change).await?;
-                let child = self.create_layer(parent).await?;
+                let child = self.create_layer(parent, DeltaFormat::Fitting).await?;
                 let name = child.name().to_string();
                 layers.push(child);
                 (layers, Some(name))

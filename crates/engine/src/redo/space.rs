@@ -8,6 +8,7 @@ use blk::manifest::Manifest;
 use blk::sync::{Admitted, RangeGuard};
 
 use super::disk::Disk;
+use crate::options::Options;
 
 /// Step by which the reserve is reduced when all of it cannot be had.
 const RESERVE_STEP_BYTES: u64 = 256 << 10;
@@ -28,6 +29,24 @@ impl SpaceHold {
             }
         }
         hold
+    }
+}
+
+/// The region of VMFSsparse, for which `Options::reserve_bytes` is; and that of SEsparse, the largest that unstun makes.
+const REGION_BYTES: u64 = 2 << 20;
+const REGION_BYTES_MAX: u64 = 16 << 20;
+
+/// Returns the space to set aside for a VM with these disks: a commit moves a region of its largest kind at once.
+pub(crate) fn reserve_bytes(options: &Options, disks: &[Rc<Disk>]) -> u64 {
+    let chains = disks.iter().map(|disk| disk.chain());
+    let regions = chains.flat_map(|chain| {
+        let deltas = chain.links.iter().map(|link| link.layer.shape()).filter(|shape| !shape.flat);
+        deltas.map(|shape| shape.region_bytes).collect::<Vec<u64>>()
+    });
+    let region = regions.max().unwrap_or(REGION_BYTES).clamp(REGION_BYTES, REGION_BYTES_MAX);
+    match options.reserve_bytes {
+        0 => 0,
+        bytes => bytes + 2 * (region - REGION_BYTES),
     }
 }
 

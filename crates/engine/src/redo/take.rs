@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use blk::manifest::{
-    CHAIN_LAYERS_MAX, Change, LayerName, Opening, SNAPSHOT_UID_MAX, SnapshotState, next_number,
+    CHAIN_LAYERS_MAX, Change, DeltaFormat, LayerName, Opening, SNAPSHOT_UID_MAX, SnapshotState, next_number,
 };
 use blk::{Error, Result};
 use futures_util::future::join_all;
 
 use super::disk::Disk;
 use super::link::Link;
+use super::space::reserve_bytes;
 use super::vm::{Vm, nothing_changed};
 use crate::event::{DiskTimes, Event, EventKind};
 use crate::operations::Rename;
@@ -31,27 +32,37 @@ impl Vm {
     /// between two polls; then, outside of any gate, the writes under way in the parents complete and the parents are
     /// flushed.
     pub async fn take(self: &Rc<Self>, name: &str, description: &str) -> Result<SnapshotState> {
-        self.take_with(tree::new_snapshot(&self.env, name, description), false).await
+        self.take_with(tree::new_snapshot(&self.env, name, description), false, DeltaFormat::Fitting).await
     }
 
-    /// Does the same with the id, the name, the description and the time of `label`.
-    pub async fn take_as(self: &Rc<Self>, label: &SnapshotState) -> Result<SnapshotState> {
-        self.take_with(label.clone(), false).await
+    /// Does the same with the id, the name, the description and the time of `label`, and with new deltas in `format`.
+    pub async fn take_as(
+        self: &Rc<Self>,
+        label: &SnapshotState,
+        format: DeltaFormat,
+    ) -> Result<SnapshotState> {
+        self.take_with(label.clone(), false, format).await
     }
 
     /// Takes a snapshot under the id, the names and the time of another VM's snapshot.
     pub async fn take_copy(self: &Rc<Self>, original: &SnapshotState) -> Result<SnapshotState> {
-        self.take_with(original.clone(), true).await
+        self.take_with(original.clone(), true, DeltaFormat::Fitting).await
     }
 
-    async fn take_with(self: &Rc<Self>, label: SnapshotState, copied: bool) -> Result<SnapshotState> {
+    async fn take_with(
+        self: &Rc<Self>,
+        label: SnapshotState,
+        copied: bool,
+        format: DeltaFormat,
+    ) -> Result<SnapshotState> {
         let began_ns = self.env.now_ns();
         let turn = self.operations.lock().await;
         self.refuse_when_closed()?;
         let snapshot = self.plan_take(label, copied)?;
         let disks = self.snapshotted();
         self.manifest.admit(Opening::Change, disks.len())?;
-        let children = self.create_children(&disks).await?;
+        let reserve_before = reserve_bytes(&self.options, &disks);
+        let children = self.create_children(&disks, format).await?;
         let early = self.options.defects.has(Defect::SwapBeforePublish);
         let mut stun_us = if early { self.swap(&children) } else { 0 };
         if let Err(e) = self.publish_take(&snapshot, &children).await {
@@ -67,6 +78,11 @@ impl Vm {
             stun_us = self.swap(&children);
         }
         let total_us = (self.env.now_ns() - began_ns) / 1000;
+        let reserve_after = reserve_bytes(&self.options, &disks);
+        if reserve_after != reserve_before {
+            // A full datastore keeps the former reserve.
+            let _ = self.manifest.reserve(reserve_after).await;
+        }
         let sealed = join_all(children.iter().map(|c| self.seal(c))).await;
         drop(turn);
         let sealed =
@@ -127,8 +143,8 @@ impl Vm {
         })
     }
 
-    async fn create_children(&self, disks: &[Rc<Disk>]) -> Result<Vec<Child>> {
-        let created = join_all(disks.iter().map(|disk| self.create_child(disk))).await;
+    async fn create_children(&self, disks: &[Rc<Disk>], format: DeltaFormat) -> Result<Vec<Child>> {
+        let created = join_all(disks.iter().map(|disk| self.create_child(disk, format))).await;
         if let Some(e) = created.iter().find_map(|c| c.as_ref().err().cloned()) {
             for child in created.into_iter().flatten() {
                 self.drop_child(child).await;
@@ -138,10 +154,10 @@ impl Vm {
         Ok(created.into_iter().flatten().collect())
     }
 
-    async fn create_child(&self, disk: &Rc<Disk>) -> Result<Child> {
+    async fn create_child(&self, disk: &Rc<Disk>, format: DeltaFormat) -> Result<Child> {
         let began_ns = self.env.now_ns();
         let parent = disk.chain().top().clone();
-        let layer = self.create_layer(parent.layer.name()).await?;
+        let layer = self.create_layer(parent.layer.name(), format).await?;
         let slot = disk.slots.borrow_mut().reserve(layer.files().len(), layer.name())?;
         let link = Link::new(layer, slot, self.options.defects);
         Ok(Child { disk: disk.clone(), parent, link, create_us: (self.env.now_ns() - began_ns) / 1000 })

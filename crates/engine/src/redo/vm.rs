@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
 use blk::layer::Layer;
-use blk::manifest::{Change, DiskMode, LayerName, Manifest, Opening, VmState};
+use blk::manifest::{Change, DeltaFormat, DiskMode, LayerName, Manifest, Opening, VmState};
 use blk::sync::{Admission, TaskMutex};
 use blk::{Env, Error, ErrorKind, File, Result};
 
 use super::disk::Disk;
 use super::layer_graph::LayerGraph;
-use super::space::{SpaceHold, set_aside};
+use super::space::{SpaceHold, reserve_bytes, set_aside};
 use crate::activity::Activity;
 use crate::event::{EventKind, WRITES_LOST};
 use crate::freed_space::with_freed_space;
@@ -81,7 +81,7 @@ impl Vm {
         vm.find_frozen_tops().await?;
         vm.add_missing_redo().await?;
         // On a datastore that is full already there is nothing to set aside.
-        let _ = vm.manifest.reserve(options.reserve_bytes).await;
+        let _ = vm.manifest.reserve(reserve_bytes(&options, &vm.disks())).await;
         vm.resume_folds();
         Ok(vm)
     }
@@ -143,9 +143,9 @@ impl Vm {
     }
 
     /// Creates an empty child of `parent`, to which nothing refers yet.
-    pub(crate) async fn create_layer(&self, parent: &str) -> Result<Rc<dyn Layer>> {
+    pub(crate) async fn create_layer(&self, parent: &str, format: DeltaFormat) -> Result<Rc<dyn Layer>> {
         let _creation = self.creations.enter();
-        let layer = self.manifest.create_child(parent).await?;
+        let layer = self.manifest.create_child_in(parent, format).await?;
         self.opened(&layer);
         Ok(layer)
     }
@@ -190,6 +190,11 @@ impl Vm {
 
     pub(crate) fn disk_over(self: &Rc<Self>, number: u32, layers: Vec<Rc<dyn Layer>>) -> Result<Rc<Disk>> {
         let name = format!("{}/disk{number}", self.name);
+        if let Some(top) = layers.last().filter(|top| !top.shape().writable) {
+            let cause = format!("its running layer {} can be read and not written", top.name());
+            let remedy = "import the VM without --in-place, so that writes go to a new delta";
+            return Err(Error::unsupported(name, format!("{cause}; {remedy}")));
+        }
         let disk = Disk::new(self.env.clone(), name, number, layers, false, self.options)?;
         self.watch_space(&disk);
         Ok(disk)
@@ -316,7 +321,7 @@ impl Vm {
         let _hold = SpaceHold::over(&self.disks()).await;
         self.manifest.reserve(0).await?;
         let result = with_freed_space(&self.env, work).await;
-        set_aside(&*self.manifest, self.options.reserve_bytes).await;
+        set_aside(&*self.manifest, reserve_bytes(&self.options, &self.disks())).await;
         result
     }
 

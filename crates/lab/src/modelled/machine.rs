@@ -10,8 +10,8 @@ use engine::native::{NativeVm, NewNativeVm, Store, StoreOptions};
 use engine::stats::LayerCounters;
 use engine::{Client, CommitWhat, Event, EventKind, Job, JobState, Machine, Options, RunningDisk, Vm};
 use sim::SimWorld;
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use super::native_store::new_store;
 use super::storage_counters;

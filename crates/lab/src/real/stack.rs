@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use api::client::Client;
-use api::{Store, Vm};
+use api::{DeltaFormat, Store, Vm};
 use blk::volume::Volume;
 use blk::{Errno, Error, Result};
 
@@ -22,8 +22,8 @@ use crate::vmware::spec::Spec;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stack {
-    /// Our daemon, with disks in this store.
-    Unstun(Store),
+    /// Our daemon, with disks in this store and new deltas in this format.
+    Unstun(Store, DeltaFormat),
     /// `true` is an overlay of 128 KiB clusters that allocates subclusters of 4 KiB; `false` is QEMU's default, 64 KiB
     /// clusters.
     Qemu {
@@ -54,7 +54,8 @@ pub struct Setup<'a> {
 impl Stack {
     pub fn name(&self) -> &'static str {
         match self {
-            Stack::Unstun(store) => store.as_str(),
+            Stack::Unstun(_, DeltaFormat::Sesparse) => "redo:sesparse",
+            Stack::Unstun(store, DeltaFormat::Fitting) => store.as_str(),
             Stack::Qemu { extended_l2: false } => "qemu",
             Stack::Qemu { extended_l2: true } => "qemu:extended_l2",
             Stack::Reflink => "reflink",
@@ -65,9 +66,10 @@ impl Stack {
     }
 
     /// Stacks that need only their name. Hooks also need their commands.
-    pub const NAMED: [Stack; 7] = [
-        Stack::Unstun(Store::Native),
-        Stack::Unstun(Store::Redo),
+    pub const NAMED: [Stack; 8] = [
+        Stack::Unstun(Store::Native, DeltaFormat::Fitting),
+        Stack::Unstun(Store::Redo, DeltaFormat::Fitting),
+        Stack::Unstun(Store::Redo, DeltaFormat::Sesparse),
         Stack::Vmware { mirror: false },
         Stack::Vmware { mirror: true },
         Stack::Qemu { extended_l2: false },
@@ -97,8 +99,11 @@ impl Stack {
     /// Starts the server of the disks and attaches to them. Server and connections end with the subject.
     pub fn open(&self, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Rc<dyn Subject>> {
         let (disks, operations) = match self {
-            Stack::Unstun(store) => {
-                attached(executor, Served::start(setup.program, setup.folder, *store, setup.disk_bytes)?)?
+            Stack::Unstun(store, delta) => {
+                let (mut served, uris) =
+                    Served::start(setup.program, setup.folder, *store, setup.disk_bytes)?;
+                served.delta = *delta;
+                attached(executor, (served, uris))?
             }
             Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, executor, setup)?,
             Stack::Reflink => open_reflink(executor, setup)?,

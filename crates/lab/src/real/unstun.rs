@@ -9,7 +9,8 @@ use api::client::{Client, runtime};
 use api::location::Datastore;
 use api::name::VmName;
 use api::{
-    CommitTarget, DiskCreate, DiskIo, Job, JobState, LayerIo, SnapshotTake, Store, Vm, VmCreate, WhenFull,
+    CommitTarget, DeltaFormat, DiskCreate, DiskIo, Job, JobState, LayerIo, SnapshotTake, Store, Vm, VmCreate,
+    WhenFull,
 };
 use blk::{Errno, Error, ErrorKind, Result};
 use export::nbd_client;
@@ -33,6 +34,8 @@ pub(super) struct Served {
     client: Client,
     runtime: Runtime,
     vm: VmName,
+    /// Format of the deltas of a take.
+    pub delta: DeltaFormat,
     /// Number of the last event that was read.
     last_event: u64,
     /// The daemon, if this run started it.
@@ -43,7 +46,7 @@ impl Served {
     /// Connects to a VM of a daemon that runs already, and returns its disks' URIs too.
     pub(super) fn connect(client: Client, vm: VmName) -> Result<(Served, Vec<String>)> {
         let runtime = runtime().map_err(of_api)?;
-        let served = Served { client, runtime, vm, last_event: 0, server: None };
+        let served = Served { client, runtime, vm, delta: DeltaFormat::Fitting, last_event: 0, server: None };
         let uris = served.show()?.disks.into_iter().map(|disk| disk.nbd_uri).collect();
         Ok((served, uris))
     }
@@ -71,7 +74,8 @@ impl Served {
         let request = VmCreate { name: vm.clone(), disks, store, when_full, datastore: None };
         let created = runtime.block_on(client.vm_create(&request)).map_err(of_api)?;
         let uris = created.disks.into_iter().map(|disk| disk.nbd_uri).collect();
-        Ok((Served { client, runtime, vm, last_event: 0, server: Some(server) }, uris))
+        let delta = DeltaFormat::Fitting;
+        Ok((Served { client, runtime, vm, delta, last_event: 0, server: Some(server) }, uris))
     }
 
     fn show(&self) -> Result<Vm> {
@@ -201,7 +205,7 @@ fn of_layer(io: &LayerIo) -> Counters {
 impl Operations for Served {
     fn take(&mut self, name: &str, _: &OperationState) -> Result<()> {
         let name = name.parse().map_err(|e: String| Error::invalid(name, e))?;
-        let request = SnapshotTake::named(name);
+        let request = SnapshotTake { delta: self.delta, ..SnapshotTake::named(name) };
         self.runtime.block_on(self.client.snapshot_take(&self.vm, &request)).map(drop).map_err(of_api)
     }
 

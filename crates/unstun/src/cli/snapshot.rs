@@ -2,9 +2,9 @@
 
 use std::str::FromStr;
 
-use api::Quiesce;
 use api::error::{Error, Result};
 use api::name::{self, SnapshotName, SnapshotRef, VmName};
+use api::{DeltaFormat, Quiesce};
 use clap::{Args, Subcommand};
 
 use super::bin::ConsentArgs;
@@ -34,6 +34,9 @@ pub enum SnapshotCommand {
         /// Save the guest's memory of the same instant too, through QEMU's monitor (`vm set VM --qmp`)
         #[arg(long, conflicts_with = "quiesce")]
         memory: bool,
+        /// Choose the format of the new deltas of a VM with `--store redo`
+        #[arg(long, value_enum, default_value_t = DeltaFormat::Fitting)]
+        delta: DeltaFormat,
     },
     /// Show what is saved of the guest's memory at a snapshot, or write it as QEMU's migration stream
     Memory {

@@ -125,6 +125,9 @@ pub struct ImportArgs {
     /// Accept links whose parentCID is not their parent's CID; the parent's data must be unchanged
     #[arg(long)]
     pub ignore_content_ids: bool,
+    /// Write to SEsparse deltas that ESXi made; no ESXi has verified what unstun writes there
+    #[arg(long, requires = "in_place")]
+    pub write_sesparse: bool,
     /// Choose what guest writes do while the datastore is full
     #[arg(long, value_enum, default_value_t = WhenFull::Wait)]
     pub when_full: WhenFull,

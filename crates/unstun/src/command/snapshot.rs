@@ -14,10 +14,10 @@ use crate::command::{commit, difference, loss, memory, tree, vm};
 
 pub(super) async fn run(command: &SnapshotCommand, client: &Client, output: Output) -> Result<()> {
     match command {
-        SnapshotCommand::Take { which, message, quiesce, memory } => {
+        SnapshotCommand::Take { which, message, quiesce, memory, delta } => {
             let (vm, name) = which.parse_both()?;
-            let (message, quiesce, memory) = (message.clone(), *quiesce, *memory);
-            let request = SnapshotTake { name, message, quiesce, memory };
+            let (message, quiesce, memory, delta) = (message.clone(), *quiesce, *memory, *delta);
+            let request = SnapshotTake { name, message, quiesce, memory, delta };
             request.check().map_err(Error::invalid)?;
             output.result(&client.snapshot_take(&vm, &request).await?, taken)
         }

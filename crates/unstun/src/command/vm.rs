@@ -99,6 +99,7 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
         in_place: args.in_place,
         allow_roots: args.allow_roots.iter().map(absolute).collect::<Result<_>>()?,
         ignore_content_ids: args.ignore_content_ids,
+        write_sesparse: args.write_sesparse,
         store: args.store,
         copy: !args.no_copy,
         when_full: args.when_full,

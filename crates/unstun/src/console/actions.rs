@@ -18,7 +18,7 @@ pub(super) async fn take(Path(vm): Path<String>, form: FormRequest) -> Response 
         let vm = parse_vm(&vm)?;
         let (name, message) = (form.sent.parsed("name")?, form.sent.text("message").to_owned());
         let (quiesce, memory) = (form.sent.quiesce()?, form.sent.is_ticked("memory"));
-        let request = SnapshotTake { name, message, quiesce, memory };
+        let request = SnapshotTake { message, quiesce, memory, ..SnapshotTake::named(name) };
         request.check().map_err(invalid)?;
         let label = SnapshotLabel::of_caller(&form.page.session().caller.who);
         let take = async move |d: Rc<Daemon>, vm, of| d.snapshot_take(&vm, of, label).await;

@@ -151,6 +151,7 @@ fn import_request(sent: &Sent) -> Result<VmImport> {
         in_place: sent.is_ticked("in_place"),
         allow_roots: roots.into_iter().map(absolute).collect::<Result<_>>()?,
         ignore_content_ids: sent.is_ticked("ignore_content_ids"),
+        write_sesparse: false,
         store: api::Store::Redo,
         copy: true,
         when_full: when_full(sent)?,

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 use api::{BinEmpty, BinRestore, DiskCreate, VmClone, VmCreate, VmImport, VmRemove, WhenFull};
+use blk::manifest::DeltaFormat;
 use blk::reactor::OpenMode;
 use blk::{Buf, Env, File};
 use engine::Machine;
 use engine::native::{NewStore, Store};
 use sim::SimWorld;
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home as VmFiles, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use crate::daemon::bin::policy::BinPolicy;
 use crate::daemon::defect::Defect;
@@ -142,6 +143,7 @@ pub(super) async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
         in_place,
         allow_roots: Vec::new(),
         ignore_content_ids: false,
+        write_sesparse: false,
         store: api::Store::Redo,
         copy: true,
         when_full: WhenFull::Wait,
@@ -208,7 +210,7 @@ pub(super) async fn take(daemon: &Rc<Daemon>, name: &str) -> Outcome<()> {
     let entry = daemon.entry(name).map_err(low("a take"))?;
     entry
         .running
-        .take(engine::tree::new_snapshot(&daemon.env, "s", ""))
+        .take(engine::tree::new_snapshot(&daemon.env, "s", ""), DeltaFormat::Fitting)
         .await
         .map(drop)
         .map_err(low("a take"))

@@ -231,6 +231,31 @@ fn verbs_that_free_space_of_a_native_store_work_without_any() {
     verbs_that_free_space("native");
 }
 
+/// The commit has to place 14 MiB of one table of an SEsparse delta into a thin base, and no byte is free: they fit into the
+/// space that the VM has set aside.
+#[test]
+fn a_commit_of_an_sesparse_delta_ends_without_a_free_byte() {
+    let Some(full) = Full::new() else { return };
+    let daemon = full.datastore.start();
+    full.json(&format!("datastore add small={}", full.small.path().display()));
+    full.datastore.json_at("small", "vm create web --disk 512M --store redo");
+    full.json("snapshot take web before --delta sesparse");
+    let mut nbd = full.attach();
+    for at in 17..31 {
+        assert_eq!(nbd.write(at * u64::from(MIB), &[at as u8; MIB as usize]).unwrap(), 0);
+    }
+    nbd.flush().unwrap();
+    full.small.fill();
+    full.json("snapshot commit web before --yes");
+    full.small.fill();
+    for at in 17..31 {
+        let data = nbd.read(at * u64::from(MIB), MIB).unwrap();
+        assert!(data.iter().all(|byte| u64::from(*byte) == at), "MiB {at}: {:?}", &data[..8]);
+    }
+    drop(nbd);
+    daemon.stop();
+}
+
 #[test]
 fn a_vm_leaves_the_full_main_datastore_for_one_that_is_added_then() {
     let Some(small) = Mounted::of(IMAGE_BYTES) else { return };

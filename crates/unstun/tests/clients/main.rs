@@ -72,6 +72,7 @@ mod rename;
 mod rest;
 mod rest_answers;
 mod serving;
+mod sesparse;
 mod skip;
 mod snapshots;
 mod sources;

@@ -311,6 +311,7 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
         in_place: true,
         allow_roots: Vec::new(),
         ignore_content_ids: false,
+        write_sesparse: false,
         store: Store::Redo,
         copy: true,
         when_full: WhenFull::Wait,

@@ -9,13 +9,13 @@ use super::finding::{Faults, Finding, REMEDY_CUT, Severity};
 use super::inventory::{Delta, Inventory, Place};
 use super::keyword_of;
 use crate::cowd;
+use crate::delta::{self, Growth, VmfsSparse};
 use crate::descriptor::{Descriptor, Extent, ExtentKind};
 use crate::hosted::{self, stream_optimized};
 use crate::probe::{self, Content};
 use crate::sesparse::{self, SeSparse};
 use crate::steps;
 use crate::text::shown;
-use crate::vmfssparse::{self, Growth, VmfsSparse};
 
 const REMEDY_DELTA: &str =
     "take the file from a backup; or copy what can still be read of the disk into a new one";
@@ -261,8 +261,7 @@ async fn cross_check(
         let facts = sesparse::DeltaParams { name, capacity_sectors };
         SeSparse::open(file, facts).await?.cross_check().await?
     } else {
-        let facts =
-            vmfssparse::DeltaParams { name, capacity_sectors, writable: false, growth: Growth::default() };
+        let facts = delta::DeltaParams { name, capacity_sectors, writable: false, growth: Growth::default() };
         let delta = VmfsSparse::open(inventory.dir.env().clone(), file, facts).await?;
         if delta.is_unclean() {
             out.push(unclean(inventory, name));

@@ -17,8 +17,9 @@ pub struct Directory {
 }
 
 impl Directory {
-    pub fn empty(header: &Header) -> Self {
-        Self { entries: vec![0; header.directory_entries()], tables: BTreeMap::new() }
+    /// Returns the directory of a delta without tables.
+    pub fn empty(regions: u32) -> Self {
+        Self { entries: vec![0; regions as usize], tables: BTreeMap::new() }
     }
 
     /// Decodes and verifies the directory. `bytes` are the `directory_bytes` of the header.

@@ -1,11 +1,12 @@
 //! The encoding of VMFSsparse ("COWD"): header, grain directory and grain tables of an ESXi delta, without I/O.
-//! `vmfssparse` has the open delta: which entries are written, with which values, and when.
+//! `delta` has the open delta: which entries are written, with which values, and when.
 //!
 //! Facts: reference/vmware-formats section 3; docs/formats/vmfssparse.md has diagrams. Every function that decodes
 //! bytes first compares them with the length of the file: a truncated delta must never appear as "not here, read the
 //! parent".
 
 mod directory;
+mod format;
 mod header;
 mod table;
 

@@ -1,4 +1,4 @@
-//! Entries of a grain table in their encoded form: division into runs, and verification. `vmfssparse/table.rs` sets
+//! Entries of a grain table in their encoded form: division into runs, and verification. `delta/table.rs` sets
 //! entries.
 
 use blk::Result;
@@ -12,29 +12,36 @@ pub struct TableRun {
     /// First entry.
     pub entry: usize,
     pub entries: usize,
-    /// Sector of the first grain; 0 if the delta does not contain the grains.
-    pub sector: u32,
+    /// Position of the first grain, in VMFSsparse its sector; 0 if the delta does not contain the grains.
+    pub position: u32,
+}
+
+impl TableRun {
+    /// Returns whether the grains are in the file.
+    pub(crate) fn is_data(&self) -> bool {
+        self.position != 0
+    }
 }
 
 /// Splits the entries of `range` of a table into runs, in order.
 pub(crate) fn table_runs(
     entries: &[u32],
     range: std::ops::Range<usize>,
-    grain_sectors: u32,
+    step: u32,
 ) -> impl Iterator<Item = TableRun> + '_ {
     let mut at = range.start;
     std::iter::from_fn(move || {
         if at >= range.end {
             return None;
         }
-        let (entry, sector) = (at, entries[at]);
-        let step = if sector == 0 { 0 } else { u64::from(grain_sectors) };
-        let mut next = u64::from(sector);
+        let (entry, position) = (at, entries[at]);
+        let step = if position == 0 { 0 } else { u64::from(step) };
+        let mut next = u64::from(position);
         while at < range.end && u64::from(entries[at]) == next {
             at += 1;
             next += step;
         }
-        Some(TableRun { entry, entries: at - entry, sector })
+        Some(TableRun { entry, entries: at - entry, position })
     })
 }
 
@@ -63,15 +70,15 @@ impl TableBounds<'_> {
         }
         let grain = self.header.grain_sectors();
         let mut runs: Vec<TableRun> =
-            table_runs(entries, 0..grains, grain).filter(|run| run.sector != 0).collect();
+            table_runs(entries, 0..grains, grain).filter(|run| run.position != 0).collect();
         for run in &runs {
             self.check_run(region, run)?;
         }
-        runs.sort_unstable_by_key(|run| run.sector);
+        runs.sort_unstable_by_key(|run| run.position);
         for (left, right) in runs.iter().zip(runs.iter().skip(1)) {
-            if u64::from(left.sector) + left.entries as u64 * u64::from(grain) > u64::from(right.sector) {
+            if u64::from(left.position) + left.entries as u64 * u64::from(grain) > u64::from(right.position) {
                 let expected = format!("another grain than that of entry {}", left.entry);
-                return Err(wrong(self.file, &self.name(region, right.entry), right.sector, &expected));
+                return Err(wrong(self.file, &self.name(region, right.entry), right.position, &expected));
             }
         }
         Ok(runs.iter().map(|run| run.entries).sum())
@@ -81,17 +88,17 @@ impl TableBounds<'_> {
         let field = self.name(region, run.entry);
         // A run has at most 4096 entries of 2048 sectors.
         let sectors = run.entries as u32 * self.header.grain_sectors();
-        check_inside(self.file, &field, self.header, run.sector, sectors, self.file_bytes)?;
-        let end = run.sector.saturating_add(sectors);
-        if let Some(other) = self.directory.table_in(run.sector, end) {
+        check_inside(self.file, &field, self.header, run.position, sectors, self.file_bytes)?;
+        let end = run.position.saturating_add(sectors);
+        if let Some(other) = self.directory.table_in(run.position, end) {
             let expected = format!("outside the table of region {other}");
-            return Err(wrong(self.file, &field, run.sector, &expected));
+            return Err(wrong(self.file, &field, run.position, &expected));
         }
         if self.free_sector.is_some_and(|free| end > free) {
             let free = self.free_sector.unwrap_or_default();
             let expected =
                 format!("below freeSector {free}: another program has written this file without keeping it");
-            return Err(wrong(self.file, &field, run.sector, &expected));
+            return Err(wrong(self.file, &field, run.position, &expected));
         }
         Ok(())
     }

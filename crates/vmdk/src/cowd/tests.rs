@@ -120,7 +120,7 @@ fn check(entries: &[(usize, u32)], region: u32, free_sector: Option<u32>) -> Res
     let header = header(4096 + 5);
     let first = header.first_data_sector();
     assert_eq!(first, 5);
-    let mut directory = Directory::empty(&header);
+    let mut directory = Directory::empty(header.directory_entries() as u32);
     directory.set(0, 100);
     let mut all = vec![0; TABLE_ENTRIES];
     entries.iter().for_each(|(entry, sector)| all[*entry] = *sector);
@@ -164,7 +164,7 @@ fn bad_tables_are_named() {
 fn runs_follow_the_file() {
     let entries = [0, 0, 50, 51, 52, 60, 0, 61];
     let runs: Vec<(usize, usize, u32)> =
-        table_runs(&entries, 1..8, 1).map(|run| (run.entry, run.entries, run.sector)).collect();
+        table_runs(&entries, 1..8, 1).map(|run| (run.entry, run.entries, run.position)).collect();
     assert_eq!(runs, [(1, 1, 0), (2, 3, 50), (5, 1, 60), (6, 1, 0), (7, 1, 61)]);
     let big: Vec<usize> = table_runs(&[8, 16, 24, 25], 0..4, 8).map(|run| run.entries).collect();
     assert_eq!(big, [3, 1]);
@@ -215,7 +215,7 @@ proptest! {
         for run in &runs {
             prop_assert_eq!(run.entry, at);
             for i in 0..run.entries {
-                let expected = if run.sector == 0 { 0 } else { run.sector + i as u32 };
+                let expected = if run.position == 0 { 0 } else { run.position + i as u32 };
                 prop_assert_eq!(entries[at + i], expected);
             }
             at += run.entries;

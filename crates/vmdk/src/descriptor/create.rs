@@ -25,7 +25,7 @@ pub(crate) struct NewBase<'a> {
     pub prepared_for: Option<u128>,
 }
 
-/// An empty child with one VMFSsparse extent.
+/// An empty child with one extent, VMFSsparse or SEsparse.
 #[derive(Debug, Clone)]
 pub(crate) struct NewChild<'a> {
     /// Such as `web-000001-delta.vmdk`.
@@ -41,10 +41,10 @@ pub(crate) struct NewChild<'a> {
     pub note: Option<&'a str>,
 }
 
-/// Returns the comment for the descriptor of a VMFSsparse child of `parent`.
-pub(crate) fn note_for_child_of(parent: &Descriptor) -> Option<&'static str> {
+/// Returns the comment for the descriptor of a child of `parent`.
+pub(crate) fn note_for_child_of(parent: &Descriptor, kind: ExtentKind) -> Option<&'static str> {
     let sesparse = parent.extents().iter().any(|extent| extent.kind == ExtentKind::SeSparse);
-    sesparse.then_some(
+    (sesparse && kind != ExtentKind::SeSparse).then_some(
         "unstun: a VMFSsparse delta on an SEsparse one. Not for VMFS6, which takes SEsparse only: \
          before it goes back to ESXi, copy the disk as its guest sees it into a new one",
     )
@@ -163,19 +163,24 @@ impl NewBase<'_> {
 
 impl NewChild<'_> {
     /// Returns the descriptor, marked as prepared: see `Descriptor::is_prepared`.
-    pub(crate) fn descriptor(&self, file: &str) -> Result<Descriptor> {
-        check_delta_capacity(file, self.capacity_sectors)?;
-        self.write(file, &marks(self.owner), CHILD_CREATE_TYPE, ExtentKind::VmfsSparse)
+    pub(crate) fn descriptor(&self, file: &str, kind: ExtentKind) -> Result<Descriptor> {
+        if kind == ExtentKind::VmfsSparse {
+            check_delta_capacity(file, self.capacity_sectors)?;
+        }
+        self.write(file, &marks(self.owner), kind)
     }
 
     /// Returns the descriptor of an existing delta, which is in use.
     pub(crate) fn of_delta(&self, file: &str, kind: ExtentKind) -> Result<Descriptor> {
-        let create_type = if kind == ExtentKind::SeSparse { SESPARSE_CREATE_TYPE } else { CHILD_CREATE_TYPE };
-        self.write(file, "", create_type, kind)
+        self.write(file, "", kind)
     }
 
-    fn write(&self, file: &str, marks: &str, create_type: &str, kind: ExtentKind) -> Result<Descriptor> {
+    fn write(&self, file: &str, marks: &str, kind: ExtentKind) -> Result<Descriptor> {
         check_capacity(file, self.capacity_sectors)?;
+        let (create_type, more) = match kind {
+            ExtentKind::SeSparse => (SESPARSE_CREATE_TYPE, "ddb.encoding = \"UTF-8\"\nddb.grain = \"8\"\n"),
+            _ => (CHILD_CREATE_TYPE, ""),
+        };
         let note = self.note.map_or(String::new(), |note| format!("# {note}\n"));
         let text = format!(
             "# Disk DescriptorFile\n\
@@ -193,6 +198,7 @@ impl NewChild<'_> {
              # The Disk Data Base\n\
              #DDB\n\
              \n\
+             {more}\
              ddb.longContentID = \"{long}\"\n",
             cid = self.content_id.cid(),
             parent_cid = self.parent_cid,
@@ -232,9 +238,7 @@ fn check_delta_capacity(file: &str, sectors: u64) -> Result<()> {
     }
     let cause = format!("a snapshot of a disk of {sectors} sectors was asked for");
     let cause = format!("{cause}, expected at most {NEW_CAPACITY_SECTORS_MAX} (2,032 GiB)");
-    let remedy = "a VMFSsparse delta cannot be larger, and SEsparse is not written yet: make the disk \
-                  independent-persistent, or split it";
-    Err(Error::unsupported(file, format!("{cause}; {remedy}")))
+    Err(Error::unsupported(file, format!("{cause}: a VMFSsparse delta cannot be larger")))
 }
 
 /// Returns cylinders, heads and sectors as VMware chooses them for an LSI Logic adapter. Only old boot loaders use
@@ -297,7 +301,9 @@ mod tests {
             let text = format!("version=1\nCID=1\ncreateType=\"x\"\nRW 8 {kind} \"a\"\n");
             Descriptor::parse("x.vmdk", text.as_bytes()).unwrap()
         };
-        assert_eq!(note_for_child_of(&parent("VMFSSPARSE")), None);
+        let (kind, sesparse) = (ExtentKind::VmfsSparse, ExtentKind::SeSparse);
+        assert_eq!(note_for_child_of(&parent("VMFSSPARSE"), kind), None);
+        assert_eq!(note_for_child_of(&parent("SESPARSE"), sesparse), None);
         let mut child = NewChild {
             extent_file: "x-000001-delta.vmdk",
             capacity_sectors: NEW_CAPACITY_SECTORS_MAX,
@@ -305,17 +311,17 @@ mod tests {
             parent: "x.vmdk",
             parent_cid: 1,
             owner: None,
-            note: note_for_child_of(&parent("SESPARSE")),
+            note: note_for_child_of(&parent("SESPARSE"), kind),
         };
-        let text = child.descriptor("x-000001.vmdk").unwrap().to_bytes();
+        let text = child.descriptor("x-000001.vmdk", kind).unwrap().to_bytes();
         let text = String::from_utf8(text).unwrap();
         assert!(text.lines().any(|line| line.starts_with("# ") && line.contains("Not for VMFS6")), "{text}");
         child.capacity_sectors += 1;
-        let error = child.descriptor("x-000001.vmdk").unwrap_err();
+        let error = child.descriptor("x-000001.vmdk", kind).unwrap_err();
         assert_eq!(error.kind, blk::ErrorKind::Unsupported);
-        assert!(
-            error.cause.contains("2,032 GiB") && error.cause.contains("independent-persistent"),
-            "{error}"
-        );
+        assert!(error.cause.contains("2,032 GiB"), "{error}");
+        let text = child.descriptor("x-000001.vmdk", sesparse).unwrap().to_bytes();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("createType=\"seSparse\"") && text.contains("ddb.grain = \"8\""), "{text}");
     }
 }

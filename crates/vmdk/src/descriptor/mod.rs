@@ -81,10 +81,11 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Returns whether the link is in a format that is read and never written.
-    pub(crate) fn is_read_only(&self) -> bool {
-        let extents = &self.facts.extents;
-        extents.iter().any(|extent| matches!(extent.kind, ExtentKind::SeSparse | ExtentKind::Sparse))
+    /// Returns whether the link is read and never written: a disk of Workstation, or an SEsparse delta that unstun did
+    /// not make. `write_sesparse` admits those.
+    pub(crate) fn is_read_only(&self, write_sesparse: bool) -> bool {
+        let has = |kind| self.facts.extents.iter().any(|extent| extent.kind == kind);
+        has(ExtentKind::Sparse) || (has(ExtentKind::SeSparse) && self.owner().is_none() && !write_sesparse)
     }
 
     /// Returns whether the text is inside of the extent's file, and cannot be replaced.

@@ -102,7 +102,7 @@ fn new_links_read_back() {
         owner: Some(0xabc),
         note: None,
     };
-    let mut child = child.descriptor("web-000001.vmdk").unwrap();
+    let mut child = child.descriptor("web-000001.vmdk", ExtentKind::VmfsSparse).unwrap();
     assert_eq!((child.parent_hint(), child.parent_cid()), (Some("web.vmdk"), Some(base.cid())));
     assert!(child.is_prepared());
     child.clear_prepared();

@@ -4,7 +4,7 @@
 //! marked as prepared; its .vmsd; its .vmx, which makes it a VM; the marks are removed. A record whose .vmx was never
 //! written is removed at the parent's next load.
 
-use blk::manifest::{DiskMode, DiskState, LayerName, VmState};
+use blk::manifest::{DeltaFormat, DiskMode, DiskState, LayerName, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::folders::Folders;
@@ -140,7 +140,8 @@ impl Home {
     /// checked the chain below it.
     pub(super) async fn adopt(&self, parent: &str, leaf: &str) -> Result<LayerName> {
         let parent = self.folders.place(parent).await?;
-        let (layer, link) = self.create_child_descriptor(self.folders.home(), &parent, leaf).await?;
+        let (layer, link) =
+            self.create_child_descriptor(self.folders.home(), &parent, leaf, DeltaFormat::Fitting).await?;
         self.create_child_extent(&layer, &link).await?;
         self.chain(&layer).await?;
         Ok(layer)

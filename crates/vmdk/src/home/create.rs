@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::layer::Layer;
-use blk::manifest::{DiskMode, DiskState, NewDisk, VmState};
+use blk::manifest::{DeltaFormat, DiskMode, DiskState, NewDisk, VmState};
 use blk::{Dir, Error, ErrorKind, Result};
 
 use super::folders::{Folder, Folders, LayerFile, Role};
@@ -15,10 +15,11 @@ use super::paths::join;
 use super::state::VM_ID;
 use super::survey::{Located, Survey};
 use super::{Growth, Home, intent, write};
-use crate::descriptor::{Descriptor, NewChild, note_for_child_of};
+use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
+use crate::delta::{DeltaParams, SeSparse, VmfsSparse};
+use crate::descriptor::{Descriptor, ExtentKind, NewChild, note_for_child_of};
 use crate::names::{DeltaNames, next_delta_names};
 use crate::text::check_name;
-use crate::vmfssparse::{DeltaParams, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, VM_DISKS_MAX, Vmx};
 
@@ -27,6 +28,21 @@ const NAMES_LOCK: &str = ".unstun-names";
 /// Tries of that lock. A choice takes a few file operations; after ten seconds the holder hangs.
 const LOCK_TRIES: usize = 1000;
 const LOCK_WAIT_US: u64 = 10_000;
+
+/// The only grain of the format.
+const SESPARSE_GRAIN_SECTORS: u32 = 8;
+
+/// Returns the format of a new child. A chain with an SEsparse delta that unstun made goes on with them.
+fn kind_of_child(parent: &Descriptor, format: DeltaFormat) -> ExtentKind {
+    let follows_own =
+        parent.owner().is_some() && parent.extents().iter().any(|extent| extent.kind == ExtentKind::SeSparse);
+    let is_large = parent.capacity_sectors() > NEW_CAPACITY_SECTORS_MAX;
+    match format {
+        DeltaFormat::SeSparse => ExtentKind::SeSparse,
+        DeltaFormat::Fitting if follows_own || is_large => ExtentKind::SeSparse,
+        DeltaFormat::Fitting => ExtentKind::VmfsSparse,
+    }
+}
 
 /// A VM to create.
 #[derive(Debug, Clone)]
@@ -152,15 +168,15 @@ impl Home {
         }
     }
 
-    pub(super) async fn create_child(&self, parent: &str) -> Result<Rc<dyn Layer>> {
+    pub(super) async fn create_delta(&self, parent: &str, format: DeltaFormat) -> Result<Rc<dyn Layer>> {
         let (name, link) = {
             let _turn = self.turn.lock().await;
             let parent = self.folders.place(parent).await?;
             let folder = self.child_folder(&parent).await?;
-            self.create_child_descriptor(&folder, &parent, &parent.name).await?
+            self.create_child_descriptor(&folder, &parent, &parent.name, format).await?
         };
         match self.create_child_extent(&name, &link).await {
-            Ok(layer) => Ok(Rc::new(layer)),
+            Ok(layer) => Ok(layer),
             Err(e) => {
                 // A concurrent change may be about to write the descriptor again, with its parent's new content ID.
                 let _turn = self.turn.lock().await;
@@ -196,10 +212,12 @@ impl Home {
         folder: &Folder,
         parent: &LayerFile,
         leaf: &str,
+        format: DeltaFormat,
     ) -> Result<(String, Descriptor)> {
         let parent_link = links::read_in(&self.folders, parent).await?;
+        let kind = kind_of_child(&parent_link, format);
         let _names = self.lock_names(folder).await?;
-        let names = self.child_names(folder, parent, leaf).await?;
+        let names = self.child_names(folder, parent, leaf, kind).await?;
         let path = join(&folder.path, &names.descriptor);
         let layer = self.folders.layer_name(&path);
         let place =
@@ -211,9 +229,9 @@ impl Home {
             parent: &self.hint(&place, &parent.layer).await?,
             parent_cid: parent_link.cid(),
             owner: self.folders.id.get(),
-            note: note_for_child_of(&parent_link),
+            note: note_for_child_of(&parent_link, kind),
         };
-        let link = child.descriptor(&folder.dir.path_of(&names.descriptor))?;
+        let link = child.descriptor(&folder.dir.path_of(&names.descriptor), kind)?;
         self.prepared.borrow_mut().insert(layer.clone());
         self.fresh.borrow_mut().insert(layer.clone());
         self.fresh.borrow_mut().remove(&parent.layer);
@@ -242,9 +260,15 @@ impl Home {
     }
 
     /// Returns names that are free in every folder in which a link of this disk may be.
-    async fn child_names(&self, folder: &Folder, parent: &LayerFile, leaf: &str) -> Result<DeltaNames> {
+    async fn child_names(
+        &self,
+        folder: &Folder,
+        parent: &LayerFile,
+        leaf: &str,
+        kind: ExtentKind,
+    ) -> Result<DeltaNames> {
         let taken = self.taken_names([folder, &parent.folder]).await?;
-        next_delta_names(leaf, |name| taken.contains(name))
+        next_delta_names(leaf, kind, |name| taken.contains(name))
     }
 
     pub(super) async fn taken_names<'a>(
@@ -267,13 +291,19 @@ impl Home {
         intent.commit(&self.folders).await
     }
 
-    pub(super) async fn create_child_extent(&self, name: &str, link: &Descriptor) -> Result<VmfsSparse> {
+    pub(super) async fn create_child_extent(&self, name: &str, link: &Descriptor) -> Result<Rc<dyn Layer>> {
         let extent = &link.extents()[0];
         let folder = links::folder_of(&self.folders, link).await?;
         let file = folder.dir.create_new(&extent.file).await?;
         let facts =
             DeltaParams { name, capacity_sectors: extent.sectors, writable: true, growth: self.growth };
-        let layer = VmfsSparse::create(self.env().clone(), file, facts, self.grain_sectors.get()).await?;
+        let env = self.env().clone();
+        let layer: Rc<dyn Layer> = match extent.kind {
+            ExtentKind::SeSparse => {
+                Rc::new(SeSparse::create(env, file, facts, SESPARSE_GRAIN_SECTORS).await?)
+            }
+            _ => Rc::new(VmfsSparse::create(env, file, facts, self.grain_sectors.get()).await?),
+        };
         folder.dir.sync().await?;
         Ok(layer)
     }

@@ -10,8 +10,7 @@ use super::links::{self, OwnLink};
 use super::paths::join;
 use super::state::{DISK_COUNT, DISK_COUNT_MAX, number};
 use super::survey::Survey;
-use crate::cowd::NEW_CAPACITY_SECTORS_MAX;
-use crate::descriptor::NewBase;
+use crate::descriptor::{DISK_SECTORS_MAX, NewBase};
 use crate::names::base_names;
 use crate::text::shown;
 use crate::vmx::{Slot, VM_DISKS_MAX};
@@ -20,11 +19,9 @@ use crate::vmx::{Slot, VM_DISKS_MAX};
 const NAMES_MAX: usize = 100 * VM_DISKS_MAX;
 
 pub(super) fn check_size(place: &str, bytes: u64) -> Result<()> {
-    if bytes == 0 || !bytes.is_multiple_of(SECTOR) || bytes / SECTOR > NEW_CAPACITY_SECTORS_MAX {
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR) || bytes / SECTOR > DISK_SECTORS_MAX {
         let cause = format!("a disk of {bytes} bytes was asked for");
-        let expected =
-            "expected a multiple of 512 up to 2,032 GiB, the most a VMFSsparse snapshot can follow";
-        return Err(Error::invalid(place, format!("{cause}, {expected}")));
+        return Err(Error::invalid(place, format!("{cause}, expected a multiple of 512 up to 64 TiB")));
     }
     Ok(())
 }

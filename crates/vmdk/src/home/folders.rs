@@ -120,6 +120,8 @@ pub(super) struct FolderSet {
     roots: Vec<Folder>,
     /// The VM's ID, once it was read.
     pub id: Cell<Option<u128>>,
+    /// SEsparse deltas of other programs are written too, because the user admits it.
+    pub write_sesparse: Cell<bool>,
     pub cache: Cache,
 }
 
@@ -137,7 +139,7 @@ impl FolderSet {
                 roots.push(Folder { path, dir, role });
             }
         }
-        Self { roots, id: Cell::default(), cache: Cache::default() }
+        Self { roots, id: Cell::default(), write_sesparse: Cell::default(), cache: Cache::default() }
     }
 
     pub(super) fn home(&self) -> &Folder {

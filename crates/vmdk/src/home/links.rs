@@ -247,7 +247,7 @@ pub(super) async fn info(
         format: link.create_type().into(),
         allocated_bytes,
         foreign: survey.folders.place(name).await?.is_foreign(),
-        read_only: link.is_read_only(),
+        read_only: link.is_read_only(survey.folders.write_sesparse.get()),
     })
 }
 

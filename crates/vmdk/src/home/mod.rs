@@ -36,20 +36,21 @@ use std::rc::Rc;
 use blk::dir::OWN_FOLDER;
 use blk::layer::Layer;
 use blk::manifest::{
-    Change, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, Opening, VmState,
+    Change, DeltaFormat, Dependant, DiskState, LayerInfo, LayerLink, LayerName, Manifest, NewDisk, Opening,
+    VmState,
 };
 use blk::reactor::OpenMode;
 use blk::sync::TaskMutex;
 use blk::{Dir, Env, Error, ErrorKind, File, Local, Result, SECTOR};
 
+use crate::delta::{self, DeltaParams, Growth, VmfsSparse};
 use crate::descriptor::{ContentId, Descriptor, ExtentKind};
 use crate::flat::Flat;
 use crate::hosted::Hosted;
 use crate::probe;
 use crate::read::parse;
-use crate::sesparse::{self, SeSparse};
+use crate::sesparse::{self, SeSparse, WritableHeader};
 use crate::text::{TEXT_BYTES_MAX, shown};
-use crate::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 use crate::vmsd::Vmsd;
 use crate::vmx::{Slot, Vmx};
 
@@ -119,6 +120,11 @@ impl Home {
     /// tests with deltas of other products.
     pub fn set_grain(&self, sectors: u32) {
         self.grain_sectors.set(sectors);
+    }
+
+    /// Admits writes to SEsparse deltas of other programs.
+    pub fn set_write_sesparse(&self, admitted: bool) {
+        self.folders.write_sesparse.set(admitted);
     }
 
     /// Returns the home's own folder.
@@ -321,7 +327,7 @@ impl Home {
             return Err(error);
         }
         let places = links::extent_places(&Survey::new(&self.folders), link).await?;
-        let readable_only = link.is_read_only();
+        let readable_only = link.is_read_only(self.folders.write_sesparse.get());
         let writable = writable && !readable_only && !places.values().any(folders::LayerFile::is_foreign);
         let mode = if writable { OpenMode::Write } else { OpenMode::Read };
         let mut files: BTreeMap<String, File> = BTreeMap::new();
@@ -338,14 +344,35 @@ impl Home {
             }
             [only] if only.kind == ExtentKind::SeSparse => {
                 let file = files.remove(&only.file).expect("opened above");
-                let facts = sesparse::DeltaParams { name, capacity_sectors: only.sectors };
-                Ok(Rc::new(SeSparse::open(file, facts).await?))
+                self.open_sesparse(name, file, only.sectors, writable).await
             }
             extents if extents.iter().any(|extent| extent.kind == ExtentKind::Sparse) => {
                 Ok(Rc::new(Hosted::open(name, link, files).await?))
             }
             _ => Ok(Rc::new(Flat::open(name, link, files, writable).await?)),
         }
+    }
+
+    /// Opens an SEsparse delta, for writing only if unstun wrote it last or the user admits it.
+    async fn open_sesparse(
+        &self,
+        name: &str,
+        file: File,
+        capacity_sectors: u64,
+        writable: bool,
+    ) -> Result<Rc<dyn Layer>> {
+        let admitted = self.folders.write_sesparse.get();
+        // Damage is found below.
+        if writable && (admitted || WritableHeader::is_ours(&file).await.unwrap_or(false)) {
+            let facts = DeltaParams { name, capacity_sectors, writable, growth: self.growth };
+            match delta::SeSparse::open(self.env().clone(), file.clone(), facts).await {
+                Err(e) if e.kind == ErrorKind::Unsupported => {
+                    self.notice(format!("{name} is read and not written: {e}"));
+                }
+                opened => return Ok(Rc::new(opened?)),
+            }
+        }
+        Ok(Rc::new(SeSparse::open(file, sesparse::DeltaParams { name, capacity_sectors }).await?))
     }
 
     /// Reserves space with a file of that many allocated bytes. The next call reuses a file that a crash has left.
@@ -436,8 +463,12 @@ impl Manifest for Home {
         Box::pin(self.touch(name))
     }
 
-    fn create_child<'a>(&'a self, parent: &'a str) -> Local<'a, Result<Rc<dyn Layer>>> {
-        Box::pin(self.create_child(parent))
+    fn create_child_in<'a>(
+        &'a self,
+        parent: &'a str,
+        format: DeltaFormat,
+    ) -> Local<'a, Result<Rc<dyn Layer>>> {
+        Box::pin(self.create_delta(parent, format))
     }
 
     fn discard_child<'a>(&'a self, name: &'a str) -> Local<'a, Result<()>> {

@@ -223,7 +223,9 @@ fn a_text_inside_is_never_written() {
     world.run(async |env| {
         let link = read_descriptor(&root(&env), FILE).await.unwrap();
         assert_eq!(link.extents()[0].file, FILE, "whatever the text calls it");
-        assert!(link.is_embedded() && link.is_read_only() && link.owner().is_none() && !link.is_prepared());
+        assert!(
+            link.is_embedded() && link.is_read_only(true) && link.owner().is_none() && !link.is_prepared()
+        );
         let written = std::panic::catch_unwind(|| link.to_bytes());
         assert!(written.is_err());
     });

@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
             header,
             file_bytes,
             directory_bytes,
-            directory: Directory::empty(header),
+            directory: Directory::empty(header.directory_entries() as u32),
             pieces: BTreeMap::new(),
             lost: Vec::new(),
             tables_lost: 0,

@@ -5,6 +5,8 @@
 
 use blk::{Buf, Result, SECTOR};
 
+use super::bits::Bits;
+use super::records::BACK_IN_USE;
 use super::table::entry_name;
 use super::{
     ENTRY_BYTES, Entry, GRAIN_BYTES, GRAINS_PER_TABLE, SeSparse, TABLE_BYTES, decode_words, read, rotate,
@@ -21,40 +23,8 @@ const PIECE_GRAINS: u64 = 8 * (64 << 10);
 /// The back map is read in pieces of this many entries, 32 KiB.
 const BACK_PIECE: u64 = 4096;
 
-/// Upper bits of a used entry of the back map.
-const BACK_IN_USE: u64 = 1 << 60;
-
 const REMEDY_COPY: &str = "copy the disk as its guest sees it into a new one; ESXi may overwrite data here";
 const REMEDY_LEAK: &str = "nothing is lost, and the space is freed when the snapshot is committed";
-
-/// One bit for each grain, from grain `start` on.
-struct Bits {
-    start: u64,
-    words: Vec<u64>,
-}
-
-impl Bits {
-    fn new(window: &std::ops::Range<u64>) -> Self {
-        Self { start: window.start, words: vec![0; (window.end - window.start).div_ceil(64) as usize] }
-    }
-
-    /// Sets a bit, and returns whether it was set before. Ignores grains outside the window.
-    fn set(&mut self, grain: u64) -> bool {
-        let Some(at) = grain.checked_sub(self.start) else { return false };
-        let Some(word) = self.words.get_mut((at / 64) as usize) else { return false };
-        let bit = 1 << (at % 64);
-        let before = *word & bit != 0;
-        *word |= bit;
-        before
-    }
-
-    /// Returns the bits of eight grains, the first in the lowest bit. `grain` is a multiple of 8 past `start`.
-    fn byte(&self, grain: u64) -> u8 {
-        let at = grain - self.start;
-        let word = self.words.get((at / 64) as usize).copied().unwrap_or(0);
-        (word >> (at % 64)) as u8
-    }
-}
 
 impl SeSparse {
     /// Verifies each table on its own and with the back map, then all tables against one another and the free bitmap.
@@ -174,7 +144,7 @@ impl SeSparse {
         let mut reclaimable = Bits::new(&window);
         if tables.len() < self.directory.regions().count() {
             // The grains of a damaged table are unknown, so no grain can be called unused.
-            reclaimable.words.fill(u64::MAX);
+            reclaimable.fill();
         }
         for region in tables {
             let bytes = self.table_bytes(*region).await?;

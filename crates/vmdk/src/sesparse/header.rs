@@ -22,6 +22,8 @@ mod field {
     pub(super) const CAPACITY: usize = 16;
     pub(super) const RESERVED: [usize; 4] = [48, 56, 64, 72];
     pub(super) const VOLATILE: usize = 80;
+    pub(super) const JOURNAL_HEADER: usize = 96;
+    pub(super) const JOURNAL: usize = 112;
     pub(super) const DIRECTORY: usize = 128;
     pub(super) const TABLES: usize = 144;
     pub(super) const BITMAP: usize = 160;
@@ -33,6 +35,7 @@ mod field {
 /// Byte offsets in the volatile header.
 mod volatile {
     pub(super) const FREE_TABLE: usize = 8;
+    pub(super) const NEXT_TRANSACTION: usize = 16;
     pub(super) const REPLAY: usize = 24;
     pub(super) const PAD: usize = 32;
 }
@@ -59,6 +62,9 @@ impl Area {
 pub struct Header {
     pub capacity_sectors: u64,
     pub volatile: Area,
+    /// Not verified: nothing is read there for the guest.
+    pub journal_header: Area,
+    pub journal: Area,
     pub directory: Area,
     pub tables: Area,
     pub bitmap: Area,
@@ -66,10 +72,14 @@ pub struct Header {
     pub grains: Area,
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; ENTRY_BYTES];
     word.copy_from_slice(&bytes[at..at + ENTRY_BYTES]);
     u64::from_le_bytes(word)
+}
+
+pub(super) fn set_word(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + ENTRY_BYTES].copy_from_slice(&value.to_le_bytes());
 }
 
 fn area(bytes: &[u8], at: usize) -> Area {
@@ -93,7 +103,72 @@ fn check_pad(file: &str, field: &str, bytes: &[u8], from: usize) -> Result<()> {
     }
 }
 
+/// Areas after the headers begin on multiples of 1 MiB, as in ESXi's files.
+const AREA_ALIGN_SECTORS: u64 = (1 << 20) / SECTOR;
+
+/// Places areas one after the other.
+struct Places {
+    next: u64,
+}
+
+impl Places {
+    fn place(&mut self, bytes: u64) -> Area {
+        let sectors = bytes.div_ceil(SECTOR).next_multiple_of(AREA_ALIGN_SECTORS);
+        let area = Area { start: self.next, sectors };
+        self.next = area.end();
+        area
+    }
+}
+
 impl Header {
+    /// Returns the header of a new delta, with areas where ESXi has them.
+    ///
+    /// The area of the tables is twice as large as needed: see `slots`.
+    ///
+    /// # Errors
+    /// `Unsupported` for a disk without sectors or above 64 TiB.
+    pub fn create(file: &str, capacity_sectors: u64) -> Result<Self> {
+        let grains = capacity_sectors.div_ceil(GRAIN_SECTORS);
+        let regions = grains.div_ceil(GRAINS_PER_TABLE as u64);
+        let mut places = Places { next: AREA_ALIGN_SECTORS };
+        let mut header = Self {
+            capacity_sectors,
+            volatile: Area { start: 1, sectors: 1 },
+            journal_header: Area { start: 2, sectors: 2 },
+            journal: places.place(AREA_ALIGN_SECTORS * SECTOR),
+            directory: places.place(regions * ENTRY_BYTES as u64),
+            tables: places.place(2 * regions * TABLE_SECTORS * SECTOR),
+            bitmap: places.place(grains.div_ceil(8)),
+            back_map: places.place(grains * ENTRY_BYTES as u64),
+            grains: Area { start: 0, sectors: capacity_sectors },
+        };
+        header.grains.start = places.next;
+        header.check_capacity(file)?;
+        Ok(header)
+    }
+
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let fixed = [MAGIC, VERSION, self.capacity_sectors, GRAIN_SECTORS, TABLE_SECTORS];
+        for (index, value) in fixed.into_iter().enumerate() {
+            set_word(&mut bytes, index * ENTRY_BYTES, value);
+        }
+        for (at, area) in [
+            (field::VOLATILE, self.volatile),
+            (field::JOURNAL_HEADER, self.journal_header),
+            (field::JOURNAL, self.journal),
+            (field::DIRECTORY, self.directory),
+            (field::TABLES, self.tables),
+            (field::BITMAP, self.bitmap),
+            (field::BACK_MAP, self.back_map),
+            (field::GRAINS, self.grains),
+        ] {
+            set_word(&mut bytes, at, area.start);
+            set_word(&mut bytes, at + ENTRY_BYTES, area.sectors);
+        }
+        bytes
+    }
+
     /// Decodes the constant header. `bytes` are the first bytes of the file; `file_bytes` is its length, with which the
     /// end of every area that reading needs is compared.
     pub fn decode(file: &str, bytes: &[u8], file_bytes: u64) -> Result<Self> {
@@ -116,6 +191,8 @@ impl Header {
         let header = Self {
             capacity_sectors: word(bytes, field::CAPACITY),
             volatile: area(bytes, field::VOLATILE),
+            journal_header: area(bytes, field::JOURNAL_HEADER),
+            journal: area(bytes, field::JOURNAL),
             directory: area(bytes, field::DIRECTORY),
             tables: area(bytes, field::TABLES),
             bitmap: area(bytes, field::BITMAP),
@@ -231,6 +308,8 @@ impl Header {
 pub(crate) struct Volatile {
     /// Next free slot for a table: all slots in use are below.
     pub free_table: u64,
+    /// Number that the next transaction of the journal will have.
+    pub next_transaction: u64,
 }
 
 impl Volatile {
@@ -250,6 +329,18 @@ impl Volatile {
             return Err(Error::refused(file, format!("{cause}, {remedy}")));
         }
         check_pad(file, "the volatile header", bytes, volatile::PAD)?;
-        Ok(Self { free_table: word(bytes, volatile::FREE_TABLE) })
+        Ok(Self {
+            free_table: word(bytes, volatile::FREE_TABLE),
+            next_transaction: word(bytes, volatile::NEXT_TRANSACTION),
+        })
+    }
+
+    /// Encodes the sector, with a journal that need not be replayed.
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        set_word(&mut bytes, 0, VOLATILE_MAGIC);
+        set_word(&mut bytes, volatile::FREE_TABLE, self.free_table);
+        set_word(&mut bytes, volatile::NEXT_TRANSACTION, self.next_transaction);
+        bytes
     }
 }

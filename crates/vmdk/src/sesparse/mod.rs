@@ -1,12 +1,18 @@
-//! SEsparse, the delta of ESXi on VMFS6, as a layer that is read and never written.
+//! SEsparse, the delta of ESXi on VMFS6: its encoding, and a layer that is read only. `format`, `slots`, `records` and
+//! `mark` are what `delta` needs to write one.
 //!
 //! Facts: reference/vmware-formats section 4; docs/formats/sesparse.md has diagrams. Headers, directory and lengths are
 //! compared at the opening, a table when it is loaded, and cross-references in `check`: a truncated file must never
-//! appear as "not here, read the parent". Absent on purpose: writes, because the hash of ESXi's journal is not
-//! published.
+//! appear as "not here, read the parent". Absent on purpose: records in the journal. The order of our writes needs none,
+//! and the hash of ESXi's is not published.
 
+mod bits;
 mod check;
+mod format;
 mod header;
+mod mark;
+mod records;
+mod slots;
 mod table;
 
 use std::cell::RefCell;
@@ -20,6 +26,7 @@ use crate::grain_table::{Table, TableCache};
 use crate::runs::Runs;
 use crate::text::wrong;
 
+pub(crate) use format::WritableHeader;
 pub(crate) use header::{Header, Volatile};
 pub(crate) use table::{Directory, DirectoryReader, Entry, TableBounds, decode_words, rotate};
 

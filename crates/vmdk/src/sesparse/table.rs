@@ -9,7 +9,7 @@ use crate::grain_table::{Place, Table};
 use crate::text::wrong;
 
 /// Upper half of a used directory entry; the lower half is the table's slot.
-const IN_USE: u64 = 0x1000_0000;
+pub(super) const IN_USE: u64 = 0x1000_0000;
 /// Stands for no slot. The area of tables has at most 2^54 / 64 slots, of which 2^22 are ever used.
 const NONE: u32 = u32::MAX;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::support::{self, convert, qemu_img, run, scratch};
 use blk::SECTOR;
+use vmdk::delta::{DeltaParams, Growth, VmfsSparse};
 use vmdk::repair::{RepairOptions, apply, plan, undo};
-use vmdk::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 
 const CAPACITY: u64 = 8192;
 

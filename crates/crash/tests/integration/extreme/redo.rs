@@ -8,8 +8,8 @@ use engine::native::space::Growth as StoreGrowth;
 use engine::native::{NewStore, Store, StoreOptions};
 use engine::{CommitWhat, Machine, Options, Vm};
 use sim::{Options as SimOptions, Rng, SimWorld, View};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use super::{EXTREMES, draw, play, verbs};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
 use blk::file::FileCounters;
-use blk::manifest::{ContentGeneration, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
+use blk::manifest::{ContentGeneration, DeltaFormat, DiskMode, DiskState, NewDisk, SnapshotState, VmState};
 use blk::{Env, Error, Local, Result};
 
 use super::disk::RemoteDisk;
@@ -302,7 +302,7 @@ impl Machine for RemoteVm {
 
     elsewhere! { shared 'a:
         take(name: &'a str, description: &'a str) -> SnapshotState;
-        take_as(label: &'a SnapshotState) -> SnapshotState;
+        take_as(label: &'a SnapshotState, format: DeltaFormat) -> SnapshotState;
         revert(wanted: Option<&'a str>, first: Option<&'a str>, keep: bool) -> SnapshotState;
     }
 

@@ -1,6 +1,6 @@
 //! Take: one record for all disks, between two polls; then the writes under way end, and a flush seals the snapshot.
 
-use blk::manifest::{DiskMode, DiskState, SNAPSHOT_UID_MAX, SnapshotState, next_number};
+use blk::manifest::{DeltaFormat, DiskMode, DiskState, SNAPSHOT_UID_MAX, SnapshotState, next_number};
 use blk::{Error, Result};
 
 use super::NativeVm;
@@ -17,8 +17,14 @@ impl NativeVm {
         self.take_with(tree::new_snapshot(&self.env, name, description), false).await
     }
 
-    /// Does the same with the id, the name, the description and the time of `label`.
-    pub async fn take_as(&self, label: &SnapshotState) -> Result<SnapshotState> {
+    /// Does the same with the id, the name, the description and the time of `label`. There are no deltas to choose a
+    /// `format` for.
+    pub async fn take_as(&self, label: &SnapshotState, format: DeltaFormat) -> Result<SnapshotState> {
+        if format != DeltaFormat::Fitting {
+            let cause =
+                "a format of deltas was asked for, but a native VM has none; take the snapshot without it";
+            return Err(Error::unsupported(&self.name, cause));
+        }
         self.take_with(label.clone(), false).await
     }
 

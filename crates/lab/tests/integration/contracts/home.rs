@@ -2,8 +2,8 @@
 
 use blk::manifest::{Change, DiskMode, Manifest, NewDisk, SnapshotState, VmState};
 use blk::{Dir, ErrorKind};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use super::in_both_worlds;
 

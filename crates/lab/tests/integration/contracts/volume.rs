@@ -12,8 +12,8 @@ use engine::relocate::Relocation;
 use engine::{Job, Machine, Options, Vm};
 use lab::plain::Plain;
 use sim::{Action, Fault, OpKind, Rng, SimWorld};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use super::{SEED, in_both_worlds};
 

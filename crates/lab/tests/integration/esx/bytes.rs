@@ -111,20 +111,20 @@ fn a_vmfssparse_delta_opens_elsewhere() {
         let load = Load::new(disk(&esx), 40);
         run_loads(&env, &load, 1, 8, 100).await;
         let file = dir.open("disk0-000001-delta.vmdk", OpenMode::Read).await.unwrap();
-        let growth = vmdk::vmfssparse::Growth { step_bytes: 1 << 20, chunk_bytes: 1 << 20 };
-        let facts = vmdk::vmfssparse::DeltaParams {
+        let growth = vmdk::delta::Growth { step_bytes: 1 << 20, chunk_bytes: 1 << 20 };
+        let facts = vmdk::delta::DeltaParams {
             name: "disk0-000001.vmdk",
             capacity_sectors: DISK / SECTOR,
             writable: false,
             growth,
         };
-        let delta = vmdk::vmfssparse::VmfsSparse::open(env.clone(), file, facts).await.unwrap();
+        let delta = vmdk::delta::VmfsSparse::open(env.clone(), file, facts).await.unwrap();
         assert!(delta.check().await.unwrap().is_empty());
         compare(&delta, &esx).await;
     });
 }
 
-async fn compare(delta: &vmdk::vmfssparse::VmfsSparse, esx: &Rc<Esx>) {
+async fn compare(delta: &vmdk::delta::VmfsSparse, esx: &Rc<Esx>) {
     let mut at = 0;
     let mut held = 0;
     while at < DISK {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use blk::manifest::{DiskMode, DiskState, NewDisk, SnapshotState};
+use blk::manifest::{DeltaFormat, DiskMode, DiskState, NewDisk, SnapshotState};
 use engine::{CommitPreview, CommitWhat, GenerationChange, Loss, Rename};
 
 use crate::daemon::cores::vm_handle::VmHandle;
@@ -37,8 +37,8 @@ impl VmHandle {
     // Operations.
 
     /// Takes a snapshot with the id, the name, the description and the time of `label`.
-    pub(crate) async fn take(&self, label: SnapshotState) -> blk::Result<SnapshotState> {
-        self.on_machine(async move |vm| vm.take_as(&label).await).await
+    pub(crate) async fn take(&self, label: SnapshotState, format: DeltaFormat) -> blk::Result<SnapshotState> {
+        self.on_machine(async move |vm| vm.take_as(&label, format).await).await
     }
 
     pub(crate) async fn revert(

@@ -8,6 +8,7 @@ use api::{
     Policy, PolicyAction, PolicyApply, PolicyBackup, PolicyProblem, Quiesce, Retention, Revert, SnapshotTake,
     Store, VmLabels,
 };
+use blk::manifest::DeltaFormat;
 use crash::campaign::setting;
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -278,7 +279,7 @@ fn a_policy_is_applied_at_once_and_says_what_it_could_not_do() {
         let taken =
             policy("yearly UTC", last(1)).snapshot_name(VM, at.round(jiff::Unit::Second).expect("a time"))?;
         let by_hand = engine::tree::new_snapshot(&daemon.env, taken.as_str(), "");
-        entry.running.take(by_hand).await.map_err(|e| e.to_string())?;
+        entry.running.take(by_hand, DeltaFormat::Fitting).await.map_err(|e| e.to_string())?;
         daemon.env.sleep_us(1_000_000).await;
         let applied = apply().await?;
         assert!(applied.problems.iter().all(|problem| problem.cause.contains("exists")), "{applied:?}");

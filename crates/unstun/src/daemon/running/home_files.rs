@@ -7,8 +7,8 @@ use std::rc::Rc;
 use blk::dir::OWN_FOLDER;
 use blk::manifest::Manifest;
 use blk::{Dir, Env, Result};
+use vmdk::delta::Growth;
 use vmdk::home::{FolderKind, Folders, Home, format_roots};
-use vmdk::vmfssparse::Growth;
 
 use crate::daemon::running::descriptors::{Descriptors, admit_layers};
 
@@ -22,6 +22,7 @@ pub(crate) struct HomePlan {
     pub path: PathBuf,
     pub roots: Roots,
     pub ignore_content_ids: bool,
+    pub write_sesparse: bool,
     /// Other homes that are searched for readers of the home's layers. They may be missing.
     pub others: Vec<PathBuf>,
 }
@@ -44,6 +45,7 @@ impl HomeFiles {
         let folders = open_folders(env, &plan.roots, datastores, &plan.others).await?;
         let mut home = Home::new(dir, folders, Growth::default());
         home.ignore_content_ids = plan.ignore_content_ids;
+        home.set_write_sesparse(plan.write_sesparse);
         home.admit = Some(admit_layers(descriptors, &plan.path));
         Ok(HomeFiles { home: Rc::new(home), roots: RefCell::new(plan.roots) })
     }

@@ -8,8 +8,8 @@ use blk::dir::OWN_FOLDER;
 use blk::file::Lock;
 use blk::manifest::{Manifest, NewDisk, VmState};
 use blk::{Dir, Env, Error, Result};
+use vmdk::delta::Growth;
 use vmdk::home::{FolderKind, Folders, Home, NewVm};
-use vmdk::vmfssparse::Growth;
 
 use crate::daemon::datastore::Datastore;
 use crate::daemon::requests::prepare::Source;
@@ -34,8 +34,9 @@ impl HomeFiles {
 /// Reads how a home is opened. Any core can open it then.
 pub(crate) async fn plan_home(daemon: &Daemon, path: &Path) -> Result<HomePlan> {
     let own = open_path(&daemon.env, path).await?.open_dir(OWN_FOLDER, false).await?;
-    let Terms { roots, ignore_content_ids } = Terms::read(&own).await?;
-    Ok(HomePlan { path: path.to_path_buf(), roots, ignore_content_ids, others: other_homes(daemon, path) })
+    let Terms { roots, ignore_content_ids, write_sesparse } = Terms::read(&own).await?;
+    let (path, others) = (path.to_path_buf(), other_homes(daemon, path));
+    Ok(HomePlan { path, roots, ignore_content_ids, write_sesparse, others })
 }
 
 /// Locks the home: no other daemon opens it until `daemon.holds` releases it.
@@ -123,7 +124,7 @@ pub(crate) async fn create_vm(
             roots.push((FolderKind::Own, folder));
         }
     }
-    let terms = Terms { roots, ignore_content_ids: false };
+    let terms = Terms { roots, ignore_content_ids: false, write_sesparse: false };
     let id = new_id(&daemon.env);
     let making = async {
         let (dir, folders) = new_home(daemon, datastore, name, &terms, when_full).await?;
@@ -163,7 +164,7 @@ pub(crate) async fn import(
     let folder = source.folder.to_string_lossy().into_owned();
     let roots = std::iter::once(folder).chain(source.roots.iter().cloned());
     let roots = roots.map(|path| (FolderKind::Foreign, path)).collect();
-    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids };
+    let terms = Terms { roots, ignore_content_ids: request.ignore_content_ids, write_sesparse: false };
     let _source_hold = hold_source(daemon, &source.folder).await?;
     let mut from = Home::new(
         open_path(&daemon.env, &source.folder).await?,
@@ -189,7 +190,9 @@ pub(crate) async fn refuse_adoption(daemon: &Daemon, source: &Source, request: &
     refuse_own_folder(&dir).await?;
     let terms = adopted_terms(source, request);
     let folders = folders(daemon, &source.folder, &terms.roots).await?;
-    refuse_tops(Home::new(dir, folders, Growth::default())).await
+    let home = Home::new(dir, folders, Growth::default());
+    home.set_write_sesparse(request.write_sesparse);
+    refuse_tops(home).await
 }
 
 /// Refuses a folder that already has a `.unstun` folder. Its content decides which files are written and removed, so
@@ -207,7 +210,8 @@ async fn refuse_own_folder(dir: &Dir) -> Result<()> {
 
 fn adopted_terms(source: &Source, request: &VmImport) -> Terms {
     let roots = source.roots.iter().map(|path| (FolderKind::Own, path.clone())).collect();
-    Terms { roots, ignore_content_ids: request.ignore_content_ids }
+    let (ignore_content_ids, write_sesparse) = (request.ignore_content_ids, request.write_sesparse);
+    Terms { roots, ignore_content_ids, write_sesparse }
 }
 
 /// Turns the VM's folder into a home, and locks it. Only the `.unstun` folder is added to it.
@@ -232,7 +236,7 @@ async fn refuse_tops(home: Home) -> Result<()> {
                 "this is a disk's running layer, of type {}, which unstun reads but does not write",
                 layer.format
             );
-            let remedy = "import without --in-place: writes then go to a new delta";
+            let remedy = "import without --in-place: writes then go to a new delta (or add --write-sesparse for SEsparse)";
             return Err(Error::unsupported(home.dir().path_of(top), format!("{cause}; {remedy}")));
         }
     }
@@ -254,7 +258,7 @@ pub(crate) async fn clone(
     let (state, _hold) = parent.running.hold(snapshot, &format!("the clone {name}")).await?;
     let terms = async |files: &HomeFiles| {
         let roots = files.readable().into_iter().map(|path| (FolderKind::Foreign, path)).collect();
-        Terms { roots, ignore_content_ids: files.home.ignore_content_ids }
+        Terms { roots, ignore_content_ids: files.home.ignore_content_ids, write_sesparse: false }
     };
     let terms = parent.running.with_files(terms).await;
     let making = async {

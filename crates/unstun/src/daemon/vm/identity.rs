@@ -12,8 +12,8 @@ use blk::dir::OWN_FOLDER;
 use blk::{Error, ErrorKind, Result};
 use engine::native::VmHomeState;
 use tracing::warn;
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home as VmFiles};
-use vmdk::vmfssparse::Growth;
 
 use crate::daemon::datastore::{Datastore, Home};
 use crate::daemon::defect::Defect;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use api::error::{Error, Result};
 use api::name::VmName;
 use api::{CommitTarget, MemorySaved, Quiesce, Quiesced};
-use blk::manifest::SnapshotState;
+use blk::manifest::{DeltaFormat, SnapshotState};
 use engine::Rename;
 use tracing::warn;
 
@@ -95,7 +95,11 @@ impl Daemon {
         request: api::SnapshotTake,
         label: &SnapshotLabel,
     ) -> Result<Taken> {
-        let api::SnapshotTake { name, message, quiesce, memory } = request;
+        let api::SnapshotTake { name, message, quiesce, memory, delta } = request;
+        let format = match delta {
+            api::DeltaFormat::Fitting => DeltaFormat::Fitting,
+            api::DeltaFormat::Sesparse => DeltaFormat::SeSparse,
+        };
         let new = engine::tree::new_snapshot(&self.env, name.as_str(), &message);
         let late = self.defects.has(Defect::LabelLate);
         if !late {
@@ -109,7 +113,7 @@ impl Daemon {
         }
         let quiescing = self.quiesce(entry, quiesce).await?;
         let stopped = if memory { Some(self.stop_for_memory(entry, new.id).await?) } else { None };
-        let take = async || Ok(entry.running.take(new.clone()).await?);
+        let take = async || Ok(entry.running.take(new.clone(), format).await?);
         let taken = self.with_bin(&entry.datastore, take).await;
         let was_frozen = matches!(quiescing, Some(Quiescing::Frozen(_)));
         let mut quiesced = None;

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use blk::layer::Layer;
 use blk::manifest::Manifest;
 use blk::{Dir, Result};
+use vmdk::delta::Growth;
 use vmdk::home::{Folders, Home};
-use vmdk::vmfssparse::Growth;
 
 /// Opens the chain that ends in the descriptor `top`, read-only and base first.
 pub(crate) async fn open_chain(dir: Dir, top: &str) -> Result<Vec<Rc<dyn Layer>>> {

@@ -17,9 +17,9 @@ use sim::{Options, SimWorld, View};
 
 use super::finding::REPORT_FINDINGS_MAX;
 use super::*;
+use crate::delta::{DeltaParams, Growth, VmfsSparse};
 use crate::sesparse::testing::Image;
 use crate::testing::{flush, root, write};
-use crate::vmfssparse::{DeltaParams, Growth, VmfsSparse};
 
 use Severity::{Damage, Note, Warning};
 

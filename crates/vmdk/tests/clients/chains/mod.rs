@@ -10,7 +10,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use blk::ErrorKind;
-use blk::manifest::Manifest;
+use blk::manifest::{DeltaFormat, Manifest};
 use sim::Rng;
 use vmdk::home::{Folders, Home};
 
@@ -69,7 +69,7 @@ fn files_that_were_cut_are_refused_where_qemu_shows_something_else() {
                 1 => tree.add_sesparse(0, 1),
                 _ => {
                     let writes = tree.rng.between(1, WRITES_MAX);
-                    tree.add_delta(0, 1, writes).await
+                    tree.add_delta(0, 1, writes, DeltaFormat::Fitting).await
                 }
             };
             let top = tree.nodes.len() - 1;

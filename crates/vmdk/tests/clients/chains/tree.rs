@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use blk::manifest::Manifest;
+use blk::manifest::{DeltaFormat, Manifest};
 use blk::{Env, Result, SECTOR};
 use sim::Rng;
 use vmdk::home::{Folders, Home};
@@ -25,6 +25,8 @@ const TABLE_COVERS_SECTORS: u64 = 4096;
 /// Fields of a VMFSsparse header (reference/vmware-formats 3.1).
 const DIRECTORY_SECTOR: usize = 20;
 const DIRECTORY_ENTRIES: usize = 24;
+/// Mark of unstun in the journal's header; the first free grain follows.
+const SESPARSE_UNCLEAN: u64 = 2 * SECTOR + 32;
 const FREE_SECTOR: usize = 28;
 const UNCLEAN: usize = 1648;
 /// Of an SEsparse header (4.1): the sector of the grain tables.
@@ -89,7 +91,10 @@ impl Tree {
     fn home(&self, folder: usize) -> Home {
         let dir = |at: usize| self.env.open_root(self.folder(at).to_str().unwrap()).unwrap();
         let foreign = (0..FOLDERS.len()).filter(|at| *at != folder).map(dir).collect();
-        Home::new(dir(folder), Folders { foreign, ..Folders::default() }, GROWTH)
+        let home = Home::new(dir(folder), Folders { foreign, ..Folders::default() }, GROWTH);
+        // These homes have no VM, by whose ID a delta of unstun is known.
+        home.set_write_sesparse(true);
+        home
     }
 
     /// Runs a session of writes on a link without children.
@@ -119,7 +124,8 @@ impl Tree {
             return;
         }
         let writes = self.rng.below(WRITES_MAX);
-        let node = self.add_delta(parent, folder, writes).await;
+        let format = if self.rng.below(3) == 0 { DeltaFormat::SeSparse } else { DeltaFormat::Fitting };
+        let node = self.add_delta(parent, folder, writes, format).await;
         if self.rng.below(3) == 0 {
             self.leave_unclean(node);
         }
@@ -135,18 +141,25 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    pub(super) async fn add_delta(&mut self, parent: usize, folder: usize, writes: u64) -> usize {
+    pub(super) async fn add_delta(
+        &mut self,
+        parent: usize,
+        folder: usize,
+        writes: u64,
+        format: DeltaFormat,
+    ) -> usize {
         let mut content = self.nodes[parent].content.clone();
         let home = self.home(folder);
         home.set_grain(1 << self.rng.below(12));
         let home: &dyn Manifest = &home;
         let below = &self.nodes[parent];
         let written = if below.folder == folder { below.name.clone() } else { text(&self.path(parent)) };
-        let layer = home.create_child(&written).await.unwrap();
+        let layer = home.create_child_in(&written, format).await.unwrap();
         write_randomly(&mut self.rng, &*layer, 0, &mut content, writes).await;
         seal(&*layer).await;
         let name = layer.name().to_owned();
-        let extent = name.replace(".vmdk", "-delta.vmdk");
+        let end = if format == DeltaFormat::SeSparse { "-sesparse.vmdk" } else { "-delta.vmdk" };
+        let extent = name.replace(".vmdk", end);
         let node = self.push(parent, folder, (name, extent), content);
         self.rewrite_hint(node, parent);
         node
@@ -191,9 +204,14 @@ impl Tree {
         std::fs::write(&path, descriptor.replace(&old, &format!("\"{hint}\""))).unwrap();
     }
 
-    /// Leaves a delta as after a crash: uncleanShutdown is set, and freeSector is that of the empty delta.
+    /// Leaves a delta as after a crash: the mark is set, and the free pointer is that of the empty delta.
     fn leave_unclean(&self, node: usize) {
         let path = self.extent_path(node);
+        if self.nodes[node].extent.ends_with("-sesparse.vmdk") {
+            write_at(&path, SESPARSE_UNCLEAN, &1_u64.to_le_bytes());
+            write_at(&path, SESPARSE_UNCLEAN + 8, &0_u64.to_le_bytes());
+            return;
+        }
         let first = self.first_data_sector(node) as u32;
         write_at(&path, FREE_SECTOR as u64, &first.to_le_bytes());
         write_at(&path, UNCLEAN as u64, &1u32.to_le_bytes());

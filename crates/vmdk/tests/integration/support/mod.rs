@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use blk::uring::UringReactor;
 use blk::{Env, Executor};
-use vmdk::vmfssparse::Growth;
+use vmdk::delta::Growth;
 
 pub(crate) const GROWTH: Growth = Growth { step_bytes: 1 << 20, chunk_bytes: 256 << 10 };
 

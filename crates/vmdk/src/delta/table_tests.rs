@@ -1,28 +1,28 @@
 use super::budget::TABLES_CACHED_MAX;
 use super::*;
-use crate::cowd::decode_entries;
+use crate::cowd::{Header, TABLE_BYTES, decode_entries};
 
 const GIB_SECTORS: u64 = 1 << 21;
 
 struct Bench {
     header: Header,
     directory: Directory,
-    tables: Tables,
+    tables: Tables<Header>,
 }
 
 impl Bench {
     fn new() -> Self {
         let header = Header::create("x", GIB_SECTORS, 1).unwrap();
-        let directory = Directory::empty(&header);
+        let directory = Directory::empty(header.directory_entries() as u32);
         Self { header, directory, tables: Tables::default() }
     }
 
     fn place(&mut self, region: u32, table_sector: u32) {
         if !self.tables.contains(region) {
-            self.tables.insert_unpublished(region);
+            self.tables.insert_unpublished(region, 0);
         }
         let table = self.tables.get(region).unwrap();
-        table.sector = table_sector;
+        table.position = table_sector;
         table.pins += 1;
     }
 

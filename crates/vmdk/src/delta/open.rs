@@ -9,17 +9,12 @@ use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, ErrorKind, File, Result, SECTOR};
 use futures_util::future::join_all;
 
+use super::format::{Bounds, Format, TABLE_ENTRIES};
 use super::log::Log;
 use super::restore::end_of;
-use super::{Core, GrainCounts, Growth, Space, State, Tables, VmfsSparse};
-use crate::cowd::{
-    Directory, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES, TABLE_SECTORS, TableBounds, decode_entries,
-    table_runs,
-};
+use super::{Core, Delta, GrainCounts, Growth, Space, State, Tables, table_bytes};
+use crate::cowd::{Directory, TableRun, table_runs};
 use crate::text::wrong;
-
-/// An empty delta's length is rounded up to a multiple of this.
-const EMPTY_ALIGN: u64 = 4096;
 
 /// Tables that a scan reads at once: 32 * 16 KiB.
 const SCAN_DEPTH: usize = 32;
@@ -39,22 +34,24 @@ pub struct DeltaParams<'a> {
 
 /// Result of the scan of an unclean delta.
 struct Scan {
-    free_sector: u32,
+    free_sector: u64,
     held: Vec<(u32, usize)>,
 }
 
-impl VmfsSparse {
+impl<F: Format> Delta<F> {
     /// Writes an empty delta into a new file, durably, with the first step of space ready.
     pub async fn create(env: Env, file: File, facts: DeltaParams<'_>, grain_sectors: u32) -> Result<Self> {
-        let mut header = Header::create(file.name(), facts.capacity_sectors, grain_sectors)?;
+        let mut header = F::create(file.name(), facts.capacity_sectors, grain_sectors)?;
         let log = Log::new(&env, file.limits());
-        header.set_unclean(log.begin());
-        let length = (u64::from(header.first_data_sector()) * SECTOR).next_multiple_of(EMPTY_ALIGN);
-        let mut bytes = Buf::zeroed(length as usize);
-        bytes[..HEADER_BYTES].copy_from_slice(header.bytes());
-        file.tables().write(0, bytes).await?;
-        let directory = Directory::empty(&header);
-        let space = Space::new(header.free_sector());
+        header.set_mark(Some(log.begin()));
+        let first = header.first_bytes();
+        let length = header.empty_bytes();
+        file.tables().write(0, Buf::copy_of(&first)).await?;
+        if length > first.len() as u64 {
+            file.set_len(length).await?;
+        }
+        let directory = Directory::empty(header.regions());
+        let space = Space::new(header.first_free_sector(&directory));
         let held = GrainCounts::new(&directory, 0);
         let core = Core::new(
             env,
@@ -85,33 +82,27 @@ impl VmfsSparse {
 
     async fn open_with_log(env: Env, file: File, facts: DeltaParams<'_>, use_log: bool) -> Result<Self> {
         let file_bytes = file.size().await?;
-        let header_bytes =
-            read(&file, 0, HEADER_BYTES.min(usize::try_from(file_bytes).unwrap_or(usize::MAX))).await?;
-        let header = Header::decode(file.name(), &header_bytes, file_bytes)?;
-        if u64::from(header.capacity_sectors()) != facts.capacity_sectors {
+        let (header, directory) = F::read(&file, file_bytes).await?;
+        if header.capacity_sectors() != facts.capacity_sectors {
             let expected = format!("{}, as the descriptor {} says", facts.capacity_sectors, facts.name);
-            return Err(wrong(file.name(), "numSectors", header.capacity_sectors(), &expected));
+            return Err(wrong(file.name(), F::CAPACITY_FIELD, header.capacity_sectors(), &expected));
         }
-        let offset = u64::from(header.directory_sector()) * SECTOR;
-        // Bounded by 2^20 entries; the header's check compared it with the file.
-        let bytes = read(&file, offset, header.directory_bytes()).await?;
-        let directory = Directory::decode(file.name(), &header, &bytes, file_bytes)?;
         let scan = match header.is_unclean() && facts.writable {
             true => Some(scan(&file, &header, &directory, file_bytes).await?),
             false => None,
         };
-        let unclean_end = u32::try_from(file_bytes / SECTOR).unwrap_or(u32::MAX);
+        let unclean_end = file_bytes / SECTOR;
         let clean_end = if header.is_unclean() { unclean_end } else { header.free_sector() };
         let free_sector = scan.as_ref().map_or(clean_end, |scan| scan.free_sector);
         let left = match scan.is_some() && use_log {
-            true => Log::read(&env, &header, &directory, file.limits()),
+            true => Log::read(&env, header.log(), &directory, file.limits()),
             false => None,
         };
         let lost = scan.is_some() && left.is_none();
-        let left_end = left.as_deref().map_or(0, |entries| end_of(entries, header.grain_sectors()));
+        let left_end = left.as_deref().map_or(0, |entries| end_of(entries, &header));
         // Space past the end of the file is refused below.
         let free_sector = free_sector.max(left_end).min(unclean_end.max(free_sector));
-        let mut held = GrainCounts::new(&directory, in_use_grains(&header, &directory, free_sector));
+        let mut held = GrainCounts::new(&directory, header.grains_below(&directory, free_sector));
         scan.iter().flat_map(|scan| &scan.held).for_each(|(region, grains)| held.set(*region, *grains));
         let marked = header.is_unclean();
         let state = State {
@@ -123,7 +114,7 @@ impl VmfsSparse {
             held,
         };
         // A delta does not identify its machine: only the boot shows that a folder was moved to another host.
-        let then = HostId { boot: state.header.log_boot(), machine: 0 };
+        let then = HostId { boot: state.header.log().1, machine: 0 };
         let clients_live = clients_may_live(then, HostId::of(env.memory().as_deref()));
         let log = Log::new(&env, file.limits());
         let core = Core::new(env, file, &facts, log, state);
@@ -133,16 +124,20 @@ impl VmfsSparse {
         if let Some(entries) = left {
             core.restore(&entries).await?;
         }
+        if facts.writable {
+            core.prepare_records(marked).await?;
+        }
         Ok(Self(core))
     }
 }
 
-impl Core {
-    fn new(env: Env, file: File, facts: &DeltaParams<'_>, log: Log, state: State) -> Rc<Self> {
+impl<F: Format> Core<F> {
+    fn new(env: Env, file: File, facts: &DeltaParams<'_>, log: Log, state: State<F>) -> Rc<Self> {
+        let grain_bytes = state.header.grain_sectors() * SECTOR;
         let shape = Shape {
-            size_bytes: u64::from(state.header.capacity_sectors()) * SECTOR,
-            grain_bytes: u64::from(state.header.grain_sectors()) * SECTOR,
-            region_bytes: state.header.region_bytes(),
+            size_bytes: state.header.capacity_sectors() * SECTOR,
+            grain_bytes,
+            region_bytes: grain_bytes * TABLE_ENTRIES as u64,
             flat: false,
             writable: facts.writable,
             punches: false,
@@ -153,6 +148,7 @@ impl Core {
             files: [file],
             shape,
             growth: facts.growth,
+            limit_sector: state.header.limit_sector(),
             log,
             lost: Cell::new(false),
             state: RefCell::new(state),
@@ -165,40 +161,37 @@ impl Core {
     }
 }
 
-async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
-    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
-    result.map(|()| buf)
-}
-
-/// Returns an upper bound of the grains in use below `free_sector`: everything except metadata and tables.
-fn in_use_grains(header: &Header, directory: &Directory, free_sector: u32) -> u64 {
-    let tables = directory.table_count() as u64 * u64::from(TABLE_SECTORS);
-    let data = u64::from(free_sector).saturating_sub(u64::from(header.first_data_sector()) + tables);
-    data / u64::from(header.grain_sectors())
-}
-
-/// Reads and verifies every table: 16 KiB for each 2 MiB that the delta covers.
-async fn scan(file: &File, header: &Header, directory: &Directory, file_bytes: u64) -> Result<Scan> {
-    let bounds = TableBounds { file: file.name(), header, directory, file_bytes, free_sector: None };
-    let free_sector = header.first_data_sector().max(directory.end_of_tables());
-    let mut scan = Scan { free_sector, held: Vec::new() };
+/// Reads and verifies every table: 16 KiB for each 2 MiB that a VMFSsparse delta covers, 32 KiB for each 16 MiB of an
+/// SEsparse one.
+async fn scan<F: Format>(file: &File, header: &F, directory: &Directory, file_bytes: u64) -> Result<Scan> {
+    let bounds = Bounds { file: file.name(), directory, file_bytes, free_sector: None };
+    let mut scan = Scan { free_sector: header.first_free_sector(directory), held: Vec::new() };
     let tables: Vec<(u32, u32)> = directory.tables().collect();
     for batch in tables.chunks(SCAN_DEPTH) {
-        let reads = batch.iter().map(|(_, sector)| read(file, u64::from(*sector) * SECTOR, TABLE_BYTES));
+        let reads = batch.iter().map(async |(_, position)| {
+            let offset = header.table_offset(*position);
+            let (buf, result) = file.tables().read(offset, Buf::alloc(table_bytes::<F>())).await;
+            result.map(|()| buf)
+        });
         for ((region, _), bytes) in batch.iter().zip(join_all(reads).await) {
-            scan.add(&bounds, *region, &decode_entries(&bytes?))?;
+            scan.add(header, &bounds, *region, &header.decode(file.name(), *region, &bytes?)?)?;
         }
     }
     Ok(scan)
 }
 
 impl Scan {
-    fn add(&mut self, bounds: &TableBounds<'_>, region: u32, entries: &[u32]) -> Result<()> {
-        self.held.push((region, bounds.check(region, entries)?));
-        let grain = bounds.header.grain_sectors();
-        for run in table_runs(entries, 0..TABLE_ENTRIES, grain).filter(|run| run.sector != 0) {
+    fn add<F: Format>(
+        &mut self,
+        header: &F,
+        bounds: &Bounds<'_>,
+        region: u32,
+        entries: &[u32],
+    ) -> Result<()> {
+        self.held.push((region, header.check(bounds, region, entries)?));
+        for run in table_runs(entries, 0..TABLE_ENTRIES, header.step()).filter(TableRun::is_data) {
             // Inside the file, which `check` has verified.
-            let end = run.sector.saturating_add(run.entries as u32 * grain);
+            let end = header.sector_of(run.position) + run.entries as u64 * header.grain_sectors();
             self.free_sector = self.free_sector.max(end);
         }
         Ok(())

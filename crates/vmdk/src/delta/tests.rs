@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use sim::{Action, Fault, OpKind, Options, SimWorld, View};
 
 use super::*;
-use crate::cowd::HEADER_BYTES;
+use crate::cowd::{HEADER_BYTES, Header};
 use crate::testing::{PARENT, flush, read, root, sectors, write};
 
 const FILE: &str = "web-000001-delta.vmdk";

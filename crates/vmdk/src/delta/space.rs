@@ -4,7 +4,7 @@
 //! still reach the device. Only `ready` space (allocated, and zero-written) may be used, because writes into holes or
 //! unwritten extents cost up to half of a device's IOPS, and because a guest's write must not find the datastore full.
 
-use blk::{Error, Result, SECTOR};
+use blk::SECTOR;
 
 use crate::cowd::TABLE_SECTORS;
 
@@ -57,20 +57,20 @@ pub(super) struct Space {
     /// End of the space that is reserved on the datastore. The part past `ready_end` is not zero-written yet.
     allocated_end: u64,
     /// Free fragments of pages, by length: index 1 to 7.
-    fragments: [Vec<u32>; PAGE_SECTORS as usize],
+    fragments: [Vec<u64>; PAGE_SECTORS as usize],
 }
 
 impl Space {
     /// Starts with `free`, the first sector past everything in use. The file may have holes beyond it, so that space is
     /// not ready.
-    pub(super) fn new(free: u32) -> Self {
-        let end = page_up(u64::from(free));
-        Self { free: u64::from(free), ready_end: end, allocated_end: end, fragments: Default::default() }
+    pub(super) fn new(free: u64) -> Self {
+        let end = page_up(free);
+        Self { free, ready_end: end, allocated_end: end, fragments: Default::default() }
     }
 
-    /// Returns the first sector past the allocated space; it fits the header's 32 bits.
-    pub(super) fn free_sector(&self) -> u32 {
-        u32::try_from(self.free).expect("nothing is handed out at or past 2^32")
+    /// Returns the first sector past the allocated space.
+    pub(super) fn free_sector(&self) -> u64 {
+        self.free
     }
 
     pub(super) fn ready_end(&self) -> u64 {
@@ -108,38 +108,29 @@ impl Space {
         page_up(self.free) + need.tables * u64::from(TABLE_SECTORS) + data
     }
 
-    /// Checks that sector pointers, which have 32 bits, reach `end`.
-    pub(super) fn check_limit(&self, file: &str, end: u64) -> Result<()> {
-        if end < 1 << 32 {
-            return Ok(());
-        }
-        let cause = "the delta has reached 2 TiB, the most its 32-bit sector pointers can name";
-        Err(Error::refused(file, format!("{cause}; commit the snapshot to go on")))
-    }
-
     /// Allocates a table. The caller has ensured `end_for`.
-    pub(super) fn take_table(&mut self) -> u32 {
+    pub(super) fn take_table(&mut self) -> u64 {
         self.take_pages(u64::from(TABLE_SECTORS))
     }
 
-    pub(super) fn take_data(&mut self, sectors: u64) -> u32 {
+    pub(super) fn take_data(&mut self, sectors: u64) -> u64 {
         if let Some(length) = self.fragment_for(sectors)
             && let Some(start) = self.fragments[length].pop()
         {
-            self.keep_fragment(u64::from(start) + sectors, (length as u64) - sectors);
+            self.keep_fragment(start + sectors, (length as u64) - sectors);
             return start;
         }
         let pages = page_up(sectors);
         let start = self.take_pages(pages);
-        self.keep_fragment(u64::from(start) + sectors, pages - sectors);
+        self.keep_fragment(start + sectors, pages - sectors);
         start
     }
 
-    fn take_pages(&mut self, sectors: u64) -> u32 {
+    fn take_pages(&mut self, sectors: u64) -> u64 {
         let start = page_up(self.free);
         self.free = start + sectors;
         assert!(self.free <= self.ready_end, "sectors up to {} taken, {} ready", self.free, self.ready_end);
-        u32::try_from(start).expect("ready space ends below 2^32")
+        start
     }
 
     fn keep_fragment(&mut self, start: u64, sectors: u64) {
@@ -147,7 +138,7 @@ impl Space {
         if let Some(list) = self.fragments.get_mut(sectors as usize).filter(|list| list.len() < FRAGMENTS_MAX)
             && sectors > 0
         {
-            list.push(u32::try_from(start).expect("ready space ends below 2^32"));
+            list.push(start);
         }
     }
 
@@ -169,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    fn ready(free: u32, sectors: u64) -> Space {
+    fn ready(free: u64, sectors: u64) -> Space {
         let mut space = Space::new(free);
         space.set_allocated_end(space.ready_end() + sectors);
         space.set_ready_end(space.allocated_end());
@@ -196,7 +187,6 @@ mod tests {
         let space = Space::new(36);
         assert_eq!(space.ready_sectors(), 4);
         assert_eq!(space.end_for(SpaceNeed { tables: 1, data_sectors: 3 }), 80);
-        assert!(space.check_limit("x", 1 << 32).is_err());
     }
 
     #[test]
@@ -209,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sector_is_allocated_twice(free in 1u32..100, runs in proptest::collection::vec(0u64..40, 1..100)) {
+        fn no_sector_is_allocated_twice(free in 1u64..100, runs in proptest::collection::vec(0u64..40, 1..100)) {
             let mut space = ready(free, 100_000);
             let mut taken = std::collections::BTreeSet::new();
             for sectors in runs {
@@ -221,13 +211,13 @@ mod tests {
                 } else {
                     (space.take_data(sectors), sectors)
                 };
-                prop_assert!(start >= free && u64::from(space.free_sector()) <= before);
+                prop_assert!(start >= free && space.free_sector() <= before);
                 prop_assert!(length % 8 != 0 || start % 8 == 0);
                 for sector in 0..length {
-                    prop_assert!(taken.insert(u64::from(start) + sector));
+                    prop_assert!(taken.insert(start + sector));
                 }
             }
-            prop_assert!(taken.last().is_none_or(|last| *last < u64::from(space.free_sector())));
+            prop_assert!(taken.last().is_none_or(|last| *last < space.free_sector()));
         }
     }
 }

@@ -6,7 +6,8 @@ use blk::reactor::{Limits, OpenMode};
 use blk::{Buf, Env, File};
 use sim::{Options, SimWorld};
 
-use super::log::{Entry, Log};
+use super::entry::Entry;
+use super::log::Log;
 use super::*;
 use crate::cowd::{Directory, HEADER_BYTES, Header};
 use crate::testing::{PARENT, flush, read, root, sectors, write};
@@ -60,7 +61,7 @@ fn a_log_belongs_to_one_file_in_its_latest_state() {
         let file = open_file(&env, FILE).await;
         let (header, directory) = head(&file).await;
         let limits = file.limits();
-        let read = |limits| Log::read(&env, &header, &directory, limits);
+        let read = |limits| Log::read(&env, header.log(), &directory, limits);
         assert_eq!(read(limits).unwrap().len(), 1, "what the flush has covered is gone from it");
         assert_eq!(read(Limits { inode: limits.inode + 1, ..limits }), None);
         let begun_us = env.unix_us();
@@ -94,8 +95,8 @@ fn a_log_that_contradicts_its_file_is_not_used() {
         leave(&env).await;
         let file = open_file(&env, FILE).await;
         let (header, directory) = head(&file).await;
-        let entries = Log::read(&env, &header, &directory, file.limits()).unwrap();
-        let Entry::Published { table_sector, .. } = entries[0] else { panic!("{entries:?}") };
+        let entries = Log::read(&env, header.log(), &directory, file.limits()).unwrap();
+        let Entry::Published { table: table_sector, .. } = entries[0] else { panic!("{entries:?}") };
         let memory = env.memory().unwrap();
         let name = memory.list().into_iter().find(|name| !memory.read(name).unwrap().is_empty()).unwrap();
         // The last word but four of the entry is the sector of the region's table.

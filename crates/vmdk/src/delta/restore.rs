@@ -6,8 +6,8 @@ use blk::layer::TableWrite;
 use blk::{Error, Result};
 
 use super::Core;
-use super::log::Entry;
-use crate::cowd::TABLE_SECTORS;
+use super::entry::Entry;
+use super::format::Format;
 
 /// Entries of the log for one region.
 #[derive(Default)]
@@ -19,22 +19,23 @@ struct Region {
 }
 
 /// Returns the first sector after everything that the entries name.
-pub(super) fn end_of(entries: &[Entry], grain_sectors: u32) -> u32 {
+pub(super) fn end_of<F: Format>(entries: &[Entry], header: &F) -> u64 {
     let ends = entries.iter().map(|entry| match *entry {
-        Entry::Published { table_sector, count, sector, .. } => {
-            let data = sector.saturating_add(count.saturating_mul(grain_sectors));
-            data.max(table_sector.saturating_add(TABLE_SECTORS))
+        Entry::Published { table, count, start, .. } => {
+            // Below 2^32 positions of 2^12 grains of 2^11 sectors.
+            let data = header.sector_of(start) + u64::from(count) * header.grain_sectors();
+            data.max(header.table_end(table))
         }
         Entry::Released { .. } => 0,
     });
     ends.max().unwrap_or(0)
 }
 
-impl Core {
+impl<F: Format> Core<F> {
     /// Applies `entries` to the tables, durably, and begins a new log. `Damaged` if they contradict the file; nothing
     /// was written then.
     pub(super) async fn restore(&self, entries: &[Entry]) -> Result<()> {
-        let before = self.state.borrow().header.log_id();
+        let before = self.state.borrow().header.log().0;
         let mut regions: BTreeMap<u32, Region> = BTreeMap::new();
         for entry in entries {
             let region = regions.entry(entry.region()).or_default();
@@ -47,6 +48,8 @@ impl Core {
             self.restore_region(region, found).await?;
         }
         if !entries.is_empty() {
+            let recording = self.state.borrow().header.record(self.file(), entries);
+            recording.await?;
             self.make_durable().await?;
         }
         self.write_unclean_mark(true).await?;
@@ -60,23 +63,24 @@ impl Core {
             self.release(region.into());
         }
         for entry in found.published {
-            let Entry::Published { table_sector, first, count, sector, .. } = entry else { continue };
+            let Entry::Published { table: position, first, count, start, .. } = entry else { continue };
             let loaded = self.load(region).await?;
             let mut state = self.state.borrow_mut();
             if !loaded {
-                state.tables.insert_unpublished(region);
+                state.tables.insert_unpublished(region, 0);
             }
             let state = &mut *state;
             let table = state.tables.get(region).expect("loaded or inserted just now");
-            if table.sector == 0 {
-                table.sector = table_sector;
+            if table.position == 0 {
+                state.header.claim_table(self.file().name(), region, position)?;
+                table.position = position;
             }
-            let step = state.header.grain_sectors();
+            let step = state.header.step();
             let (first, count) = (first as usize, count as usize);
-            let wanted = (0..count as u32).map(|n| sector.saturating_add(n.saturating_mul(step)));
+            let wanted = (0..count as u32).map(|n| start.saturating_add(n.saturating_mul(step)));
             let present = &table.entries[first..first + count];
             let free = present.iter().filter(|present| **present == 0).count();
-            if table.sector != table_sector
+            if table.position != position
                 || present.iter().zip(wanted).any(|(present, wanted)| *present != 0 && *present != wanted)
             {
                 let cause = format!("region {region} is not what the log in the host's memory continues");
@@ -84,28 +88,24 @@ impl Core {
             }
             table.pins += 1;
             state.held.add(region, free);
-            state.tables.publish(&mut state.directory, region, first, count, sector, step);
+            state.tables.publish(&mut state.directory, region, first, count, start, step);
             state.tables.unpin(region);
             let entries = state.tables.get(region).expect("published just now").entries.to_vec();
-            self.bounds(state).check(region, &entries)?;
+            state.header.check(&self.bounds(state), region, &entries)?;
         }
         Ok(())
     }
 
     /// Flushes as the engine does (`blk::layer`), because the engine does not have the layer yet.
     async fn make_durable(&self) -> Result<()> {
-        let stages = {
-            let mut state = self.state.borrow_mut();
-            let state = &mut *state;
-            state.tables.stages(&state.header, &state.directory)
-        };
+        let stages = self.state.borrow_mut().stages();
         self.write_all(&stages.early).await?;
         self.file().flush().await?;
         for batch in stages.late.iter().filter(|batch| !batch.is_empty()) {
             self.write_all(batch).await?;
             self.file().flush().await?;
         }
-        self.state.borrow_mut().tables.settle(stages.ticket);
+        self.state.borrow_mut().settle(stages.ticket);
         Ok(())
     }
 

@@ -1,15 +1,17 @@
-//! An open VMFSsparse delta as a layer: lookup, first writes, release, and the order in which its tables become
-//! durable.
+//! An open delta that is written, VMFSsparse or SEsparse, as a layer: lookup, first writes, release, and the order in
+//! which its tables become durable.
 //!
 //! `table` has the tables and their states: the values of new entries are set there. `space` has the free sectors,
-//! `growth` prepares more of them, `open` creates and recovers, and `check` verifies everything. The encoding is in
-//! `cowd`.
+//! `growth` prepares more of them, `open` creates and recovers, and `check` verifies everything. `format` is what the
+//! formats differ in; the encodings are in `cowd` and `sesparse`.
 //!
 //! The header is marked "unclean" from creation, or from the first write after a seal, until the next seal. Meanwhile
 //! its free pointer has no meaning, and the next opening computes it from the tables.
 
 mod budget;
 mod check;
+mod entry;
+mod format;
 mod growth;
 mod log;
 mod open;
@@ -26,31 +28,47 @@ use blk::sync::{RangeLock, TaskMutex};
 use blk::{Buf, Env, Error, File, Local, Result, SECTOR};
 
 use crate::check::Finding;
-use crate::cowd::{Directory, Header, TABLE_BYTES, TableBounds, decode_entries, table_runs};
+use crate::cowd::{self, Directory, table_runs};
 use crate::runs::Runs;
+use crate::sesparse::WritableHeader;
 
 pub use budget::{TABLES_CACHED_MAX, keep_tables};
+pub use entry::Entry;
+pub use format::{Bounds, Format, LogName, TABLE_ENTRIES};
 pub use open::DeltaParams;
 pub use space::Growth;
 
-use log::{Entry, Log};
+use log::Log;
 use space::{Space, SpaceNeed};
 use table::Tables;
 
-/// An open delta.
-pub struct VmfsSparse(Rc<Core>);
+/// An open delta that may be written.
+pub struct Delta<F: Format>(Rc<Core<F>>);
 
-struct Core {
+/// An open VMFSsparse delta.
+pub type VmfsSparse = Delta<cowd::Header>;
+
+/// An open SEsparse delta that is written.
+pub type SeSparse = Delta<WritableHeader>;
+
+/// Returns the length of a table.
+const fn table_bytes<F: Format>() -> usize {
+    TABLE_ENTRIES * F::ENTRY_BYTES
+}
+
+struct Core<F: Format> {
     /// File name of the descriptor.
     name: String,
     env: Env,
     files: [File; 1],
     shape: Shape,
     growth: Growth,
+    /// End of the space that positions can name.
+    limit_sector: u64,
     log: Log,
     /// The previous process was killed, and acknowledged writes may be lost.
     lost: Cell<bool>,
-    state: RefCell<State>,
+    state: RefCell<State<F>>,
     /// The header on disk is marked "unclean", so tables may be written.
     marked_unclean: Cell<bool>,
     /// Serialises changes of the header.
@@ -62,10 +80,10 @@ struct Core {
     loading: RangeLock,
 }
 
-struct State {
-    header: Header,
+struct State<F: Format> {
+    header: F,
     directory: Directory,
-    tables: Tables,
+    tables: Tables<F>,
     space: Space,
     /// Length of the file.
     file_bytes: u64,
@@ -132,19 +150,50 @@ impl GrainCounts {
 }
 
 /// Keeps tables in memory for a placement that is not complete yet.
-struct Pins<'a> {
-    core: &'a Core,
+struct Pins<'a, F: Format> {
+    core: &'a Core<F>,
     regions: Range<u32>,
 }
 
-impl Drop for Pins<'_> {
+impl<F: Format> Drop for Pins<'_, F> {
     fn drop(&mut self) {
         let mut state = self.core.state.borrow_mut();
-        self.regions.clone().for_each(|region| state.tables.unpin(region));
+        self.regions.clone().for_each(|region| state.unpin(region));
     }
 }
 
-impl Core {
+impl<F: Format> State<F> {
+    /// Ends a placement's use of a table.
+    fn unpin(&mut self, region: u32) {
+        if let Some(position) = self.tables.unpin(region) {
+            self.header.give_table(position);
+        }
+    }
+
+    /// Captures everything published so far. The records of other programs are durable before the tables.
+    fn stages(&mut self) -> Stages {
+        let mut stages = self.tables.stages(&self.header, &self.directory);
+        let records = self.header.records_to_write();
+        #[cfg(test)]
+        if RECORDS_ARE_LATE.get() {
+            stages.late.push(records);
+            return stages;
+        }
+        stages.early.extend(records);
+        stages
+    }
+
+    /// Settles a flush. Returns false if it was not the last to capture.
+    fn settle(&mut self, ticket: u64) -> bool {
+        let settled = self.tables.settle(ticket);
+        if settled {
+            self.header.settle_records();
+        }
+        settled
+    }
+}
+
+impl<F: Format> Core<F> {
     fn file(&self) -> &File {
         &self.files[0]
     }
@@ -156,7 +205,7 @@ impl Core {
 
     fn regions(&self, range: &Range<u64>) -> Range<u32> {
         let region = self.shape.region_bytes;
-        // Below 2^20: the disk has fewer than 2^32 sectors.
+        // Below 2^22: a table covers at least 2 MiB of VMFSsparse's 2,032 GiB, and 16 MiB of SEsparse's 64 TiB.
         (range.start / region) as u32..range.end.div_ceil(region) as u32
     }
 
@@ -177,37 +226,36 @@ impl Core {
     /// Loads the region's table, if it has one. The table stays in memory until the caller next waits.
     async fn load(&self, region: u32) -> Result<bool> {
         loop {
-            let sector = {
+            let (position, offset) = {
                 let mut state = self.state.borrow_mut();
                 if state.tables.get(region).is_some() {
                     return Ok(true);
                 }
-                let Some(sector) = state.directory.get(region) else { return Ok(false) };
-                sector
+                let Some(position) = state.directory.get(region) else { return Ok(false) };
+                (position, state.header.table_offset(position))
             };
             let _turn = self.loading.lock(u64::from(region)..u64::from(region) + 1).await;
             if self.state.borrow().tables.contains(region) {
                 continue;
             }
-            let (buf, result) = self.tables().read(u64::from(sector) * SECTOR, Buf::alloc(TABLE_BYTES)).await;
+            let (buf, result) = self.tables().read(offset, Buf::alloc(table_bytes::<F>())).await;
             result?;
             let mut state = self.state.borrow_mut();
             // The region may have been released, or written again, while the read was under way.
-            if state.directory.get(region) != Some(sector) || state.tables.contains(region) {
+            if state.directory.get(region) != Some(position) || state.tables.contains(region) {
                 continue;
             }
-            let entries = decode_entries(&buf);
-            let grains = self.bounds(&state).check(region, &entries)?;
+            let entries = state.header.decode(self.file().name(), region, &buf)?;
+            let grains = state.header.check(&self.bounds(&state), region, &entries)?;
             state.held.set(region, grains);
-            state.tables.insert_loaded(region, sector, entries);
+            state.tables.insert_loaded(region, position, entries);
             return Ok(true);
         }
     }
 
-    fn bounds<'a>(&'a self, state: &'a State) -> TableBounds<'a> {
-        TableBounds {
+    fn bounds<'a>(&'a self, state: &'a State<F>) -> Bounds<'a> {
+        Bounds {
             file: self.file().name(),
-            header: &state.header,
             directory: &state.directory,
             file_bytes: state.file_bytes,
             free_sector: self.shape.writable.then(|| state.space.free_sector()),
@@ -233,15 +281,16 @@ impl Core {
         let grain = self.shape.grain_bytes;
         let base = u64::from(region) * self.shape.region_bytes;
         let entries = ((part.start - base) / grain) as usize..(part.end - base).div_ceil(grain) as usize;
-        let table = state.tables.get(region).expect("loaded before the last wait");
-        for run in table_runs(&table.entries, entries, (grain / SECTOR) as u32) {
+        let State { tables, header, .. } = &mut *state;
+        let table = tables.get(region).expect("loaded before the last wait");
+        for run in table_runs(&table.entries, entries, header.step()) {
             let start = base + run.entry as u64 * grain;
             let end = (start + run.entries as u64 * grain).min(part.end);
             // The first grain may begin before the range.
             let skip = part.start.saturating_sub(start);
-            let place = match run.sector {
+            let place = match run.position {
                 0 => Where::Parent,
-                sector => Where::Data { file: 0, offset: u64::from(sector) * SECTOR + skip },
+                position => Where::Data { file: 0, offset: header.sector_of(position) * SECTOR + skip },
             };
             out.push(start + skip, end - (start + skip), place);
         }
@@ -260,7 +309,9 @@ impl Core {
         let pins = self.pin(&whole).await?;
         loop {
             let end = self.space_needed(&whole);
-            self.state.borrow().space.check_limit(self.file().name(), end)?;
+            if end > self.limit_sector {
+                return Err(self.state.borrow().header.limit_error(self.file().name()));
+            }
             self.make_ready(end).await?;
             self.mark_unclean().await?;
             // While this write waited, others may have taken the space, or a seal may have removed the mark.
@@ -276,14 +327,15 @@ impl Core {
     }
 
     /// Loads or creates the tables of a range, and keeps them in memory.
-    async fn pin(&self, whole: &Range<u64>) -> Result<Pins<'_>> {
+    async fn pin(&self, whole: &Range<u64>) -> Result<Pins<'_, F>> {
         let regions = self.regions(whole);
         let mut pins = Pins { core: self, regions: regions.start..regions.start };
         for region in regions {
             let loaded = self.load(region).await?;
             let mut state = self.state.borrow_mut();
             if !loaded {
-                state.tables.insert_unpublished(region);
+                let position = state.header.take_table(self.file().name(), region)?;
+                state.tables.insert_unpublished(region, position.unwrap_or(0));
             }
             let table = state.tables.get(region).expect("loaded or inserted just now");
             table.pins += 1;
@@ -296,7 +348,7 @@ impl Core {
         let mut state = self.state.borrow_mut();
         let spaceless = self.regions(whole).filter(|region| {
             let table = state.tables.get(*region).expect("pinned");
-            table.sector == 0
+            table.position == 0
         });
         let tables = spaceless.count() as u64;
         state.space.end_for(SpaceNeed { tables, data_sectors: (whole.end - whole.start) / SECTOR })
@@ -305,12 +357,12 @@ impl Core {
     /// Allocates the space. Never waits, so that the earlier checks are still valid.
     fn take_space(&self, range: &Range<u64>, whole: Range<u64>) -> Placement {
         let mut state = self.state.borrow_mut();
-        let State { tables, space, .. } = &mut *state;
+        let State { tables, space, header, .. } = &mut *state;
         for region in self.regions(&whole) {
             let part = self.part(region, &whole);
             let table = tables.get(region).expect("pinned");
-            if table.sector == 0 {
-                table.sector = space.take_table();
+            if table.position == 0 {
+                table.position = header.position_of(space.take_table());
             }
             let entries = self.entries_of(region, &part);
             assert!(
@@ -320,12 +372,24 @@ impl Core {
             );
         }
         let sector = space.take_data((whole.end - whole.start) / SECTOR);
+        for region in self.regions(&whole) {
+            let part = self.part(region, &whole);
+            let start = header.position_of(sector + (part.start - whole.start) / SECTOR);
+            let table = tables.get(region).expect("pinned").position;
+            header.note_grains(&self.entry(region, table, &part, start));
+        }
         // The end of the disk may cut its last grain.
         let end = whole.end.min(self.shape.size_bytes);
-        let place = Where::Data { file: 0, offset: u64::from(sector) * SECTOR };
+        let place = Where::Data { file: 0, offset: sector * SECTOR };
         let run = Run { start: whole.start, len: end - whole.start, place };
         let fills = [whole.start..range.start, range.end..end];
         Placement { runs: vec![run], fills: fills.into_iter().filter(|fill| fill.start < fill.end).collect() }
+    }
+
+    /// Returns the change of a table that a part of a placement makes.
+    fn entry(&self, region: u32, table: u32, part: &Range<u64>, start: u32) -> Entry {
+        let entries = self.entries_of(region, part);
+        Entry::Published { region, table, first: entries.start as u32, count: entries.len() as u32, start }
     }
 
     fn entries_of(&self, region: u32, part: &Range<u64>) -> Range<usize> {
@@ -336,26 +400,19 @@ impl Core {
 
     fn publish(&self, placement: &Placement) {
         let mut state = self.state.borrow_mut();
-        let State { tables, directory, held, .. } = &mut *state;
-        let grain_sectors = (self.shape.grain_bytes / SECTOR) as u32;
+        let State { tables, directory, held, header, .. } = &mut *state;
         for run in &placement.runs {
             let Where::Data { offset, .. } = run.place else { continue };
             let range = run.start..run.end();
             for region in self.regions(&range) {
                 let part = self.part(region, &range);
                 let entries = self.entries_of(region, &part);
-                let sector = (offset + (part.start - run.start)) / SECTOR;
-                let sector = u32::try_from(sector).expect("placed below 2^32");
+                let start = header.position_of((offset + (part.start - run.start)) / SECTOR);
                 held.add(region, entries.len());
-                tables.publish(directory, region, entries.start, entries.len(), sector, grain_sectors);
+                tables.publish(directory, region, entries.start, entries.len(), start, header.step());
                 tables.unpin(region);
-                self.log.append(Entry::Published {
-                    region,
-                    table_sector: directory.get(region).expect("published just now"),
-                    first: entries.start as u32,
-                    count: entries.len() as u32,
-                    sector,
-                });
+                let table = directory.get(region).expect("published just now");
+                self.log.append(self.entry(region, table, &part, start));
             }
         }
     }
@@ -363,15 +420,19 @@ impl Core {
     fn abandon(&self, placement: &Placement) {
         let mut state = self.state.borrow_mut();
         for run in &placement.runs {
-            self.regions(&(run.start..run.end())).for_each(|region| state.tables.unpin(region));
+            self.regions(&(run.start..run.end())).for_each(|region| state.unpin(region));
         }
+        state.header.note_leak();
     }
 
     fn release(&self, region: u64) {
         let mut state = self.state.borrow_mut();
-        let State { tables, directory, held, .. } = &mut *state;
+        let State { tables, directory, held, header, .. } = &mut *state;
         let region = u32::try_from(region).ok().filter(|region| *region < directory.regions());
         let region = region.expect("a region of this disk");
+        if let Some(position) = directory.get(region) {
+            header.release_table(position);
+        }
         tables.release(directory, region);
         held.clear(region);
         self.log.append(Entry::Released { region });
@@ -380,11 +441,11 @@ impl Core {
     fn usage(&self) -> Usage {
         let state = self.state.borrow();
         let held_bytes = (state.held.total() * self.shape.grain_bytes).min(self.shape.size_bytes);
-        Usage { held_bytes, file_bytes: u64::from(state.space.free_sector()) * SECTOR }
+        Usage { held_bytes, file_bytes: state.header.used_bytes(&state.directory, state.space.free_sector()) }
     }
 }
 
-impl VmfsSparse {
+impl<F: Format> Delta<F> {
     /// Returns the findings of `Layer::check` one by one.
     pub async fn cross_check(&self) -> Result<Vec<Finding>> {
         self.0.check().await
@@ -396,7 +457,7 @@ impl VmfsSparse {
     }
 }
 
-impl Layer for VmfsSparse {
+impl<F: Format> Layer for Delta<F> {
     fn name(&self) -> &str {
         &self.0.name
     }
@@ -434,18 +495,19 @@ impl Layer for VmfsSparse {
     }
 
     fn unwritten_bytes(&self) -> u64 {
-        (self.0.state.borrow().tables.unwritten() * TABLE_BYTES) as u64 + self.0.log.bytes()
+        let state = self.0.state.borrow();
+        let tables = state.tables.unwritten() * table_bytes::<F>();
+        tables as u64 + state.header.unwritten_bytes() + self.0.log.bytes()
     }
 
     fn stages(&self) -> Stages {
         let mut state = self.0.state.borrow_mut();
-        let State { tables, header, directory, .. } = &mut *state;
         self.0.log.switch();
-        tables.stages(header, directory)
+        state.stages()
     }
 
     fn settle(&self, ticket: u64) {
-        if self.0.state.borrow_mut().tables.settle(ticket) {
+        if self.0.state.borrow_mut().settle(ticket) {
             self.0.log.settle();
         }
     }
@@ -484,8 +546,16 @@ impl Layer for VmfsSparse {
 }
 
 #[cfg(test)]
+thread_local! {
+    /// A planted defect: the records of other programs are written after the tables.
+    static RECORDS_ARE_LATE: Cell<bool> = const { Cell::new(false) };
+}
+
+#[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
 mod log_tests;
+#[cfg(test)]
+mod sesparse_tests;
 #[cfg(test)]
 mod tests;

@@ -5,9 +5,10 @@ use std::rc::Rc;
 use blk::{Buf, ErrorKind, Result, SECTOR};
 
 use super::Core;
+use super::format::Format;
 use super::space::PAGE_SECTORS;
 
-impl Core {
+impl<F: Format> Core<F> {
     /// Waits until space up to sector `end` is ready. `NoSpace` changes nothing.
     ///
     /// A separate task does the work: a caller that is dropped must not leave an unattended write of zeros under way,
@@ -44,7 +45,7 @@ impl Core {
                 }
                 state.space.ready_end() + 1
             };
-            if end + step >= 1 << 32 || self.grow_chunk(end, true).await.is_err() {
+            if end + step >= self.limit_sector || self.grow_chunk(end, true).await.is_err() {
                 return;
             }
         }
@@ -105,19 +106,14 @@ impl Core {
     }
 
     pub(super) async fn write_unclean_mark(&self, unclean: bool) -> Result<()> {
-        let mut header = self.state.borrow().header.clone();
-        match unclean {
-            true => header.set_unclean(self.log.begin()),
-            false => header.set_clean(),
-        }
-        let (offset, bytes) = header.unclean_bytes();
-        self.tables().write(offset, Buf::copy_of(bytes)).await?;
+        let mark = unclean.then(|| self.log.begin());
+        let (offset, bytes) = self.state.borrow().header.mark_write(mark);
+        self.tables().write(offset, bytes).await?;
         self.file().flush().await?;
         if !unclean {
             self.log.end();
         }
-        // The free pointer may have changed meanwhile; only this code changes the other fields.
-        self.state.borrow_mut().header.take_mark(&header);
+        self.state.borrow_mut().header.set_mark(mark);
         Ok(())
     }
 
@@ -137,6 +133,11 @@ impl Core {
         // From here on, a first write marks the header again before it continues.
         self.marked_unclean.set(false);
         self.state.borrow_mut().tables.drop_idle();
+        let leaks = self.state.borrow().header.has_leaks();
+        // A placement under way has taken grains that no table names yet.
+        if leaks && !self.state.borrow().tables.is_pinned() {
+            self.prepare_records(true).await?;
+        }
         self.cut().await?;
         self.write_free_pointer().await?;
         self.write_unclean_mark(false).await
@@ -164,14 +165,25 @@ impl Core {
         Ok(())
     }
 
+    /// Reads the records that only other programs read; `rebuild` corrects them first.
+    pub(super) async fn prepare_records(&self, rebuild: bool) -> Result<()> {
+        let reading = {
+            let state = self.state.borrow();
+            state.header.prepare(self.file(), &state.directory, state.space.free_sector(), rebuild)
+        };
+        let maps = reading.await?;
+        self.state.borrow_mut().header.set_maps(maps);
+        Ok(())
+    }
+
     async fn write_free_pointer(&self) -> Result<()> {
-        let (offset, buf) = {
+        let write = {
             let mut state = self.state.borrow_mut();
             let free = state.space.free_sector();
             state.header.set_free_sector(free);
-            let (offset, bytes) = state.header.free_sector_bytes();
-            (offset, Buf::copy_of(bytes))
+            state.header.free_write()
         };
+        let Some((offset, buf)) = write else { return Ok(()) };
         self.tables().write(offset, buf).await?;
         self.file().flush().await
     }

@@ -7,15 +7,14 @@
 //! `Doubtful`: it is written only after its data, and the pointer only after the table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 
-use blk::Buf;
 use blk::layer::{Stages, TableWrite};
+use blk::{Buf, SECTOR};
 
 use super::budget::{self, Counted};
-use crate::cowd::{
-    Directory, ENTRIES_PER_SECTOR, ENTRY_BYTES, HEADER_BYTES, Header, TABLE_BYTES, TABLE_ENTRIES,
-    encode_entries,
-};
+use super::format::{Format, TABLE_ENTRIES};
+use crate::cowd::Directory;
 
 /// Maximum number of tables of a layer that is only read, or of any layer when the core's share is used up: 64 * 16 KiB
 /// = 1 MiB. Reads use the resolved map.
@@ -23,9 +22,20 @@ pub(super) const TABLES_READ_MAX: usize = 64;
 
 /// A table is written in pieces of 4 KiB.
 const PIECE_BYTES: usize = 4096;
-const PIECE_ENTRIES: usize = PIECE_BYTES / ENTRY_BYTES;
-const PIECES: usize = TABLE_BYTES / PIECE_BYTES;
-const ALL_PIECES: u8 = (1 << PIECES) - 1;
+
+/// Returns the entries of a piece.
+const fn piece_entries<F: Format>() -> usize {
+    PIECE_BYTES / F::ENTRY_BYTES
+}
+
+/// Returns the pieces of a table: at most 8, one bit each.
+const fn pieces<F: Format>() -> usize {
+    TABLE_ENTRIES / piece_entries::<F>()
+}
+
+const fn entries_per_sector<F: Format>() -> usize {
+    SECTOR as usize / F::ENTRY_BYTES
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
@@ -39,8 +49,8 @@ enum Link {
 #[derive(Debug)]
 pub(super) struct Table {
     pub entries: Box<[u32]>,
-    /// Position in the file; 0 for an `Unpublished` table without space.
-    pub sector: u32,
+    /// 0 for an `Unpublished` table without space.
+    pub position: u32,
     /// Number of placements under way that will set entries here. The table must stay in memory.
     pub pins: usize,
     link: Link,
@@ -52,8 +62,8 @@ pub(super) struct Table {
 }
 
 /// The tables of one layer.
-#[derive(Debug, Default)]
-pub(super) struct Tables {
+#[derive(Debug)]
+pub(super) struct Tables<F> {
     loaded: BTreeMap<u32, Table>,
     dirty: BTreeSet<u32>,
     captured: Vec<u32>,
@@ -64,9 +74,26 @@ pub(super) struct Tables {
     clock: u64,
     /// There were first writes since the layer was opened or sealed.
     written: bool,
+    format: PhantomData<F>,
 }
 
-impl Tables {
+impl<F> Default for Tables<F> {
+    fn default() -> Self {
+        Tables {
+            loaded: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            captured: Vec::new(),
+            directory_dirty: BTreeSet::new(),
+            directory_captured: BTreeSet::new(),
+            ticket: 0,
+            clock: 0,
+            written: false,
+            format: PhantomData,
+        }
+    }
+}
+
+impl<F: Format> Tables<F> {
     pub(super) fn get(&mut self, region: u32) -> Option<&mut Table> {
         self.clock += 1;
         let table = self.loaded.get_mut(&region)?;
@@ -79,24 +106,24 @@ impl Tables {
     }
 
     /// Adds a verified table from the file.
-    pub(super) fn insert_loaded(&mut self, region: u32, sector: u32, entries: Vec<u32>) {
+    pub(super) fn insert_loaded(&mut self, region: u32, position: u32, entries: Vec<u32>) {
         self.make_room();
-        self.insert(region, sector, entries, Link::Linked);
+        self.insert(region, position, entries, Link::Linked);
     }
 
-    /// Adds an empty table for a region without one, still without space.
-    pub(super) fn insert_unpublished(&mut self, region: u32) {
+    /// Adds an empty table for a region without one. `position`: 0 if it has no space yet.
+    pub(super) fn insert_unpublished(&mut self, region: u32, position: u32) {
         self.written = true;
         self.make_room();
-        self.insert(region, 0, vec![0; TABLE_ENTRIES], Link::Unpublished);
+        self.insert(region, position, vec![0; TABLE_ENTRIES], Link::Unpublished);
     }
 
-    fn insert(&mut self, region: u32, sector: u32, entries: Vec<u32>, link: Link) {
+    fn insert(&mut self, region: u32, position: u32, entries: Vec<u32>, link: Link) {
         assert_eq!(entries.len(), TABLE_ENTRIES, "entries of a table");
         self.clock += 1;
         let table = Table {
             entries: entries.into(),
-            sector,
+            position,
             pins: 0,
             link,
             dirty: 0,
@@ -128,24 +155,30 @@ impl Tables {
         self.written = !self.loaded.is_empty();
     }
 
-    /// Ends a placement's use of a table. A table without entries is dropped, and its space is lost.
-    pub(super) fn unpin(&mut self, region: u32) {
-        let Some(table) = self.loaded.get_mut(&region) else { return };
+    /// Returns whether a placement is under way.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.loaded.values().any(|table| table.pins > 0)
+    }
+
+    /// Ends a placement's use of a table. A table without entries is dropped, and its position is returned.
+    pub(super) fn unpin(&mut self, region: u32) -> Option<u32> {
+        let table = self.loaded.get_mut(&region)?;
         assert!(table.pins > 0, "region {region} is not pinned");
         table.pins -= 1;
         if table.pins == 0 && table.link == Link::Unpublished {
-            self.loaded.remove(&region);
+            return self.loaded.remove(&region).map(|table| table.position).filter(|position| *position != 0);
         }
+        None
     }
 
-    /// Sets entries `first..first + count` of the region to grains from `sector` on, `step` sectors apart.
+    /// Sets entries `first..first + count` of the region to grains from position `start` on, `step` apart.
     pub(super) fn publish(
         &mut self,
         directory: &mut Directory,
         region: u32,
         first: usize,
         count: usize,
-        sector: u32,
+        start: u32,
         step: u32,
     ) {
         self.written = true;
@@ -154,14 +187,14 @@ impl Tables {
             table.unwrap_or_else(|| panic!("region {region} was released with a placement under way"));
         assert!(table.pins > 0, "region {region} is published without a placement");
         for (index, entry) in table.entries[first..first + count].iter_mut().enumerate() {
-            *entry = sector + index as u32 * step;
+            *entry = start + index as u32 * step;
         }
-        let pieces = first / PIECE_ENTRIES..=(first + count - 1) / PIECE_ENTRIES;
+        let pieces = first / piece_entries::<F>()..=(first + count - 1) / piece_entries::<F>();
         table.dirty |= pieces.map(|piece| 1u8 << piece).sum::<u8>();
         self.dirty.insert(region);
         if table.link == Link::Unpublished {
             table.link = Link::New;
-            directory.set(region, table.sector);
+            directory.set(region, table.position);
         }
     }
 
@@ -172,7 +205,7 @@ impl Tables {
         self.dirty.remove(&region);
         if directory.get(region).is_some() {
             directory.clear(region);
-            self.directory_dirty.insert(region as usize / ENTRIES_PER_SECTOR);
+            self.directory_dirty.insert(region as usize / entries_per_sector::<F>());
         }
     }
 
@@ -190,7 +223,7 @@ impl Tables {
     }
 
     /// Captures everything published so far.
-    pub(super) fn stages(&mut self, header: &Header, directory: &Directory) -> Stages {
+    pub(super) fn stages(&mut self, header: &F, directory: &Directory) -> Stages {
         self.take_back_unsettled();
         self.ticket += 1;
         let mut stages = Stages { ticket: self.ticket, ..Stages::default() };
@@ -200,18 +233,18 @@ impl Tables {
             let Some(table) = self.loaded.get_mut(&region) else { continue };
             table.captured = std::mem::take(&mut table.dirty);
             match table.link {
-                Link::Linked => table.write_pieces(&mut tables),
+                Link::Linked => table.write_pieces(header, &mut tables),
                 Link::Doubtful => {
                     doubtful = true;
-                    table.write_whole(&mut tables);
+                    table.write_whole(header, &mut tables);
                 }
                 Link::Unpublished | Link::New | Link::Linking => {
                     table.link = Link::Linking;
-                    table.write_whole(&mut stages.early);
+                    table.write_whole(header, &mut stages.early);
                 }
             }
             if table.link != Link::Linked {
-                self.directory_dirty.insert(region as usize / ENTRIES_PER_SECTOR);
+                self.directory_dirty.insert(region as usize / entries_per_sector::<F>());
             }
             self.captured.push(region);
         }
@@ -235,7 +268,7 @@ impl Tables {
             table.dirty |= std::mem::take(&mut table.captured);
             if table.link == Link::Linking {
                 table.link = Link::Doubtful;
-                table.dirty = ALL_PIECES;
+                table.dirty = ((1_u16 << pieces::<F>()) - 1) as u8;
             }
             self.dirty.insert(region);
         }
@@ -266,31 +299,36 @@ impl Table {
         self.pins == 0 && self.dirty == 0 && self.captured == 0
     }
 
-    fn write_whole(&self, out: &mut Vec<TableWrite>) {
-        self.write(0..PIECES, out);
+    fn write_whole<F: Format>(&self, header: &F, out: &mut Vec<TableWrite>) {
+        self.write(header, 0..pieces::<F>(), out);
     }
 
-    fn write_pieces(&self, out: &mut Vec<TableWrite>) {
-        let mut piece = 0;
-        while piece < PIECES {
-            let end = (piece..PIECES).find(|p| self.captured & (1 << p) == 0).unwrap_or(PIECES);
+    fn write_pieces<F: Format>(&self, header: &F, out: &mut Vec<TableWrite>) {
+        let (mut piece, last) = (0, pieces::<F>());
+        while piece < last {
+            let end = (piece..last).find(|p| self.captured & (1 << p) == 0).unwrap_or(last);
             if end > piece {
-                self.write(piece..end, out);
+                self.write(header, piece..end, out);
             }
             piece = end + 1;
         }
     }
 
-    fn write(&self, pieces: std::ops::Range<usize>, out: &mut Vec<TableWrite>) {
+    fn write<F: Format>(&self, header: &F, pieces: std::ops::Range<usize>, out: &mut Vec<TableWrite>) {
         let mut data = Buf::alloc(pieces.len() * PIECE_BYTES);
-        encode_entries(&self.entries[pieces.start * PIECE_ENTRIES..pieces.end * PIECE_ENTRIES], &mut data);
-        let offset = u64::from(self.sector) * blk::SECTOR + (pieces.start * PIECE_BYTES) as u64;
+        let entries = pieces.start * piece_entries::<F>()..pieces.end * piece_entries::<F>();
+        F::encode(&self.entries[entries], &mut data);
+        let offset = header.table_offset(self.position) + (pieces.start * PIECE_BYTES) as u64;
         out.push(TableWrite { file: 0, offset, data: data.freeze() });
     }
 }
 
 /// Returns writes of whole sectors of the directory; neighbouring ones are merged.
-fn directory_writes(header: &Header, directory: &Directory, sectors: &BTreeSet<usize>) -> Vec<TableWrite> {
+fn directory_writes<F: Format>(
+    header: &F,
+    directory: &Directory,
+    sectors: &BTreeSet<usize>,
+) -> Vec<TableWrite> {
     let mut writes = Vec::new();
     let mut rest = sectors.iter().copied().peekable();
     while let Some(first) = rest.next() {
@@ -298,12 +336,11 @@ fn directory_writes(header: &Header, directory: &Directory, sectors: &BTreeSet<u
         while rest.next_if_eq(&end).is_some() {
             end += 1;
         }
-        let entries = first * ENTRIES_PER_SECTOR..end * ENTRIES_PER_SECTOR;
+        let entries = first * entries_per_sector::<F>()..end * entries_per_sector::<F>();
         let values: Vec<u32> = entries.map(|region| directory.get(region as u32).unwrap_or(0)).collect();
-        let mut data = Buf::alloc(values.len() * ENTRY_BYTES);
-        encode_entries(&values, &mut data);
-        let offset = (u64::from(header.directory_sector()) + first as u64) * blk::SECTOR;
-        assert!(offset >= HEADER_BYTES as u64);
+        let mut data = Buf::alloc(values.len() * F::ENTRY_BYTES);
+        F::encode_directory(&values, &mut data);
+        let offset = header.directory_offset() + first as u64 * SECTOR;
         writes.push(TableWrite { file: 0, offset, data: data.freeze() });
     }
     writes

@@ -11,69 +11,15 @@ use blk::Env;
 use blk::memory::{Memory, MemoryLog};
 use blk::reactor::Limits;
 
-use crate::cowd::{Directory, Header, TABLE_ENTRIES};
+use super::entry::{ENTRY_BYTES, Entry};
+use super::format::LogName;
+use crate::cowd::Directory;
 
 const HEAD_BYTES: usize = 24;
-const ENTRY_BYTES: usize = 24;
-const PUBLISHED: u32 = 1;
-const RELEASED: u32 = 2;
 
 /// Maximum time between a write's time stamp in the file and its record: the duration of the write, and the lag of a
 /// file system's clock. A file that was last written earlier is an old copy of the log's file.
 const STAMP_SLACK_US: i64 = 60_000_000;
-
-/// One change of the tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
-    /// Grains `first..first + count` of the region are contiguous in the file from `sector` on. The region's table is,
-    /// or will be, at `table_sector`.
-    Published {
-        region: u32,
-        table_sector: u32,
-        first: u32,
-        count: u32,
-        sector: u32,
-    },
-    Released {
-        region: u32,
-    },
-}
-
-impl Entry {
-    pub(super) fn region(self) -> u32 {
-        match self {
-            Entry::Published { region, .. } | Entry::Released { region } => region,
-        }
-    }
-
-    fn encode(self) -> [u8; ENTRY_BYTES] {
-        let words = match self {
-            Entry::Published { region, table_sector, first, count, sector } => {
-                [PUBLISHED, region, table_sector, first, count, sector]
-            }
-            Entry::Released { region } => [RELEASED, region, 0, 0, 0, 0],
-        };
-        let mut bytes = [0; ENTRY_BYTES];
-        for (out, word) in bytes.chunks_exact_mut(4).zip(words) {
-            out.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// Decodes an entry. None if it cannot belong to a delta with this directory.
-    fn decode(bytes: &[u8], directory: &Directory) -> Option<Entry> {
-        let word = |n: usize| u32::from_le_bytes(bytes[n * 4..n * 4 + 4].try_into().expect("four bytes"));
-        let region = Some(word(1)).filter(|region| *region < directory.regions())?;
-        let (table_sector, first, count, sector) = (word(2), word(3), word(4), word(5));
-        match word(0) {
-            PUBLISHED if count > 0 && first.checked_add(count)? <= TABLE_ENTRIES as u32 => {
-                Some(Entry::Published { region, table_sector, first, count, sector })
-            }
-            RELEASED => Some(Entry::Released { region }),
-            _ => None,
-        }
-    }
-}
 
 /// Log of one open delta.
 pub(super) struct Log {
@@ -103,14 +49,9 @@ impl Log {
 
     /// Returns the entries that an earlier process left for an unclean delta, in order. None if entries may be missing,
     /// or if the file is not the log's file but a copy of an earlier state.
-    pub(super) fn read(
-        env: &Env,
-        header: &Header,
-        directory: &Directory,
-        limits: Limits,
-    ) -> Option<Vec<Entry>> {
+    pub(super) fn read(env: &Env, log: LogName, directory: &Directory, limits: Limits) -> Option<Vec<Entry>> {
         let memory = env.memory()?;
-        let mut parts = MemoryLog::read(&*memory, &name(header.log_id()))?;
+        let mut parts = MemoryLog::read(&*memory, &name(log.0))?;
         let word = |part: &[u8], n: usize| {
             part.get(n * 8..n * 8 + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight")))
         };
@@ -130,7 +71,7 @@ impl Log {
     }
 
     /// Begins an empty log. Returns its number and the host's boot, which the header must contain.
-    pub(super) fn begin(&self) -> (u64, u64) {
+    pub(super) fn begin(&self) -> LogName {
         let Some(memory) = &self.memory else { return (0, 0) };
         let id = self.env.random() | 1;
         let log = MemoryLog::new(&name(id));
