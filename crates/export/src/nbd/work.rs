@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use blk::volume::ZeroMode;
+use blk::volume::{BlockStatus, Volume, ZeroMode};
 use blk::{Buf, Env, Error, Result, Slice};
 
 use super::connection::{Connection, Ticket};
@@ -14,6 +14,9 @@ use super::reply::Failure;
 use super::request::Command;
 use super::status;
 use crate::limits::IoCost;
+
+/// Bytes that a request for the first piece of a status looks at first.
+const FIRST_STEP_BYTES: u64 = 4 << 20;
 
 /// Starts a command of one piece. Each kind gets a task no larger than necessary.
 pub(super) fn start(env: &Env, ticket: Ticket, command: Command) {
@@ -114,11 +117,34 @@ async fn block_status(ticket: Ticket, range: Range<u64>, one: bool) {
     }
 }
 
+/// Returns the status of a range at least up to its first change. QEMU requests 2 GiB for each piece that it wants to know, so
+/// the work must follow the length of the piece and not that of the request.
+async fn first_pieces(volume: &Rc<dyn Volume>, range: &Range<u64>) -> Result<Vec<BlockStatus>> {
+    let mut pieces: Vec<BlockStatus> = Vec::new();
+    let (mut at, mut step) = (range.start, FIRST_STEP_BYTES);
+    while at < range.end {
+        let end = range.end.min((at / step + 1) * step);
+        let found = volume.clone().status(at..end).await?;
+        at += found.iter().map(|piece| piece.len).sum::<u64>();
+        pieces.extend(found);
+        let first = pieces[0];
+        if at < end || pieces.iter().any(|piece| (piece.hole, piece.zero) != (first.hole, first.zero)) {
+            break;
+        }
+        pieces = vec![BlockStatus { len: at - range.start, ..first }];
+        step *= 2;
+    }
+    Ok(pieces)
+}
+
 /// Returns the payload of each selected context, in the order of their IDs.
 async fn contexts(line: &Connection, range: &Range<u64>, one: bool) -> Result<Vec<Vec<u8>>> {
     let mut payloads = Vec::new();
     if line.terms.status {
-        let pieces = line.volume.clone().status(range.clone()).await?;
+        let pieces = match one {
+            true => first_pieces(&line.volume, range).await?,
+            false => line.volume.clone().status(range.clone()).await?,
+        };
         payloads.push(status::allocation(range, one, &pieces));
     }
     for (id, state) in (QEMU_BITMAP_ID..).zip(&line.terms.since) {
@@ -184,5 +210,76 @@ pub(super) async fn read_part(ticket: Ticket, part: RequestPart, offset: u64, le
         Some(Ok(())) => ticket.data(offset, buf, true),
         None if read => ticket.data(offset, buf, false),
         None => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blk::Local;
+    use blk::volume::VolumeInfo;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Holes of 300 MiB, each with 1 MiB of data after it. Counts the bytes that were looked at.
+    #[derive(Default)]
+    struct Sparse(Cell<u64>);
+
+    impl Volume for Sparse {
+        fn info(&self) -> VolumeInfo {
+            VolumeInfo { size_bytes: 1 << 40, read_only: true, preferred_bytes: 4096, fast_zero: false }
+        }
+
+        fn read(self: Rc<Self>, _: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
+            Box::pin(async { (buf, Ok(())) })
+        }
+
+        fn write(self: Rc<Self>, _: u64, _: Slice) -> Local<'static, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn flush(self: Rc<Self>) -> Local<'static, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn write_zeroes(self: Rc<Self>, _: Range<u64>, _: ZeroMode) -> Local<'static, Result<()>> {
+            Box::pin(async { Ok(()) })
+        }
+
+        fn status(self: Rc<Self>, range: Range<u64>) -> Local<'static, Result<Vec<BlockStatus>>> {
+            self.0.update(|bytes| bytes + range.end - range.start);
+            let (mut pieces, mut at) = (Vec::new(), range.start);
+            while at < range.end {
+                let into = at % (301 * MIB);
+                let hole = into < 300 * MIB;
+                let end = range.end.min(at - into + if hole { 300 * MIB } else { 301 * MIB });
+                pieces.push(BlockStatus { len: end - at, hole, zero: hole });
+                at = end;
+            }
+            Box::pin(async { Ok(pieces) })
+        }
+    }
+
+    #[test]
+    fn the_work_for_one_piece_follows_its_length() {
+        let volume = Rc::new(Sparse::default());
+        let dynamic: Rc<dyn Volume> = volume.clone();
+        let first = |range: Range<u64>| {
+            let found = first_pieces(&dynamic, &range).now_or_never().expect("it never waits");
+            let pieces = found.unwrap();
+            let alike = |piece: &&BlockStatus| piece.hole == pieces[0].hole;
+            let len = pieces.iter().take_while(alike).map(|piece| piece.len).sum();
+            BlockStatus { len, ..pieces[0] }
+        };
+        let hole = BlockStatus { len: 300 * MIB, hole: true, zero: true };
+        assert_eq!(first(0..4096 * MIB), hole);
+        assert!(volume.0.get() <= 1024 * MIB, "{} bytes", volume.0.get());
+        volume.0.set(0);
+        assert_eq!(first(300 * MIB + 512..4096 * MIB).len, MIB - 512);
+        assert!(volume.0.get() <= 4 * MIB, "{} bytes", volume.0.get());
+        assert_eq!(first(0..200 * MIB), BlockStatus { len: 200 * MIB, ..hole });
+        assert_eq!(first(5..6).len, 1);
     }
 }
