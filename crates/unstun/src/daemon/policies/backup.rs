@@ -23,8 +23,12 @@ use crate::daemon::vm::labels::{BackupRef, Labels, SnapshotLabel};
 use crate::daemon::vm::vm_record::VmRecord;
 use crate::repository::refuse_unknown;
 
-/// Maximum number of backups at the same time, over all policies: each reads disks, and compresses, beside the guests.
-const BACKUPS_MAX: usize = 2;
+/// Maximum number of backups at the same time into one repository, and over all policies: each reads disks, and compresses,
+/// beside the guests. A repository that does not answer leaves the others two.
+const OF_REPOSITORY_MAX: usize = 2;
+const BACKUPS_MAX: usize = 4;
+/// Time after which a snapshot that waits for the backups of others is a problem.
+const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// Interval between two looks for backups that failed and are tried again.
 const LOOK_US: u64 = 60_000_000;
 /// Time after which a backup that failed is tried again.
@@ -56,6 +60,19 @@ fn own<'a>(
 
 fn is_in(label: &SnapshotLabel, repository: &RepositoryName) -> bool {
     label.backup.as_ref().is_some_and(|backup| backup.repository == *repository)
+}
+
+/// Returns the backups that have to end before another one into `repository` begins; None if it may begin now.
+fn before_it(under_way: &[UnderWay], repository: &RepositoryName) -> Option<String> {
+    let there: Vec<&UnderWay> = under_way.iter().filter(|one| one.repository == *repository).collect();
+    let all: Vec<&UnderWay> = under_way.iter().collect();
+    let others = [(there, OF_REPOSITORY_MAX), (all, BACKUPS_MAX)];
+    let (others, _) = others.into_iter().find(|(others, most)| others.len() >= *most)?;
+    let said = others.iter().map(|one| {
+        let vm = one.of.as_ref().map_or_else(|| format!("policy {}", one.policy), |(vm, _)| vm.to_string());
+        format!("{vm} into {}, under way since {:.0}", one.repository, one.since)
+    });
+    Some(said.collect::<Vec<_>>().join(", and "))
 }
 
 fn note_of(policy: &PolicyName) -> String {
@@ -90,12 +107,15 @@ impl Daemon {
         }
         due.sort_by_key(|due| due.last_unix_us);
         for due in due {
-            let is_full = self.policies.backups.borrow().len() >= BACKUPS_MAX;
             // Another policy with this repository may have begun with the VM.
-            if is_full || self.backup_of(&due.entry, &due.to.repository).is_some() {
+            if self.backup_of(&due.entry, &due.to.repository).is_some() {
                 continue;
             }
-            self.start_backup(due);
+            let before = before_it(&self.policies.backups.borrow(), &due.to.repository);
+            match before {
+                Some(others) => self.note_late_backup(&due, &others),
+                None => self.start_backup(due),
+            }
         }
     }
 
@@ -162,6 +182,17 @@ impl Daemon {
         let cause = format!("the backup before has been under way since {:.0}", under_way.since);
         let error = Error::failed(cause);
         self.keep_backup_problem(policy, vm, &snapshot.name, &error);
+    }
+
+    /// A snapshot that waits for long, because the backups of others do not end, is a problem. It is noted once.
+    fn note_late_backup(&self, due: &Due, others: &str) {
+        let (vm, snapshot) = (api_types::vm_name(&due.entry.name), &due.snapshot);
+        let waited = self.now().duration_since(api_types::time(snapshot.created_unix_us));
+        let noted = self.policies.with_runs(&due.policy.name, |runs| runs.not_backed_up.contains_key(&vm));
+        if waited >= WAIT_MAX && noted == Some(false) {
+            let cause = format!("the backup waits for those of {others}");
+            self.keep_backup_problem(&due.policy, &vm, &snapshot.name, &Error::failed(cause));
+        }
     }
 
     fn keep_backup_problem(&self, policy: &Policy, vm: &VmName, snapshot: &str, error: &Error) {
@@ -313,5 +344,32 @@ impl Daemon {
         }
         counts.oldest = oldest.filter(|us| *us != i64::MAX).map(api_types::time);
         counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_that_does_not_answer_leaves_room_for_others() {
+        let one = |repository: &str, vm: &str| UnderWay {
+            policy: "nightly".parse().unwrap(),
+            repository: repository.parse().unwrap(),
+            of: Some((vm.parse().unwrap(), 1)),
+            since: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let (hung, other) = ("hung".parse().unwrap(), "other".parse().unwrap());
+        let mut under_way = vec![one("hung", "a")];
+        assert_eq!(before_it(&under_way, &hung), None);
+        under_way.push(one("hung", "b"));
+        let others = before_it(&under_way, &hung).unwrap();
+        assert!(
+            others.contains("a into hung, under way since 1970") && others.contains("b into"),
+            "{others}"
+        );
+        assert_eq!(before_it(&under_way, &other), None);
+        under_way.extend([one("other", "c"), one("third", "d")]);
+        assert!(before_it(&under_way, &other).unwrap().contains("d into third"));
     }
 }
