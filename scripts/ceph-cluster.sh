@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # A Ceph cluster of one node for tests and trials: a monitor and one OSD on this machine alone, without systemd. Its files are
 # in a folder, which must not exist at the start. 4 GiB sparse, about 600 MiB of memory.
-# usage: ceph-cluster.sh start FOLDER | stop FOLDER
+# usage: ceph-cluster.sh start FOLDER [cephx] | stop FOLDER
+# With cephx, clients need a key: FOLDER/ceph.client.admin.keyring, and keys that `ceph auth` makes.
 set -euo pipefail
 
 die() { echo "ceph-cluster.sh: $*" >&2; exit 1; }
 
-verb=${1:-} folder=${2:-}
-[[ -n $folder ]] || die "usage: ceph-cluster.sh start FOLDER | stop FOLDER"
+verb=${1:-} folder=${2:-} auth=${3:-none}
+[[ -n $folder && $auth =~ ^(none|cephx)$ ]] || die "usage: ceph-cluster.sh start FOLDER [cephx] | stop FOLDER"
 PATH=$PATH:/usr/sbin:/sbin
 
 # Ends the processes by the ids that `start` has noted, the OSD first.
@@ -48,9 +49,10 @@ cat >"$conf" <<END
 fsid = $fsid
 mon host = [v2:127.0.0.1:$port]
 public addr = 127.0.0.1
-auth cluster required = none
-auth service required = none
-auth client required = none
+auth cluster required = $auth
+auth service required = $auth
+auth client required = $auth
+keyring = $folder/ceph.\$name.keyring
 run dir = $folder
 pid file =
 osd pool default size = 1
@@ -67,10 +69,12 @@ osd memory target = 939524096
 bluestore block size = 4294967296
 rbd default features = 61
 [mon.a]
+keyring = $folder/mon/keyring
 mon data = $folder/mon
 log file = $folder/mon.log
 admin socket = $folder/mon.asok
 [osd.0]
+keyring = $folder/osd/keyring
 osd data = $folder/osd
 log file = $folder/osd.log
 admin socket = $folder/osd.asok
@@ -79,13 +83,21 @@ export CEPH_CONF=$conf
 
 monmaptool --create --clobber --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "$folder/monmap" >/dev/null
 mkdir "$folder/mon" "$folder/osd"
-ceph-mon -c "$conf" -i a --mkfs --monmap "$folder/monmap" --keyring /dev/null
+keys=$folder/first.keyring
+ceph-authtool --create-keyring "$keys" --gen-key -n mon. --cap mon 'allow *' >/dev/null
+ceph-authtool --create-keyring "$folder/ceph.client.admin.keyring" --gen-key -n client.admin \
+    --cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *' --cap mds 'allow *' >/dev/null
+ceph-authtool "$keys" --import-keyring "$folder/ceph.client.admin.keyring" >/dev/null
+ceph-mon -c "$conf" -i a --mkfs --monmap "$folder/monmap" --keyring "$keys"
 trap 'stop' ERR
 ceph-mon -c "$conf" -i a -f >"$folder/mon.out" 2>&1 </dev/null &
 echo $! >"$folder/mon.pid"
 ceph() { command ceph -c "$conf" --connect-timeout 30 "$@" 2>>"$folder/ceph.err"; }
 osd=$(cat /proc/sys/kernel/random/uuid)
-[[ $(ceph osd new "$osd") == 0 ]] || die "the first OSD has another number than 0"
+secret=$(ceph-authtool --gen-print-key)
+[[ $(echo "{\"cephx_secret\": \"$secret\"}" | ceph osd new "$osd" -i -) == 0 ]] ||
+    die "the first OSD has another number than 0"
+ceph-authtool --create-keyring "$folder/osd/keyring" -n osd.0 --add-key "$secret" >/dev/null
 ceph-osd -c "$conf" -i 0 --mkfs --osd-uuid "$osd" >"$folder/mkfs.out" 2>&1
 ceph-osd -c "$conf" -i 0 -f >"$folder/osd.out" 2>&1 </dev/null &
 echo $! >"$folder/osd.pid"

@@ -8,6 +8,6 @@ mod image;
 mod library;
 mod name;
 
-pub use self::image::{Image, LockOwner, until_closed};
+pub use self::image::{Image, LockOwner, check_fencing, until_closed};
 pub(crate) use self::image::{Request, Transfer};
 pub use self::name::{PREFIX, RbdName};

@@ -132,7 +132,40 @@ fn c_text(text: &str, place: &str) -> Result<CString> {
 
 /// Returns the error of a call that has answered a negative number.
 fn checked(result: c_int, place: &str, doing: &'static str) -> Result<c_int> {
-    if result >= 0 { Ok(result) } else { Err(Errno(-result).at(place, doing)) }
+    match Errno(-result) {
+        _ if result >= 0 => Ok(result),
+        e @ (Errno::EPERM | Errno::EACCES) => {
+            let cause = format!("{doing}: {e}; {}", remedy_for_caps(place));
+            Err(Error::new(e.kind(), place, cause))
+        }
+        e => Err(e.at(place, doing)),
+    }
+}
+
+/// Returns the command that gives the client of an image what it needs. `place` is the image's name.
+fn remedy_for_caps(place: &str) -> String {
+    let name: Option<RbdName> = place.parse().ok();
+    let user = name.as_ref().and_then(|name| name.user.as_deref()).unwrap_or("admin");
+    let pool = name.as_ref().map_or("POOL", |name| &name.pool);
+    format!(
+        "the client needs more: `ceph auth caps client.{user} mon 'profile rbd' osd 'profile rbd pool={pool}'`"
+    )
+}
+
+/// Checks that this client may blocklist others, without which a take-over cannot fence the host that has an image. It
+/// blocklists an address that no client has, for a second. This blocks.
+pub fn check_fencing(name: &RbdName) -> Result<()> {
+    let (pool, place) = (OpenPool::open(name)?, name.to_string());
+    let mut address = c"127.0.0.1:0/4294967295".to_owned().into_bytes_with_nul();
+    // SAFETY: the text ends with a zero byte, and the library copies it.
+    let added = unsafe {
+        (pool.connection.libraries.rados.rados_blocklist_add)(
+            pool.connection.raw,
+            address.as_mut_ptr().cast(),
+            1,
+        )
+    };
+    checked(added, &place, "trying the permission to blocklist clients").map(drop)
 }
 
 impl OpenPool {
@@ -165,8 +198,13 @@ impl OpenPool {
         if connected < 0 {
             let user = name.user.as_deref().unwrap_or("admin");
             let e = Errno(-connected);
-            let cause =
-                format!("connecting to Ceph as client.{user}: {e}; are its keyring and the monitors there?");
+            let remedy = match e {
+                Errno::EPERM | Errno::EACCES => {
+                    format!("is the key in its keyring that of `ceph auth get client.{user}`?")
+                }
+                _ => "are its keyring and the monitors there?".into(),
+            };
+            let cause = format!("connecting to Ceph as client.{user}: {e}; {remedy}");
             return Err(Error::new(e.kind(), &place, cause));
         }
         let (pool, mut raw_pool) = (c_text(&name.pool, &place)?, null_mut());

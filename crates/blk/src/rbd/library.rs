@@ -62,6 +62,7 @@ functions! {
         rados_conf_parse_env(Cluster, *const c_char) -> c_int;
         rados_conf_set(Cluster, *const c_char, *const c_char) -> c_int;
         rados_connect(Cluster) -> c_int;
+        rados_blocklist_add(Cluster, *mut c_char, u32) -> c_int;
         rados_shutdown(Cluster) -> ();
         rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
         rados_ioctx_set_namespace(Pool, *const c_char) -> ();

@@ -69,7 +69,7 @@ fn hung(datastore: &Datastore) -> Option<String> {
         ),
         (
             "remedy",
-            "check its file server or device; guests and operations continue when it answers".to_owned(),
+            "check its file server or device, or Ceph (OSDs, a full pool); guests and operations continue when it answers".to_owned(),
         ),
     ]))
 }

@@ -25,12 +25,17 @@ struct Cluster {
 impl Cluster {
     /// Returns None, and says so, where Ceph is not installed.
     fn start() -> Option<Cluster> {
+        Cluster::start_with("none")
+    }
+
+    /// `auth` is `none`, or `cephx` for clients with keys.
+    fn start_with(auth: &str) -> Option<Cluster> {
         if Command::new("ceph-osd").arg("--version").output().is_err() {
             skip("no ceph-osd; `make test-all` installs it");
             return None;
         }
         let cluster = Cluster { folder: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap() };
-        tool(SCRIPT, &["start", cluster.path().to_str().unwrap()]);
+        tool(SCRIPT, &["start", cluster.path().to_str().unwrap(), auth]);
         Some(cluster)
     }
 
@@ -45,6 +50,29 @@ impl Cluster {
     /// Returns the name of an image for unstun.
     fn image(&self, name: &str) -> String {
         format!("rbd:vms/{name}:conf={}", self.config())
+    }
+
+    /// Returns the name of an image for unstun as a client with these capabilities.
+    fn image_as(&self, client: &str, caps: &[&str], name: &str) -> String {
+        let keyring = self.path().join(format!("ceph.client.{client}.keyring")).display().to_string();
+        let entity = format!("client.{client}");
+        self.ceph(&[&["auth", "get-or-create", &entity], caps, &["-o", &keyring]].concat());
+        format!("rbd:vms/{name}:id={client}:conf={}", self.config())
+    }
+
+    fn ceph(&self, arguments: &[&str]) -> String {
+        tool("ceph", &[&["-c", &self.config()], arguments].concat())
+    }
+
+    /// Sets how full an OSD may be: before a warning, before it takes no more copies, and before it takes no more writes.
+    fn set_full_ratios(&self, ratios: [&str; 3]) {
+        // The monitor wants them in order at any time.
+        let names = ["set-nearfull-ratio", "set-backfillfull-ratio", "set-full-ratio"];
+        let mut steps: Vec<_> = names.into_iter().zip(ratios).collect();
+        if ratios[0] > "0.5" {
+            steps.reverse();
+        }
+        steps.iter().for_each(|(name, ratio)| _ = self.ceph(&["osd", name, ratio]));
     }
 
     /// Sends a signal to the OSD.
@@ -67,6 +95,78 @@ impl Drop for Cluster {
 /// A datastore of another host: one that shares nothing in memory.
 fn host(name: &'static str) -> Datastore {
     Datastore::called(name).with_own_memory()
+}
+
+#[test]
+fn clients_with_keys_need_what_fences_the_other_host() {
+    let Some(cluster) = Cluster::start_with("cephx") else { return };
+    let (one, two) = (host("one"), host("two"));
+    let pool = "profile rbd pool=vms";
+    let image = cluster.image_as("unstun", &["mon", "profile rbd", "osd", pool], "store");
+    let reader = cluster.image_as("reader", &["mon", "profile rbd", "osd", "profile rbd-read-only"], "other");
+    let blunt = cluster.image_as("blunt", &["mon", "allow r", "osd", pool], "other");
+    for (image, words) in [
+        (&reader, ["creating the image", "ceph auth caps client.reader mon 'profile rbd'"]),
+        (&blunt, ["permission to blocklist", "ceph auth caps client.blunt mon 'profile rbd'"]),
+        (&image.replace("=unstun", "=nobody"), ["connecting to Ceph as client.nobody", "keyring"]),
+    ] {
+        let (code, said) = one.fails(&format!("datastore create {image} --size 1G"));
+        assert!(code != 0 && words.iter().all(|word| said.contains(word)), "{image}: {code}: {said}");
+    }
+    assert!(!cluster.rbd(&["ls", "vms"]).contains("other"), "nothing is left of what was refused");
+    one.json(&format!("datastore create {image} --size 1G"));
+    let (first, second) = (one.start(), two.start());
+    one.json(&format!("datastore add {image}"));
+    one.json_at("store", &format!("vm create web --disk {SIZE}"));
+    let mut twin = Twin::new(&one, SIZE, seed());
+    twin.scribble(&one.uri("web/disk0"), 20);
+    tool("qemu-io", &["-f", "raw", "-c", "flush", &one.uri("web/disk0")]);
+    // A daemon of the same host, which shares its folder of locks, is the wrong one to ask: nothing is fenced.
+    let neighbour = Datastore::called("near");
+    let near = neighbour.start_with(&[("RUNTIME_DIRECTORY", &one.memory())]);
+    let (code, said) = neighbour.fails(&format!("datastore take-over {image} --yes"));
+    assert!(code == 5 && said.contains("another unstun daemon on this host"), "{code}: {said}");
+    twin.scribble(&one.uri("web/disk0"), 5);
+    tool("qemu-io", &["-f", "raw", "-c", "flush", &one.uri("web/disk0")]);
+    near.stop();
+    first.pause();
+    two.json(&format!("datastore take-over {image} --yes"));
+    two.json("vm open web");
+    twin.assert_same_as("raw", &two.uri("web/disk0"));
+    first.resume();
+    first.kill();
+    second.stop();
+}
+
+/// A pool that is full holds writes back, as Ceph does, and lets them go on when it has space again.
+#[test]
+fn writes_wait_while_the_pool_is_full() {
+    let Some(cluster) = Cluster::start() else { return };
+    let one = host("one");
+    let image = cluster.image("store");
+    one.json(&format!("datastore create {image} --size 2G"));
+    let daemon = one.start();
+    one.json(&format!("datastore add {image}"));
+    one.json_at("store", "vm create web --disk 512M");
+    let write = |byte: u8| {
+        let line = format!("write -P {byte} 0 32M");
+        Command::new("qemu-io").args(["-f", "raw", "-c", &line, "-c", "flush", &one.uri("web/disk0")]).spawn()
+    };
+    assert!(write(1).unwrap().wait().unwrap().success());
+    cluster.set_full_ratios(["0.0001", "0.0001", "0.0001"]);
+    until("the pool to be full", || cluster.ceph(&["osd", "dump"]).contains(",full,").then_some(()));
+    let mut waiting = write(2).unwrap();
+    until("the datastore to hang", || {
+        let said = String::from_utf8(one.run("status").stdout).unwrap();
+        (said.starts_with("HUNG") && said.contains("full pool")).then_some(())
+    });
+    assert!(waiting.try_wait().unwrap().is_none(), "the write waits");
+    cluster.set_full_ratios(["0.97", "0.98", "0.99"]);
+    assert!(waiting.wait().unwrap().success());
+    let line = "read -P 2 0 32M";
+    let said = tool("qemu-io", &["-r", "-f", "raw", "-c", line, &one.uri("web/disk0")]);
+    assert!(!said.contains("failed"), "{said}");
+    daemon.stop();
 }
 
 #[test]

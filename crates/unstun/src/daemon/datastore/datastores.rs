@@ -258,6 +258,7 @@ impl Daemon {
         opening: &Opening,
     ) -> Result<api::Datastore> {
         self.refuse_nested(&path).await?;
+        device::check_fencing(&self.env, &path).await?;
         let added = self.added().await?;
         let all = added.all()?;
         let known = (&*path, expected(&all, &name, &path)?);

@@ -110,6 +110,17 @@ pub(crate) async fn claim_to_read(env: &Env, named: &Path) -> Result<Claimed> {
     }
 }
 
+/// Checks that a take-over of an image could fence its host; of other devices there is nothing to check.
+pub(crate) async fn check_fencing(env: &Env, named: &Path) -> Result<()> {
+    match image_at(named) {
+        Some(image) => {
+            let image = image?;
+            Ok(env.blocking(move || rbd::check_fencing(&image)).await?)
+        }
+        None => Ok(()),
+    }
+}
+
 async fn claim_image(env: &Env, named: &Path, image: RbdName, take_over: TakeOver) -> Result<Claimed> {
     let image = Arc::new(env.blocking(move || Image::open(&image)).await?);
     let file = File::of_image(env, image.clone())?;
@@ -119,6 +130,10 @@ async fn claim_image(env: &Env, named: &Path, image: RbdName, take_over: TakeOve
     // A daemon of this host that was killed still counts as a client of the cluster for half a minute.
     let ended = take_over == TakeOver::FromAnyOwner || lease::holder_has_ended(env, &file).await?;
     let (locked, from) = (image.clone(), owner.filter(|_| ended));
+    if from.is_some() {
+        // Before the cluster fences a daemon whose store this one cannot have.
+        lease::refuse_served_here(&file).await?;
+    }
     env.blocking(move || locked.acquire(from.as_ref())).await?;
     let size_bytes = file.size().await?;
     Ok(Claimed { path: named.to_path_buf(), file, size_bytes, env: env.clone(), held: Held::Image(image) })
@@ -170,7 +185,9 @@ pub(crate) fn create(path: &Path, size_bytes: Option<u64>, force: bool) -> Resul
         (Some(image), Some(bytes)) => {
             // Before the image exists.
             refuse_small(path, bytes)?;
-            Image::create(&image?, bytes)?;
+            let image = image?;
+            rbd::check_fencing(&image)?;
+            Image::create(&image, bytes)?;
         }
         (None, Some(_)) => {
             let cause = "--size makes an image of RBD; a device or a file has the size that it has";
@@ -196,6 +213,7 @@ fn refuse_small(path: &Path, size_bytes: u64) -> Result<()> {
 }
 
 async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreated> {
+    check_fencing(env, path).await?;
     let claimed = claim(env, path, TakeOver::FromNobody).await?;
     let (shown, size_bytes) = (path.display(), claimed.size_bytes);
     refuse_small(path, size_bytes)?;

@@ -52,6 +52,14 @@ pub(crate) async fn holder_has_ended(env: &Env, file: &File) -> Result<bool> {
     Ok(Lease::holder(env, file.clone()).await.is_some_and(|holder| has_ended(&own, &holder)))
 }
 
+/// Refuses a store that another daemon of this host serves, as `acquire` does. What is no store passes.
+pub(crate) async fn refuse_served_here(file: &File) -> Result<()> {
+    match Superblock::read(file).await {
+        Ok(found) => lock_by_id(found.newest.store_id, file.name()).map(drop),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Acquires the lease of the store in `file`, which is a handle of its own. `is_exclusive`: no other client can write the
 /// file, whatever its lease says.
 ///
