@@ -24,6 +24,7 @@ from bench.rows import (
     scale,
     serving,
     snapshot,
+    sources,
     stalls,
     stun,
     vhost,
@@ -46,6 +47,7 @@ ROWS = {
     "recorder": recorder,
     "scale": scale,
     "backups": backups,
+    "sources": sources,
     "ceph": ceph,
     "lab": lab,
 }
@@ -100,7 +102,7 @@ def main():
     try:
         with Unstun(options.binary.absolute(), folder / "datastore") as unstun:
             bench.unstun = unstun
-            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale", "backups", "ceph"}:
+            if set(options.only.split(",")) - {"stun", "memory", "large", "polls", "stalls", "cores", "recorder", "scale", "backups", "sources", "ceph"}:
                 unstun.create("web", [bench.size])
                 fio.fill(unstun.target("web"), bench.size, folder)
             for name in options.only.split(","):

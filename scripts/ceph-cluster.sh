@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Ceph cluster of one node for tests and trials: a monitor and one OSD on this machine alone, without systemd. Its files are
-# in a folder, which must not exist at the start. 4 GiB sparse, about 600 MiB of memory.
+# in a folder, which must not exist at the start. 16 GiB sparse, about 600 MiB of memory.
 # usage: ceph-cluster.sh start FOLDER [cephx] | stop FOLDER
 # With cephx, clients need a key: FOLDER/ceph.client.admin.keyring, and keys that `ceph auth` makes.
 set -euo pipefail
@@ -66,7 +66,7 @@ mon osd nearfull ratio = 0.97
 mon data avail crit = 1
 mon data avail warn = 2
 osd memory target = 939524096
-bluestore block size = 4294967296
+bluestore block size = 17179869184
 rbd default features = 61
 [mon.a]
 keyring = $folder/mon/keyring

@@ -3,6 +3,7 @@
 use blk::layer::Layer;
 use blk::reactor::OpenMode;
 use blk::{Env, ErrorKind, SECTOR};
+use proptest::prelude::*;
 use sim::{Options, SimWorld, View};
 
 use super::*;
@@ -189,4 +190,38 @@ fn a_delta_with_unmapped_grains_is_not_written() {
             "{error}"
         );
     });
+}
+
+proptest! {
+    #[test]
+    fn hostile_files_are_opened_for_writing_or_refused(
+        patches in proptest::collection::vec((0u64..64 << 10, any::<u64>(), 0u8..4), 1..6),
+        in_headers in any::<bool>(),
+        keep in proptest::option::of(0usize..4 << 20),
+    ) {
+        in_world(async move |env| {
+            let delta = create(&env).await;
+            write(&delta, 0, &[1; 8192]).await.unwrap();
+            write(&delta, REGION, &[2; 8192]).await.unwrap();
+            flush(&delta).await.unwrap();
+            delta.seal().await.unwrap();
+            drop(delta);
+            let file = root(&env).open(FILE, OpenMode::Write).await.unwrap();
+            for (at, value, kind) in patches {
+                // Mostly whole fields, often with meaningful values, in the headers or in the first areas.
+                let value = match kind { 0 => value, 1 => value % 256, 2 => 3 << 60 | value % 16, _ => 1 << 60 | value % 4 };
+                let at = if in_headers { at % 2048 } else { (2 << 20) + at * 64 % (4 << 20) };
+                file.write(at / 8 * 8, blk::Buf::copy_of(&value.to_le_bytes())).await.unwrap();
+            }
+            if let Some(keep) = keep {
+                file.set_len(keep as u64).await.unwrap();
+            }
+            let _ = WritableHeader::is_ours(&file).await;
+            if let Ok(delta) = reopen(&env).await {
+                let _ = write(&delta, 2 * REGION, &[3; 4096]).await;
+                let _ = flush(&delta).await;
+                let _ = delta.seal().await;
+            }
+        });
+    }
 }
