@@ -24,6 +24,8 @@ words! {
         Scrub = "scrub",
         /// Job: the copy of a source's image into the store. Event: it ended, or the image cannot be read.
         Land = "land",
+        /// Job only: the hash of an image is compared with that of its OVA's manifest.
+        Verify = "verify",
         /// Event: a defragmentation ended. Job: the whole defragmentation.
         Defragment = "defragment",
         CommitCancelled = "commit_cancelled",

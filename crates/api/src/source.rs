@@ -63,6 +63,10 @@ pub struct DiskFrom {
     /// Whether the image is copied into the store in the background. Without that it is needed as long as the disk is.
     #[serde(default = "yes")]
     pub copy: bool,
+    /// Of a disk in an OVA: whether the hash that the OVA's manifest has for it is compared, in the background and before the
+    /// copy.
+    #[serde(default = "yes")]
+    pub verify: bool,
     /// Number of the backup, where `uri` is the place or the name of a repository and the format is `backup`; null for others.
     #[serde(default)]
     pub backup: Option<u32>,
@@ -83,6 +87,7 @@ impl DiskFrom {
             format: None,
             part: None,
             copy: true,
+            verify: true,
             backup: None,
             key_file: None,
             passphrase_file: None,
@@ -105,6 +110,17 @@ words! {
     }
 }
 
+words! {
+    pub enum HashState {
+        /// The hash has not been compared since the start of the daemon, or not to its end.
+        Pending = "pending",
+        /// The image has the hash that the manifest has.
+        Matches = "matches",
+        /// The image has another hash: it is not read any more.
+        Wrong = "wrong",
+    }
+}
+
 /// A row of `source list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Source {
@@ -121,6 +137,9 @@ pub struct Source {
     /// Whether the image is copied into the store in the background.
     pub copy: bool,
     pub state: SourceState,
+    /// Comparison of the image with the hash in the manifest of its OVA; null where none is made.
+    #[serde(default)]
+    pub hash: Option<HashState>,
     /// Why the image cannot be read, or will not be at the daemon's next start; null without such a reason.
     pub message: Option<String>,
     pub size_bytes: u64,

@@ -31,9 +31,9 @@ pub struct VmCreate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmImport {
-    /// Absolute path of a VM's folder or of its .vmx.
+    /// Absolute path of a VM's folder, of its .vmx, or of an OVA (.ova).
     pub path: PathBuf,
-    /// Name of the VM; null takes the .vmx file's name.
+    /// Name of the VM; null takes the .vmx file's name, or the name in the OVA.
     pub name: Option<VmName>,
     /// Whether to write the folder's own files, instead of deltas in the datastore.
     #[serde(default)]
@@ -47,20 +47,21 @@ pub struct VmImport {
     /// Whether SEsparse deltas of other programs are written too; only with `in_place`.
     #[serde(default)]
     pub write_sesparse: bool,
-    /// `native` makes disks over the folder's images, as `DiskCreate.from` does; its snapshots stay behind.
-    #[serde(default = "redo")]
-    pub store: Store,
+    /// Null is `redo` for a folder, and `native` for an OVA, which is the only choice there. `native` makes disks over the
+    /// images, as `DiskCreate.from` does; the snapshots of a folder stay behind.
+    #[serde(default)]
+    pub store: Option<Store>,
     /// Whether the images of a native VM are copied into the store in the background.
     #[serde(default = "crate::source::yes")]
     pub copy: bool,
+    /// Whether the hashes in the manifest of an OVA are compared: that of its descriptor at once, those of its disks in the
+    /// background and before the copy.
+    #[serde(default = "crate::source::yes")]
+    pub verify: bool,
     #[serde(default)]
     pub when_full: WhenFull,
     /// Datastore of the VM; null for the one that contains the folder, else the main one.
     pub datastore: Option<DatastoreName>,
-}
-
-fn redo() -> Store {
-    Store::Redo
 }
 
 /// Body of `POST /vms/VM/clone`.

@@ -20,6 +20,8 @@ pub const MOVE: &str = "move";
 pub const CONSOLIDATE: &str = "consolidation";
 /// Operation of a job that copies a source's image into a native store.
 pub const LAND: &str = "landing";
+/// Operation of a job that compares the hash of a source's image.
+pub const VERIFY: &str = "verification";
 /// Operation of a job that lays a native disk out in order.
 pub const DEFRAGMENT: &str = "defragmentation";
 /// Operation of a job that reads all data of a native store.
@@ -93,7 +95,7 @@ impl Job {
     ///
     /// # Errors
     /// `Cancelled`: the work has to end.
-    pub(crate) async fn checkpoint(&self) -> Result<()> {
+    pub async fn checkpoint(&self) -> Result<()> {
         loop {
             let changed = self.changed();
             self.refuse_when_unwanted()?;
@@ -154,7 +156,7 @@ impl Job {
     }
 
     /// Accounts for bytes moved, and delays the worker to keep the limit unless the job is to end.
-    pub(crate) async fn moved(&self, bytes: u64) {
+    pub async fn moved(&self, bytes: u64) {
         self.bytes_done.set(self.bytes_done.get() + bytes);
         self.keep_limit(bytes).await;
     }

@@ -77,7 +77,7 @@ impl JobFigure {
 pub struct JobControl {
     /// Number of the job, unique among those of its VM.
     pub id: u64,
-    /// `COMMIT`, `CONSOLIDATE`, `MOVE`, `LAND`, `DEFRAGMENT` or `SCRUB`.
+    /// `COMMIT`, `CONSOLIDATE`, `MOVE`, `LAND`, `VERIFY`, `DEFRAGMENT` or `SCRUB`.
     pub operation: &'static str,
     /// Names of the snapshots or disks it works on, separated by commas; empty for a consolidation, and for a job that
     /// resumes after a restart.

@@ -158,7 +158,7 @@ async fn make(env: &Env, dir: &Dir, disk_bytes: u64) -> u128 {
     drop(new_store(dir, "store").await.expect("a store"));
     let store = open(env, dir, CACHES_MIB[2]).await;
     let disk = || NewDisk { size_bytes: disk_bytes, mode: DiskMode::Persistent, folder: None, source: None };
-    let new = NewNativeVm { name: "vm", disks: &[disk(), disk()] };
+    let new = NewNativeVm { name: "vm", disks: &[disk(), disk()], slots: &[] };
     let id = store.create_vm(new).await.expect("a VM");
     let vm = NativeVm::open(&store, id, Options::default()).await.expect("open");
     for kind in [Kind::Whole, Kind::Fragmented] {

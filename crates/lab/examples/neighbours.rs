@@ -69,7 +69,7 @@ struct Shared {
 
 async fn make_vm(store: &Rc<Store>, name: &str, bytes: u64) -> Rc<NativeVm> {
     let disk = NewDisk { size_bytes: bytes, mode: DiskMode::Persistent, folder: None, source: None };
-    let id = store.create_vm(NewNativeVm { name, disks: &[disk] }).await.expect("a VM");
+    let id = store.create_vm(NewNativeVm { name, disks: &[disk], slots: &[] }).await.expect("a VM");
     NativeVm::open(store, id, Options::default()).await.expect("opened")
 }
 

@@ -36,7 +36,8 @@ pub enum Bus {
 impl Bus {
     const ALL: [Bus; 4] = [Bus::Scsi, Bus::Sata, Bus::Nvme, Bus::Ide];
 
-    fn name(self) -> &'static str {
+    /// Returns the name that addresses begin with.
+    pub fn name(self) -> &'static str {
         match self {
             Bus::Scsi => "scsi",
             Bus::Sata => "sata",
@@ -76,15 +77,25 @@ impl Slot {
         Some(Slot { bus: Bus::Scsi, controller: index / SCSI_DISKS_PER_CONTROLLER, unit })
     }
 
+    /// Returns the slot of an address; None for one that no VM has.
+    pub fn new(bus: Bus, controller: u32, unit: u32) -> Option<Slot> {
+        let slot = Slot { bus, controller: u8::try_from(controller).ok()?, unit: u8::try_from(unit).ok()? };
+        let (controllers, units) = bus.limits();
+        (slot.controller < controllers && slot.unit < units).then_some(slot)
+    }
+
+    /// Returns whether the controller itself has the address, so that no disk can.
+    pub fn is_controller(self) -> bool {
+        self.bus == Bus::Scsi && self.unit == SCSI_UNIT_OF_CONTROLLER
+    }
+
     /// Parses `scsi0:0` in any case. None for anything else, and for slots that no bus has.
     pub fn parse(text: &str) -> Option<Slot> {
         let lower = text.to_ascii_lowercase();
         let bus = Bus::ALL.into_iter().find(|bus| lower.starts_with(bus.name()))?;
         let (controller, unit) = lower[bus.name().len()..].split_once(':')?;
-        let number = |digits: &str| decimal::<u8>("", "", digits, "").ok();
-        let slot = Slot { bus, controller: number(controller)?, unit: number(unit)? };
-        let (controllers, units) = bus.limits();
-        (slot.controller < controllers && slot.unit < units).then_some(slot)
+        let number = |digits: &str| decimal::<u32>("", "", digits, "").ok();
+        Slot::new(bus, number(controller)?, number(unit)?)
     }
 
     fn key(self, field: &str) -> String {

@@ -99,7 +99,8 @@ fn create(run: &VmRun) -> Result<(), String> {
             folder: folder.clone(),
             source: None,
         });
-        let made = harness.inner.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks }).await;
+        let made =
+            harness.inner.store.create_vm(NewNativeVm { name: FIRST_VM, disks: &disks, slots: &[] }).await;
         made.map_err(|e| e.to_string())?;
         let mut now = Ahead { shape: Some(Shape::default()), ..Ahead::default() };
         disks.iter().for_each(|disk| create::add(&mut now, disk, &[]));

@@ -144,7 +144,7 @@ impl Harness {
                     source: None,
                 };
                 let disks = vec![disk; DISKS];
-                let id = self.store.create_vm(NewNativeVm { name: "web", disks: &disks }).await;
+                let id = self.store.create_vm(NewNativeVm { name: "web", disks: &disks, slots: &[] }).await;
                 self.native(id.map_err(text("making a native VM"))?).await
             }
         }

@@ -73,6 +73,7 @@ pub use remote::{
     VmTicket, connect,
 };
 pub use source::Source;
+pub use sources::Turn;
 pub use store::{PENDING_RUN_BYTES, Store, StoreOptions};
 pub use superblock::VERSION as FORMAT_VERSION;
 pub use tree::MapCache;

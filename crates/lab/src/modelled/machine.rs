@@ -61,7 +61,7 @@ impl MachineSubject {
             source: None,
         };
         let disks: Vec<NewDisk> = disk_bytes.iter().map(disk).collect();
-        let id = store.create_vm(NewNativeVm { name: VM, disks: &disks }).await?;
+        let id = store.create_vm(NewNativeVm { name: VM, disks: &disks, slots: &[] }).await?;
         let vm = NativeVm::open(&store, id, Options::default()).await?;
         MachineSubject::over("native", world, vm, Some(store)).await
     }

@@ -9,7 +9,7 @@ use api::{DiskCreate, DiskFrom, DiskMode, ImageFormat};
 use clap::ValueEnum;
 
 const EXPECTED: &str = "expected SIZE[,mode=MODE][,dir=DIR], such as 20G or 20G,mode=independent-persistent, or \
-                        from=IMAGE[,size=SIZE][,format=FORMAT][,copy=no], such as from=/images/web.vmdk";
+                        from=IMAGE[,size=SIZE][,format=FORMAT][,copy=no][,verify=no], such as from=/images/web.vmdk";
 
 /// The value of one `--disk`: several where sizes follow one another, as in `20G,200G`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,8 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
     if let Some(from) = &mut disk.from {
         match key {
             "size" => disk.size_bytes = units::parse_disk_size(value)?,
-            "copy" => from.copy = parse_copy(value)?,
+            "copy" => from.copy = parse_yes_or_no(key, value)?,
+            "verify" => from.verify = parse_yes_or_no(key, value)?,
             "backup" => {
                 let number = value.parse();
                 from.backup = Some(number.map_err(|_| format!("backup={value}: expected its number"))?);
@@ -84,7 +85,10 @@ fn set(disk: &mut DiskCreate, key: &str, value: &str) -> Result<(), String> {
             }
             _ => {}
         }
-        if matches!(key, "size" | "copy" | "format" | "part" | "backup" | "key-file" | "passphrase-file") {
+        if matches!(
+            key,
+            "size" | "copy" | "verify" | "format" | "part" | "backup" | "key-file" | "passphrase-file"
+        ) {
             return Ok(());
         }
     }
@@ -107,11 +111,11 @@ fn parse_mode(text: &str) -> Result<DiskMode, String> {
     })
 }
 
-fn parse_copy(text: &str) -> Result<bool, String> {
+fn parse_yes_or_no(key: &str, text: &str) -> Result<bool, String> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(format!("copy={text}: expected yes or no")),
+        _ => Err(format!("{key}={text}: expected yes or no")),
     }
 }
 
@@ -181,6 +185,7 @@ mod tests {
             ("from=", "from=IMAGE"),
             ("1G,copy=no", "SIZE[,mode=MODE]"),
             ("from=/a.raw,copy=maybe", "yes or no"),
+            ("from=/a.ova,verify=1", "verify=1: expected yes or no"),
             ("from=/a.raw,format=odd", "raw, vmdk, ova, nbd, qcow2"),
             ("from=/a.raw,size=1", "multiple of 512"),
         ] {

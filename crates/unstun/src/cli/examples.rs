@@ -55,6 +55,8 @@ pub const EXAMPLES: &[&str] = &[
     "vm import /srv/web",
     "vm import /srv/web/web.vmx --name web2 --in-place --allow-root /a --allow-root /b --ignore-content-ids",
     "vm import /srv/web --store native --no-copy",
+    "vm import /srv/web.ova",
+    "vm import /srv/web.ova --name web2 --no-copy --no-verify --datastore fast",
     "vm disk add web 20G,mode=independent-nonpersistent",
     "vm disk add web --from data.vhdx",
     "vm disk remove web/disk1 --delete-files",

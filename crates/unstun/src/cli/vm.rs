@@ -16,7 +16,7 @@ use super::snapshot::VmLossArgs;
 pub enum VmCommand {
     /// Create a VM with empty disks, or with a disk filled from an image
     Create(VmCreateArgs),
-    /// Import a VM made by VMware; its folder is written only with --in-place
+    /// Import a VM from VMware's folder, which is written only with --in-place, or from an OVA
     Import(ImportArgs),
     /// List the VMs
     List,
@@ -105,20 +105,24 @@ pub struct VmCreateArgs {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Name the VM's folder, or its .vmx
+    /// Name the VM's folder, its .vmx, or an OVA (.ova)
     pub path: PathBuf,
-    /// Set the name of the VM [default: the name of its .vmx]
+    /// Set the name of the VM [default: the name of its .vmx, or in the OVA]
     #[arg(long)]
     pub name: Option<VmName>,
     /// Write to the folder's own files [default: to deltas in the datastore, on a snapshot `as-imported`]
     #[arg(long)]
     pub in_place: bool,
-    /// Choose the kind of store: with `native` the disks run over the folder's images, without its snapshots
-    #[arg(long, value_enum, default_value_t = Store::Redo, conflicts_with = "in_place")]
-    pub store: Store,
+    /// Choose the kind of store: with `native` the disks run over the folder's images, without its snapshots [default: redo;
+    /// native for an OVA]
+    #[arg(long, value_enum, conflicts_with = "in_place")]
+    pub store: Option<Store>,
     /// Leave the images of a native VM where they are: they are needed as long as the VM is
     #[arg(long)]
     pub no_copy: bool,
+    /// Do not compare the hashes that the manifest of an OVA has, of which those of disks are compared in the background
+    #[arg(long)]
+    pub no_verify: bool,
     /// Allow the VM's files to refer to this folder outside of PATH; may be repeated
     #[arg(long = "allow-root", value_name = "DIR")]
     pub allow_roots: Vec<PathBuf>,

@@ -102,6 +102,7 @@ pub(super) fn ended(watched: Watched) -> Result<Job> {
                 Operation::Move => "the VM stays where it was",
                 Operation::Scrub => "the rest was not read",
                 Operation::Land => "the image stays needed",
+                Operation::Verify => "the hash was not compared, and nothing is copied before it is",
                 Operation::Defragment => "what was moved stays moved",
                 _ => "the rest of its delta stays as a delta that no snapshot owns",
             };
@@ -139,6 +140,7 @@ fn done(job: &Job) -> String {
         Operation::Move => ("moved", owner(job)),
         Operation::Defragment => ("defragmented", owner(job)),
         Operation::Land => ("copied the image below", owner(job)),
+        Operation::Verify => ("compared the hash of the image below", owner(job)),
         _ => ("committed", of_job(job)),
     };
     let (took, done) = (format_seconds(took.unsigned_abs()), format_bytes(job.bytes_done));

@@ -63,6 +63,7 @@ pub(super) async fn create(
             format: Some(ImageFormat::Backup),
             part: Some(disk.number),
             copy,
+            verify: false,
             backup: Some(number),
             key_file: key_file.clone(),
             passphrase_file: passphrase_file.clone(),

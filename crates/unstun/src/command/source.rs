@@ -5,7 +5,7 @@ use api::error::Result;
 use api::output::{Output, align_right, table};
 use api::progress::watch;
 use api::units::format_bytes;
-use api::{Source, SourceState};
+use api::{HashState, Source, SourceState};
 
 use crate::cli::SourceCommand;
 use crate::command::commit;
@@ -62,6 +62,7 @@ fn image(source: &Source) -> String {
 
 fn state(source: &Source) -> &'static str {
     match (source.state, source.copy) {
+        (SourceState::Open, _) if source.hash == Some(HashState::Pending) => "being verified",
         (SourceState::Open, true) => "being copied",
         (SourceState::Open, false) => "not copied",
         (state, _) => state.as_str(),
@@ -77,6 +78,8 @@ fn fault(source: &Source) -> Option<String> {
 pub(super) fn describe(source: &Source) -> String {
     let (copied, size) = (format_bytes(source.copied_bytes), format_bytes(source.size_bytes));
     let trusted = if source.trusted { "; it is trusted not to change" } else { "" };
+    let hash = if source.hash == Some(HashState::Matches) { "; its hash matches" } else { "" };
     let message = source.message.as_ref().map_or(String::new(), |message| format!(": {message}"));
-    format!("over {} ({}, {copied} of {size} in the store{trusted}){message}", image(source), state(source))
+    let state = state(source);
+    format!("over {} ({state}, {copied} of {size} in the store{trusted}{hash}){message}", image(source))
 }

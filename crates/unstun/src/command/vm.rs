@@ -93,8 +93,13 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
     let absolute = |path: &std::path::PathBuf| {
         path.canonicalize().map_err(|e| Error::at_path(path.display(), &e.to_string(), &e))
     };
+    // An OVA is known by its name, which a link to it may have alone.
+    let path = match args.path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("ova")) {
+        true => std::path::absolute(&args.path).map_err(|e| Error::invalid(format!("PATH: {e}")))?,
+        false => absolute(&args.path)?,
+    };
     Ok(VmImport {
-        path: absolute(&args.path)?,
+        path,
         name: args.name.clone(),
         in_place: args.in_place,
         allow_roots: args.allow_roots.iter().map(absolute).collect::<Result<_>>()?,
@@ -102,6 +107,7 @@ fn import(args: &ImportArgs) -> Result<VmImport> {
         write_sesparse: args.write_sesparse,
         store: args.store,
         copy: !args.no_copy,
+        verify: !args.no_verify,
         when_full: args.when_full,
         datastore: None,
     })

@@ -103,16 +103,17 @@ fn when_full_choice() -> Markup {
 
 fn import_form(datastores: &[DatastoreName], session: &Session) -> Markup {
     html! {
-        h2 { "Import a VM of VMware's" }
+        h2 { "Import a VM of VMware's, or an OVA" }
         p.quiet {
-            "The folder is read where it is, and it is not written unless that is chosen: what guests write goes to deltas in the "
+            "An OVA (.ova) is read where it is, too: the disks of the new native VM show its content at once, and it is copied in the "
+            "background, after its hashes were compared. " "The folder of a VM is read where it is, and it is not written unless that is chosen: what guests write goes to deltas in the "
             "datastore, on a snapshot " code { "as-imported" } ". No other program may use the VM meanwhile. "
             "A move into a native store copies it later, while its guest runs."
         }
         form.row method="post" action="/import" {
             (form_key(session))
-            label { "Path of its folder or .vmx on the daemon's host" input name="path" required maxlength="4000" size="40"; }
-            label { "Name; empty: that of the .vmx" input name="name" maxlength="64"; }
+            label { "Path of its folder, .vmx or .ova on the daemon's host" input name="path" required maxlength="4000" size="40"; }
+            label { "Name; empty: that of the .vmx, or in the OVA" input name="name" maxlength="64"; }
             (datastore_choice(datastores, "the one that has the folder, or else the main one"))
             (when_full_choice())
             label { "Other folders that its files may refer to, with spaces between them" input name="allow_roots" maxlength="8000"; }
@@ -152,8 +153,9 @@ fn import_request(sent: &Sent) -> Result<VmImport> {
         allow_roots: roots.into_iter().map(absolute).collect::<Result<_>>()?,
         ignore_content_ids: sent.is_ticked("ignore_content_ids"),
         write_sesparse: false,
-        store: api::Store::Redo,
+        store: None,
         copy: true,
+        verify: true,
         when_full: when_full(sent)?,
         datastore: sent.optional("datastore")?,
     })
@@ -179,7 +181,7 @@ fn back(sent: &Sent) -> &'static str {
     if sent.has("datastore") { "/create" } else { "/" }
 }
 
-/// Imports a folder of VMware's.
+/// Imports a folder of VMware's, or an OVA.
 pub(super) async fn import(form: FormRequest) -> Response {
     let imported = async {
         let request = import_request(&form.sent)?;

@@ -144,8 +144,9 @@ pub(super) async fn import(daemon: &Rc<Daemon>, in_place: bool) -> Outcome<()> {
         allow_roots: Vec::new(),
         ignore_content_ids: false,
         write_sesparse: false,
-        store: api::Store::Redo,
+        store: Some(api::Store::Redo),
         copy: true,
+        verify: true,
         when_full: WhenFull::Wait,
         datastore: None,
     };

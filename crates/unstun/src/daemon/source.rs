@@ -2,10 +2,12 @@
 //! opened, watched for changes, and copied into the store in the background.
 
 mod backup_server;
+mod hashes;
 mod image;
 mod keep;
 pub(super) mod kept;
 mod origin;
+mod ova;
 mod qemu_nbd;
 mod raw_image;
 mod read_lock;
@@ -13,4 +15,5 @@ mod verbs;
 mod watched;
 mod watched_files;
 
+pub(super) use ova::{OvaVm, OvaVmDisk};
 pub(super) use verbs::give_up_sources;

@@ -21,6 +21,7 @@ pub(super) mod limits;
 pub(super) mod mark;
 pub(crate) mod memory;
 pub(super) mod native_homes;
+pub(super) mod ova_import;
 pub(super) mod paths;
 pub(super) mod quiesce;
 pub(super) mod registry;

@@ -74,6 +74,7 @@ fn a_folder_of_vmware_is_imported_and_a_broken_vm_leads_to_its_repair() {
     browser.click("a[href='/create']");
     browser.at("/create");
     send(&mut browser, "/import", &[("path", "/nowhere/web.vmx")], "/nowhere/web.vmx");
+    send(&mut browser, "/import", &[("path", "/nowhere/web.ova")], "/nowhere/web.ova: no such file");
     let fields = [("path", folder.to_str().unwrap()), ("name", "esx")];
     send(&mut browser, "/import", &fields, "VM esx is imported, with 3 snapshots.");
     browser.at("/vms/esx");

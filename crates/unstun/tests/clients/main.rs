@@ -57,6 +57,7 @@ mod moves;
 mod native;
 mod nbd;
 mod nbd_tls;
+mod ova_import;
 mod policies;
 mod programs;
 mod proxy;

@@ -312,8 +312,9 @@ async fn from_other_vms(actual: &mut Actual, daemon: &Own, client: &Client) {
         allow_roots: Vec::new(),
         ignore_content_ids: false,
         write_sesparse: false,
-        store: Store::Redo,
+        store: Some(Store::Redo),
         copy: true,
+        verify: true,
         when_full: WhenFull::Wait,
         datastore: None,
     };
@@ -505,6 +506,7 @@ fn exported_here(actual: &mut Actual) {
         trusted: false,
         copy: true,
         state: SourceState::Open,
+        hash: None,
         message: None,
         size_bytes: 512,
         copied_bytes: 0,

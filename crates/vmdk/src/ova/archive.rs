@@ -45,6 +45,8 @@ pub struct Ova {
     pub manifest: Option<Manifest>,
     /// All files, in the order of the archive.
     pub members: Vec<Member>,
+    /// Name of the OVF descriptor's member.
+    pub descriptor: String,
 }
 
 /// The texts of an OVA.
@@ -72,7 +74,7 @@ impl Ova {
             }
         };
         let (name, disks) = assemble(file.name(), package, &members)?;
-        Ok(Ova { file, name, disks, manifest, members })
+        Ok(Ova { file, name, disks, manifest, members, descriptor: texts.descriptor.name })
     }
 
     /// Returns the member `name`.
@@ -104,12 +106,18 @@ impl Ova {
         Ok(stream)
     }
 
+    /// Returns whether the manifest has a hash of the member `name`.
+    pub fn has_hash_of(&self, name: &str) -> bool {
+        self.member_and_hash(name).is_ok()
+    }
+
     /// Reads a member, and compares its hash with that of the manifest. `progress` is called with the bytes that were read
-    /// so far, after each piece of 1 MiB. To cancel, drop the future.
+    /// so far, after each piece of 1 MiB, and the next piece is read when it has resolved. To cancel, drop the future.
     ///
     /// # Errors
-    /// `NotFound` without a manifest, a hash or a member of that name; `Damaged` if the hash is another one.
-    pub async fn verify(&self, name: &str, mut progress: impl FnMut(u64)) -> Result<()> {
+    /// `NotFound` without a manifest, a hash or a member of that name; `Damaged` if the hash is another one; the errors of
+    /// `progress`.
+    pub async fn verify(&self, name: &str, mut progress: impl AsyncFnMut(u64) -> Result<()>) -> Result<()> {
         let (member, hash) = self.member_and_hash(name)?;
         let source = FileRange::new(self.file.clone(), member.at.clone(), Some(name)).await?;
         let (mut hasher, mut at) = (Hasher::new(hash.algorithm), 0);
@@ -121,7 +129,7 @@ impl Ova {
                 hasher
             };
             hasher = self.file.env().offload(hash).await;
-            progress(at);
+            progress(at).await?;
         }
         hasher.check(source.name(), hash)
     }

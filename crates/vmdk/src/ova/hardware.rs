@@ -9,7 +9,7 @@ use roxmltree::Node;
 
 use super::xml::{children, text};
 use crate::text::{decimal, shown, wrong};
-use crate::vmx::Bus;
+use crate::vmx::{Bus, Slot};
 
 /// Numbers of the types of hardware.
 pub(super) const PROCESSOR: &str = "3";
@@ -18,6 +18,9 @@ const IDE_CONTROLLER: &str = "5";
 pub(super) const SCSI_CONTROLLER: &str = "6";
 const OTHER_STORAGE: &str = "20";
 pub(super) const DISK: &str = "17";
+
+/// Units of a controller of any bus.
+const UNITS_MAX: u32 = 64;
 
 /// Where a disk is attached. The order is that of a VM's disks: by bus, controller and unit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +33,31 @@ pub struct Attachment {
     pub unit: Option<u32>,
     /// Model of the controller as written (`lsilogic`, `VirtualSCSI`, `AHCI`); may be empty.
     pub model: String,
+}
+
+impl Attachment {
+    /// Returns the slot; None without an address, and for an address that no VM has.
+    pub fn slot(&self) -> Option<Slot> {
+        self.unit.and_then(|unit| self.slot_of_unit(unit))
+    }
+
+    fn slot_of_unit(&self, unit: u32) -> Option<Slot> {
+        Slot::new(self.bus, self.controller, unit).filter(|slot| !slot.is_controller())
+    }
+}
+
+/// Returns the slots of disks by their attachments: that of the address, or the first free one of the controller. None for
+/// a disk that is not attached, whose address no VM has, or whose address an earlier disk has.
+pub fn slots<'a>(disks: impl Iterator<Item = Option<&'a Attachment>> + Clone) -> Vec<Option<Slot>> {
+    let mut taken = BTreeSet::new();
+    let mut given = |attachment: &Attachment| attachment.slot().filter(|slot| taken.insert(*slot));
+    let mut found: Vec<_> = disks.clone().map(|attachment| attachment.and_then(&mut given)).collect();
+    for (slot, attachment) in found.iter_mut().zip(disks) {
+        let Some(attachment) = attachment.filter(|attachment| attachment.unit.is_none()) else { continue };
+        *slot =
+            (0..UNITS_MAX).filter_map(|unit| attachment.slot_of_unit(unit)).find(|slot| taken.insert(*slot));
+    }
+    found
 }
 
 struct Controller {

@@ -14,7 +14,7 @@ mod xml;
 
 pub use archive::{Ova, OvaDisk};
 pub use descriptor_writer::{NewDisk, NewVm};
-pub use hardware::Attachment;
+pub use hardware::{Attachment, slots};
 pub use manifest::{Algorithm, Hash, Manifest};
 pub use tar::{Member, member_header};
 

@@ -89,7 +89,7 @@ fn evidence(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>> {
             result?;
             found.push((disk.id.clone(), buf.to_vec()));
             if ova.manifest.is_some() {
-                ova.verify(&member.name, |_| {}).await?;
+                ova.verify(&member.name, async |_| Ok(())).await?;
             }
         }
         Ok(found)
@@ -124,11 +124,15 @@ fn a_vm_has_its_disks_in_order() {
         let error = ova.open_disk(&ova.disks[3]).await.err().unwrap();
         assert!(error.kind == ErrorKind::Unsupported && error.cause.contains("is empty"), "{error}");
         let mut seen = 0;
-        ova.verify("web.ovf", |bytes| seen = bytes).await.unwrap();
+        let progress = async |bytes| {
+            seen = bytes;
+            Ok(())
+        };
+        ova.verify("web.ovf", progress).await.unwrap();
         assert_eq!(seen, descriptor.len() as u64);
-        let error = ova.verify("web.mf", |_| {}).await.unwrap_err();
+        let error = ova.verify("web.mf", async |_| Ok(())).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
-        let error = ova.verify("other", |_| {}).await.unwrap_err();
+        let error = ova.verify("other", async |_| Ok(())).await.unwrap_err();
         assert!(error.cause.contains("the member of \"other\""), "{error}");
     });
     let found = evidence(&parts.bytes()).unwrap();
@@ -154,7 +158,7 @@ fn a_changed_member_has_another_hash() {
     let at = bytes.windows(3).position(|part| part == b"vm-").unwrap();
     bytes[at] = b'w';
     with_file(&bytes, async |env| {
-        let error = open(&env).await.unwrap().verify("web.ovf", |_| {}).await.unwrap_err();
+        let error = open(&env).await.unwrap().verify("web.ovf", async |_| Ok(())).await.unwrap_err();
         assert!(error.to_string().contains("web.ova (member web.ovf): its SHA256 is"), "{error}");
     });
 }
@@ -440,4 +444,25 @@ proptest! {
         let cut = keep.index(bytes.len());
         let _ = replay::ova(&bytes[..cut]);
     }
+}
+
+#[test]
+fn disks_get_the_slots_of_their_addresses_or_free_ones() {
+    let at = |bus, controller, unit| Attachment { bus, controller, unit, model: String::new() };
+    let all = [
+        Some(at(Bus::Scsi, 0, None)),
+        Some(at(Bus::Scsi, 0, Some(0))),
+        Some(at(Bus::Scsi, 0, Some(7))),
+        Some(at(Bus::Scsi, 0, Some(0))),
+        Some(at(Bus::Scsi, 4, Some(0))),
+        Some(at(Bus::Ide, 1, None)),
+        Some(at(Bus::Ide, 1, Some(1))),
+        Some(at(Bus::Ide, 1, None)),
+        None,
+        Some(at(Bus::Sata, u32::MAX, Some(u32::MAX))),
+    ];
+    let slots = slots(all.iter().map(Option::as_ref));
+    let texts: Vec<_> =
+        slots.iter().map(|slot| slot.map_or(String::new(), |slot| slot.to_string())).collect();
+    assert_eq!(texts, ["scsi0:1", "scsi0:0", "", "", "", "ide1:0", "ide1:1", "", "", ""]);
 }

@@ -157,7 +157,11 @@ fn ovas_that_tar_made_are_read() {
             assert_eq!((ova.name.as_str(), ova.disks.len()), ("web", 1));
             assert_eq!(ova.disks[0].attachment.as_ref().unwrap().unit, Some(0));
             let mut read = Vec::new();
-            ova.verify("web-disk1.vmdk", |bytes| read.push(bytes)).await.unwrap();
+            let progress = async |bytes| {
+                read.push(bytes);
+                Ok(())
+            };
+            ova.verify("web-disk1.vmdk", progress).await.unwrap();
             assert!(read.windows(2).all(|pair| pair[1] - pair[0] <= 1 << 20) && read.len() > 1);
             let disk = ova.open_disk(&ova.disks[0]).await.unwrap();
             assert!(content(&disk, 1 << 20).await == raw);

@@ -68,7 +68,8 @@ impl User {
         let mut made = Outcome { shape: Some(Shape::default()), ..Outcome::default() };
         disks.iter().for_each(|disk| add(&mut made, disk, &[]));
         let name = self.expect_vm("v", made);
-        let id = self.harness.inner.store.create_vm(NewNativeVm { name: &name, disks: &disks }).await;
+        let id =
+            self.harness.inner.store.create_vm(NewNativeVm { name: &name, disks: &disks, slots: &[] }).await;
         self.came(&name, id).await
     }
 

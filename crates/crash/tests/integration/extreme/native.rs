@@ -44,8 +44,8 @@ fn sound() -> Vec<u8> {
         let store = open(&env).await?;
         let modes = [DiskMode::Persistent, DiskMode::IndependentNonpersistent, DiskMode::Persistent];
         let disks = modes.map(|mode| NewDisk { size_bytes: 1 << 20, mode, folder: None, source: None });
-        let id = store.create_vm(NewNativeVm { name: "web", disks: &disks }).await?;
-        store.create_vm(NewNativeVm { name: "other", disks: &disks[..1] }).await?;
+        let id = store.create_vm(NewNativeVm { name: "web", disks: &disks, slots: &[] }).await?;
+        store.create_vm(NewNativeVm { name: "other", disks: &disks[..1], slots: &[] }).await?;
         let vm = NativeVm::open(&store, id, Options::default()).await?;
         for name in ["a", "b", "c"] {
             vm.clone().take(name, "of the test").await?;

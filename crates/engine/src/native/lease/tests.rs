@@ -237,7 +237,7 @@ async fn serve(host: &Host, lease: &Lease) -> (Rc<Store>, Rc<NativeVm>) {
     if store.vms().await.unwrap().is_empty() {
         let disks =
             [NewDisk { size_bytes: 64 << 12, mode: DiskMode::Persistent, folder: None, source: None }];
-        store.create_vm(NewNativeVm { name: "web", disks: &disks }).await.unwrap();
+        store.create_vm(NewNativeVm { name: "web", disks: &disks, slots: &[] }).await.unwrap();
     }
     let (id, _) = store.vms().await.unwrap().remove(0);
     let vm = NativeVm::open(&store, id, EngineOptions::default()).await.unwrap();

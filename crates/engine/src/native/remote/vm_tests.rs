@@ -22,7 +22,8 @@ async fn there<T: 'static>(env: &Env, request: impl Future<Output = T> + 'static
 async fn made(envs: &[Env]) -> (Rc<NativeVm>, Rc<TwoCores>, Rc<RemoteVm>) {
     let store = open_store(&envs[0]).await.unwrap();
     let disk = NewDisk { size_bytes: 16 << 20, mode: DiskMode::Persistent, folder: None, source: None };
-    let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk.clone(), disk] }).await.unwrap();
+    let id =
+        store.create_vm(NewNativeVm { name: "web", disks: &[disk.clone(), disk], slots: &[] }).await.unwrap();
     let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
     let cores = TwoCores::start(envs);
     let remote = cores.vm_side.open_vm(cores.store_side.serve_vm(vm.clone()));

@@ -32,7 +32,27 @@ const REST_US_MAX: u64 = 1_000_000;
 const HELD_US: u64 = 500_000;
 const _: () = assert!(BLOCK as usize <= ZEROS_BYTES);
 
+/// Begin of a step of background work.
+pub struct Turn {
+    began_ns: u64,
+    guest_requests: u64,
+}
+
 impl Store {
+    /// Begins a step of background work. Steps are short, so that guests do not wait behind one.
+    pub fn begin_turn(&self) -> Turn {
+        Turn { began_ns: self.env.now_ns(), guest_requests: self.guest_requests() }
+    }
+
+    /// Ends a step of background work: pauses as long as it took, if guests were active meanwhile. The step itself has made
+    /// `own` requests that count as those of guests.
+    pub async fn end_turn(&self, job: &Job, turn: Turn, own: u64) {
+        if self.guest_requests() - turn.guest_requests > own {
+            let pause_us = (self.env.now_ns() - turn.began_ns) / 1000 * REST_FACTOR;
+            job.pause_us(pause_us.min(REST_US_MAX)).await;
+        }
+    }
+
     /// Copies what has not landed of a source from its image, and then detaches the image. `job` shows the progress, and
     /// can pause, limit and cancel the landing; it is over when this returns. A later landing goes on where this one
     /// ends. When this succeeds, it is durable that the image is not needed any more.
@@ -50,7 +70,8 @@ impl Store {
         let source = self.source(device)?;
         let _turn = source.landing_turn.lock().await;
         let (blocks, mut at) = (source.blocks(), source.landed.get());
-        job.bytes_total.set((blocks - at) * BLOCK);
+        // What the job did before the landing counts too.
+        job.bytes_total.set(job.bytes_done.get() + (blocks - at) * BLOCK);
         let options = DiskOptions { policy: SpacePolicy::Error, space_retry_us: 1 };
         let name = format!("source {}", source.name);
         let map = NativeDisk::new(self, self.node(source.landing)?, name, 0, options);
@@ -64,7 +85,7 @@ impl Store {
                 job.wait_for_space(HELD_US).await;
                 continue;
             }
-            let (began_ns, before) = (self.env.now_ns(), self.guest_requests());
+            let turn = self.begin_turn();
             let end = blocks.min(at + PIECE_BLOCKS * PIECES_AT_ONCE);
             let wanted = wanted_pieces(&source, end);
             let (extra, pieces) =
@@ -81,10 +102,7 @@ impl Store {
             if at == blocks || at - source.landed.get() >= RECORD_BLOCKS {
                 self.record_landed(&source, at).await?;
             }
-            if self.guest_requests() - before > written {
-                let pause_us = (self.env.now_ns() - began_ns) / 1000 * REST_FACTOR;
-                job.pause_us(pause_us.min(REST_US_MAX)).await;
-            }
+            self.end_turn(job, turn, written).await;
         }
         if !self.options.defects.has(Defect::DetachBeforeFlush) {
             self.flush().await?;

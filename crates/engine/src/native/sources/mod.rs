@@ -12,6 +12,8 @@ use std::rc::Rc;
 use blk::volume::Volume;
 use blk::{Error, Result, SECTOR};
 
+pub use land::Turn;
+
 pub(super) use read::{Resolved, SourceEdges, read_images};
 
 use super::change::Op;

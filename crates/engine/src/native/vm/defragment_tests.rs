@@ -23,7 +23,7 @@ const SLOW_NS: u64 = 10_000_000_000;
 async fn fragmented(env: &Env, windows: u64) -> (Rc<Store>, Rc<NativeVm>) {
     let store = open_store(env).await.unwrap();
     let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None, source: None };
-    let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk] }).await.unwrap();
+    let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk], slots: &[] }).await.unwrap();
     let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
     for window in 0..windows {
         for n in 0..WRITTEN_BLOCKS {

@@ -38,7 +38,7 @@ async fn open(env: &Env, options: StoreOptions) -> Rc<Store> {
 
 async fn make(store: &Rc<Store>) -> Rc<NativeVm> {
     let disk = NewDisk { size_bytes: DISK_BYTES, mode: DiskMode::Persistent, folder: None, source: None };
-    let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk] }).await.unwrap();
+    let id = store.create_vm(NewNativeVm { name: "web", disks: &[disk], slots: &[] }).await.unwrap();
     NativeVm::open(store, id, Options::default()).await.unwrap()
 }
 

@@ -29,6 +29,8 @@ pub struct NewNativeVm<'a> {
     pub name: &'a str,
     /// In the order of their numbers, from 0.
     pub disks: &'a [NewDisk],
+    /// Slots of the disks in their order, such as `scsi0:0`; a disk without one gets the first free one.
+    pub slots: &'a [Option<String>],
 }
 
 impl Store {
@@ -99,6 +101,7 @@ impl Store {
             let disk = plan_disk(self, &state, &[], wanted, &mut ops)?;
             state.disks.push(disk);
         }
+        place(&mut state, new.slots)?;
         ops.extend([put_vm(&state), put_home(id, &unfinished(new.name))]);
         self.change(&ops)?;
         self.flush().await?;
@@ -230,13 +233,34 @@ pub(super) fn freeze(store: &Store, running: u64, ops: &mut Vec<Op>) -> u64 {
 }
 
 fn free_slot(state: &VmState, kept: &[&KeptSlot]) -> String {
+    free_slot_beside(|slot| state.disks.iter().any(|d| d.slot == slot) || kept.iter().any(|k| k.slot == slot))
+}
+
+fn free_slot_beside(taken: impl Fn(&str) -> bool) -> String {
     let slot = |n: u32| {
         let (controller, at) = (n / SLOTS_PER_CONTROLLER, n % SLOTS_PER_CONTROLLER);
         format!("scsi{controller}:{}", if at < 7 { at } else { at + 1 })
     };
-    let taken =
-        |slot: &String| state.disks.iter().any(|d| d.slot == *slot) || kept.iter().any(|k| k.slot == *slot);
     (0..).map(slot).find(|slot| !taken(slot)).expect("there are more slots than disks")
+}
+
+/// Gives the disks of a new VM the slots that were requested, and the first free ones to the others.
+fn place(state: &mut VmState, slots: &[Option<String>]) -> Result<()> {
+    let mut taken = BTreeSet::new();
+    for slot in slots.iter().flatten() {
+        if !taken.insert(slot.clone()) {
+            let cause = format!("{slot} is the slot of two disks, expected one slot for each disk");
+            return Err(Error::invalid(&state.name, cause));
+        }
+    }
+    for (index, disk) in state.disks.iter_mut().enumerate() {
+        disk.slot = match slots.get(index).cloned().flatten() {
+            Some(slot) => slot,
+            None => free_slot_beside(|slot| taken.contains(slot)),
+        };
+        taken.insert(disk.slot.clone());
+    }
+    Ok(())
 }
 
 impl NativeVm {

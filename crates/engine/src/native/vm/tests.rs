@@ -22,7 +22,7 @@ fn disk(mode: DiskMode) -> NewDisk {
 async fn make(env: &Env, modes: &[DiskMode]) -> (Rc<Store>, Rc<NativeVm>) {
     let store = open_store(env).await.unwrap();
     let disks: Vec<NewDisk> = modes.iter().map(|mode| disk(*mode)).collect();
-    let id = store.create_vm(NewNativeVm { name: "web", disks: &disks }).await.unwrap();
+    let id = store.create_vm(NewNativeVm { name: "web", disks: &disks, slots: &[] }).await.unwrap();
     let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
     (store, vm)
 }
@@ -37,6 +37,24 @@ async fn shows(vm: &NativeVm, number: u32) -> u8 {
     let (buf, result) = vm.disk(number).unwrap().read((1 << 20) + 512, Buf::alloc(512)).await;
     result.unwrap();
     buf[0]
+}
+
+#[test]
+fn disks_have_the_slots_that_were_requested() {
+    let world = sim::SimWorld::new(3, sim::Options::default());
+    run(&world, |env| async move {
+        let store = open_store(&env).await.unwrap();
+        let disks = vec![disk(DiskMode::Persistent); 4];
+        let slots = [None, Some("sata0:1".to_owned()), Some("scsi0:0".to_owned())];
+        let new = NewNativeVm { name: "web", disks: &disks, slots: &slots };
+        let id = store.create_vm(new.clone()).await.unwrap();
+        let vm = NativeVm::open(&store, id, Options::default()).await.unwrap();
+        let found: Vec<_> = vm.state().disks.into_iter().map(|disk| disk.slot).collect();
+        assert_eq!(found, ["scsi0:1", "sata0:1", "scsi0:0", "scsi0:2"]);
+        let twice = [slots[1].clone(), slots[1].clone()];
+        let refused = store.create_vm(NewNativeVm { slots: &twice, ..new }).await.unwrap_err();
+        assert!(refused.cause.contains("sata0:1 is the slot of two disks"), "{refused}");
+    });
 }
 
 #[test]

@@ -140,6 +140,7 @@ pub(crate) fn job(tracked: &Tracked, guest_latency_us: Option<u64>) -> api::Job 
             engine::job::MOVE => api::Operation::Move,
             engine::job::SCRUB => api::Operation::Scrub,
             engine::job::LAND => api::Operation::Land,
+            engine::job::VERIFY => api::Operation::Verify,
             engine::job::DEFRAGMENT => api::Operation::Defragment,
             _ => api::Operation::Commit,
         },
@@ -169,7 +170,7 @@ fn defragmented(done: &engine::DefragmentOutcome) -> api::Defragmented {
 pub(crate) fn job_bytes(tracked: &Tracked) -> api::JobBytes {
     match (tracked.job.operation, tracked.store) {
         (engine::job::MOVE | engine::job::LAND, _) => api::JobBytes::Copied,
-        (engine::job::SCRUB, _) => api::JobBytes::Read,
+        (engine::job::SCRUB | engine::job::VERIFY, _) => api::JobBytes::Read,
         (engine::job::DEFRAGMENT, _) => api::JobBytes::Scanned,
         (_, Some(api::Store::Native)) => api::JobBytes::GivenBack,
         _ => api::JobBytes::Moved,

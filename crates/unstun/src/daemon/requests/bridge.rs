@@ -17,7 +17,7 @@ use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::place::Place;
 use crate::daemon::ready::{self, Question};
 use crate::daemon::requests::answer::Subject;
-use crate::daemon::requests::prepare;
+use crate::daemon::requests::prepare::{self, Importable};
 use crate::daemon::state::Daemon;
 use crate::daemon::vm::inuse;
 
@@ -74,8 +74,12 @@ impl CoreHandle {
 
     pub(crate) async fn vm_import(self: Arc<Self>, request: VmImport) -> Result<Vm> {
         let subject = Subject::Datastore(request.datastore.clone());
-        let (request, source) = prepare::beside(|| prepare::import(request)).await?;
-        self.ask(subject, async |daemon| daemon.vm_import(request, source).await).await
+        let (request, found) = prepare::beside(|| prepare::import(request)).await?;
+        let import = async |daemon: Rc<Daemon>| match found {
+            Importable::Folder(source) => daemon.vm_import(request, source).await,
+            Importable::Ova(path) => daemon.vm_import_ova(request, path).await,
+        };
+        self.ask(subject, import).await
     }
 
     pub(crate) async fn vm_open(self: Arc<Self>, vm: VmName, take_over: bool) -> Result<Vm> {

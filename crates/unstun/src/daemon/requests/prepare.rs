@@ -64,13 +64,30 @@ pub(crate) fn datastore(request: DatastoreAdd) -> Result<(DatastoreName, PathBuf
     Ok((name, path))
 }
 
-/// Refuses images that QEMU has open.
-pub(crate) fn import(request: VmImport) -> Result<(VmImport, Source)> {
+/// What an import finds at its path.
+pub(crate) enum Importable {
+    Folder(Source),
+    /// Canonical path of an OVA.
+    Ova(String),
+}
+
+/// Finds what is to be imported. Refuses images of a folder that QEMU has open.
+pub(crate) fn import(request: VmImport) -> Result<(VmImport, Importable)> {
+    if is_ova(&request.path) {
+        let path = request.path.canonicalize();
+        let path = path.map_err(|e| Error::at_path(request.path.display(), "no such file", &e))?;
+        return Ok((request, Importable::Ova(recordable(&path)?.to_owned())));
+    }
     let source = Source::find(&request)?;
     let mut folders = vec![source.folder.clone()];
     folders.extend(source.roots.iter().map(PathBuf::from));
     inuse::refuse_locked(&folders)?;
-    Ok((request, source))
+    Ok((request, Importable::Folder(source)))
+}
+
+/// Returns whether a path is that of an OVA. A folder may have such a name too.
+fn is_ova(path: &Path) -> bool {
+    path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("ova")) && !path.is_dir()
 }
 
 /// Returns the path without links of a folder that a user named and that must exist. Every file records the folder by

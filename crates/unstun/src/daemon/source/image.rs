@@ -13,7 +13,7 @@ use blk::volume::Volume;
 use blk::{Dir, Env, File, SECTOR};
 use engine::{Disk, Options};
 use export::nbd_client::{self, NbdVolume, Negotiated};
-use vmdk::ova::Ova;
+use vmdk::ova::{Member, Ova};
 use vmdk::stream;
 
 use crate::daemon::running::descriptors::Descriptors;
@@ -42,6 +42,8 @@ pub(super) struct Image {
     pub files: WatchedFiles,
     /// Identity of a backup's disk, whose content never changes.
     identity: Option<String>,
+    /// Archive and member, of a disk in an OVA.
+    member: Option<(Ova, Member)>,
 }
 
 impl Image {
@@ -79,7 +81,7 @@ impl Image {
     /// Returns an image without files.
     #[cfg(test)]
     pub(super) fn of(volume: Rc<dyn Volume>) -> Image {
-        Image { volume, export: None, files: WatchedFiles::default(), identity: None }
+        Image { volume, export: None, files: WatchedFiles::default(), identity: None, member: None }
     }
 
     /// Returns what shows that the image is the one that was recorded; None if nothing does.
@@ -89,6 +91,26 @@ impl Image {
 
     pub(super) fn size_bytes(&self) -> u64 {
         self.volume.info().size_bytes
+    }
+
+    /// Returns the bytes to read for a comparison of the hash; None if the image is in no OVA, or has no hash in one.
+    pub(super) fn hashed_bytes(&self) -> Option<u64> {
+        let (ova, member) = self.member.as_ref()?;
+        ova.has_hash_of(&member.name).then(|| member.bytes())
+    }
+
+    /// Compares the hash of the disk's file in its OVA. `progress` is called as by [`Ova::verify`].
+    ///
+    /// # Errors
+    /// `Damaged`: the file has another hash, or was changed meanwhile, which the files' next look shows.
+    pub(super) async fn verify_hash(
+        &self,
+        progress: impl AsyncFnMut(u64) -> blk::Result<()>,
+    ) -> blk::Result<()> {
+        match &self.member {
+            Some((ova, member)) => ova.verify(&member.name, progress).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns why the image will never answer again; None while it may.
@@ -117,21 +139,26 @@ async fn open_files(env: &Env, origin: &Origin, terms: &Terms) -> Result<Image> 
     };
     terms.descriptors.admit_image(&origin.uri, found.len())?;
     let files = WatchedFiles::over(env, found).await?;
+    let mut member = None;
     let volume: Rc<dyn Volume> = match origin.format {
         ImageFormat::Raw => Rc::new(RawImage { size_bytes: file.size().await?, file }),
         ImageFormat::Vmdk => open_vmdk(env, &dir, &name, &file, &files).await?,
-        ImageFormat::Ova => open_ova(&file, origin.part.unwrap_or(0)).await?,
+        ImageFormat::Ova => {
+            let (volume, of_archive) = open_ova(&file, origin.part.unwrap_or(0)).await?;
+            member = Some(of_archive);
+            volume
+        }
         format => {
             let path = path.to_path_buf();
             let connected = env.blocking(move || qemu_nbd::serve(&path, format)).await?;
             return over_export(env, connected, files);
         }
     };
-    Ok(Image { volume, export: None, files, identity: None })
+    Ok(Image { volume, export: None, files, identity: None, member })
 }
 
 /// Opens the folder of an image, and returns it with the file's name. Refuses the folder of a VM: its daemon writes there.
-async fn open_folder(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<(Dir, String)> {
+pub(super) async fn open_folder(env: &Env, path: &Path, own_roots: &[PathBuf]) -> Result<(Dir, String)> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::invalid(format!("{}: expected the absolute path of a file", path.display())));
     };
@@ -203,14 +230,14 @@ async fn open_vmdk(
 }
 
 /// Opens a disk of an OVA. Disks without a file, which are empty, have no number.
-async fn open_ova(file: &File, part: u32) -> Result<Rc<dyn Volume>> {
+async fn open_ova(file: &File, part: u32) -> Result<(Rc<dyn Volume>, (Ova, Member))> {
     let ova = Ova::open(file.clone()).await?;
-    let disks: Vec<_> = ova.disks.iter().filter(|disk| disk.file.is_some()).collect();
-    let Some(disk) = disks.get(part as usize) else {
+    let disks: Vec<_> = ova.disks.iter().filter_map(|disk| Some((disk, disk.file.clone()?))).collect();
+    let Some((disk, member)) = disks.get(part as usize).cloned() else {
         let cause = format!("{}: no disk {part}: the OVA has {} with content", file.name(), disks.len());
         return Err(Error::not_found(format!("{cause}, numbered from 0")));
     };
-    Ok(ova.open_disk(disk).await?)
+    Ok((ova.open_disk(disk).await?, (ova, member)))
 }
 
 async fn open_export(env: &Env, uri: &str) -> Result<Image> {
@@ -221,5 +248,5 @@ async fn open_export(env: &Env, uri: &str) -> Result<Image> {
 
 fn over_export(env: &Env, connected: Negotiated, files: WatchedFiles) -> Result<Image> {
     let export = connected.serve(env)?;
-    Ok(Image { volume: export.clone(), export: Some(export), files, identity: None })
+    Ok(Image { volume: export.clone(), export: Some(export), files, identity: None, member: None })
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use api::error::Error;
-use engine::job::LAND;
+use engine::job::{LAND, VERIFY};
 use engine::native::{Source, Store};
 use engine::{Job, JobControl};
 use futures_util::future::{Either, join_all, select};
@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::daemon::datastore::{Datastore, asked};
 use crate::daemon::source::image::{Image, Terms};
-use crate::daemon::source::kept::KeptSource;
+use crate::daemon::source::kept::{HashCheck, KeptSource};
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::watched::WatchedImage;
 use crate::daemon::state::Daemon;
@@ -88,8 +88,10 @@ impl Daemon {
     ) -> Rc<KeptSource> {
         let attached = store.attach_source(source.device, image.clone());
         attached.expect("the volume has the source's size");
+        let hash = if origin.verify { HashCheck::Pending } else { HashCheck::Unwanted };
         let kept = Rc::new(KeptSource {
             wants_copy: Cell::new(origin.copy),
+            hash: RefCell::new(hash),
             source,
             origin,
             image,
@@ -123,11 +125,12 @@ impl Daemon {
             kept.image.give_up_unanswered();
             let now_ns = self.env.now_ns();
             let is_away = kept.image.cause().is_some();
-            if is_away && !kept.is_opening.get() && now_ns >= kept.open_at_ns.get() {
+            let may_open = !kept.is_opening.get() && now_ns >= kept.open_at_ns.get();
+            if is_away && may_open && kept.wrong_hash().is_none() {
                 let (daemon, kept) = (self.clone(), kept.clone());
                 self.env.spawn_detached(Box::pin(async move { daemon.open_image(kept).await }));
             }
-            if !is_away && !kept.is_opening.get() && now_ns >= kept.open_at_ns.get() {
+            if !is_away && may_open {
                 kept.is_opening.set(true);
                 let (env, kept) = (self.env.clone(), kept.clone());
                 self.env.spawn_detached(Box::pin(async move {
@@ -137,9 +140,9 @@ impl Daemon {
                 }));
             }
             self.hold_when_full(datastore, kept).await;
-            let is_due = kept.wants_copy.get() && now_ns >= kept.copy_at_ns.get();
+            let is_due = kept.wants_job() && now_ns >= kept.copy_at_ns.get();
             if is_due && !is_away && is_needed(store, &kept.source) && kept.open_job().is_none() {
-                self.begin_copy(datastore, store, kept);
+                self.begin_job(datastore, store, kept);
             }
         }
     }
@@ -176,27 +179,34 @@ impl Daemon {
         }
     }
 
-    /// Begins to copy an image into the store.
-    pub(super) fn begin_copy(
+    /// Begins to compare an image's hash if that is pending, and to copy the image into the store if it is to be copied.
+    pub(super) fn begin_job(
         self: &Rc<Self>,
         datastore: &Rc<Datastore>,
         store: &Rc<Store>,
         kept: &Rc<KeptSource>,
     ) -> Arc<JobControl> {
-        let job = Job::new(self.env.clone(), self.next_job(), LAND, String::new());
+        let operation = if kept.wants_copy.get() { LAND } else { VERIFY };
+        let job = Job::new(self.env.clone(), self.next_job(), operation, String::new());
         let users = self.vms_over(datastore, &kept.source);
         self.track(datastore, users.first(), job.control());
         *kept.job.borrow_mut() = Some(job.control().clone());
         let (daemon, datastore, store) = (self.clone(), datastore.clone(), store.clone());
         let (kept, control) = (kept.clone(), job.control().clone());
         self.env.spawn_detached(Box::pin(async move {
-            let landed = store.land(kept.source.device, &job).await;
-            daemon.copy_ended(&datastore, &kept, &job, landed);
+            let ended = match daemon.compare_hash(&datastore, &store, &kept, &job).await {
+                Ok(()) if operation == LAND => store.land(kept.source.device, &job).await,
+                compared => {
+                    job.end(compared.clone());
+                    compared
+                }
+            };
+            daemon.job_ended(&datastore, &kept, &job, ended);
         }));
         control
     }
 
-    fn copy_ended(&self, datastore: &Rc<Datastore>, kept: &KeptSource, job: &Job, landed: blk::Result<()>) {
+    fn job_ended(&self, datastore: &Rc<Datastore>, kept: &KeptSource, job: &Job, ended: blk::Result<()>) {
         // The last disk over it may have been removed.
         let is_known =
             datastore.native.opened().is_some_and(|store| store.source(kept.source.device).is_ok());
@@ -204,21 +214,28 @@ impl Daemon {
             return;
         }
         let uri = &kept.origin.uri;
-        let message = match landed {
+        let what = if job.operation == LAND { "copy" } else { "comparison of the hash" };
+        let message = match ended {
+            // The comparison has reported what it found.
+            Ok(()) if job.operation == VERIFY => return,
             Ok(()) => format!("all of {uri} is in the store: the image is not needed any more"),
             Err(_) if job.is_cancelled() => {
                 kept.wants_copy.set(false);
+                if *kept.hash.borrow() == HashCheck::Pending {
+                    *kept.hash.borrow_mut() = HashCheck::Ended;
+                }
                 let which = format!("source {} of datastore {}", kept.source.device, datastore.name);
                 format!(
-                    "the copy of {uri} was ended: the image stays needed; `unstun source copy` continues it ({which})"
+                    "the {what} of {uri} was ended: the image stays needed; `unstun source copy` continues it ({which})"
                 )
             }
+            Err(e) if kept.wrong_hash().is_some() => format!("{e}"),
             Err(e) => {
                 let retry_ns = kept.retry_ns.get();
                 kept.copy_at_ns.set(self.env.now_ns() + retry_ns);
                 kept.retry_ns.set((retry_ns * 2).min(RETRY_NS_MAX));
                 let again = format!("it continues in {} s", retry_ns / 1_000_000_000);
-                format!("the copy of {uri} failed: {e}; {again}, and the image stays needed")
+                format!("the {what} of {uri} failed: {e}; {again}, and the image stays needed")
             }
         };
         info!("source {} of datastore {}: {message}", kept.source.device, datastore.name);

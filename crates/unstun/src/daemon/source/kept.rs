@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use api::HashState;
 use engine::JobControl;
 use engine::native::Source;
 
@@ -18,6 +19,8 @@ pub(super) struct KeptSource {
     pub image: Rc<WatchedImage>,
     /// Whether the image is to be copied; cleared where a user has ended the copy.
     pub wants_copy: Cell<bool>,
+    /// Comparison of the image with the hash in the manifest of its OVA.
+    pub hash: RefCell<HashCheck>,
     pub job: RefCell<Option<Arc<JobControl>>>,
     /// Whether the image is being opened, or looked at.
     pub is_opening: Cell<bool>,
@@ -26,6 +29,19 @@ pub(super) struct KeptSource {
     pub copy_at_ns: Cell<u64>,
     /// Time until a copy that fails begins again.
     pub retry_ns: Cell<u64>,
+}
+
+/// Comparison of an image with a hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum HashCheck {
+    /// There is nothing to compare, or the user wants no comparison.
+    Unwanted,
+    Pending,
+    /// The user has ended the comparison. Nothing is copied without it.
+    Ended,
+    Matches,
+    /// The image has another hash, or cannot have the right one. It is not read any more.
+    Wrong(blk::Error),
 }
 
 /// Sources of a datastore.
@@ -75,6 +91,33 @@ impl KeptSources {
 }
 
 impl KeptSource {
+    /// Returns whether a job has something to do: to compare the hash, and then to copy the image.
+    pub(super) fn wants_job(&self) -> bool {
+        match &*self.hash.borrow() {
+            HashCheck::Pending => true,
+            HashCheck::Unwanted | HashCheck::Matches => self.wants_copy.get(),
+            HashCheck::Ended | HashCheck::Wrong(_) => false,
+        }
+    }
+
+    /// Returns the comparison as users see it.
+    pub(super) fn hash_state(&self) -> Option<HashState> {
+        match &*self.hash.borrow() {
+            HashCheck::Unwanted => None,
+            HashCheck::Pending | HashCheck::Ended => Some(HashState::Pending),
+            HashCheck::Matches => Some(HashState::Matches),
+            HashCheck::Wrong(_) => Some(HashState::Wrong),
+        }
+    }
+
+    /// Returns why the image must not be read any more, even though its files can be.
+    pub(super) fn wrong_hash(&self) -> Option<blk::Error> {
+        match &*self.hash.borrow() {
+            HashCheck::Wrong(cause) => Some(cause.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn open_job(&self) -> Option<Arc<JobControl>> {
         self.job.borrow().clone().filter(|job| !job.state().is_over())
     }

@@ -30,6 +30,9 @@ pub(super) struct Origin {
     pub passphrase_file: Option<PathBuf>,
     /// Whether the image is copied into the store.
     pub copy: bool,
+    /// Whether the hash that the OVA's manifest has for the disk is compared before the image is copied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verify: bool,
     /// Identity of the files of the image; None where nothing would show a change.
     pub fingerprint: Option<String>,
 }
@@ -74,6 +77,7 @@ impl Origin {
             key_file: from.key_file.clone(),
             passphrase_file: from.passphrase_file.clone(),
             copy: from.copy,
+            verify: from.verify && format == ImageFormat::Ova,
             fingerprint: None,
         })
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use api::error::{Error, ErrorKind, Result};
 use api::name::DatastoreName;
 use api::{DiskCreate, SourceState};
+use blk::Env;
 use blk::manifest::NewDisk;
 use engine::native::{Source, Store};
 use futures_util::future::{Either, select};
@@ -14,6 +15,7 @@ use crate::daemon::datastore::Datastore;
 use crate::daemon::requests::api_types;
 use crate::daemon::source::image::Image;
 use crate::daemon::source::keep::{disks_over, unanswered};
+use crate::daemon::source::kept::HashCheck;
 use crate::daemon::source::origin::Origin;
 use crate::daemon::source::watched::WatchedImage;
 use crate::daemon::state::Daemon;
@@ -24,16 +26,18 @@ const DISK_UNIT_BYTES: u64 = 4096;
 const OPEN_US: u64 = 20_000_000;
 
 impl Daemon {
-    /// Returns the disks that a request wants in a native store, with their sources in place. After an error nothing is
-    /// left; after a success `give_up_sources` is called if the disks were not made.
+    /// Returns the disks that a request wants in a native store, with their sources in place. With a `fingerprint`, an image
+    /// with another one is refused. After an error nothing is left; after a success `give_up_sources` is called if the disks
+    /// were not made.
     pub(in crate::daemon) async fn native_disks(
         self: &Rc<Self>,
         datastore: &Rc<Datastore>,
         wanted: &[DiskCreate],
+        fingerprint: Option<&str>,
     ) -> Result<Vec<NewDisk>> {
         let mut made = Vec::new();
         for disk in wanted {
-            match self.native_disk(datastore, disk).await {
+            match self.native_disk(datastore, disk, fingerprint).await {
                 Ok(disk) => made.push(disk),
                 Err(e) => {
                     give_up_sources(datastore, &made);
@@ -44,11 +48,17 @@ impl Daemon {
         Ok(made)
     }
 
-    async fn native_disk(self: &Rc<Self>, datastore: &Rc<Datastore>, wanted: &DiskCreate) -> Result<NewDisk> {
+    async fn native_disk(
+        self: &Rc<Self>,
+        datastore: &Rc<Datastore>,
+        wanted: &DiskCreate,
+        fingerprint: Option<&str>,
+    ) -> Result<NewDisk> {
         let disk = api_types::new_disk(wanted);
         let Some(from) = &wanted.from else { return Ok(disk) };
         let store = datastore.native_store().await?;
-        let source = self.source_of(datastore, &store, Origin::asked(from)?).await?;
+        let asked = Origin { fingerprint: fingerprint.map(str::to_owned), ..Origin::asked(from)? };
+        let source = self.source_of(datastore, &store, asked).await?;
         let least = source.bytes.next_multiple_of(DISK_UNIT_BYTES);
         let size_bytes = if wanted.size_bytes == 0 { least } else { wanted.size_bytes };
         let disk = NewDisk { size_bytes, source: Some(source.device), ..disk };
@@ -67,19 +77,18 @@ impl Daemon {
         store: &Rc<Store>,
         asked: Origin,
     ) -> Result<Rc<Source>> {
-        let (env, terms) = (self.env.clone(), self.image_terms());
-        let wanted = asked.clone();
-        let opening = self.env.spawn(async move { Image::open(&env, &wanted, &terms).await });
-        let image = match select(pin!(opening.join()), pin!(self.env.sleep_us(OPEN_US))).await {
-            Either::Left((image, _)) => image?,
-            Either::Right(_) => return Err(unanswered(&asked.uri, OPEN_US / 1_000_000)),
-        };
+        let (env, terms, wanted) = (self.env.clone(), self.image_terms(), asked.clone());
+        let opening = async move { Image::open(&env, &wanted, &terms).await };
+        let image = in_time(&self.env, &asked.uri, opening).await?;
         let origin = Origin { fingerprint: image.fingerprint(), ..asked };
         let name = origin.text()?;
         // What nothing shows a change of is a new image each time.
         let known = store.sources().into_iter().find(|source| source.name == name);
         if let Some(known) = known.filter(|_| origin.fingerprint.is_some()) {
             if let Some(kept) = datastore.sources.get(&known) {
+                if let Some(wrong) = kept.wrong_hash() {
+                    return Err(wrong.into());
+                }
                 kept.image.has_come(image);
             }
             return Ok(known);
@@ -128,6 +137,7 @@ impl Daemon {
             backup: origin.backup,
             copy: kept.as_ref().map_or(origin.copy, |kept| kept.wants_copy.get()),
             state,
+            hash: kept.as_ref().and_then(|kept| kept.hash_state()),
             message: match state {
                 SourceState::Unavailable => cause.map(|cause| cause.cause),
                 SourceState::Open => kept.as_ref().and_then(|kept| kept.image.warning()),
@@ -164,11 +174,27 @@ impl Daemon {
             return Err(Error::new(ErrorKind::Unavailable, format!("source {number}: {cause}")));
         }
         kept.wants_copy.set(true);
+        if *kept.hash.borrow() == HashCheck::Ended {
+            *kept.hash.borrow_mut() = HashCheck::Pending;
+        }
         let job = match kept.open_job() {
             Some(job) => job,
-            None => self.begin_copy(&datastore, &store, &kept),
+            None => self.begin_job(&datastore, &store, &kept),
         };
         self.job_do(job.id, |_| Ok(())).await
+    }
+}
+
+/// Runs work on an image, and returns its result if the image answers in time. Late work goes on, and its result is dropped.
+pub(super) async fn in_time<T: 'static>(
+    env: &Env,
+    uri: &str,
+    work: impl Future<Output = Result<T>> + 'static,
+) -> Result<T> {
+    let working = env.spawn(work);
+    match select(pin!(working.join()), pin!(env.sleep_us(OPEN_US))).await {
+        Either::Left((done, _)) => done,
+        Either::Right(_) => Err(unanswered(uri, OPEN_US / 1_000_000)),
     }
 }
 

@@ -91,6 +91,14 @@ impl WatchedImage {
         }
     }
 
+    /// Returns the image, if it can be read.
+    pub(super) fn current(&self) -> Option<Rc<Image>> {
+        match &*self.state.borrow() {
+            State::Open(image) => Some(image.clone()),
+            State::Away(_) => None,
+        }
+    }
+
     /// Returns what a user should know of an image that can be read.
     pub(super) fn warning(&self) -> Option<String> {
         self.warning.borrow().clone()

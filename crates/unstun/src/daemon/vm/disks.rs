@@ -20,7 +20,7 @@ impl Daemon {
         let mut entry = self.entry_to_change(vm.as_str())?;
         let wanted = match entry.kept {
             Kept::Native(_) => {
-                let wanted = self.native_disks(&entry.datastore, std::slice::from_ref(&disk)).await?;
+                let wanted = self.native_disks(&entry.datastore, std::slice::from_ref(&disk), None).await?;
                 wanted.into_iter().next().expect("a disk for each that was asked for")
             }
             Kept::Redo => {

@@ -7,6 +7,7 @@ use api::name::VmName;
 use blk::dir::OWN_FOLDER;
 use blk::manifest::DiskState;
 use engine::GenerationChange;
+use engine::native::NewNativeVm;
 
 use crate::daemon::bin;
 use crate::daemon::cores::vm_handle::Guard;
@@ -21,38 +22,63 @@ use crate::daemon::vm::home_records::HomeState;
 use crate::daemon::vm::vm_record::{Kept, VmRecord};
 use crate::daemon::vm::{formats, mark, native_homes, paths, settings};
 
+/// What other software has recorded of the disks of a new VM.
+#[derive(Default)]
+pub(super) struct NewDisks {
+    /// Slots of the disks in their order; a disk without one gets the first free one.
+    pub slots: Vec<Option<String>>,
+    /// Identity that the files of all images must have.
+    pub fingerprint: Option<String>,
+}
+
 impl Daemon {
     /// Creates a VM. Fails with `Exists` if the name is taken.
     pub(crate) async fn vm_create(self: &Rc<Self>, request: api::VmCreate) -> Result<api::Vm> {
+        if request.store == api::Store::Native {
+            let entry = self.create_native(request, NewDisks::default()).await?;
+            return self.show(&entry).await;
+        }
         let name = request.name.as_str();
         let _claim = self.claim(name)?;
         let datastore = self.datastore(request.datastore.as_ref())?;
-        let home = self.free_home(&datastore, name).await?;
-        self.descriptors.admit_vm(name)?;
-        self.refuse_full(&datastore, name).await?;
-        let notices = match request.store {
-            api::Store::Redo => {
-                datastore.refuse_files()?;
-                request.disks.iter().try_for_each(refuse_source)?;
-                let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
-                let make = async || {
-                    Ok(formats::create_vm(self, &datastore, name, disks.clone(), request.when_full).await?)
-                };
-                self.with_bin(&datastore, make).await?
-            }
-            api::Store::Native => {
-                let disks = self.native_disks(&datastore, &request.disks).await?;
-                let make = async || {
-                    Ok(native_homes::create_vm(self, &datastore, name, &disks, request.when_full).await?)
-                };
-                let made = self.with_bin(&datastore, make).await;
-                made.inspect_err(|_| give_up_sources(&datastore, &disks))?;
-                Vec::new()
-            }
-        };
+        let home = self.home_to_create(&datastore, name).await?;
+        datastore.refuse_files()?;
+        request.disks.iter().try_for_each(refuse_source)?;
+        let disks: Vec<_> = request.disks.iter().map(api_types::new_disk).collect();
+        let make =
+            async || Ok(formats::create_vm(self, &datastore, name, disks.clone(), request.when_full).await?);
+        let notices = self.with_bin(&datastore, make).await?;
         let entry = self.open_new(name, &home).await?;
         self.report_notices(&entry, notices);
         self.show(&entry).await
+    }
+
+    /// Creates a native VM.
+    pub(super) async fn create_native(
+        self: &Rc<Self>,
+        request: api::VmCreate,
+        recorded: NewDisks,
+    ) -> Result<Rc<VmRecord>> {
+        let name = request.name.as_str();
+        let _claim = self.claim(name)?;
+        let datastore = self.datastore(request.datastore.as_ref())?;
+        let home = self.home_to_create(&datastore, name).await?;
+        let fingerprint = recorded.fingerprint.as_deref();
+        let disks = self.native_disks(&datastore, &request.disks, fingerprint).await?;
+        let new = NewNativeVm { name, disks: &disks, slots: &recorded.slots };
+        let make =
+            async || Ok(native_homes::create_vm(self, &datastore, new.clone(), request.when_full).await?);
+        let made = self.with_bin(&datastore, make).await;
+        made.inspect_err(|_| give_up_sources(&datastore, &disks))?;
+        self.open_new(name, &home).await
+    }
+
+    /// Returns the home for a VM that is created now.
+    async fn home_to_create(&self, datastore: &Rc<Datastore>, name: &str) -> Result<Home> {
+        let home = self.free_home(datastore, name).await?;
+        self.descriptors.admit_vm(name)?;
+        self.refuse_full(datastore, name).await?;
+        Ok(home)
     }
 
     /// Opens a VM that was just created. If that fails, removes it again.
@@ -103,8 +129,8 @@ impl Daemon {
             when_full: request.when_full,
             datastore: Some(self.datastore_to_import(&source, &request)?.name.clone()),
         };
-        self.vm_create(create).await?;
-        let entry = self.entry(source.name.as_str())?;
+        let slots = found.disks.iter().map(|disk| Some(disk.slot.clone())).collect();
+        let entry = self.create_native(create, NewDisks { slots, fingerprint: None }).await?;
         let snapshots = match found.snapshots.len() {
             0 => String::new(),
             count => format!(
@@ -123,7 +149,7 @@ impl Daemon {
         request: api::VmImport,
         source: Source,
     ) -> Result<api::Vm> {
-        if request.store == api::Store::Native {
+        if request.store == Some(api::Store::Native) {
             return self.import_natively(request, source).await;
         }
         let name = source.name.as_str();

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use api::WhenFull;
 use blk::dir::{OWN_FOLDER, TEMPORARY_SUFFIX};
-use blk::manifest::NewDisk;
 use blk::{Dir, ErrorKind, Result};
 use engine::Options;
 use engine::native::{NativeVm, NewNativeVm, Store, VmHomeState};
@@ -35,12 +34,12 @@ pub(crate) async fn new_home(datastore: &Datastore, name: &str, when_full: WhenF
 pub(crate) async fn create_vm(
     daemon: &Daemon,
     datastore: &Rc<Datastore>,
-    name: &str,
-    disks: &[NewDisk],
+    new: NewNativeVm<'_>,
     when_full: WhenFull,
 ) -> Result<()> {
     let store = datastore.native_store().await?;
-    let id = store.create_vm(NewNativeVm { name, disks }).await?;
+    let name = new.name;
+    let id = store.create_vm(new).await?;
     make_whole(daemon, &datastore.home(name), when_full, id).await
 }
 
