@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs a command needs and is quiet when they are all there.
-# usage: setup.sh run|test|bench|deb|ceph
+# usage: setup.sh run|test|bench|deb|ceph|v2v
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,11 +15,12 @@ declare -A PROGRAMS=(
         nbdkit:nbdkit curl:curl"
 )
 PROGRAMS[ceph]="ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common rbd:ceph-common python3:python3"
+PROGRAMS[v2v]="virt-v2v:virt-v2v mke2fs:e2fsprogs depmod:kmod"
 PROGRAMS[deb]="${PROGRAMS[test]} mmdebstrap:mmdebstrap objdump:binutils"
 PROGRAMS[bench]="${PROGRAMS[test]} qemu-storage-daemon:qemu-system-common python3:python3 restic:restic borg:borgbackup"
 
 purpose=${1:-test}
-[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench, deb or ceph)"
+[[ -v PROGRAMS[$purpose] ]] || die "no such purpose: $purpose (expected run, test, bench, deb, ceph or v2v)"
 
 # A shell that rustup has not been sourced into.
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -45,15 +46,19 @@ if [[ $purpose == ceph && ! -e /usr/lib/$(uname -m)-linux-gnu/qemu/block-rbd.so 
     missing+=(qemu-block-extra)
 fi
 
+as_root() {
+    if ((EUID == 0)); then
+        "$@"
+    else
+        command -v sudo >/dev/null || die "neither root nor sudo; as root: $*"
+        sudo "$@"
+    fi
+}
+
 # As root, after an update of the lists of packages.
 apt_get() {
-    local as_root=()
     command -v apt-get >/dev/null || die "no apt-get here; by hand: apt-get $*"
-    if ((EUID != 0)); then
-        command -v sudo >/dev/null || die "neither root nor sudo; as root: apt-get $*"
-        as_root=(sudo)
-    fi
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@" </dev/null ||
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 "$@" </dev/null ||
         die "apt-get $* failed; is there a network?"
 }
 
@@ -62,6 +67,11 @@ if ((${#missing[@]})); then
     say "installing ${missing[*]}"
     apt_get update
     apt_get install -y --no-install-recommends "${missing[@]}"
+fi
+
+# What makes virt-v2v's small guest looks for it, even where it is given another kernel's modules.
+if [[ $purpose == v2v && ! -d /lib/modules ]]; then
+    as_root mkdir /lib/modules
 fi
 
 # Into the current folder.
@@ -138,6 +148,7 @@ if [[ $purpose == test ]]; then
     [[ -z ${BUILD_VERSITYGW:-} ]] || build_versitygw
     # Its tests are skipped where it cannot be had.
     [[ -z ${INSTALL_CEPH:-} ]] || scripts/setup.sh ceph || say "Ceph cannot be installed here; its tests are skipped"
+    [[ -z ${INSTALL_VIRT_V2V:-} ]] || scripts/setup.sh v2v || say "virt-v2v cannot be installed here; its tests are skipped"
     unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
     unpack guest-agent download_agent './usr/sbin/qemu-ga'
     unpack prometheus download_prometheus './usr/bin/*'

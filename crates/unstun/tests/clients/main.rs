@@ -84,4 +84,5 @@ mod upgrade;
 mod vhost;
 #[path = "../../../export/tests/vhost_user/client.rs"]
 mod vhost_client;
+mod virt_v2v;
 mod workstation;
