@@ -74,6 +74,10 @@ pub struct ExportedFile {
     pub file_bytes: u64,
     /// SHA-256 of the file in hexadecimal digits; null for formats that are not written from begin to end.
     pub sha256: Option<String>,
+    /// Bytes from the begin that an interrupted export had written, and that still have their hashes; null for an export that
+    /// cannot be continued.
+    #[serde(default)]
+    pub resumed_bytes: Option<u64>,
 }
 
 /// The command line shows the variants' comments as its help.

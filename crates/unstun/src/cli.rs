@@ -382,6 +382,9 @@ pub struct ExportArgs {
     /// Set the format [default: by the file's name]
     #[arg(long, value_enum)]
     pub format: Option<ExportFormat>,
+    /// Continue an interrupted export of the same snapshot, or begin one that can be continued (raw and vmdk-flat)
+    #[arg(long)]
+    pub resume: bool,
     /// Set the number of processors in an OVA
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cpus: u32,

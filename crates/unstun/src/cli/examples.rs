@@ -134,6 +134,7 @@ pub const EXAMPLES: &[&str] = &[
     "export web web.ova --cpus 4 --memory 8G",
     "export web@before-upgrade web.qcow2",
     "export web/disk1@before-upgrade data.vmdk --format vmdk-stream",
+    "export web@before-upgrade web.raw --resume",
     "demo",
     "demo -o shown",
 ];

@@ -3,9 +3,10 @@
 mod file;
 mod ova;
 mod qcow2;
+mod resume;
 mod stream;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,10 +23,10 @@ use jiff::Timestamp;
 
 pub(super) use self::file::{OutputFile, refuse_existing};
 use self::qcow2::Qcow2;
+pub(super) use self::resume::write_raw;
 use crate::cli::ExportArgs;
 use crate::command::commit;
 use crate::command::pieces::{self, Piece, Pieces};
-use crate::sparse::runs;
 
 /// Interval between two looks at whether the connection has ended, and their number: 30 s.
 const LOOK: Duration = Duration::from_millis(250);
@@ -67,8 +68,12 @@ pub(super) async fn run(args: &ExportArgs, client: &Client, output: Output) -> R
     let vm = client.vm_show(&what.vm).await?;
     let disks = chosen(&vm, what.disk)?;
     let paths: Vec<_> = disks.iter().map(|disk| path_of(args, disk, disks.len())).collect();
-    // A take for nothing is avoided.
-    paths.iter().chain([&args.file]).try_for_each(|path| refuse_existing(path))?;
+    refuse_resume(args, &what)?;
+    // A take for nothing is avoided. A file that is continued is looked at with its record.
+    let is_resumed = |path: &&PathBuf| args.resume && file::record_path(&data_path(args, path)).exists();
+    let new = paths.iter().filter(|path| !is_resumed(path));
+    new.chain([&args.file].into_iter().filter(|_| paths.len() > 1))
+        .try_for_each(|path| refuse_existing(path))?;
     let (snapshot, own) = match &what.snapshot {
         Some(snapshot) => (snapshot.clone(), false),
         None => (take(&what.vm, client).await?, true),
@@ -110,6 +115,36 @@ fn format_of(args: &ExportArgs) -> Result<ExportFormat> {
         let cause = format!("{}: the name does not say the format", args.file.display());
         Error::invalid(format!("{cause}; expected --format raw, qcow2, vmdk-flat, vmdk-stream or ova"))
     })
+}
+
+/// Refuses an export that cannot be continued.
+fn refuse_resume(args: &ExportArgs, what: &What) -> Result<()> {
+    if !args.resume {
+        return Ok(());
+    }
+    if !matches!(args.format, Some(ExportFormat::Raw | ExportFormat::VmdkFlat)) {
+        let expected = "expected --format raw or vmdk-flat";
+        return Err(Error::invalid(format!(
+            "--resume: only files with the disk's bytes in place can be continued; {expected}"
+        )));
+    }
+    if what.snapshot.is_none() {
+        let vm = &what.vm;
+        let remedy = format!("`unstun snapshot take {vm} before-export`, then export {vm}@before-export");
+        return Err(Error::invalid(format!(
+            "--resume: an export without a snapshot has another content each time; {remedy}"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the file with a disk's bytes, of which the other file of a disk is the description.
+fn data_path(args: &ExportArgs, path: &Path) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    match args.format {
+        Some(ExportFormat::VmdkFlat) => path.with_file_name(format!("{stem}-flat.vmdk")),
+        _ => path.to_path_buf(),
+    }
 }
 
 /// Returns the disks to export. Those that are not part of snapshots have no state that stays.
@@ -199,19 +234,59 @@ fn write_all(
         bar.set_position(done);
         bar.set_message(format!("{} of {}", format_bytes(done), format_bytes(total)));
         match cancelled.load(Ordering::Relaxed) {
-            true => Err(Error::new(
-                ErrorKind::Cancelled,
-                "the export was ended; its incomplete files were removed",
-            )),
+            true => Err(ended(args.resume)),
             false => Ok(()),
         }
     };
     let files = match args.format {
         Some(ExportFormat::Ova) => write_ova(args, vm, sources, &mut progress)?,
+        _ if args.resume => resume_all(args, sources, &mut progress)?,
         _ => sources.iter().map(|source| write_disk(args, source, &mut progress)).collect::<Result<_>>()?,
     };
     bar.finish();
     Ok(files)
+}
+
+fn ended(resumable: bool) -> Error {
+    let files = if resumable { "the same command continues it" } else { "its incomplete files were removed" };
+    Error::new(ErrorKind::Cancelled, format!("the export was ended; {files}"))
+}
+
+/// Writes what is missing of all disks. The records go when all disks are whole.
+fn resume_all(
+    args: &ExportArgs,
+    sources: &[Source],
+    progress: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<Vec<ExportedFile>> {
+    let mut files = Vec::new();
+    for source in sources {
+        let file = resume_disk(args, source, progress).map_err(|e| match e.kind {
+            ErrorKind::Cancelled | ErrorKind::Refused | ErrorKind::Locked | ErrorKind::Exists => e,
+            kind => {
+                Error::new(kind, format!("{e}; what was written stays, and the same command continues it"))
+            }
+        });
+        files.push(file?);
+    }
+    sources.iter().try_for_each(|source| resume::forget(&data_path(args, &source.path)))?;
+    Ok(files)
+}
+
+fn resume_disk(
+    args: &ExportArgs,
+    source: &Source,
+    progress: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<ExportedFile> {
+    let (path, data) = (source.path.clone(), data_path(args, &source.path));
+    let written = resume::write(&data, &source.uri, progress)?;
+    if data != path && !describes(&path, &data) {
+        let mut descriptor = OutputFile::create(&path)?;
+        descriptor.append(&flat_text(&path, &data, written.size_bytes)?)?;
+        descriptor.finish()?;
+    }
+    let (size_bytes, resumed_bytes) = (written.size_bytes, Some(written.resumed_bytes));
+    let disk = Some(source.number);
+    Ok(ExportedFile { path, disk, size_bytes, file_bytes: size_bytes, sha256: None, resumed_bytes })
 }
 
 fn write_disk(
@@ -232,7 +307,7 @@ fn write_disk(
             for_each(&pieces, progress, |piece| image.piece(piece, &mut file))?;
             image.finish(&mut file)?;
         }
-        ExportFormat::VmdkFlat => return write_flat(source, &pieces, file, progress),
+        ExportFormat::VmdkFlat => return write_flat(args, source, &pieces, file, progress),
         ExportFormat::VmdkStream => {
             let name = source.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             sha256 = Some(stream::write(&name, &pieces, &mut file, progress)?);
@@ -241,7 +316,7 @@ fn write_disk(
     }
     let (path, file_bytes) = (file.path().to_path_buf(), file.end());
     file.finish()?;
-    Ok(ExportedFile { path, disk: Some(source.number), size_bytes, file_bytes, sha256 })
+    Ok(ExportedFile { path, disk: Some(source.number), size_bytes, file_bytes, sha256, resumed_bytes: None })
 }
 
 fn for_each(
@@ -259,32 +334,18 @@ fn for_each(
     Ok(())
 }
 
-/// Writes a piece of a raw file, without its zeros.
-pub(super) fn write_raw(piece: &Piece, file: &mut OutputFile) -> Result<()> {
-    let begin = file.end();
-    if let Some(data) = &piece.data {
-        for (run, _) in runs(data).into_iter().filter(|(_, has_data)| *has_data) {
-            file.write_at(begin + run.start as u64, &data[run])?;
-        }
-    }
-    file.skip(piece.bytes);
-    Ok(())
-}
-
 /// Writes the data beside the descriptor: `NAME-flat.vmdk`. The descriptor is last.
 fn write_flat(
+    args: &ExportArgs,
     source: &Source,
     pieces: &Pieces,
     mut descriptor: OutputFile,
     progress: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<ExportedFile> {
-    let stem = source.path.file_stem().unwrap_or_default().to_string_lossy();
-    let flat = source.path.with_file_name(format!("{stem}-flat.vmdk"));
+    let flat = data_path(args, &source.path);
     let mut file = OutputFile::create(&flat)?;
     for_each(pieces, progress, |piece| write_raw(piece, &mut file))?;
-    let name = flat.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let text = vmdk::descriptor::flat_text(&source.path.to_string_lossy(), &name, pieces.size_bytes)?;
-    descriptor.append(&text)?;
+    descriptor.append(&flat_text(&source.path, &flat, pieces.size_bytes)?)?;
     let file_bytes = file.end();
     file.finish()?;
     let path = descriptor.path().to_path_buf();
@@ -295,7 +356,20 @@ fn write_flat(
         size_bytes: pieces.size_bytes,
         file_bytes,
         sha256: None,
+        resumed_bytes: None,
     })
+}
+
+/// Returns whether an earlier run has written the descriptor of a flat disk.
+fn describes(path: &Path, flat: &Path) -> bool {
+    let name = flat.file_name().unwrap_or_default().to_string_lossy();
+    std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!(" FLAT \"{name}\" ")))
+}
+
+/// Returns the descriptor of a flat disk.
+fn flat_text(path: &Path, flat: &Path, size_bytes: u64) -> Result<Vec<u8>> {
+    let name = flat.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(vmdk::descriptor::flat_text(&path.to_string_lossy(), &name, size_bytes)?)
 }
 
 fn write_ova(
@@ -315,14 +389,17 @@ fn write_ova(
     let (path, file_bytes) = (args.file.clone(), file.end());
     file.finish()?;
     let size_bytes = sources.iter().map(|source| source.size_bytes).sum();
-    Ok(vec![ExportedFile { path, disk: None, size_bytes, file_bytes, sha256: None }])
+    Ok(vec![ExportedFile { path, disk: None, size_bytes, file_bytes, sha256: None, resumed_bytes: None }])
 }
 
 fn describe(exported: &Exported) -> String {
     let line = |file: &ExportedFile| {
         let (path, bytes) = (file.path.display(), format_bytes(file.file_bytes));
         let hash = file.sha256.as_ref().map_or(String::new(), |hash| format!(", SHA-256 {hash}"));
-        format!("{path}: {} in {bytes}{hash}", format_bytes(file.size_bytes))
+        let resumed = file.resumed_bytes.filter(|bytes| *bytes > 0).map(format_bytes);
+        let resumed = resumed
+            .map_or(String::new(), |bytes| format!(", of which {bytes} were there and had their hashes"));
+        format!("{path}: {} in {bytes}{hash}{resumed}", format_bytes(file.size_bytes))
     };
     exported.files.iter().map(line).collect::<Vec<_>>().join("\n")
 }

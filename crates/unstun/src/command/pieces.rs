@@ -41,6 +41,8 @@ pub(super) struct Wanted {
     pub since: Option<SnapshotId>,
     /// Pieces begin at multiples of this, a power of two up to [`PIECE_BYTES`].
     pub unit_bytes: u64,
+    /// Offset of the first piece, a multiple of [`PIECE_BYTES`].
+    pub from: u64,
 }
 
 /// The pieces of a disk, in their order. Dropping it ends the connection to the export.
@@ -73,7 +75,29 @@ pub(super) fn read(uri: &str) -> Result<Pieces> {
         snapshot: None,
         since: None,
         unit_bytes: PIECE_BYTES,
+        from: 0,
     })
+}
+
+/// Reads the export at `uri`, which must be this snapshot, from an offset on.
+pub(super) fn read_from(uri: &str, snapshot: &SnapshotId, from: u64) -> Result<Pieces> {
+    let address = Address::parse(uri)?;
+    read_wanted(&Wanted {
+        address,
+        snapshot: Some(snapshot.clone()),
+        since: None,
+        unit_bytes: PIECE_BYTES,
+        from,
+    })
+}
+
+/// Returns the name of the export at `uri`, the snapshot that it is, and its size in bytes.
+pub(super) fn look(uri: &str) -> Result<(String, SnapshotId, u64)> {
+    let address = Address::parse(uri)?;
+    let connected = nbd_client::connect_to(&address, None)?;
+    let (_, name) = address.export.split_once(SNAPSHOT_MARK).unwrap_or((&address.export, ""));
+    let snapshot = SnapshotId { name: name.to_owned(), id: id_in(&connected) };
+    Ok((address.export.clone(), snapshot, connected.export().size_bytes))
 }
 
 /// Reads an export, or what differs from a snapshot.
@@ -99,7 +123,7 @@ pub(super) fn read_wanted(wanted: &Wanted) -> Result<Pieces> {
             return Err(missing("another snapshot has this name by now"));
         }
     }
-    let unit_bytes = wanted.unit_bytes;
+    let (unit_bytes, from) = (wanted.unit_bytes, wanted.from);
     let size_bytes = connected.export().size_bytes;
     let (sender, arriving) = sync_channel(PIECES_WAITING);
     let started = thread::Builder::new().name("read".into()).spawn(move || {
@@ -112,7 +136,7 @@ pub(super) fn read_wanted(wanted: &Wanted) -> Result<Pieces> {
         let (env, out) = (executor.env(), sender.clone());
         let ended = executor.run(async move {
             let volume = connected.serve(&env)?;
-            let reading = Reading { volume, context, unit_bytes, size_bytes };
+            let reading = Reading { volume, context, unit_bytes, from, size_bytes };
             reading.read_all(&out).await
         });
         match ended {
@@ -129,6 +153,7 @@ struct Reading {
     volume: Rc<NbdVolume>,
     context: Option<String>,
     unit_bytes: u64,
+    from: u64,
     size_bytes: u64,
 }
 
@@ -143,7 +168,7 @@ enum State {
 impl Reading {
     /// Sends all pieces. Ends early when the receiver was dropped.
     async fn read_all(&self, out: &SyncSender<Result<Piece>>) -> blk::Result<()> {
-        let mut at = 0;
+        let mut at = self.from;
         while at < self.size_bytes {
             let end = self.size_bytes.min(at + STATUS_BYTES);
             let pieces = self.survey(at, end).await?.into_iter().map(|(offset, bytes, state)| {

@@ -190,6 +190,61 @@ fn an_export_that_fails_or_is_interrupted_leaves_neither_files_nor_snapshots() {
     daemon.stop();
 }
 
+#[test]
+fn an_interrupted_export_is_continued_and_believes_no_byte() {
+    let datastore = Datastore::new();
+    let daemon = datastore.start();
+    let twins = vm(&datastore, "native");
+    tool("qemu-io", &["-f", "raw", "-c", "write -P 9 0 40M", &datastore.uri("web/disk1")]);
+    datastore.json("snapshot take web b");
+    let folder = datastore.beside("out");
+    fs::create_dir(&folder).unwrap();
+    let path = |name: &str| folder.join(name);
+    let target = path("web.vmdk").display().to_string();
+    let line = format!("export web@b {target} --format vmdk-flat --resume");
+    // Killed when the second disk has some parts.
+    datastore.json("vm set web --bandwidth 24M");
+    let arguments: Vec<&str> = line.split(' ').collect();
+    let mut child = datastore.command(&arguments).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let record = path("web-disk1-flat.vmdk.unstun-resume");
+    crate::space::until("two parts of the second disk", || {
+        fs::read_to_string(&record).is_ok_and(|text| text.lines().count() >= 3).then_some(())
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(path("web-disk0.vmdk").exists() && !path("web-disk1.vmdk").exists());
+    datastore.json("vm set web --bandwidth none");
+    let (code, said) = datastore.fails(&line.replace("web@b", "web@a"));
+    assert!(code == 3 && said.contains("parts of web/disk0@b (snapshot ID"), "{code}: {said}");
+    // A byte of the second part is another one by now: the first one counts.
+    let part = fs::File::options().write(true).open(path("web-disk1-flat.vmdk.unstun-part")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&part, b"x", 20 << 20).unwrap();
+    let exported = datastore.json(&line);
+    let resumed: Vec<_> =
+        exported["files"].as_array().unwrap().iter().map(|file| &file["resumed_bytes"]).collect();
+    assert_eq!(resumed, [&json!(SIZE), &json!(16 << 20)], "{exported}");
+    twins[0].assert_same_as("vmdk", path("web-disk0.vmdk").to_str().unwrap());
+    let second = path("web-disk1.vmdk").display().to_string();
+    let said = tool("qemu-io", &["-r", "-f", "vmdk", "-c", "read -P 9 0 40M", &second]);
+    assert!(!said.contains("failed"), "{said}");
+    let mut names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["web-disk0-flat.vmdk", "web-disk0.vmdk", "web-disk1-flat.vmdk", "web-disk1.vmdk"]);
+    for (line, code, word) in [
+        (line.as_str(), 3, "exists already"),
+        (&format!("export web {target}.raw --resume"), 2, "snapshot take web before-export"),
+        (&format!("export web@b {target}.qcow2 --resume"), 2, "raw or vmdk-flat"),
+    ] {
+        let (found, said) = datastore.fails(line);
+        assert!(found == code && said.contains(word), "{line}: {found}: {said}");
+    }
+    let single = path("single.raw");
+    let exported = datastore.json(&format!("export web/disk0@b {} --resume", single.display()));
+    assert_eq!(exported["files"][0]["resumed_bytes"], 0, "{exported}");
+    twins[0].assert_same_as("raw", single.to_str().unwrap());
+    daemon.stop();
+}
+
 /// Returns the files of an export in a folder.
 fn left(folder: &Path) -> Vec<String> {
     let entries =

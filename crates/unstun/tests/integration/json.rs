@@ -490,8 +490,14 @@ fn made_here(actual: &mut Actual) {
 
 /// The answers of an export, and what is below disks.
 fn exported_here(actual: &mut Actual) {
-    let file =
-        ExportedFile { path: "/a.ova".into(), disk: None, size_bytes: 512, file_bytes: 512, sha256: None };
+    let file = ExportedFile {
+        path: "/a.ova".into(),
+        disk: None,
+        size_bytes: 512,
+        file_bytes: 512,
+        sha256: None,
+        resumed_bytes: None,
+    };
     actual.add("ExportedFile", &file);
     let (vm, files) = ("web".parse().unwrap(), vec![file]);
     actual.add("Exported", &Exported { vm, snapshot: None, format: ExportFormat::Ova, files });

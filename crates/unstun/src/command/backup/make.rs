@@ -247,6 +247,7 @@ fn read(source: &Source, unit_bytes: u64) -> Result<(Pieces, Option<&DiskBackup>
         snapshot: Some(source.snapshot.clone()),
         since: source.since.clone(),
         unit_bytes,
+        from: 0,
     };
     let parent = source.parent.as_ref();
     let fits = |pieces: &Pieces| parent.is_none_or(|parent| parent.size_bytes <= pieces.size_bytes);

@@ -4,10 +4,9 @@ use api::error::{Error, ErrorKind, Result};
 use api::listen::NbdListen;
 use api::name::SnapshotRef;
 use api::{Differences, DifferencesVerified, Disk, DiskRange, Snapshot};
-use export::nbd_client::Address;
 
 use crate::command::exported_snapshot::SnapshotId;
-use crate::command::pieces::{PIECE_BYTES, Pieces, Wanted, read_wanted};
+use crate::command::pieces::{PIECE_BYTES, Pieces, read_from};
 
 /// Unit in which contents are compared.
 const SECTOR: usize = 512;
@@ -75,12 +74,7 @@ impl Content {
         let (listen, _) = NbdListen::parse_uri(&disk.nbd_uri).map_err(Error::failed)?;
         let uri = listen.uri(&format!("{}/disk{}@{}", found.vm, disk.number, known.name));
         let snapshot = SnapshotId { name: known.name.clone(), id: Some(known.id.clone()) };
-        let pieces = read_wanted(&Wanted {
-            address: Address::parse(&uri)?,
-            snapshot: Some(snapshot),
-            since: None,
-            unit_bytes: PIECE_BYTES,
-        })?;
+        let pieces = read_from(&uri, &snapshot, 0)?;
         Ok(Content { pieces, offset: 0 })
     }
 

@@ -11,8 +11,10 @@ use rustix::io::Errno;
 
 /// Suffix of the name until the file is whole.
 const SUFFIX: &str = ".unstun-part";
+/// Suffix of the record of an export that can be continued.
+const RECORD_SUFFIX: &str = ".unstun-resume";
 /// Only its owner may read a guest's disk.
-const MODE: u32 = 0o600;
+pub(super) const MODE: u32 = 0o600;
 
 pub(in crate::command) struct OutputFile {
     file: File,
@@ -21,6 +23,20 @@ pub(in crate::command) struct OutputFile {
     /// End of what was appended.
     at: u64,
     is_whole: bool,
+    /// Whether an unfinished file stays.
+    stays: bool,
+}
+
+/// Returns the name of a file with a suffix behind its own.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Returns the path of the record of an export that can be continued.
+pub(super) fn record_path(path: &Path) -> PathBuf {
+    beside(path, RECORD_SUFFIX)
 }
 
 /// Refuses a file that exists.
@@ -37,17 +53,36 @@ pub(in crate::command) fn refuse_existing(path: &Path) -> Result<()> {
 impl OutputFile {
     pub(in crate::command) fn create(path: &Path) -> Result<OutputFile> {
         refuse_existing(path)?;
-        let mut part = path.as_os_str().to_owned();
-        part.push(SUFFIX);
-        let part = PathBuf::from(part);
+        let part = beside(path, SUFFIX);
         // Remains of an export that was interrupted.
-        match fs::remove_file(&part) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&part, &e)),
-            _ => {}
+        for left in [&part, &record_path(path)] {
+            match fs::remove_file(left) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(left, &e)),
+                _ => {}
+            }
         }
         let file = File::options().read(true).write(true).create_new(true).mode(MODE).open(&part);
         let file = file.map_err(|e| failed(&part, &e))?;
-        Ok(OutputFile { file, part, path: path.to_path_buf(), at: 0, is_whole: false })
+        Ok(OutputFile { file, part, path: path.to_path_buf(), at: 0, is_whole: false, stays: false })
+    }
+
+    /// Opens what an interrupted export has left of a file, or creates the file. It stays if this export does not finish it.
+    pub(super) fn resume(path: &Path) -> Result<OutputFile> {
+        let part = beside(path, SUFFIX);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(MODE);
+        let file = options.open(&part).map_err(|e| failed(&part, &e))?;
+        Ok(OutputFile { file, part, path: path.to_path_buf(), at: 0, is_whole: false, stays: true })
+    }
+
+    pub(super) fn content(&self) -> &File {
+        &self.file
+    }
+
+    /// Removes what is behind `bytes`, and appends from there on.
+    pub(super) fn cut(&mut self, bytes: u64) -> Result<()> {
+        self.at = bytes;
+        self.file.set_len(bytes).map_err(|e| failed(&self.part, &e))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -104,14 +139,14 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 
 impl Drop for OutputFile {
     fn drop(&mut self) {
-        if !self.is_whole {
+        if !self.is_whole && !self.stays {
             // What is left there has the suffix, and the next export removes it.
             let _ = fs::remove_file(&self.part);
         }
     }
 }
 
-fn failed(path: &Path, e: &io::Error) -> Error {
+pub(super) fn failed(path: &Path, e: &io::Error) -> Error {
     let kind = match e.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
         io::ErrorKind::AlreadyExists => ErrorKind::Exists,
