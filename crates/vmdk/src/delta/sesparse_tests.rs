@@ -209,7 +209,7 @@ proptest! {
             let file = root(&env).open(FILE, OpenMode::Write).await.unwrap();
             for (at, value, kind) in patches {
                 // Mostly whole fields, often with meaningful values, in the headers or in the first areas.
-                let value = match kind { 0 => value, 1 => value % 256, 2 => 3 << 60 | value % 16, _ => 1 << 60 | value % 4 };
+                let value = match kind { 0 => value, 1 => value % 256, 2 => (3 << 60) | (value % 16), _ => (1 << 60) | (value % 4) };
                 let at = if in_headers { at % 2048 } else { (2 << 20) + at * 64 % (4 << 20) };
                 file.write(at / 8 * 8, blk::Buf::copy_of(&value.to_le_bytes())).await.unwrap();
             }
