@@ -25,6 +25,17 @@ pub struct Bounds<'a> {
     pub free_sector: Option<u64>,
 }
 
+/// Space of a file outside of its data that first writes need: a flush must not find the datastore full.
+#[derive(Debug, Default)]
+pub struct Reservation {
+    /// Offsets and lengths in bytes.
+    pub ranges: Vec<(u64, u64)>,
+    /// Positions of the new tables that are among them.
+    pub tables: Vec<u32>,
+    /// End of the data for which the records are among them, in sectors.
+    pub end_sector: u64,
+}
+
 /// The header of a delta, with everything that the format keeps outside of its tables and its directory.
 ///
 /// A table and a grain have a *position* of 32 bits: a sector of the file in VMFSsparse; in SEsparse the number of a
@@ -100,6 +111,13 @@ pub trait Format: Sized + 'static {
     }
     /// Returns the space of a table to which nothing has pointed.
     fn give_table(&mut self, _position: u32) {}
+    /// Returns the space outside of the data that first writes up to `end_sector` need and that is not reserved yet; None if
+    /// there is none.
+    fn to_reserve(&self, _end_sector: u64) -> Option<Reservation> {
+        None
+    }
+    /// Notes that this space is reserved.
+    fn note_reserved(&mut self, _reserved: &Reservation) {}
     /// Takes the space of a table that a log names. `Damaged` if it cannot be that of the region.
     fn claim_table(&mut self, _file: &str, _region: u32, _position: u32) -> Result<()> {
         Ok(())

@@ -21,6 +21,20 @@ impl<F: Format> Core<F> {
         Ok(())
     }
 
+    /// Reserves the space outside of the data that first writes up to sector `end` need. `NoSpace` changes nothing.
+    pub(super) async fn reserve_records(&self, end: u64) -> Result<()> {
+        let Some(reservation) = self.state.borrow().header.to_reserve(end) else { return Ok(()) };
+        for (offset, len) in &reservation.ranges {
+            match self.file().allocate(*offset, *len).await {
+                // A file system without reservation: the flush allocates, or fails.
+                Err(e) if e.kind == ErrorKind::Unsupported => break,
+                reserved => reserved?,
+            }
+        }
+        self.state.borrow_mut().header.note_reserved(&reservation);
+        Ok(())
+    }
+
     /// Keeps at least half a step of space ready, in the background.
     pub(super) fn grow_ahead(self: &Rc<Self>) {
         let low = self.growth.step_sectors() / 2;

@@ -34,7 +34,7 @@ use crate::sesparse::WritableHeader;
 
 pub use budget::{TABLES_CACHED_MAX, keep_tables};
 pub use entry::Entry;
-pub use format::{Bounds, Format, LogName, TABLE_ENTRIES};
+pub use format::{Bounds, Format, LogName, Reservation, TABLE_ENTRIES};
 pub use open::DeltaParams;
 pub use space::Growth;
 
@@ -313,10 +313,13 @@ impl<F: Format> Core<F> {
                 return Err(self.state.borrow().header.limit_error(self.file().name()));
             }
             self.make_ready(end).await?;
+            self.reserve_records(end).await?;
             self.mark_unclean().await?;
             // While this write waited, others may have taken the space, or a seal may have removed the mark.
             let needed = self.space_needed(&whole);
-            if self.marked_unclean.get() && self.state.borrow().space.ready_end() >= needed {
+            let state = self.state.borrow();
+            let is_ready = state.space.ready_end() >= needed && state.header.to_reserve(needed).is_none();
+            if self.marked_unclean.get() && is_ready {
                 break;
             }
         }

@@ -17,11 +17,20 @@ use super::{
     decode_words, read, read_directory, rotate,
 };
 use crate::cowd::{Directory, TableRun, table_runs};
-use crate::delta::{self, Bounds, Format, LogName};
+use crate::delta::{self, Bounds, Format, LogName, Reservation};
 use crate::text::wrong;
 
 /// Positions have 32 bits, and 0 means none: 2^32 - 2 grains are just below 16 TiB of data in one delta.
 const GRAINS_MAX: u64 = u32::MAX as u64 - 1;
+
+/// The maps' space is reserved for so many grains at once: those of 16 MiB.
+const RESERVED_GRAINS: u64 = 4096;
+
+/// Returns the whole pages of a range, as offset and length.
+fn pages(start: u64, end: u64) -> (u64, u64) {
+    let start = start / GRAIN_BYTES * GRAIN_BYTES;
+    (start, end.next_multiple_of(GRAIN_BYTES) - start)
+}
 
 /// The headers are in the first four sectors.
 const HEAD_BYTES: usize = 4 * SECTOR as usize;
@@ -38,6 +47,8 @@ pub struct WritableHeader {
     /// None: another program wrote the file last.
     mark: Option<Mark>,
     free_grain: u64,
+    /// The maps have reserved space for the grains below this one.
+    reserved_grain: u64,
     slots: Slots,
     records: Records,
 }
@@ -51,6 +62,10 @@ impl WritableHeader {
 
     fn grain_slots(&self) -> u64 {
         self.header.grain_slots().min(GRAINS_MAX)
+    }
+
+    fn grains_up_to(&self, sector: u64) -> u64 {
+        sector.saturating_sub(self.header.grains.start).div_ceil(GRAIN_SECTORS)
     }
 
     fn volatile_write(&self) -> TableWrite {
@@ -114,7 +129,16 @@ impl Format for WritableHeader {
         // Below 2^23: see `CAPACITY_SECTORS_MAX`.
         let slots = Slots::new(header.table_slots() as u32, header.regions() as u32, 0, std::iter::empty());
         let records = Records::empty(&header);
-        Ok(Self { header, volatile, free_table_written: 0, mark, free_grain: 0, slots, records })
+        Ok(Self {
+            header,
+            volatile,
+            free_table_written: 0,
+            mark,
+            free_grain: 0,
+            reserved_grain: 0,
+            slots,
+            records,
+        })
     }
 
     fn first_bytes(&self) -> Vec<u8> {
@@ -152,7 +176,16 @@ impl Format for WritableHeader {
             let free_grain = mark.filter(|mark| mark.unclean.is_none()).map_or(0, |mark| mark.free_grain);
             let records = Records::empty(&header);
             let free_table_written = volatile.free_table;
-            let this = Self { header, volatile, free_table_written, mark, free_grain, slots, records };
+            let this = Self {
+                header,
+                volatile,
+                free_table_written,
+                mark,
+                free_grain,
+                reserved_grain: 0,
+                slots,
+                records,
+            };
             if free_grain > this.grain_slots() || this.free_sector() * SECTOR > file_bytes {
                 let expected = format!("below {file_bytes}, the end of the file: the file was cut");
                 let found = format!("{free_grain}, at byte {}", this.free_sector() * SECTOR);
@@ -287,6 +320,33 @@ impl Format for WritableHeader {
 
     fn take_table(&mut self, file: &str, region: u32) -> Result<Option<u32>> {
         Ok(Some(self.slots.take(file, region)? + 1))
+    }
+
+    fn to_reserve(&self, end_sector: u64) -> Option<Reservation> {
+        let mut reservation = Reservation { end_sector, ..Reservation::default() };
+        for (slot, region) in self.slots.unreserved() {
+            let entry = self.header.directory.start_bytes() + u64::from(region) * ENTRY_BYTES as u64;
+            reservation.ranges.push((self.header.table_offset_bytes(slot), TABLE_BYTES as u64));
+            reservation.ranges.push(pages(entry, entry + ENTRY_BYTES as u64));
+            reservation.tables.push(slot + 1);
+        }
+        let end = self.grains_up_to(end_sector).next_multiple_of(RESERVED_GRAINS).min(self.grain_slots());
+        if end > self.reserved_grain {
+            // What is below the first free grain has been written.
+            let start = self.reserved_grain.max(self.free_grain / RESERVED_GRAINS * RESERVED_GRAINS);
+            let bits = self.header.bitmap.start_bytes();
+            let entries = self.header.back_map.start_bytes();
+            reservation.ranges.push(pages(bits + start / 8, bits + end.div_ceil(8)));
+            let bytes = ENTRY_BYTES as u64;
+            reservation.ranges.push(pages(entries + start * bytes, entries + end * bytes));
+        }
+        (!reservation.ranges.is_empty()).then_some(reservation)
+    }
+
+    fn note_reserved(&mut self, reserved: &Reservation) {
+        reserved.tables.iter().for_each(|position| self.slots.note_reserved(position - 1));
+        let end = self.grains_up_to(reserved.end_sector).next_multiple_of(RESERVED_GRAINS);
+        self.reserved_grain = self.reserved_grain.max(end.min(self.grain_slots()));
     }
 
     fn claim_table(&mut self, file: &str, region: u32, position: u32) -> Result<()> {

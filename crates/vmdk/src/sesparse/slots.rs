@@ -7,6 +7,8 @@
 //! its slot and by its entry in the directory (it is not known which of them ESXi uses), and ESXi, which takes the next
 //! slot after all that are in use, always finds one. Files of ESXi have one slot for each region, in order of use.
 
+use std::collections::BTreeMap;
+
 use blk::{Error, ErrorKind, Result};
 
 pub(super) struct Slots {
@@ -19,6 +21,8 @@ pub(super) struct Slots {
     captured: Vec<u32>,
     /// `freeGTNumber`: all slots in use are below it.
     free_table: u32,
+    /// Slots that were taken and whose space is not reserved yet, with their regions.
+    unreserved: BTreeMap<u32, u32>,
 }
 
 impl Slots {
@@ -26,7 +30,15 @@ impl Slots {
     pub(super) fn new(count: u32, regions: u32, free_table: u32, used: impl Iterator<Item = u32>) -> Slots {
         let (released, captured) = (Vec::new(), Vec::new());
         let words = vec![0; count.div_ceil(64) as usize];
-        let mut slots = Slots { count, regions, used: words, released, captured, free_table };
+        let mut slots = Slots {
+            count,
+            regions,
+            used: words,
+            released,
+            captured,
+            free_table,
+            unreserved: BTreeMap::new(),
+        };
         used.for_each(|slot| slots.set(slot));
         slots
     }
@@ -56,7 +68,17 @@ impl Slots {
             return Err(Error::new(ErrorKind::NoSpace, file, cause));
         };
         self.set(slot);
+        self.unreserved.insert(slot, region);
         Ok(slot)
+    }
+
+    /// Returns the slots without reserved space, with their regions.
+    pub(super) fn unreserved(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.unreserved.iter().map(|(slot, region)| (*slot, *region))
+    }
+
+    pub(super) fn note_reserved(&mut self, slot: u32) {
+        self.unreserved.remove(&slot);
     }
 
     /// Takes the slot that a log names. Returns false if it is in use.
@@ -70,6 +92,7 @@ impl Slots {
 
     /// Returns a slot to which nothing has pointed.
     pub(super) fn give(&mut self, slot: u32) {
+        self.unreserved.remove(&slot);
         self.used[(slot / 64) as usize] &= !(1 << (slot % 64));
     }
 
