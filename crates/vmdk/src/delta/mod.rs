@@ -319,7 +319,8 @@ impl<F: Format> Core<F> {
             let needed = self.space_needed(&whole);
             let state = self.state.borrow();
             let is_ready = state.space.ready_end() >= needed && state.header.to_reserve(needed).is_none();
-            if self.marked_unclean.get() && is_ready {
+            // Ready space may go beyond the limit.
+            if self.marked_unclean.get() && is_ready && needed <= self.limit_sector {
                 break;
             }
         }
