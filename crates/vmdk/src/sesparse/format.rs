@@ -76,8 +76,9 @@ impl WritableHeader {
     /// Refuses what this code does not write although it reads it.
     fn check_writable(header: &Header, file: &str) -> Result<()> {
         let slots = header.grain_slots();
-        let whole_pieces =
-            |area: Area, bytes: u64| area.sectors * SECTOR >= bytes.next_multiple_of(GRAIN_BYTES);
+        let whole_pieces = |area: Area, bytes: u64| {
+            area.sectors.saturating_mul(SECTOR) >= bytes.next_multiple_of(GRAIN_BYTES)
+        };
         let sound = header.volatile.start == 1
             && header.journal_header == Area { start: 2, sectors: 2 }
             && header.grains.start.is_multiple_of(GRAIN_SECTORS)
