@@ -127,7 +127,7 @@ async fn first_pieces(volume: &Rc<dyn Volume>, range: &Range<u64>) -> Result<Vec
         let found = volume.clone().status(at..end).await?;
         at += found.iter().map(|piece| piece.len).sum::<u64>();
         pieces.extend(found);
-        let first = pieces[0];
+        let Some(first) = pieces.first().copied() else { break };
         if at < end || pieces.iter().any(|piece| (piece.hole, piece.zero) != (first.hole, first.zero)) {
             break;
         }

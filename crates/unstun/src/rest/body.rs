@@ -120,6 +120,12 @@ impl Request for VmImport {
         if self.allow_roots.len() > ROOTS_MAX {
             return Err(format!("{} allowed roots: expected at most {ROOTS_MAX}", self.allow_roots.len()));
         }
+        if self.write_sesparse && !self.in_place {
+            return Err(
+                "write_sesparse without in_place: expected both, as it admits writes into the folder"
+                    .to_owned(),
+            );
+        }
         check_path(&self.path)?;
         self.allow_roots.iter().try_for_each(|root| check_path(root))
     }

@@ -108,7 +108,7 @@ fn clients_with_keys_need_what_fences_the_other_host() {
     for (image, words) in [
         (&reader, ["creating the image", "ceph auth caps client.reader mon 'profile rbd'"]),
         (&blunt, ["permission to blocklist", "ceph auth caps client.blunt mon 'profile rbd'"]),
-        (&image.replace("=unstun", "=nobody"), ["connecting to Ceph as client.nobody", "keyring"]),
+        (&image.replace("=unstun", "=absent"), ["connecting to Ceph as client.absent", "keyring"]),
     ] {
         let (code, said) = one.fails(&format!("datastore create {image} --size 1G"));
         assert!(code != 0 && words.iter().all(|word| said.contains(word)), "{image}: {code}: {said}");

@@ -1,13 +1,14 @@
 //! SEsparse deltas that unstun writes: on disks where VMFSsparse ends, on request, and over those of another program.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::daemon::Datastore;
 use crate::guest::seed;
+use crate::import::contents;
 use crate::programs::tool;
 use crate::tools::{Twin, run_script};
 
@@ -107,11 +108,23 @@ fn as_esxi_leaves_it(home: &Path) -> Vec<PathBuf> {
         std::fs::write(path, lines.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
     }
     for delta in &deltas {
-        let mut file = File::options().write(true).open(delta).unwrap();
-        file.seek(SeekFrom::Start(2 * 512 + 24)).unwrap();
-        file.write_all(&[0xA5; 488]).unwrap();
+        let file = File::options().write(true).open(delta).unwrap();
+        file.write_all_at(&[0xA5; 488], 2 * 512 + 24).unwrap();
     }
     deltas
+}
+
+/// Makes the first grain of data in a delta one that was unmapped: type 1 in place of 3.
+fn unmap_one(delta: &Path) {
+    let file = File::options().read(true).write(true).open(delta).unwrap();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    let tables = word(144) * 512;
+    let at = (tables..tables + (4 << 20)).step_by(8).find(|at| word(*at) >> 60 == 3).expect("a grain");
+    file.write_all_at(&(word(at) & !(2 << 60)).to_le_bytes(), at).unwrap();
 }
 
 #[test]
@@ -142,6 +155,16 @@ fn deltas_of_esxi_are_written_only_if_the_user_admits_it() {
     twin.assert_same_as("raw", &datastore.uri("read/disk0"));
     let (code, said) = datastore.fails("snapshot commit read two --yes");
     assert!(code != 0 && !said.is_empty(), "{said}");
+
+    // The guest of another copy has unmapped a block: no word of the user makes it one that is written.
+    let unmapped = datastore.beside("esx3");
+    tool("cp", &["-r", folder.to_str().unwrap(), unmapped.to_str().unwrap()]);
+    unmap_one(&unmapped.join("web-000002-sesparse.vmdk"));
+    let before = contents(&unmapped);
+    let (code, said) =
+        datastore.fails(&format!("vm import {} --in-place --write-sesparse", unmapped.display()));
+    assert!(code == 3 && said.contains("web-000002.vmdk can be read and not written"), "{code}: {said}");
+    assert_eq!(contents(&unmapped), before);
 
     datastore.json(&format!("vm import {} --in-place --write-sesparse", folder.display()));
     twin.scribble(&uri, 10);

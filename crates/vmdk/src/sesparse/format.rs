@@ -75,26 +75,13 @@ impl WritableHeader {
 
     /// Refuses what this code does not write although it reads it.
     fn check_writable(header: &Header, file: &str) -> Result<()> {
-        let slots = header.grain_slots();
-        let whole_pieces = |area: Area, bytes: u64| {
-            area.sectors.saturating_mul(SECTOR) >= bytes.next_multiple_of(GRAIN_BYTES)
-        };
-        let sound = header.volatile.start == 1
-            && header.journal_header == Area { start: 2, sectors: 2 }
-            && header.grains.start.is_multiple_of(GRAIN_SECTORS)
-            && whole_pieces(header.bitmap, slots.div_ceil(8))
-            && whole_pieces(header.back_map, slots.saturating_mul(ENTRY_BYTES as u64))
-            && header
-                .bitmap
-                .start
-                .checked_add(header.bitmap.sectors)
-                .is_some_and(|end| end <= header.grains.start)
-            && header
-                .back_map
-                .start
-                .checked_add(header.back_map.sectors)
-                .is_some_and(|end| end <= header.grains.start);
-        if sound {
+        // They are no fault of what a reader needs.
+        header
+            .check_written_areas(file)
+            .map_err(|e| Error::unsupported(file, format!("{}; it is read and not written", e.cause)))?;
+        let is_at_its_place =
+            header.volatile.start == 1 && header.journal_header == Area { start: 2, sectors: 2 };
+        if is_at_its_place && header.grains.start.is_multiple_of(GRAIN_SECTORS) {
             return Ok(());
         }
         let cause = "its areas are not where ESXi has them, so it is read and not written";
@@ -187,10 +174,11 @@ impl Format for WritableHeader {
                 slots,
                 records,
             };
-            if free_grain > this.grain_slots() || this.free_sector() * SECTOR > file_bytes {
-                let expected = format!("below {file_bytes}, the end of the file: the file was cut");
-                let found = format!("{free_grain}, at byte {}", this.free_sector() * SECTOR);
-                return Err(wrong(name, "the first free grain", found, &expected));
+            // The grains of the file, without its tail.
+            let limit = file_bytes.saturating_sub(this.header.grains.start_bytes()) / GRAIN_BYTES;
+            if free_grain > limit.min(this.grain_slots()) {
+                let expected = format!("at most {}: the file was cut", limit.min(this.grain_slots()));
+                return Err(wrong(name, "the first free grain", free_grain, &expected));
             }
             Ok((this, directory))
         })
@@ -333,8 +321,7 @@ impl Format for WritableHeader {
         }
         let end = self.grains_up_to(end_sector).next_multiple_of(RESERVED_GRAINS).min(self.grain_slots());
         if end > self.reserved_grain {
-            // What is below the first free grain has been written.
-            let start = self.reserved_grain.max(self.free_grain / RESERVED_GRAINS * RESERVED_GRAINS);
+            let start = self.reserved_grain;
             let bits = self.header.bitmap.start_bytes();
             let entries = self.header.back_map.start_bytes();
             reservation.ranges.push(pages(bits + start / 8, bits + end.div_ceil(8)));
@@ -461,6 +448,9 @@ impl Format for WritableHeader {
     }
 
     fn set_maps(&mut self, maps: Records) {
+        // What is below the first free grain has been written.
+        let written = maps.free_grain / RESERVED_GRAINS * RESERVED_GRAINS;
+        self.reserved_grain = self.reserved_grain.max(written);
         self.records = maps;
     }
 }

@@ -86,6 +86,27 @@ fn area(bytes: &[u8], at: usize) -> Area {
     Area { start: word(bytes, at), sectors: word(bytes, at + ENTRY_BYTES) }
 }
 
+/// Verifies that areas end below `AREA_END_MAX`, after the header, and do not overlap.
+fn check_apart(file: &str, areas: &mut [(&str, Area)]) -> Result<()> {
+    for (name, area) in areas.iter() {
+        let end = area.start.checked_add(area.sectors).filter(|end| *end <= AREA_END_MAX);
+        if end.is_none() {
+            let found = format!("{} sectors from {}", area.sectors, area.start);
+            return Err(wrong(file, name, found, "an area that ends below 2^54"));
+        }
+    }
+    areas.sort_by_key(|(_, area)| area.start);
+    let mut before = ("the header", Area { start: 0, sectors: 1 });
+    for (name, area) in areas.iter().filter(|(_, area)| area.sectors > 0) {
+        if area.start < before.1.end() {
+            let expected = format!("{} or more, after {}", before.1.end(), before.0);
+            return Err(wrong(file, &format!("the offset of {name}"), area.start, &expected));
+        }
+        before = (name, *area);
+    }
+    Ok(())
+}
+
 /// Compares a field that has one value in the format. Fails with `Unsupported`, because another value may change the
 /// meaning of everything else.
 fn only(file: &str, field: &str, found: u64, expected: u64) -> Result<()> {
@@ -226,14 +247,28 @@ impl Header {
         ]
     }
 
-    fn check_areas(&self, file: &str) -> Result<()> {
-        for (name, area) in self.areas() {
-            let end = area.start.checked_add(area.sectors).filter(|end| *end <= AREA_END_MAX);
-            if end.is_none() {
-                let found = format!("{} sectors from {}", area.sectors, area.start);
-                return Err(wrong(file, name, found, "an area that ends below 2^54"));
+    /// Verifies the areas that only a writer uses, which must not lie in others, and have room for every grain.
+    pub(super) fn check_written_areas(&self, file: &str) -> Result<()> {
+        let own = [
+            ("the journal header", self.journal_header),
+            ("the journal", self.journal),
+            ("the free bitmap", self.bitmap),
+            ("the back map", self.back_map),
+        ];
+        check_apart(file, &mut [&self.areas()[..], &own].concat())?;
+        let slots = self.grain_slots();
+        for ((name, area), bytes) in own[2..].iter().zip([slots.div_ceil(8), slots * ENTRY_BYTES as u64]) {
+            let needed = bytes.next_multiple_of(GRAIN_SECTORS * SECTOR) / SECTOR;
+            if area.sectors < needed {
+                let expected = format!("at least {needed} for {slots} grains");
+                return Err(wrong(file, &format!("the size of {name}"), area.sectors, &expected));
             }
         }
+        Ok(())
+    }
+
+    fn check_areas(&self, file: &str) -> Result<()> {
+        check_apart(file, &mut self.areas())?;
         if self.volatile.sectors == 0 {
             return Err(wrong(file, "the size of the volatile header", 0, "at least 1 sector"));
         }
@@ -241,16 +276,6 @@ impl Header {
         if self.directory.sectors < needed {
             let expected = format!("at least {needed} for {} sectors of disk", self.capacity_sectors);
             return Err(wrong(file, "the size of the grain directory", self.directory.sectors, &expected));
-        }
-        let mut areas = self.areas();
-        areas.sort_by_key(|(_, area)| area.start);
-        let mut before = ("the header", Area { start: 0, sectors: 1 });
-        for (name, area) in areas.into_iter().filter(|(_, area)| area.sectors > 0) {
-            if area.start < before.1.end() {
-                let expected = format!("{} or more, after {}", before.1.end(), before.0);
-                return Err(wrong(file, &format!("the offset of {name}"), area.start, &expected));
-            }
-            before = (name, area);
         }
         Ok(())
     }

@@ -86,6 +86,8 @@ pub struct Records {
     back_map: Map,
     /// Grains may be marked that nothing uses.
     pub(super) leaks: bool,
+    /// First grain that was never used, when the maps were read.
+    pub(super) free_grain: u64,
 }
 
 impl Records {
@@ -93,7 +95,7 @@ impl Records {
     pub(super) fn empty(header: &Header) -> Records {
         let map = |start_bytes| Map { start_bytes, ..Map::default() };
         let (bitmap, back_map) = (map(header.bitmap.start_bytes()), map(header.back_map.start_bytes()));
-        Records { bitmap, back_map, leaks: false }
+        Records { bitmap, back_map, leaks: false, free_grain: 0 }
     }
 
     /// Reads what a delta with the first free grain `free_grain` needs to go on.
@@ -101,7 +103,7 @@ impl Records {
         let (bits, entries) = (PIECE_BYTES * 8, PIECE_BYTES / ENTRY_BYTES as u64);
         let bitmap = Map::open(file, header.bitmap.start_bytes(), free_grain, bits).await?;
         let back_map = Map::open(file, header.back_map.start_bytes(), free_grain, entries).await?;
-        Ok(Records { bitmap, back_map, leaks: false })
+        Ok(Records { bitmap, back_map, leaks: false, free_grain })
     }
 
     /// Marks grains as in use.
