@@ -1,6 +1,6 @@
-//! Parsing of texts; long ones are parsed off the core.
+//! Reads of headers and tables, and parsing of texts; long ones are parsed off the core.
 
-use blk::{Env, Result};
+use blk::{Buf, Env, File, Result};
 
 /// Parses a text. The name is for errors.
 pub(crate) type Parser<T> = fn(&str, &[u8]) -> Result<T>;
@@ -21,4 +21,10 @@ pub(crate) async fn parse<T: Send + 'static>(
         true => parser(&file, &bytes),
         false => env.offload(move || parser(&file, &bytes)).await,
     }
+}
+
+/// Reads a header, or a part of a directory or of tables; it is counted as such.
+pub(crate) async fn read_tables(file: &File, offset: u64, len: usize) -> Result<Buf> {
+    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
+    result.map(|()| buf)
 }

@@ -1,21 +1,16 @@
 //! VMFSsparse as a format of deltas that are written: positions are sectors, tables are among the data, and there are no
 //! records that only other programs read.
 
-use blk::layer::TableWrite;
 use blk::{Buf, Error, File, Local, Result, SECTOR};
 
 use super::{
     Directory, ENTRY_BYTES, HEADER_BYTES, Header, TABLE_SECTORS, TableBounds, decode_entries, encode_entries,
 };
 use crate::delta::{Bounds, Format, LogName};
+use crate::read::read_tables;
 
 /// An empty delta's length is rounded up to a multiple of this.
 const EMPTY_ALIGN: u64 = 4096;
-
-async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
-    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
-    result.map(|()| buf)
-}
 
 impl Format for Header {
     const ENTRY_BYTES: usize = ENTRY_BYTES;
@@ -38,11 +33,11 @@ impl Format for Header {
 
     fn read(file: &File, file_bytes: u64) -> Local<'_, Result<(Self, Directory)>> {
         Box::pin(async move {
-            let bytes = read(file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
+            let bytes = read_tables(file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
             let header = Header::decode(file.name(), &bytes, file_bytes)?;
             let offset = u64::from(header.directory_sector()) * SECTOR;
             // Bounded by 2^20 entries; the header's check compared it with the file.
-            let bytes = read(file, offset, header.directory_bytes()).await?;
+            let bytes = read_tables(file, offset, header.directory_bytes()).await?;
             let directory = Directory::decode(file.name(), &header, &bytes, file_bytes)?;
             Ok((header, directory))
         })
@@ -155,20 +150,4 @@ impl Format for Header {
         let (offset, bytes) = self.free_sector_bytes();
         Some((offset, Buf::copy_of(bytes)))
     }
-
-    fn records_to_write(&mut self) -> Vec<TableWrite> {
-        Vec::new()
-    }
-
-    fn prepare(
-        &self,
-        _file: &File,
-        _directory: &Directory,
-        _free_sector: u64,
-        _rebuild: bool,
-    ) -> Local<'static, Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn set_maps(&mut self, (): ()) {}
 }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use blk::{Buf, ErrorKind, Result, SECTOR};
+use blk::{ErrorKind, Result, SECTOR};
 
 use super::format::{Bounds, Format};
 use super::{Core, State, table_bytes};
 use crate::check::{Finding, Findings, Severity};
 use crate::cowd::{TableRun, table_runs};
+use crate::read::read_tables;
 
 /// Sectors checked in one pass over the tables: a bitmap of 2^28 bits is 32 MiB, for 128 GiB of file.
 const WINDOW_SECTORS: u64 = 1 << 28;
@@ -62,8 +63,7 @@ impl<F: Format> Core<F> {
             return Ok(Some(table.entries.to_vec()));
         }
         let offset = self.state.borrow().header.table_offset(position);
-        let (buf, result) = self.tables().read(offset, Buf::alloc(table_bytes::<F>())).await;
-        result?;
+        let buf = read_tables(self.file(), offset, table_bytes::<F>()).await?;
         let state = self.state.borrow();
         if state.directory.get(region) != Some(position) {
             return Ok(None);

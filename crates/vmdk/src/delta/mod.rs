@@ -25,10 +25,11 @@ use std::rc::Rc;
 
 use blk::layer::{Layer, Placement, Run, Shape, Stages, Usage, Where};
 use blk::sync::{RangeLock, TaskMutex};
-use blk::{Buf, Env, Error, File, Local, Result, SECTOR};
+use blk::{Env, Error, File, Local, Result, SECTOR};
 
 use crate::check::Finding;
 use crate::cowd::{self, Directory, table_runs};
+use crate::read::read_tables;
 use crate::runs::Runs;
 use crate::sesparse::WritableHeader;
 
@@ -238,8 +239,7 @@ impl<F: Format> Core<F> {
             if self.state.borrow().tables.contains(region) {
                 continue;
             }
-            let (buf, result) = self.tables().read(offset, Buf::alloc(table_bytes::<F>())).await;
-            result?;
+            let buf = read_tables(self.file(), offset, table_bytes::<F>()).await?;
             let mut state = self.state.borrow_mut();
             // The region may have been released, or written again, while the read was under way.
             if state.directory.get(region) != Some(position) || state.tables.contains(region) {

@@ -14,6 +14,7 @@ use super::log::Log;
 use super::restore::end_of;
 use super::{Core, Delta, GrainCounts, Growth, Space, State, Tables, table_bytes};
 use crate::cowd::{Directory, TableRun, table_runs};
+use crate::read::read_tables;
 use crate::text::wrong;
 
 /// Tables that a scan reads at once: 32 * 16 KiB.
@@ -168,11 +169,9 @@ async fn scan<F: Format>(file: &File, header: &F, directory: &Directory, file_by
     let mut scan = Scan { free_sector: header.first_free_sector(directory), held: Vec::new() };
     let tables: Vec<(u32, u32)> = directory.tables().collect();
     for batch in tables.chunks(SCAN_DEPTH) {
-        let reads = batch.iter().map(async |(_, position)| {
-            let offset = header.table_offset(*position);
-            let (buf, result) = file.tables().read(offset, Buf::alloc(table_bytes::<F>())).await;
-            result.map(|()| buf)
-        });
+        let reads = batch
+            .iter()
+            .map(|(_, position)| read_tables(file, header.table_offset(*position), table_bytes::<F>()));
         for ((region, _), bytes) in batch.iter().zip(join_all(reads).await) {
             scan.add(header, &bounds, *region, &header.decode(file.name(), *region, &bytes?)?)?;
         }

@@ -15,11 +15,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
-use blk::{Buf, Error, File, Local, Result, SECTOR};
+use blk::{Error, File, Local, Result, SECTOR};
 
 use crate::descriptor::{Descriptor, ExtentKind};
 use crate::grain_table::{Table, TableCache};
 use crate::kdmv::{ENTRY_BYTES, HEADER_BYTES, Header};
+use crate::read::read_tables;
 use crate::runs::Runs;
 use crate::text::wrong;
 
@@ -71,15 +72,10 @@ struct Extent {
     file_bytes: u64,
 }
 
-async fn read(file: &File, offset: u64, len: u64) -> Result<Buf> {
-    let (buf, result) = file.tables().read(offset, Buf::alloc(len as usize)).await;
-    result.map(|()| buf)
-}
-
 /// Reads and verifies the header of an extent. Returns the length of the file, too.
 pub(crate) async fn read_header(file: &File) -> Result<(Header, u64)> {
     let file_bytes = file.size().await?;
-    let first = read(file, 0, file_bytes.min(HEADER_BYTES as u64)).await?;
+    let first = read_tables(file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
     Ok((decode_header(file.name(), &first, file_bytes)?, file_bytes))
 }
 
@@ -108,10 +104,10 @@ impl Extent {
     /// Reads the table of a region; None if it has none. Both copies must be equal.
     async fn read_table(&self, file: &File, region: u32) -> Result<Option<Table>> {
         let Some(at) = self.directory.table_at(region) else { return Ok(None) };
-        let bytes = read(file, at, self.header.table_bytes()).await?;
+        let bytes = read_tables(file, at, self.header.table_bytes() as usize).await?;
         let copy = self.redundant.as_ref().and_then(|copy| copy.table_at(region));
         if let Some(copy) = copy.filter(|copy| *copy != at) {
-            let copy = read(file, copy, self.header.table_bytes()).await?;
+            let copy = read_tables(file, copy, self.header.table_bytes() as usize).await?;
             if let Some(entry) = (0..bytes.len()).find(|byte| bytes[*byte] != copy[*byte]) {
                 let entry = entry / ENTRY_BYTES as usize;
                 let found = "different in the table and in its copy";
@@ -131,7 +127,7 @@ fn too_many_regions(file: &str, regions: u64) -> Error {
 
 async fn read_directory(file: &File, header: &Header, start: u64, file_bytes: u64) -> Result<Directory> {
     // At most 2^22 entries: see `REGIONS_MAX`.
-    let bytes = read(file, start * SECTOR, header.directory_sectors() * SECTOR).await?;
+    let bytes = read_tables(file, start * SECTOR, (header.directory_sectors() * SECTOR) as usize).await?;
     Directory::decode(file.name(), header, &bytes, file_bytes)
 }
 

@@ -8,11 +8,10 @@ use blk::{Buf, Result, SECTOR};
 use super::bits::Bits;
 use super::records::BACK_IN_USE;
 use super::table::entry_name;
-use super::{
-    ENTRY_BYTES, Entry, GRAIN_BYTES, GRAINS_PER_TABLE, SeSparse, TABLE_BYTES, decode_words, read, rotate,
-};
+use super::{ENTRY_BYTES, Entry, GRAIN_BYTES, GRAINS_PER_TABLE, SeSparse, TABLE_BYTES, decode_words, rotate};
 use crate::check::{Finding, Findings, Severity};
 use crate::grain_table::Table;
+use crate::read::read_tables;
 
 /// Grains checked in one pass over the tables: two maps of 2^27 bits are 32 MiB, for 512 GiB of file.
 const WINDOW_GRAINS: u64 = 1 << 27;
@@ -61,7 +60,7 @@ impl SeSparse {
 
     async fn table_bytes(&self, region: u32) -> Result<Buf> {
         let slot = self.directory.slot(region).expect("a region with a table");
-        read(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await
+        read_tables(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await
     }
 
     /// Returns the number of whole grains in the file, including a tail that ESXi left.
@@ -129,7 +128,7 @@ impl SeSparse {
     async fn back_piece(&self, piece: u64) -> Result<Vec<u64>> {
         let entries = (self.grains_in_file() - piece * BACK_PIECE).min(BACK_PIECE);
         let offset = self.header.back_map.start_bytes() + piece * BACK_PIECE * ENTRY_BYTES as u64;
-        let bytes = read(self.file(), offset, entries as usize * ENTRY_BYTES).await?;
+        let bytes = read_tables(self.file(), offset, entries as usize * ENTRY_BYTES).await?;
         Ok(decode_words(&bytes).collect())
     }
 
@@ -180,7 +179,7 @@ impl SeSparse {
         for start in window.clone().step_by(PIECE_GRAINS as usize) {
             let grains = (window.end - start).min(PIECE_GRAINS);
             let offset = self.header.bitmap.start_bytes() + start / 8;
-            let bytes = read(self.file(), offset, grains.div_ceil(8) as usize).await?;
+            let bytes = read_tables(self.file(), offset, grains.div_ceil(8) as usize).await?;
             for (index, byte) in bytes.iter().enumerate() {
                 let grain = start + index as u64 * 8;
                 // The last byte may include grains that the file does not have.

@@ -14,10 +14,11 @@ use super::slots::Slots;
 use super::table::{IN_USE, entry_name};
 use super::{
     ENTRY_BYTES, Entry, GRAIN_BYTES, GRAIN_SECTORS, HEADER_BYTES, Header, TABLE_BYTES, Volatile,
-    decode_words, read, read_directory, rotate,
+    decode_words, read_directory, rotate,
 };
 use crate::cowd::{Directory, TableRun, table_runs};
 use crate::delta::{self, Bounds, Format, LogName, Reservation};
+use crate::read::read_tables;
 use crate::text::wrong;
 
 /// Positions have 32 bits, and 0 means none: 2^32 - 2 grains are just below 16 TiB of data in one delta.
@@ -91,7 +92,7 @@ impl WritableHeader {
 
 /// Reads the headers.
 async fn read_head(file: &File, file_bytes: u64) -> Result<(Header, Volatile, Option<Mark>)> {
-    let head = read(file, 0, file_bytes.min(HEAD_BYTES as u64) as usize).await?;
+    let head = read_tables(file, 0, file_bytes.min(HEAD_BYTES as u64) as usize).await?;
     let header = Header::decode(file.name(), &head, file_bytes)?;
     WritableHeader::check_writable(&header, file.name())?;
     // The directory is behind the headers and inside of the file, so they were read whole.

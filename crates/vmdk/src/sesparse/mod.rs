@@ -20,9 +20,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blk::layer::{Layer, Placement, Run, Shape, Usage, Where};
-use blk::{Buf, Error, File, Local, Result, SECTOR};
+use blk::{Error, File, Local, Result, SECTOR};
 
 use crate::grain_table::{Table, TableCache};
+use crate::read::read_tables;
 use crate::runs::Runs;
 use crate::text::wrong;
 
@@ -69,22 +70,17 @@ pub(crate) struct SeSparse {
     tables: RefCell<TableCache<u32>>,
 }
 
-async fn read(file: &File, offset: u64, len: usize) -> Result<Buf> {
-    let (buf, result) = file.tables().read(offset, Buf::alloc(len)).await;
-    result.map(|()| buf)
-}
-
 impl SeSparse {
     /// Verifies both headers and the whole directory, and compares lengths before anything else.
     pub(crate) async fn open(file: File, facts: DeltaParams<'_>) -> Result<Self> {
         let file_bytes = file.size().await?;
-        let first = read(&file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
+        let first = read_tables(&file, 0, file_bytes.min(HEADER_BYTES as u64) as usize).await?;
         let header = Header::decode(file.name(), &first, file_bytes)?;
         if header.capacity_sectors != facts.capacity_sectors {
             let expected = format!("{}, as the descriptor {} says", facts.capacity_sectors, facts.name);
             return Err(wrong(file.name(), "capacity", header.capacity_sectors, &expected));
         }
-        let bytes = read(&file, header.volatile.start_bytes(), HEADER_BYTES).await?;
+        let bytes = read_tables(&file, header.volatile.start_bytes(), HEADER_BYTES).await?;
         let bytes = bytes.first_chunk().expect("read whole");
         let volatile = Volatile::decode(file.name(), bytes)?;
         let directory = read_directory(&file, &header, volatile, file_bytes).await?;
@@ -107,7 +103,7 @@ impl SeSparse {
             return Ok(Some(table));
         }
         let Some(slot) = self.directory.slot(region) else { return Ok(None) };
-        let bytes = read(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await?;
+        let bytes = read_tables(self.file(), self.header.table_offset_bytes(slot), TABLE_BYTES).await?;
         let table = Rc::new(self.bounds().decode(region, &bytes)?);
         self.tables.borrow_mut().insert(region, table.clone());
         Ok(Some(table))
@@ -153,7 +149,7 @@ async fn read_directory(
     let mut reader = DirectoryReader { file: file.name(), header, volatile, file_bytes, slots };
     for at in (0..total).step_by(PIECE_BYTES as usize) {
         let len = (total - at).min(PIECE_BYTES) as usize;
-        reader.add(&read(file, header.directory.start_bytes() + at, len).await?)?;
+        reader.add(&read_tables(file, header.directory.start_bytes() + at, len).await?)?;
     }
     reader.finish()
 }

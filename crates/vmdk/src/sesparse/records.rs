@@ -11,8 +11,9 @@ use blk::{Buf, File, Result};
 use futures_util::future::join_all;
 
 use super::bits::Bits;
-use super::{ENTRY_BYTES, Entry, GRAINS_PER_TABLE, Header, TABLE_BYTES, decode_words, read, rotate};
+use super::{ENTRY_BYTES, Entry, GRAINS_PER_TABLE, Header, TABLE_BYTES, decode_words, rotate};
 use crate::delta;
+use crate::read::read_tables;
 
 /// The maps are written in pieces of this size.
 const PIECE_BYTES: u64 = 4096;
@@ -44,7 +45,7 @@ impl Map {
         let mut map = Map { start_bytes, ..Map::default() };
         if !free_grain.is_multiple_of(piece_grains) {
             let piece = free_grain / piece_grains;
-            let bytes = read(file, start_bytes + piece * PIECE_BYTES, PIECE_BYTES as usize).await?;
+            let bytes = read_tables(file, start_bytes + piece * PIECE_BYTES, PIECE_BYTES as usize).await?;
             map.pieces.insert(piece, bytes.to_vec().into());
         }
         Ok(map)
@@ -160,7 +161,7 @@ impl Grains {
 pub(super) async fn write(file: File, header: Header, grains: Vec<Grains>) -> Result<()> {
     for grains in grains {
         let bytes = grains.first / 8..(grains.first + grains.count).div_ceil(8);
-        let mut bits = read(&file, header.bitmap.start_bytes() + bytes.start, length(&bytes)).await?;
+        let mut bits = read_tables(&file, header.bitmap.start_bytes() + bytes.start, length(&bytes)).await?;
         let mut entries = Buf::alloc(grains.count as usize * ENTRY_BYTES);
         for ((grain, back), out) in grains.iter().zip(entries.chunks_exact_mut(ENTRY_BYTES)) {
             bits[(grain / 8 - bytes.start) as usize] |= 1 << (grain % 8);
@@ -185,8 +186,9 @@ pub(super) async fn rebuild(file: &File, header: &Header, slots: &[(u32, u32)], 
         let window = start..end.min(start + WINDOW_GRAINS);
         let mut owned = Bits::new(&window);
         for batch in slots.chunks(SCAN_DEPTH) {
-            let reads =
-                batch.iter().map(|(_, slot)| read(file, header.table_offset_bytes(*slot), TABLE_BYTES));
+            let reads = batch
+                .iter()
+                .map(|(_, slot)| read_tables(file, header.table_offset_bytes(*slot), TABLE_BYTES));
             for ((region, _), bytes) in batch.iter().zip(join_all(reads).await) {
                 for word in decode_words(&bytes?).take(header.grains_in(*region)) {
                     if let Entry::Data(grain) = Entry::decode(word) {
@@ -206,7 +208,7 @@ pub(super) async fn rebuild(file: &File, header: &Header, slots: &[(u32, u32)], 
 /// wrote. The last byte may include grains past the end: they are free.
 async fn correct(file: &File, header: &Header, owned: &Bits, part: std::ops::Range<u64>) -> Result<bool> {
     let offset = header.bitmap.start_bytes() + part.start / 8;
-    let mut found = read(file, offset, (part.end - part.start).div_ceil(8) as usize).await?;
+    let mut found = read_tables(file, offset, (part.end - part.start).div_ceil(8) as usize).await?;
     let mut freed = Vec::new();
     let mut changed = false;
     for (index, byte) in found.iter_mut().enumerate() {
