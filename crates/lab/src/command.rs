@@ -13,6 +13,7 @@ mod report;
 mod reproduce;
 mod run;
 pub(crate) mod save;
+mod sensitivity;
 mod sweep;
 
 pub(crate) use run::{bar, describe};
@@ -42,6 +43,7 @@ pub(crate) fn run(command: &LabCommand, datastore: Option<&Path>, output: Output
         LabCommand::Run(args) => return run::run(args, output),
         LabCommand::List => list(output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
+        LabCommand::Sensitivity(args) => return sensitivity::run(args, output),
         LabCommand::Report(args) => report::run(args, datastore, output),
         LabCommand::Import(args) => import::run(args, output),
         LabCommand::Sweep(args) => sweep::run(args, output),

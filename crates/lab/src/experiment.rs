@@ -7,7 +7,9 @@
 mod catalogue;
 mod cells;
 mod check;
+pub mod claims;
 pub mod fitted;
+pub mod frozen;
 mod inputs;
 mod modelled_run;
 mod parse;
@@ -22,9 +24,9 @@ pub use real::{Limits, Scaled, Space};
 use serde::{Deserialize, Serialize};
 
 use crate::probe::Heartbeat;
-use crate::run::{Clock, Constant, ConstantSource, Phase, Quantity, Record, Use};
+use crate::run::{Bound, Clock, Constant, ConstantSource, Phase, Quantity, Record, Use};
 use crate::runner::Step;
-use crate::vmware::rules::JOURNAL_RECORD_SECTORS;
+use crate::vmware::rules::{JOURNAL_RECORD_SECTORS, PIECES_AT_ONCE};
 use crate::vmware::spec::{MARKS_MAX, Version};
 use crate::workload::Worker;
 
@@ -38,6 +40,8 @@ pub struct Experiment {
     pub title: String,
     /// Article, author, year.
     pub source: String,
+    /// Name of the article, which is the same for all of its experiments; None: no figure of it is published.
+    pub article: Option<String>,
     /// Storage model: its name, or the path of its TOML file.
     pub storage: String,
     /// The experiment whose baseline the model's free constants are fitted to; None: this experiment's own baseline, if
@@ -77,6 +81,10 @@ fn all_marks() -> u32 {
     MARKS_MAX
 }
 
+fn pieces_at_once() -> u32 {
+    PIECES_AT_ONCE
+}
+
 fn whole_record() -> u32 {
     JOURNAL_RECORD_SECTORS
 }
@@ -103,7 +111,7 @@ pub struct Esx {
     #[serde(default = "all_marks")]
     pub block_marks: u32,
     /// Pieces that a commit keeps under way at a time.
-    #[serde(default = "one")]
+    #[serde(default = "pieces_at_once")]
     pub committer_outstanding: u32,
     /// Most first writes that share a record of SEsparse's journal. The maximum is the number that a record has space
     /// for.
@@ -119,6 +127,16 @@ pub enum Format {
     SeSparse,
     /// No deltas: the array takes its own snapshots.
     VVol,
+}
+
+impl Format {
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::VmfsSparse => "VMFSsparse",
+            Format::SeSparse => "SEsparse",
+            Format::VVol => "vVol",
+        }
+    }
 }
 
 /// A smaller run in place of one that would take too long to simulate. Its rates are those of the full size.
@@ -157,6 +175,8 @@ pub struct Published {
     pub stun: Option<u32>,
     /// None: the article describes the result without a figure.
     pub value: Option<f64>,
+    /// None: the value itself is published.
+    pub bound: Option<Bound>,
     pub r#use: Use,
     #[serde(default)]
     pub note: String,
@@ -198,6 +218,8 @@ pub enum Input {
     BlockMarks,
     /// See [`Esx::journal_writes`].
     JournalWrites,
+    /// Size of the array's cache for reads (`read_cache` of its model).
+    ReadCacheBytes,
     /// Time that one call of the datastore for a file takes (`calls.call` of its model), microseconds.
     FileCallUs,
 }
@@ -227,20 +249,22 @@ impl Input {
             Input::ReadFilter => "filter for reads",
             Input::BlockMarks => "records of a block that was zeroed",
             Input::JournalWrites => "first writes in a record of the journal",
+            Input::ReadCacheBytes => "cache of the array",
             Input::FileCallUs => "a call for a file",
         }
     }
 
-    /// Returns whether the input belongs to the load, whose values change the baseline.
+    /// Returns whether the baseline depends on the input, so that the storage is fitted for each value.
     pub fn moves_baseline(self) -> bool {
-        matches!(self, Input::Outstanding | Input::AlignBytes | Input::WorkingSetBytes)
+        use Input::{AlignBytes, Outstanding, ReadCacheBytes, WorkingSetBytes};
+        matches!(self, Outstanding | AlignBytes | WorkingSetBytes | ReadCacheBytes)
     }
 
     /// Returns the unit; empty for a plain number.
     pub fn unit(self) -> &'static str {
         match self {
             Input::FileCallUs => "us",
-            Input::AlignBytes | Input::WorkingSetBytes => "bytes",
+            Input::AlignBytes | Input::WorkingSetBytes | Input::ReadCacheBytes => "bytes",
             Input::SnapshotSeconds => "s",
             _ => "",
         }
@@ -261,6 +285,7 @@ impl Experiment {
             name: name.to_string(),
             title: String::new(),
             source: String::new(),
+            article: None,
             storage: storage.to_string(),
             fitted_on: None,
             interval_seconds: 1,
@@ -273,7 +298,7 @@ impl Experiment {
                 read_filter: false,
                 nfs: false,
                 block_marks: MARKS_MAX,
-                committer_outstanding: 1,
+                committer_outstanding: PIECES_AT_ONCE,
                 journal_writes: JOURNAL_RECORD_SECTORS,
             },
             scale: None,

@@ -64,7 +64,12 @@ impl Figures {
             Quantity::HostReadRatio => self.host_read_ratio,
             Quantity::HostWriteRatio => self.host_write_ratio,
             Quantity::StunUs | Quantity::PingsLost | Quantity::Seconds => None,
-            Quantity::Converged | Quantity::HelperBytes => None,
+            Quantity::Converged
+            | Quantity::HelperBytes
+            | Quantity::HelperGrowth
+            | Quantity::HostOfSnapshot
+            | Quantity::StunSpanUs
+            | Quantity::StunGapUs => None,
         }
     }
 

@@ -17,6 +17,7 @@ pub mod report;
 mod reproduce;
 pub mod run;
 pub mod runner;
+mod sensitivity;
 pub mod storage;
 pub mod subject;
 mod sweep;

@@ -7,6 +7,7 @@ mod agreement_tests;
 mod chart;
 pub mod csv;
 pub mod html;
+pub(crate) mod index;
 pub mod json;
 mod scale;
 mod series;
@@ -20,5 +21,5 @@ mod words;
 pub mod xlsx;
 
 pub use series::extent;
-pub use table::comparisons;
-pub use words::phase as phase_name;
+pub use table::{comparisons, is_kept};
+pub use words::{figure as figure_name, phase as phase_name};

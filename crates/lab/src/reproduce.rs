@@ -4,6 +4,7 @@
 //! cores. A run is a function of its seed, so the threads affect only the duration.
 
 mod band;
+mod folds;
 mod jobs;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::run::{ConstantSource, Record, Row};
 use crate::runner::RunObserver;
 use crate::vmware::rules::Hypothesis;
 use band::Variant;
+pub(crate) use folds::{Fold, folds};
 pub(crate) use jobs::in_parallel;
 
 /// Progress that is shown to the user.
@@ -43,6 +45,8 @@ pub(crate) struct JobObserver<'a> {
 pub(crate) struct Document<'a> {
     pub rows: Vec<&'a Row>,
     pub experiments: Vec<Summary<'a>>,
+    /// Empty where not all of the included experiments ran.
+    pub folds: &'a [Fold],
 }
 
 /// The models and constants behind one experiment's rows.
@@ -102,10 +106,10 @@ pub(crate) fn reproduce(
         let (experiment, stack, variant) = plays[n];
         play(&experiments[experiment], stack, variant, &fits, seed, observer.interrupted)
     });
-    let mut columns: BTreeMap<(usize, Stack), Vec<Record>> = BTreeMap::new();
-    for ((experiment, stack, _), record) in plays.iter().zip(records) {
+    let mut columns: BTreeMap<(usize, Stack), Vec<(&Variant, Record)>> = BTreeMap::new();
+    for ((experiment, stack, variant), record) in plays.iter().zip(records) {
         if let Some(record) = record {
-            columns.entry((*experiment, *stack)).or_default().push(record?);
+            columns.entry((*experiment, *stack)).or_default().push((*variant, record?));
         }
     }
     if columns.is_empty() {
@@ -191,7 +195,7 @@ fn subject(stack: Stack) -> String {
 }
 
 /// Returns the document that is printed as JSON.
-pub(crate) fn document(records: &[Record]) -> Document<'_> {
+pub(crate) fn document<'a>(records: &'a [Record], folds: &'a [Fold]) -> Document<'a> {
     let rows = records.iter().flat_map(|record| &record.rows).collect();
     let mut experiments: Vec<Summary<'_>> = Vec::new();
     for record in records {
@@ -208,7 +212,7 @@ pub(crate) fn document(records: &[Record]) -> Document<'_> {
             });
         }
     }
-    Document { rows, experiments }
+    Document { rows, experiments, folds }
 }
 
 /// Returns the number of constants that were fitted for the run.

@@ -10,4 +10,4 @@ pub use record::{
     Beat, Clock, Constant, ConstantSource, Counters, End, Fact, LayerHost, Mark, PhaseSpan, Record, SCHEMA,
     Sample, Spread, Stun,
 };
-pub use row::{Phase, Quantity, Row, Use};
+pub use row::{Bound, Phase, Quantity, Row, Use};

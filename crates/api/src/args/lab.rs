@@ -17,6 +17,8 @@ pub enum LabCommand {
     Run(RunArgs),
     /// Run every published experiment on modelled storage, under every hypothesis
     Reproduce(ReproduceArgs),
+    /// Print how far each published figure follows each constant, and which figures are implied
+    Sensitivity(SensitivityArgs),
     /// Compare what a snapshot costs several subjects, in alternating runs of the same work
     Compare(CompareArgs),
     /// Write a page with charts of one or more runs, or a workbook, tables, drawings
@@ -45,8 +47,8 @@ pub struct RunArgs {
     pub minutes: MinutesArg,
     #[command(flatten)]
     pub hooks: HookArgs,
-    /// Choose what VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock,
-    /// table-lock-cached or concurrent-cached [default: that of the experiment's ESX version]
+    /// Choose what VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock, read-lock,
+    /// table-lock-cached, concurrent-cached or journal-each [default: that of the experiment's ESX version]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
     /// Use this storage model [default: the experiment's, fitted to its baseline]
@@ -117,6 +119,19 @@ pub struct ReproduceArgs {
     /// Keep all runs in this folder: runs.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Write an index of all that the articles say, with the results, into this Markdown file
+    #[arg(long, value_name = "FILE", conflicts_with = "experiments")]
+    pub index: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct SensitivityArgs {
+    /// Change the constants of these experiments only [default: all included ones with a published figure]
+    #[arg(value_name = "NAME|FILE.toml")]
+    pub experiments: Vec<String>,
+    /// Set the seed of the random numbers
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
 }
 
 #[derive(Debug, Args)]

@@ -17,7 +17,9 @@ const SHIPPED: &[(&str, &str)] = embedded![
     "zandboer-paced",
     "zandboer-saturated",
     "zandboer-linked-clone",
+    "zandboer-clone-separate-lun",
     "zandboer-separate-lun",
+    "zandboer-delta-on-ssd",
     "zandboer-more-disks",
     "zandboer-ssd-mirror",
     "topry-raid5",
@@ -92,7 +94,7 @@ mod tests {
     #[test]
     fn all_that_ship_are_read_and_lead_back_to_their_sources() {
         let shipped = shipped().expect("every file parses");
-        assert_eq!(shipped.len(), 19);
+        assert_eq!(shipped.len(), 21);
         for experiment in &shipped {
             assert!(!experiment.source.is_empty() && !experiment.published.is_empty(), "{}", experiment.name);
             if let Some(other) = &experiment.fitted_on {
@@ -103,25 +105,23 @@ mod tests {
         }
     }
 
-    /// The cells that the reference holds for tests of a mechanism. 000 T1 has 8 cells with its convergence, T2 has 7.
-    /// 001 has one more than its lines for each sum and each count of pings. 002 has two rates, two durations and a
-    /// bandwidth; 003 has 4 and 1. Of these, the cells that are put in (a duration of 002), set by a timer (two of T1)
-    /// or equal to their baseline (a duration of T1 and of T2, a rate and a bandwidth of 002) are not predictions.
+    /// The figures that are counted, which `lab sensitivity` justifies: not those that are put in, set by a timer, equal
+    /// to their baseline, or implied by one constant, and not single stuns.
     #[test]
-    fn every_published_cell_is_there() {
+    fn the_counted_figures_are_these() {
         let count = |name: &str, r#use: Use| {
             let published = find(name).unwrap().published;
             published.iter().filter(|cell| cell.r#use == r#use && cell.value.is_some()).count()
         };
         let expected = [
-            ("zandboer-paced", 3, 6),
-            ("zandboer-saturated", 3, 6),
-            ("sightler-5.5", 0, 17),
-            ("sightler-6.0", 0, 17),
-            ("powerstore-vmfs", 1, 2),
+            ("zandboer-paced", 3, 3),
+            ("zandboer-saturated", 3, 8),
+            ("sightler-5.5", 0, 1),
+            ("sightler-6.0", 0, 4),
+            ("powerstore-vmfs", 1, 1),
             ("powerstore-vvol", 1, 0),
-            ("v7000-sas", 1, 3),
-            ("v7000-tiered", 1, 2),
+            ("v7000-sas", 1, 1),
+            ("v7000-tiered", 1, 1),
         ];
         for (name, baseline, predict) in expected {
             assert_eq!(

@@ -3,7 +3,7 @@
 use super::{Experiment, Part, Published};
 use crate::figures;
 use crate::probe::Heartbeat;
-use crate::run::{PhaseSpan, Quantity, Record, Row};
+use crate::run::{Phase, PhaseSpan, Quantity, Record, Row, Stun};
 use crate::runner::FIRST_ROUND;
 
 /// Number of alignments of pings with a run, because the published pings were not aligned with the stuns.
@@ -27,6 +27,8 @@ impl Experiment {
                 phase: cell.phase,
                 quantity: cell.quantity,
                 published: cell.value,
+                bound: cell.bound,
+                stun: cell.stun,
                 predicted,
                 r#use: cell.r#use,
                 hypothesis: Some(column.name.to_string()),
@@ -47,6 +49,10 @@ impl Experiment {
             Quantity::Seconds => self.seconds(record, cell, &spans),
             Quantity::StunUs => stun_us(record, cell, &spans),
             Quantity::PingsLost => return self.pings(record, &spans),
+            Quantity::StunSpanUs => stun_span_us(record, &spans),
+            Quantity::StunGapUs => stun_gap_us(record, &spans),
+            Quantity::HelperGrowth => helper_growth(record, cell.phase),
+            Quantity::HostOfSnapshot => host_of_snapshot(record, &spans),
             Quantity::Converged | Quantity::HelperBytes => {
                 spans.iter().rev().find_map(|span| figure(record, span, cell.quantity))
             }
@@ -108,6 +114,45 @@ fn stun_us(record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f6
         Some(number) => stuns.nth(number.saturating_sub(1) as usize),
         None => Some(stuns.sum()),
     }
+}
+
+fn stuns_of<'a>(record: &'a Record, spans: &[&PhaseSpan]) -> Vec<&'a Stun> {
+    record.stuns.iter().filter(|stun| is_within(spans, stun.at_us)).collect()
+}
+
+/// Returns the time from the begin of the first stun to the end of the last; None without one.
+fn stun_span_us(record: &Record, spans: &[&PhaseSpan]) -> Option<f64> {
+    let stuns = stuns_of(record, spans);
+    let (first, last) = (stuns.first()?, stuns.last()?);
+    Some((last.at_us + last.stun_us - first.at_us) as f64)
+}
+
+/// Returns the median time between two stuns; None for fewer than two.
+fn stun_gap_us(record: &Record, spans: &[&PhaseSpan]) -> Option<f64> {
+    let stuns = stuns_of(record, spans);
+    let gap = |pair: &[&Stun]| pair[1].at_us.saturating_sub(pair[0].at_us + pair[0].stun_us);
+    let mut gaps: Vec<u64> = stuns.windows(2).map(gap).collect();
+    gaps.sort_unstable();
+    let middle = gaps.len().checked_sub(1)?;
+    Some((gaps[middle / 2] + gaps[middle.div_ceil(2)]) as f64 / 2.0)
+}
+
+/// Returns the smallest ratio of a helper's size to the one before; None for fewer than two helpers.
+fn helper_growth(record: &Record, phase: Phase) -> Option<f64> {
+    let is_helper = |row: &&Row| row.phase == phase && row.quantity == Quantity::HelperBytes;
+    let sizes: Vec<f64> = record.rows.iter().filter(is_helper).filter_map(|row| row.predicted).collect();
+    sizes.windows(2).map(|pair| pair[1] / pair[0]).min_by(f64::total_cmp)
+}
+
+/// Returns the host's rate of I/O in these spans, as a share of the rate of the whole phase with a snapshot.
+fn host_of_snapshot(record: &Record, spans: &[&PhaseSpan]) -> Option<f64> {
+    let rate = |spans: &[&PhaseSpan]| {
+        let figures = figures::of(record, spans);
+        Some(figures.host_reads_per_s? + figures.host_writes_per_s?)
+    };
+    let before: Vec<&PhaseSpan> =
+        record.phases.iter().filter(|span| span.phase == Phase::Snapshot && span.lasts_us() > 0).collect();
+    Some(rate(spans)? / rate(&before)?)
 }
 
 /// Returns the seconds of the run until the delta's content at the time of the commit's request was copied.

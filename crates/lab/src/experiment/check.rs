@@ -114,6 +114,9 @@ fn check_cell(cell: &Published, steps: &[Step]) -> Result<(), String> {
     if cell.stun.is_some() && cell.quantity != Quantity::StunUs {
         return Err("stun: only figures in stun_us are of one stun".into());
     }
+    if cell.bound.is_some() && cell.value.is_none() {
+        return Err("bound: a bound needs a value".into());
+    }
     if cell.part.is_some() && cell.quantity != Quantity::Seconds {
         return Err("part: only figures in seconds are of a part".into());
     }
@@ -135,11 +138,15 @@ fn check_use(cell: &Published, experiment: &Experiment) -> Result<(), String> {
         Use::Predict if experiment.is_put_in(cell) => {
             Err("use = \"predict\": the model takes this duration as the array's; use = \"input\"".into())
         }
+        Use::Predict if cell.stun.is_some() => {
+            Err("use = \"predict\": the stuns of a phase are counted once, by their sum; use = \"check\""
+                .into())
+        }
         Use::Predict if experiment.baseline_of(cell).any(|baseline| is_same(value, baseline)) => {
-            Err(format!("use = \"predict\": {value} is the value of its baseline; use = \"check\""))
+            Err(format!("use = \"predict\": {value} is the value of its baseline; use = \"implied\""))
         }
         Use::Predict if experiment.timer_rate(cell.quantity).is_some_and(|rate| is_same(value, rate)) => {
-            Err(format!("use = \"predict\": {value} a second is what delay_us sets; use = \"check\""))
+            Err(format!("use = \"predict\": {value} a second is what delay_us sets; use = \"implied\""))
         }
         _ => Ok(()),
     }
@@ -175,6 +182,9 @@ fn check_unknown(unknown: &Unknown, experiment: &Experiment) -> Result<(), Strin
     }
     if unknown.input == Input::ReadFilter && unknown.values.iter().any(|value| *value > 1) {
         return Err("values: 0 and 1 are possible".into());
+    }
+    if unknown.input == Input::ReadCacheBytes && unknown.values.contains(&0) {
+        return Err("values: 0: a cache has at least a byte".into());
     }
     let is_loaded = !experiment.workers.is_empty() || !unknown.input.moves_baseline();
     is_loaded.then_some(()).ok_or_else(|| "input: there are no workers".to_string())

@@ -64,8 +64,9 @@ pub fn fitted_on(experiment: &Experiment) -> Result<Experiment> {
 
 /// Returns the fitted model of an experiment that uses its own baseline; otherwise as `fitted`.
 pub fn fitted_itself(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Fitted> {
+    let model = with_cache(model(&experiment.storage)?, known)?;
     let known = with(experiment.clone(), known);
-    Ok(fit_to(&known.baseline(), scaled(&known, model(&known.storage)?)?, seed))
+    Ok(fit_to(&known.baseline(), scaled(&known, model)?, seed))
 }
 
 /// Returns this experiment's model with the constants that were fitted on the experiment it names. Without one it
@@ -81,7 +82,20 @@ fn with(experiment: Experiment, known: &[(Input, u64)]) -> Experiment {
     known.iter().fold(experiment, |experiment, (input, value)| experiment.with(*input, *value))
 }
 
-/// Returns the model with those of the known values that are constants of its own.
+/// Returns the model, in full size, with a known size of its cache.
+///
+/// Errors: `NotFound` for a model without a cache.
+fn with_cache(model: StorageModel, known: &[(Input, u64)]) -> Result<StorageModel> {
+    const CACHE: &str = "read_cache";
+    let mut sizes = known.iter().filter(|(input, _)| *input == Input::ReadCacheBytes);
+    sizes.try_fold(model, |model, (_, bytes)| {
+        let own = model.constants().iter().find(|c| c.name == CACHE).map_or(0.0, |c| c.value);
+        let value = own * *bytes as f64 / model.value(CACHE)?;
+        model.with(CACHE, value, ConstantSource::Declared, "one of the values that are plausible")
+    })
+}
+
+/// Returns the model with those of the known values that are times of its calls.
 ///
 /// Errors: a model without calls, or a value with which it would not work.
 pub fn with_known(model: StorageModel, known: &[(Input, u64)]) -> Result<StorageModel> {

@@ -77,10 +77,10 @@ mod tests {
         assert!(left_out.contains("operation of the array"), "{left_out}");
         let not_taken = refusal("v7000-sas", "use = \"predict\"", "use = \"input\"");
         assert!(not_taken.contains("only figure that the model takes"), "{not_taken}");
-        let timed = ("value = 32\nuse = \"check\"", "value = 32.1\nuse = \"predict\"");
+        let timed = ("value = 32\nuse = \"implied\"", "value = 32.1\nuse = \"predict\"");
         let timed = refusal("zandboer-paced", timed.0, timed.1);
         assert!(timed.contains("baseline"), "{timed}");
-        let saturated = ("value = 510\nuse = \"check\"", "value = 510\nuse = \"predict\"");
+        let saturated = ("value = 510\nuse = \"implied\"", "value = 510\nuse = \"predict\"");
         let saturated = refusal("zandboer-saturated", saturated.0, saturated.1);
         assert!(saturated.contains("baseline"), "{saturated}");
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use blk::{Env, Local, Result};
 use sim::{ContentMode, Options, SimWorld, Storage};
 
-use super::{Column, Esx, Experiment, Format};
+use super::{Column, Esx, Experiment, Format, frozen};
 use crate::modelled::{self, Engine};
 use crate::run::{Clock, Constant, Record};
 use crate::runner::{Plan, RunObserver};
@@ -14,7 +14,7 @@ use crate::storage::StorageModel;
 use crate::subject::Subject;
 use crate::vmware;
 use crate::vmware::rules::{Hypothesis, Rules, TableCache};
-use crate::vmware::spec::{FileOperation, Snapshots, Spec};
+use crate::vmware::spec::{Adjust, FileOperation, Snapshots, Spec};
 
 /// The software that keeps the disks and their snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +33,8 @@ pub struct ModelledRun {
     pub storage: StorageModel,
     /// Storage of the deltas, where they are not beside the disks.
     pub delta_storage: Option<StorageModel>,
+    /// A change of VMware's side, to see which figures follow it.
+    pub adjust: Option<Adjust>,
     pub seed: u64,
     /// The command with which a user repeats the run.
     pub command: String,
@@ -80,6 +82,7 @@ impl ModelledRun {
             stack,
             storage,
             delta_storage: None,
+            adjust: None,
             seed,
             command: String::new(),
             path: None,
@@ -123,11 +126,12 @@ impl ModelledRun {
     fn spec(&self, hypothesis: Hypothesis) -> Spec {
         let esx = &self.experiment.esx;
         let mut spec = Spec::esx(esx.release, self.experiment.scaled_disk_bytes());
+        let rules = hypothesis.rules();
         spec.rules = Rules {
             pieces_at_once: esx.committer_outstanding,
-            journal_writes: esx.journal_writes,
+            journal_writes: esx.journal_writes.min(rules.journal_writes),
             read_filter: esx.read_filter,
-            ..hypothesis.rules()
+            ..rules
         };
         spec.vmfs = !esx.nfs;
         spec.marks = esx.block_marks;
@@ -150,7 +154,16 @@ impl ModelledRun {
                 spec.snapshots = Snapshots::Metadata { operation_us };
             }
         }
+        if let Some(adjust) = self.adjust {
+            adjust(&mut spec);
+        }
         spec
+    }
+
+    /// Returns the ratio by which a change of VMware's side changes its number; None where the setup does not have it.
+    pub fn ratio_of(&self, adjust: Adjust) -> Option<f64> {
+        let Stack::Esx(hypothesis) = self.stack else { return None };
+        adjust(&mut self.spec(hypothesis))
     }
 
     fn placed(&self) -> Storage {
@@ -167,6 +180,7 @@ impl ModelledRun {
         };
         Record {
             hypothesis,
+            model: frozen::state().to_string(),
             command: self.command.clone(),
             constants: self.constants(),
             left_out: self.left_out(),

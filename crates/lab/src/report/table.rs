@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::words;
-use crate::run::{Phase, Quantity, Record, Row, Use};
+use crate::run::{Bound, Phase, Quantity, Record, Row, Use};
 
 /// Tolerance of a prediction as a share, the aim of the lab. Two careful readers of one graph differ by half of it.
 pub(super) const WITHIN: f64 = 0.25;
-/// Tolerance for pings. The moment decides whether a ping is lost: the published log times alone change the count by
-/// this.
-const PINGS_WITHIN: f64 = 4.0;
 
 /// All records of one experiment.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +23,7 @@ pub struct Line<'a> {
     pub phase: Phase,
     pub quantity: Quantity,
     pub published: Option<f64>,
+    pub bound: Option<Bound>,
     pub r#use: Use,
     /// Notes of all records' rows, each of them once.
     pub notes: Vec<&'a str>,
@@ -56,9 +54,10 @@ impl Cell {
             predicted: row.predicted,
             band: row.band,
             error: both.and_then(|(published, predicted)| error(published, predicted)),
-            within: row.published.filter(|published| judged && published.is_finite()).map(|_| {
-                both.is_some_and(|(published, predicted)| within(row.quantity, published, predicted))
-            }),
+            within: row
+                .published
+                .filter(|published| judged && published.is_finite())
+                .map(|_| both.is_some_and(|(published, predicted)| within(row, published, predicted))),
             judged,
         }
     }
@@ -71,13 +70,27 @@ fn error(published: f64, predicted: f64) -> Option<f64> {
     (published != 0.0).then(|| (predicted - published) / published)
 }
 
-fn within(quantity: Quantity, published: f64, predicted: f64) -> bool {
-    let allowed = match quantity {
-        Quantity::Converged => 0.0,
-        Quantity::PingsLost => PINGS_WITHIN,
+/// Returns whether the row's prediction keeps what was published, exactly or as a bound.
+pub fn is_kept(row: &Row) -> bool {
+    let both = row.published.zip(row.predicted).filter(|(p, q)| p.is_finite() && q.is_finite());
+    both.is_some_and(|(published, predicted)| match row.bound {
+        None => predicted == published,
+        Some(_) => within(row, published, predicted),
+    })
+}
+
+/// Returns whether the prediction is close enough. Counts of pings and yes or no have to be exact, because a tolerance
+/// of pings where 0 or 1 was published is met by chance. A bound has to be kept.
+fn within(row: &Row, published: f64, predicted: f64) -> bool {
+    let allowed = match row.quantity {
+        Quantity::Converged | Quantity::PingsLost => 0.0,
         _ => WITHIN * published.abs(),
     };
-    (predicted - published).abs() <= allowed
+    match row.bound {
+        Some(Bound::AtMost) => predicted <= published,
+        Some(Bound::AtLeast) => predicted >= published,
+        None => (predicted - published).abs() <= allowed,
+    }
 }
 
 /// Key of a row. Rows of one experiment may repeat, such as a stun for each of twelve disks; the number tells them
@@ -132,6 +145,16 @@ fn lines<'a>(records: &[&'a Record]) -> Vec<Line<'a>> {
     lines
 }
 
+/// Returns a line for each of these rows of one record.
+pub(super) fn lines_of_rows<'a>(record: &Record, rows: &[&'a Row]) -> Vec<Line<'a>> {
+    let line = |row: &&'a Row| {
+        let mut line = Line::new(row, 1);
+        line.put(0, record, row);
+        line
+    };
+    rows.iter().map(line).collect()
+}
+
 impl<'a> Line<'a> {
     fn new(row: &'a Row, columns: usize) -> Self {
         Self {
@@ -139,6 +162,7 @@ impl<'a> Line<'a> {
             phase: row.phase,
             quantity: row.quantity,
             published: None,
+            bound: row.bound,
             r#use: row.r#use,
             notes: Vec::new(),
             cells: vec![Cell::default(); columns],
@@ -153,6 +177,22 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Returns the published figure with its unit, and what it bounds; "-" where there is none.
+    pub fn published_text(&self) -> String {
+        let bound = match self.bound {
+            Some(Bound::AtMost) => "at most ",
+            Some(Bound::AtLeast) => "at least ",
+            None => "",
+        };
+        self.published
+            .map_or_else(|| "-".into(), |value| format!("{bound}{}", words::value(self.quantity, value)))
+    }
+
+    /// Returns whether the record's figure is counted as right or wrong.
+    pub fn counted(&self, cell: &Cell) -> Option<bool> {
+        cell.within.filter(|_| self.r#use == Use::Predict)
+    }
+
     /// Returns the quantity's name, with the experiment where it differs from the group's.
     pub fn name(&self, group: &str) -> String {
         let name = words::quantity(self.quantity);
@@ -164,9 +204,16 @@ impl Comparison<'_> {
     /// Returns, for the figures that the mechanism has to produce: how many are within the tolerance, and how many
     /// there are.
     pub fn score(&self, column: usize) -> (usize, usize) {
-        let counted = self.lines.iter().filter(|line| line.r#use == Use::Predict);
-        let within: Vec<bool> = counted.filter_map(|line| line.cells[column].within).collect();
-        (within.iter().filter(|w| **w).count(), within.len())
+        let counted = self.lines.iter().filter_map(|line| line.counted(&line.cells[column]));
+        let within: Vec<bool> = counted.collect();
+        (within.iter().filter(|within| **within).count(), within.len())
+    }
+
+    /// Returns the same for the figures that are implied.
+    pub fn implied_score(&self, column: usize) -> (usize, usize) {
+        let implied = self.lines.iter().filter(|line| line.r#use == Use::Implied);
+        let within: Vec<bool> = implied.filter_map(|line| line.cells[column].within).collect();
+        (within.iter().filter(|within| **within).count(), within.len())
     }
 
     pub fn has_published(&self) -> bool {
@@ -176,5 +223,35 @@ impl Comparison<'_> {
     /// Returns the column of the frozen hypothesis; the first one where there is none.
     pub fn default_column(&self) -> usize {
         self.records.iter().position(|r| r.rows.iter().any(|row| row.default)).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Clock;
+
+    fn score(rows: &[(Quantity, f64, Option<f64>, Option<Bound>)]) -> (usize, usize) {
+        let row = |&(quantity, published, predicted, bound)| Row {
+            published: Some(published),
+            predicted,
+            bound,
+            r#use: Use::Predict,
+            ..Row::measured("x", Phase::Commit, quantity, 0.0)
+        };
+        let rows = rows.iter().map(row).collect();
+        let record = Record { rows, ..Record::head("x", PUBLISHED_SUBJECT, "", Clock::Virtual, 1) };
+        comparisons(&[record])[0].score(0)
+    }
+
+    #[test]
+    fn counts_are_exact_bounds_are_kept_and_what_was_not_reached_is_missed() {
+        let pings = |published, predicted| score(&[(Quantity::PingsLost, published, Some(predicted), None)]);
+        assert_eq!([pings(0.0, 0.0), pings(0.0, 1.0), pings(16.0, 15.0)], [(1, 1), (0, 1), (0, 1)]);
+        let most = |predicted| score(&[(Quantity::StunUs, 4.0, Some(predicted), Some(Bound::AtMost))]);
+        assert_eq!([most(4.0), most(4.1)], [(1, 1), (0, 1)]);
+        let least = |predicted| score(&[(Quantity::StunUs, 4.0, Some(predicted), Some(Bound::AtLeast))]);
+        assert_eq!([least(400.0), least(3.9)], [(1, 1), (0, 1)]);
+        assert_eq!(score(&[(Quantity::Seconds, 300.0, None, None)]), (0, 1));
     }
 }

@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table};
 use super::table::{Cell, Comparison, Line};
 use super::words;
 use crate::figures::phases_and_steps;
-use crate::run::{Quantity, Record, Use};
+use crate::run::{Quantity, Record};
 
 /// Returns one table per experiment: the published figures, then prediction and error for each record.
 pub fn rows(records: &[Record]) -> String {
@@ -22,7 +22,7 @@ fn table_of(group: &Comparison<'_>) -> String {
     let wide = group.has_published();
     let mut header = vec!["phase".to_owned(), "figure".into()];
     if wide {
-        header.extend(["published".into(), "use".into()]);
+        header.extend(["published".into(), "kind".into()]);
     }
     for record in &group.records {
         header.push(words::plain(&words::label(record)));
@@ -52,7 +52,7 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
     let mut cells = vec![words::phase(line.phase).to_owned(), words::plain(&line.name(group.experiment))];
     let value = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| words::value(line.quantity, v));
     if wide {
-        cells.extend([value(line.published), words::json_name(line.r#use)]);
+        cells.extend([line.published_text(), words::kind(line.r#use).to_owned()]);
     }
     for cell in &line.cells {
         let band = cell.band.map(|(low, high)| format!(" ({} - {})", value(Some(low)), value(Some(high))));
@@ -64,7 +64,7 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
 
 /// Returns the error, with a mark where a prediction missed.
 fn error(line: &Line<'_>, cell: &Cell) -> String {
-    let missed = line.r#use == Use::Predict && cell.within == Some(false);
+    let missed = line.counted(cell) == Some(false);
     let text = match (line.quantity, cell.within) {
         (Quantity::Converged, Some(true)) => "right".into(),
         (Quantity::Converged, Some(false)) => "wrong".into(),
@@ -106,7 +106,9 @@ pub fn summary(record: &Record) -> String {
     let storage =
         if record.storage.is_empty() { "" } else { &format!(" on {}", words::plain(&record.storage)) };
     let head = format!("{title}: {label}{storage}, {} time", words::json_name(record.clock));
-    format!("{head}\n{}\n{}\n", trimmed(&table), words::plain(&words::end(&record.end)))
+    let model =
+        if record.model.is_empty() { "" } else { &format!("; model {}", words::plain(&record.model)) };
+    format!("{head}\n{}\n{}{model}\n", trimmed(&table), words::plain(&words::end(&record.end)))
 }
 
 /// Returns a table with the first `words` columns aligned to the left and figures to the right.

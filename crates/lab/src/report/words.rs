@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::run::{ConstantSource, End, Phase, Quantity, Record};
+use crate::run::{ConstantSource, End, Phase, Quantity, Record, Use};
 
 pub fn phase(phase: Phase) -> &'static str {
     match phase {
@@ -32,7 +32,28 @@ pub(super) fn quantity(quantity: Quantity) -> &'static str {
         Quantity::Seconds => "duration",
         Quantity::Converged => "converged",
         Quantity::HelperBytes => "helper delta",
+        Quantity::HelperGrowth => "helper per helper before",
+        Quantity::HostOfSnapshot => "host IOPS per those with snapshot",
+        Quantity::StunSpanUs => "first to last stun",
+        Quantity::StunGapUs => "between stuns",
     }
+}
+
+/// Returns what a published figure says of the model.
+pub(super) fn kind(r#use: Use) -> &'static str {
+    match r#use {
+        Use::Baseline => "baseline",
+        Use::Input => "input",
+        Use::Implied => "implied",
+        Use::Predict => "predicted",
+        Use::Check => "not counted",
+    }
+}
+
+/// Returns a figure's name: "snapshot guest reads/s", "commit stun 3".
+pub fn figure(of: Phase, what: Quantity, stun: Option<u32>) -> String {
+    let number = stun.map(|stun| format!(" {stun}")).unwrap_or_default();
+    format!("{} {}{number}", phase(of), quantity(what))
 }
 
 /// Returns the name of an enum's value in JSON, such as "reads_per_s" or "virtual".
@@ -73,12 +94,15 @@ pub(super) fn label(record: &Record) -> String {
 /// Returns a value of `quantity`, with its unit where the quantity's name does not contain it.
 pub(super) fn value(quantity: Quantity, value: f64) -> String {
     match quantity {
-        Quantity::LatencyUs | Quantity::StunUs => time(value),
+        Quantity::LatencyUs | Quantity::StunUs | Quantity::StunSpanUs | Quantity::StunGapUs => time(value),
         Quantity::Seconds => time(value * 1e6),
         Quantity::HelperBytes => bytes(value),
         Quantity::Converged if value == 0.0 => "no".into(),
         Quantity::Converged => "yes".into(),
-        Quantity::HostReadRatio | Quantity::HostWriteRatio => format!("{value:.2}"),
+        Quantity::HostReadRatio
+        | Quantity::HostWriteRatio
+        | Quantity::HostOfSnapshot
+        | Quantity::HelperGrowth => format!("{value:.2}"),
         _ => number(value),
     }
 }

@@ -10,7 +10,7 @@ use sheet::Sheet;
 use super::table::{Comparison, Line, comparisons};
 use super::words;
 use crate::figures::{layers, phases_and_steps};
-use crate::run::{Record, Use};
+use crate::run::Record;
 
 /// Most runs with a sheet of samples. A workbook of all hypotheses of all experiments would take more than a minute to
 /// open; the JSON and CSV have the other runs.
@@ -53,7 +53,7 @@ fn properties(records: &[Record]) -> Result<DocProperties, XlsxError> {
 
 fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
     let heads = "sheet,experiment,title,subject,hypothesis,storage,clock,seed,began,end,source,\
-        command";
+        command,model";
     let mut sheet = Sheet::new(worksheet, "Runs", heads)?;
     for (n, record) in records.iter().enumerate() {
         let has_sheet = n < SAMPLE_SHEETS_MAX && !record.samples.is_empty();
@@ -64,14 +64,14 @@ fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
         sheet.text(&record.seed.to_string())?;
         sheet.text(&words::began(record.began_unix_us))?;
         sheet.text(&words::end(&record.end))?;
-        sheet.texts([&*record.source, &record.command])?;
+        sheet.texts([&*record.source, &record.command, &record.model])?;
         sheet.next();
     }
-    sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0])
+    sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0, 36.0])
 }
 
 fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(), XlsxError> {
-    let heads = "experiment,phase,figure,use,subject,published,predicted,error,within 25 %,band low,\
+    let heads = "experiment,phase,figure,kind,subject,published,predicted,error,within 25 %,band low,\
         band high,note";
     let mut sheet = Sheet::new(worksheet, "Figures", heads)?;
     for group in groups {
@@ -85,12 +85,11 @@ fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(),
 fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Result<(), XlsxError> {
     for (record, cell) in group.records.iter().zip(&line.cells) {
         sheet.texts([line.experiment, words::phase(line.phase), words::quantity(line.quantity)])?;
-        sheet.text(&words::json_name(line.r#use))?;
+        sheet.text(words::kind(line.r#use))?;
         sheet.text(&words::label(record))?;
         sheet.numbers([line.published, cell.predicted])?;
         sheet.percent(cell.error)?;
-        let counted = cell.within.filter(|_| line.r#use == Use::Predict);
-        sheet.text(counted.map_or("", |within| if within { "yes" } else { "no" }))?;
+        sheet.text(line.counted(cell).map_or("", |within| if within { "yes" } else { "no" }))?;
         sheet.numbers([cell.band.map(|(low, _)| low), cell.band.map(|(_, high)| high)])?;
         sheet.text(&line.notes.join("; "))?;
         sheet.next();

@@ -1,5 +1,6 @@
 //! Values of inputs that are not published: one run for each value, and the band of their predictions.
 
+use super::folds::score;
 use crate::experiment::{Experiment, Input};
 use crate::run::{Record, Row};
 
@@ -26,11 +27,20 @@ pub(super) fn variants(experiments: &[Experiment]) -> Vec<Variant> {
     experiments.iter().enumerate().flat_map(of).collect()
 }
 
-/// Returns the first record, with bands over all records. Their rows are the same cells in the same order.
-pub(super) fn join(records: Vec<Record>) -> Record {
+/// Returns the first record, with bands over all records. Their rows are the same cells in the same order. A note says
+/// how many counted figures each other value predicts.
+pub(super) fn join(records: Vec<(&Variant, Record)>) -> Record {
     let mut records = records.into_iter();
-    let mut shown = records.next().expect("a column has a run");
-    for other in records {
+    let (_, mut shown) = records.next().expect("a column has a run");
+    let (hits, counted) = score(&shown);
+    for (variant, other) in records {
+        for (input, value) in variant.known.iter().filter(|_| counted > 0) {
+            let (with, _) = score(&other);
+            let name = input.name();
+            shown.notes.push(format!(
+                "With {name} = {value}, {with} of {counted} predicted figures are within 25 %; as shown, {hits}."
+            ));
+        }
         for row in &mut shown.rows {
             let same = |r: &&Row| (r.phase, r.quantity, &r.note) == (row.phase, row.quantity, &row.note);
             if let Some(same) = other.rows.iter().find(same) {

@@ -229,6 +229,9 @@ pub struct Record {
     pub hypothesis: Option<String>,
     /// Name of the storage model, or the directory.
     pub storage: String,
+    /// Frozen state of the models; empty for what was measured.
+    #[serde(default)]
+    pub model: String,
     pub clock: Clock,
     pub seed: u64,
     /// The command that repeats the run.

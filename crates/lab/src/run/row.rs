@@ -36,6 +36,14 @@ pub enum Quantity {
     /// 1 or 0.
     Converged,
     HelperBytes,
+    /// The smallest ratio of a helper's size to that of the helper before it.
+    HelperGrowth,
+    /// Host I/Os a second, as a share of those with the snapshot before its commit.
+    HostOfSnapshot,
+    /// From the begin of the first stun to the end of the last.
+    StunSpanUs,
+    /// Median of the times between two stuns.
+    StunGapUs,
 }
 
 /// What a published figure may be used for.
@@ -46,10 +54,21 @@ pub enum Use {
     Baseline,
     /// The figure is put into the model, so its error has no meaning.
     Input,
+    /// The figure comes out of any storage, or of one constant that no baseline fixes (`lab sensitivity`), so its error
+    /// says nothing of the mechanism.
+    Implied,
     /// The mechanism has to produce it.
     Predict,
-    /// Qualitative, derived, or a figure that comes out without a model too: shown, not counted.
+    /// Qualitative, or derived from what is counted elsewhere: shown, not counted.
     Check,
+}
+
+/// What a published figure says of a value that it does not give exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    AtMost,
+    AtLeast,
 }
 
 /// One figure: published, predicted or measured. It is one line of `reproduce`'s table.
@@ -59,6 +78,12 @@ pub struct Row {
     pub phase: Phase,
     pub quantity: Quantity,
     pub published: Option<f64>,
+    /// None: the published figure is the value itself.
+    #[serde(default)]
+    pub bound: Option<Bound>,
+    /// Number of the stun within the phase, from 1; None: not a figure of one stun.
+    #[serde(default)]
+    pub stun: Option<u32>,
     /// None: the run did not reach it.
     pub predicted: Option<f64>,
     pub r#use: Use,
@@ -79,6 +104,8 @@ impl Row {
             phase,
             quantity,
             published: None,
+            bound: None,
+            stun: None,
             predicted: Some(value),
             r#use: Use::Check,
             hypothesis: None,

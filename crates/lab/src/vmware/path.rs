@@ -44,7 +44,7 @@ impl Disk {
     async fn look_up(&self, chain: &Chain, range: Range<u64>) -> Result<Option<FifoGuard>> {
         let serial = self.rules.serial;
         let mut held = match serial {
-            Serial::Everything | Serial::Tables => Some(self.lock.lock().await),
+            Serial::Everything | Serial::Tables | Serial::Reads => Some(self.lock.lock().await),
             Serial::Nothing | Serial::Delta => None,
         };
         let mut left = range;
@@ -137,7 +137,7 @@ impl Disk {
 
     async fn lock_for_write(&self, delta: &Delta, writer: Writer) -> Option<FifoGuard> {
         match (writer, self.rules.serial) {
-            (Writer::Commit, _) | (_, Serial::Nothing) => None,
+            (Writer::Commit, _) | (_, Serial::Nothing | Serial::Reads) => None,
             (_, Serial::Everything | Serial::Tables) => Some(self.lock.lock().await),
             (_, Serial::Delta) => Some(delta.lock.lock().await),
         }

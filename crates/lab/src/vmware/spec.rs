@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::extent::Zeroing;
 use super::format::Format;
-use super::rules::{Hypothesis, Rules};
+use super::rules::{Hypothesis, Rules, TableCache};
 use crate::storage::StorageModel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -240,6 +240,47 @@ impl Version {
             Version::Esx60 | Version::Esx70 => Touched::OneDisk,
         }
     }
+}
+
+/// A change of one number. Returns the ratio of the new value to the old one; None where the setup does not have it.
+pub type Adjust = fn(&mut Spec) -> Option<f64>;
+
+/// The numbers of a setup that no baseline fixes, each with a change of it.
+pub const ADJUSTMENTS: [(&str, Adjust); 7] = [
+    ("checkpoint", |spec| raise(&mut spec.stun.checkpoint_us)),
+    ("committer's piece", |spec| raise(&mut spec.rules.piece_bytes)),
+    ("committer's pieces", |spec| raise_count(&mut spec.rules.pieces_at_once)),
+    ("journal sharing", |spec| match spec.format {
+        Format::SeSparse => raise_count(&mut spec.rules.journal_writes),
+        Format::VmfsSparse => None,
+    }),
+    ("table cache", |spec| match &mut spec.rules.table_cache {
+        TableCache::Pages(pages) => raise_count(pages),
+        _ => None,
+    }),
+    ("last round", |spec| match &mut spec.commit {
+        CommitWay::Helper(HelperRule {
+            last: LastRound::Bytes(last) | LastRound::EstimatedUs(last), ..
+        }) => raise(last),
+        CommitWay::Mirror => None,
+    }),
+    ("wait between rounds", |spec| match &mut spec.commit {
+        CommitWay::Helper(HelperRule { waits: Waits::Growing { minute_us }, .. }) => raise(minute_us),
+        _ => None,
+    }),
+];
+
+/// Raises a number by a quarter. Returns None for zero, which has no ratio.
+fn raise(value: &mut u64) -> Option<f64> {
+    let before = *value;
+    *value += before.div_ceil(4);
+    (before > 0).then(|| *value as f64 / before as f64)
+}
+
+fn raise_count(value: &mut u32) -> Option<f64> {
+    let before = *value;
+    *value += before.div_ceil(4);
+    (before > 0).then(|| f64::from(*value) / f64::from(before))
 }
 
 impl Spec {

@@ -100,9 +100,18 @@ fn machine(group: &Comparison<'_>) -> Markup {
     }
 }
 
+/// Returns the states of the models behind the records, each of them once.
+fn models<'a>(records: &[&'a Record]) -> Vec<&'a str> {
+    let mut models: Vec<&str> = records.iter().map(|r| r.model.as_str()).filter(|m| !m.is_empty()).collect();
+    models.sort_unstable();
+    models.dedup();
+    models
+}
+
 fn repeat(records: &[&Record]) -> Markup {
     html! {
         h3 { "How to repeat it" }
+        @for model in models(records) { p { "Frozen state of the models: " code { (model) } "." } }
         div.scroll { table.facts { tbody { @for record in records {
             tr {
                 th scope="row" { (words::label(record)) }

@@ -6,7 +6,7 @@ use super::percent_within;
 use crate::report::side_by_side::figure_lines;
 use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
-use crate::run::{Quantity, Use};
+use crate::run::Quantity;
 
 pub(super) fn figures(group: &Comparison<'_>) -> Markup {
     let wide = group.has_published();
@@ -63,7 +63,7 @@ fn head(group: &Comparison<'_>, wide: bool) -> Markup {
         tr {
             th scope="col" { "phase" }
             th scope="col" { "figure" }
-            @if wide { th.n scope="col" { "published" } th scope="col" { "use" } }
+            @if wide { th.n scope="col" { "published" } th scope="col" { "kind" } }
             @for (column, record) in group.records.iter().enumerate() {
                 th.n scope="col" colspan=[wide.then_some("2")] {
                     (words::label(record))
@@ -85,8 +85,8 @@ fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> M
                 }
             }
             @if wide {
-                td.n { (optional(line.quantity, line.published)) }
-                td { (words::json_name(line.r#use)) }
+                td.n { (line.published_text()) }
+                td { (words::kind(line.r#use)) }
             }
             @for cell in &line.cells { (value(line, cell)) @if wide { (error(line, cell)) } }
         }
@@ -110,16 +110,10 @@ fn value(line: &Line<'_>, cell: &Cell) -> Markup {
 
 /// Renders the error. The model was fitted to baseline rows, so their error gets no mark.
 fn error(line: &Line<'_>, cell: &Cell) -> Markup {
-    let counted = line.r#use == Use::Predict;
-    let class = match cell.within {
-        Some(true) if counted => "n error hit",
-        Some(false) if counted => "n error miss",
-        _ => "n error",
-    };
-    let mark = match cell.within {
-        Some(true) if counted => "\u{2713}",
-        Some(false) if counted => "\u{2717}",
-        _ => "",
+    let (class, mark) = match line.counted(cell) {
+        Some(true) => ("n error hit", "\u{2713}"),
+        Some(false) => ("n error miss", "\u{2717}"),
+        None => ("n error", ""),
     };
     let text = match (line.quantity, cell.error, line.published.zip(cell.predicted)) {
         (Quantity::Converged, ..) => String::new(),
@@ -149,12 +143,13 @@ fn legend(group: &Comparison<'_>) -> Markup {
         p.legend {
             b { "baseline" } ": the storage model is fitted to it, its error says nothing. "
             b { "input" } ": put into the model, its error says nothing. "
-            b { "predict" } ": has to come out of the mechanism; \u{2713} within " (percent_within())
-            " (pings: within 4), \u{2717} beyond. "
+            b { "implied" } ": any storage yields it, or it follows one constant that no baseline fixes. "
+            b { "predicted" } ": has to come out of the mechanism; \u{2713} within " (percent_within())
+            " (pings and yes or no: exact), \u{2717} beyond. "
             @if group.lines.iter().flat_map(|line| &line.cells).any(|cell| cell.predicted.is_some() && !cell.judged) {
                 "Subjects that are not the published one are given as multiples of it, and not judged. "
             }
-            b { "check" } ": qualitative, derived, set by a timer or equal to its baseline; not counted."
+            b { "not counted" } ": qualitative, or derived from what is counted elsewhere."
             @if bands { " Small figures below a value are its lowest and highest over an input that was not published." }
         }
     }

@@ -7,7 +7,7 @@ use blk::Env;
 use futures_util::future::{Either, select};
 use lab::subject::{CommitEnd, CommitProgress, Subject};
 use lab::vmware::Esx;
-use lab::vmware::rules::Hypothesis;
+use lab::vmware::rules::{Hypothesis, Rules};
 use lab::vmware::spec::{AtLimit, CommitWay, HelperRule, LastRound, Spec, Version, Waits};
 use sim::Rng;
 
@@ -74,7 +74,8 @@ fn helper(last: LastRound, rounds_max: Option<u32>, at_limit: AtLimit) -> Commit
 /// Returns a setup whose rounds end below 64 KiB; a helper of 4 KiB random writes is moved at 2 ms a block.
 fn small(rounds_max: Option<u32>, at_limit: AtLimit) -> Spec {
     let commit = helper(LastRound::Bytes(64 << 10), rounds_max, at_limit);
-    Spec { commit, rules: Hypothesis::Concurrent.rules(), ..spec(Version::Esx35, DISK) }
+    let rules = Rules { pieces_at_once: 1, ..Hypothesis::Concurrent.rules() };
+    Spec { commit, rules, ..spec(Version::Esx35, DISK) }
 }
 
 #[test]

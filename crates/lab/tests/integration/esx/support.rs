@@ -20,11 +20,12 @@ pub(super) fn world(device: Device) -> SimWorld {
 }
 
 /// Returns a VM of one disk whose stuns and new blocks cost nothing, so that clocks and counters show only the I/O
-/// path.
+/// path. Its commits copy one piece at a time, which makes their rate that of the device.
 pub(super) fn spec(version: Version, disk_bytes: u64) -> Spec {
     let mut spec = Spec::esx(version, vec![disk_bytes]);
     spec.zeroing = lab::vmware::Zeroing::Nothing;
     spec.stun.checkpoint_us = 0;
+    spec.rules.pieces_at_once = 1;
     spec.stun.file_operation = lab::vmware::spec::FileOperation::DeclaredUs(0);
     assert_eq!(spec.snapshots, Snapshots::Deltas);
     spec
