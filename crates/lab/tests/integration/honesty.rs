@@ -1,9 +1,10 @@
 //! Tests what a fit uses: baselines only. They change the figures that are to be predicted; no constant may change.
 
 use lab::experiment::{Experiment, Stack, find, fitted, shipped};
-use lab::run::{Constant, ConstantSource, Use};
+use lab::run::{Constant, ConstantSource, Quantity, Use};
+use lab::storage::StorageModel;
 use lab::vmware::rules::Hypothesis;
-use lab::vmware::spec::Version;
+use lab::vmware::spec::{Spec, Version};
 
 const SEED: u64 = 1;
 
@@ -63,4 +64,54 @@ fn the_frozen_defaults_stay_what_they_are() {
         assert_eq!(experiment.esx.hypothesis(), frozen, "{}", experiment.name);
         assert!(Stack::Esx(frozen).column(&experiment).default);
     }
+}
+
+/// Returns a constant that is a time, in microseconds, or a rate of events, in events a second.
+fn as_figure(constant: &Constant) -> Option<(bool, f64)> {
+    let us = |factor: f64| Some((true, constant.value * factor));
+    match constant.unit.as_str() {
+        "ns" => us(1e-3),
+        "us" => us(1.0),
+        "ms" => us(1e3),
+        "s" => us(1e6),
+        "1/s" => Some((false, constant.value)),
+        _ => None,
+    }
+}
+
+/// Returns the declared constants of an experiment's model that equal one of its counted figures within one percent.
+fn put_in(experiment: &Experiment) -> Vec<String> {
+    let mut constants = StorageModel::named(&experiment.storage).unwrap().constants().to_vec();
+    constants.extend(Spec::esx(experiment.esx.release, experiment.disk_bytes()).constants());
+    constants.extend(experiment.declared());
+    let counted = experiment.published.iter().filter(|cell| cell.r#use == Use::Predict);
+    let figures: Vec<(bool, f64)> = counted
+        .filter_map(|cell| match cell.quantity {
+            Quantity::Seconds => Some((true, cell.value? * 1e6)),
+            Quantity::StunUs | Quantity::StunSpanUs | Quantity::StunGapUs | Quantity::LatencyUs => {
+                Some((true, cell.value?))
+            }
+            Quantity::Iops | Quantity::ReadsPerS | Quantity::WritesPerS => Some((false, cell.value?)),
+            _ => None,
+        })
+        .collect();
+    let is_figure = |constant: &Constant| {
+        as_figure(constant).is_some_and(|(is_time, value)| {
+            figures.iter().any(|(time, figure)| *time == is_time && (value / figure - 1.0).abs() <= 0.01)
+        })
+    };
+    let declared = constants.iter().filter(|constant| constant.source == ConstantSource::Declared);
+    declared.filter(|constant| is_figure(constant)).map(|constant| constant.name.clone()).collect()
+}
+
+#[test]
+fn no_declared_constant_equals_a_counted_figure() {
+    for experiment in shipped().unwrap() {
+        assert_eq!(put_in(&experiment), [""; 0], "{}", experiment.name);
+    }
+    // The planted defect: a figure that is the cost of a call.
+    let mut planted = find("sightler-6.0").unwrap();
+    let gap = planted.published.iter_mut().find(|cell| cell.quantity == Quantity::StunGapUs).unwrap();
+    gap.value = Some(1000.0);
+    assert!(put_in(&planted).iter().any(|name| name.contains("call")), "{:?}", put_in(&planted));
 }
