@@ -46,7 +46,7 @@ impl Experiment {
             return (None, None);
         }
         let value = match cell.quantity {
-            Quantity::Seconds => self.seconds(record, cell, &spans),
+            Quantity::Seconds => Self::seconds(record, cell, &spans),
             Quantity::StunUs => stun_us(record, cell, &spans),
             Quantity::PingsLost => return self.pings(record, &spans),
             Quantity::StunSpanUs => stun_span_us(record, &spans),
@@ -61,17 +61,16 @@ impl Experiment {
         (value, None)
     }
 
-    /// Returns seconds in full size; None for a commit that did not end.
-    fn seconds(&self, record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
-        let scale = f64::from(self.time_divisor());
+    /// Returns seconds; None for a commit that did not end.
+    fn seconds(record: &Record, cell: &Published, spans: &[&PhaseSpan]) -> Option<f64> {
         if cell.part == Some(Part::FirstRound) {
-            return first_round_s(record, spans[0]).map(|seconds| seconds * scale);
+            return first_round_s(record, spans[0]);
         }
         if spans.iter().any(|span| figure(record, span, Quantity::Converged) == Some(0.0)) {
             return None;
         }
         let us: u64 = spans.iter().map(|span| span.end_us - span.begin_us).sum();
-        Some(us as f64 / 1e6 * scale)
+        Some(us as f64 / 1e6)
     }
 
     /// Returns the mean over all alignments of pings and stuns, rounded, with the fewest and the most.

@@ -185,6 +185,7 @@ impl ModelledRun {
             constants: self.constants(),
             left_out: self.left_out(),
             notes: self.notes(),
+            time_scale: self.experiment.time_divisor(),
             ..self.experiment.head(self.stack.name(), &self.storage.name, Clock::Virtual, self.seed)
         }
     }

@@ -100,6 +100,7 @@ pub(super) fn example() -> Record {
         storage: "sas-10k-pair".into(),
         model: "fifth (2026-11-29, 012345abcdef)".into(),
         clock: Clock::Virtual,
+        time_scale: 1,
         seed: 7,
         command: "unstun lab run zandboer-saturated".into(),
         began_unix_us: 1_785_000_000_000_000,

@@ -107,7 +107,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    fn fields(&mut self) -> [&mut u64; 9] {
+    pub(super) fn fields(&mut self) -> [&mut u64; 9] {
         [
             &mut self.reads,
             &mut self.writes,
@@ -216,6 +216,10 @@ pub struct Mark {
     pub text: String,
 }
 
+fn full_size() -> u32 {
+    1
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub schema: u32,
@@ -233,6 +237,9 @@ pub struct Record {
     #[serde(default)]
     pub model: String,
     pub clock: Clock,
+    /// Divisor of all durations in the simulation; every time of the record is multiplied by it. 1: full size.
+    #[serde(default = "full_size")]
+    pub time_scale: u32,
     pub seed: u64,
     /// The command that repeats the run.
     pub command: String,
@@ -271,6 +278,7 @@ impl Record {
             subject: subject.to_string(),
             storage: storage.to_string(),
             clock,
+            time_scale: full_size(),
             seed,
             ..Record::default()
         }

@@ -245,7 +245,8 @@ impl Monitor {
         let now_ns = self.env.now_ns();
         for (n, bytes) in rounds.iter().enumerate().skip(seen) {
             let at_us = self.now_us();
-            self.recorder.mark(at_us, format!("round {} ended, its helper holds {bytes} bytes", n + 1));
+            let holds = self.recorder.at_full_scale(*bytes);
+            self.recorder.mark(at_us, format!("round {} ended, its helper holds {holds} bytes", n + 1));
             if n == 0 {
                 let seconds = (now_ns - began_ns) as f64 / 1e9;
                 self.recorder.figure(Quantity::Seconds, seconds, FIRST_ROUND);

@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::{Span, measure, row};
 use crate::probe::Heartbeat;
-use crate::run::{Beat, End, LayerHost, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun};
+use crate::run::{
+    Beat, End, FullScale, LayerHost, Mark, Phase, PhaseSpan, Quantity, Record, Row, Sample, Stun,
+};
 
 /// One line of a run's file: a record in the making, as JSON. The first line is the head, the last is the end. A file
 /// without an end is that of a run that was broken off.
@@ -44,7 +46,27 @@ enum Line {
     },
 }
 
-/// Builds a record, and keeps its current state on file at any time.
+impl FullScale for Line {
+    fn grow(&mut self, factor: u64) {
+        match self {
+            Line::Head { .. } | Line::Note(_) => {}
+            Line::Begin { at_us, counted_from_us, .. } => {
+                at_us.grow(factor);
+                counted_from_us.iter_mut().for_each(|us| us.grow(factor));
+            }
+            Line::Finish { at_us } | Line::End { at_us, .. } => at_us.grow(factor),
+            Line::Sample(sample) => sample.grow(factor),
+            Line::Layers(layers) => layers.grow(factor),
+            Line::Stun(stun) => stun.grow(factor),
+            Line::Beat(beat) => beat.grow(factor),
+            Line::Mark(mark) => mark.grow(factor),
+            Line::Row(row) => row.grow(factor),
+        }
+    }
+}
+
+/// Builds a record, and keeps its current state on file at any time. Callers give the times of the simulation; the
+/// record and the file have them at full scale.
 pub struct Recorder {
     record: Record,
     heartbeat: Option<Heartbeat>,
@@ -125,7 +147,14 @@ impl Recorder {
         self.record
     }
 
-    fn add(&mut self, line: Line) {
+    /// Returns a duration or a size of the simulation at full scale.
+    pub fn at_full_scale(&self, mut value: u64) -> u64 {
+        value.grow(self.record.scale());
+        value
+    }
+
+    fn add(&mut self, mut line: Line) {
+        line.grow(self.record.scale());
         self.write(&line);
         self.apply(line);
     }
@@ -222,8 +251,13 @@ pub fn read(path: &Path) -> io::Result<Record> {
             .map_err(|e| e.to_string())
             .and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()))
         {
-            Ok(Line::End { at_us, end }) => return Ok(recorder.end(at_us, end)),
-            Ok(line) => recorder.apply(line),
+            Ok(line) => {
+                let is_end = matches!(line, Line::End { .. });
+                recorder.apply(line);
+                if is_end {
+                    return Ok(recorder.record);
+                }
+            }
             Err(e) => {
                 recorder.note(format!(
                     "line {} of the run's file is not whole, the rest is left out: {e}",
@@ -234,6 +268,6 @@ pub fn read(path: &Path) -> io::Result<Record> {
         }
     }
     recorder.note("the run was broken off: this is what had been sampled");
-    let at_us = recorder.latest_us;
-    Ok(recorder.end(at_us, End::Interrupted))
+    recorder.apply(Line::End { at_us: recorder.latest_us, end: End::Interrupted });
+    Ok(recorder.record)
 }

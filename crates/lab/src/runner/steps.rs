@@ -160,7 +160,7 @@ impl<'a> Steps<'a> {
         let since_us = *since_us;
         let text = match self.monitor.wait(commit.as_mut(), limit_us).await? {
             Ended::Limit => {
-                let seconds = (self.monitor.now_us() - since_us) / 1_000_000;
+                let seconds = self.full_seconds_since(since_us);
                 format!("not converged after {seconds} s")
             }
             Ended::Done(ended) => {
@@ -222,7 +222,7 @@ impl<'a> Steps<'a> {
             }
             Ended::Done(Err(e)) => return Err(End::Failed(format!("backup of {name}: {e}"))),
             Ended::Limit => {
-                let seconds = (self.monitor.now_us() - began_us) / 1_000_000;
+                let seconds = self.full_seconds_since(began_us);
                 self.mark(format!("backup of {name}: not ended after {seconds} s"));
                 over.set(true);
                 // The next commit must not begin while a reader is active.
@@ -236,6 +236,11 @@ impl<'a> Steps<'a> {
     fn mark(&mut self, text: String) {
         let now_us = self.monitor.now_us();
         self.monitor.recorder.mark(now_us, text);
+    }
+
+    /// Returns whole seconds at full scale, for texts.
+    fn full_seconds_since(&self, began_us: u64) -> u64 {
+        self.monitor.recorder.at_full_scale(self.monitor.now_us() - began_us) / 1_000_000
     }
 
     fn seconds_since(&mut self, began_us: u64) {

@@ -299,3 +299,24 @@ fn steps_refuse_what_they_do_not_know() {
     assert!(parse(r#"{"do": "walk", "phase": "after"}"#).unwrap_err().contains("walk"));
     assert!(parse(r#"{"do": "drain", "phase": "later"}"#).unwrap_err().contains("later"));
 }
+
+#[test]
+fn a_scaled_run_is_at_full_scale_and_on_file_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.jsonl");
+    let manners = Manners { rounds: 3, stun_us: 1_200_000, ..Manners::default() };
+    let plain = run_on(manners, plan(USUAL), |_| {});
+    let Plan { head, .. } = plan(USUAL);
+    let head = Record { time_scale: 64, ..head };
+    let scaled = run_on(manners, Plan { head, path: Some(path.clone()), ..plan(USUAL) }, |_| {});
+    assert_eq!(read(&path).unwrap(), scaled);
+    let commit =
+        |record: &Record| record.phases.iter().find(|span| span.phase == Phase::Commit).cloned().unwrap();
+    assert_eq!(commit(&scaled).lasts_us(), 64 * commit(&plain).lasts_us());
+    let figure = |record: &Record, quantity| record.figure(Phase::Commit, quantity).unwrap();
+    for (quantity, factor) in [(Quantity::Seconds, 64.0), (Quantity::HelperBytes, 64.0), (Quantity::Iops, 1.0)] {
+        assert_eq!(figure(&scaled, quantity), factor * figure(&plain, quantity), "{quantity:?}");
+    }
+    assert_eq!(scaled.stuns[0].stun_us, plain.stuns[0].stun_us);
+    assert_eq!(scaled.stuns[0].at_us, 64 * plain.stuns[0].at_us);
+}
