@@ -3,13 +3,17 @@
 //! A machine's speed drifts, so every round runs every subject once and begins with a different one. The results are
 //! medians over the rounds, and each subject's ratio to its own baseline in the same round.
 
+mod noise;
 mod summary;
+mod terminal;
 
 use crate::run::{Phase, Record};
 use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
-pub use summary::{Summary, summarize, text};
+pub use noise::{again, subject_of};
+pub use summary::Summary;
+pub use terminal::text;
 
 /// The snapshot's name in every run.
 pub const SNAPSHOT: &str = "compared";
@@ -93,6 +97,19 @@ pub fn alternate(
         }
     }
     records
+}
+
+/// Summarizes records by subject.
+pub fn summarize(records: &[Record]) -> Vec<Summary> {
+    let records: Vec<&Record> = records.iter().collect();
+    summarize_by(&records, |record| record.subject.clone())
+}
+
+/// Summarizes records by name, in the order of each one's first run, with the noise where a subject ran twice.
+fn summarize_by(records: &[&Record], name: impl Fn(&Record) -> String) -> Vec<Summary> {
+    let mut summaries = summary::by_name(records, name);
+    noise::add(&mut summaries);
+    summaries
 }
 
 #[cfg(test)]

@@ -2,10 +2,14 @@
 //!
 //! Rows, pages, workbooks, terminals and comparisons show these figures, so they always agree.
 
-use crate::run::{Counters, LayerHost, Phase, PhaseSpan, Quantity, Record, Sample, Spread, Stun};
+use crate::run::{Counters, LayerHost, Phase, PhaseSpan, Quantity, Record, Row, Sample, Spread, Stun};
 
 /// IOmeter's megabyte, which the articles use too: 90,000 I/Os of 8 KiB a second are "700 MB/s".
 const MB: f64 = (1 << 20) as f64;
+
+/// Fewest samples from which a figure of a phase is given without a warning. The range of n values contains the median
+/// of what they are samples of with a probability of 1 - 2 / 2^n; six is the first n that passes 95 %.
+pub(crate) const SAMPLES_MIN: usize = 6;
 
 /// Figures of a phase, of one of its steps, or of a whole record without phases.
 ///
@@ -20,6 +24,8 @@ pub(crate) struct Figures {
     pub begin_us: u64,
     /// Sum over the steps.
     pub lasts_us: u64,
+    /// Number of samples that count.
+    pub samples: usize,
     pub reads_per_s: Option<f64>,
     pub writes_per_s: Option<f64>,
     /// A megabyte is 2^20 bytes.
@@ -71,6 +77,11 @@ impl Figures {
             | Quantity::StunSpanUs
             | Quantity::StunGapUs => None,
         }
+    }
+
+    /// Returns whether the rate of a phase under load comes from fewer than `SAMPLES_MIN` samples.
+    pub(crate) fn has_few_samples(&self) -> bool {
+        self.iops().is_some_and(|iops| iops > 0.0) && self.samples < SAMPLES_MIN
     }
 
     /// Returns the name of the phase.
@@ -147,6 +158,7 @@ fn middle(sample: &Sample) -> u64 {
 /// Sums over the samples that count.
 #[derive(Default)]
 struct Sums {
+    samples: usize,
     interval_us: f64,
     reads: f64,
     writes: f64,
@@ -182,6 +194,7 @@ impl Sums {
     }
 
     fn add(&mut self, sample: &Sample) {
+        self.samples += 1;
         self.interval_us += sample.interval_us as f64;
         self.reads += sample.reads as f64;
         self.writes += sample.writes as f64;
@@ -203,6 +216,7 @@ impl Sums {
         let host = &self.host;
         let host_per_s = |count: f64| (host.interval_us > 0.0).then(|| count * 1e6 / host.interval_us);
         Figures {
+            samples: self.samples,
             reads_per_s: per_s(self.reads),
             writes_per_s: per_s(self.writes),
             mb_per_s: per_s(self.bytes / MB),
@@ -276,4 +290,43 @@ fn of_layer(span: &PhaseSpan, LayerHost { layer, host }: &LayerHost) -> LayerFig
         table_writes_per_s: per_s(host.table_writes),
         mb_per_s: per_s(host.read_bytes.saturating_add(host.written_bytes)) / MB,
     }
+}
+
+/// Returns a warning that names the phases with few samples; None where all have enough. Phases that write a test file
+/// are not compared, and have none.
+pub(crate) fn few_samples<'a>(phases: impl IntoIterator<Item = &'a Figures>) -> Option<String> {
+    let is_compared = |f: &&Figures| ![Some(Phase::Prepare), Some(Phase::PrepareSnapshot)].contains(&f.phase);
+    let mut few: Vec<(&'static str, usize)> = Vec::new();
+    for f in phases.into_iter().filter(is_compared).filter(|f| f.has_few_samples()) {
+        match few.iter_mut().find(|(name, _)| *name == f.name()) {
+            Some((_, samples)) => *samples = f.samples.min(*samples),
+            None => few.push((f.name(), f.samples)),
+        }
+    }
+    let counts: Vec<String> = few.iter().map(|(name, samples)| format!("{name} {samples}")).collect();
+    (!few.is_empty()).then(|| {
+        format!(
+            "few samples ({}): with fewer than {SAMPLES_MIN} a figure may differ by chance",
+            counts.join(", ")
+        )
+    })
+}
+
+/// Begins of the marks of a commit that goes on after its phase.
+const GOES_ON: [&str; 2] = ["commit not converged", "commit gave up"];
+
+/// Returns whether the commits of a phase ended within it; None without one. The marks tell it where the rows are only
+/// those of published figures.
+pub(crate) fn converged(record: &Record, phase: Phase) -> Option<bool> {
+    let of_phase = |row: &&Row| row.phase == phase && row.quantity == Quantity::Converged;
+    let rows = record.rows.iter().filter(of_phase).filter_map(|row| row.predicted);
+    let all = rows.reduce(f64::min).map(|lowest| lowest >= 1.0);
+    all.or_else(|| {
+        let spans = || record.phases.iter().filter(|span| span.phase == phase);
+        let is_within = |at_us| spans().any(|span| span.begin_us < at_us && at_us <= span.end_us);
+        let marks =
+            || record.marks.iter().filter(|mark| is_within(mark.at_us)).map(|mark| mark.text.as_str());
+        let goes_on = marks().any(|text| GOES_ON.iter().any(|begin| text.starts_with(begin)));
+        (goes_on || marks().any(|text| text == "commit ended")).then_some(!goes_on)
+    })
 }

@@ -137,7 +137,7 @@ pub struct SensitivityArgs {
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
-    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx
+    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx. One that is named twice shows the noise
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
     /// Measure in this directory in real time [default: on modelled storage in virtual time]
@@ -169,6 +169,9 @@ pub struct CompareArgs {
     /// Set the number of outstanding I/Os
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
+    /// Run the first subject once in each round, not twice: the noise of the comparison is then unknown
+    #[arg(long, requires = "real")]
+    pub no_noise: bool,
     #[command(flatten)]
     pub hooks: HookArgs,
     /// Set the seed of the random numbers

@@ -21,6 +21,8 @@ use super::real::{self, HOOKS, Scratch};
 use super::run::{bar, describe, now_unix_us, set_up};
 use super::save;
 
+/// Title of the standard work.
+const TITLE: &str = "The same work, in turns";
 /// Storage model of the standard work.
 const STORAGE: &str = "nvme";
 
@@ -116,11 +118,19 @@ impl<'a> Lab<'a> {
             Environment::Real(dir, scaled) => self.real(name, dir, scaled, round)?,
             Environment::Modelled(play) => {
                 let own = play.experiment.esx.hypothesis();
-                let stack = super::stack(super::modelled(name)?, None, own)?;
-                ModelledRun { stack, ..(**play).clone() }.run(self.observer(name))
+                let stack = super::stack(super::modelled(compare::subject_of(name))?, None, own)?;
+                let run = ModelledRun { stack, seed: self.seed(name, round), ..(**play).clone() };
+                Record { began_unix_us: now_unix_us(), ..run.run(self.observer(name)) }
             }
         };
-        Ok(Record { subject: name.to_string(), ..record })
+        let title = if record.title.is_empty() { TITLE.into() } else { record.title };
+        Ok(Record { title, subject: name.to_string(), ..record })
+    }
+
+    /// Returns the seed of a modelled run. With one seed all rounds of a subject would be the same run.
+    fn seed(&self, name: &str, round: u32) -> u64 {
+        let first = if compare::subject_of(name) == name { 0 } else { self.args.rounds };
+        self.args.seed.wrapping_add(u64::from(first) + u64::from(round))
     }
 
     fn observer(&self, name: &str) -> RunObserver {
@@ -137,16 +147,16 @@ impl<'a> Lab<'a> {
             Environment::Real(dir, _) => (dir.display().to_string(), Clock::Real),
         };
         let seed = self.args.seed;
-        let title = "The same work, in turns".into();
-        let standard = || Record { title, ..Record::head("compare", name, &storage, clock, seed) };
+        let standard =
+            || Record { title: TITLE.into(), ..Record::head("compare", name, &storage, clock, seed) };
         let of = |experiment: &Experiment| experiment.head(name, &storage, clock, seed);
         let head = self.experiment.as_ref().map_or_else(standard, of);
         Record { command: command(), began_unix_us: now_unix_us(), ..head }
     }
 
     fn real(&self, name: &str, dir: &Path, scaled: &Scaled, round: u32) -> Result<Record> {
-        let stack = real::stack(name, &self.args.hooks)?;
-        let folder = Scratch::make(dir, &format!("unstun-compare-{name}-{round}"))?;
+        let stack = real::stack(compare::subject_of(name), &self.args.hooks)?;
+        let folder = Scratch::make(dir, &format!("unstun-compare-{}-{round}", name.replace(' ', "-")))?;
         let Scaled { disk_bytes, workload, protocol, notes } = scaled.clone();
         let head = Record { notes, ..self.head(name) };
         let plan = Plan { head, workload, protocol, path: None };
@@ -158,17 +168,28 @@ fn command() -> String {
     std::env::args().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the names of the subjects; fails if one of them does not exist.
+/// Returns the names of the runs of a round; fails if a subject does not exist. On real storage the first of several
+/// subjects runs twice, because only equal runs show the noise of the comparison.
 fn names(args: &CompareArgs) -> Result<Vec<String>> {
-    let mut names = args.subjects.clone();
+    let mut names: Vec<String> = Vec::new();
+    for name in &args.subjects {
+        let second = compare::again(name);
+        let free = [name, &second].into_iter().find(|free| !names.contains(free));
+        let free = free.ok_or_else(|| Error::invalid(format!("{name} is named more than twice")))?;
+        names.push(free.clone());
+    }
     if real::hooks(&args.hooks).is_some() && !names.iter().any(|name| name == HOOKS) {
         names.push(HOOKS.into());
     }
-    for name in &names {
+    for name in names.iter().map(|name| compare::subject_of(name)) {
         match args.real {
             Some(_) => drop(real::stack(name, &args.hooks)?),
             None => drop(super::modelled(name)?),
         }
+    }
+    let is_twice = names.iter().any(|name| compare::subject_of(name) != name);
+    if args.real.is_some() && names.len() > 1 && !is_twice && !args.no_noise {
+        names.push(compare::again(&names[0]));
     }
     if names.is_empty() {
         return Err(Error::invalid("no subject: name some, or give --target, --take and --commit"));
@@ -186,7 +207,7 @@ fn standard(args: &CompareArgs) -> Result<Scaled> {
 /// Returns the experiment in the size that fits the smallest subject.
 fn scale_all(args: &CompareArgs, names: &[String], experiment: &Experiment, dir: &Path) -> Result<Scaled> {
     let scale = |name: &String| {
-        let stack = real::stack(name, &args.hooks)?;
+        let stack = real::stack(compare::subject_of(name), &args.hooks)?;
         real::scale(experiment, &stack, dir, args.minutes.seconds())
     };
     let scaled: Vec<Scaled> = names.iter().map(scale).collect::<Result<_>>()?;

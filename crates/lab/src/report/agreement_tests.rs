@@ -99,7 +99,7 @@ fn a_phase_has_one_figure_wherever_it_is_shown() {
     let cell = summaries[0].find(Phase::Snapshot, Quantity::Iops).unwrap();
     assert_eq!((cell.value.median, cell.of_baseline.unwrap().median), (850.0, 0.85), "the JSON of compare");
     let terminal = line(&compare::text(&summaries), "native");
-    assert_eq!(terminal[1..4], ["1000", "850", "(0.85,"], "compare on a terminal");
+    assert_eq!(terminal[1..4], ["1000", "850", "(0.85)"], "compare on a terminal");
 }
 
 #[test]
