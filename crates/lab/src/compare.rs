@@ -12,7 +12,9 @@ use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
 pub use noise::{again, subject_of};
+pub(crate) use summary::CommitResult;
 pub use summary::Summary;
+pub(crate) use terminal::rounds_text;
 pub use terminal::text;
 
 /// The snapshot's name in every run.
@@ -106,7 +108,7 @@ pub fn summarize(records: &[Record]) -> Vec<Summary> {
 }
 
 /// Summarizes records by name, in the order of each one's first run, with the noise where a subject ran twice.
-fn summarize_by(records: &[&Record], name: impl Fn(&Record) -> String) -> Vec<Summary> {
+pub(crate) fn summarize_by(records: &[&Record], name: impl Fn(&Record) -> String) -> Vec<Summary> {
     let mut summaries = summary::by_name(records, name);
     noise::add(&mut summaries);
     summaries

@@ -9,6 +9,8 @@ pub mod csv;
 pub mod html;
 pub(crate) mod index;
 pub mod json;
+#[cfg(test)]
+mod page_tests;
 mod scale;
 mod series;
 mod side_by_side;
@@ -17,6 +19,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod verdict;
 mod words;
 pub mod xlsx;
 

@@ -174,6 +174,19 @@ impl Summary {
         }
     }
 
+    /// Returns the time until the end of the commit; None without one that ended.
+    pub(crate) fn commit_time(&self) -> Option<&Cell> {
+        match self.commit() {
+            CommitResult::Ended(cell) => Some(cell),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a subject ran twice in each round, so that the noise is known.
+    pub(crate) fn has_noise(&self) -> bool {
+        self.cells.iter().any(|cell| cell.noise.is_some())
+    }
+
     /// Returns the cell of the phase with the longest stun of all rounds.
     pub(crate) fn longest_stun(&self) -> Option<&Cell> {
         let stuns = self.cells.iter().filter(|cell| cell.quantity == Quantity::StunUs);

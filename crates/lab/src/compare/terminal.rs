@@ -21,7 +21,7 @@ pub fn text(summaries: &[Summary]) -> String {
         let rates = RATES.map(|(_, phase)| rate(summary, phase));
         rows.push(row(&summary.subject, rates.into_iter().chain([commit(summary), stun(summary)])));
     }
-    let noisy = summaries.iter().find(|s| s.cells.iter().any(|cell| cell.noise.is_some()));
+    let noisy = summaries.iter().find(|summary| summary.has_noise());
     rows.extend(noisy.map(noise));
     let mut out = aligned(&rows);
     if let Some(Summary { subject, .. }) = noisy {
@@ -90,11 +90,7 @@ fn noise(first: &Summary) -> Vec<String> {
         noise.map_or_else(|| "-".into(), |noise| format!("{:.0} %", noise * 100.0))
     };
     let rates = RATES.map(|(_, phase)| first.find(phase, Quantity::Iops));
-    let commit = match first.commit() {
-        CommitResult::Ended(cell) => Some(cell),
-        _ => None,
-    };
-    row("noise", rates.into_iter().chain([commit, first.longest_stun()]).map(percent))
+    row("noise", rates.into_iter().chain([first.commit_time(), first.longest_stun()]).map(percent))
 }
 
 /// Writes what limits the figures: failures, few rounds and few samples.

@@ -1,10 +1,12 @@
 //! Checks that a figure of a phase is the same on the page, in the workbook, in the JSON and on the terminal.
 
+mod views;
+
 use std::io::Cursor;
 
 use calamine::{Data, Reader, Xlsx};
 
-use super::{html, json, text, xlsx};
+use super::{html, json, text, words, xlsx};
 use crate::compare;
 use crate::run::*;
 use crate::runner::Recorder;
@@ -19,7 +21,11 @@ struct Run {
 
 impl Run {
     fn new(subject: &str) -> Run {
-        let head = Record::head("compare", subject, "", Clock::Virtual, 0);
+        Run::scaled(subject, 1)
+    }
+
+    fn scaled(subject: &str, time_scale: u32) -> Run {
+        let head = Record { time_scale, ..Record::head("compare", subject, "", Clock::Virtual, 0) };
         Run { recorder: Recorder::new(head, None, None).unwrap(), at_us: 0 }
     }
 
@@ -117,4 +123,95 @@ fn a_phase_of_several_steps_is_all_of_them_and_each_is_shown() {
     assert_eq!(line(&summary, "8 layers")[4..6], ["50", "50"], "{summary}");
     let summaries = compare::summarize(&records);
     assert_eq!(summaries[0].find(Phase::Snapshot, Quantity::Iops).unwrap().value.median, 700.0);
+}
+
+/// Returns a run with a load, latencies, stuns and a commit, simulated smaller by that factor.
+fn whole(time_scale: u32, converged: bool) -> Record {
+    let mut run = Run::scaled("esx", time_scale);
+    run.step(Phase::Baseline, "before", Some(0), &[1000; 8]);
+    run.step(Phase::Snapshot, "with a snapshot", Some(1), &[5000, 310, 290, 300, 320, 280, 300, 300]);
+    let commit_us = run.at_us;
+    run.recorder.begin(Phase::Commit, "commit", commit_us, Some(0), true);
+    for reads in [200, 210, 190, 200, 220, 180] {
+        let spread = Spread { mean_us: 900.0, p50_us: 800.0, p95_us: 2e3, p99_us: 3e3, max_us: 41_000.0 };
+        let host = Some(Counters { reads: 5 * reads, writes: 3 * reads, ..Counters::default() });
+        let sample = Sample {
+            at_us: run.at_us,
+            interval_us: SECOND_US,
+            reads,
+            writes: reads,
+            host,
+            ..Sample::default()
+        };
+        run.recorder.sample(Sample { read_latency: spread, write_latency: spread, gap_us: 40_000, ..sample });
+        run.at_us += SECOND_US;
+    }
+    for (at_us, stun_us) in [(commit_us + 10, 150_000), (run.at_us - SECOND_US, 402_000)] {
+        run.recorder.stun(Stun { at_us, stun_us, disk: None, cause: "close".into() });
+    }
+    if converged {
+        run.recorder.figure(Quantity::Seconds, (run.at_us - commit_us) as f64 / 1e6, "");
+    }
+    run.recorder.figure(Quantity::Converged, f64::from(u8::from(converged)), "commit");
+    run.recorder.finish(run.at_us);
+    run.step(Phase::After, "after", Some(0), &[1000; 6]);
+    run.recorder.end(run.at_us, End::Complete)
+}
+
+fn views(record: &Record) -> [views::View; 4] {
+    [views::page(record), views::workbook(record), views::document(record), views::terminal(record)]
+}
+
+#[test]
+fn all_outputs_show_the_same_figures_of_runs_in_full_size_and_scaled() {
+    for (time_scale, converged) in [(1, true), (1, false), (64, true), (256, false)] {
+        let record = whole(time_scale, converged);
+        let views = views(&record);
+        assert_eq!(views::disagreements(&views), [] as [String; 0], "scale {time_scale}");
+        let lasts = words::time(6e6 * f64::from(time_scale));
+        for view in &views {
+            assert_eq!(view["commit lasts"], lasts, "at full scale");
+            assert_eq!(view["commit host reads/s"], "1,000", "{view:?}");
+            assert_eq!(view["commit converged"], if converged { "yes" } else { "no" }, "{view:?}");
+        }
+        for view in [&views[0], &views[3]] {
+            let commit = if converged { lasts.as_str() } else { "no end" };
+            assert_eq!(view["verdict time of the commit"], commit);
+            assert_eq!(view["verdict guest I/O kept with a snapshot"], "30 %");
+            assert_eq!(view["verdict longest stun"], "402 ms");
+        }
+        let page = html::page(std::slice::from_ref(&record));
+        let is_said = page.contains(&format!("Simulated at 1/{time_scale} of the time"));
+        assert_eq!(is_said, time_scale > 1);
+    }
+}
+
+#[test]
+fn an_output_that_differs_is_found() {
+    let record = whole(64, true);
+    let mut simulated = record.clone();
+    simulated
+        .phases
+        .iter_mut()
+        .for_each(|span| span.end_us = span.begin_us + (span.end_us - span.begin_us) / 64);
+    let mut shown = views(&record);
+    shown[2] = views::document(&simulated);
+    let found = views::disagreements(&shown);
+    assert!(found.contains(&"commit lasts: 384 s and 6 s".to_owned()), "{found:?}");
+    let mut other = record.clone();
+    other.stuns[1].stun_us = 403_000;
+    other.samples.iter_mut().for_each(|sample| sample.read_latency.mean_us *= 2.0);
+    shown = views(&record);
+    shown[0] = views::page(&other);
+    let found = views::disagreements(&shown).join("\n");
+    assert!(found.contains("verdict longest stun") && found.contains("commit latency"), "{found}");
+}
+
+#[test]
+fn charts_and_marks_of_a_scaled_run_are_at_full_scale() {
+    let record = whole(256, false);
+    let drawing = super::svg::files(std::slice::from_ref(&record)).remove(0).1;
+    assert!(drawing.contains(">60 min<") || drawing.contains(">90 min<"), "29 s are two hours: {drawing}");
+    let samples = super::csv::samples(std::slice::from_ref(&record)).unwrap();
+    assert!(samples.lines().nth(2).unwrap().contains(",256000000,256000000,128000,"), "{samples}");
 }

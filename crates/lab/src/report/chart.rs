@@ -9,7 +9,7 @@ use maud::{Markup, PreEscaped, Render, html};
 
 pub(super) use compared::{bars, overlay};
 pub(super) use marks::has_strip;
-pub(super) use of_record::all_of;
+pub(super) use of_record::{all_of, is_loaded};
 
 use super::scale::{Scale, time_ticks};
 use super::series::{Bin, Pieces};

@@ -4,10 +4,12 @@
 mod facts;
 mod run;
 mod table;
+mod verdict;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::chart;
+use super::side_by_side;
 use super::table::{Comparison, WITHIN, comparisons};
 use super::words;
 use crate::run::Record;
@@ -59,23 +61,32 @@ fn masthead(groups: &[Comparison<'_>]) -> Markup {
     }
 }
 
-/// Renders the results of many experiments, with links.
+/// Renders the verdicts on many experiments, with links.
 fn contents(groups: &[Comparison<'_>]) -> Markup {
     html! {
         div.scroll { table.contents {
-            thead { tr { th { "experiment" } th { "runs" } th { "source" } th { "within " (percent_within()) } } }
-            tbody {
-                @for (n, group) in groups.iter().enumerate() {
-                    @let (within, all) = group.score(group.default_column());
-                    tr {
-                        td { a href={ "#e" (n) } { (group.experiment) } }
-                        td.n { (group.records.len()) }
-                        td { (group.records[0].source) }
-                        td.n { @if all > 0 { (within) " of " (all) } @else { "-" } }
-                    }
-                }
-            }
+            thead { tr {
+                th { "experiment" } th.n { "kept with a snapshot" } th.n { "kept while committing" } th.n { "longest stun" }
+                th.n { "commit" } th.n { "within " (percent_within()) }
+            } }
+            tbody { @for (n, group) in groups.iter().enumerate() { (content(n, group)) } }
         } }
+    }
+}
+
+fn content(n: usize, group: &Comparison<'_>) -> Markup {
+    let (within, all) = group.score(group.default_column());
+    let default = group.records[group.default_column()];
+    let label = words::label(default);
+    let of_default: Vec<&Record> =
+        group.records.iter().copied().filter(|record| words::label(record) == label).collect();
+    let verdict = super::verdict::verdicts(&of_default).swap_remove(0);
+    html! {
+        tr {
+            td { a href={ "#e" (n) } { (group.experiment) } small { (label) @if group.records.len() > 1 { ", one of " (group.records.len()) " runs" } } }
+            @for number in &verdict.numbers { td.n { @if verdict.has_phases { (number.value) } @else { "-" } } }
+            td.n { @if all > 0 { (within) " of " (all) } @else { "-" } }
+        }
     }
 }
 
@@ -83,55 +94,77 @@ fn percent_within() -> String {
     format!("{:.0} %", WITHIN * 100.0)
 }
 
-/// Renders one experiment. `groups` is the number of experiments on the page.
+/// Renders one experiment: verdict, graph, published figures, then what they rest on. `groups` is the number of
+/// experiments on the page.
 fn experiment(n: usize, group: &Comparison<'_>, groups: usize) -> Markup {
     let first = group.records[0];
     html! {
         section.experiment id={ "e" (n) } {
             @if groups > 1 { h2 { (first.title) } }
-            p.lead { span.name { (group.experiment) } @if !first.source.is_empty() { " \u{b7} " (first.source) } }
-            (tiles(group))
-            @if group.has_published() { (table::figures(group)) }
-            @if group.records.len() > 1 {
-                div.charts { (figure(chart::bars(&group.records))) (figure(chart::overlay(&group.records))) }
-                (table::side_by_side(group))
-            }
-            @for (place, record) in group.records.iter().enumerate() {
-                @let folded = group.records.len() > 2 && place != group.default_column();
-                (run::section(record, group.records.len() > 1, folded))
-            }
-            @if !group.has_published() && !group.lines.is_empty() {
-                details { summary { "All figures" } (table::figures(group)) }
-            }
+            p.lead { span.name { (group.experiment) } @if !first.source.is_empty() { " \u{b7} " (first.source) } (where_run(group)) }
+            (verdict::block(group))
+            (graph(group))
+            @if group.has_published() { (table::published(group)) }
+            (compared(group))
+            @for (place, record) in group.records.iter().enumerate() { (run::section(record, &shown(group, place))) }
+            (table::unpublished(group))
             (facts::of_group(group))
         }
     }
 }
 
-/// Renders the most important figures as tiles.
-fn tiles(group: &Comparison<'_>) -> Markup {
+/// Returns storage and clock of the group's main run.
+fn where_run(group: &Comparison<'_>) -> String {
     let record = group.records[group.default_column()];
-    let (within, all) = group.score(group.default_column());
-    let stunned: u64 = record.stuns.iter().fold(0, |sum, stun| sum.saturating_add(stun.stun_us));
-    let longest = record.stuns.iter().map(|stun| stun.stun_us).max();
-    let lost = record.beats.iter().filter(|beat| beat.lost).count();
+    let storage = if record.storage.is_empty() { String::new() } else { format!(" on {}", record.storage) };
+    format!(" \u{b7} {}{storage}, {} time", words::label(record), words::json_name(record.clock))
+}
+
+/// Returns whether all subjects share the graph below the verdict: where no run has published figures.
+fn shares_graph(group: &Comparison<'_>) -> bool {
+    side_by_side::columns(&group.records).len() > 1 && !group.has_published()
+}
+
+/// Renders the graph below the verdict: that of the main run, or that of all subjects.
+fn graph(group: &Comparison<'_>) -> Markup {
+    if shares_graph(group) {
+        return charts_of_all(group);
+    }
+    run::graph(group.records[group.default_column()], group.records.len() > 1)
+}
+
+fn charts_of_all(group: &Comparison<'_>) -> Markup {
+    let all = side_by_side::columns(&group.records);
+    html! { div.charts { (figure(chart::bars(&all))) (figure(chart::overlay(&all))) } }
+}
+
+/// Renders all subjects phase by phase, folded; nothing for a single one.
+fn compared(group: &Comparison<'_>) -> Markup {
+    let all = side_by_side::columns(&group.records);
     html! {
-        dl.tiles {
-            (tile("subject", &words::label(record)))
-            (tile("storage", &record.storage))
-            (tile("time", &words::json_name(record.clock)))
-            @if all > 0 { (tile(&format!("predicted within {}", percent_within()), &format!("{within} of {all}"))) }
-            @if let Some(longest) = longest {
-                (tile("longest stun", &words::time(longest as f64)))
-                @if record.stuns.len() > 1 { (tile(&format!("{} stuns together", record.stuns.len()), &words::time(stunned as f64))) }
+        @if all.len() > 1 {
+            details {
+                summary { "Side by side, phase by phase" }
+                @if !shares_graph(group) { (charts_of_all(group)) }
+                (table::side_by_side(&all))
             }
-            @if !record.beats.is_empty() { (tile("heartbeats lost", &format!("{lost} of {}", record.beats.len()))) }
         }
     }
 }
 
-fn tile(name: &str, value: &str) -> Markup {
-    html! { @if !value.is_empty() { div { dt { (name) } dd { (value) } } } }
+/// Returns how a run's section is shown.
+fn shown(group: &Comparison<'_>, place: usize) -> run::Shown {
+    let is_main = place == group.default_column();
+    let is_compared = shares_graph(group);
+    let label = words::label(group.records[place]);
+    let same = group.records.iter().filter(|record| words::label(record) == label).count();
+    let before = group.records[..place].iter().filter(|record| words::label(record) == label).count();
+    run::Shown {
+        is_named: group.records.len() > 1,
+        is_folded: is_compared || !is_main,
+        has_graph: is_main && !is_compared,
+        round: (same > 1).then_some(before + 1),
+    }
 }
 
 fn figure(chart: Option<Markup>) -> Markup {

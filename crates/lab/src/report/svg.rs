@@ -1,6 +1,7 @@
 //! Each chart as an SVG file.
 
 use super::chart;
+use super::side_by_side::columns;
 use super::words::{file_stem, label};
 use crate::run::Record;
 
@@ -10,8 +11,8 @@ pub fn files(records: &[Record]) -> Vec<(String, String)> {
     let mut files = Vec::new();
     for group in super::comparisons(records) {
         let stem = file_stem(group.experiment);
-        let compared =
-            [("phases", chart::bars(&group.records)), ("guest-iops", chart::overlay(&group.records))];
+        let all = columns(&group.records);
+        let compared = [("phases", chart::bars(&all)), ("guest-iops", chart::overlay(&all))];
         for (name, drawing) in compared {
             files.extend(drawing.map(|d| (format!("{stem}-compared-{name}"), chart::standalone(&d))));
         }

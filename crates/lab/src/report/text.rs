@@ -108,7 +108,8 @@ pub fn summary(record: &Record) -> String {
     let head = format!("{title}: {label}{storage}, {} time", words::json_name(record.clock));
     let model =
         if record.model.is_empty() { "" } else { &format!("; model {}", words::plain(&record.model)) };
-    format!("{head}\n{}\n{}{model}\n", trimmed(&table), words::plain(&words::end(&record.end)))
+    let verdict: String = super::verdict::text(record).iter().map(|line| words::plain(line) + "\n").collect();
+    format!("{head}\n{}\n{}{model}\n{verdict}", trimmed(&table), words::plain(&words::end(&record.end)))
 }
 
 /// Returns a table with the first `words` columns aligned to the left and figures to the right.

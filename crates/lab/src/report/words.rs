@@ -172,6 +172,27 @@ pub(super) fn bytes(value: f64) -> String {
     }
 }
 
+/// Returns a share of a whole: "28 %", "7.5 %".
+pub(super) fn share(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    let rounded = if percent.abs() < 9.95 { (percent * 10.0).round() / 10.0 } else { percent.round() };
+    format!("{} %", number(rounded))
+}
+
+/// Returns what of a record is not as it was run: one sentence for each way in which it was scaled.
+pub(super) fn scaling(record: &Record) -> Vec<String> {
+    let factor = record.scale();
+    let simulated = (factor > 1).then(|| {
+        format!(
+            "Simulated at 1/{factor} of the time. Times, durations and counts are given at full scale, and rates are the \
+             same. Latencies, gaps and stuns are those of the small run; costs that do not depend on the size, as \
+             those of a take, make a duration too long."
+        )
+    });
+    let noted = record.notes.iter().filter(|note| factor == 1 && note.starts_with("Scaled:"));
+    simulated.into_iter().chain(noted.cloned()).collect()
+}
+
 /// Returns a relative error: "-15 %".
 pub(super) fn percent(fraction: f64) -> String {
     let percent = fraction * 100.0;

@@ -53,7 +53,7 @@ fn properties(records: &[Record]) -> Result<DocProperties, XlsxError> {
 
 fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
     let heads = "sheet,experiment,title,subject,hypothesis,storage,clock,seed,began,end,source,\
-        command,model";
+        command,model,verdict,times multiplied by";
     let mut sheet = Sheet::new(worksheet, "Runs", heads)?;
     for (n, record) in records.iter().enumerate() {
         let has_sheet = n < SAMPLE_SHEETS_MAX && !record.samples.is_empty();
@@ -65,9 +65,11 @@ fn overview(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxErr
         sheet.text(&words::began(record.began_unix_us))?;
         sheet.text(&words::end(&record.end))?;
         sheet.texts([&*record.source, &record.command, &record.model])?;
+        sheet.text(&super::verdict::text(record).join(" "))?;
+        sheet.number(Some(record.scale() as f64))?;
         sheet.next();
     }
-    sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0, 36.0])
+    sheet.finish(&[8.0, 22.0, 40.0, 10.0, 10.0, 18.0, 28.0, 10.0, 22.0, 14.0, 40.0, 60.0, 36.0, 80.0, 10.0])
 }
 
 fn published(worksheet: &mut Worksheet, groups: &[Comparison<'_>]) -> Result<(), XlsxError> {
@@ -99,7 +101,8 @@ fn figure(sheet: &mut Sheet<'_>, group: &Comparison<'_>, line: &Line<'_>) -> Res
 
 fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError> {
     let heads = "run,phase,step,begins s,lasts s,reads/s,writes/s,MiB/s,host reads/s,host writes/s,\
-        table reads/s,table writes/s,mean ms,99 % ms,max ms,stuns,stunned ms,lost beats";
+        table reads/s,table writes/s,mean ms,99 % ms,max ms,stuns,stunned ms,lost beats,\
+        longest stun ms,gap ms,host reads a guest read,host writes a guest write,samples";
     let mut sheet = Sheet::new(worksheet, "Phases", heads)?;
     for record in records {
         for f in phases_and_steps(record) {
@@ -110,11 +113,13 @@ fn phases(worksheet: &mut Worksheet, records: &[Record]) -> Result<(), XlsxError
             sheet.numbers([f.table_reads_per_s, f.table_writes_per_s])?;
             sheet.numbers([f.mean_us, f.p99_us, f.max_us].map(|us| us.map(|us| us / 1e3)))?;
             sheet.numbers([f.stuns as f64, f.stun_total_us as f64 / 1e3, f.beats_lost as f64].map(Some))?;
+            sheet.numbers([f.stun_longest_us, f.gap_us].map(|us| Some(us as f64 / 1e3)))?;
+            sheet.numbers([f.host_read_ratio, f.host_write_ratio, Some(f.samples as f64)])?;
             sheet.next();
         }
     }
     if sheet.rows() > 0 {
-        sheet.chart(1, 19, &phase_chart(sheet.rows()))?;
+        sheet.chart(1, 24, &phase_chart(sheet.rows()))?;
     }
     sheet.finish(&[16.0, 18.0, 30.0])
 }

@@ -314,7 +314,9 @@ fn a_scaled_run_is_at_full_scale_and_on_file_too() {
         |record: &Record| record.phases.iter().find(|span| span.phase == Phase::Commit).cloned().unwrap();
     assert_eq!(commit(&scaled).lasts_us(), 64 * commit(&plain).lasts_us());
     let figure = |record: &Record, quantity| record.figure(Phase::Commit, quantity).unwrap();
-    for (quantity, factor) in [(Quantity::Seconds, 64.0), (Quantity::HelperBytes, 64.0), (Quantity::Iops, 1.0)] {
+    for (quantity, factor) in
+        [(Quantity::Seconds, 64.0), (Quantity::HelperBytes, 64.0), (Quantity::Iops, 1.0)]
+    {
         assert_eq!(figure(&scaled, quantity), factor * figure(&plain, quantity), "{quantity:?}");
     }
     assert_eq!(scaled.stuns[0].stun_us, plain.stuns[0].stun_us);

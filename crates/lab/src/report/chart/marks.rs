@@ -54,6 +54,73 @@ pub(super) fn stuns(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
     }
 }
 
+/// Width of a character of a stun's label, which is bold.
+const BOLD_CHAR: f64 = 7.1;
+/// Height of the labels of stuns, below those of phases.
+const LABELS_Y: f64 = super::TOP + 30.0;
+
+/// Labels all stuns with their lengths. Labels that would overlap become one.
+pub(super) fn stun_labels(frame: &Frame<'_>, stuns: &[Stun]) -> Markup {
+    let mut sorted: Vec<&Stun> = stuns.iter().collect();
+    sorted.sort_by_key(|stun| stun.at_us);
+    let mut labels: Vec<StunLabel> = Vec::new();
+    for stun in sorted {
+        let (x, us) = (frame.x(stun.at_us as f64), stun.stun_us);
+        let mut label = StunLabel { first: x, last: x, count: 1, longest_us: us, total_us: us };
+        while let Some(before) = labels.pop_if(|before| before.end() > label.begin()) {
+            label = before.joined(&label);
+        }
+        labels.push(label);
+    }
+    html! { @for label in &labels {
+        text class="stun-label" x=(px(label.begin())) y=(px(LABELS_Y)) { (label.text()) }
+    } }
+}
+
+/// The label of one stun, or of several that are too close for labels of their own.
+struct StunLabel {
+    first: f64,
+    last: f64,
+    count: usize,
+    longest_us: u64,
+    total_us: u64,
+}
+
+impl StunLabel {
+    fn joined(self, next: &StunLabel) -> StunLabel {
+        StunLabel {
+            first: self.first,
+            last: next.last.max(self.last),
+            count: self.count + next.count,
+            longest_us: self.longest_us.max(next.longest_us),
+            total_us: self.total_us.saturating_add(next.total_us),
+        }
+    }
+
+    fn text(&self) -> String {
+        let (longest, total) = (words::time(self.longest_us as f64), words::time(self.total_us as f64));
+        match self.count {
+            1 => format!("stun {longest}"),
+            count => format!("{count} stuns, longest {longest}, together {total}"),
+        }
+    }
+
+    fn width(&self) -> f64 {
+        self.text().chars().count() as f64 * BOLD_CHAR
+    }
+
+    /// Returns the left end: the label is centred on its stuns, within the box.
+    fn begin(&self) -> f64 {
+        let middle = (self.first + self.last) / 2.0;
+        let most = super::WIDTH - super::RIGHT - self.width();
+        (middle - self.width() / 2.0).min(most).max(super::LEFT)
+    }
+
+    fn end(&self) -> f64 {
+        self.begin() + self.width()
+    }
+}
+
 pub(super) fn stun_text(stun: &Stun) -> String {
     let disk = stun.disk.map_or("all disks".into(), |disk| format!("disk {disk}"));
     let (length, at) = (words::time(stun.stun_us as f64), words::time(stun.at_us as f64));
@@ -76,19 +143,26 @@ pub(super) fn strip(frame: &Frame<'_>, record: &Record) -> Markup {
     }
 }
 
+/// Draws marks with their numbers; a number that would cover the one before is left out.
 fn marks(frame: &Frame<'_>, marks: &[Mark]) -> Markup {
     if marks.len() > MARKS_MAX {
         return html! {};
     }
     let y = frame.bottom();
+    let mut free = f64::NEG_INFINITY;
+    let placed = marks.iter().enumerate().map(|(n, mark)| {
+        let x = frame.x(mark.at_us as f64);
+        let is_numbered = x >= free;
+        free = if is_numbered { x + 2.5 * CHAR } else { free };
+        (n, x, mark, is_numbered)
+    });
     html! {
-        @for (n, mark) in marks.iter().enumerate() {
-            @let x = frame.x(mark.at_us as f64);
+        @for (n, x, mark, is_numbered) in placed {
             g class="mark" {
                 line x1=(px(x)) x2=(px(x)) y1=(px(super::TOP)) y2=(px(y)) {}
-                text x=(px(x)) y=(px(y + 18.0)) text-anchor="middle" {
+                @if is_numbered { text x=(px(x)) y=(px(y + 18.0)) text-anchor="middle" {
                     (n + 1) title { (Text(&mark.text)) }
-                }
+                } }
             }
         }
     }

@@ -25,11 +25,20 @@ fn over_time(record: &Record, title: &str, unit: &str, height: f64, curves: &[Cu
 
 fn with_marks(frame: &Frame<'_>, record: &Record, curves: &[Curve]) -> Markup {
     let below = html! { (marks::phases(frame, &record.phases)) (marks::stuns(frame, &record.stuns)) };
-    frame.draw(curves, &below, &marks::strip(frame, record))
+    let above = html! { (marks::strip(frame, record)) (marks::stun_labels(frame, &record.stuns)) };
+    frame.draw(curves, &below, &above)
 }
 
-/// Draws the guest's completed reads and writes. None without samples.
+/// Returns whether the guest did any I/O.
+pub(crate) fn is_loaded(record: &Record) -> bool {
+    record.samples.iter().any(|sample| sample.reads > 0 || sample.writes > 0)
+}
+
+/// Draws the guest's completed reads and writes. None for an idle guest.
 fn guest(record: &Record) -> Option<Markup> {
+    if !is_loaded(record) {
+        return None;
+    }
     let line = |count: fn(&Sample) -> u64| thin(&record.samples, BINS_MAX, |s| rate(count(s), s));
     let curves = [curve("reads", "s0", line(|s| s.reads)), curve("writes", "s1", line(|s| s.writes))];
     let curves: Vec<_> = curves.into_iter().flatten().collect();
@@ -104,11 +113,15 @@ fn gaps(record: &Record) -> Option<Markup> {
 /// Most bars that can still be told apart.
 const STUN_BARS_MAX: usize = 120;
 
+/// Width of the label of a stun: "1.22 s", and a space.
+const LABEL: f64 = 46.0;
+
 /// Draws the length of each stun, in order. None for fewer than three, which a table shows better.
 fn stuns(record: &Record) -> Option<Markup> {
     let stuns = record.stuns.get(..record.stuns.len().min(STUN_BARS_MAX)).filter(|s| s.len() > 2)?;
     let high = stuns.iter().map(|s| s.stun_us).max().unwrap_or(0);
-    let y = Scale::linear(high as f64);
+    // A fifth above the highest bar is space for its label.
+    let y = Scale::linear(high as f64 * 1.2);
     let step = (super::WIDTH - super::LEFT - super::RIGHT) / stuns.len() as f64;
     let inside = html! {
         (super::value_axis(&y, words::time, LOW))
@@ -118,6 +131,11 @@ fn stuns(record: &Record) -> Option<Markup> {
             @let bottom = super::TOP + LOW;
             rect class="bar s5" x=(px(x)) y=(px(bottom - tall)) width=(px(step * 0.7)) height=(px(tall)) {
                 title { (marks::stun_text(stun)) }
+            }
+            @if step > LABEL || stun.stun_us == high {
+                text class="tick" x=(px(x + step * 0.35)) y=(px(bottom - tall - 4.0)) text-anchor="middle" {
+                    (words::time(stun.stun_us as f64))
+                }
             }
             @if stuns.len() <= 30 {
                 text class="tick" x=(px(x + step * 0.35)) y=(px(bottom + 18.0)) text-anchor="middle" { (n + 1) }
@@ -147,10 +165,10 @@ pub(crate) fn all_of(record: &Record) -> Vec<(&'static str, Markup)> {
     charts.into_iter().filter_map(|(name, chart)| Some((name, chart?))).chain(beats_alone(record)).collect()
 }
 
-/// Draws the strip of a record that has only pings or stuns.
+/// Draws the strip of an idle guest, which has pings or stuns alone.
 fn beats_alone(record: &Record) -> Option<(&'static str, Markup)> {
     const STRIP: f64 = 40.0;
-    if !record.samples.is_empty() || (record.beats.is_empty() && record.stuns.is_empty()) {
+    if is_loaded(record) || (record.beats.is_empty() && record.stuns.is_empty()) {
         return None;
     }
     let (begin_us, end_us) = extent(record);
@@ -174,7 +192,8 @@ fn beats_alone(record: &Record) -> Option<(&'static str, Markup)> {
     };
     let below =
         html! { (marks::phases(&frame, &record.phases)) (marks::stuns(&frame, &record.stuns)) (beats) };
-    Some(("beats", frame.draw(&[], &below, &marks::strip(&frame, record))))
+    let above = html! { (marks::strip(&frame, record)) (marks::stun_labels(&frame, &record.stuns)) };
+    Some(("beats", frame.draw(&[], &below, &above)))
 }
 
 /// Returns all lost beats, and as many others as a chart can show.

@@ -55,10 +55,9 @@ fn constants(constants: &[Statement<'_, Constant>], all: usize) -> Markup {
     let fitted = constants.iter().filter(|c| c.what.source == ConstantSource::FittedToBaseline).count();
     let shared = constants.iter().any(|statement| statement.by.len() < all);
     html! {
-        h3 { "Constants and their sources" }
-        p {
-            (constants.len()) " constants, of them " b { (fitted) " fitted" }
-            " to the baseline row and to no other."
+        details { summary {
+            "Constants and their sources: " (constants.len()) " constants, of them " b { (fitted) " fitted" }
+            " to the baseline row and to no other"
         }
         div.scroll { table {
             thead { tr { th { "constant" } th.n { "value" } th { "source" } th { "where from" } @if shared { th { "of" } } } }
@@ -72,18 +71,19 @@ fn constants(constants: &[Statement<'_, Constant>], all: usize) -> Markup {
                     @if shared { td { (by(statement, all)) } }
                 }
             } }
-        } }
+        } } }
     }
 }
 
 fn sentences(heading: &str, statement: &[Statement<'_, String>], all: usize) -> Markup {
     html! {
         @if !statement.is_empty() {
-            h3 { (heading) }
-            ul { @for sentence in statement {
-                @let by = by(sentence, all);
-                li { (sentence.what) @if !by.is_empty() { " (" (by) ")" } }
-            } }
+            details { summary { (heading) " (" (statement.len()) ")" }
+                ul { @for sentence in statement {
+                    @let by = by(sentence, all);
+                    li { (sentence.what) @if !by.is_empty() { " (" (by) ")" } }
+                } }
+            }
         }
     }
 }
@@ -92,10 +92,11 @@ fn machine(group: &Comparison<'_>) -> Markup {
     let facts = once(&group.records, |r| &r.machine);
     html! {
         @if !facts.is_empty() {
-            h3 { "Machine" }
-            div.scroll { table.facts { tbody { @for statement in &facts {
-                tr { th scope="row" { (statement.what.name) } td { (statement.what.value) } td { (by(statement, group.records.len())) } }
-            } } } }
+            details { summary { "Machine" }
+                div.scroll { table.facts { tbody { @for statement in &facts {
+                    tr { th scope="row" { (statement.what.name) } td { (statement.what.value) } td { (by(statement, group.records.len())) } }
+                } } } }
+            }
         }
     }
 }
@@ -108,18 +109,35 @@ fn models<'a>(records: &[&'a Record]) -> Vec<&'a str> {
     models
 }
 
+/// Renders each command once, with the runs that it made.
 fn repeat(records: &[&Record]) -> Markup {
+    let mut commands: Vec<(&str, Vec<&Record>)> = Vec::new();
+    for record in records {
+        match commands.iter_mut().find(|(command, _)| *command == record.command) {
+            Some((_, runs)) => runs.push(record),
+            None => commands.push((&record.command, vec![record])),
+        }
+    }
     html! {
         h3 { "How to repeat it" }
         @for model in models(records) { p { "Frozen state of the models: " code { (model) } "." } }
-        div.scroll { table.facts { tbody { @for record in records {
-            tr {
-                th scope="row" { (words::label(record)) }
-                td { @if !record.command.is_empty() { code { (record.command) } } @else { "-" } }
-                td { "seed " (record.seed) }
-                td { (words::began(record.began_unix_us)) }
-                td { (words::end(&record.end)) }
-            }
-        } } } }
+        div.scroll { table.facts { tbody { @for (command, runs) in &commands { tr {
+            th scope="row" { (distinct(runs, words::label)) }
+            td { @if !command.is_empty() { code { (command) } } @else { "-" } }
+            td { "seed " (distinct(runs, |record| record.seed.to_string())) }
+            td { (words::began(runs[0].began_unix_us)) }
+            td { (distinct(runs, |record| words::end(&record.end))) }
+        } } } } }
     }
+}
+
+/// Returns the texts of the runs, each of them once.
+fn distinct(runs: &[&Record], text: fn(&Record) -> String) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    for text in runs.iter().map(|run| text(run)) {
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    texts.join(", ")
 }

@@ -14,33 +14,78 @@ const TABLE_LINES_MAX: usize = 240;
 /// Most lines of the tables of stuns and of marks.
 const EVENTS_MAX: usize = 200;
 
-/// Renders one run. `named`: the page has other runs. `folded`: other runs are more important.
-pub(super) fn section(record: &Record, named: bool, folded: bool) -> Markup {
+/// How the section of a run is shown.
+pub(super) struct Shown {
+    /// The page has other runs.
+    pub is_named: bool,
+    /// Other runs are more important.
+    pub is_folded: bool,
+    /// The run's graph is above, below the verdict.
+    pub has_graph: bool,
+    /// Number of the run among those of the same subject; None for the only one.
+    pub round: Option<usize>,
+}
+
+/// Renders one run.
+pub(super) fn section(record: &Record, shown: &Shown) -> Markup {
     let inside = html! {
-        @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } }
-        (charts(record))
+        (charts(record, shown.has_graph))
         (phases(record))
         (by_layer(record))
         (events(record))
         (samples(record))
     };
+    let name = html! {
+        (words::label(record))
+        @if let Some(round) = shown.round { ", round " (round) }
+        @if !record.storage.is_empty() { " on " (record.storage) }
+    };
     html! {
-        @if folded {
-            details.run { summary { (words::label(record)) @if !record.storage.is_empty() { " on " (record.storage) } } (inside) }
+        @if shown.is_folded {
+            details.run.bulk { summary { (name) } (ended(record)) (inside) }
         } @else {
-            section.run {
-                @if named { h3.subject { (words::label(record)) @if !record.storage.is_empty() { " on " (record.storage) } } }
-                (inside)
-            }
+            section.run { @if shown.is_named { h3.subject { (name) } } (ended(record)) (inside) }
         }
     }
 }
 
-fn charts(record: &Record) -> Markup {
+fn ended(record: &Record) -> Markup {
+    html! { @if record.end != End::Complete { p.warning { "This run did not end by itself: " (words::end(&record.end)) } } }
+}
+
+/// Returns the charts, and the place of the graph that a reader needs first: the guest's I/O, or the stuns of an idle
+/// guest.
+fn ordered(record: &Record) -> (Vec<(&'static str, Markup)>, usize) {
+    let charts = chart::all_of(record);
+    let first = if chart::is_loaded(record) { "guest-iops" } else { "stuns" };
+    let place = charts.iter().position(|(name, _)| *name == first).unwrap_or(0);
+    (charts, place)
+}
+
+/// Renders the first graph of a run. `is_named`: the page has other runs.
+pub(super) fn graph(record: &Record, is_named: bool) -> Markup {
+    let (mut charts, place) = ordered(record);
+    html! {
+        @if is_named { p.legend { (words::label(record)) ":" } }
+        div.charts { @if place < charts.len() { (figure(Some(charts.swap_remove(place).1))) } }
+        (legend(record))
+    }
+}
+
+/// Renders the charts, without the one that is shown already.
+fn charts(record: &Record, has_graph: bool) -> Markup {
+    let (charts, first) = ordered(record);
+    let left = charts.into_iter().enumerate().filter(|(place, _)| !has_graph || *place != first);
+    html! {
+        div.charts { @for (_, (_, chart)) in left { (figure(Some(chart))) } }
+        @if !has_graph { (legend(record)) }
+    }
+}
+
+fn legend(record: &Record) -> Markup {
     let each = record.samples.len().div_ceil(BINS_MAX);
     let interval = record.samples.first().map_or(0, |sample| sample.interval_us);
     html! {
-        div.charts { @for (_, chart) in chart::all_of(record) { (figure(Some(chart))) } }
         @if each > 1 {
             p.legend {
                 "Each point of a line joins " (each) " intervals of " (words::time(interval as f64))
@@ -80,7 +125,7 @@ fn by_layer(record: &Record) -> Markup {
     let layers = figures::layers(record);
     html! {
         @if !layers.is_empty() {
-            h4 { "Host I/O per layer" }
+            details { summary { "Host I/O per layer" }
             div.scroll { table.dense {
                 thead { tr {
                     th scope="col" { "phase" }
@@ -94,7 +139,7 @@ fn by_layer(record: &Record) -> Markup {
             p.legend {
                 "All disks together, over the whole phase. A layer counts at the height it has at the time; what belongs to no layer is "
                 "in the host's figures alone."
-            }
+            } }
         }
     }
 }
@@ -176,7 +221,7 @@ fn samples(record: &Record) -> Markup {
     }
     let each = record.samples.len().div_ceil(TABLE_LINES_MAX);
     html! {
-        details {
+        details.bulk {
             summary { "Samples (" (record.samples.len()) @if each > 1 { ", " (each) " to a line" } ")" }
             div.scroll { table {
                 thead { tr {

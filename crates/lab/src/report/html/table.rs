@@ -1,72 +1,101 @@
 //! Tables of figures: published beside predicted, or measured alone.
 
+use std::ops::Range;
+
 use maud::{Markup, html};
 
 use super::percent_within;
-use crate::report::side_by_side::figure_lines;
+use crate::report::side_by_side::{Column, figure_lines};
 use crate::report::table::{Cell, Comparison, Line};
 use crate::report::words;
 use crate::run::Quantity;
 
-pub(super) fn figures(group: &Comparison<'_>) -> Markup {
-    let wide = group.has_published();
+/// Renders the figures that were published beside those of the runs.
+pub(super) fn published(group: &Comparison<'_>) -> Markup {
+    let lines: Vec<&Line<'_>> = group.lines.iter().filter(|line| line.published.is_some()).collect();
+    html! {
+        h3 { "Published against predicted" }
+        (figures(group, &lines, true))
+        (legend(group))
+    }
+}
+
+/// Renders all other figures, folded.
+pub(super) fn unpublished(group: &Comparison<'_>) -> Markup {
+    let lines: Vec<&Line<'_>> = group.lines.iter().filter(|line| line.published.is_none()).collect();
+    let others = if group.has_published() { "Figures without a published one" } else { "All figures" };
+    html! {
+        @if !lines.is_empty() {
+            details.checks { summary { (others) " (" (lines.len()) ")" } (figures(group, &lines, false)) }
+        }
+    }
+}
+
+/// Most runs of one table: all hypotheses and both of our stores. With more, a column would be cut off at 1,280 pixels.
+const COLUMNS_MAX: usize = 9;
+
+/// Most runs whose errors and notes have space beside their figures.
+const FEW_RUNS: usize = 4;
+
+/// Renders lines of figures. `wide`: with the published figure and the error.
+fn figures(group: &Comparison<'_>, lines: &[&Line<'_>], wide: bool) -> Markup {
     let mut notes: Vec<&str> = Vec::new();
-    let all = group.lines.iter().flat_map(|line| &line.notes);
-    all.for_each(|note| {
+    let is_narrow = group.records.len() > FEW_RUNS;
+    lines.iter().filter(|_| is_narrow).flat_map(|line| &line.notes).for_each(|note| {
         if !notes.contains(note) {
             notes.push(note);
         }
     });
     html! {
-        @if wide { h3 { "Published against predicted" } }
-        div.scroll {
-            table.figures {
-                thead { (head(group, wide)) }
-                tbody { @for line in &group.lines { (row(group, line, wide, &notes)) } }
-                @if wide { tfoot { (score(group)) } }
+        @for first in (0..group.records.len()).step_by(COLUMNS_MAX) {
+            @let shown = first..group.records.len().min(first + COLUMNS_MAX);
+            div.scroll {
+                table.figures.few-runs[shown.len() <= FEW_RUNS] {
+                    thead { (head(group, shown.clone(), wide)) }
+                    tbody { @for line in lines { (row(group, line, shown.clone(), wide, &notes)) } }
+                    @if wide { tfoot { (score(group, shown)) } }
+                }
             }
         }
-        @if wide { (legend(group)) }
         @if !notes.is_empty() { ol.footnotes { @for note in &notes { li { (note) } } } }
     }
 }
 
-/// Renders the figures of each phase in each run; nothing for a single run.
-pub(super) fn side_by_side(group: &Comparison<'_>) -> Markup {
-    let lines = figure_lines(&group.records);
-    if group.records.len() < 2 || lines.is_empty() {
-        return html! {};
-    }
+/// Renders the figures of each phase of each subject; nothing for a single one.
+pub(super) fn side_by_side(columns: &[Column<'_>]) -> Markup {
+    let lines = figure_lines(columns);
     html! {
-        h3 { "Side by side" }
         div.scroll { table.dense {
             thead { tr {
                 th scope="col" { "phase" }
                 th scope="col" { "figure" }
-                @for record in &group.records { th.n scope="col" { (words::label(record)) small { (record.storage) } } }
+                @for column in columns { th.n scope="col" { (column.label) } }
             } }
             tbody { @for (n, line) in lines.iter().enumerate() {
                 @let begins = n == 0 || lines[n - 1].phase != line.phase;
                 tr class={ @if begins { "begins" } } {
                     td { @if begins { (line.phase) } }
                     th scope="row" { (line.figure) }
-                    @for value in &line.values { td.n { (value) } }
+                    @for value in &line.values { td.n {
+                        (value.median)
+                        @if let Some((low, high)) = &value.range { small { (low) " to " (high) } }
+                    } }
                 }
             } }
         } }
     }
 }
 
-fn head(group: &Comparison<'_>, wide: bool) -> Markup {
+fn head(group: &Comparison<'_>, shown: Range<usize>, wide: bool) -> Markup {
     let frozen = |column: usize| group.records[column].rows.iter().any(|row| row.default);
     html! {
         tr {
             th scope="col" { "phase" }
             th scope="col" { "figure" }
             @if wide { th.n scope="col" { "published" } th scope="col" { "kind" } }
-            @for (column, record) in group.records.iter().enumerate() {
-                th.n scope="col" colspan=[wide.then_some("2")] {
-                    (words::label(record))
+            @for column in shown {
+                th.n scope="col" {
+                    (words::label(group.records[column]))
                     @if frozen(column) && group.records.len() > 1 { " " span.frozen { "frozen" } }
                 }
             }
@@ -74,7 +103,7 @@ fn head(group: &Comparison<'_>, wide: bool) -> Markup {
     }
 }
 
-fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> Markup {
+fn row(group: &Comparison<'_>, line: &Line<'_>, shown: Range<usize>, wide: bool, notes: &[&str]) -> Markup {
     html! {
         tr class=(words::json_name(line.r#use)) {
             td { (words::phase(line.phase)) }
@@ -83,12 +112,13 @@ fn row(group: &Comparison<'_>, line: &Line<'_>, wide: bool, notes: &[&str]) -> M
                 @for (n, note) in notes.iter().enumerate().filter(|(_, note)| line.notes.contains(note)) {
                     sup title=(note) { " " (n + 1) }
                 }
+                @if notes.is_empty() { @for note in &line.notes { small { (note) } } }
             }
             @if wide {
                 td.n { (line.published_text()) }
                 td { (words::kind(line.r#use)) }
             }
-            @for cell in &line.cells { (value(line, cell)) @if wide { (error(line, cell)) } }
+            @for cell in &line.cells[shown] { (value(line, cell, wide)) }
         }
     }
 }
@@ -97,10 +127,19 @@ fn optional(quantity: Quantity, value: Option<f64>) -> String {
     value.map_or_else(|| "-".into(), |value| words::value(quantity, value))
 }
 
-fn value(line: &Line<'_>, cell: &Cell) -> Markup {
+/// Renders a figure, with its error below it where one was published. The model was fitted to baseline rows, so their
+/// error gets no mark.
+fn value(line: &Line<'_>, cell: &Cell, wide: bool) -> Markup {
+    let (class, mark) = match line.counted(cell) {
+        Some(true) => ("n hit", " \u{2713}"),
+        Some(false) => ("n miss", " \u{2717}"),
+        None => ("n", ""),
+    };
+    let error = error(line, cell);
     html! {
-        td.n {
+        td class=(class) {
             (optional(line.quantity, cell.predicted))
+            @if wide && !(error.is_empty() && mark.is_empty()) { small.error { (error) (mark) } }
             @if let Some((low, high)) = cell.band {
                 small { (words::value(line.quantity, low)) " to " (words::value(line.quantity, high)) }
             }
@@ -108,30 +147,23 @@ fn value(line: &Line<'_>, cell: &Cell) -> Markup {
     }
 }
 
-/// Renders the error. The model was fitted to baseline rows, so their error gets no mark.
-fn error(line: &Line<'_>, cell: &Cell) -> Markup {
-    let (class, mark) = match line.counted(cell) {
-        Some(true) => ("n error hit", "\u{2713}"),
-        Some(false) => ("n error miss", "\u{2717}"),
-        None => ("n error", ""),
-    };
-    let text = match (line.quantity, cell.error, line.published.zip(cell.predicted)) {
+fn error(line: &Line<'_>, cell: &Cell) -> String {
+    match (line.quantity, cell.error, line.published.zip(cell.predicted)) {
         (Quantity::Converged, ..) => String::new(),
         (_, Some(error), _) if !cell.judged => words::times(error),
         (Quantity::PingsLost, _, Some((published, predicted))) => format!("{:+}", predicted - published),
         (_, Some(error), _) => words::percent(error),
         _ => String::new(),
-    };
-    html! { td class=(class) { (text) @if !mark.is_empty() { " " span.tick { (mark) } } } }
+    }
 }
 
-fn score(group: &Comparison<'_>) -> Markup {
+fn score(group: &Comparison<'_>, shown: Range<usize>) -> Markup {
     html! {
         tr {
             th scope="row" colspan="4" { "predicted rows within " (percent_within()) }
-            @for column in 0..group.records.len() {
+            @for column in shown {
                 @let (within, all) = group.score(column);
-                td.n colspan="2" { @if all > 0 { (within) " of " (all) } @else { "-" } }
+                td.n { @if all > 0 { (within) " of " (all) } @else { "-" } }
             }
         }
     }
