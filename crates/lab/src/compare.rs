@@ -12,8 +12,8 @@ use crate::runner::{Action, Protocol, Step};
 use crate::workload::{Worker, Workload};
 
 pub use noise::{again, subject_of};
-pub(crate) use summary::CommitResult;
 pub use summary::Summary;
+pub(crate) use summary::{CommitResult, Counted};
 pub(crate) use terminal::rounds_text;
 pub use terminal::text;
 
@@ -104,12 +104,16 @@ pub fn alternate(
 /// Summarizes records by subject.
 pub fn summarize(records: &[Record]) -> Vec<Summary> {
     let records: Vec<&Record> = records.iter().collect();
-    summarize_by(&records, |record| record.subject.clone())
+    summarize_by(&records, Counted::Complete, |record| record.subject.clone())
 }
 
 /// Summarizes records by name, in the order of each one's first run, with the noise where a subject ran twice.
-pub(crate) fn summarize_by(records: &[&Record], name: impl Fn(&Record) -> String) -> Vec<Summary> {
-    let mut summaries = summary::by_name(records, name);
+pub(crate) fn summarize_by(
+    records: &[&Record],
+    counted: Counted,
+    name: impl Fn(&Record) -> String,
+) -> Vec<Summary> {
+    let mut summaries = summary::by_name(records, counted, name);
     noise::add(&mut summaries);
     summaries
 }

@@ -54,8 +54,21 @@ pub(crate) enum CommitResult<'a> {
     None,
 }
 
+/// Runs whose figures enter a summary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// Only runs that completed.
+    Complete,
+    /// Those, or where no run of a name completed all of them, as far as each came.
+    Any,
+}
+
 /// Summarizes records by name, in the order of each one's first run.
-pub(super) fn by_name(records: &[&Record], name: impl Fn(&Record) -> String) -> Vec<Summary> {
+pub(super) fn by_name(
+    records: &[&Record],
+    counted: Counted,
+    name: impl Fn(&Record) -> String,
+) -> Vec<Summary> {
     let mut groups: Vec<(String, Vec<&Record>)> = Vec::new();
     for record in records {
         let name = name(record);
@@ -64,17 +77,18 @@ pub(super) fn by_name(records: &[&Record], name: impl Fn(&Record) -> String) -> 
             None => groups.push((name, vec![record])),
         }
     }
-    groups.into_iter().map(|(name, records)| summary(name, &records)).collect()
+    groups.into_iter().map(|(name, records)| summary(name, &records, counted)).collect()
 }
 
-fn summary(subject: String, records: &[&Record]) -> Summary {
+fn summary(subject: String, records: &[&Record], counted: Counted) -> Summary {
     let complete: Vec<_> = records.iter().copied().filter(|record| record.end == End::Complete).collect();
     let failures = records.iter().filter_map(|record| match &record.end {
         End::Complete => None,
         End::Interrupted => Some("interrupted".to_string()),
         End::Failed(why) => Some(why.clone()),
     });
-    let runs: Vec<Run<'_>> = complete.iter().map(|record| Run { record, phases: phases(record) }).collect();
+    let shown = if complete.is_empty() && counted == Counted::Any { records } else { &complete };
+    let runs: Vec<Run<'_>> = shown.iter().map(|record| Run { record, phases: phases(record) }).collect();
     let cells = kinds(&runs).into_iter().filter_map(|(phase, quantity)| cell(&runs, phase, quantity));
     let cells = cells.collect();
     let (rounds, warning) = (complete.len() as u32, few_samples(runs.iter().flat_map(|run| &run.phases)));

@@ -102,3 +102,13 @@ fn what_was_scaled_is_said_at_the_verdict() {
     assert!(said < graph);
     assert!(text::summary(&real).contains("Scaled: the protocol"));
 }
+
+#[test]
+fn a_run_that_failed_has_the_verdict_of_what_was_sampled() {
+    let failed = Record { end: End::Failed("the disks hang".into()), ..example() };
+    let page = html::page(std::slice::from_ref(&failed));
+    assert!(page.contains("<dd>28 %</dd>") && page.contains("the disks hang"), "{page}");
+    // Beside a complete run of the same subject it is not counted, which the page says.
+    let page = html::page(&[example(), failed]);
+    assert!(page.contains("a run is not counted, because it did not end by itself: the disks hang"));
+}

@@ -2,7 +2,7 @@
 
 use super::side_by_side::{Column, columns};
 use super::words;
-use crate::compare::{CommitResult, Summary, summarize_by};
+use crate::compare::{CommitResult, Counted, Summary, summarize_by};
 use crate::figures::{Figures, phases};
 use crate::run::{Phase, Quantity, Record};
 
@@ -32,7 +32,7 @@ pub(super) struct Number {
 
 /// Returns the verdicts, one per label, in the order of each label's first run.
 pub(super) fn verdicts(records: &[&Record]) -> Vec<Verdict> {
-    let summaries = summarize_by(records, words::label);
+    let summaries = summarize_by(records, Counted::Any, words::label);
     let all = columns(records);
     all.iter().zip(&summaries).map(|(column, summary)| Part { column, summary }.verdict()).collect()
 }
@@ -48,7 +48,7 @@ pub(super) fn text(record: &Record) -> Vec<String> {
 
 /// Returns the noise of the IOPS before the snapshot and of each number, where a subject ran twice: "3 %".
 pub(super) fn noise(records: &[&Record]) -> Option<[String; 5]> {
-    let summaries = summarize_by(records, words::label);
+    let summaries = summarize_by(records, Counted::Any, words::label);
     let first = summaries.iter().find(|summary| summary.has_noise())?;
     let [before, with, committing] =
         [Phase::Baseline, Phase::Snapshot, Phase::Commit].map(|phase| first.find(phase, Quantity::Iops));
@@ -68,8 +68,9 @@ impl Part<'_> {
         let has_phases = self.column.records.iter().any(|record| !record.phases.is_empty());
         let (numbers, sentence) =
             if has_phases { (self.of_snapshot(), self.sentence()) } else { self.of_measurement() };
+        let failed = self.summary.failures.iter().filter(|_| self.summary.rounds > 0);
         let failed =
-            self.summary.failures.iter().map(|why| format!("a run failed and is not counted: {why}"));
+            failed.map(|why| format!("a run is not counted, because it did not end by itself: {why}"));
         Verdict {
             label: self.column.label.clone(),
             sentence,
