@@ -67,6 +67,43 @@ fn reports_of_a_folder_are_listed_and_shown_without_scripts() {
     daemon.stop();
 }
 
+/// Width of A4 without the margins of a page's style, 186 mm at 96 pixels an inch.
+const PAPER_PIXELS: u64 = 703;
+
+/// Names of the elements that end beyond the window, in a page with all parts unfolded.
+const CUT_OFF: &str = "document.querySelectorAll('details').forEach(part => part.open = true); \
+    [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName)";
+
+#[test]
+fn pages_of_the_lab_are_not_cut_off_in_a_window_or_on_paper() {
+    let datastore = Datastore::new();
+    let folder = datastore.beside("lab");
+    let made = datastore.run(&format!("lab reproduce sightler-5.5 topry-raid5 -o {}", folder.display()));
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let page = folder.join("report.html");
+    let page = page.to_str().unwrap();
+    let mut browser = browser(&datastore);
+    for (width, media) in [(1280, "screen"), (PAPER_PIXELS, "print")] {
+        browser.look(width, "light");
+        browser.call("Emulation.setEmulatedMedia", &json!({"media": media}));
+        browser.go(&format!("file://{page}"), page);
+        assert_eq!(
+            browser.eval("[matchMedia('print').matches, innerWidth]"),
+            json!([media == "print", width])
+        );
+        assert_eq!(browser.eval(CUT_OFF), json!([]), "{media}, {width}");
+        // Folded parts are open on paper.
+        let folded = "document.querySelectorAll('details').forEach(part => part.open = false); \
+            document.querySelector('details:not(.bulk) table').checkVisibility({contentVisibilityAuto: true})";
+        assert_eq!(browser.eval(folded), json!(media == "print"), "{media}");
+        // The check finds a column that is cut off.
+        let planted =
+            format!("document.querySelector('thead th').style.minWidth = '2000px'; {CUT_OFF}.length > 0");
+        assert_eq!(browser.eval(&planted), json!(true));
+        browser.picture(&crate::console::pictures().join(format!("lab-{media}.png")));
+    }
+}
+
 #[test]
 fn a_report_is_for_viewers_of_all_vms_and_nothing_else_of_the_host_is_served() {
     let datastore = Datastore::new();
