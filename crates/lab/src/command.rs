@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod compare;
+mod devices;
 mod import;
 mod predict;
 mod real;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: &LabCommand, datastore: Option<&Path>, output: Output
     let done = match command {
         LabCommand::Compare(args) => return compare::run(args, output),
         LabCommand::Run(args) => return run::run(args, output),
+        LabCommand::Devices(args) => return devices::run(args, output),
         LabCommand::List => list(output),
         LabCommand::Reproduce(args) => reproduce::run(args, output),
         LabCommand::Sensitivity(args) => return sensitivity::run(args, output),

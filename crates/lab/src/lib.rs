@@ -5,6 +5,7 @@ pub mod cli;
 mod command;
 pub mod compare;
 pub mod demo;
+mod devices;
 pub mod experiment;
 mod figures;
 pub mod import;

@@ -8,10 +8,12 @@
 //! and then names the requests that are done. In between it may reorder them. It has no access to content: `machine`
 //! applies the effect of a request on the bytes at its completion.
 
+mod bound;
 mod cached;
 mod disk;
 mod flash;
 mod group;
+mod load;
 mod lru;
 mod model;
 mod place;
@@ -25,10 +27,12 @@ mod tiered;
 mod trial;
 mod units;
 
+pub use bound::{By, Limit};
 pub use cached::Cached;
 pub use disk::{Buffers, Disk, Tags};
 pub use flash::Flash;
 pub use group::{Group, Level};
+pub use load::{Load, Rate};
 pub use model::Model;
 pub use place::Place;
 pub use plain::{Cost, Device};

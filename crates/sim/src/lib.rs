@@ -49,8 +49,8 @@ mod world;
 
 pub use bridge::Bridge;
 pub use device::{
-    Buffers, Cached, Calls, Cost, Device, Disk, Flash, Group, Level, Model, Place, Remote, Seek, Storage,
-    Tags, Tiered, Unit,
+    Buffers, By, Cached, Calls, Cost, Device, Disk, Flash, Group, Level, Limit, Load, Model, Place, Rate,
+    Remote, Seek, Storage, Tags, Tiered, Unit,
 };
 pub use fault::{Action, Cut, Fault, Phase};
 pub use hosts::{Host, Pause};

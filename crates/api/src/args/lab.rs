@@ -27,6 +27,8 @@ pub enum LabCommand {
     Import(ImportArgs),
     /// Measure what a snapshot leaves of the rate, over read share, depth and layers (in virtual time)
     Sweep(SweepArgs),
+    /// Check storage models: their rates over depth and block size beside bounds from first principles
+    Devices(DevicesArgs),
     /// Predict whether a commit ends under a load, how long it takes, and what the guest sees
     Predict(PredictArgs),
 }
@@ -246,6 +248,16 @@ pub struct SweepArgs {
     pub hypothesis: Option<String>,
     #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme")]
     pub storage: String,
+    /// Set the seed of the random numbers
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Check only these storage models [default: all included ones]
+    #[arg(value_name = "MODEL|FILE.toml")]
+    pub models: Vec<String>,
     /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

@@ -28,8 +28,8 @@ pub struct Load {
 const SMALL: u32 = 4096;
 const LARGE: u32 = 1 << 20;
 const DEEP: u32 = 32;
-/// Smallest time per request of a model: a thousand million requests a second.
-const GAP_US_MIN: f64 = 1e-3;
+/// Most requests a second of a model: one in a nanosecond.
+const IOPS_MAX: f64 = 1e9;
 
 const fn load(block_bytes: u32, read_percent: u8, outstanding: u32) -> Load {
     Load { block_bytes, read_percent, outstanding }
@@ -93,19 +93,15 @@ impl Measured {
     }
 
     /// Returns how long one request occupies a lane, microseconds. It is the larger of two values: the latency of a
-    /// lone request without the bottleneck before the lanes, and the time per busy lane that the rate at depth implies.
+    /// lone request, and the time per busy lane that the rate at depth implies.
     fn service_us(&self, lanes: f64, alone: Load, deep: Load) -> f64 {
-        let bytes = f64::from(alone.block_bytes);
-        let narrow_us = self.gap_us() + bytes / self.bytes_per_us_max();
         let busy = lanes.min(f64::from(deep.outstanding));
-        (self.of(alone).latency_us - narrow_us).max(busy * 1e6 / self.of(deep).iops.max(1.0))
+        self.of(alone).latency_us.max(busy * 1e6 / self.of(deep).iops.max(1.0))
     }
 
-    /// Returns the time of the bottleneck that each request takes in addition to its transfer.
-    fn gap_us(&self) -> f64 {
+    fn iops_max(&self) -> f64 {
         let small = self.figures.iter().filter(|figure| figure.load.block_bytes == SMALL);
-        let iops_max = small.map(|figure| figure.iops).fold(1.0, f64::max);
-        (1e6 / iops_max - f64::from(SMALL) / self.bytes_per_us_max()).max(GAP_US_MIN)
+        small.map(|figure| figure.iops).fold(1.0, f64::max).min(IOPS_MAX)
     }
 
     /// Returns the highest rate, bytes per microsecond, which equals MB/s.
@@ -151,7 +147,7 @@ impl Measured {
             "read",
             read,
             "us",
-            "4 KiB random reads without transfer and caps: 1 under way, or a lane's share at 32",
+            "4 KiB random reads without transfer: 1 under way, or a lane's share at 32",
         );
         constant("write", write, "us", "4 KiB random writes, as reads");
         constant("flush", self.flush_us, "us", "behind one 4 KiB write");
@@ -159,8 +155,7 @@ impl Measured {
         constant("write_rate", write_rate, "MB/s", "of one lane: 1 MiB writes against those of 4 KiB");
         constant("lanes", lanes, "", "4 KiB random reads: the rate at 32, times the latency alone");
         constant("write_lanes", write_lanes, "", "4 KiB random writes, as the lanes of reads");
-        let note = "the most 4 KiB requests at any depth and mix, without their transfer";
-        constant("iops_max", 1e6 / self.gap_us(), "1/s", note);
+        constant("iops_max", self.iops_max(), "1/s", "the most 4 KiB requests at any depth and mix");
         constant("rate_max", self.bytes_per_us_max(), "MB/s", "1 MiB requests, 8 under way");
         text += "[calls]\n";
         let call_us = self.of(WRITE_ALONE).latency_us + self.flush_us;
@@ -235,7 +230,7 @@ mod tests {
         near("read_rate", 1024e6);
         // Writes are faster: 16 of them take 50 us. Eight of 1 MiB in 1,070 us give the highest byte rate.
         near("rate_max", 8.0 * 1024.0 * 1024.0 / 1070e-6);
-        near("iops_max", 1e6 / (50.0 / 16.0 - 1070.0 / 8.0 / 256.0));
+        near("iops_max", 1e6 / (50.0 / 16.0));
         let mut of_folder = model.constants().iter().filter(|c| !c.name.starts_with("calls."));
         assert!(of_folder.all(|c| c.source == ConstantSource::Measured));
     }

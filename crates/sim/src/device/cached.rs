@@ -2,16 +2,16 @@
 //! disks.
 //!
 //! A write is acknowledged when it is in the pool. The pool is written out continuously, with a few requests at once,
-//! in order of address and with neighbours together. When it is full, writes wait for space, and the array is as slow
-//! as its disks. The cache survives a loss of power, so a flush only costs an acknowledgement. Not modelled:
-//! read-ahead.
+//! in order of address and with neighbours together. What lies between two writes is not in the cache, so they leave
+//! separately. When it is full, writes wait for space, and the array is as slow as its disks. The bound of that rate is
+//! in `bound`. The cache survives a loss of power, so a flush only costs an acknowledgement. Not modelled: read-ahead.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::lru::Lru;
 use super::model::Model;
-use super::server::{Access, LowerDevice, Request, Server, Slab, Timers};
+use super::server::{Access, LowerDevice, Request, Serial, Server, Slab, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a controller. Times in ns.
@@ -26,8 +26,9 @@ pub struct Cached {
     pub hit_ns: u64,
     /// Time until a write that finds space is acknowledged.
     pub write_ns: u64,
+    /// Transfer time of the cable, which all requests of one direction share.
     pub per_kib_ns: u64,
-    /// Shortest time between two requests: 1 / gap is the maximum rate.
+    /// Shortest mean time between two requests: 1 / gap is the maximum rate.
     pub gap_ns: u64,
     /// Number of requests with which the pool is written out concurrently.
     pub destages: u32,
@@ -37,8 +38,10 @@ pub struct Cached {
 }
 
 enum BackingRequest {
-    /// A read that was not cached, or a write without write cache.
-    Passed(Request),
+    /// A read that was not cached, and the time at which the controller has begun it.
+    Read(Request, u64),
+    /// A write without write cache, and the time at which its bytes have arrived.
+    Write(Request, u64),
     Destage(Range<u64>),
 }
 
@@ -46,19 +49,22 @@ pub(crate) struct Controller {
     cached: Cached,
     back: LowerDevice,
     held: Lru,
-    /// Dirty bytes by page, without those that are being written out.
-    dirty: BTreeMap<u64, Range<u64>>,
+    /// Extents of dirty bytes, start to end, without those that are being written out. They do not touch.
+    dirty: BTreeMap<u64, u64>,
     dirty_bytes: u64,
-    /// Pages that are being written out.
-    leaving: BTreeSet<u64>,
+    /// Extents that are being written out, start to end.
+    leaving: BTreeMap<u64, u64>,
     leaving_bytes: u64,
     destages: u32,
-    /// Page at which writing out continues.
+    /// Byte at which writing out continues.
     cursor: u64,
-    waiting: VecDeque<Request>,
+    /// Writes that wait for space, each with the time at which its bytes have arrived.
+    waiting: VecDeque<(Request, u64)>,
     behind: Slab<BackingRequest>,
     acknowledged: Timers,
-    narrow_free_ns: u64,
+    requests: Serial,
+    /// Cable to the host, and from the host.
+    cable: [Serial; 2],
     arrived: Vec<u32>,
 }
 
@@ -72,39 +78,59 @@ impl Controller {
             cached,
             dirty: BTreeMap::new(),
             dirty_bytes: 0,
-            leaving: BTreeSet::new(),
+            leaving: BTreeMap::new(),
             leaving_bytes: 0,
             destages: 0,
             cursor: 0,
             waiting: VecDeque::new(),
             behind: Slab::default(),
             acknowledged: Timers::default(),
-            narrow_free_ns: 0,
+            requests: Serial::default(),
+            cable: Default::default(),
             arrived: Vec::new(),
         }
     }
 
-    fn pages(&self, request: &Request) -> Range<u64> {
-        let page_bytes = self.cached.page_bytes;
-        request.at / page_bytes..(request.at + request.len).div_ceil(page_bytes)
+    /// Returns the pages of an extent, each with the bytes of it that the extent has.
+    fn parts(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
+        let (page_bytes, end) = (self.cached.page_bytes, at + len);
+        (at / page_bytes..end.div_ceil(page_bytes)).map(move |page| {
+            let first = page * page_bytes;
+            (page, at.max(first) - first..end.min(first + page_bytes) - first)
+        })
     }
 
-    fn holds(&self, page: u64) -> bool {
-        self.held.holds(page) || self.dirty.contains_key(&page) || self.leaving.contains(&page)
+    fn holds(&self, page: u64, part: &Range<u64>) -> bool {
+        let first = page * self.cached.page_bytes;
+        let contains = |extents: &BTreeMap<u64, u64>| {
+            let below = extents.range(..=first + part.start).next_back();
+            below.is_some_and(|(_, &end)| first + part.end <= end)
+        };
+        self.held.holds(page, part) || contains(&self.dirty) || contains(&self.leaving)
     }
 
-    fn pass(&mut self, now_ns: u64, request: Request) {
-        let tag = self.behind.add(BackingRequest::Passed(request));
+    fn touch(&mut self, at: u64, len: u64) {
+        self.parts(at, len).for_each(|(page, part)| self.held.touch(page, &part));
+    }
+
+    fn pass(&mut self, now_ns: u64, request: Request, as_what: BackingRequest) {
+        let tag = self.behind.add(as_what);
         self.back.submit(now_ns, Request { tag, ..request });
     }
 
-    fn read(&mut self, now_ns: u64, request: Request, answer_ns: u64) -> Option<u64> {
-        if !self.pages(&request).all(|page| self.holds(page)) {
-            self.pass(now_ns, request);
+    /// Returns when the bytes of a request have passed the cable.
+    fn sent_ns(&mut self, now_ns: u64, request: &Request) -> u64 {
+        let cable = &mut self.cable[usize::from(request.access == Access::Write)];
+        cable.pass(now_ns, self.cached.per_kib_ns * request.len.div_ceil(1024))
+    }
+
+    fn read(&mut self, now_ns: u64, request: Request, begun_ns: u64) -> Option<u64> {
+        if !self.parts(request.at, request.len).all(|(page, part)| self.holds(page, &part)) {
+            self.pass(now_ns, request, BackingRequest::Read(request, begun_ns));
             return None;
         }
-        self.pages(&request).for_each(|page| self.held.touch(page));
-        Some(answer_ns + self.cached.hit_ns)
+        self.touch(request.at, request.len);
+        Some(self.sent_ns(now_ns, &request).max(begun_ns) + self.cached.hit_ns)
     }
 
     fn has_room(&self, request: &Request) -> bool {
@@ -114,27 +140,41 @@ impl Controller {
 
     /// Puts a write into the pool.
     fn take_in(&mut self, request: &Request) {
-        let page_bytes = self.cached.page_bytes;
-        for page in self.pages(request) {
-            let start = request.at.max(page * page_bytes) - page * page_bytes;
-            let end = (request.at + request.len).min((page + 1) * page_bytes) - page * page_bytes;
-            let bytes = self.dirty.entry(page).or_insert(start..start);
-            let before = bytes.end - bytes.start;
-            *bytes = bytes.start.min(start)..bytes.end.max(end);
-            self.dirty_bytes += bytes.end - bytes.start - before;
+        let (mut start, mut end) = (request.at, request.at + request.len);
+        while let Some((&from, &to)) = self.dirty.range(..=end).next_back().filter(|(_, to)| **to >= start) {
+            self.dirty.remove(&from);
+            self.dirty_bytes -= to - from;
+            (start, end) = (start.min(from), end.max(to));
         }
+        self.dirty.insert(start, end);
+        self.dirty_bytes += end - start;
+    }
+
+    fn write(&mut self, now_ns: u64, request: Request, sent_ns: u64) -> Option<u64> {
+        if self.cached.dirty_bytes == 0 {
+            self.pass(now_ns, request, BackingRequest::Write(request, sent_ns));
+            return None;
+        }
+        if !self.waiting.is_empty() || !self.has_room(&request) {
+            self.waiting.push_back((request, sent_ns));
+            return None;
+        }
+        self.take_in(&request);
+        self.destage(now_ns);
+        Some(sent_ns + self.cached.write_ns)
     }
 
     fn destage(&mut self, now_ns: u64) {
         while self.destages < self.cached.destages {
-            let Some((pages, bytes)) = self.next_run() else { return };
-            for page in pages.clone() {
-                let part = self.dirty.remove(&page).expect("a run of dirty pages");
-                self.dirty_bytes -= part.end - part.start;
-                self.leaving.insert(page);
+            let Some((bytes, extent_end)) = self.next_run() else { return };
+            self.dirty.remove(&bytes.start);
+            if bytes.end < extent_end {
+                self.dirty.insert(bytes.end, extent_end);
             }
+            self.leaving.insert(bytes.start, bytes.end);
+            self.dirty_bytes -= bytes.end - bytes.start;
             self.leaving_bytes += bytes.end - bytes.start;
-            self.cursor = pages.end;
+            self.cursor = bytes.end;
             self.destages += 1;
             let tag = self.behind.add(BackingRequest::Destage(bytes.clone()));
             let len = bytes.end - bytes.start;
@@ -142,78 +182,62 @@ impl Controller {
         }
     }
 
-    /// Returns the next dirty page from the cursor on, with the neighbours that are written with it. A page that is
-    /// being written out is not written a second time meanwhile.
-    fn next_run(&self) -> Option<(Range<u64>, Range<u64>)> {
-        let page_bytes = self.cached.page_bytes;
-        let idle = |(page, _): &(&u64, &Range<u64>)| !self.leaving.contains(page);
-        let (&first, part) = self
-            .dirty
-            .range(self.cursor..)
-            .find(idle)
-            .or_else(|| self.dirty.range(..self.cursor).find(idle))?;
-        let mut bytes = first * page_bytes + part.start..first * page_bytes + part.end;
-        let mut end = first + 1;
-        for (&page, part) in self.dirty.range(end..) {
-            let begin = page * page_bytes + part.start;
-            let goes_on = page == end && begin == bytes.end && !self.leaving.contains(&page);
-            if !goes_on || page * page_bytes + part.end - bytes.start > self.cached.destage_bytes {
-                break;
-            }
-            bytes.end = page * page_bytes + part.end;
-            end += 1;
-        }
-        Some((first..end, bytes))
+    /// Returns the next dirty extent from the cursor on, as much of it as one request takes, and its end. Bytes that are
+    /// being written out are not written a second time meanwhile.
+    fn next_run(&self) -> Option<(Range<u64>, u64)> {
+        let idle = |&(&start, &end): &(&u64, &u64)| {
+            self.leaving.range(..end).next_back().is_none_or(|(_, leaving)| *leaving <= start)
+        };
+        let mut onwards = self.dirty.range(self.cursor..).filter(idle);
+        let next = onwards.next().or_else(|| self.dirty.range(..self.cursor).find(idle));
+        let (&start, &end) = next?;
+        Some((start..end.min(start + self.cached.destage_bytes), end))
     }
 
     fn arrive(&mut self, now_ns: u64, id: u32) {
         match self.behind.remove(id) {
-            BackingRequest::Passed(request) => {
-                self.pages(&request).for_each(|page| self.held.touch(page));
-                self.acknowledged.push(now_ns + self.cached.hit_ns, request.tag);
+            BackingRequest::Read(request, begun_ns) => {
+                let sent_ns = self.sent_ns(now_ns, &request).max(begun_ns);
+                self.answer(&request, sent_ns);
             }
+            BackingRequest::Write(request, sent_ns) => self.answer(&request, sent_ns.max(now_ns)),
             BackingRequest::Destage(bytes) => {
-                let page_bytes = self.cached.page_bytes;
-                for page in bytes.start / page_bytes..bytes.end.div_ceil(page_bytes) {
-                    self.leaving.remove(&page);
-                    self.held.touch(page);
-                }
+                self.leaving.remove(&bytes.start);
+                self.touch(bytes.start, bytes.end - bytes.start);
                 self.leaving_bytes -= bytes.end - bytes.start;
                 self.destages -= 1;
             }
         }
     }
 
+    /// Answers a request that the device behind has served.
+    fn answer(&mut self, request: &Request, sent_ns: u64) {
+        self.touch(request.at, request.len);
+        self.acknowledged.push(sent_ns + self.cached.hit_ns, request.tag);
+    }
+
     /// Admits writes that waited for space, in order.
     fn admit(&mut self, now_ns: u64) {
-        while let Some(request) = self.waiting.front().copied().filter(|request| self.has_room(request)) {
+        while let Some(&(request, sent_ns)) = self.waiting.front() {
+            if !self.has_room(&request) {
+                return;
+            }
             self.waiting.pop_front();
             self.take_in(&request);
-            self.acknowledged.push(now_ns + self.cached.write_ns, request.tag);
+            self.acknowledged.push(sent_ns.max(now_ns) + self.cached.write_ns, request.tag);
         }
     }
 }
 
 impl Server for Controller {
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
-        let narrow_ns = self.narrow_free_ns.max(now_ns) + self.cached.gap_ns;
-        self.narrow_free_ns = narrow_ns;
-        let answer_ns = narrow_ns + self.cached.per_kib_ns * request.len.div_ceil(1024);
+        let begun_ns = self.requests.pass(now_ns, self.cached.gap_ns) - self.cached.gap_ns;
         match request.access {
-            Access::Read => self.read(now_ns, request, answer_ns),
-            Access::Flush => Some(answer_ns + self.cached.write_ns),
-            Access::Write if self.cached.dirty_bytes == 0 => {
-                self.pass(now_ns, request);
-                None
-            }
-            Access::Write if !self.waiting.is_empty() || !self.has_room(&request) => {
-                self.waiting.push_back(request);
-                None
-            }
+            Access::Read => self.read(now_ns, request, begun_ns),
+            Access::Flush => Some(begun_ns + self.cached.write_ns),
             Access::Write => {
-                self.take_in(&request);
-                self.destage(now_ns);
-                Some(answer_ns + self.cached.write_ns)
+                let sent_ns = self.sent_ns(now_ns, &request).max(begun_ns);
+                self.write(now_ns, request, sent_ns)
             }
         }
     }
@@ -247,7 +271,7 @@ impl Server for Controller {
         self.waiting.clear();
         self.behind = Slab::default();
         self.acknowledged.clear();
-        self.narrow_free_ns = 0;
+        (self.requests, self.cable) = Default::default();
     }
 }
 
@@ -310,6 +334,32 @@ mod tests {
         let sequential = load(&raid5(64 << 20), 16, 20_000, Box::new(next));
         let scattered = load(&raid5(64 << 20), 16, 5_000, random(Access::Write, 65_536, SPAN));
         assert!(sequential.per_s > 2.0 * scattered.per_s, "{} and {}", sequential.per_s, scattered.per_s);
+    }
+
+    /// What lies between two writes is not in the cache: it cannot be written with them.
+    #[test]
+    fn writes_leave_together_where_they_touch() {
+        let Model::Cached(params) = raid5(1 << 20) else { unreachable!("a cache") };
+        let mut controller = Controller::new(params, &mut Rng::new(1));
+        let mut write = |at| {
+            controller.take_in(&Request { tag: 0, access: Access::Write, at, len: 4096 });
+            controller.next_run().expect("dirty").0
+        };
+        assert_eq!(write(0), 0..4096);
+        assert_eq!(write(8192), 0..4096);
+        assert_eq!(write(4096), 0..12_288);
+        assert_eq!(controller.dirty_bytes, 12_288);
+    }
+
+    /// Hits and misses share the cable, and a cap is reached.
+    #[test]
+    fn the_cable_and_the_processor_are_caps() {
+        let Model::Cached(mut params) = raid5(64 << 20) else { unreachable!("a cache") };
+        (params.per_kib_ns, params.gap_ns) = (2_000, 20_000);
+        let model = Model::Cached(params);
+        let held = |len| -> Next<'static> { Box::new(move |rng| (Access::Write, rng.below(16) * len, len)) };
+        assert_near(load(&model, 64, 20_000, held(4096)).per_s, 50_000.0, 0.01, "requests/s");
+        assert_near(load(&model, 64, 5_000, held(65_536)).per_s, 1e9 / 128e3, 0.02, "of 64 KiB");
     }
 
     /// The unwritten data never exceeds the pool, however long the load lasts.

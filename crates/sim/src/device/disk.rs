@@ -1,11 +1,11 @@
 //! A rotating disk: its parameters, the position of its head, and its buffers.
 //!
 //! Addresses fill a track, then the tracks of a cylinder, then the next cylinder. Each track begins later than the
-//! previous one by the time of the shortest seek, so that a transfer can continue over its end. Simplifications: no
-//! zones, no defects; the disk writes through.
+//! previous one by the time of the shortest seek of a write, so that a transfer can continue over its end.
+//! Simplifications: no zones, no defects; the disk writes through.
 
 use super::seek::Seek;
-use super::server::{Access, Request};
+use super::server::{Access, Request, Serial};
 
 /// Parameters of a rotating disk. Times in ns.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Disk {
     pub switch_ns: u64,
     /// Additional settle time of a write, which needs a more exact position than a read.
     pub write_settle_ns: u64,
-    /// Overhead of each command.
+    /// Time to decode a command, from its arrival on. The head may serve other commands meanwhile.
     pub overhead_ns: u64,
     pub buffers: Buffers,
     pub tags: Tags,
@@ -44,7 +44,7 @@ pub struct Tags {
     /// Number of these that it compares: the oldest, and others at random. A disk that always found the shortest access
     /// of all would gain more than real ones do.
     pub compared: u32,
-    /// A request that has waited longer is served first.
+    /// Age that outweighs the longest access: a request that is so much older than another one is served before it.
     pub patience_ns: u64,
 }
 
@@ -52,15 +52,19 @@ pub struct Tags {
 pub(crate) struct Drive {
     pub disk: Disk,
     cylinders: u64,
-    /// The shortest seek, by which tracks are skewed.
+    /// The shortest seek of a write, by which tracks are skewed.
     skew_ns: u64,
 }
 
 impl Drive {
     pub(super) fn new(disk: Disk) -> Drive {
         let cylinders = (disk.capacity_bytes / disk.track_bytes / disk.tracks_per_cylinder).max(1);
-        let skew_ns = disk.seek.time_ns(1.0 / cylinders as f64).max(disk.switch_ns);
+        let skew_ns = disk.seek.time_ns(1.0 / cylinders as f64).max(disk.switch_ns) + disk.write_settle_ns;
         Drive { disk, cylinders, skew_ns }
+    }
+
+    pub(super) fn skew_ns(&self) -> u64 {
+        self.skew_ns
     }
 
     pub(crate) fn track(&self, at: u64) -> u64 {
@@ -86,13 +90,48 @@ impl Drive {
         scaled(ns, self.disk.track_bytes, self.disk.revolution_ns)
     }
 
-    fn transfer_ns(&self, at: u64, len: u64) -> u64 {
+    pub(crate) fn transfer_ns(&self, at: u64, len: u64) -> u64 {
         let crossings = (at % self.disk.track_bytes + len.max(1) - 1) / self.disk.track_bytes;
         self.media_ns(len) + crossings * self.skew_ns
     }
 
+    /// Returns the time from the start of byte `from` to the start of byte `to` at the head, without a seek.
+    fn passing_ns(&self, from: u64, to: u64) -> u64 {
+        let crossings = to / self.disk.track_bytes - from / self.disk.track_bytes;
+        self.media_ns(to - from) + crossings * self.skew_ns
+    }
+
+    /// Returns the time from the start of byte `from` to the end of the byte before `end`.
+    fn until_ns(&self, from: u64, end: u64) -> u64 {
+        let is_next_track = end.is_multiple_of(self.disk.track_bytes) && end > from;
+        self.passing_ns(from, end) - if is_next_track { self.skew_ns } else { 0 }
+    }
+
+    /// Returns the first byte that has not passed the head `ns` after the start of byte `from`, at most `limit`.
+    fn passed(&self, from: u64, ns: u64, limit: u64) -> u64 {
+        let (mut at, mut left_ns) = (from, ns);
+        loop {
+            let rest = self.disk.track_bytes - at % self.disk.track_bytes;
+            let rest_ns = self.media_ns(rest);
+            if left_ns < rest_ns || at + rest >= limit {
+                return (at + self.media_bytes(left_ns)).min(limit);
+            }
+            at += rest;
+            if left_ns < rest_ns + self.skew_ns {
+                return at;
+            }
+            left_ns -= rest_ns + self.skew_ns;
+        }
+    }
+
     fn cable_ns(&self, len: u64) -> u64 {
-        self.disk.overhead_ns + self.disk.buffers.per_kib_ns * len.div_ceil(1024)
+        self.disk.buffers.per_kib_ns * len.div_ceil(1024)
+    }
+
+    /// Returns the longest access: of a small block, over the whole stroke, that has just passed.
+    pub(super) fn longest_ns(&self) -> u64 {
+        let Disk { seek, revolution_ns, write_settle_ns, overhead_ns, .. } = &self.disk;
+        overhead_ns + seek.time_ns(1.0) + write_settle_ns + revolution_ns
     }
 
     fn move_ns(&self, from_track: u64, to_track: u64) -> u64 {
@@ -122,28 +161,44 @@ struct Segment {
     used: u64,
 }
 
+/// The head reads ahead: it was at the start of byte `origin` at `since_ns`, and fills a segment from there on. When the
+/// segment is full, the head stays on the track.
+#[derive(Clone, Copy)]
+struct ReadAhead {
+    segment: usize,
+    origin: u64,
+    since_ns: u64,
+}
+
 /// Head and buffers in operation.
 pub(crate) struct Arm {
     track: u64,
     segments: Vec<Segment>,
-    /// The segment that the head fills by reading ahead, and since when.
-    reading_on: Option<(usize, u64)>,
+    reading_on: Option<ReadAhead>,
+    cable: Serial,
     uses: u64,
 }
 
 impl Arm {
     pub(super) fn new() -> Arm {
-        Arm { track: 0, segments: Vec::new(), reading_on: None, uses: 0 }
+        Arm { track: 0, segments: Vec::new(), reading_on: None, cable: Serial::default(), uses: 0 }
     }
 
     pub(super) fn distance(&self, drive: &Drive, at: u64) -> u64 {
         (self.track / drive.disk.tracks_per_cylinder).abs_diff(drive.cylinder(at))
     }
 
-    /// Returns the end of a request that needs no head: a read of buffered data, or a flush.
-    pub(super) fn without_head(&mut self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
+    /// Returns the end of a request that needs no head: a read of buffered data, or a flush. The disk has decoded it at
+    /// `decoded_ns`.
+    pub(super) fn without_head(
+        &mut self,
+        drive: &Drive,
+        now_ns: u64,
+        decoded_ns: u64,
+        request: &Request,
+    ) -> Option<u64> {
         match request.access {
-            Access::Flush => Some(now_ns + drive.disk.overhead_ns),
+            Access::Flush => Some(decoded_ns),
             Access::Write => {
                 self.forget(request);
                 None
@@ -153,45 +208,70 @@ impl Arm {
                 let end = request.at + request.len;
                 let holds = |s: &Segment| s.start <= request.at && end <= s.end;
                 let found = self.segments.iter().position(holds)?;
-                self.use_on(drive, found, end);
-                Some(now_ns + drive.cable_ns(request.len))
+                self.use_on(drive, now_ns, found, end);
+                Some(self.cable.pass(decoded_ns.max(now_ns), drive.cable_ns(request.len)))
             }
         }
     }
 
-    fn use_on(&mut self, drive: &Drive, segment: usize, end: u64) {
+    fn use_on(&mut self, drive: &Drive, now_ns: u64, segment: usize, end: u64) {
         self.uses += 1;
+        self.extend(drive, now_ns, segment, end);
         let segment = &mut self.segments[segment];
         segment.used = self.uses;
         segment.start = segment.start.max(end.saturating_sub(drive.disk.buffers.bytes));
-        segment.limit = segment.limit.max(end + drive.disk.buffers.bytes);
+    }
+
+    /// Lets the head fill a segment up to a buffer's length behind `end`.
+    fn extend(&mut self, drive: &Drive, now_ns: u64, segment: usize, end: u64) {
+        let limit = self.segments[segment].limit.max(end + drive.disk.buffers.bytes);
+        if let Some(ahead) = self.reading_on.filter(|ahead| ahead.segment == segment) {
+            self.reading_on = Some(self.resumed(drive, now_ns, ahead));
+        }
+        self.segments[segment].limit = limit;
+    }
+
+    /// Returns the reading ahead after its segment got room: a head that has waited at a full one first lets the track
+    /// come by again.
+    fn resumed(&self, drive: &Drive, now_ns: u64, ahead: ReadAhead) -> ReadAhead {
+        let limit = self.segments[ahead.segment].limit;
+        let full_ns = ahead.since_ns + drive.passing_ns(ahead.origin, limit);
+        if now_ns <= full_ns {
+            return ahead;
+        }
+        let turns = (now_ns - full_ns).div_ceil(drive.disk.revolution_ns);
+        ReadAhead { origin: limit, since_ns: full_ns + turns * drive.disk.revolution_ns, ..ahead }
     }
 
     fn forget(&mut self, written: &Request) {
         let end = written.at + written.len;
-        for segment in self.segments.iter_mut().filter(|s| s.start < end && written.at < s.end) {
-            (segment.start, segment.end, segment.limit) = (0, 0, 0);
+        for (n, segment) in self.segments.iter_mut().enumerate() {
+            if segment.start < end && written.at < segment.end {
+                (segment.start, segment.end, segment.limit) = (0, 0, 0);
+                self.reading_on.take_if(|ahead| ahead.segment == n);
+            }
         }
     }
 
     /// Records how far the head has read ahead.
-    fn settle(&mut self, drive: &Drive, now_ns: u64) {
-        if let Some((at, since_ns)) = self.reading_on {
-            let segment = &mut self.segments[at];
-            let read = drive.media_bytes(now_ns.saturating_sub(since_ns));
-            segment.end = (segment.end + read).min(segment.limit).max(segment.end);
-            self.reading_on = Some((at, now_ns.max(since_ns)));
+    pub(super) fn settle(&mut self, drive: &Drive, now_ns: u64) {
+        let begun = self.reading_on.filter(|ahead| ahead.since_ns <= now_ns);
+        if let Some(ReadAhead { segment, origin, since_ns }) = begun {
+            let segment = &mut self.segments[segment];
+            let passed = drive.passed(origin, now_ns - since_ns, segment.limit);
+            segment.end = segment.end.max(passed);
         }
     }
 
-    /// Returns the duration of a request that begins now.
-    pub(super) fn time_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> u64 {
-        if let Some(ns) = self.on_the_way_ns(drive, now_ns, request) {
+    /// Returns the duration of a request that begins now; the disk has decoded it at `decoded_ns`. `settle` must have
+    /// been called for this time.
+    pub(super) fn time_ns(&self, drive: &Drive, now_ns: u64, decoded_ns: u64, request: &Request) -> u64 {
+        if let Some(ns) = self.on_the_way_ns(drive, now_ns, decoded_ns, request) {
             return ns;
         }
+        let to_track = drive.track(request.at);
         let settle_ns = if request.access == Access::Write { drive.disk.write_settle_ns } else { 0 };
-        let moved_ns =
-            drive.disk.overhead_ns + drive.move_ns(self.track, drive.track(request.at)) + settle_ns;
+        let moved_ns = decoded_ns.saturating_sub(now_ns) + drive.move_ns(self.track, to_track) + settle_ns;
         let arrived = (now_ns + moved_ns) % drive.disk.revolution_ns;
         let turn_ns =
             (drive.angle_ns(request.at) + drive.disk.revolution_ns - arrived) % drive.disk.revolution_ns;
@@ -199,42 +279,56 @@ impl Arm {
     }
 
     /// Returns the duration of a read towards which the head is reading ahead.
-    fn on_the_way_ns(&self, drive: &Drive, now_ns: u64, request: &Request) -> Option<u64> {
-        let (at, since_ns) = self.reading_on.filter(|_| request.access == Access::Read)?;
-        let segment = &self.segments[at];
+    fn on_the_way_ns(&self, drive: &Drive, now_ns: u64, decoded_ns: u64, request: &Request) -> Option<u64> {
+        let ahead = self.reading_on.filter(|_| request.access == Access::Read)?;
+        let segment = &self.segments[ahead.segment];
         let end = request.at + request.len;
-        if request.at < segment.start || request.at > segment.end || end > segment.limit {
+        if !(segment.start..=segment.limit).contains(&request.at) {
             return None;
         }
-        let arrives_ns = since_ns + drive.media_ns(end.saturating_sub(segment.end));
-        Some(drive.cable_ns(request.len).max(arrives_ns.saturating_sub(now_ns)))
+        let from = if end > segment.limit { self.resumed(drive, now_ns, ahead) } else { ahead };
+        let arrives_ns = match end <= segment.end {
+            true => now_ns,
+            false => from.since_ns + drive.until_ns(from.origin, end),
+        };
+        let sent_ns = decoded_ns.max(now_ns) + drive.cable_ns(request.len);
+        Some(arrives_ns.max(sent_ns) - now_ns)
     }
 
-    /// Notes that the head has completed the request at `done_ns`.
-    pub(super) fn move_to(&mut self, drive: &Drive, done_ns: u64, request: &Request, on_the_way: bool) {
+    /// Returns whether the request begins on the track of the head or the next one.
+    pub(super) fn is_near(&self, drive: &Drive, request: &Request) -> bool {
+        (self.track..=self.track + 1).contains(&drive.track(request.at))
+    }
+
+    /// Begins a request. Returns its end.
+    pub(super) fn begin(&mut self, drive: &Drive, now_ns: u64, decoded_ns: u64, request: &Request) -> u64 {
+        let done_ns = now_ns + self.time_ns(drive, now_ns, decoded_ns, request);
         let end = request.at + request.len;
-        self.track = drive.track(end.saturating_sub(1));
-        if request.access == Access::Write {
-            return self.reading_on = None;
-        }
+        let on_the_way = self.on_the_way_ns(drive, now_ns, decoded_ns, request).is_some();
         match self.reading_on.filter(|_| on_the_way) {
-            Some((segment, _)) => {
-                self.settle(drive, done_ns);
-                self.use_on(drive, segment, end);
+            Some(ReadAhead { segment, .. }) => {
+                self.use_on(drive, now_ns, segment, end);
             }
-            None => self.begin_segment(drive, done_ns, request.at, end),
+            None => {
+                self.reading_on = None;
+                if request.access == Access::Read {
+                    self.begin_segment(drive, done_ns, request.at, end);
+                }
+            }
         }
+        self.track = drive.track(end.saturating_sub(1));
+        done_ns
     }
 
     fn begin_segment(&mut self, drive: &Drive, done_ns: u64, start: u64, end: u64) {
         let Buffers { count, bytes, .. } = drive.disk.buffers;
-        self.reading_on = None;
         if count == 0 {
             return;
         }
         self.uses += 1;
-        let segment =
-            Segment { start: start.max(end.saturating_sub(bytes)), end, limit: end + bytes, used: self.uses };
+        // Empty until the head has read the request itself.
+        let start = start.max(end.saturating_sub(bytes));
+        let segment = Segment { start, end: start, limit: end + bytes, used: self.uses };
         let at = if self.segments.len() < count as usize {
             self.segments.push(segment);
             self.segments.len() - 1
@@ -244,16 +338,6 @@ impl Arm {
             self.segments[oldest] = segment;
             oldest
         };
-        self.reading_on = Some((at, done_ns));
-    }
-
-    /// Ends reading ahead, because the head is needed elsewhere. The data that was read stays.
-    pub(super) fn leave(&mut self, drive: &Drive, now_ns: u64) {
-        self.settle(drive, now_ns);
-        self.reading_on = None;
-    }
-
-    pub(super) fn is_on_the_way(&self, drive: &Drive, now_ns: u64, request: &Request) -> bool {
-        self.on_the_way_ns(drive, now_ns, request).is_some()
+        self.reading_on = Some(ReadAhead { segment: at, origin: end, since_ns: done_ns });
     }
 }

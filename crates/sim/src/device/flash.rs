@@ -1,9 +1,12 @@
-//! Flash: fixed latencies, a number of concurrent requests, and a limit of throughput. Models an SSD, an NVMe drive, or
-//! an all-flash array.
+//! Flash: fixed latencies, a number of concurrent requests, and limits of the rates of requests and bytes. Models an
+//! SSD, an NVMe drive, or an all-flash array.
+//!
+//! A limit is no part of the latency: latencies are measured on a device, and contain its cable. Each limit is a clock
+//! of its own, so that the slower one decides and they do not add up.
 
 use std::ops::Range;
 
-use super::server::{Access, NEVER_NS, Request, Server, earliest};
+use super::server::{Access, NEVER_NS, Request, Serial, Server, earliest};
 
 /// Parameters of flash. Times in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,9 +21,9 @@ pub struct Flash {
     pub lanes: u32,
     /// Writes and flushes served concurrently, in lanes of their own; 0 means that they share the lanes of reads.
     pub write_lanes: u32,
-    /// Shortest time between two requests: 1 / gap is the maximum rate of requests.
+    /// Shortest mean time between two requests: 1 / gap is the maximum rate of requests.
     pub gap_ns: u64,
-    /// The same by size: 1 / gap_per_kib is the maximum throughput.
+    /// The same by size: 1 / gap_per_kib is the maximum throughput. No request is done before its bytes could pass.
     pub gap_per_kib_ns: u64,
 }
 
@@ -31,7 +34,8 @@ pub(crate) struct Lanes {
     flash: Flash,
     /// Times at which the lanes become free, those of reads first.
     free_at_ns: Vec<u64>,
-    narrow_free_ns: u64,
+    requests: Serial,
+    bytes: Serial,
 }
 
 impl Lanes {
@@ -39,7 +43,12 @@ impl Lanes {
         let (lanes, writes) = (flash.lanes, flash.write_lanes);
         assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes, 1 to {LANES_MAX} can be simulated");
         assert!(writes <= LANES_MAX, "{writes} lanes of writes, {LANES_MAX} at most can be simulated");
-        Lanes { flash, free_at_ns: vec![0; (lanes + writes) as usize], narrow_free_ns: 0 }
+        Lanes {
+            flash,
+            free_at_ns: vec![0; (lanes + writes) as usize],
+            requests: Serial::default(),
+            bytes: Serial::default(),
+        }
     }
 
     fn lanes_for(&self, access: Access) -> Range<usize> {
@@ -62,11 +71,13 @@ impl Lanes {
 impl Server for Lanes {
     fn submit(&mut self, now_ns: u64, request: Request) -> Option<u64> {
         let kib = request.len.div_ceil(1024);
-        let passed_ns = self.narrow_free_ns.max(now_ns) + self.flash.gap_ns + self.flash.gap_per_kib_ns * kib;
-        self.narrow_free_ns = passed_ns;
+        let (gap_ns, transfer_ns) = (self.flash.gap_ns, self.flash.gap_per_kib_ns * kib);
+        let transferred_ns = self.bytes.pass(now_ns, transfer_ns);
+        let admitted_ns = (self.requests.pass(now_ns, gap_ns) - gap_ns).max(transferred_ns - transfer_ns);
         let lanes = self.lanes_for(request.access);
-        let lane = lanes.start + earliest(&self.free_at_ns[lanes], passed_ns);
-        let done_ns = self.free_at_ns[lane].max(passed_ns) + self.service_ns(request.access, kib);
+        let lane = lanes.start + earliest(&self.free_at_ns[lanes], admitted_ns);
+        let served_ns = self.free_at_ns[lane].max(admitted_ns) + self.service_ns(request.access, kib);
+        let done_ns = served_ns.max(transferred_ns);
         self.free_at_ns[lane] = done_ns;
         Some(done_ns)
     }
@@ -79,7 +90,7 @@ impl Server for Lanes {
 
     fn reset(&mut self) {
         self.free_at_ns.fill(0);
-        self.narrow_free_ns = 0;
+        (self.requests, self.bytes) = (Serial::default(), Serial::default());
     }
 }
 
@@ -129,5 +140,15 @@ mod tests {
         // 1 GB/s is 1024 ns a KiB.
         let narrow = Flash { lanes: 128, gap_per_kib_ns: 1024, ..FLASH };
         assert_near(per_s(narrow, 65_536) * 65_536.0 / 1e9, 1.0, 0.01, "GB/s");
+    }
+
+    /// Two limits do not add up, and neither lengthens a request that is alone.
+    #[test]
+    fn a_cap_is_reached_where_the_lanes_allow_it() {
+        let nvme = Flash { read_ns: 57_000, lanes: 64, gap_ns: 2_000, gap_per_kib_ns: 305, ..FLASH };
+        let read = |depth, len| load(&Model::Flash(nvme), depth, 50_000, random(Access::Read, len, GIB));
+        assert_near(read(64, 4096).per_s, 500_000.0, 0.01, "reads/s");
+        assert_near(read(1, 4096).mean_ns, 57_000.0, 0.001, "one alone, ns");
+        assert_near(read(1, 1 << 20).mean_ns, 1024.0 * 305.0, 0.001, "one that the cable bounds, ns");
     }
 }

@@ -2,7 +2,7 @@
 //! transfers its bytes over one link.
 
 use super::model::Model;
-use super::server::{Access, LowerDevice, Request, Server, Slab, Timers};
+use super::server::{Access, LowerDevice, Request, Serial, Server, Slab, Timers};
 use crate::rng::Rng;
 
 /// Parameters of a file server. Times in ns.
@@ -38,7 +38,7 @@ pub(crate) struct FileServer {
     remote: Remote,
     back: LowerDevice,
     threads_free_ns: Vec<u64>,
-    wire_free_ns: u64,
+    wire: Serial,
     calls: Slab<Call>,
     timers: Timers,
     arrived: Vec<u32>,
@@ -54,7 +54,7 @@ impl FileServer {
         FileServer {
             back: LowerDevice::new(remote.back.server(rng)),
             threads_free_ns: vec![0; threads as usize],
-            wire_free_ns: 0,
+            wire: Serial::default(),
             calls: Slab::default(),
             timers: Timers::default(),
             arrived: Vec::new(),
@@ -67,9 +67,7 @@ impl FileServer {
         if request.access != with_data {
             return now_ns;
         }
-        self.wire_free_ns =
-            self.wire_free_ns.max(now_ns) + self.remote.per_kib_ns * request.len.div_ceil(1024);
-        self.wire_free_ns
+        self.wire.pass(now_ns, self.remote.per_kib_ns * request.len.div_ceil(1024))
     }
 
     /// Returns when a thread has processed a call that arrives at `at_ns`.
@@ -119,7 +117,7 @@ impl Server for FileServer {
     fn reset(&mut self) {
         self.back.reset();
         self.threads_free_ns.fill(0);
-        self.wire_free_ns = 0;
+        self.wire = Serial::default();
         self.calls = Slab::default();
         self.timers.clear();
     }

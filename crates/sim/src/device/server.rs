@@ -77,6 +77,20 @@ impl Timers {
     }
 }
 
+/// A cable, or a limit on a rate: it serves one request at a time, in order.
+#[derive(Default)]
+pub(super) struct Serial {
+    free_ns: u64,
+}
+
+impl Serial {
+    /// Occupies it for `ns`, from `now_ns` or from the time at which it becomes free. Returns the end.
+    pub(super) fn pass(&mut self, now_ns: u64, ns: u64) -> u64 {
+        self.free_ns = self.free_ns.max(now_ns) + ns;
+        self.free_ns
+    }
+}
+
 /// Values by tag. A removed value's tag is used again, the last one first.
 pub(super) struct Slab<T> {
     values: Vec<Option<T>>,
