@@ -10,7 +10,7 @@ use crate::run::{Phase, Quantity};
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// Number of the article, "000" to "004".
+    /// Number of the article, "000" to "005".
     pub article: String,
     pub said: String,
     /// None: no experiment is about it.
@@ -19,6 +19,9 @@ pub struct Claim {
     pub phase: Option<Phase>,
     pub quantity: Option<Quantity>,
     pub part: Option<Part>,
+    pub span: Option<String>,
+    /// Begin of the cell's note, where several cells differ in nothing else.
+    pub about: Option<String>,
     /// The claim is about each of the phase's stuns.
     #[serde(default)]
     pub series: bool,
@@ -49,6 +52,8 @@ impl Claim {
             && self.phase == Some(cell.phase)
             && self.quantity == Some(cell.quantity)
             && self.part == cell.part
+            && self.span.as_ref().is_none_or(|span| cell.span.as_ref() == Some(span))
+            && self.about.as_ref().is_none_or(|about| cell.note.starts_with(about.as_str()))
             && self.series == cell.stun.is_some()
     }
 }

@@ -7,9 +7,11 @@ macro_rules! presets {
 }
 
 const PRESETS: &[(&str, &str)] = presets![
+    "local-2011",
     "nfs-2016",
     "nvme",
     "powerstore-nvme",
+    "ps4100x",
     "sas-10k-pair",
     "sas-10k-raid10",
     "sas-10k-raid5",
