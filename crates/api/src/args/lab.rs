@@ -36,8 +36,9 @@ pub struct RunArgs {
     /// Name an experiment of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// Measure this subject. Modelled: esx (default), redo, native, plain; on real storage: native (default), redo
-    /// (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
+    /// Measure this subject. Modelled: esx (default), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
+    /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2,
+    /// reflink, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory in real time, for at most --minutes and within its free space
@@ -106,6 +107,19 @@ pub enum SubjectArg {
     Native,
     /// A flat file without snapshots
     Plain,
+    /// QEMU's overlays and their active commit
+    Qcow2,
+    /// The same with subclusters of 4 KiB
+    #[value(name = "qcow2:extended_l2")]
+    Qcow2ExtendedL2,
+    /// LVM's classic snapshots
+    Lvm,
+    /// QEMU's copy before write, for a backup
+    Fleecing,
+    /// Ceph's object clones
+    Rbd,
+    /// A copy-on-write file system like ZFS
+    Zfs,
 }
 
 #[derive(Debug, Args)]
@@ -137,7 +151,8 @@ pub struct SensitivityArgs {
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
-    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx
+    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx, qcow2,
+    /// qcow2:extended_l2, lvm, fleecing, rbd, zfs
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
     /// Measure in this directory in real time [default: on modelled storage in virtual time]
@@ -171,6 +186,9 @@ pub struct CompareArgs {
     pub depth: u32,
     #[command(flatten)]
     pub hooks: HookArgs,
+    /// Benchmark the directory first, and print what the lab's models predict from that beside the measured figures
+    #[arg(long, requires = "real", conflicts_with = "experiment")]
+    pub predict: bool,
     /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

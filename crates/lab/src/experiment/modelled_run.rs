@@ -8,7 +8,8 @@ use sim::{ContentMode, Options, SimWorld, Storage};
 
 use super::{Column, Esx, Experiment, Format, frozen};
 use crate::modelled::{self, Engine};
-use crate::run::{Clock, Constant, Record};
+use crate::peers::Kind;
+use crate::run::{Clock, Constant, ConstantSource, Record};
 use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
@@ -23,6 +24,8 @@ pub enum Stack {
     Esx(Hypothesis),
     /// Our engine, or a flat file.
     Engine(Engine),
+    /// The snapshots of another stack.
+    Peer(Kind),
 }
 
 /// One run.
@@ -36,6 +39,8 @@ pub struct ModelledRun {
     /// A change of VMware's side, to see which figures follow it.
     pub adjust: Option<Adjust>,
     pub seed: u64,
+    /// Time that another stack's thread takes for each request, nanoseconds; 0: not modelled.
+    pub request_ns: u64,
     /// The command with which a user repeats the run.
     pub command: String,
     /// File that the run is written to while it is under way.
@@ -50,6 +55,7 @@ impl Stack {
         match self {
             Stack::Esx(_) => "esx",
             Stack::Engine(engine) => engine.name(),
+            Stack::Peer(kind) => kind.name(),
         }
     }
 
@@ -84,6 +90,7 @@ impl ModelledRun {
             delta_storage: None,
             adjust: None,
             seed,
+            request_ns: 0,
             command: String::new(),
             path: None,
         }
@@ -109,6 +116,10 @@ impl ModelledRun {
             Stack::Engine(Engine::Plain) => {
                 let options = Options { content: ContentMode::Absent, ..options };
                 modelled::run_engine(Engine::Plain, disks, options, plan, observer).record
+            }
+            Stack::Peer(kind) => {
+                let options = Options { content: ContentMode::Absent, ..options };
+                modelled::run(options, plan, observer, peer(kind, disks, self.request_ns)).record
             }
             Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, observer).record,
         };
@@ -192,17 +203,34 @@ impl ModelledRun {
     /// Returns the constants of the storage and of VMware's side, and the experiment's declared inputs.
     fn constants(&self) -> Vec<Constant> {
         let mut constants = self.storage.constants().to_vec();
-        if let Stack::Esx(hypothesis) = self.stack {
-            constants.extend(self.spec(hypothesis).constants());
+        match self.stack {
+            Stack::Esx(hypothesis) => constants.extend(self.spec(hypothesis).constants()),
+            Stack::Peer(kind) => {
+                constants.extend(kind.constants());
+                constants.extend(self.request_constant());
+            }
+            Stack::Engine(_) => {}
         }
         constants.extend(self.experiment.declared());
         constants
     }
 
+    fn request_constant(&self) -> Option<Constant> {
+        (self.request_ns > 0).then(|| Constant {
+            name: "time of a request".into(),
+            value: self.request_ns as f64 / 1000.0,
+            unit: "us".into(),
+            source: ConstantSource::FittedToBaseline,
+            note: "the stack's one thread, for each request and each copy".into(),
+        })
+    }
+
     fn left_out(&self) -> Vec<String> {
         let mut left_out = self.storage.left_out.clone();
-        if let Stack::Esx(_) = self.stack {
-            left_out.extend(vmware::LEFT_OUT.map(String::from));
+        match self.stack {
+            Stack::Esx(_) => left_out.extend(vmware::LEFT_OUT.map(String::from)),
+            Stack::Peer(kind) => left_out.extend(kind.left_out().iter().copied().map(String::from)),
+            Stack::Engine(_) => {}
         }
         left_out
     }
@@ -227,5 +255,18 @@ fn esx(spec: Spec) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn
             let esx = vmware::Esx::create(env.clone(), dir.clone(), dir, spec).await?;
             Ok(Rc::new(esx) as Rc<dyn Subject>)
         })
+    }
+}
+
+/// Returns a function that creates the VM of another stack in a simulated world.
+fn peer(
+    kind: Kind,
+    disk_bytes: Vec<u64>,
+    request_ns: u64,
+) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn Subject>>> {
+    move |env, _world| {
+        Box::pin(
+            async move { Ok(Rc::new(kind.create(&env, &disk_bytes, request_ns).await?) as Rc<dyn Subject>) },
+        )
     }
 }
