@@ -252,7 +252,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "FROM..TO", default_value = "1..64", value_parser = parse_depth)]
     pub depth: RangeInclusive<u32>,
     /// Set the numbers of snapshots in a chain
-    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=LAYERS_MAX))]
     pub layers: Vec<u32>,
     #[arg(long, value_enum, default_value_t = SubjectArg::Redo)]
     pub subject: SubjectArg,
@@ -288,6 +288,8 @@ pub struct PredictArgs {
     pub seed: u64,
 }
 
+/// Most layers of a sweep.
+const LAYERS_MAX: i64 = 1000;
 /// Largest depth of a worker.
 const DEPTH_MAX: u32 = 1024;
 

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use blk::{Env, Local, Result};
 use sim::{ContentMode, Options, SimWorld, Storage};
 
+use super::memory::{self, Watch};
 use super::{Column, Esx, Experiment, Format, frozen};
 use crate::modelled::{self, Engine};
 use crate::peers::Kind;
-use crate::run::{Clock, Constant, ConstantSource, Record};
+use crate::run::{Clock, Constant, ConstantSource, End, Record};
 use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
@@ -99,6 +100,7 @@ impl ModelledRun {
     /// Runs the experiment to its end, or until the observer interrupts it. The record's rows are first one for each
     /// published cell, then the other measured figures.
     pub fn run(&self, observer: RunObserver) -> Record {
+        let (watch, observer) = Watch::over(observer, memory::available_bytes);
         let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
         let plan = Plan {
             head: self.head(),
@@ -123,6 +125,9 @@ impl ModelledRun {
             }
             Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, observer).record,
         };
+        if let Some(why) = watch.reason(memory::most_bytes(&self.experiment, self.stack)) {
+            record.end = End::Failed(why);
+        }
         let column = self.stack.column(&self.experiment);
         let published = self.experiment.rows(&record, column);
         let is_new = |row: &crate::run::Row| {
@@ -243,6 +248,10 @@ impl ModelledRun {
         if let Stack::Esx(hypothesis) = self.stack {
             notes.push(format!("Hypothesis {hypothesis}: {}.", hypothesis.meaning()));
         }
+        let most_mib = memory::most_bytes(&self.experiment, self.stack) >> 20;
+        notes.push(format!(
+            "Memory: {most_mib} MiB if the load writes all that it reaches in every snapshot, else less."
+        ));
         notes
     }
 }
