@@ -55,8 +55,8 @@ impl Kind {
         }
     }
 
-    /// Creates a VM with disks of these sizes (bytes, multiples of 4 KiB). `request_ns` is the time that the stack's one
-    /// thread takes for each request; 0 leaves it out.
+    /// Creates a VM with disks of these sizes (bytes, multiples of 4 KiB). `request_ns` is the time of each guest's
+    /// request on its way to the stack, one at a time; 0 leaves it out.
     pub async fn create(self, env: &Env, disk_bytes: &[u64], request_ns: u64) -> Result<Peer> {
         let vm = Rc::new(vm::Vm::new(env.clone(), env.open_root("/")?, request_ns));
         let mut disks = Vec::new();

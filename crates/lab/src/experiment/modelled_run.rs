@@ -40,7 +40,7 @@ pub struct ModelledRun {
     /// A change of VMware's side, to see which figures follow it.
     pub adjust: Option<Adjust>,
     pub seed: u64,
-    /// Time that another stack's thread takes for each request, nanoseconds; 0: not modelled.
+    /// Time that each request of the guest takes on its way to another stack, nanoseconds; 0: not modelled.
     pub request_ns: u64,
     /// The command with which a user repeats the run.
     pub command: String,
@@ -226,7 +226,8 @@ impl ModelledRun {
             value: self.request_ns as f64 / 1000.0,
             unit: "us".into(),
             source: ConstantSource::FittedToBaseline,
-            note: "the stack's one thread, for each request and each copy".into(),
+            note: "client, export and the stack's thread, for each request of the guest, one at a time"
+                .into(),
         })
     }
 

@@ -59,7 +59,7 @@ pub(super) struct Vm {
     pub dir: Dir,
     pub host: Host,
     pub progress: RefCell<CommitProgress>,
-    /// Time of the stack's thread for each request, nanoseconds; 0: not modelled.
+    /// Time of client, export and thread for each request of the guest, nanoseconds; 0: not modelled.
     request_ns: u64,
     thread: FifoLock,
     gate: Gate,
@@ -118,8 +118,9 @@ impl Vm {
         });
     }
 
-    /// Takes the time that the stack's thread needs for a request, one at a time.
-    pub(super) async fn request(&self) {
+    /// Takes the time of a guest's request on its way to the stack, one at a time. A request that waits for that is not
+    /// under way: no pause of guest I/O waits for it.
+    async fn request(&self) {
         if self.request_ns > 0 {
             let _own = self.thread.lock().await;
             self.env.sleep_until(self.env.now_ns() + self.request_ns).await;
@@ -309,16 +310,16 @@ impl Volume for Guest {
 
     fn read(self: Rc<Self>, offset: u64, buf: Buf) -> Local<'static, (Buf, Result<()>)> {
         Box::pin(async move {
-            let _inside = self.vm.gate.enter().await;
             self.vm.request().await;
+            let _inside = self.vm.gate.enter().await;
             self.disk.read(offset, buf).await
         })
     }
 
     fn write(self: Rc<Self>, offset: u64, data: Slice) -> Local<'static, Result<()>> {
         Box::pin(async move {
-            let _inside = self.vm.gate.enter().await;
             self.vm.request().await;
+            let _inside = self.vm.gate.enter().await;
             self.disk.write(offset, data).await
         })
     }

@@ -80,7 +80,6 @@ impl Qcow2Disk {
 
     /// Copies a range of the chain into the layer below its topmost image.
     async fn copy(&self, images: &[Rc<Image>], level: usize, range: Range<u64>) -> Result<()> {
-        self.vm.request().await;
         let buf = Buf::alloc(len(&range) as usize);
         let (buf, result) = self.read_chain(images, range.start, buf, Purpose::Commit).await;
         result?;
