@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every stage of `make test`, with its longer campaigns: 5,000 hostile folders, ten times the power cuts and kill -9 cycles.
-# Each count can be set. The lint stage builds the documentation as well, a package is built and tried, and
+# The lab sweeps chains of 1,000 layers. Each count can be set. The lint stage builds the documentation as well, a package is built and tried, and
 # where Go is installed an S3 server is built for the tests of repositories in buckets. Ceph is installed for those of RBD, and virt-v2v for
 # those of OVAs.
 set -euo pipefail
@@ -15,6 +15,7 @@ export VIRT_V2V_INSPECTS=${VIRT_V2V_INSPECTS-1}
 export HOSTILE_FOLDERS=${HOSTILE_FOLDERS:-5000}
 export CONSOLE_LOOKS=all
 export LAB_AUDIT=1
+export SWEEP_LAYERS=${SWEEP_LAYERS:-1000}
 export CRASH_CUTS=${CRASH_CUTS:-100000}
 export FAULT_STRIDE=${FAULT_STRIDE:-1}
 export CRASH_RUNS=${CRASH_RUNS:-5000}

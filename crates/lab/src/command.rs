@@ -31,6 +31,7 @@ use api::progress;
 
 use crate::experiment::{self, Experiment, Stack, fitted};
 use crate::modelled::Engine;
+use crate::peers::Kind;
 use crate::reproduce::{JobObserver, Progress};
 use crate::storage::StorageModel;
 use crate::vmware::rules::Hypothesis;
@@ -77,9 +78,11 @@ fn list(output: Output) -> Result<()> {
 fn modelled(name: &str) -> Result<SubjectArg> {
     let wanted = if name == "redo:drain" { "redo" } else { name };
     SubjectArg::from_str(wanted, false).map_err(|_| {
-        let known = "esx, redo, native, plain";
+        let all = SubjectArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let known: Vec<String> = all.map(|value| value.get_name().to_string()).collect();
         Error::invalid(format!(
-            "{name}: not a modelled subject ({known}); others are measured with --real DIR"
+            "{name}: not a modelled subject ({}); others are measured with --real DIR",
+            known.join(", ")
         ))
     })
 }
@@ -93,6 +96,12 @@ fn stack(subject: SubjectArg, hypothesis: Option<&str>, own: Hypothesis) -> Resu
         (SubjectArg::Redo, None) => Ok(Stack::Engine(Engine::Redo)),
         (SubjectArg::Native, None) => Ok(Stack::Engine(Engine::Native)),
         (SubjectArg::Plain, None) => Ok(Stack::Engine(Engine::Plain)),
+        (SubjectArg::Qcow2, None) => Ok(Stack::Peer(Kind::Qcow2)),
+        (SubjectArg::Qcow2ExtendedL2, None) => Ok(Stack::Peer(Kind::Qcow2ExtendedL2)),
+        (SubjectArg::Lvm, None) => Ok(Stack::Peer(Kind::Lvm)),
+        (SubjectArg::Fleecing, None) => Ok(Stack::Peer(Kind::Fleecing)),
+        (SubjectArg::Rbd, None) => Ok(Stack::Peer(Kind::Rbd)),
+        (SubjectArg::Zfs, None) => Ok(Stack::Peer(Kind::Zfs)),
     }
 }
 

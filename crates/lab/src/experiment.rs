@@ -11,6 +11,7 @@ pub mod claims;
 pub mod fitted;
 pub mod frozen;
 mod inputs;
+mod memory;
 mod modelled_run;
 mod parse;
 mod real;

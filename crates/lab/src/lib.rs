@@ -10,6 +10,7 @@ pub mod experiment;
 mod figures;
 pub mod import;
 pub mod modelled;
+pub mod peers;
 pub mod plain;
 mod predict;
 mod probe;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::experiment::{Experiment, ModelledRun, Stack};
 use crate::figures::phases;
 use crate::modelled::Engine;
+use crate::peers::Kind;
 use crate::run::{End, Phase, Quantity, Record};
 use crate::runner::{Action, RunObserver, Step};
 use crate::storage::StorageModel;
@@ -46,11 +47,16 @@ pub(crate) struct Answer {
 }
 
 /// The ways in which a commit may be carried out.
-pub(crate) const STACKS: [(&str, Stack, Version); 4] = [
+pub(crate) const STACKS: [(&str, Stack, Version); 9] = [
     ("ESX 5.5, helper", Stack::Esx(Hypothesis::IoLockBlind), Version::Esx55),
     ("ESX 6.0, mirror", Stack::Esx(Hypothesis::ConcurrentCached), Version::Esx60),
     ("unstun redo", Stack::Engine(Engine::Redo), Version::Esx60),
     ("unstun native", Stack::Engine(Engine::Native), Version::Esx60),
+    ("QEMU qcow2", Stack::Peer(Kind::Qcow2), Version::Esx60),
+    ("QEMU extended L2", Stack::Peer(Kind::Qcow2ExtendedL2), Version::Esx60),
+    ("LVM snapshot", Stack::Peer(Kind::Lvm), Version::Esx60),
+    ("Ceph RBD", Stack::Peer(Kind::Rbd), Version::Esx60),
+    ("ZFS", Stack::Peer(Kind::Zfs), Version::Esx60),
 ];
 
 const DISK_BYTES: u64 = 8 << 30;

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::experiment::{Experiment, ModelledRun, Stack};
-use crate::run::{Phase, Quantity, Record};
+use crate::run::{End, Phase, Quantity, Record};
 use crate::runner::{Action, RunObserver, Step};
 use crate::storage::StorageModel;
 use crate::vmware::spec::Version;
@@ -15,8 +15,10 @@ const DISK_BYTES: u64 = 1 << 30;
 const BLOCK_BYTES: u32 = 4096;
 /// Simulated length of each measured phase: some hundred I/Os on one disk, a hundred thousand on flash.
 const MEASURED_S: f64 = 0.5;
-/// Simulated time between two layers, in which each layer is filled.
+/// Simulated time between two layers, in which each layer is filled; less for many layers, whose filling takes so long
+/// together.
 const FILLED_S: f64 = 0.1;
+const FILLED_ALL_S: f64 = 3.2;
 
 /// A point of the grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -38,6 +40,8 @@ pub(crate) struct Found {
     /// Host reads and writes per guest I/O.
     pub host_ios: Option<f64>,
     pub latency_us: Option<f64>,
+    /// Why the run ended early, if it did.
+    pub failure: Option<String>,
 }
 
 /// Returns the points: reads in steps of 25 %, depths doubling. The ends of both ranges are always included.
@@ -75,7 +79,7 @@ fn experiment(point: Point, storage: &str) -> Experiment {
     let mut steps = vec![Step::new(Phase::Prepare, Action::FILL), run(Phase::Baseline, MEASURED_S)];
     for layer in 1..=point.layers {
         steps.push(Step::new(Phase::Prepare, Action::take(&format!("layer-{layer}"))));
-        steps.push(run(Phase::Prepare, FILLED_S));
+        steps.push(run(Phase::Prepare, FILLED_S.min(FILLED_ALL_S / f64::from(point.layers))));
     }
     steps.push(run(Phase::Snapshot, MEASURED_S));
     Experiment::bare("sweep", storage, Version::Esx55, DISK_BYTES, vec![worker], steps)
@@ -93,12 +97,51 @@ fn found(point: Point, record: &Record) -> Found {
         share: iops.zip(baseline).filter(|(_, before)| *before > 0.0).map(|(now, before)| now / before),
         host_ios: host_ios.zip(iops).filter(|(_, guest)| *guest > 0.0).map(|(host, guest)| host / guest),
         latency_us: record.figure(Phase::Snapshot, Quantity::LatencyUs),
+        failure: match &record.end {
+            End::Failed(why) => Some(why.clone()),
+            _ => None,
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use blk::manifest::CHAIN_LAYERS_MAX;
+
     use super::*;
+    use crate::modelled::Engine;
+    use crate::peers::Kind;
+    use crate::vmware::rules::Hypothesis;
+
+    /// Returns the layers of the deep chains: 1,000 in `make test-all`, where they take minutes.
+    fn deep() -> u32 {
+        std::env::var("SWEEP_LAYERS").map_or(10, |layers| layers.parse().expect("SWEEP_LAYERS: a number"))
+    }
+
+    #[test]
+    fn deep_chains_are_swept() {
+        let point = Point { read_percent: 70, outstanding: 4, layers: deep() };
+        let storage = StorageModel::named("nvme").unwrap();
+        let stacks = [
+            Stack::Engine(Engine::Native),
+            Stack::Engine(Engine::Redo),
+            Stack::Esx(Hypothesis::ConcurrentCached),
+            Stack::Peer(Kind::Qcow2),
+        ];
+        for stack in stacks {
+            let found = measure(point, stack, &storage, 1, RunObserver::none());
+            match stack {
+                Stack::Engine(Engine::Redo) if point.layers as usize >= CHAIN_LAYERS_MAX => {
+                    let why = found.failure.expect("a chain of redo has a limit");
+                    assert!(why.contains(&format!("{CHAIN_LAYERS_MAX} layers")), "{why}");
+                }
+                _ => {
+                    assert_eq!(found.failure, None, "{}", stack.name());
+                    assert!(found.share.is_some_and(|share| share > 0.0), "{}", stack.name());
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_grid_has_both_ends_of_everything() {

@@ -38,8 +38,9 @@ pub struct RunArgs {
     /// Name an experiment of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// Measure this subject. Modelled: esx (default), redo, native, plain; on real storage: native (default), redo
-    /// (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
+    /// Measure this subject. Modelled: esx (default), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
+    /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2,
+    /// reflink, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory in real time, for at most --minutes and within its free space
@@ -108,6 +109,19 @@ pub enum SubjectArg {
     Native,
     /// A flat file without snapshots
     Plain,
+    /// QEMU's overlays and their active commit
+    Qcow2,
+    /// The same with subclusters of 4 KiB
+    #[value(name = "qcow2:extended_l2")]
+    Qcow2ExtendedL2,
+    /// LVM's classic snapshots
+    Lvm,
+    /// QEMU's copy before write, for a backup
+    Fleecing,
+    /// Ceph's object clones
+    Rbd,
+    /// A copy-on-write file system like ZFS
+    Zfs,
 }
 
 #[derive(Debug, Args)]
@@ -139,7 +153,8 @@ pub struct SensitivityArgs {
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
-    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx. One that is named twice shows the noise
+    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx, qcow2,
+    /// qcow2:extended_l2, lvm, fleecing, rbd, zfs. One that is named twice shows the noise
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
     /// Measure in this directory in real time [default: on modelled storage in virtual time]
@@ -176,6 +191,9 @@ pub struct CompareArgs {
     pub no_noise: bool,
     #[command(flatten)]
     pub hooks: HookArgs,
+    /// Benchmark the directory first, and print what the lab's models predict from that beside the measured figures
+    #[arg(long, requires = "real", conflicts_with = "experiment")]
+    pub predict: bool,
     /// Set the seed of the random numbers
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -239,7 +257,7 @@ pub struct SweepArgs {
     #[arg(long, value_name = "FROM..TO", default_value = "1..64", value_parser = parse_depth)]
     pub depth: RangeInclusive<u32>,
     /// Set the numbers of snapshots in a chain
-    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(0..=LAYERS_MAX))]
     pub layers: Vec<u32>,
     #[arg(long, value_enum, default_value_t = SubjectArg::Redo)]
     pub subject: SubjectArg,
@@ -285,6 +303,8 @@ pub struct PredictArgs {
     pub seed: u64,
 }
 
+/// Most layers of a sweep.
+const LAYERS_MAX: i64 = 1000;
 /// Largest depth of a worker.
 const DEPTH_MAX: u32 = 1024;
 

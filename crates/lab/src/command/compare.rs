@@ -12,11 +12,13 @@ use api::output::Output;
 
 use crate::compare::{self, Summary, Work};
 use crate::experiment::{self, Experiment, ModelledRun, Scaled};
-use crate::run::{Clock, End, Record};
+use crate::run::{Clock, End, Phase, Quantity, Record};
 use crate::runner::{Plan, RunObserver};
+use crate::storage::StorageModel;
 use crate::vmware::spec::Version;
 use indicatif::ProgressBar;
 
+use super::predict;
 use super::real::{self, HOOKS, Scratch};
 use super::run::{bar, describe, now_unix_us, set_up};
 use super::save;
@@ -25,16 +27,18 @@ use super::save;
 const TITLE: &str = "The same work, in turns";
 /// Storage model of the standard work.
 const STORAGE: &str = "nvme";
+/// Length of the benchmark of a directory, as with `lab predict`.
+const SURVEY_S: u32 = 20;
 
 /// Returns the exit code.
 pub(super) fn run(args: &CompareArgs, output: Output) -> Result<u8> {
-    let lab = Lab::new(args)?;
+    let lab = Lab::new(args, output)?;
     if let Environment::Real(_, scaled) = &lab.environment {
         scaled.notes.iter().for_each(|note| output.note(note));
     }
     let continues = || !lab.interrupted.load(Ordering::Relaxed);
     let mut refused = None;
-    let records = compare::alternate(
+    let mut records = compare::alternate(
         &lab.names,
         args.rounds,
         |name, round| {
@@ -47,6 +51,11 @@ pub(super) fn run(args: &CompareArgs, output: Output) -> Result<u8> {
         },
         continues,
     );
+    if let Some(model) = &lab.measured {
+        let predicted = lab.names.iter().filter_map(|name| lab.predicted(name, &records, model));
+        let predicted: Vec<Record> = predicted.collect();
+        records.extend(predicted);
+    }
     lab.bar.finish_and_clear();
     finish(args, &records, refused, continues(), output)
 }
@@ -94,13 +103,15 @@ struct Lab<'a> {
     names: Vec<String>,
     experiment: Option<Experiment>,
     environment: Environment<'a>,
+    /// Model of the measured directory, where the measured figures are to be predicted as well.
+    measured: Option<StorageModel>,
     interrupted: Arc<AtomicBool>,
     bar: ProgressBar,
 }
 
 impl<'a> Lab<'a> {
     /// Checks the arguments: what would fail in the first round fails before anything is created.
-    fn new(args: &'a CompareArgs) -> Result<Lab<'a>> {
+    fn new(args: &'a CompareArgs, output: Output) -> Result<Lab<'a>> {
         let names = names(args)?;
         let experiment = args.experiment.as_deref().map(experiment::find).transpose()?;
         let environment = match (&args.real, &experiment) {
@@ -110,7 +121,12 @@ impl<'a> Lab<'a> {
             (Some(dir), None) => Environment::Real(dir, standard(args)?),
             (None, experiment) => Environment::Modelled(Box::new(modelled(args, experiment.clone())?)),
         };
-        Ok(Lab { args, names, experiment, environment, interrupted: super::interruption()?, bar: bar()? })
+        let measured = match (&args.real, args.predict) {
+            (Some(dir), true) => Some(survey(dir, args.seed, output)?),
+            _ => None,
+        };
+        let interrupted = super::interruption()?;
+        Ok(Lab { args, names, experiment, environment, measured, interrupted, bar: bar()? })
     }
 
     fn one(&self, name: &str, round: u32) -> Result<Record> {
@@ -131,6 +147,22 @@ impl<'a> Lab<'a> {
     fn seed(&self, name: &str, round: u32) -> u64 {
         let first = if compare::subject_of(name) == name { 0 } else { self.args.rounds };
         self.args.seed.wrapping_add(u64::from(first) + u64::from(round))
+    }
+
+    /// Runs the model of a subject on the model of the measured directory. The time that its thread takes for a request is
+    /// fitted to the measured baseline, and nothing else is. Returns None for a subject without a model.
+    fn predicted(&self, name: &str, measured: &[Record], storage: &StorageModel) -> Option<Record> {
+        let modelled = match name {
+            "qemu" => "qcow2",
+            "qemu:extended_l2" => "qcow2:extended_l2",
+            other => other,
+        };
+        let stack = super::stack(super::modelled(modelled).ok()?, None, Version::Esx70.hypothesis()).ok()?;
+        let experiment = bare(&work(self.args), &storage.name);
+        let run = ModelledRun::new(experiment, stack, storage.clone(), self.args.seed);
+        let request_ns = baseline_iops(measured, name).map_or(0, |iops| (1e9 / iops) as u64);
+        let record = ModelledRun { command: command(), request_ns, ..run }.run(self.observer(name));
+        Some(Record { subject: format!("{name}, predicted"), ..record })
     }
 
     fn observer(&self, name: &str) -> RunObserver {
@@ -162,6 +194,28 @@ impl<'a> Lab<'a> {
         let plan = Plan { head, workload, protocol, path: None };
         real::run(&stack, &folder, &disk_bytes, plan, self.observer(name))
     }
+}
+
+/// Returns the median rate of a subject without a snapshot.
+fn baseline_iops(records: &[Record], name: &str) -> Option<f64> {
+    let own: Vec<Record> = records.iter().filter(|record| record.subject == name).cloned().collect();
+    let cell = compare::summarize(&own).first()?.find(Phase::Baseline, Quantity::Iops)?.value;
+    (cell.median > 0.0).then_some(cell.median)
+}
+
+/// Returns the standard work as an experiment.
+fn bare(work: &Work, storage: &str) -> Experiment {
+    let (workers, steps) = (work.workload().workers, work.protocol().steps);
+    Experiment::bare("compare", storage, Version::Esx70, work.disk_bytes, workers, steps)
+}
+
+/// Benchmarks the directory and returns a model of it, whose figures are printed.
+fn survey(dir: &Path, seed: u64, output: Output) -> Result<StorageModel> {
+    save::folder(dir)?;
+    let measured = predict::survey(dir, SURVEY_S)?;
+    let model = measured.model(&dir.display().to_string())?;
+    output.note(&predict::figures(&measured, &model, seed));
+    Ok(model)
 }
 
 fn command() -> String {
@@ -223,10 +277,8 @@ fn modelled(args: &CompareArgs, experiment: Option<Experiment>) -> Result<Modell
         None => {
             let work = work(args);
             work.workload().check(&[work.disk_bytes]).map_err(Error::invalid)?;
-            let (storage, workers) = (storage.unwrap_or(STORAGE), work.workload().workers);
-            let steps = work.protocol().steps;
-            let bare = Experiment::bare("compare", storage, Version::Esx70, work.disk_bytes, workers, steps);
-            (bare, Some(storage))
+            let storage = storage.unwrap_or(STORAGE);
+            (bare(&work, storage), Some(storage))
         }
     };
     Ok(ModelledRun { command: command(), ..set_up(experiment, storage, args.seed)? })

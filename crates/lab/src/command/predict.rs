@@ -44,7 +44,7 @@ fn storage(args: &PredictArgs, output: Output) -> Result<StorageModel> {
     Ok(model)
 }
 
-fn survey(dir: &Path, seconds: u32) -> Result<Measured> {
+pub(super) fn survey(dir: &Path, seconds: u32) -> Result<Measured> {
     let (bar, folder) = (bar()?, Scratch::make(dir, "unstun-survey")?);
     let interrupted = super::interruption()?;
     let shown = bar.clone();
@@ -61,7 +61,7 @@ fn survey(dir: &Path, seconds: u32) -> Result<Measured> {
 }
 
 /// Returns a table of the measured figures and of the model's rates for them, and the model.
-fn figures(measured: &Measured, model: &StorageModel, seed: u64) -> String {
+pub(super) fn figures(measured: &Measured, model: &StorageModel, seed: u64) -> String {
     let mut table = output::table(&["measured", "IOPS", "mean", "the model's IOPS"]);
     for figure in &measured.figures {
         let modelled = predict::rate(figure, model, seed);

@@ -43,7 +43,7 @@ fn table(found: &[Found]) -> String {
         "host I/Os",
         "latency",
     ]);
-    for Found { point, baseline_iops, iops, share, host_ios, latency_us } in found {
+    for Found { point, baseline_iops, iops, share, host_ios, latency_us, .. } in found {
         let number = |value: &Option<f64>, digits| value.map_or("-".to_string(), |v| format!("{v:.digits$}"));
         table.add_row([
             point.layers.to_string(),
@@ -57,5 +57,7 @@ fn table(found: &[Found]) -> String {
         ]);
     }
     output::align_right(&mut table, &[0, 1, 2, 3, 4, 5, 6, 7]);
-    table.to_string()
+    let failed = found.iter().filter_map(|found| Some((found, found.failure.as_ref()?)));
+    let failures = failed.map(|(found, why)| format!("\n{}: {why}", describe(&found.point)));
+    std::iter::once(table.to_string()).chain(failures).collect()
 }

@@ -6,9 +6,11 @@ use std::rc::Rc;
 use blk::{Env, Local, Result};
 use sim::{ContentMode, Options, SimWorld, Storage};
 
+use super::memory::{self, Watch};
 use super::{Column, Esx, Experiment, Format, frozen};
 use crate::modelled::{self, Engine};
-use crate::run::{Clock, Constant, Record};
+use crate::peers::Kind;
+use crate::run::{Clock, Constant, ConstantSource, End, Record};
 use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
 use crate::subject::Subject;
@@ -23,6 +25,8 @@ pub enum Stack {
     Esx(Hypothesis),
     /// Our engine, or a flat file.
     Engine(Engine),
+    /// The snapshots of another stack.
+    Peer(Kind),
 }
 
 /// One run.
@@ -36,6 +40,8 @@ pub struct ModelledRun {
     /// A change of VMware's side, to see which figures follow it.
     pub adjust: Option<Adjust>,
     pub seed: u64,
+    /// Time that each request of the guest takes on its way to another stack, nanoseconds; 0: not modelled.
+    pub request_ns: u64,
     /// The command with which a user repeats the run.
     pub command: String,
     /// File that the run is written to while it is under way.
@@ -50,6 +56,7 @@ impl Stack {
         match self {
             Stack::Esx(_) => "esx",
             Stack::Engine(engine) => engine.name(),
+            Stack::Peer(kind) => kind.name(),
         }
     }
 
@@ -84,6 +91,7 @@ impl ModelledRun {
             delta_storage: None,
             adjust: None,
             seed,
+            request_ns: 0,
             command: String::new(),
             path: None,
         }
@@ -92,6 +100,7 @@ impl ModelledRun {
     /// Runs the experiment to its end, or until the observer interrupts it. The record's rows are first one for each
     /// published cell, then the other measured figures.
     pub fn run(&self, observer: RunObserver) -> Record {
+        let (watch, observer) = Watch::over(observer, memory::available_bytes);
         let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
         let plan = Plan {
             head: self.head(),
@@ -110,8 +119,15 @@ impl ModelledRun {
                 let options = Options { content: ContentMode::Absent, ..options };
                 modelled::run_engine(Engine::Plain, disks, options, plan, observer).record
             }
+            Stack::Peer(kind) => {
+                let options = Options { content: ContentMode::Absent, ..options };
+                modelled::run(options, plan, observer, peer(kind, disks, self.request_ns)).record
+            }
             Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, observer).record,
         };
+        if let Some(why) = watch.reason(memory::most_bytes(&self.experiment, self.stack)) {
+            record.end = End::Failed(why);
+        }
         let column = self.stack.column(&self.experiment);
         let published = self.experiment.rows(&record, column);
         let is_new = |row: &crate::run::Row| {
@@ -193,17 +209,35 @@ impl ModelledRun {
     /// Returns the constants of the storage and of VMware's side, and the experiment's declared inputs.
     fn constants(&self) -> Vec<Constant> {
         let mut constants = self.storage.constants().to_vec();
-        if let Stack::Esx(hypothesis) = self.stack {
-            constants.extend(self.spec(hypothesis).constants());
+        match self.stack {
+            Stack::Esx(hypothesis) => constants.extend(self.spec(hypothesis).constants()),
+            Stack::Peer(kind) => {
+                constants.extend(kind.constants());
+                constants.extend(self.request_constant());
+            }
+            Stack::Engine(_) => {}
         }
         constants.extend(self.experiment.declared());
         constants
     }
 
+    fn request_constant(&self) -> Option<Constant> {
+        (self.request_ns > 0).then(|| Constant {
+            name: "time of a request".into(),
+            value: self.request_ns as f64 / 1000.0,
+            unit: "us".into(),
+            source: ConstantSource::FittedToBaseline,
+            note: "client, export and the stack's thread, for each request of the guest, one at a time"
+                .into(),
+        })
+    }
+
     fn left_out(&self) -> Vec<String> {
         let mut left_out = self.storage.left_out.clone();
-        if let Stack::Esx(_) = self.stack {
-            left_out.extend(vmware::LEFT_OUT.map(String::from));
+        match self.stack {
+            Stack::Esx(_) => left_out.extend(vmware::LEFT_OUT.map(String::from)),
+            Stack::Peer(kind) => left_out.extend(kind.left_out().iter().copied().map(String::from)),
+            Stack::Engine(_) => {}
         }
         left_out
     }
@@ -216,6 +250,10 @@ impl ModelledRun {
         if let Stack::Esx(hypothesis) = self.stack {
             notes.push(format!("Hypothesis {hypothesis}: {}.", hypothesis.meaning()));
         }
+        let most_mib = memory::most_bytes(&self.experiment, self.stack) >> 20;
+        notes.push(format!(
+            "Memory: {most_mib} MiB if the load writes all that it reaches in every snapshot, else less."
+        ));
         notes
     }
 }
@@ -228,5 +266,18 @@ fn esx(spec: Spec) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn
             let esx = vmware::Esx::create(env.clone(), dir.clone(), dir, spec).await?;
             Ok(Rc::new(esx) as Rc<dyn Subject>)
         })
+    }
+}
+
+/// Returns a function that creates the VM of another stack in a simulated world.
+fn peer(
+    kind: Kind,
+    disk_bytes: Vec<u64>,
+    request_ns: u64,
+) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn Subject>>> {
+    move |env, _world| {
+        Box::pin(
+            async move { Ok(Rc::new(kind.create(&env, &disk_bytes, request_ns).await?) as Rc<dyn Subject>) },
+        )
     }
 }

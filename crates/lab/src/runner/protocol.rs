@@ -124,6 +124,21 @@ impl Protocol {
         Protocol { interval_us: one_second(), heartbeat: None, steps }
     }
 
+    /// Returns the most snapshots that exist at a time.
+    pub fn snapshots_max(&self) -> u64 {
+        let (mut now, mut most) = (0u64, 0);
+        for step in &self.steps {
+            let count = |count: &Option<u32>| u64::from(count.unwrap_or(1));
+            now = match &step.action {
+                Action::Take { count: taken, .. } => now + count(taken),
+                Action::Commit { count: committed, .. } => now.saturating_sub(count(committed)),
+                _ => now,
+            };
+            most = most.max(now);
+        }
+        most
+    }
+
     /// Checks that the protocol can be carried out. An error names step and field.
     pub fn check(&self) -> Result<(), String> {
         let heartbeat_us = self.heartbeat.map_or(INTERVAL_US_MIN, |heartbeat| heartbeat.interval_us);

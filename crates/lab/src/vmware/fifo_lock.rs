@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 #[derive(Default, Clone)]
-pub(super) struct FifoLock(Rc<Queue>);
+pub(crate) struct FifoLock(Rc<Queue>);
 
 #[derive(Default)]
 struct Queue {
@@ -23,14 +23,14 @@ struct Waiter {
 }
 
 /// The held lock, or a place in the queue for it; dropping it leaves the queue.
-pub(super) struct FifoGuard {
+pub(crate) struct FifoGuard {
     queue: Rc<Queue>,
     ticket: u64,
 }
 
 impl FifoLock {
     /// Joins the queue now, and resolves when all earlier holders have left.
-    pub(super) fn lock(&self) -> impl Future<Output = FifoGuard> + use<> {
+    pub(crate) fn lock(&self) -> impl Future<Output = FifoGuard> + use<> {
         let ticket = self.0.next_ticket.get();
         self.0.next_ticket.set(ticket + 1);
         self.0.waiting.borrow_mut().push_back(Waiter { ticket, waker: None });

@@ -5,17 +5,17 @@ use std::cell::Cell;
 use blk::sync::Signal;
 
 #[derive(Default)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     closed: Cell<bool>,
     inside: Cell<u64>,
     changed: Signal,
 }
 
 /// One guest I/O under way.
-pub(super) struct Inside<'a>(&'a Gate);
+pub(crate) struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    pub(super) async fn enter(&self) -> Inside<'_> {
+    pub(crate) async fn enter(&self) -> Inside<'_> {
         while self.closed.get() {
             self.changed.wait().await;
         }
@@ -24,14 +24,14 @@ impl Gate {
     }
 
     /// Closes the gate: new I/O waits from now on. Resolves when the I/O under way has ended.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         self.closed.set(true);
         while self.inside.get() > 0 {
             self.changed.wait().await;
         }
     }
 
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         self.closed.set(false);
         self.changed.notify();
     }

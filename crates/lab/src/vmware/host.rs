@@ -7,7 +7,7 @@ use blk::{Buf, File, Result, Slice};
 use crate::run::Counters;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     Guest,
     /// Grain tables, directories, and the file system's own records.
     Table,
@@ -15,7 +15,7 @@ pub(super) enum Purpose {
 }
 
 #[derive(Default)]
-pub(super) struct Host {
+pub(crate) struct Host {
     counters: Cell<Counters>,
 }
 
@@ -25,11 +25,11 @@ fn seen_as(file: &File, purpose: Purpose) -> File {
 }
 
 impl Host {
-    pub(super) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> Counters {
         self.counters.get()
     }
 
-    pub(super) async fn read(
+    pub(crate) async fn read(
         &self,
         file: &File,
         offset: u64,
@@ -49,7 +49,7 @@ impl Host {
         seen_as(file, purpose).read(offset, buf).await
     }
 
-    pub(super) async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
+    pub(crate) async fn write(&self, file: &File, offset: u64, data: Slice, purpose: Purpose) -> Result<()> {
         let bytes = data.len() as u64;
         let mut counters = self.counters.get();
         counters.writes += 1;
@@ -63,7 +63,7 @@ impl Host {
         seen_as(file, purpose).write(offset, data).await
     }
 
-    pub(super) async fn flush(&self, file: &File) -> Result<()> {
+    pub(crate) async fn flush(&self, file: &File) -> Result<()> {
         let mut counters = self.counters.get();
         counters.flushes += 1;
         self.counters.set(counters);
