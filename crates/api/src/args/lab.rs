@@ -220,6 +220,10 @@ pub struct ImportArgs {
     /// Select the counters whose name contains this
     #[arg(long, value_name = "PART")]
     pub counter: Option<String>,
+    /// Mark a phase: prepare, baseline, prepare-snapshot, snapshot, commit, drain or after. Times count from the begin,
+    /// such as snapshot=10m..1h, or are 2016-02-05T22:57:00Z [default: from the events of vmware.log]
+    #[arg(long, value_name = "NAME=FROM..TO")]
+    pub phase: Vec<String>,
     /// Keep the measurements in this folder: run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
