@@ -266,6 +266,9 @@ pub struct PredictArgs {
     /// Limit the benchmark of a directory, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=60))]
     pub seconds: u32,
+    /// Accept a model of a directory that is off by at most this factor on the measured loads
+    #[arg(long, value_name = "FACTOR", default_value_t = 4.0, value_parser = parse_factor)]
+    pub accept_off: f64,
     /// Set the age of the snapshot at its commit, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub keep: u32,
@@ -284,6 +287,14 @@ fn parse_minutes(text: &str) -> Result<f64, String> {
     let minutes = text.parse().ok().filter(|minutes| MINUTES.contains(minutes));
     minutes
         .ok_or_else(|| format!("{text:?}: expected minutes, from {} to {}", MINUTES.start(), MINUTES.end()))
+}
+
+/// Range of `--accept-off`. Any prediction fits into a band of a factor of a thousand.
+const FACTOR: RangeInclusive<f64> = 1.0..=1_000.0;
+
+fn parse_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| FACTOR.contains(factor));
+    factor.ok_or_else(|| format!("{text:?}: expected a factor, from {} to {}", FACTOR.start(), FACTOR.end()))
 }
 
 fn parse_percent(text: &str) -> Result<RangeInclusive<u32>, String> {
@@ -319,6 +330,14 @@ mod tests {
         assert!(parse_depth("0..4").unwrap_err().contains("from 1 to 1024"));
         assert!(parse_depth("4..1").is_err());
         assert!(parse_depth("x").is_err());
+    }
+
+    #[test]
+    fn factors_are_at_least_one() {
+        assert_eq!(parse_factor("2.5"), Ok(2.5));
+        for text in ["0.9", "1001", "NaN", "x 2"] {
+            assert!(parse_factor(text).unwrap_err().contains("from 1 to 1000"), "{text}");
+        }
     }
 
     #[test]
