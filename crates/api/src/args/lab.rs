@@ -37,7 +37,7 @@ pub struct RunArgs {
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
     /// Measure this subject. Modelled: esx (default), redo, native, plain; on real storage: native (default), redo
-    /// (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2, reflink, hooks
+    /// (redo:drain), redo:helper, redo:mirror, qemu, qemu-extl2, reflink, btrfs, lvm-thin, zfs, rbd, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory in real time, for at most --minutes and within its free space
@@ -76,7 +76,7 @@ impl MinutesArg {
     }
 }
 
-/// Options of the subject `hooks`.
+/// Options of the subjects `hooks` and `rbd`.
 #[derive(Debug, Args)]
 pub struct HookArgs {
     /// Load this target of the subject `hooks`: an NBD URI, a file or a block device, which is overwritten
@@ -94,6 +94,9 @@ pub struct HookArgs {
     /// Limit the time of each of these commands, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub hook_limit: u32,
+    /// Create the image of the subject `rbd` in this pool
+    #[arg(long, value_name = "POOL[:id=NAME][:conf=FILE]", default_value = "rbd")]
+    pub rbd: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -137,7 +140,7 @@ pub struct SensitivityArgs {
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
-    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx
+    /// qemu-extl2, reflink, btrfs, lvm-thin, zfs, rbd, hooks; modelled: native, redo, plain, esx
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
     /// Measure in this directory in real time [default: on modelled storage in virtual time]
