@@ -17,6 +17,7 @@ mod phases;
 mod ping;
 #[cfg(test)]
 mod tests;
+mod vcenter;
 mod vmware;
 
 use std::io::BufRead;
@@ -130,6 +131,7 @@ pub fn import(name: &str, input: &mut dyn BufRead, selection: &Selection) -> Res
         Format::FioJson => records = fio::json::read(name, &mut lines, &mut skips)?,
         Format::FioLog => records = fio::log::read(name, &mut lines, &mut skips),
         Format::Pdh => records = pdh::read(name, &mut lines, selection, &mut skips)?,
+        Format::Vcenter => records = vcenter::read(name, &mut lines, selection, &mut skips),
         Format::VmwareLog => records = vmware::read(name, &mut lines, &mut skips),
         Format::Ping => records = ping::read(name, &mut lines, &mut skips),
     }

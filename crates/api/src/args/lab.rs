@@ -23,7 +23,7 @@ pub enum LabCommand {
     Compare(CompareArgs),
     /// Write a page with charts of one or more runs, or a workbook, tables, drawings
     Report(ReportArgs),
-    /// Read measurements of IOmeter, fio, esxtop, perfmon, vmware.log or ping
+    /// Read measurements of IOmeter, fio, esxtop, perfmon, vCenter, vmware.log or ping
     Import(ImportArgs),
     /// Measure what a snapshot leaves of the rate, over read share, depth and layers (in virtual time)
     Sweep(SweepArgs),

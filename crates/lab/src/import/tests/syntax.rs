@@ -183,6 +183,23 @@ fn computers_of_perfmon_managers_of_iometer_and_clients_of_fio_are_apart() {
 }
 
 #[test]
+fn the_vms_of_vcenter_are_apart_and_its_groups_of_counters_not_added() {
+    let imported = read(VCENTER);
+    assert_eq!(subjects(&imported), ["db", "web"]);
+    let [db, web] = &imported.records[..] else { panic!("{:?}", imported.records) };
+    assert_eq!((db.samples[0].writes, db.samples[0].interval_us), (100, 20_000_000));
+    let reads: Vec<_> = web.samples.iter().map(|s| (s.at_us, s.reads, s.read_latency.mean_us)).collect();
+    assert_eq!(reads, [(0, 800, 7_000.0), (20_000_000, 100, 0.0)]);
+    assert_eq!(number::date_time("2015-09-18 10:44:00").day_first, Some(web.began_unix_us));
+    assert!(says(&imported, "web: counters of disk, which have the same I/O"), "{:?}", imported.skipped);
+    assert!(says(&imported, "line 10: no statistic of a disk"), "{:?}", imported.skipped);
+    let selection =
+        Selection { vm: Some("WEB".into()), disk: Some("scsi0:1".into()), ..Selection::default() };
+    let one = import("f", &mut VCENTER.as_bytes(), &selection).unwrap();
+    assert_eq!((one.records.len(), one.records[0].samples[0].reads), (1, 600));
+}
+
+#[test]
 fn series_are_bounded() {
     let column = |n: usize| format!(",\"\\\\esx\\Virtual Disk(vm{n}:scsi0:0)\\Reads/sec\"");
     let vms = crate::import::SERIES_MAX + 2;
