@@ -24,10 +24,17 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// What pools, file systems and metadata take at least: btrfs needs 109 MiB, ZFS 64 MiB, and both keep reserves.
 const OWN_BYTES: u64 = 512 << 20;
-/// Unmounts or removes what is over the loop device of the file `$1`, then the device and the file.
+/// Begin of the scripts that take a stack down. Their arguments are the file, the name or the mount point of what is
+/// over its loop device, and further options.
+const NAMES: &str = "file=$1 over=$2
+shift 2
+devices=$(losetup --noheadings --output NAME --associated \"$file\")";
+/// Their end: the loop device and the file.
 const DETACH: &str = "\
-for device in $(losetup --noheadings --output NAME --associated \"$1\"); do try losetup --detach \"$device\"; done
-rm -f -- \"$1\"";
+for device in $devices; do try losetup --detach \"$device\"; done
+rm -f -- \"$file\"";
+/// Options of LVM where no udev makes the files of devices.
+const NO_UDEV: [&str; 2] = ["--config", "activation{udev_sync=0 udev_rules=0}"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeKind {
@@ -82,19 +89,22 @@ impl VolumeKind {
         check(self.name(), &self.needs())
     }
 
-    /// Returns the script that removes what was made over the loop device: `$1` is its file, `$2` the name or the mount
-    /// point.
+    /// Returns the script that removes everything.
     fn undo(self) -> String {
         let own = match self {
-            VolumeKind::Zfs => "if zpool list \"$2\" >/dev/null 2>&1; then try zpool destroy -f \"$2\"; fi",
-            VolumeKind::LvmThin => {
-                "for device in $(losetup --noheadings --output NAME --associated \"$1\"); do\n    \
-                 if vgs --devices \"$device\" \"$2\" >/dev/null 2>&1; then\n        \
-                 try vgremove -qq --yes --force --devices \"$device\" \"$2\"\n    fi\ndone"
+            VolumeKind::Zfs => {
+                "if zpool list \"$over\" >/dev/null 2>&1; then try zpool destroy -f \"$over\"; fi"
             }
-            VolumeKind::Btrfs => "if mountpoint -q \"$2\"; then try umount \"$2\"; fi",
+            VolumeKind::LvmThin => {
+                "for device in $devices; do
+    if vgs --devices \"$device\" \"$over\" >/dev/null 2>&1; then
+        try vgremove -qq --yes --force --devices \"$device\" \"$@\" \"$over\"
+    fi
+done"
+            }
+            VolumeKind::Btrfs => "if mountpoint -q \"$over\"; then try umount \"$over\"; fi",
         };
-        format!("{own}\n{DETACH}")
+        format!("{NAMES}\n{own}\n{DETACH}")
     }
 }
 
@@ -108,12 +118,14 @@ struct Place {
     device: String,
     /// Where btrfs is mounted.
     mount: String,
+    /// Further options of LVM.
+    options: &'static [&'static str],
 }
 
 impl Place {
     /// Returns the commands that make a disk of this size, in their order.
     fn create(&self, bytes: u64) -> Vec<Line> {
-        let Place { kind, name, device, mount } = self;
+        let Place { kind, name, device, mount, .. } = self;
         let size = bytes.to_string();
         match kind {
             // Content that compresses well would make it faster than with a guest's.
@@ -160,7 +172,7 @@ impl Place {
 
     /// Returns a command of LVM that sees no device but ours.
     fn lvm(&self, command: &str, words: &[&str]) -> Line {
-        line(&[&[command, "-qq", "--yes", "--devices", &self.device], words].concat())
+        line(&[&[command, "-qq", "--yes", "--devices", &self.device], self.options, words].concat())
     }
 
     fn disk(&self) -> String {
@@ -178,7 +190,8 @@ impl Place {
             VolumeKind::Zfs => vec![line(&["zfs", "snapshot", &format!("{name}/disk@{snapshot}")])],
             VolumeKind::LvmThin => {
                 let origin = format!("{name}/disk");
-                let words = ["--snapshot", "--setactivationskip", "n", "--name", &thin(snapshot), &origin];
+                let words =
+                    ["--type", "thin", "--setactivationskip", "n", "--name", &thin(snapshot), &origin];
                 vec![self.lvm("lvcreate", &words)]
             }
             VolumeKind::Btrfs => {
@@ -237,11 +250,14 @@ impl HostVolume {
         let made = File::create_new(&file).and_then(|made| made.set_len(file_bytes(bytes)));
         made.map_err(|e| Errno::from(e).at(file.display().to_string(), "making the file of the pool"))?;
         let over = if kind == VolumeKind::Btrfs { &mount } else { &name };
-        let undo = Undo::start(&kind.undo(), &[file.as_os_str(), OsStr::new(over)], folder)?;
+        let options: &[&str] = if Path::new("/run/udev/control").exists() { &[] } else { &NO_UDEV };
+        let arguments = [file.as_os_str(), OsStr::new(over)].into_iter();
+        let arguments: Vec<&OsStr> = arguments.chain(options.iter().map(OsStr::new)).collect();
+        let undo = Undo::start(&kind.undo(), &arguments, folder)?;
         // The page cache of the file would hide what the stack costs.
         let attach = line(&["losetup", "--find", "--show", "--direct-io=on", &file.to_string_lossy()]);
         let device = run(&attach)?.trim().to_string();
-        let volume = HostVolume { place: Place { kind, name, device, mount }, undo };
+        let volume = HostVolume { place: Place { kind, name, device, mount, options }, undo };
         run_all(&volume.place.create(bytes))?;
         wait_for(&volume.place.disk())?;
         Ok(volume)
@@ -328,7 +344,8 @@ mod tests {
     use super::*;
 
     fn place(kind: VolumeKind) -> Place {
-        Place { kind, name: "lab1".into(), device: "/dev/loop7".into(), mount: "/d ir/mount".into() }
+        let (name, device, mount) = ("lab1".into(), "/dev/loop7".into(), "/d ir/mount".into());
+        Place { kind, name, device, mount, options: &[] }
     }
 
     fn text(lines: Vec<Line>) -> Vec<String> {
@@ -346,7 +363,7 @@ mod tests {
         let lvm = "-qq --yes --devices /dev/loop7";
         assert_eq!(
             text(thin.take("a-b")),
-            [format!("lvcreate {lvm} --snapshot --setactivationskip n --name snap_a-b lab1/disk")]
+            [format!("lvcreate {lvm} --type thin --setactivationskip n --name snap_a-b lab1/disk")]
         );
         assert_eq!(text(thin.commit("a-b")), [format!("lvremove {lvm} lab1/snap_a-b")]);
         assert_eq!(thin.frozen("a-b"), "/dev/mapper/lab1-snap_a--b");
