@@ -15,7 +15,7 @@ SIZE = 2 << 30
 XFS_SIZE = 5 << 30
 # Each of the times before, with and after the snapshot. A commit may last six times as long.
 FRESH_S, WRITES_S = 10, 8
-QCOW2 = {"qemu": "qcow2 overlay, 64 KiB clusters", "qemu:extended_l2": "qcow2 overlay, extended_l2, 128 KiB"}
+QCOW2 = {"qemu": "qcow2 overlay, 64 KiB clusters", "qemu-extl2": "qcow2 overlay, extended_l2, 128 KiB"}
 
 
 def measure(bench):

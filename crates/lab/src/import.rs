@@ -5,6 +5,7 @@
 
 mod base;
 mod detect;
+mod events;
 mod fields;
 mod fio;
 mod iometer;
@@ -12,9 +13,11 @@ mod lines;
 mod merge;
 mod number;
 mod pdh;
+mod phases;
 mod ping;
 #[cfg(test)]
 mod tests;
+mod vcenter;
 mod vmware;
 
 use std::io::BufRead;
@@ -26,12 +29,15 @@ use crate::workload::Workload;
 use lines::Lines;
 
 pub use detect::Format;
-pub use merge::merge;
+pub use merge::{Merged, merge};
+pub use phases::{PhaseMark, mark_phases};
 
 /// Most intervals kept of one file: 125 MB at 250 bytes each; almost six days at one a second.
 pub const SAMPLES_MAX: usize = 500_000;
 /// Most beats, stuns and marks kept of one file, for each kind.
 pub const EVENTS_MAX: usize = 200_000;
+/// Most series of one file: a page of a hundred runs still opens.
+pub const SERIES_MAX: usize = 100;
 /// Most complaints kept; further ones are only counted.
 pub const SKIPPED_MAX: usize = 100;
 /// Longest text taken from a file into a name or a message.
@@ -125,6 +131,7 @@ pub fn import(name: &str, input: &mut dyn BufRead, selection: &Selection) -> Res
         Format::FioJson => records = fio::json::read(name, &mut lines, &mut skips)?,
         Format::FioLog => records = fio::log::read(name, &mut lines, &mut skips),
         Format::Pdh => records = pdh::read(name, &mut lines, selection, &mut skips)?,
+        Format::Vcenter => records = vcenter::read(name, &mut lines, selection, &mut skips),
         Format::VmwareLog => records = vmware::read(name, &mut lines, &mut skips),
         Format::Ping => records = ping::read(name, &mut lines, &mut skips),
     }
@@ -142,6 +149,11 @@ pub fn import(name: &str, input: &mut dyn BufRead, selection: &Selection) -> Res
     }
     records.iter_mut().for_each(|record| base::note_skipped(record, &skipped));
     Ok(Imported { format, records, workload, skipped })
+}
+
+/// Sets the phases of records that have none from the events of vmware.log.
+pub fn find_phases(records: &mut [Record]) {
+    records.iter_mut().for_each(events::find_phases);
 }
 
 fn unknown(name: &str, head: &str) -> Error {

@@ -1,6 +1,8 @@
 //! Predicts whether a commit will end under this load on this storage, how long it takes, and what the guest sees
 //! meanwhile.
 
+mod accuracy;
+
 use serde::Serialize;
 
 use crate::experiment::{Experiment, ModelledRun, Stack};
@@ -14,6 +16,8 @@ use crate::storage::measured::{Figure, Load};
 use crate::vmware::rules::Hypothesis;
 use crate::vmware::spec::Version;
 use crate::workload::{Pacing, Worker};
+
+pub(crate) use accuracy::{Accuracy, Point};
 
 /// The load, the age of the snapshot and the seed of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +48,24 @@ pub(crate) struct Answer {
     pub longest_stun_us: u64,
     /// Why the run ended early, if it did.
     pub failure: Option<String>,
+}
+
+/// The answers on storage that differs from the model by as much as the measured storage did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Band {
+    /// Factors of the time that everything takes.
+    pub slower_by: f64,
+    pub faster_by: f64,
+    pub slower: Answer,
+    pub faster: Answer,
+}
+
+/// An answer, with its band where the storage was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Prediction {
+    #[serde(flatten)]
+    pub answer: Answer,
+    pub band: Option<Band>,
 }
 
 /// The ways in which a commit may be carried out.

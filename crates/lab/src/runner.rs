@@ -87,16 +87,18 @@ async fn wind_up(mut monitor: Monitor, end: End) -> Record {
     monitor.stop_pings();
     let at_us = monitor.now_us();
     monitor.driver.halt();
-    let subject = monitor.subject.clone();
-    let closed = monitor.env.spawn(async move { subject.close().await });
-    let name = monitor.subject.name().to_string();
-    let nap = monitor.env.sleep_us(CLOSE_US);
+    let Monitor { env, subject, driver, mut recorder, .. } = monitor;
+    // A stack cannot take its disks down while they are open, which they are until the driver's last I/O.
+    drop(driver);
+    let name = subject.name().to_string();
+    let closed = env.spawn(async move { subject.close().await });
+    let nap = env.sleep_us(CLOSE_US);
     match select(pin!(closed.join()), pin!(nap)).await {
         Either::Left((Ok(()), _)) => {}
-        Either::Left((Err(e), _)) => monitor.recorder.note(format!("closing {name}: {e}")),
-        Either::Right(_) => monitor.recorder.note(format!("closing {name}: it does not end")),
+        Either::Left((Err(e), _)) => recorder.note(format!("closing {name}: {e}")),
+        Either::Right(_) => recorder.note(format!("closing {name}: it does not end")),
     }
-    monitor.recorder.end(at_us, end)
+    recorder.end(at_us, end)
 }
 
 #[cfg(test)]

@@ -23,9 +23,9 @@
 //! assert!(world.now_ns() > 1_000_000);
 //!
 //! // This fits one constant to a baseline row; no other figure of an experiment may influence it.
-//! let measure = |model: &StorageModel| 1e9 / model.value("member.overhead").unwrap();
+//! let measure = |model: &StorageModel| Ok(1e9 / model.value("member.overhead")?);
 //! let fitted = fit::fit(&pair, "member.overhead", 0.01..1.0, 5_000.0, 0.01, measure).unwrap();
-//! assert!((measure(&fitted) / 5_000.0 - 1.0).abs() < 0.01);
+//! assert!((measure(&fitted).unwrap() / 5_000.0 - 1.0).abs() < 0.01);
 //! ```
 //!
 //! For deltas on a LUN of their own use [`StorageModel::with_delta_lun`].

@@ -23,7 +23,7 @@ pub enum LabCommand {
     Compare(CompareArgs),
     /// Write a page with charts of one or more runs, or a workbook, tables, drawings
     Report(ReportArgs),
-    /// Read measurements of IOmeter, fio, esxtop, perfmon, vmware.log or ping
+    /// Read measurements of IOmeter, fio, esxtop, perfmon, vCenter, vmware.log or ping
     Import(ImportArgs),
     /// Measure what a snapshot leaves of the rate, over read share, depth and layers (in virtual time)
     Sweep(SweepArgs),
@@ -39,8 +39,8 @@ pub struct RunArgs {
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
     /// Measure this subject. Modelled: esx (default), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
-    /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu:extended_l2,
-    /// reflink, hooks
+    /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu-extl2, reflink,
+    /// btrfs, lvm-thin, zfs, rbd, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory in real time, for at most --minutes and within its free space
@@ -79,7 +79,7 @@ impl MinutesArg {
     }
 }
 
-/// Options of the subject `hooks`.
+/// Options of the subjects `hooks` and `rbd`.
 #[derive(Debug, Args)]
 pub struct HookArgs {
     /// Load this target of the subject `hooks`: an NBD URI, a file or a block device, which is overwritten
@@ -97,6 +97,9 @@ pub struct HookArgs {
     /// Limit the time of each of these commands, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub hook_limit: u32,
+    /// Create the image of the subject `rbd` in this pool
+    #[arg(long, value_name = "POOL[:id=NAME][:conf=FILE]", default_value = "rbd")]
+    pub rbd: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -153,7 +156,7 @@ pub struct SensitivityArgs {
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// Compare these subjects. On real storage: native, redo (redo:drain), redo:helper, redo:mirror, qemu,
-    /// qemu:extended_l2, reflink, hooks; modelled: native, redo, plain, esx, qcow2,
+    /// qemu-extl2, reflink, btrfs, lvm-thin, zfs, rbd, hooks; modelled: native, redo, plain, esx, qcow2,
     /// qcow2:extended_l2, lvm, fleecing, rbd, zfs. One that is named twice shows the noise
     #[arg(value_name = "SUBJECT")]
     pub subjects: Vec<String>,
@@ -243,6 +246,10 @@ pub struct ImportArgs {
     /// Select the counters whose name contains this
     #[arg(long, value_name = "PART")]
     pub counter: Option<String>,
+    /// Mark a phase: prepare, baseline, prepare-snapshot, snapshot, commit, drain or after. Times count from the begin,
+    /// such as snapshot=10m..1h, or are 2016-02-05T22:57:00Z [default: from the events of vmware.log]
+    #[arg(long, value_name = "NAME=FROM..TO")]
+    pub phase: Vec<String>,
     /// Keep the measurements in this folder: run.json and report.html
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
@@ -295,6 +302,9 @@ pub struct PredictArgs {
     /// Limit the benchmark of a directory, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=60))]
     pub seconds: u32,
+    /// Accept a model of a directory that is off by at most this factor on the measured loads
+    #[arg(long, value_name = "FACTOR", default_value_t = 4.0, value_parser = parse_factor)]
+    pub accept_off: f64,
     /// Set the age of the snapshot at its commit, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub keep: u32,
@@ -315,6 +325,14 @@ fn parse_minutes(text: &str) -> Result<f64, String> {
     let minutes = text.parse().ok().filter(|minutes| MINUTES.contains(minutes));
     minutes
         .ok_or_else(|| format!("{text:?}: expected minutes, from {} to {}", MINUTES.start(), MINUTES.end()))
+}
+
+/// Range of `--accept-off`. Any prediction fits into a band of a factor of a thousand.
+const FACTOR: RangeInclusive<f64> = 1.0..=1_000.0;
+
+fn parse_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| FACTOR.contains(factor));
+    factor.ok_or_else(|| format!("{text:?}: expected a factor, from {} to {}", FACTOR.start(), FACTOR.end()))
 }
 
 fn parse_percent(text: &str) -> Result<RangeInclusive<u32>, String> {
@@ -350,6 +368,14 @@ mod tests {
         assert!(parse_depth("0..4").unwrap_err().contains("from 1 to 1024"));
         assert!(parse_depth("4..1").is_err());
         assert!(parse_depth("x").is_err());
+    }
+
+    #[test]
+    fn factors_are_at_least_one() {
+        assert_eq!(parse_factor("2.5"), Ok(2.5));
+        for text in ["0.9", "1001", "NaN", "x 2"] {
+            assert!(parse_factor(text).unwrap_err().contains("from 1 to 1000"), "{text}");
+        }
     }
 
     #[test]

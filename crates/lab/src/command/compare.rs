@@ -122,7 +122,7 @@ impl<'a> Lab<'a> {
             (None, experiment) => Environment::Modelled(Box::new(modelled(args, experiment.clone())?)),
         };
         let measured = match (&args.real, args.predict) {
-            (Some(dir), true) => Some(survey(dir, args.seed, output)?),
+            (Some(dir), true) => Some(survey(dir, args, output)?),
             _ => None,
         };
         let interrupted = super::interruption()?;
@@ -210,11 +210,12 @@ fn bare(work: &Work, storage: &str) -> Experiment {
 }
 
 /// Benchmarks the directory and returns a model of it, whose figures are printed.
-fn survey(dir: &Path, seed: u64, output: Output) -> Result<StorageModel> {
+fn survey(dir: &Path, args: &CompareArgs, output: Output) -> Result<StorageModel> {
     save::folder(dir)?;
-    let measured = predict::survey(dir, SURVEY_S)?;
+    let measured = predict::survey(dir, SURVEY_S, args.read)?;
     let model = measured.model(&dir.display().to_string())?;
-    output.note(&predict::figures(&measured, &model, seed));
+    let points = predict::points(&measured, &model, args.seed);
+    output.note(&predict::figures(&measured, &points, &model));
     Ok(model)
 }
 

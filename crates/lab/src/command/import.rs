@@ -6,7 +6,7 @@ use api::args::lab::ImportArgs;
 use api::error::{Error, Result};
 use api::output::Output;
 
-use crate::import::{self, Imported, Selection};
+use crate::import::{self, Imported, Merged, PhaseMark, Selection};
 use crate::report::text;
 use crate::run::Record;
 
@@ -14,8 +14,14 @@ use super::save;
 
 pub(super) fn run(args: &ImportArgs, output: Output) -> Result<()> {
     let selection = Selection { vm: args.vm.clone(), disk: args.disk.clone(), counter: args.counter.clone() };
+    let marks: Vec<PhaseMark> =
+        args.phase.iter().map(|mark| PhaseMark::parse(mark)).collect::<blk::Result<_>>()?;
     let mut records: Vec<Record> = Vec::new();
-    for path in &args.files {
+    for (n, path) in args.files.iter().enumerate() {
+        if args.files[..n].contains(path) {
+            output.note(&format!("{}: given twice, read once", path.display()));
+            continue;
+        }
         let Imported { format, records: found, workload, skipped } = read(path, &selection)?;
         output.note(&format!("{}: {}, {} runs", path.display(), format.name(), found.len()));
         for skipped in skipped {
@@ -29,7 +35,10 @@ pub(super) fn run(args: &ImportArgs, output: Output) -> Result<()> {
         }
         records.extend(found);
     }
-    let records = import::merge(records);
+    let Merged { mut records, messages } = import::merge(records);
+    let unmarked = import::mark_phases(&mut records, &marks)?;
+    import::find_phases(&mut records);
+    messages.iter().chain(&unmarked).for_each(|message| output.note(message));
     save::keep(args.output.as_deref(), output, &records)?;
     output.result(&records, |records| records.iter().map(|record| text::summary(record) + "\n").collect())
 }

@@ -7,7 +7,7 @@ use api::args::lab::HookArgs;
 use api::error::{Error, Result};
 
 use crate::experiment::{Experiment, Limits, Scaled, Space};
-use crate::real::{Hooks, Setup, Stack};
+use crate::real::{Hooks, Pool, Setup, Stack};
 use crate::run::Record;
 use crate::runner::{Plan, RunObserver};
 
@@ -15,6 +15,9 @@ use super::save;
 
 /// Name of the subject that is the user's own stack.
 pub(super) const HOOKS: &str = "hooks";
+
+/// Name of the subject that has a pool.
+const RBD: &str = "rbd";
 
 /// Returns the user's own stack, or `None` unless all of its required options are given.
 pub(super) fn hooks(args: &HookArgs) -> Option<Stack> {
@@ -27,9 +30,12 @@ pub(super) fn hooks(args: &HookArgs) -> Option<Stack> {
     Some(Stack::Hooks { disks: args.target.clone(), hooks })
 }
 
+/// Returns the stack of that name. Errors: a stack that does not exist, and one that this machine cannot run.
 pub(super) fn stack(name: &str, args: &HookArgs) -> Result<Stack> {
     if name != HOOKS {
-        return Ok(Stack::by_name(name)?);
+        let stack = if name == RBD { Stack::Rbd(Pool::parse(&args.rbd)?) } else { Stack::by_name(name)? };
+        stack.check()?;
+        return Ok(stack);
     }
     let missing = || Error::invalid("hooks: needs --target, --take and --commit, and --real DIR");
     let (frozen, target) = (args.frozen.len(), args.target.len());

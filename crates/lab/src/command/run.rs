@@ -98,7 +98,8 @@ fn command(args: &RunArgs) -> String {
         option("real", dir.to_str());
         option("minutes", Some(&args.minutes.minutes.to_string()));
     }
-    let HookArgs { target, take, commit, frozen, hook_limit } = &args.hooks;
+    let HookArgs { target, take, commit, frozen, hook_limit, rbd } = &args.hooks;
+    option("rbd", args.subject.as_ref().filter(|subject| *subject == "rbd").map(|_| rbd.as_str()));
     target.iter().for_each(|target| option("target", Some(target)));
     option("take", take.as_deref());
     option("commit", commit.as_deref());

@@ -8,7 +8,7 @@ use blk::{Error, Result};
 use super::modelled_run::{ModelledRun, Stack};
 use super::{Experiment, Fit, Input, find};
 use crate::modelled::Engine;
-use crate::run::{Constant, ConstantSource, Phase, Use};
+use crate::run::{Constant, ConstantSource, End, Phase, Use};
 use crate::runner::{Action, RunObserver};
 use crate::storage::{StorageModel, fit};
 
@@ -167,10 +167,28 @@ fn fit_one(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) ->
     })
 }
 
-/// Returns the figure of one trial; NaN where the run failed, so that no comparison holds.
-fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> f64 {
+/// Returns the figure of one trial. Errors: a run that failed, or that does not have the figure, with the reason.
+fn predicted(trial: &Experiment, wanted: &Fit, model: &StorageModel, seed: u64) -> Result<f64> {
     let play = ModelledRun::new(trial.clone(), Stack::Engine(Engine::Plain), model.clone(), seed);
-    play.run(RunObserver::none()).figure(wanted.phase, wanted.quantity).unwrap_or(f64::NAN)
+    let record = play.run(RunObserver::none());
+    let why = || match (&record.end, nothing_counted(trial, wanted.phase)) {
+        (End::Failed(why), _) => format!("its run failed: {why}"),
+        (_, Some(why)) => why,
+        _ => format!("it has no {:?} of {:?}", wanted.quantity, wanted.phase),
+    };
+    let found = record.figure(wanted.phase, wanted.quantity).filter(|figure| figure.is_finite());
+    found.ok_or_else(|| Error::invalid(&trial.name, format!("a trial gives no figure to fit to: {}", why())))
+}
+
+/// Returns a sentence about a step of the phase whose warm-up is as long as its run in a trial: no sample counts.
+fn nothing_counted(trial: &Experiment, phase: Phase) -> Option<String> {
+    trial.steps.iter().filter(|step| step.phase == phase).find_map(|step| match step.action {
+        Action::Run { seconds, warm_up_seconds } if warm_up_seconds >= seconds => Some(format!(
+            "its warm-up of {warm_up_seconds} s leaves nothing of the {seconds} s that a trial runs; shorten \
+             warm_up_seconds"
+        )),
+        _ => None,
+    })
 }
 
 /// Copies the other experiment's fitted constants to the model, where it has a counterpart: the same disks in another
@@ -202,5 +220,21 @@ pub fn delta_model(experiment: &Experiment, fitted: &StorageModel) -> Result<Opt
         None => Ok(None),
         Some(name) if *name == fitted.name => Ok(Some(fitted.clone())),
         Some(name) => model(name).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warm_up_that_leaves_nothing_is_told() {
+        let mut experiment = find("v7000-sas").unwrap();
+        for step in experiment.steps.iter_mut().filter(|step| step.phase == Phase::Baseline) {
+            step.action = Action::Run { seconds: 260.0, warm_up_seconds: 260.0 };
+        }
+        let model = scaled(&experiment, model(&experiment.storage).unwrap()).unwrap();
+        let Fitted { notes, .. } = fit_to(&experiment.baseline(), model, 1);
+        assert!(notes[0].contains("leaves nothing of the") && !notes[0].contains("NaN"), "{notes:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Common parts of all imports: the initial record, and intervals of counts.
 
-use super::{SAMPLES_MAX, Skipped, Skips, text};
-use crate::run::{Clock, Phase, Quantity, Record, Row, Sample};
+use super::{Skipped, text};
+use crate::run::{Clock, Fact, Phase, Quantity, Record, Row};
 
 /// Returns an imported record without measurements.
 pub(super) fn record(name: &str, title: &str) -> Record {
@@ -11,6 +11,19 @@ pub(super) fn record(name: &str, title: &str) -> Record {
         command: format!("unstun lab import {}", text(name)),
         ..Record::head(&text(name), "imported", "", Clock::Real, 0)
     }
+}
+
+/// Name of the fact that holds the name of the VM.
+const VM: &str = "VM";
+
+/// Returns the fact that a record is of this VM.
+pub(super) fn vm(name: &str) -> Fact {
+    Fact { name: VM.into(), value: text(name) }
+}
+
+/// Returns the VM of a record, where its file has the name.
+pub(super) fn vm_of(record: &Record) -> Option<&str> {
+    record.machine.iter().find(|fact| fact.name == VM).map(|fact| fact.value.as_str())
 }
 
 /// Returns a measured figure without a published one.
@@ -29,16 +42,21 @@ pub(super) fn count(per_s: f64, interval_us: u64) -> u64 {
     count.round() as u64
 }
 
-/// Keeps a sample while there is space; reports once that there is none.
-pub(super) fn push(record: &mut Record, sample: Sample, line: u64, skips: &mut Skips) {
-    match record.samples.len().cmp(&SAMPLES_MAX) {
-        std::cmp::Ordering::Less => record.samples.push(sample),
-        _ if record.notes.iter().any(|note| note.starts_with(FULL)) => {}
-        _ => {
-            skips.at(line, format!("only the first {SAMPLES_MAX} intervals are kept"));
-            record.notes.push(format!("{FULL} after {SAMPLES_MAX} intervals."));
-        }
-    }
+/// Returns whether two names are those of one VM: their case may differ, and a UUID may follow.
+pub(super) fn same_name(one: &str, other: &str) -> bool {
+    bare_name(one).eq_ignore_ascii_case(bare_name(other))
 }
 
-const FULL: &str = "The import ends";
+/// Returns `SQL01` of `SQL01 (104c07ff-3663-44fb-9d89-a563c801611c)`.
+pub(super) fn bare_name(name: &str) -> &str {
+    const UUID_CHARS: usize = 36;
+    let parts = name.strip_suffix(')').and_then(|name| name.rsplit_once(" ("));
+    let is_uuid =
+        |text: &str| text.len() == UUID_CHARS && text.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    parts.filter(|(_, uuid)| is_uuid(uuid)).map_or(name, |(bare, _)| bare)
+}
+
+/// Returns a calendar time for a message, as `--phase` reads it.
+pub(super) fn at_clock(unix_us: i64) -> String {
+    jiff::Timestamp::from_microsecond(unix_us).map_or_else(|_| "an unknown time".into(), |at| at.to_string())
+}

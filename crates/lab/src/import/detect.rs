@@ -9,17 +9,20 @@ pub enum Format {
     FioLog,
     /// Counters of Windows' performance monitor or of `esxtop -b`.
     Pdh,
+    /// Statistics of vCenter, by PowerCLI.
+    Vcenter,
     VmwareLog,
     Ping,
 }
 
 impl Format {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::IometerConfig,
         Self::IometerResults,
         Self::FioJson,
         Self::FioLog,
         Self::Pdh,
+        Self::Vcenter,
         Self::VmwareLog,
         Self::Ping,
     ];
@@ -31,6 +34,7 @@ impl Format {
             Self::FioJson => "fio output (--output-format=json)",
             Self::FioLog => "a fio log (bw, iops, lat)",
             Self::Pdh => "performance counters (esxtop -b, perfmon)",
+            Self::Vcenter => "statistics of vCenter (Get-Stat)",
             Self::VmwareLog => "vmware.log",
             Self::Ping => "the output of ping",
         }
@@ -53,6 +57,9 @@ pub(super) fn detect(head: &str) -> Option<Format> {
     }
     if any(|line| line.starts_with('{')) && head.contains("\"fio version\"") {
         return Some(Format::FioJson);
+    }
+    if any(super::vcenter::is_header) {
+        return Some(Format::Vcenter);
     }
     if any(super::vmware::is_line) {
         return Some(Format::VmwareLog);

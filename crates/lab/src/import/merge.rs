@@ -1,38 +1,134 @@
 //! Merges files of one occasion into one record: samples of esxtop, stuns of vmware.log, and lost pings. They are
 //! merged if their clocks show that they overlap. fio's logs of one job are parts of the same intervals.
+//!
+//! Measurements of the same kind are never added: two files that overlap stay apart, with a message.
 
 use std::collections::BTreeMap;
 
+use super::base::{at_clock, same_name, vm_of};
 use super::{EVENTS_MAX, text};
 use crate::report::extent;
 use crate::run::{Beat, Mark, Record, Sample, Spread, Stun};
 
-/// Merges each record of events alone into every record of samples whose time it overlaps; without one it stays
-/// separate. The order is that of the samples, then that of the events.
-pub fn merge(records: Vec<Record>) -> Vec<Record> {
-    let (mut sampled, events): (Vec<_>, Vec<_>) =
+/// The records, and what was not merged and why.
+#[derive(Debug, Default)]
+pub struct Merged {
+    pub records: Vec<Record>,
+    pub messages: Vec<String>,
+}
+
+/// Merges each record of events alone into the records of samples whose time it overlaps, if they are of the same VM;
+/// without one it stays separate. The order is that of the samples, then that of the events.
+pub fn merge(records: Vec<Record>) -> Merged {
+    let (sampled, mut events): (Vec<_>, Vec<_>) =
         joined_logs(records).into_iter().partition(|r| !has_events_alone(r));
-    let mut alone: Vec<Record> = Vec::new();
+    let mut messages = overlaps(&sampled);
+    let mut merged = Merged { records: sampled, messages: Vec::new() };
+    let samples = merged.records.len();
+    events.sort_by_key(|event| event.began_unix_us);
     for event in events {
-        let mut met = false;
-        for record in sampled.iter_mut().filter(|record| meets(record, &event)) {
-            add_events(record, &event);
-            met = true;
+        let (mut targets, said) = targets(&merged.records[..samples], &event);
+        messages.extend(said);
+        if targets.is_empty() {
+            let alone = merged.records.iter().enumerate().skip(samples);
+            targets = alone.filter(|(_, record)| meets(record, &event)).map(|(n, _)| n).take(1).collect();
         }
-        if met {
-            continue;
-        }
-        match alone.iter_mut().find(|record| meets(record, &event)) {
-            Some(record) => add_events(record, &event),
-            None => alone.push(event),
+        let fits = |record: &Record| is_of_same_vm(record, &event) && !is_counted_twice(record, &event);
+        let (fitting, others): (Vec<_>, Vec<_>) =
+            targets.into_iter().partition(|n| fits(&merged.records[*n]));
+        messages.extend(others.into_iter().map(|n| told_apart(&merged.records[n], &event)));
+        fitting.iter().for_each(|n| add_events(&mut merged.records[*n], &event));
+        if fitting.is_empty() {
+            merged.records.push(event);
         }
     }
-    sampled.extend(alone);
-    sampled
+    for message in messages {
+        if !merged.messages.contains(&message) {
+            merged.messages.push(message);
+        }
+    }
+    merged
 }
 
 fn has_events_alone(record: &Record) -> bool {
     record.samples.is_empty() && !(record.beats.is_empty() && record.stuns.is_empty())
+}
+
+/// Returns the records of samples that the event's file may belong to, by time; and a message where a file has several
+/// VMs and the event does not name its own.
+fn targets(sampled: &[Record], event: &Record) -> (Vec<usize>, Option<String>) {
+    let met: Vec<usize> = (0..sampled.len()).filter(|n| meets(&sampled[*n], event)).collect();
+    let of_file = |n: usize| met.iter().filter(move |m| sampled[**m].experiment == sampled[n].experiment);
+    let names = |n: usize| vm_of(&sampled[n]).zip(vm_of(event)).is_some_and(|(a, b)| same_name(a, b));
+    let (alone, shared): (Vec<usize>, Vec<usize>) = met.iter().partition(|n| of_file(**n).count() == 1);
+    let named: Vec<usize> = shared.iter().copied().filter(|n| names(*n)).collect();
+    let said = shared.first().filter(|_| named.is_empty()).map(|n| {
+        let (ours, file, count) =
+            (text(&event.experiment), text(&sampled[*n].experiment), of_file(*n).count());
+        match vm_of(event) {
+            Some(vm) => format!("{ours}: of VM {vm}, which is none of the {count} series of {file}"),
+            None => {
+                format!("{ours}: does not name its VM, and {file} has {count} series; --vm PART selects one")
+            }
+        }
+    });
+    (alone.into_iter().chain(named).collect(), said)
+}
+
+/// Returns whether the names of both VMs agree, or one of them is unknown.
+fn is_of_same_vm(one: &Record, other: &Record) -> bool {
+    vm_of(one).zip(vm_of(other)).is_none_or(|(a, b)| same_name(a, b))
+}
+
+/// Returns whether both have events of one kind at the same time.
+fn is_counted_twice(record: &Record, event: &Record) -> bool {
+    let stuns = |r: &Record| spread(r, r.stuns.iter().map(|s| (s.at_us, s.at_us.saturating_add(s.stun_us))));
+    let beats = |r: &Record| spread(r, r.beats.iter().map(|b| (b.at_us, b.at_us)));
+    let overlap =
+        |a: Option<(i64, i64)>, b| a.zip(b).is_some_and(|(a, b): (_, (i64, i64))| a.0 < b.1 && b.0 < a.1);
+    overlap(stuns(record), stuns(event)) || overlap(beats(record), beats(event))
+}
+
+/// Returns the first begin and the last end in calendar time.
+fn spread(record: &Record, times: impl Iterator<Item = (u64, u64)>) -> Option<(i64, i64)> {
+    let (begin, end) = times.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+    let at = |us| record.began_unix_us.checked_add_unsigned(us);
+    Some((at(begin)?, at(end)?))
+}
+
+fn told_apart(record: &Record, event: &Record) -> String {
+    let (ours, theirs) = (text(&event.experiment), text(&record.source));
+    match vm_of(event).zip(vm_of(record)) {
+        Some((a, b)) if !same_name(a, b) => {
+            format!("{ours}: of VM {a}, so not merged with VM {b} ({theirs})")
+        }
+        _ => format!(
+            "{ours}: overlaps in time with the same kind of events ({theirs}); both are shown, nothing is added"
+        ),
+    }
+}
+
+/// Returns a message for each pair of files that may have counted the same I/O at the same time.
+fn overlaps(sampled: &[Record]) -> Vec<String> {
+    let spans: Vec<_> = sampled.iter().map(|record| (record, calendar(record))).collect();
+    let mut messages = Vec::new();
+    for (n, (one, a)) in spans.iter().enumerate() {
+        for (other, b) in &spans[n + 1..] {
+            let common = a.zip(*b).map(|(a, b)| (a.0.max(b.0), a.1.min(b.1)));
+            let Some((from, to)) = common.filter(|(from, to)| from < to) else { continue };
+            if one.experiment == other.experiment || !is_of_same_vm(one, other) {
+                continue;
+            }
+            let vm = vm_of(one).filter(|_| vm_of(other).is_some());
+            let what = vm.map_or("may measure the same disk".into(), |vm| format!("both measure VM {vm}"));
+            let (one, other) = (text(&one.experiment), text(&other.experiment));
+            let (from, to) = (at_clock(from), at_clock(to));
+            messages.push(format!(
+                "{one} and {other} {what}, from {from} to {to}: each is a series of its own, nothing is added"
+            ));
+        }
+    }
+    messages
 }
 
 /// Returns begin and end in calendar time; None where the begin is unknown.
@@ -41,7 +137,6 @@ fn calendar(record: &Record) -> Option<(i64, i64)> {
     let at = |us| record.began_unix_us.checked_add_unsigned(us);
     Some((at(begin)?, at(end)?)).filter(|_| record.began_unix_us != 0)
 }
-
 fn meets(one: &Record, other: &Record) -> bool {
     calendar(one).zip(calendar(other)).is_some_and(|(a, b)| a.0 <= b.1 && b.0 <= a.1)
 }
@@ -140,8 +235,9 @@ mod tests {
         let mut pings = record("ping.txt", 990);
         pings.beats = (0..30).map(|n| Beat { at_us: n * 1_000_000, lost: n == 12 }).collect();
         let later = Record { began_unix_us: 9_000_000_000, ..log.clone() };
-        let merged = merge(vec![log.clone(), esxtop, pings, later]);
+        let Merged { records: merged, messages } = merge(vec![log.clone(), esxtop, pings, later]);
         assert_eq!(merged.len(), 2, "one of another day stays alone");
+        assert_eq!(messages, [""; 0]);
         let one = &merged[0];
         assert_eq!(one.stuns[0].at_us, 51_000_000);
         assert_eq!((one.beats.len(), one.beats[2]), (20, Beat { at_us: 2_000_000, lost: true }));
@@ -156,9 +252,69 @@ mod tests {
         let iops = read("dir/job_iops.1.log", "1000, 510, 0, 0, 0\n");
         let latency = read("dir/job_clat.1.log", "1000, 700000, 0, 0, 0\n2000, 100, 1, 0, 0\n");
         let other = read("dir/else_iops.1.log", "1000, 7, 0, 0, 0\n");
-        let merged = merge(vec![iops, other, latency]);
+        let merged = merge(vec![iops, other, latency]).records;
         assert_eq!(merged.len(), 2);
         let samples = &merged[0].samples;
         assert_eq!((samples.len(), samples[0].reads, samples[0].read_latency.mean_us), (2, 510, 700.0));
+    }
+
+    fn of_vm(record: Record, vm: &str) -> Record {
+        Record { machine: vec![base::vm(vm)], subject: vm.into(), ..record }
+    }
+
+    fn stun(name: &str, began_s: i64, at_s: &[u64]) -> Record {
+        let stun = |s: &u64| Stun { at_us: s * 1_000_000, stun_us: 5, disk: None, cause: "c".into() };
+        Record { stuns: at_s.iter().map(stun).collect(), ..record(name, began_s) }
+    }
+
+    fn samples(name: &str, began_s: i64) -> Record {
+        Record { samples: (0..100).map(sample).collect(), ..record(name, began_s) }
+    }
+
+    /// Returns the stuns of each record, and all messages.
+    fn stuns(records: Vec<Record>) -> (Vec<usize>, String) {
+        let Merged { records, messages } = merge(records);
+        (records.iter().map(|record| record.stuns.len()).collect(), messages.join("\n"))
+    }
+
+    #[test]
+    fn stuns_go_to_their_own_vm() {
+        let esxtop = |vm| of_vm(samples("esxtop.csv", 1_000), vm);
+        let log = stun("vmware.log", 1_050, &[1]);
+        let both = || vec![esxtop("SQL01 (104c07ff-3663-44fb-9d89-a563c801611c)"), esxtop("web")];
+        let with = |log: Record| stuns(both().into_iter().chain([log]).collect());
+        assert_eq!(with(of_vm(log.clone(), "sql01")), (vec![1, 0], String::new()));
+        let (counts, said) = with(log.clone());
+        assert_eq!(counts, [0, 0, 1]);
+        assert!(said.contains("esxtop.csv has 2 series; --vm PART"), "{said}");
+        let (counts, said) = with(of_vm(log.clone(), "db"));
+        assert_eq!(counts, [0, 0, 1]);
+        assert!(said.contains("of VM db, which is none of the 2 series"), "{said}");
+        let (counts, said) = stuns(vec![esxtop("web"), of_vm(log, "db")]);
+        assert_eq!(counts, [0, 1]);
+        assert!(said.contains("of VM db, so not merged with VM web"), "{said}");
+    }
+
+    #[test]
+    fn what_was_counted_twice_is_told_and_not_added() {
+        let (counts, said) = stuns(vec![
+            samples("esxtop.csv", 1_000),
+            stun("vmware.log", 1_000, &[10, 20]),
+            stun("copy.log", 1_000, &[10, 20]),
+            stun("vmware-1.log", 1_000, &[2, 9]),
+        ]);
+        assert_eq!(counts, [4, 2], "a rotated log continues, a copy does not");
+        assert!(said.starts_with("copy.log: overlaps in time") && !said.contains("vmware-1.log: "), "{said}");
+
+        let merged =
+            merge(vec![of_vm(samples("a.csv", 1_000), "web"), of_vm(samples("b.csv", 1_050), "WEB")]);
+        assert_eq!(merged.records.len(), 2);
+        let expected =
+            "a.csv and b.csv both measure VM web, from 1970-01-01T00:17:30Z to 1970-01-01T00:18:20Z";
+        assert!(merged.messages[0].starts_with(expected), "{:?}", merged.messages);
+        let said = |a, b| merge(vec![a, b]).messages.join("");
+        assert_eq!(said(of_vm(samples("a.csv", 1_000), "web"), of_vm(samples("b.csv", 1_000), "db")), "");
+        assert_eq!(said(samples("a.csv", 1_000), samples("b.csv", 1_100)), "");
+        assert!(said(samples("a.csv", 1_000), samples("b.csv", 1_099)).contains("may measure the same disk"));
     }
 }

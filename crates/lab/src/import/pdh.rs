@@ -6,7 +6,7 @@ mod header;
 mod row;
 
 use blk::Result;
-use header::{EXAMPLES, Header, header};
+use header::{EXAMPLES, Header, Series, header};
 use row::{Row, Rows};
 
 use super::fields::Fields;
@@ -22,7 +22,7 @@ pub(super) fn read(
     let mut fields = Fields::default();
     let (_, first) = lines.next().unwrap_or_default();
     let header = header(name, first, selection, &mut fields, skips)?;
-    let mut rows = Rows::default();
+    let mut rows = Rows::new(header.series.len());
     while let Some((number, line)) = lines.next() {
         if line.trim().is_empty() {
             continue;
@@ -33,27 +33,31 @@ pub(super) fn read(
         }
         rows.add(Row::new(&fields, &header, number, skips), number, skips);
     }
-    let mut record = base::record(name, "Performance counters");
-    rows.into_record(&mut record, header.bias_minutes, skips);
-    describe(&mut record, &header);
-    Ok(Some(record).filter(|record| !record.samples.is_empty()).into_iter().collect())
+    let mut records: Vec<Record> = header.series.iter().map(|series| head(name, &header, series)).collect();
+    rows.into_records(&mut records, header.bias_minutes, skips);
+    records.retain(|record| !record.samples.is_empty());
+    Ok(records)
 }
 
-fn describe(record: &mut Record, header: &Header) {
+/// Returns the record of a series, without its samples.
+fn head(name: &str, header: &Header, series: &Series) -> Record {
     let list = |names: &[String]| {
         let more = names.len().saturating_sub(EXAMPLES);
         let shown = names.iter().take(EXAMPLES).cloned().collect::<Vec<_>>().join(", ");
         if more > 0 { format!("{shown} and {more} more") } else { shown }
     };
-    record.machine.push(Fact { name: "time zone".into(), value: header.zone.clone() });
-    record.machine.push(Fact { name: "disks".into(), value: list(&header.guests) });
-    if !header.hosts.is_empty() {
-        record.machine.push(Fact { name: "below them".into(), value: list(&header.hosts) });
+    let mut record = base::record(name, "Performance counters");
+    record.subject = if series.name.is_empty() { record.subject } else { series.name.clone() };
+    if series.is_vm {
+        record.machine.push(base::vm(&series.name));
     }
-    let (wanted, columns) = (header.wanted.len(), header.columns);
-    record.notes.push(format!(
-        "{wanted} of {columns} columns are read, summed up over {} disks.",
-        header.guests.len()
-    ));
+    record.machine.push(Fact { name: "time zone".into(), value: header.zone.clone() });
+    record.machine.push(Fact { name: "disks".into(), value: list(&series.guests) });
+    if !series.hosts.is_empty() {
+        record.machine.push(Fact { name: "below them".into(), value: list(&series.hosts) });
+    }
+    let (wanted, columns, disks) = (series.columns, header.columns, series.guests.len() + series.hosts.len());
+    record.notes.push(format!("{wanted} of {columns} columns are read, summed up over {disks} disks."));
     record.notes.push("Counters are means of their interval: there are no percentiles.".into());
+    record
 }

@@ -11,19 +11,21 @@ const INSTANT: &str = include_str!("../../fuzz-corpus/import/iometer-instantaneo
 const FIO: &str = include_str!("../../fuzz-corpus/import/fio.json");
 const ESXTOP: &str = include_str!("../../fuzz-corpus/import/esxtop.csv");
 const PERFMON: &str = include_str!("../../fuzz-corpus/import/perfmon.csv");
+const VCENTER: &str = include_str!("../../fuzz-corpus/import/vcenter.csv");
 const VMWARE: &str = include_str!("../../fuzz-corpus/import/vmware.log");
 const LINUX_PING: &str = include_str!("../../fuzz-corpus/import/ping-linux.txt");
 const WINDOWS_PING: &str = include_str!("../../fuzz-corpus/import/ping-windows.txt");
 const FIO_LOG: &str = include_str!("../../fuzz-corpus/import/fio_lat.1.log");
 
 /// One file of each format. Only the name of fio's log carries information.
-const SOUND: [(&str, &str, Format); 10] = [
+const SOUND: [(&str, &str, Format); 11] = [
     ("a", ICF, Format::IometerConfig),
     ("b", RESULTS, Format::IometerResults),
     ("c", INSTANT, Format::IometerResults),
     ("d", FIO, Format::FioJson),
     ("e", ESXTOP, Format::Pdh),
     ("f", PERFMON, Format::Pdh),
+    ("v", VCENTER, Format::Vcenter),
     ("g", VMWARE, Format::VmwareLog),
     ("h", LINUX_PING, Format::Ping),
     ("i", WINDOWS_PING, Format::Ping),

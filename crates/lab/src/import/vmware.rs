@@ -44,6 +44,13 @@ fn words_of(line: &str) -> &str {
     MARKS.iter().find_map(|mark| line.get(line.find(mark)?..)).unwrap_or(line)
 }
 
+/// Returns the VM's name, which a log repeats from the configuration when the VM starts: `DICT displayName = "web"`.
+fn display_name(line: &str) -> Option<&str> {
+    let (_, entry) = line.split_once("DICT")?;
+    let name = entry.trim_start().strip_prefix("displayName = \"")?.trim_end().strip_suffix('"')?;
+    Some(name).filter(|name| !name.is_empty())
+}
+
 /// A stun as logged. Its end is the time of the line, which was written when the VM resumed.
 struct Seen {
     end_unix_us: Option<i64>,
@@ -56,6 +63,7 @@ struct Log {
     stuns: Vec<Seen>,
     marks: Vec<(Option<i64>, String)>,
     first_us: Option<i64>,
+    vm: Option<String>,
     twice: u64,
     is_full: bool,
 }
@@ -97,6 +105,8 @@ pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) 
         } else if MARKS.iter().any(|mark| line.contains(mark)) {
             log.first_us = log.first_us.or(at);
             log.mark(at, line);
+        } else if let Some(name) = display_name(line) {
+            log.vm = Some(text(name));
         }
     }
     if log.is_full {
@@ -113,6 +123,10 @@ pub(super) fn read(name: &str, lines: &mut super::Lines<'_>, skips: &mut Skips) 
 /// are not.
 fn record(name: &str, log: &Log) -> Record {
     let mut record = base::record(name, "Stuns of a VM");
+    if let Some(vm) = &log.vm {
+        record.machine.push(base::vm(vm));
+        record.subject.clone_from(vm);
+    }
     let ends = log.stuns.iter().filter_map(|s| Some(s.end_unix_us?.saturating_sub_unsigned(s.stun_us)));
     let marks = log.marks.iter().filter_map(|(at, _)| *at);
     let first = ends.chain(marks).min();

@@ -10,9 +10,12 @@ use blk::volume::Volume;
 use blk::{Errno, Error, Result};
 
 use super::hooks::Hooks;
+use super::host_volume::{HostVolume, VolumeKind};
+use super::needs::{Need, check};
 use super::open::open_disk;
 use super::operations::{ExternalStack, Operations};
 use super::qemu::Qemu;
+use super::rbd::{Pool, Rbd};
 use super::reflink::Reflinks;
 use super::unstun::Served;
 use super::uring_executor::UringExecutor;
@@ -30,6 +33,10 @@ pub enum Stack {
         extended_l2: bool,
     },
     Reflink,
+    /// A stack of this machine, over a loop device.
+    Volume(VolumeKind),
+    /// An image of Ceph's RBD.
+    Rbd(Pool),
     /// VMware's ways of committing in the format of our redo chains, without our daemon. `true` is the mirror of 6.0,
     /// `false` the helpers of the versions before it.
     Vmware {
@@ -57,16 +64,18 @@ impl Stack {
             Stack::Unstun(_, DeltaFormat::Sesparse) => "redo:sesparse",
             Stack::Unstun(store, DeltaFormat::Fitting) => store.as_str(),
             Stack::Qemu { extended_l2: false } => "qemu",
-            Stack::Qemu { extended_l2: true } => "qemu:extended_l2",
+            Stack::Qemu { extended_l2: true } => "qemu-extl2",
             Stack::Reflink => "reflink",
+            Stack::Volume(kind) => kind.name(),
+            Stack::Rbd(_) => "rbd",
             Stack::Vmware { mirror: true } => "redo:mirror",
             Stack::Vmware { mirror: false } => "redo:helper",
             Stack::Hooks { .. } => "hooks",
         }
     }
 
-    /// Stacks that need only their name. Hooks also need their commands.
-    pub const NAMED: [Stack; 8] = [
+    /// Stacks that need only their name. RBD also needs its pool, and hooks need their commands.
+    const NAMED: [Stack; 11] = [
         Stack::Unstun(Store::Native, DeltaFormat::Fitting),
         Stack::Unstun(Store::Redo, DeltaFormat::Fitting),
         Stack::Unstun(Store::Redo, DeltaFormat::Sesparse),
@@ -75,17 +84,39 @@ impl Stack {
         Stack::Qemu { extended_l2: false },
         Stack::Qemu { extended_l2: true },
         Stack::Reflink,
+        Stack::Volume(VolumeKind::Btrfs),
+        Stack::Volume(VolumeKind::LvmThin),
+        Stack::Volume(VolumeKind::Zfs),
     ];
 
     /// Returns the stack of that name. `redo:drain` is a name of `redo`, to set it apart from the other two ways of
-    /// committing. Errors: `Invalid`, with the names there are.
+    /// committing; `qemu:extended_l2` is an earlier name. Errors: `Invalid`, with the names there are.
     pub fn by_name(name: &str) -> Result<Stack> {
-        let wanted = if name == "redo:drain" { "redo" } else { name };
+        let wanted = match name {
+            "redo:drain" => "redo",
+            "qemu:extended_l2" => "qemu-extl2",
+            other => other,
+        };
         Stack::NAMED.into_iter().find(|stack| stack.name() == wanted).ok_or_else(|| {
             let known: Vec<_> = Stack::NAMED.iter().map(Stack::name).collect();
             let known = known.join(", ");
-            Error::invalid(name, format!("no such subject; there are {known}, and hooks for any other"))
+            Error::invalid(name, format!("no such subject; there are {known}, rbd, and hooks for any other"))
         })
+    }
+
+    /// Refuses a stack that this machine cannot run. Errors: `Unsupported`, with what is missing and how to get it.
+    pub fn check(&self) -> Result<()> {
+        const QEMU: [Need; 2] = [
+            Need::Program("qemu-img", "qemu-utils"),
+            Need::Program("qemu-storage-daemon", "qemu-system-common"),
+        ];
+        match self {
+            Stack::Qemu { .. } => check(self.name(), &QEMU),
+            Stack::Volume(kind) => kind.check(),
+            Stack::Rbd(pool) => pool.check(),
+            // Whether a folder can share blocks is known when there is one.
+            Stack::Unstun(..) | Stack::Reflink | Stack::Vmware { .. } | Stack::Hooks { .. } => Ok(()),
+        }
     }
 
     /// Returns the bytes of each disk of a user's own stack; None for the other stacks, whose disks are created.
@@ -107,6 +138,8 @@ impl Stack {
             }
             Stack::Qemu { extended_l2 } => open_qemu(*extended_l2, executor, setup)?,
             Stack::Reflink => open_reflink(executor, setup)?,
+            Stack::Volume(kind) => open_volume(*kind, executor, setup)?,
+            Stack::Rbd(pool) => open_rbd(pool, executor, setup)?,
             Stack::Vmware { mirror } => return open_vmware(*mirror, executor, setup),
             Stack::Hooks { disks, hooks } => {
                 let volumes = disks.iter().map(|disk| open_disk(executor, disk)).collect::<Result<_>>()?;
@@ -143,6 +176,16 @@ fn open_reflink(executor: &UringExecutor, setup: &Setup<'_>) -> Result<Opened> {
     Ok((vec![volume], Box::new(Reflinks { disk })))
 }
 
+fn open_volume(kind: VolumeKind, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Opened> {
+    let volume = HostVolume::create(kind, setup.folder, only_disk(setup, kind.name())?)?;
+    Ok((vec![open_disk(executor, &volume.disk())?], Box::new(volume)))
+}
+
+fn open_rbd(pool: &Pool, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Opened> {
+    let rbd = Rbd::create(pool, setup.folder, only_disk(setup, "rbd")?)?;
+    Ok((vec![open_disk(executor, &rbd.uri("disk"))?], Box::new(rbd)))
+}
+
 fn open_vmware(mirror: bool, executor: &UringExecutor, setup: &Setup<'_>) -> Result<Rc<dyn Subject>> {
     let spec = Spec::redo(mirror, setup.disk_bytes.to_vec());
     let (env, folder) = (executor.env(), setup.folder.to_string_lossy().into_owned());
@@ -152,14 +195,20 @@ fn open_vmware(mirror: bool, executor: &UringExecutor, setup: &Setup<'_>) -> Res
     })
 }
 
-/// Creates the one disk of a stack that has no VMs.
-fn make_raw(setup: &Setup<'_>, stack: &str) -> Result<PathBuf> {
+/// Returns the size of the one disk of a stack that has no VMs.
+fn only_disk(setup: &Setup<'_>, stack: &str) -> Result<u64> {
     let [bytes] = setup.disk_bytes else {
         let cause = format!("{} disks; this stack is measured with one", setup.disk_bytes.len());
         return Err(Error::unsupported(stack, cause));
     };
+    Ok(*bytes)
+}
+
+/// Creates the file of the one disk.
+fn make_raw(setup: &Setup<'_>, stack: &str) -> Result<PathBuf> {
+    let bytes = only_disk(setup, stack)?;
     let path = setup.folder.join("disk.raw");
-    let made = File::create_new(&path).and_then(|file| file.set_len(*bytes));
+    let made = File::create_new(&path).and_then(|file| file.set_len(bytes));
     made.map_err(|e| Errno::from(e).at(path.display().to_string(), "making the disk"))?;
     Ok(path)
 }

@@ -9,8 +9,8 @@ use blk::{Buf, Env, Error, Result};
 use super::facts::free_bytes;
 use super::uring_executor::UringExecutor;
 use crate::plain::Plain;
-use crate::probe::{Meter, Totals};
-use crate::storage::measured::{Figure, LOADS, Load, Measured};
+use crate::probe::Meter;
+use crate::storage::measured::{Figure, Load, Measured, asked, loads};
 use crate::workload::{Driver, Worker, Workload};
 
 /// Larger than the caches of most drives, and written within seconds.
@@ -28,22 +28,27 @@ const FLUSH_SHARE: f64 = 0.05;
 const LOOK_US: u64 = 20_000;
 /// Further flushes would not change the mean.
 const FLUSHES_MAX: u32 = 1000;
+/// Fewest requests of a figure: their count scatters by a third. On slow storage a figure takes longer.
+const REQUESTS_MIN: u64 = 10;
 const FILE: &str = "survey";
 
 /// Called repeatedly with the name of the current measurement; an error ends the survey.
 pub type SurveyObserver = Rc<dyn Fn(&str) -> Result<()>>;
 
-/// Measures for about `seconds` in `folder`, which exists and which the caller removes afterwards.
+/// Measures for about `seconds` in `folder`, which exists and which the caller removes afterwards. The loads are those
+/// of a prediction for this share of reads.
 ///
 /// Errors: `Refused` where less than 256 MiB are free, the observer's errors, and those of the storage.
-pub fn survey(folder: &Path, seconds: f64, observer: SurveyObserver) -> Result<Measured> {
+pub fn survey(folder: &Path, seconds: f64, read_percent: u8, observer: SurveyObserver) -> Result<Measured> {
     let place = folder.display().to_string();
     let file_bytes = FILE_BYTES_MAX.min(free_bytes(folder)? / FREE_DIVISOR) / FILE_BYTES_MIN * FILE_BYTES_MIN;
     if file_bytes == 0 {
         let needed = FILE_BYTES_MIN * FREE_DIVISOR;
         return Err(Error::refused(
             place,
-            format!("less than {needed} bytes are free; it needs them to measure"),
+            format!(
+                "less than {needed} bytes are free, which a measurement needs; free some, or name a model"
+            ),
         ));
     }
     let executor = UringExecutor::new()?;
@@ -52,7 +57,7 @@ pub fn survey(folder: &Path, seconds: f64, observer: SurveyObserver) -> Result<M
         let file = env.open_root(&place)?.create_new(FILE).await?;
         file.set_len(file_bytes).await?;
         let disk: Rc<dyn Volume> = Rc::new(Plain::new(file, file_bytes));
-        Survey { env, place, disk, file_bytes, observer }.run(seconds).await
+        Survey { env, place, disk, file_bytes, observer }.run(seconds, read_percent).await
     })
 }
 
@@ -65,16 +70,18 @@ struct Survey {
 }
 
 impl Survey {
-    async fn run(mut self, seconds: f64) -> Result<Measured> {
+    async fn run(mut self, seconds: f64, read_percent: u8) -> Result<Measured> {
         self.file_bytes = self.fill(seconds * FILL_SHARE).await?;
-        let share = (1.0 - FILL_SHARE - FLUSH_SHARE) / LOADS.len() as f64;
+        let loads = loads(read_percent);
+        let share = (1.0 - FILL_SHARE - FLUSH_SHARE) / (loads.len() + 1) as f64;
         let mut figures = Vec::new();
-        for load in LOADS {
+        for load in loads {
             figures.push(self.measure(load, seconds * share).await?);
         }
+        let again = self.measure(asked(read_percent), seconds * share).await?;
         (self.observer)("flushes")?;
         let flush_us = self.flushes(seconds * FLUSH_SHARE).await?;
-        Ok(Measured { figures, flush_us, file_bytes: self.file_bytes })
+        Ok(Measured { figures, again, flush_us, file_bytes: self.file_bytes })
     }
 
     fn driver(&self, worker: Worker, meter: &Rc<Meter>) -> Result<Driver> {
@@ -120,14 +127,18 @@ impl Survey {
         (self.observer)(&load.text())?;
         driver.start();
         self.env.sleep_us((seconds * 1e6) as u64).await;
-        // On very slow storage the time is extended until one request has completed.
-        while driver.is_running() && meter.totals() == Totals::default() {
+        let completed = || meter.totals().reads + meter.totals().writes;
+        while driver.is_running() && completed() < REQUESTS_MIN {
             (self.observer)(&load.text())?;
             self.env.sleep_us(LOOK_US).await;
         }
         let sample = meter.cut(self.env.now_ns());
         driver.stop().await;
         self.check(&driver)?;
+        if sample.reads + sample.writes == 0 || sample.interval_us == 0 {
+            let cause = format!("{}: no request has completed, so there is nothing to measure", load.text());
+            return Err(Error::new(blk::ErrorKind::Io, &self.place, cause));
+        }
         let count = (sample.reads + sample.writes) as f64;
         let took_us = sample.read_latency.mean_us * sample.reads as f64
             + sample.write_latency.mean_us * sample.writes as f64;
@@ -160,8 +171,9 @@ mod tests {
     #[test]
     fn a_folder_is_measured_and_made_a_model() {
         let folder = tempfile::tempdir().unwrap();
-        let measured = survey(folder.path(), 1.5, Rc::new(|_| Ok(()))).unwrap();
+        let measured = survey(folder.path(), 1.5, 40, Rc::new(|_| Ok(()))).unwrap();
         assert!(measured.figures.iter().all(|figure| figure.iops > 0.0 && figure.latency_us > 0.0));
+        assert_eq!(measured.again.load, asked(40));
         assert!(measured.flush_us > 0.0 && measured.file_bytes >= FILE_BYTES_MIN);
         measured.model("here").unwrap();
     }
@@ -170,6 +182,6 @@ mod tests {
     fn the_observer_may_end_it() {
         let folder = tempfile::tempdir().unwrap();
         let over: SurveyObserver = Rc::new(|_| Err(Error::invalid("it", "interrupted")));
-        assert_eq!(survey(folder.path(), 1.5, over).unwrap_err().cause, "interrupted");
+        assert_eq!(survey(folder.path(), 1.5, 40, over).unwrap_err().cause, "interrupted");
     }
 }

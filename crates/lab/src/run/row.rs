@@ -17,6 +17,19 @@ pub enum Phase {
     After,
 }
 
+impl Phase {
+    /// All phases, in the order of a protocol.
+    pub const ALL: [Phase; 7] = [
+        Phase::Prepare,
+        Phase::Baseline,
+        Phase::PrepareSnapshot,
+        Phase::Snapshot,
+        Phase::Commit,
+        Phase::Drain,
+        Phase::After,
+    ];
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {

@@ -18,14 +18,15 @@ const STEPS_MAX: u32 = 40;
 /// Returns the model with `constant` chosen from `range` (in its own unit) so that `measure` comes within `tolerance`
 /// (a share) of `target`. `measure` must rise or fall throughout; its values at the ends show which.
 ///
-/// Errors: `NotFound`, `Refused` for a third constant, `Invalid` where the target is not between the ends.
+/// Errors: `NotFound`, `Refused` for a third constant, `Invalid` where the target is not between the ends or no positive
+/// number, and those of `measure`, whose figures must be numbers.
 pub fn fit(
     model: &StorageModel,
     constant: &str,
     range: Range<f64>,
     target: f64,
     tolerance: f64,
-    mut measure: impl FnMut(&StorageModel) -> f64,
+    measure: impl FnMut(&StorageModel) -> Result<f64>,
 ) -> Result<StorageModel> {
     let already =
         model.constants().iter().any(|c| c.name == constant && c.source == ConstantSource::FittedToBaseline);
@@ -33,11 +34,15 @@ pub fn fit(
         let cause = format!("{} constants are fitted already, at most {FITTED_MAX} may be", model.fitted());
         return Err(Error::refused(&model.name, cause));
     }
+    if !(target.is_finite() && target > 0.0) {
+        return Err(Error::invalid(&model.name, format!("{constant} cannot be fitted to {target}")));
+    }
+    let mut measure = numeric(&model.name, measure);
     let note = format!("fitted to {target} of the baseline");
     let at = |value| model.with(constant, value, ConstantSource::FittedToBaseline, &note);
     let near = |found: f64| (found / target - 1.0).abs() <= tolerance;
     let (mut low, mut high) = (range.start, range.end);
-    let (first, last) = (measure(&at(low)?), measure(&at(high)?));
+    let (first, last) = (measure(&at(low)?)?, measure(&at(high)?)?);
     for (value, found) in [(low, first), (high, last)] {
         if near(found) {
             return at(value);
@@ -51,13 +56,24 @@ pub fn fit(
     let rises = first < last;
     for _ in 0..STEPS_MAX {
         let middle = (low + high) / 2.0;
-        let found = measure(&at(middle)?);
+        let found = measure(&at(middle)?)?;
         if near(found) {
             return at(middle);
         }
         if (found < target) == rises { low = middle } else { high = middle }
     }
     at((low + high) / 2.0)
+}
+
+/// Returns `measure` with an error in place of a figure that is no number, with which every comparison would be false.
+fn numeric(
+    name: &str,
+    mut measure: impl FnMut(&StorageModel) -> Result<f64>,
+) -> impl FnMut(&StorageModel) -> Result<f64> {
+    move |model| match measure(model)? {
+        found if found.is_finite() => Ok(found),
+        found => Err(Error::invalid(name, format!("a trial gave {found} for the figure to fit to"))),
+    }
 }
 
 #[cfg(test)]
@@ -71,7 +87,7 @@ mod tests {
     }
 
     /// Returns the reads a second of one reader, in virtual time.
-    fn reads_per_s(model: &StorageModel) -> f64 {
+    fn reads_per_s(model: &StorageModel) -> Result<f64> {
         const READS: u64 = 300;
         let options = sim::Options {
             storage: Some(model.storage()),
@@ -87,13 +103,13 @@ mod tests {
                 file.read(at, blk::Buf::alloc(4096)).await.1.unwrap();
             }
         });
-        READS as f64 * 1e9 / world.now_ns() as f64
+        Ok(READS as f64 * 1e9 / world.now_ns() as f64)
     }
 
     #[test]
     fn a_constant_meets_a_figure_and_says_that_it_was_fitted() {
         let fitted = fit(&pair(), "member.overhead", 0.05..8.0, 150.0, 0.01, reads_per_s).unwrap();
-        assert!((reads_per_s(&fitted) / 150.0 - 1.0).abs() <= 0.01);
+        assert!((reads_per_s(&fitted).unwrap() / 150.0 - 1.0).abs() <= 0.01);
         let constant = fitted.constants().iter().find(|c| c.name == "member.overhead").unwrap();
         assert_eq!(constant.source, ConstantSource::FittedToBaseline);
         assert!((0.05..8.0).contains(&constant.value) && constant.note.contains("150"));
@@ -103,14 +119,23 @@ mod tests {
     #[test]
     fn what_cannot_be_fitted_is_refused() {
         let kind = |result: Result<StorageModel>| result.unwrap_err().kind;
-        let never = |_: &StorageModel| -> f64 { unreachable!("refused before") };
+        let never = |_: &StorageModel| -> Result<f64> { unreachable!("refused before") };
         assert_eq!(kind(fit(&pair(), "member.colour", 0.0..1.0, 1.0, 0.1, never)), ErrorKind::NotFound);
         assert_eq!(kind(fit(&pair(), "members", 0.0..2.0, 1.0, 0.1, never)), ErrorKind::Invalid);
-        let flat = |_: &StorageModel| 5.0;
+        let flat = |_: &StorageModel| Ok(5.0);
         assert_eq!(kind(fit(&pair(), "member.overhead", 0.1..1.0, 9.0, 0.1, flat)), ErrorKind::Invalid);
         let source = ConstantSource::FittedToBaseline;
         let two = pair().with("member.overhead", 0.2, source, "").unwrap();
         let two = two.with("member.seek_base", 0.3, source, "").unwrap();
         assert_eq!(kind(fit(&two, "member.switch", 0.1..0.2, 1.0, 0.1, never)), ErrorKind::Refused);
+    }
+
+    #[test]
+    fn what_is_no_number_is_told() {
+        let fit = |target, found: f64| {
+            fit(&pair(), "member.overhead", 0.1..1.0, target, 0.1, |_| Ok(found)).unwrap_err().cause
+        };
+        assert!(fit(9.0, f64::NAN).contains("a trial gave NaN"));
+        assert!(fit(0.0, 5.0).contains("cannot be fitted to 0") && fit(f64::NAN, 5.0).contains("NaN"));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use blk::Result;
+use blk::{Error, Result};
 
 use super::StorageModel;
 
@@ -45,22 +45,44 @@ const LARGE_READ_DEEP: Load = load(LARGE, 100, 8);
 const LARGE_WRITE_ALONE: Load = load(LARGE, 0, 1);
 const LARGE_WRITE_DEEP: Load = load(LARGE, 0, 8);
 
-/// The loads to measure. Those at depth 8 and the mix check the model and do not enter it.
-pub const LOADS: [Load; 11] = [
+/// The loads that the model is fitted to.
+const FITTED: [Load; 8] = [
     READ_ALONE,
-    load(SMALL, 100, 8),
     READ_DEEP,
     WRITE_ALONE,
-    load(SMALL, 0, 8),
     WRITE_DEEP,
-    MIXED_DEEP,
     LARGE_READ_ALONE,
     LARGE_READ_DEEP,
     LARGE_WRITE_ALONE,
     LARGE_WRITE_DEEP,
 ];
 
+/// Loads that check the model and do not enter it.
+const HELD_OUT: [Load; 3] = [load(SMALL, 100, 8), load(SMALL, 0, 8), MIXED_DEEP];
+
+/// Returns the load that a prediction for this share of reads is checked with: as deep as a guest's driver goes.
+pub const fn asked(read_percent: u8) -> Load {
+    load(SMALL, read_percent, DEEP)
+}
+
+/// Returns the loads to measure before a prediction for this share of reads: those that the model is fitted to, and
+/// those that check it, the share itself at two depths among them.
+pub fn loads(read_percent: u8) -> Vec<Load> {
+    let mut all: Vec<Load> = FITTED.into_iter().chain(HELD_OUT).collect();
+    for own in [load(SMALL, read_percent, 8), asked(read_percent)] {
+        if !all.contains(&own) {
+            all.push(own);
+        }
+    }
+    all
+}
+
 impl Load {
+    /// Returns whether the model is fitted to this load. Otherwise the load checks it.
+    pub fn is_fitted(self) -> bool {
+        FITTED.contains(&self)
+    }
+
     /// Returns the load in words: `4 KiB, 70 % reads, 32 under way`.
     pub fn text(self) -> String {
         let mix = match self.read_percent {
@@ -79,8 +101,10 @@ impl Load {
 /// All measured figures of some storage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// One figure for each of [`LOADS`].
+    /// One figure for each of [`loads`].
     pub figures: Vec<Figure>,
+    /// One of these loads, measured once more at the end.
+    pub again: Figure,
     /// Time of a flush after one small write.
     pub flush_us: f64,
     /// Size of the file that was used.
@@ -88,7 +112,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    fn of(&self, load: Load) -> &Figure {
+    /// Returns the figure of one of the loads that were measured.
+    pub fn of(&self, load: Load) -> &Figure {
         self.figures.iter().find(|figure| figure.load == load).expect("all of them were measured")
     }
 
@@ -100,7 +125,7 @@ impl Measured {
     }
 
     fn iops_max(&self) -> f64 {
-        let small = self.figures.iter().filter(|figure| figure.load.block_bytes == SMALL);
+        let small = FITTED.iter().filter(|load| load.block_bytes == SMALL).map(|load| self.of(*load));
         small.map(|figure| figure.iops).fold(1.0, f64::max).min(IOPS_MAX)
     }
 
@@ -117,8 +142,30 @@ impl Measured {
         busy.round().clamp(1.0, f64::from(deep.outstanding))
     }
 
+    /// Returns what would have been measured on storage that takes `factor` times as long for everything.
+    pub fn slower(&self, factor: f64) -> Measured {
+        let slower = |Figure { load, iops, latency_us }: &Figure| Figure {
+            load: *load,
+            iops: iops / factor,
+            latency_us: latency_us * factor,
+        };
+        Measured {
+            figures: self.figures.iter().map(slower).collect(),
+            again: slower(&self.again),
+            flush_us: self.flush_us * factor,
+            file_bytes: self.file_bytes,
+        }
+    }
+
     /// Returns the model under that name. Errors: figures with which no device works.
     pub fn model(&self, name: &str) -> Result<StorageModel> {
+        let is_figure = |value: f64| value.is_finite() && value > 0.0;
+        for Figure { load, iops, latency_us } in &self.figures {
+            if !is_figure(*iops) || !is_figure(*latency_us) {
+                let cause = format!("{}: {iops} IOPS at {latency_us} us is no measurement", load.text());
+                return Err(Error::invalid(name, cause));
+            }
+        }
         StorageModel::parse(name, name, &self.text())
     }
 
@@ -155,7 +202,8 @@ impl Measured {
         constant("write_rate", write_rate, "MB/s", "of one lane: 1 MiB writes against those of 4 KiB");
         constant("lanes", lanes, "", "4 KiB random reads: the rate at 32, times the latency alone");
         constant("write_lanes", write_lanes, "", "4 KiB random writes, as the lanes of reads");
-        constant("iops_max", self.iops_max(), "1/s", "the most 4 KiB requests at any depth and mix");
+        let note = "the most 4 KiB requests at any depth, of reads or of writes";
+        constant("iops_max", self.iops_max(), "1/s", note);
         constant("rate_max", self.bytes_per_us_max(), "MB/s", "1 MiB requests, 8 under way");
         text += "[calls]\n";
         let call_us = self.of(WRITE_ALONE).latency_us + self.flush_us;
@@ -212,7 +260,8 @@ mod tests {
                 latency_us: service_us * f64::from(load.outstanding) / busy,
             }
         };
-        Measured { figures: LOADS.map(figure).to_vec(), flush_us: 500.0, file_bytes: 1 << 30 }
+        let figures = loads(70).into_iter().map(figure).collect();
+        Measured { figures, again: figure(MIXED_DEEP), flush_us: 500.0, file_bytes: 1 << 30 }
     }
 
     #[test]
@@ -256,5 +305,32 @@ mod tests {
             (figure.iops, figure.latency_us) = (0.4, 2_500_000.0);
         }
         odd.model("a floppy").unwrap();
+    }
+
+    #[test]
+    fn the_share_that_is_asked_for_is_measured_too() {
+        assert_eq!(loads(70).len(), FITTED.len() + HELD_OUT.len() + 1, "4 KiB, 70 % reads, 8 under way");
+        assert!(loads(33).contains(&asked(33)) && !asked(33).is_fitted());
+        assert_eq!(loads(100).len(), FITTED.len() + HELD_OUT.len());
+    }
+
+    #[test]
+    fn slower_storage_is_slower_in_everything() {
+        let measured = measured(16.0, 96.0, 46.0);
+        let (model, half) = (measured.model("a").unwrap(), measured.slower(2.0).model("a").unwrap());
+        for (name, factor) in
+            [("read", 2.0), ("flush", 2.0), ("calls.call", 2.0), ("iops_max", 0.5), ("rate_max", 0.5)]
+        {
+            let ratio = half.value(name).unwrap() / model.value(name).unwrap();
+            assert!((ratio / factor - 1.0).abs() < 0.01, "{name}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_measurement_is_refused() {
+        let mut none = measured(16.0, 96.0, 46.0);
+        none.figures[3].latency_us = f64::NAN;
+        let error = none.model("here").unwrap_err();
+        assert!(error.cause.contains("NaN us is no measurement"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
 //! Stacks of this machine as subjects: data is correct, operations have their effect, and none of them hangs.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use blk::Buf;
 use blk::volume::Volume;
-use lab::real::{Hooks, Setup, Stack, UringExecutor};
+use lab::real::{Hooks, Pool, Setup, Stack, UringExecutor, VolumeKind};
 use lab::subject::{CommitEnd, Subject};
 
 const SIZE: u64 = 64 << 20;
@@ -59,6 +60,117 @@ fn qemu_takes_and_commits_by_its_own_means() {
         let subject = open(&Stack::Qemu { extended_l2 }, &executor, folder.path());
         executor.run(round_trip(subject));
         assert!(!folder.path().join("first.qcow2").exists(), "the overlay is gone after its commit");
+    }
+}
+
+/// Reports that the running test cannot run here. `scripts/test.sh` counts it as skipped, and not as passed.
+fn skip(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("main").to_owned();
+    // Unlike `println!`, this is not captured. With one test at a time the line has the test's name before it.
+    let _ = writeln!(std::io::stdout(), "SKIPPED {test}: {reason}");
+}
+
+/// Checks that a snapshot shows its own state while the disk is written, twice in a chain.
+async fn frozen_round_trip(subject: Rc<dyn Subject>) {
+    let disk = subject.disks().remove(0);
+    for (n, name) in ["one-1", "two.2"].into_iter().enumerate() {
+        write(&disk, 0, n as u8 + 1).await;
+        disk.clone().flush().await.unwrap();
+        subject.take(name).await.unwrap();
+        write(&disk, 0, n as u8 + 2).await;
+        disk.clone().flush().await.unwrap();
+        let (frozen, held) = subject.frozen(name).await.unwrap();
+        assert_eq!(frozen[0].info().size_bytes, SIZE);
+        assert!(shows(&frozen[0], 0, n as u8 + 1).await && shows(&disk, 0, n as u8 + 2).await, "{name}");
+        drop((frozen, held));
+    }
+    assert!(subject.take("a/b").await.unwrap_err().cause.contains("letters, digits"));
+    for name in ["one-1", "two.2"] {
+        assert_eq!(subject.commit(name).await.unwrap(), CommitEnd::Done);
+        assert!(shows(&disk, 0, 3).await);
+        assert!(subject.frozen(name).await.is_err(), "{name} is gone");
+    }
+    drop(disk);
+    subject.close().await.unwrap();
+}
+
+/// Runs both round trips on a stack, each in a folder of its own, which has nothing of the stack afterwards. Skips a
+/// machine that lacks something.
+fn plays(stack: &Stack) {
+    if let Err(error) = stack.check() {
+        assert!(error.cause.contains("this machine lacks"), "{error}");
+        return skip(&error.to_string());
+    }
+    let executor = UringExecutor::new().unwrap();
+    let folder = || tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (one, other) = (folder(), folder());
+    executor.run(round_trip(open(stack, &executor, one.path())));
+    executor.run(frozen_round_trip(open(stack, &executor, other.path())));
+    for folder in [one, other] {
+        assert!(!folder.path().join("pool.img").exists());
+        let devices =
+            Command::new("losetup").args(["--noheadings", "--output", "BACK-FILE"]).output().unwrap();
+        let devices = String::from_utf8_lossy(&devices.stdout).into_owned();
+        assert!(!devices.contains(folder.path().to_str().unwrap()), "{devices}");
+        // Fails while something is mounted in it.
+        folder.close().unwrap();
+    }
+}
+
+#[test]
+fn btrfs_takes_and_removes_snapshots_of_a_subvolume() {
+    plays(&Stack::Volume(VolumeKind::Btrfs));
+}
+
+#[test]
+fn lvm_takes_and_removes_thin_snapshots() {
+    plays(&Stack::Volume(VolumeKind::LvmThin));
+}
+
+#[test]
+fn zfs_takes_and_destroys_snapshots_of_a_zvol() {
+    plays(&Stack::Volume(VolumeKind::Zfs));
+}
+
+/// A cluster of one node, until this is dropped.
+struct Cluster(tempfile::TempDir);
+
+const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/ceph-cluster.sh");
+
+impl Cluster {
+    fn script(&self, verb: &str) {
+        let status = Command::new(CLUSTER).arg(verb).arg(self.0.path().join("ceph")).status().unwrap();
+        assert!(status.success(), "{CLUSTER} {verb}");
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.script("stop");
+    }
+}
+
+#[test]
+fn rbd_takes_and_removes_snapshots_of_an_image() {
+    if Command::new("ceph-osd").arg("--version").output().is_err() {
+        return skip("no ceph-osd; `make test-all` installs it");
+    }
+    let cluster = Cluster(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    cluster.script("start");
+    let conf = cluster.0.path().join("ceph/ceph.conf").display().to_string();
+    plays(&Stack::Rbd(Pool::parse(&format!("vms:conf={conf}")).unwrap()));
+    let left = Command::new("rbd").args(["--conf", &conf, "ls", "vms"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "", "the images are gone");
+    let absent = Stack::Rbd(Pool::parse(&format!("absent:conf={conf}")).unwrap()).check().unwrap_err();
+    assert!(absent.cause.contains("absent does not answer") && absent.cause.contains("--rbd"), "{absent}");
+}
+
+#[test]
+fn earlier_names_are_accepted() {
+    assert_eq!(Stack::by_name("qemu:extended_l2").unwrap().name(), "qemu-extl2");
+    let error = Stack::by_name("vsan").unwrap_err();
+    for name in ["qemu-extl2", "btrfs", "lvm-thin", "zfs", "rbd", "hooks"] {
+        assert!(error.cause.contains(name), "{error}");
     }
 }
 

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use crate::daemon::Datastore;
+use crate::skip::skip;
+use crate::space::until;
 
 const SHORT: &str = "--rounds 1 --seconds 1 --size 64M --depth 8 --json";
 
@@ -68,6 +70,37 @@ fn a_stack_whose_commit_fails_is_reported_with_its_output() {
     let summaries: Value = serde_json::from_slice(&output.stdout).unwrap();
     let failures = of(&summaries, "hooks")["failures"].to_string();
     assert!(failures.contains("the array is busy"), "{failures}");
+}
+
+#[test]
+fn a_stack_of_the_machine_is_taken_down_after_a_kill() {
+    let datastore = Datastore::new();
+    let folder = datastore.beside("compared");
+    let compare = |seconds: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unstun"));
+        command.args(["lab", "compare", "btrfs", "--real"]).arg(&folder).args(["--size", "64M"]);
+        command.args(["--rounds", "1", "--seconds", seconds, "--json"]);
+        command
+    };
+    let first = compare("1").output().unwrap();
+    let said = String::from_utf8_lossy(&first.stderr);
+    if said.contains("this machine lacks") {
+        return skip(&said);
+    }
+    assert!(first.status.success(), "{said}");
+    let mounts = || std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let is_mounted = || mounts().contains(folder.to_str().unwrap());
+    assert!(!is_mounted());
+    let mut running = compare("600").spawn().unwrap();
+    until("btrfs is mounted", || is_mounted().then_some(()));
+    running.kill().unwrap();
+    running.wait().unwrap();
+    until("it is taken down", || (!is_mounted()).then_some(()));
+    let file = folder.join("unstun-compare-btrfs-0/pool.img");
+    until("its file is removed", || (!file.exists()).then_some(()));
+    let again = compare("1").output().unwrap();
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(said.contains("unstun-compare-btrfs-0"), "the folder that remained is named: {said}");
 }
 
 #[test]

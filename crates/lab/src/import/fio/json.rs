@@ -4,7 +4,7 @@ use blk::{Error, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::{Lines, Skips, base, text};
+use super::super::{Lines, SERIES_MAX, Skips, base, text};
 use crate::run::{Fact, Phase, PhaseSpan, Quantity, Record, Sample, Spread};
 
 /// Largest file; one of a thousand jobs with all bins is 30 MB.
@@ -27,6 +27,8 @@ struct Output {
 #[serde(default)]
 struct Job {
     jobname: String,
+    /// Of a client of a server run; empty for a job of this machine.
+    hostname: String,
     error: i64,
     read: Direction,
     write: Direction,
@@ -89,7 +91,7 @@ pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Resu
     let mut outputs = serde_json::Deserializer::from_slice(&bytes[begin..]).into_iter::<Output>();
     let output = outputs.next().unwrap_or_else(|| Err(serde::de::Error::custom("no object")));
     let output = output.map_err(|e| Error::damaged(name, format!("fio's JSON: {e}")))?;
-    Ok(record(name, output, skips).into_iter().collect())
+    Ok(records(name, output, skips))
 }
 
 /// Returns the position of the first line that starts an object.
@@ -104,28 +106,44 @@ fn begin(bytes: &[u8]) -> usize {
     0
 }
 
-fn record(name: &str, output: Output, skips: &mut Skips) -> Option<Record> {
-    let all = if output.jobs.is_empty() { output.client_stats } else { output.jobs };
-    let mut record = base::record(name, "A run of fio");
-    let mut jobs = Vec::new();
-    for (n, value) in all.into_iter().enumerate() {
-        match serde_json::from_value::<Job>(value) {
+/// Returns one record, or one for each host whose jobs a server ran.
+fn records(name: &str, output: Output, skips: &mut Skips) -> Vec<Record> {
+    let Output { version, timestamp_ms, timestamp, jobs, client_stats } = output;
+    let mut hosts: Vec<(String, Vec<Job>)> = Vec::new();
+    for (n, value) in if jobs.is_empty() { client_stats } else { jobs }.into_iter().enumerate() {
+        let job = match serde_json::from_value::<Job>(value) {
             // fio adds the sum of its clients as a job of this name; the clients are already included.
-            Ok(job) if job.jobname == "All clients" => {}
-            Ok(job) => jobs.push(job),
-            Err(e) => skips.file(format!("job {n}: {e}")),
+            Ok(job) if job.jobname == "All clients" => continue,
+            Ok(job) => job,
+            Err(e) => {
+                skips.file(format!("job {n}: {e}"));
+                continue;
+            }
+        };
+        match hosts.iter().position(|(host, _)| *host == job.hostname) {
+            Some(place) => hosts[place].1.push(job),
+            None if hosts.len() < SERIES_MAX => hosts.push((job.hostname.clone(), vec![job])),
+            None => skips.file(format!("job {n}: of a host beyond the first {SERIES_MAX}")),
         }
     }
-    record.machine.push(Fact { name: "fio".into(), value: text(&output.version) });
-    let ended = output.timestamp_ms.or(output.timestamp.and_then(|s| s.checked_mul(1_000)));
-    let sample = sum(&jobs);
+    let ended = timestamp_ms.or(timestamp.and_then(|s| s.checked_mul(1_000)));
     let ended_us = ended.and_then(|ms| ms.checked_mul(1_000)).unwrap_or(0);
+    let is_one = hosts.len() == 1;
+    let named = |host: &str| (!is_one && !host.is_empty()).then(|| text(host));
+    hosts.iter().map(|(host, jobs)| record(name, &version, named(host), ended_us, jobs)).collect()
+}
+
+fn record(name: &str, version: &str, host: Option<String>, ended_us: i64, jobs: &[Job]) -> Record {
+    let mut record = base::record(name, "A run of fio");
+    record.subject = host.unwrap_or(record.subject);
+    record.machine.push(Fact { name: "fio".into(), value: text(version) });
+    let sample = sum(jobs);
     record.began_unix_us = ended_us.saturating_sub_unsigned(sample.interval_us).max(0);
     record.phases.push(PhaseSpan::new(Phase::Baseline, String::new(), 0, sample.interval_us));
     record.samples.push(sample);
     record.notes.push("fio's JSON has totals alone: one interval. Its logs have the course of time.".into());
     jobs.iter().take(JOBS_MAX).for_each(|job| rows(&mut record, job));
-    (!jobs.is_empty()).then_some(record)
+    record
 }
 
 fn rows(record: &mut Record, job: &Job) {

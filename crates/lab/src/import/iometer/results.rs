@@ -1,17 +1,19 @@
 //! IOmeter's results: the summary of each access specification, and the instantaneous file with a time in each line.
 //!
-//! Columns are found by their names, because versions added and renamed some. Only the lines of ALL are read: those of
-//! managers, workers and disks are parts of them.
+//! Columns are found by their names, because versions added and renamed some. The lines of ALL are read: those of
+//! workers and disks are parts of them. The lines of several managers are read instead, a record for each, because each
+//! runs on a machine of its own.
 
-use super::super::base::{count, measured, push, record as new_record};
+use super::super::base::{count, measured, record as new_record};
 use super::super::fields::Fields;
-use super::super::{Lines, Skips, number, text};
+use super::super::{Lines, SAMPLES_MAX, SERIES_MAX, Skips, number, text};
 use crate::run::{Quantity, Record, Sample, Spread};
 
 /// Columns that are read, each with the headings it has had.
-const COLUMNS: [&[&str]; 13] = [
+const COLUMNS: [&[&str]; 14] = [
     &["TimeStamp"],
     &["'Target Type"],
+    &["Target Name"],
     &["Access Specification Name"],
     &["Read IOps"],
     &["Write IOps"],
@@ -26,17 +28,18 @@ const COLUMNS: [&[&str]; 13] = [
 ];
 const TIME: usize = 0;
 const TARGET: usize = 1;
-const SPEC: usize = 2;
-const READS: usize = 3;
-const WRITES: usize = 4;
-const READ_MB: usize = 5;
-const WRITE_MB: usize = 6;
-const READ_MIB: usize = 7;
-const WRITE_MIB: usize = 8;
-const READ_MEAN: usize = 9;
-const WRITE_MEAN: usize = 10;
-const READ_MAX: usize = 11;
-const WRITE_MAX: usize = 12;
+const NAME: usize = 2;
+const SPEC: usize = 3;
+const READS: usize = 4;
+const WRITES: usize = 5;
+const READ_MB: usize = 6;
+const WRITE_MB: usize = 7;
+const READ_MIB: usize = 8;
+const WRITE_MIB: usize = 9;
+const READ_MEAN: usize = 10;
+const WRITE_MEAN: usize = 11;
+const READ_MAX: usize = 12;
+const WRITE_MAX: usize = 13;
 const MIB: f64 = 1_048_576.0;
 
 #[derive(Default)]
@@ -87,17 +90,26 @@ impl Columns {
     }
 }
 
-struct Reading<'a> {
+/// The lines of one target: of all managers together, or of one.
+struct Part {
     record: Record,
-    columns: Option<Columns>,
     /// Time of the previous line, microseconds of the calendar.
     before: Option<i64>,
+}
+
+struct Reading<'a> {
+    name: &'a str,
+    columns: Option<Columns>,
+    all: Part,
+    managers: Vec<Part>,
+    /// Intervals kept, of all parts together.
+    samples: usize,
     skips: &'a mut Skips,
 }
 
 pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<Record> {
-    let mut reading =
-        Reading { record: new_record(name, "IOmeter results"), columns: None, before: None, skips };
+    let all = Part { record: new_record(name, TITLE), before: None };
+    let mut reading = Reading { name, columns: None, all, managers: Vec::new(), samples: 0, skips };
     let mut fields = Fields::default();
     while let Some((number, line)) = lines.next() {
         if line.starts_with("'Target Type,") || line.starts_with("TimeStamp,'Target Type,") {
@@ -110,32 +122,57 @@ pub(crate) fn read(name: &str, lines: &mut Lines<'_>, skips: &mut Skips) -> Vec<
             reading.line(&fields, number);
         }
     }
-    let record = reading.record;
-    if record.rows.is_empty() && record.samples.is_empty() {
+    let Reading { all, managers, .. } = reading;
+    let parts = if managers.len() > 1 { managers } else { vec![all] };
+    let records: Vec<Record> = parts.into_iter().map(|part| part.record).collect();
+    if records.iter().all(|record| record.rows.is_empty() && record.samples.is_empty()) {
         skips.file("no line of ALL: the results were saved without the totals of all managers");
         return Vec::new();
     }
-    vec![record]
+    records
 }
+
+const TITLE: &str = "IOmeter results";
 
 impl Reading<'_> {
     fn line(&mut self, fields: &Fields, number: u64) {
         let Some(columns) = self.columns.take() else { return };
-        if columns.get(fields, TARGET) == "ALL" {
-            match columns.0[TIME] {
-                Some(_) => self.instant(&columns, fields, number),
-                None => self.total(&columns, fields, number),
-            }
+        let part = match columns.get(fields, TARGET) {
+            "ALL" => Some(&mut self.all),
+            "MANAGER" => manager(&mut self.managers, self.name, columns.get(fields, NAME)),
+            _ => None,
+        };
+        if let Some(part) = part {
+            let why_not = match columns.0[TIME] {
+                Some(_) => part.instant(&columns, fields, &mut self.samples),
+                None => part.total(&columns, fields),
+            };
+            why_not.into_iter().for_each(|why| self.skips.at(number, why));
         }
         self.columns = Some(columns);
     }
+}
 
-    /// Adds a whole test of one access specification: figures without a course over time.
-    fn total(&mut self, columns: &Columns, fields: &Fields, number: u64) {
+/// Returns the part of a manager, or None where there are too many.
+fn manager<'a>(managers: &'a mut Vec<Part>, file: &str, name: &str) -> Option<&'a mut Part> {
+    let name = text(name);
+    let place = match managers.iter().position(|part| part.record.subject == name) {
+        Some(place) => place,
+        None if managers.len() == SERIES_MAX => return None,
+        None => {
+            managers.push(Part { record: Record { subject: name, ..new_record(file, TITLE) }, before: None });
+            managers.len() - 1
+        }
+    };
+    managers.get_mut(place)
+}
+
+impl Part {
+    /// Adds a whole test of one access specification: figures without a course over time. Returns why it does not.
+    fn total(&mut self, columns: &Columns, fields: &Fields) -> Option<&'static str> {
         const ROWS_MAX: usize = 10_000;
         if fields.len() <= columns.0[WRITES].unwrap_or(0) || self.record.rows.len() >= ROWS_MAX {
-            self.skips.at(number, "the line is cut before its figures, or there are too many tests");
-            return;
+            return Some("the line is cut before its figures, or there are too many tests");
         }
         let spec = text(columns.get(fields, SPEC));
         let rates = [(Quantity::ReadsPerS, READS), (Quantity::WritesPerS, WRITES)];
@@ -146,23 +183,26 @@ impl Reading<'_> {
             measured(&spec, Quantity::LatencyUs, columns.number(fields, column) * 1e3, note)
         });
         self.record.rows.extend(rates.into_iter().chain(times));
+        None
     }
 
     /// Adds a line of the instantaneous file. It covers the time since the previous line; the first line covers none.
-    fn instant(&mut self, columns: &Columns, fields: &Fields, number: u64) {
+    /// Returns why it does not.
+    fn instant(&mut self, columns: &Columns, fields: &Fields, samples: &mut usize) -> Option<&'static str> {
         let time = number::date_time(columns.get(fields, TIME)).month_first;
         let Some(now) = time.filter(|_| fields.len() > columns.0[WRITES].unwrap_or(0)) else {
-            self.skips.at(number, "the line is cut, or has no time");
-            return;
+            return Some("the line is cut, or has no time");
         };
         match self.before.replace(now) {
             None => self.record.began_unix_us = now,
-            Some(before) if now > before => {
+            Some(before) if now > before && *samples < SAMPLES_MAX => {
                 let at = u64::try_from(before.saturating_sub(self.record.began_unix_us)).unwrap_or(0);
-                let sample = columns.sample(fields, at, now.abs_diff(before));
-                push(&mut self.record, sample, number, self.skips);
+                self.record.samples.push(columns.sample(fields, at, now.abs_diff(before)));
+                *samples += 1;
             }
-            Some(_) => self.skips.at(number, "its time is not after that of the line before"),
+            Some(before) if now > before => return Some("there are too many intervals"),
+            Some(_) => return Some("its time is not after that of the line before"),
         }
+        None
     }
 }

@@ -6,7 +6,7 @@ use super::column::{Layer, Role};
 use super::header::{Header, Wanted};
 use crate::run::{Counters, Record, Sample, Spread};
 
-/// Rates per second, over all columns together.
+/// Rates per second, over all columns of a series together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rates {
     reads: f64,
@@ -49,8 +49,9 @@ impl Weighted {
     }
 }
 
-pub(super) struct Row {
-    time: Ambiguous,
+/// What one line counts of one series.
+#[derive(Debug, Clone, Copy, Default)]
+struct Interval {
     guest: Rates,
     host: Option<Rates>,
     read_latency: Weighted,
@@ -59,17 +60,16 @@ pub(super) struct Row {
     has_values: bool,
 }
 
+pub(super) struct Row {
+    time: Ambiguous,
+    /// One for each series of the header.
+    series: Vec<Interval>,
+}
+
 impl Row {
     /// Reads one line. Blanks are not samples; words are reported.
     pub(super) fn new(fields: &Fields, header: &Header, line: u64, skips: &mut Skips) -> Self {
-        let mut row = Self {
-            time: number::date_time(fields.get(0)),
-            guest: Rates::default(),
-            host: None,
-            read_latency: Weighted::default(),
-            write_latency: Weighted::default(),
-            has_values: false,
-        };
+        let mut series = vec![Interval::default(); header.series.len()];
         let mut weights = vec![(0.0, 0.0); header.disks];
         for column in &header.wanted {
             let text = fields.get(column.place);
@@ -83,15 +83,32 @@ impl Row {
                 }
                 continue;
             };
-            row.has_values = true;
-            row.add(column, value, &mut weights[column.disk]);
+            series[column.series].add(column, value, &mut weights[column.disk]);
         }
-        row
+        Self { time: number::date_time(fields.get(0)), series }
+    }
+}
+
+impl Row {
+    fn has_values(&self) -> bool {
+        self.series.iter().any(|series| series.has_values)
     }
 
+    /// Adds a sample to the record of each series that has values.
+    fn samples(&self, at_us: u64, interval_us: u64, records: &mut [Record]) {
+        for (series, record) in self.series.iter().zip(records) {
+            if series.has_values {
+                record.samples.push(series.sample(at_us, interval_us));
+            }
+        }
+    }
+}
+
+impl Interval {
     /// Adds a value. `weight` is that of this disk's reads and writes so far; in the header's order latencies follow
     /// them.
     fn add(&mut self, column: &Wanted, value: f64, weight: &mut (f64, f64)) {
+        self.has_values = true;
         if column.layer == Layer::Host {
             self.host.get_or_insert_default().add(column.role, value);
             return;
@@ -131,29 +148,33 @@ impl Row {
 }
 
 /// All lines. The last of them decides whether dates have days or months first.
-#[derive(Default)]
 pub(super) struct Rows {
     rows: Vec<Row>,
-    /// Lines after the header.
-    pub lines: u64,
+    /// Most lines kept, so that all series together stay within the bound of a file.
+    rows_max: usize,
+    is_full: bool,
 }
 
 impl Rows {
+    pub(super) fn new(series: usize) -> Self {
+        Self { rows: Vec::new(), rows_max: SAMPLES_MAX / series.max(1), is_full: false }
+    }
+
     pub(super) fn add(&mut self, row: Row, line: u64, skips: &mut Skips) {
-        self.lines += 1;
         if row.time.month_first.is_none() && row.time.day_first.is_none() {
             skips.at(line, "no time in the first column");
-        } else if self.rows.len() < SAMPLES_MAX {
+        } else if self.rows.len() < self.rows_max {
             self.rows.push(row);
-        } else if self.rows.len() == SAMPLES_MAX {
-            skips.at(line, format!("only the first {SAMPLES_MAX} lines are kept"));
+        } else if !self.is_full {
+            self.is_full = true;
+            skips.at(line, format!("only the first {} lines are kept", self.rows_max));
         }
     }
 
-    /// Converts the lines to samples. A rate belongs to the interval that ends at its time, so the first line only
-    /// begins one.
-    pub(super) fn into_record(self, record: &mut Record, bias_minutes: i64, skips: &mut Skips) {
-        let order = self.order(record);
+    /// Converts the lines to samples, a record for each series. A rate belongs to the interval that ends at its time,
+    /// so the first line only begins one.
+    pub(super) fn into_records(self, records: &mut [Record], bias_minutes: i64, skips: &mut Skips) {
+        let (order, is_day_first) = self.order();
         let mut before: Option<i64> = None;
         let mut first = 0;
         for (row, line) in self.rows.iter().zip(2..) {
@@ -163,30 +184,32 @@ impl Rows {
             };
             match before.replace(now) {
                 None => first = now,
-                Some(before) if now > before && row.has_values => {
-                    record.samples.push(row.sample(before.abs_diff(first), now.abs_diff(before)));
+                Some(before) if now > before && row.has_values() => {
+                    row.samples(before.abs_diff(first), now.abs_diff(before), records);
                 }
                 Some(before) if now > before => skips.at(line, "no sample in any of the columns"),
                 Some(_) => skips.at(line, "its time is not after that of the line before"),
             }
         }
-        record.began_unix_us = first.saturating_add(bias_minutes.saturating_mul(60_000_000));
+        for record in records {
+            record.began_unix_us = first.saturating_add(bias_minutes.saturating_mul(60_000_000));
+            record.notes.extend(is_day_first.then(|| "Dates are read with the day first.".to_owned()));
+        }
         if self.rows.len() == 1 {
             skips.file("one line alone: a rate needs the time since the line before");
         }
     }
 
     /// Returns the order of dates. Counters are written month first, whatever the locale. If that gives invalid or
-    /// decreasing dates and day first does not, the file was written by another tool.
-    fn order(&self, record: &mut Record) -> fn(&Ambiguous) -> Option<i64> {
+    /// decreasing dates and day first does not, the file was written by another tool: the flag is set.
+    fn order(&self) -> (fn(&Ambiguous) -> Option<i64>, bool) {
         let sound = |of: fn(&Ambiguous) -> Option<i64>| {
             self.rows.iter().all(|row| of(&row.time).is_some())
                 && self.rows.is_sorted_by_key(|row| of(&row.time))
         };
         if !sound(|t| t.month_first) && sound(|t| t.day_first) {
-            record.notes.push("Dates are read with the day first.".into());
-            return |time| time.day_first;
+            return (|time| time.day_first, true);
         }
-        |time| time.month_first
+        (|time| time.month_first, false)
     }
 }

@@ -6,7 +6,7 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
-use crate::import::{EVENTS_MAX, SAMPLES_MAX, SKIPPED_MAX};
+use crate::import::{EVENTS_MAX, SAMPLES_MAX, SERIES_MAX, SKIPPED_MAX, find_phases, merge};
 use crate::report;
 
 /// One mutation of a text, as fuzzers make it.
@@ -77,14 +77,16 @@ fn bend() -> impl Strategy<Value = Bend> {
 /// Imports the bytes, and checks and shows the result.
 fn hold(name: &str, bytes: &[u8]) {
     let Ok(imported) = imported(name, bytes) else { return };
-    assert!(imported.skipped.len() <= SKIPPED_MAX + 1);
+    assert!(imported.skipped.len() <= SKIPPED_MAX + 1 && imported.records.len() <= SERIES_MAX);
+    assert!(imported.records.iter().map(|record| record.samples.len()).sum::<usize>() <= SAMPLES_MAX);
     for record in &imported.records {
-        assert!(record.samples.len() <= SAMPLES_MAX);
         assert!(record.beats.len() <= EVENTS_MAX && record.stuns.len() <= EVENTS_MAX);
     }
+    let mut merged = merge([imported.records.clone(), imported.records.clone()].concat()).records;
+    find_phases(&mut merged);
     let json = report::json::write(&imported.records).expect("numbers that JSON has");
     assert_eq!(report::json::read(name, json.as_bytes()).expect("read back").len(), imported.records.len());
-    report::html::page(&imported.records);
+    report::html::page(&merged);
 }
 
 proptest! {

@@ -102,26 +102,118 @@ fn fio_logs_count_what_their_name_says() {
     assert!(error.cause.contains("_iops, _bw or _lat"), "{error}");
 }
 
-#[test]
-fn esxtop_counts_disks_and_not_their_sums() {
-    let imported = read(ESXTOP);
-    let record = &imported.records[0];
-    let [first, cut] = &record.samples[..] else { panic!("{:?}", record.samples) };
-    assert_eq!((first.reads, first.writes, first.interval_us), (300, 200, 2_000_000));
-    assert_eq!(first.read_latency.mean_us, 4_500.0);
-    assert_eq!(first.host.map(|host| host.reads), Some(440));
-    assert_eq!((cut.reads, cut.host), (220, None));
-    assert!(says(&imported, "line 4: cut after 5 of 8 columns") && says(&imported, "sums of others"));
-    assert_eq!(number::date_time("12/11/2012 19:09:23").month_first, Some(record.began_unix_us));
+fn subjects(imported: &Imported) -> Vec<&str> {
+    imported.records.iter().map(|record| record.subject.as_str()).collect()
+}
 
+#[test]
+fn the_vms_of_esxtop_are_series_that_are_not_added() {
+    let imported = read(ESXTOP);
+    let [sql, web, host] = &imported.records[..] else { panic!("{:?}", imported.records) };
+    let [first, cut] = &sql.samples[..] else { panic!("{:?}", sql.samples) };
+    assert_eq!(
+        subjects(&imported),
+        ["SQL01 (104c07ff-3663-44fb-9d89-a563c801611c)", "web", "devices of local"]
+    );
+    assert_eq!((first.reads, first.writes, first.interval_us), (220, 200, 2_000_000));
+    assert_eq!((first.read_latency.mean_us, first.host), (4_500.0, None));
+    assert_eq!((cut.reads, cut.interval_us), (220, 2_000_000));
+    assert_eq!((web.samples.len(), web.samples[0].reads), (1, 80), "its column is cut off in the last line");
+    let below = &host.samples[0];
+    assert_eq!((below.reads, below.host.map(|host| host.reads)), (0, Some(440)), "below both VMs");
+    assert!(says(&imported, "line 4: cut after 5 of 8 columns") && says(&imported, "sums of others"));
+    assert_eq!(number::date_time("12/11/2012 19:09:23").month_first, Some(sql.began_unix_us));
+}
+
+#[test]
+fn a_selected_vm_has_no_devices_of_other_vms() {
+    let select = |text: &str, selection: Selection| import("f", &mut text.as_bytes(), &selection);
     let one = Selection { vm: Some("sql01".into()), ..Selection::default() };
-    let record = &import("f", &mut ESXTOP.as_bytes(), &one).unwrap().records[0];
-    assert_eq!(record.samples[0].reads, 220);
+    let imported = select(ESXTOP, one.clone()).unwrap();
+    assert_eq!((imported.records.len(), imported.records[0].samples[0].reads), (1, 220));
+    assert!(says(&imported, "1 columns of devices that other VMs use too"), "{:?}", imported.skipped);
+    let alone = ESXTOP.replace(r"Virtual Disk(web:scsi0:0)", "Memory(web)");
+    for selection in [one, Selection::default()] {
+        let imported = select(&alone, selection).unwrap();
+        assert_eq!(imported.records[0].samples[0].host.map(|host| host.reads), Some(440), "its own devices");
+    }
     let none = Selection { disk: Some("scsi9".into()), ..Selection::default() };
-    let error = import("f", &mut ESXTOP.as_bytes(), &none).unwrap_err();
+    let error = select(ESXTOP, none).unwrap_err();
     assert!(
         error.cause.contains("8 columns, and none that is wanted") && error.cause.contains("SQL01"),
         "{error}"
+    );
+}
+
+#[test]
+fn a_vm_without_disks_is_counted_by_its_sum_and_no_column_twice() {
+    let sums = ESXTOP.replace("(web:scsi0:0)", "(web)").replace(r"Disk SCSI Device(naa.6006)", "Disk(x)");
+    let column = r#""\\local\Virtual Disk(web)\Reads/sec""#;
+    let twice = sums.replace(column, &format!("{column},{column}")).replace(r#""40","#, r#""40","40","#);
+    for text in [&sums, &twice] {
+        let imported = read(text);
+        let reads: Vec<_> = imported.records.iter().map(|record| record.samples[0].reads).collect();
+        assert_eq!(reads, [220, 80], "{:?}", imported.skipped);
+    }
+    assert!(says(&read(&twice), "1 columns that repeat another"));
+}
+
+#[test]
+fn computers_of_perfmon_managers_of_iometer_and_clients_of_fio_are_apart() {
+    let two = PERFMON
+        .replace(r"\\SERVER\PhysicalDisk(1 E:)\Disk Writes", r"\\other\PhysicalDisk(1 E:)\Disk Writes");
+    let imported = read(&two);
+    assert_eq!(subjects(&imported), ["SERVER", "other"]);
+    assert_eq!((imported.records[0].samples[0].reads, imported.records[1].samples[0].writes), (10, 4000));
+
+    let line = "MANAGER,HOST,Reader,1,2,2,760.5,510.25,250.25,2.97,1.99,0.98,0,0,10.5,7.8,16\n";
+    let managers =
+        RESULTS.replace(line, &format!("{line}{}", line.replace("HOST", "web").replace("510.25", "40")));
+    let imported = read(&managers);
+    assert_eq!(subjects(&imported), ["HOST", "web"]);
+    assert_eq!(imported.records[1].rows[0].predicted, Some(40.0));
+
+    let clients = FIO.replace("\"jobs\"", "\"client_stats\"");
+    let named = clients
+        .replace("\"oltp\"", "\"oltp\", \"hostname\": \"a\"")
+        .replace("\"idle\"", "\"idle\", \"hostname\": \"b\"");
+    let imported = read(&named);
+    assert_eq!(subjects(&imported), ["a", "b"]);
+    assert_eq!((imported.records[0].samples[0].reads, imported.records[1].samples[0].reads), (10_000, 0));
+}
+
+#[test]
+fn the_vms_of_vcenter_are_apart_and_its_groups_of_counters_not_added() {
+    let imported = read(VCENTER);
+    assert_eq!(subjects(&imported), ["db", "web"]);
+    let [db, web] = &imported.records[..] else { panic!("{:?}", imported.records) };
+    assert_eq!((db.samples[0].writes, db.samples[0].interval_us), (100, 20_000_000));
+    let reads: Vec<_> = web.samples.iter().map(|s| (s.at_us, s.reads, s.read_latency.mean_us)).collect();
+    assert_eq!(reads, [(0, 800, 7_000.0), (20_000_000, 100, 0.0)]);
+    assert_eq!(number::date_time("2015-09-18 10:44:00").day_first, Some(web.began_unix_us));
+    assert!(says(&imported, "web: counters of disk, which have the same I/O"), "{:?}", imported.skipped);
+    assert!(says(&imported, "line 10: no statistic of a disk"), "{:?}", imported.skipped);
+    let selection =
+        Selection { vm: Some("WEB".into()), disk: Some("scsi0:1".into()), ..Selection::default() };
+    let one = import("f", &mut VCENTER.as_bytes(), &selection).unwrap();
+    assert_eq!((one.records.len(), one.records[0].samples[0].reads), (1, 600));
+}
+
+#[test]
+fn series_are_bounded() {
+    let column = |n: usize| format!(",\"\\\\esx\\Virtual Disk(vm{n}:scsi0:0)\\Reads/sec\"");
+    let vms = crate::import::SERIES_MAX + 2;
+    let mut text = String::from("\"(PDH-CSV 4.0) (UTC)(0)\"");
+    (0..vms).for_each(|n| text += &column(n));
+    for second in 0..2 {
+        text += &format!("\n\"12/11/2012 19:09:{second:02}\"{}", ",\"1\"".repeat(vms));
+    }
+    let imported = read(&text);
+    assert_eq!(imported.records.len(), crate::import::SERIES_MAX);
+    assert!(
+        says(&imported, "2 VMs beyond the first 100; --vm PART selects others"),
+        "{:?}",
+        imported.skipped
     );
 }
 
@@ -171,6 +263,10 @@ fn stuns_of_all_four_layouts() {
     assert!(record.marks[1].text.starts_with("ConsolidateEnd"));
     assert!(says(&imported, "line 8: a stun without its microseconds"));
     assert_eq!(record.rows[0].predicted, Some(5_462_454.0));
+    assert_eq!(record.subject, "imported");
+    let named =
+        format!("2016-02-05T22:50:00.000Z| vmx| I120: DICT              displayName = \"web\"\n{VMWARE}");
+    assert_eq!(read(&named).records[0].subject, "web");
 }
 
 #[test]
