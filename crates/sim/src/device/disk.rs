@@ -20,7 +20,8 @@ pub struct Disk {
     pub switch_ns: u64,
     /// Additional settle time of a write, which needs a more exact position than a read.
     pub write_settle_ns: u64,
-    /// Time to decode a command, from its arrival on. The head may serve other commands meanwhile.
+    /// Overhead of each command: before its seek, or from its arrival on if it needs no seek because its data is in a
+    /// buffer or on the way there.
     pub overhead_ns: u64,
     pub buffers: Buffers,
     pub tags: Tags,
@@ -271,7 +272,7 @@ impl Arm {
         }
         let to_track = drive.track(request.at);
         let settle_ns = if request.access == Access::Write { drive.disk.write_settle_ns } else { 0 };
-        let moved_ns = decoded_ns.saturating_sub(now_ns) + drive.move_ns(self.track, to_track) + settle_ns;
+        let moved_ns = drive.disk.overhead_ns + drive.move_ns(self.track, to_track) + settle_ns;
         let arrived = (now_ns + moved_ns) % drive.disk.revolution_ns;
         let turn_ns =
             (drive.angle_ns(request.at) + drive.disk.revolution_ns - arrived) % drive.disk.revolution_ns;
@@ -279,7 +280,13 @@ impl Arm {
     }
 
     /// Returns the duration of a read towards which the head is reading ahead.
-    fn on_the_way_ns(&self, drive: &Drive, now_ns: u64, decoded_ns: u64, request: &Request) -> Option<u64> {
+    pub(super) fn on_the_way_ns(
+        &self,
+        drive: &Drive,
+        now_ns: u64,
+        decoded_ns: u64,
+        request: &Request,
+    ) -> Option<u64> {
         let ahead = self.reading_on.filter(|_| request.access == Access::Read)?;
         let segment = &self.segments[ahead.segment];
         let end = request.at + request.len;
