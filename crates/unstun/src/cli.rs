@@ -1,5 +1,8 @@
 //! Command line of `unstun`: its arguments and its exit codes.
 
+// The comments of arguments are help texts, in which brackets hold what may be omitted.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 mod alarm;
 mod backup;
 mod bin;

@@ -116,13 +116,13 @@ mod tests {
             published.iter().filter(|cell| cell.r#use == r#use && cell.value.is_some()).count()
         };
         let expected = [
-            ("zandboer-paced", 3, 3),
-            ("zandboer-saturated", 3, 8),
+            ("zandboer-paced", 3, 0),
+            ("zandboer-saturated", 3, 6),
             ("sightler-5.5", 0, 1),
             ("sightler-6.0", 0, 4),
             ("powerstore-vmfs", 1, 1),
             ("powerstore-vvol", 1, 0),
-            ("v7000-sas", 1, 1),
+            ("v7000-sas", 1, 2),
             ("v7000-tiered", 1, 1),
         ];
         for (name, baseline, predict) in expected {

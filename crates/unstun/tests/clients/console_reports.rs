@@ -78,7 +78,7 @@ const CUT_OFF: &str = "document.querySelectorAll('details').forEach(part => part
 fn pages_of_the_lab_are_not_cut_off_in_a_window_or_on_paper() {
     let datastore = Datastore::new();
     let folder = datastore.beside("lab");
-    let made = datastore.run(&format!("lab reproduce sightler-5.5 topry-raid5 -o {}", folder.display()));
+    let made = datastore.run(&format!("lab reproduce sightler-5.5 -o {}", folder.display()));
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let page = folder.join("report.html");
     let page = page.to_str().unwrap();
