@@ -84,7 +84,9 @@ fn put_in(experiment: &Experiment) -> Vec<String> {
     let mut constants = StorageModel::named(&experiment.storage).unwrap().constants().to_vec();
     constants.extend(Spec::esx(experiment.esx.release, experiment.disk_bytes()).constants());
     constants.extend(experiment.declared());
-    let counted = experiment.published.iter().filter(|cell| cell.r#use == Use::Predict);
+    // A bound is not the figure.
+    let counted =
+        experiment.published.iter().filter(|cell| cell.r#use == Use::Predict && cell.bound.is_none());
     let figures: Vec<(bool, f64)> = counted
         .filter_map(|cell| match cell.quantity {
             Quantity::Seconds => Some((true, cell.value? * 1e6)),
