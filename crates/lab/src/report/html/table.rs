@@ -31,8 +31,9 @@ pub(super) fn unpublished(group: &Comparison<'_>) -> Markup {
     }
 }
 
-/// Most runs of one table: all hypotheses and both of our stores. With more, a column would be cut off at 1,280 pixels.
-const COLUMNS_MAX: usize = 9;
+/// Most runs of one table: all hypotheses and both of our stores are two tables. With more, a column would be cut off
+/// on A4.
+const COLUMNS_MAX: usize = 6;
 
 /// Most runs whose errors and notes have space beside their figures.
 const FEW_RUNS: usize = 4;
