@@ -17,7 +17,7 @@ use crate::daemon::Datastore;
 const OUTPUTS: &str = "outputs";
 /// Time limit of a guide: several times what the longest one takes. A program that waits for its reader ends with the
 /// test.
-const GUIDE_SECONDS_MAX: &str = "60";
+const GUIDE_SECONDS_MAX: &str = "240";
 
 /// A command, or a hidden block of commands, as one or more lines of a shell's script.
 #[derive(Debug, Default, PartialEq)]
