@@ -15,6 +15,7 @@ mod rbd;
 mod reflink;
 mod server;
 mod stack;
+mod storage_daemon;
 mod survey;
 mod undo;
 mod unstun;

@@ -3,6 +3,8 @@
 //! An elasticity of 1 says that the prediction grows by one percent if the constant does. A figure that does not depend
 //! on the storage, or that follows one such constant, is implied: a hit there says nothing of the mechanism.
 
+use std::sync::atomic::Ordering;
+
 use blk::Result;
 use serde::Serialize;
 
@@ -97,8 +99,10 @@ pub(crate) fn matrix(experiment: &Experiment, seed: u64, observer: JobObserver<'
         record.rows.truncate(experiment.published.len());
         record.rows
     });
-    let rows: Vec<Vec<Row>> =
-        rows.into_iter().collect::<Option<_>>().ok_or_else(|| blk::Error::cancelled("sensitivity"))?;
+    // A run that was interrupted lacks figures, which would look like a dependence.
+    let is_whole = !observer.interrupted.load(Ordering::Relaxed);
+    let rows: Option<Vec<Vec<Row>>> = rows.into_iter().collect();
+    let rows = rows.filter(|_| is_whole).ok_or_else(|| blk::Error::cancelled("sensitivity"))?;
     let (whole_rows, changed_rows) = rows[1..].split_at(whole.len());
     let changes: Vec<Changed> = changes.into_iter().map(|change| change.changed).collect();
     let figures = (0..experiment.published.len())

@@ -1,7 +1,8 @@
-use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use api::args::lab::ReproduceArgs;
-use api::error::{Error, Result};
+use api::error::{Error, ErrorKind, Result};
 use api::output::{self, Output};
 
 use crate::experiment::claims::claims;
@@ -14,21 +15,41 @@ use super::save;
 
 pub(super) fn run(args: &ReproduceArgs, output: Output) -> Result<()> {
     let experiments = wanted(&args.experiments)?;
-    let records = super::with_bar(|observer| reproduce::reproduce(&experiments, args.seed, observer))??;
+    let (records, is_whole) = super::with_bar(|observer| {
+        let records = reproduce::reproduce(&experiments, args.seed, observer);
+        (records, !observer.interrupted.load(Ordering::Relaxed))
+    })?;
+    let records = records?;
     save::keep(args.output.as_deref(), output, &records)?;
     // A choice on the other articles needs all of them.
-    let folds = match args.experiments.is_empty() {
+    let folds = match args.experiments.is_empty() && is_whole {
         true => reproduce::folds(&experiments, &records),
         false => Vec::new(),
     };
-    if let Some(file) = &args.index {
-        let text = index(&experiments, &records, &folds)?;
-        fs::write(file, text).map_err(|e| Error::failed(format!("{}: {e}", file.display())))?;
+    match output.is_json() {
+        true => output.json(&reproduce::document(&records, &folds))?,
+        false => output.text(&(describe(&records) + &describe_folds(&folds)))?,
     }
-    if output.is_json() {
-        return output.json(&reproduce::document(&records, &folds));
+    match &args.index {
+        Some(file) if !is_whole => {
+            let cause = format!("interrupted: {} was not written", file.display());
+            Err(Error::new(ErrorKind::Cancelled, cause))
+        }
+        Some(file) => replace(file, &index(&experiments, &records, &folds)?),
+        None => Ok(()),
     }
-    output.text(&(describe(&records) + &describe_folds(&folds)))
+}
+
+/// Writes a file beside the old one and puts it in its place, so that a full disk leaves the old one.
+fn replace(file: &Path, text: &str) -> Result<()> {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    let new = Path::new(&name);
+    let renamed =
+        || std::fs::rename(new, file).map_err(|e| Error::failed(format!("{}: {e}", file.display())));
+    save::file(new, text.as_bytes()).and_then(|()| renamed()).inspect_err(|_| {
+        let _ = std::fs::remove_file(new);
+    })
 }
 
 pub(super) fn wanted(names: &[String]) -> Result<Vec<Experiment>> {
@@ -54,7 +75,7 @@ fn index(experiments: &[Experiment], records: &[Record], folds: &[Fold]) -> Resu
 const INDEX: &str = "A *predicted* figure is counted: it \
 is within 25 % (yes or no: exact; a bound: kept), or missed, also where the run does not reach it. A *baseline* is what the \
 storage model is fitted to, an *input* is put in, an *implied* figure comes out of any storage or follows one constant that no \
-baseline fixes (`unstun lab sensitivity`). All answers had been seen by those who built the models. In brackets: where the \
+baseline fixes (`unstun lab sensitivity`). The answers of articles 000 to 004 had been seen by those who built the models. In brackets: where the \
 claim was read, if not in a stored copy of the page.\n";
 
 /// Returns the joint result of the frozen defaults; empty if no figure is counted.

@@ -11,6 +11,7 @@ use super::operations::{OperationState, Operations, SnapshotDisk};
 use super::program;
 use super::qmp::Qmp;
 use super::server::Server;
+use super::storage_daemon::{self, socket};
 use crate::subject::CommitEnd;
 
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
@@ -34,23 +35,10 @@ pub(super) struct Qemu {
 impl Qemu {
     /// Serves `folder/disk.raw`, which exists, under the export name `disk`.
     pub(super) fn start(folder: &Path, extended_l2: bool) -> Result<Qemu> {
-        let monitor = folder.join("qmp.sock");
         let base = folder.join("disk.raw");
-        let mut command = Command::new("qemu-storage-daemon");
-        command
-            .arg("--blockdev")
-            .arg(format!("driver=file,node-name=file,filename={},{ACCESS}", base.display()));
-        command.args(["--blockdev", "driver=raw,node-name=base,file=file"]);
-        command.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", socket(folder).display()));
-        command.args(["--export", "type=nbd,id=disk,node-name=base,name=disk,writable=on"]);
-        command.arg("--chardev").arg(format!("socket,id=qmp,path={},server=on,wait=off", monitor.display()));
-        command.args(["--monitor", "chardev=qmp"]);
-        let mut found = None;
-        let server = Server::start(&mut command, folder, || {
-            found = Qmp::connect(&monitor).ok();
-            found.is_some() && socket(folder).exists()
-        })?;
-        let qmp = found.expect("ready means that it answered");
+        let file = format!("driver=file,node-name=file,filename={},{ACCESS}", base.display());
+        let blockdevs = [file, "driver=raw,node-name=base,file=file".into()];
+        let (server, qmp) = storage_daemon::start(&blockdevs, "base", folder)?;
         let overlay_options = if extended_l2 { SUBCLUSTERS } else { CLUSTERS };
         Ok(Qemu { folder: folder.to_owned(), server, qmp, overlay_options, top: "base".into() })
     }
@@ -80,10 +68,6 @@ impl Qemu {
         let number = |field: &str| job[field].as_u64().unwrap_or(0);
         Ok(Some((number("offset"), number("len"), job["ready"] == true)))
     }
-}
-
-fn socket(folder: &Path) -> PathBuf {
-    folder.join("nbd.sock")
 }
 
 /// QEMU counts the I/O of the exported node, not of the files under it.

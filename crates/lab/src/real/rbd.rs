@@ -15,6 +15,7 @@ use super::operations::{OperationState, Operations, SnapshotDisk};
 use super::program;
 use super::qmp::Qmp;
 use super::server::Server;
+use super::storage_daemon::{self, socket};
 use super::undo::Undo;
 use crate::subject::CommitEnd;
 
@@ -133,19 +134,8 @@ impl Rbd {
         arguments.extend(cluster.iter().map(OsStr::new));
         let undo = Undo::start(UNDO, &arguments, folder)?;
         program::run(&mut pool.rbd(&["create", "--size", &format!("{bytes}B"), &path]), LIMIT)?;
-        let monitor = folder.join("qmp.sock");
-        let mut command = Command::new("qemu-storage-daemon");
-        command.arg("--blockdev").arg(pool.node(&image, None).to_string());
-        command.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", socket(folder).display()));
-        command.args(["--export", "type=nbd,id=disk,node-name=disk,name=disk,writable=on"]);
-        command.arg("--chardev").arg(format!("socket,id=qmp,path={},server=on,wait=off", monitor.display()));
-        command.args(["--monitor", "chardev=qmp"]);
-        let mut found = None;
-        let server = Server::start(&mut command, folder, || {
-            found = Qmp::connect(&monitor).ok();
-            found.is_some() && socket(folder).exists()
-        })?;
-        let qmp = found.expect("ready means that it answered");
+        let blockdevs = [pool.node(&image, None).to_string()];
+        let (server, qmp) = storage_daemon::start(&blockdevs, "disk", folder)?;
         let (pool, folder) = (pool.clone(), folder.to_owned());
         Ok(Rbd { pool, image, folder, server, qmp, exported: Vec::new(), undo })
     }
@@ -157,10 +147,6 @@ impl Rbd {
     fn snapshot(&self, name: &str) -> String {
         format!("{}/{}@{name}", self.pool.name, self.image)
     }
-}
-
-fn socket(folder: &Path) -> PathBuf {
-    folder.join("nbd.sock")
 }
 
 /// The I/O below librbd is that of other machines, and is not counted.

@@ -2,8 +2,8 @@
 //! disks.
 //!
 //! A write is acknowledged when it is in the pool. The pool is written out continuously, with a few requests at once,
-//! in order of address and with neighbours together. What lies between two writes is not in the cache, so they leave
-//! separately. When it is full, writes wait for space, and the array is as slow as its disks. The bound of that rate is
+//! in order of address and with neighbours together. The cache does not hold the bytes between two writes, so such
+//! writes leave separately. When it is full, writes wait for space, and the array is as slow as its disks. The bound of that rate is
 //! in `bound`. The cache survives a loss of power, so a flush only costs an acknowledgement. Not modelled: read-ahead.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -336,7 +336,7 @@ mod tests {
         assert!(sequential.per_s > 2.0 * scattered.per_s, "{} and {}", sequential.per_s, scattered.per_s);
     }
 
-    /// What lies between two writes is not in the cache: it cannot be written with them.
+    /// The cache does not hold the bytes between two writes, so it cannot write them.
     #[test]
     fn writes_leave_together_where_they_touch() {
         let Model::Cached(params) = raid5(1 << 20) else { unreachable!("a cache") };
