@@ -100,10 +100,11 @@ impl<'a> Machine<'a> {
 
     /// Powers the machine off without notice to the guest.
     pub(crate) fn power_off(&mut self) {
-        self.control = None;
         self.qmp.execute("quit");
         let status = self.child.wait().unwrap();
         assert!(status.success(), "QEMU: {status}");
+        // Not before: a guest whose host has hung up shuts itself down, and QEMU may end before it answers.
+        self.control = None;
     }
 
     /// Starts QEMU with the disks of `attach --via vhost-user`, as it prints them, except for the size of the memory.
@@ -190,7 +191,7 @@ impl<'a> Machine<'a> {
     /// Resets the machine as its reset button would, without the guest's cooperation. Returns when the guest is up
     /// again.
     pub(crate) fn hard_reset(&mut self) {
-        self.control = None;
+        // The old connection is kept until the new one replaces it: a guest whose host has hung up shuts itself down.
         self.qmp.execute("system_reset");
         self.await_guest();
     }
