@@ -24,6 +24,7 @@ pub use parse::parse;
 pub use real::{Limits, Scaled, Space};
 use serde::{Deserialize, Serialize};
 
+use crate::peers::Kind;
 use crate::probe::Heartbeat;
 use crate::run::{Bound, Clock, Constant, ConstantSource, Phase, Quantity, Record, Use};
 use crate::runner::Step;
@@ -55,6 +56,8 @@ pub struct Experiment {
     #[serde(default)]
     pub notes: Vec<String>,
     pub esx: Esx,
+    /// The stack that the article measured, where it is not VMware's; of `esx` then only `delta_storage` has an effect.
+    pub peer: Option<PeerSide>,
     pub scale: Option<Scale>,
     /// None: the VM was not pinged.
     pub heartbeat: Option<Heartbeat>,
@@ -120,6 +123,18 @@ pub struct Esx {
     pub journal_writes: u32,
 }
 
+/// The other stack of an experiment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerSide {
+    pub kind: Kind,
+    /// Time of each guest's request on its way to the stack, one at a time; it comes from a baseline.
+    #[serde(default)]
+    pub request_us: f64,
+    /// Largest cache of qcow2's L2 tables; None: QEMU's default.
+    pub l2_cache_bytes: Option<u64>,
+}
+
 /// Format of the deltas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -172,6 +187,8 @@ pub struct Published {
     pub span: Option<String>,
     /// Part of a commit's seconds.
     pub part: Option<Part>,
+    /// Cluster or chunk of the other stack with which the figure was measured, in a run of its own; None: its default.
+    pub unit_bytes: Option<u64>,
     /// Number of the stun within the phase, from 1; None: the sum of all its stuns.
     pub stun: Option<u32>,
     /// None: the article describes the result without a figure.
@@ -302,6 +319,7 @@ impl Experiment {
                 committer_outstanding: PIECES_AT_ONCE,
                 journal_writes: JOURNAL_RECORD_SECTORS,
             },
+            peer: None,
             scale: None,
             heartbeat: None,
             disks: vec![Disk { name: "disk".into(), size_bytes: disk_bytes, times: 1 }],
@@ -310,6 +328,14 @@ impl Experiment {
             published: Vec::new(),
             unknowns: Vec::new(),
             fits: Vec::new(),
+        }
+    }
+
+    /// Returns the stack whose figures are published, under the frozen hypothesis if it is VMware's.
+    pub fn own_stack(&self) -> Stack {
+        match &self.peer {
+            Some(peer) => Stack::Peer(peer.kind),
+            None => Stack::Esx(self.esx.hypothesis()),
         }
     }
 

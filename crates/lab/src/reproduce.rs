@@ -63,11 +63,18 @@ pub(crate) struct Summary<'a> {
     pub notes: &'a [String],
 }
 
-/// Returns the stacks that apply to an experiment: all hypotheses where VMware kept deltas, and our engine.
+/// Returns the stacks that apply to an experiment: all hypotheses about its format where VMware kept deltas, and our engine.
+/// Of an article about another stack only that one applies.
 pub(crate) fn stacks(experiment: &Experiment) -> Vec<Stack> {
+    if experiment.peer.is_some() {
+        return vec![experiment.own_stack()];
+    }
     let esx: Vec<Stack> = match experiment.esx.format {
         Format::VVol => vec![Stack::Esx(experiment.esx.hypothesis())],
-        _ => Hypothesis::ALL.into_iter().map(Stack::Esx).collect(),
+        format => {
+            let applies = |h: &Hypothesis| format == Format::SeSparse || !h.is_about_sesparse();
+            Hypothesis::ALL.into_iter().filter(applies).map(Stack::Esx).collect()
+        }
     };
     // Our subjects have no counterpart of a linked clone: the clone of a running disk is one more snapshot.
     let ours = [Engine::Redo, Engine::Native]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use blk::Result;
 use serde::Serialize;
 
-use crate::experiment::{Experiment, Input, ModelledRun, Published, Stack, fitted};
+use crate::experiment::{Experiment, Input, ModelledRun, Published, fitted};
 use crate::reproduce::{JobObserver, in_parallel};
 use crate::run::{ConstantSource, Phase, Quantity, Row, Use};
 use crate::runner::RunObserver;
@@ -79,7 +79,7 @@ struct Change {
 /// Errors: `Cancelled`; a storage model that does not exist.
 pub(crate) fn matrix(experiment: &Experiment, seed: u64, observer: JobObserver<'_>) -> Result<Matrix> {
     let experiment = Experiment { published: probes(&experiment.published), ..experiment.clone() };
-    let hypothesis = experiment.esx.hypothesis();
+    let hypothesis = experiment.own_stack().column(&experiment).name;
     let base = base(&experiment, &[], seed)?;
     let mut changes = of_storage(&base);
     changes.extend(of_mechanism(&base));
@@ -108,7 +108,7 @@ pub(crate) fn matrix(experiment: &Experiment, seed: u64, observer: JobObserver<'
     let figures = (0..experiment.published.len())
         .map(|n| figure(&rows[0][n], whole_rows, changed_rows, &changes, n))
         .collect();
-    Ok(Matrix { experiment: experiment.name, hypothesis: hypothesis.name().into(), changes, figures })
+    Ok(Matrix { experiment: experiment.name, hypothesis: hypothesis.into(), changes, figures })
 }
 
 /// Returns the cells with the stuns in place of lost pings, which are whole numbers and follow the stuns.
@@ -124,7 +124,7 @@ fn base(experiment: &Experiment, known: &[(Input, u64)], seed: u64) -> Result<Mo
     let storage = fitted::with_known(fitted::fitted(experiment, known, seed)?.model, known)?;
     let known = known.iter().fold(experiment.clone(), |e, (input, value)| e.with(*input, *value));
     let delta_storage = fitted::delta_model(&known, &storage)?;
-    let stack = Stack::Esx(known.esx.hypothesis());
+    let stack = known.own_stack();
     Ok(ModelledRun { delta_storage, ..ModelledRun::new(known, stack, storage, seed) })
 }
 

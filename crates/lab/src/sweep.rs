@@ -3,10 +3,11 @@
 
 use serde::Serialize;
 
-use crate::experiment::{Experiment, ModelledRun, Stack};
+use crate::experiment::{Experiment, Format, ModelledRun, Stack};
 use crate::run::{End, Phase, Quantity, Record};
 use crate::runner::{Action, RunObserver, Step};
 use crate::storage::StorageModel;
+use crate::vmware;
 use crate::vmware::spec::Version;
 use crate::workload::Worker;
 
@@ -26,6 +27,15 @@ pub(crate) struct Point {
     pub read_percent: u8,
     pub outstanding: u32,
     pub layers: u32,
+}
+
+/// What holds for all points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// The release whose rules and format VMware's model follows.
+    pub esx: Version,
+    /// The newest layer is filled before the measurement, so that writes overwrite it.
+    pub filled: bool,
 }
 
 /// The result at one point.
@@ -64,16 +74,17 @@ pub(crate) fn grid(read: (u32, u32), depth: (u32, u32), layers: &[u32]) -> Vec<P
 /// Runs one point.
 pub(crate) fn measure(
     point: Point,
+    way: Way,
     stack: Stack,
     storage: &StorageModel,
     seed: u64,
     observer: RunObserver,
 ) -> Found {
-    let play = ModelledRun::new(experiment(point, &storage.name), stack, storage.clone(), seed);
+    let play = ModelledRun::new(experiment(point, way, &storage.name), stack, storage.clone(), seed);
     found(point, &play.run(observer))
 }
 
-fn experiment(point: Point, storage: &str) -> Experiment {
+fn experiment(point: Point, way: Way, storage: &str) -> Experiment {
     let worker = Worker::aligned("load", BLOCK_BYTES, point.read_percent, point.outstanding);
     let run = |phase, seconds| Step::new(phase, Action::run(seconds));
     let mut steps = vec![Step::new(Phase::Prepare, Action::FILL), run(Phase::Baseline, MEASURED_S)];
@@ -81,8 +92,16 @@ fn experiment(point: Point, storage: &str) -> Experiment {
         steps.push(Step::new(Phase::Prepare, Action::take(&format!("layer-{layer}"))));
         steps.push(run(Phase::Prepare, FILLED_S.min(FILLED_ALL_S / f64::from(point.layers))));
     }
+    if way.filled {
+        steps.push(Step::new(Phase::Prepare, Action::FILL));
+    }
     steps.push(run(Phase::Snapshot, MEASURED_S));
-    Experiment::bare("sweep", storage, Version::Esx55, DISK_BYTES, vec![worker], steps)
+    let mut bare = Experiment::bare("sweep", storage, way.esx, DISK_BYTES, vec![worker], steps);
+    bare.esx.format = match way.esx.format() {
+        vmware::Format::VmfsSparse => Format::VmfsSparse,
+        vmware::Format::SeSparse => Format::SeSparse,
+    };
+    bare
 }
 
 fn found(point: Point, record: &Record) -> Found {
@@ -129,7 +148,8 @@ mod tests {
             Stack::Peer(Kind::Qcow2),
         ];
         for stack in stacks {
-            let found = measure(point, stack, &storage, 1, RunObserver::none());
+            let way = Way { esx: Version::Esx55, filled: false };
+            let found = measure(point, way, stack, &storage, 1, RunObserver::none());
             match stack {
                 Stack::Engine(Engine::Redo) if point.layers as usize >= CHAIN_LAYERS_MAX => {
                     let why = found.failure.expect("a chain of redo has a limit");
@@ -140,6 +160,28 @@ mod tests {
                     assert!(found.share.is_some_and(|share| share > 0.0), "{}", stack.name());
                 }
             }
+        }
+    }
+
+    /// What tells the two hypotheses of SEsparse apart: a serial section limits everything, journal records only first
+    /// writes.
+    #[test]
+    fn a_serial_section_limits_what_a_journal_does_not() {
+        let storage = StorageModel::named("powerstore-nvme").unwrap();
+        let iops = |hypothesis, read_percent, filled| {
+            let point = Point { read_percent, outstanding: 32, layers: 1 };
+            let way = Way { esx: Version::Esx70, filled };
+            let found = measure(point, way, Stack::Esx(hypothesis), &storage, 1, RunObserver::none());
+            found.iops.unwrap_or_else(|| panic!("{hypothesis}: {:?}", found.failure))
+        };
+        let kinds = [(100, false), (0, true), (0, false)];
+        let [reads, overwrites, first_writes] =
+            kinds.map(|(read, filled)| iops(Hypothesis::JournalEach, read, filled));
+        assert!(reads > 40_000.0 && overwrites > 40_000.0, "{reads} and {overwrites}");
+        assert!(first_writes < 20_000.0, "{first_writes}");
+        for (read, filled) in kinds {
+            let limited = iops(Hypothesis::SerialSection, read, filled);
+            assert!((10_000.0..=20_000.0).contains(&limited), "{read} % reads, filled {filled}: {limited}");
         }
     }
 

@@ -38,7 +38,7 @@ pub struct RunArgs {
     /// Name an experiment of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// Measure this subject. Modelled: esx (default), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
+    /// Measure this subject. Modelled: esx (default, or the stack that the experiment names), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
     /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu-extl2, reflink,
     /// btrfs, lvm-thin, zfs, rbd, hooks
     #[arg(long, value_name = "SUBJECT")]
@@ -51,7 +51,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub hooks: HookArgs,
     /// Choose what VMware's deltas lock and cache: concurrent, table-lock, io-lock, io-lock-blind, delta-lock, read-lock,
-    /// table-lock-cached, concurrent-cached or journal-each [default: that of the experiment's ESX version]
+    /// table-lock-cached, concurrent-cached, journal-each or serial-section [default: that of the experiment's ESX version]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
     /// Use this storage model [default: the experiment's, fitted to its baseline]
@@ -268,9 +268,15 @@ pub struct SweepArgs {
     pub layers: Vec<u32>,
     #[arg(long, value_enum, default_value_t = SubjectArg::Redo)]
     pub subject: SubjectArg,
-    /// Choose what VMware's deltas lock and cache, as with `lab run` [default: that of ESX 5.5]
+    /// Choose what VMware's deltas lock and cache, as with `lab run` [default: that of the release of --esx]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
+    /// Choose VMware's release, and with it the format of its deltas: SEsparse from 7.0 on
+    #[arg(long, value_name = "RELEASE", default_value = "5.5")]
+    pub esx: String,
+    /// Fill the newest layer before the measurement, so that writes overwrite it
+    #[arg(long)]
+    pub filled: bool,
     #[arg(long, value_name = "MODEL|FILE.toml", default_value = "nvme")]
     pub storage: String,
     /// Set the seed of the random numbers

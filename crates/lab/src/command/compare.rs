@@ -12,6 +12,7 @@ use api::output::Output;
 
 use crate::compare::{self, Summary, Work};
 use crate::experiment::{self, Experiment, ModelledRun, Scaled};
+use crate::peers::Setup;
 use crate::run::{Clock, End, Phase, Quantity, Record};
 use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
@@ -161,7 +162,8 @@ impl<'a> Lab<'a> {
         let experiment = bare(&work(self.args), &storage.name);
         let run = ModelledRun::new(experiment, stack, storage.clone(), self.args.seed);
         let request_ns = baseline_iops(measured, name).map_or(0, |iops| (1e9 / iops) as u64);
-        let record = ModelledRun { command: command(), request_ns, ..run }.run(self.observer(name));
+        let record = ModelledRun { command: command(), setup: Setup { request_ns, ..run.setup }, ..run }
+            .run(self.observer(name));
         Some(Record { subject: format!("{name}, predicted"), ..record })
     }
 

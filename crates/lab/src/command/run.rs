@@ -34,8 +34,13 @@ pub(super) fn run(args: &RunArgs, output: Output) -> Result<u8> {
 }
 
 fn modelled(experiment: Experiment, args: &RunArgs, observer: RunObserver) -> Result<Record> {
-    let subject = super::modelled(args.subject.as_deref().unwrap_or("esx"))?;
-    let stack = super::stack(subject, args.hypothesis.as_deref(), experiment.esx.hypothesis())?;
+    let stack = match (&args.subject, &args.hypothesis) {
+        (None, None) => experiment.own_stack(),
+        (subject, hypothesis) => {
+            let subject = super::modelled(subject.as_deref().unwrap_or("esx"))?;
+            super::stack(subject, hypothesis.as_deref(), experiment.esx.hypothesis())?
+        }
+    };
     let set_up = set_up(experiment, args.storage.as_deref(), args.seed)?;
     let record = ModelledRun { stack, command: command(args), path: lines(args)?, ..set_up }.run(observer);
     Ok(Record { began_unix_us: now_unix_us(), ..record })

@@ -33,8 +33,20 @@ pub(crate) fn records(dir: &Path, records: &[Record]) -> Result<()> {
     file(&dir.join(PAGE), html::page(records).as_bytes())
 }
 
+/// Writes a file beside the old one and puts it in its place, so that a full disk leaves the old one. What is no regular
+/// file, such as a pipe, is written as it is.
 pub(crate) fn file(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
+    let failed = |e| Error::failed(format!("{}: {e}", path.display()));
+    if std::fs::symlink_metadata(path).is_ok_and(|old| !old.is_file()) {
+        return std::fs::write(path, bytes).map_err(failed);
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = Path::new(&name);
+    let written = std::fs::write(new, bytes).and_then(|()| std::fs::rename(new, path));
+    written.map_err(failed).inspect_err(|_| {
+        let _ = std::fs::remove_file(new);
+    })
 }
 
 /// Reads the records of a folder or a file. A run that was interrupted counts as far as it came.

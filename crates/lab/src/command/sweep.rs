@@ -5,18 +5,27 @@ use api::units::format_us;
 
 use crate::reproduce::in_parallel;
 use crate::runner::RunObserver;
-use crate::sweep::{self, Found, Point};
+use crate::sweep::{self, Found, Point, Way};
 use crate::vmware::spec::Version;
 
 pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
-    let stack = super::stack(args.subject, args.hypothesis.as_deref(), Version::Esx55.hypothesis())?;
+    let esx: Version = args.esx.parse().map_err(Error::invalid)?;
+    let stack = super::stack(args.subject, args.hypothesis.as_deref(), esx.hypothesis())?;
+    let way = Way { esx, filled: args.filled };
     let storage = super::storage(&args.storage)?;
     let ends = |range: &std::ops::RangeInclusive<u32>| (*range.start(), *range.end());
     let points = sweep::grid(ends(&args.read), ends(&args.depth), &args.layers);
     let found = super::with_bar(|observer| {
         let name = |n: usize| describe(&points[n]);
         in_parallel(points.len(), name, observer, |n| {
-            sweep::measure(points[n], stack, &storage, args.seed, RunObserver::until(observer.interrupted))
+            sweep::measure(
+                points[n],
+                way,
+                stack,
+                &storage,
+                args.seed,
+                RunObserver::until(observer.interrupted),
+            )
         })
     })?;
     let is_whole = found.iter().all(Option::is_some);

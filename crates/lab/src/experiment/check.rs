@@ -13,6 +13,8 @@ use crate::workload::{OUTSTANDING_MAX, Workload};
 const DISKS_MAX: usize = 256;
 /// VMware's largest disk.
 const DISK_BYTES_MAX: u64 = 62 << 40;
+/// Longest time of a request on its way to another stack: a second.
+const REQUEST_US_MAX: f64 = 1_000_000.0;
 /// Most values of one unknown; each costs a whole run.
 const VALUES_MAX: usize = 16;
 
@@ -47,6 +49,7 @@ pub(super) fn check(experiment: &Experiment) -> Result<(), Found> {
         return Err(found("", 0, "[scale]: size and time are at least 1"));
     }
     check_esx(&experiment.esx).map_err(|cause| found("", 0, cause))?;
+    check_peer(experiment)?;
     check_disks(experiment)?;
     let disk_bytes = experiment.disk_bytes();
     for (index, worker) in experiment.workers.iter().enumerate() {
@@ -80,6 +83,24 @@ fn check_esx(esx: &Esx) -> Result<(), String> {
     let wrong = counts.into_iter().find(|(_, count, possible)| !possible.contains(count));
     wrong.map_or(Ok(()), |(name, _, possible)| {
         Err(format!("[esx]: {name}: {} to {} are possible", possible.start(), possible.end()))
+    })
+}
+
+fn check_peer(experiment: &Experiment) -> Result<(), Found> {
+    let request_us = experiment.peer.as_ref().map_or(0.0, |peer| peer.request_us);
+    if !(0.0..=REQUEST_US_MAX).contains(&request_us) {
+        return Err(found("", 0, format!("[peer]: request_us: 0 to {REQUEST_US_MAX} are possible")));
+    }
+    let units = experiment.peer.as_ref().and_then(|peer| peer.kind.units());
+    each("published", &experiment.published, |cell| match (cell.unit_bytes, &units) {
+        (None, _) => Ok(()),
+        (Some(bytes), Some(units)) if units.contains(&bytes) && bytes.is_power_of_two() => Ok(()),
+        (Some(bytes), Some(units)) => Err(format!(
+            "unit_bytes = {bytes}: powers of two from {} to {} are possible",
+            units.start(),
+            units.end()
+        )),
+        (Some(_), None) => Err("unit_bytes: only [peer] with a kind of qcow2 or lvm has a unit".into()),
     })
 }
 

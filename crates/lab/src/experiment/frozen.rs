@@ -1,6 +1,6 @@
 //! The frozen state of the models: a name, a date, and a hash of everything that decides a prediction.
 //!
-//! The hash covers the sources of VMware's model and of the simulated devices without their comments and tests, the
+//! The hash covers the sources of the models of VMware, of other stacks and of the simulated devices without their comments and tests, the
 //! storage models, and the experiments without what they do not give to a run. The test
 //! `tests/integration/frozen.rs` computes it, and refuses a change of any of them without a new state
 //! (`experiments/frozen.toml`).

@@ -9,7 +9,7 @@ use sim::{ContentMode, Options, SimWorld, Storage};
 use super::memory::{self, Watch};
 use super::{Column, Esx, Experiment, Format, frozen};
 use crate::modelled::{self, Engine};
-use crate::peers::Kind;
+use crate::peers::{Kind, Setup};
 use crate::run::{Clock, Constant, ConstantSource, End, Record};
 use crate::runner::{Plan, RunObserver};
 use crate::storage::StorageModel;
@@ -40,8 +40,8 @@ pub struct ModelledRun {
     /// A change of VMware's side, to see which figures follow it.
     pub adjust: Option<Adjust>,
     pub seed: u64,
-    /// Time that each request of the guest takes on its way to another stack, nanoseconds; 0: not modelled.
-    pub request_ns: u64,
+    /// What may differ between two VMs of another stack.
+    pub setup: Setup,
     /// The command with which a user repeats the run.
     pub command: String,
     /// File that the run is written to while it is under way.
@@ -64,9 +64,9 @@ impl Stack {
     pub fn column(self, experiment: &Experiment) -> Column<'static> {
         match self {
             Stack::Esx(hypothesis) => {
-                Column { name: hypothesis.name(), default: hypothesis == experiment.esx.hypothesis() }
+                Column { name: hypothesis.name(), default: self == experiment.own_stack() }
             }
-            other => Column { name: other.name(), default: false },
+            other => Column { name: other.name(), default: self == experiment.own_stack() },
         }
     }
 }
@@ -84,6 +84,11 @@ impl Esx {
 impl ModelledRun {
     /// Returns a run with the deltas beside the disks, and without a file of its own.
     pub fn new(experiment: Experiment, stack: Stack, storage: StorageModel, seed: u64) -> ModelledRun {
+        let setup = experiment.peer.as_ref().map(|peer| Setup {
+            request_ns: (peer.request_us * 1000.0) as u64,
+            l2_cache_bytes: peer.l2_cache_bytes,
+            unit_bytes: None,
+        });
         ModelledRun {
             experiment,
             stack,
@@ -91,15 +96,44 @@ impl ModelledRun {
             delta_storage: None,
             adjust: None,
             seed,
-            request_ns: 0,
+            setup: setup.unwrap_or_default(),
             command: String::new(),
             path: None,
         }
     }
 
     /// Runs the experiment to its end, or until the observer interrupts it. The record's rows are first one for each
-    /// published cell, then the other measured figures.
+    /// published cell, then the other measured figures. A stack that was measured with units of several sizes runs once
+    /// for each; the record is that of the first, and each cell is of its own run.
     pub fn run(&self, observer: RunObserver) -> Record {
+        let of_cell: Vec<Option<u64>> = match self.stack == self.experiment.own_stack() {
+            true => self.experiment.published.iter().map(|cell| cell.unit_bytes).collect(),
+            false => Vec::new(),
+        };
+        let mut units: Vec<Option<u64>> = Vec::new();
+        for unit in of_cell.iter().filter(|unit| unit.is_some()) {
+            if !units.contains(unit) {
+                units.push(*unit);
+            }
+        }
+        let mut records = units.iter().map(|unit| {
+            let setup = Setup { unit_bytes: *unit, ..self.setup };
+            ModelledRun { setup, ..self.clone() }.run_once(observer.clone())
+        });
+        let Some(mut record) = records.next() else { return self.run_once(observer) };
+        for (other, unit) in records.zip(&units[1..]) {
+            if record.end == End::Complete {
+                record.end = other.end;
+            }
+            let own = other.rows.into_iter().enumerate().take(of_cell.len());
+            for (cell, row) in own.filter(|(cell, _)| of_cell[*cell] == *unit) {
+                record.rows[cell] = row;
+            }
+        }
+        record
+    }
+
+    fn run_once(&self, observer: RunObserver) -> Record {
         let (watch, observer) = Watch::over(observer, memory::available_bytes);
         let options = modelled::world_options(Options { storage: Some(self.placed()), ..Options::default() });
         let plan = Plan {
@@ -121,7 +155,7 @@ impl ModelledRun {
             }
             Stack::Peer(kind) => {
                 let options = Options { content: ContentMode::Absent, ..options };
-                modelled::run(options, plan, observer, peer(kind, disks, self.request_ns)).record
+                modelled::run(options, plan, observer, peer(kind, disks, self.setup)).record
             }
             Stack::Engine(engine) => modelled::run_engine(engine, disks, options, plan, observer).record,
         };
@@ -183,8 +217,12 @@ impl ModelledRun {
     }
 
     fn placed(&self) -> Storage {
-        match &self.delta_storage {
-            Some(other) => self.storage.with_delta_lun(other, DELTA_NAMES),
+        let names = match self.stack {
+            Stack::Peer(kind) => kind.snapshot_names(),
+            _ => Some(DELTA_NAMES),
+        };
+        match self.delta_storage.as_ref().zip(names) {
+            Some((other, names)) => self.storage.with_delta_lun(other, names),
             None => self.storage.storage(),
         }
     }
@@ -212,7 +250,7 @@ impl ModelledRun {
         match self.stack {
             Stack::Esx(hypothesis) => constants.extend(self.spec(hypothesis).constants()),
             Stack::Peer(kind) => {
-                constants.extend(kind.constants());
+                constants.extend(kind.constants(self.setup));
                 constants.extend(self.request_constant());
             }
             Stack::Engine(_) => {}
@@ -222,9 +260,9 @@ impl ModelledRun {
     }
 
     fn request_constant(&self) -> Option<Constant> {
-        (self.request_ns > 0).then(|| Constant {
+        (self.setup.request_ns > 0).then(|| Constant {
             name: "time of a request".into(),
-            value: self.request_ns as f64 / 1000.0,
+            value: self.setup.request_ns as f64 / 1000.0,
             unit: "us".into(),
             source: ConstantSource::FittedToBaseline,
             note: "client, export and the stack's thread, for each request of the guest, one at a time"
@@ -273,11 +311,9 @@ fn esx(spec: Spec) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn
 fn peer(
     kind: Kind,
     disk_bytes: Vec<u64>,
-    request_ns: u64,
+    setup: Setup,
 ) -> impl FnOnce(Env, SimWorld) -> Local<'static, Result<Rc<dyn Subject>>> {
     move |env, _world| {
-        Box::pin(
-            async move { Ok(Rc::new(kind.create(&env, &disk_bytes, request_ns).await?) as Rc<dyn Subject>) },
-        )
+        Box::pin(async move { Ok(Rc::new(kind.create(&env, &disk_bytes, setup).await?) as Rc<dyn Subject>) })
     }
 }

@@ -14,7 +14,7 @@ use blk::Result;
 use super::source::{declared, known};
 use super::vm::{Disk, Vm};
 use crate::run::Constant;
-use layout::Layout;
+pub(super) use layout::Layout;
 
 /// What the model leaves out, one sentence each.
 pub(super) const LEFT_OUT: [&str; 6] = [
@@ -26,34 +26,25 @@ pub(super) const LEFT_OUT: [&str; 6] = [
     "what the file system of the host does as an image grows",
 ];
 
-fn layout(extended: bool) -> Layout {
-    if extended { Layout::EXTENDED } else { Layout::STANDARD }
-}
-
 pub(super) async fn create(
     vm: &Rc<Vm>,
     number: usize,
     size_bytes: u64,
-    extended: bool,
+    layout: Layout,
 ) -> Result<Rc<dyn Disk>> {
-    Ok(Rc::new(disk::Qcow2Disk::create(vm.clone(), number, layout(extended), size_bytes).await?))
+    Ok(Rc::new(disk::Qcow2Disk::create(vm.clone(), number, layout, size_bytes).await?))
 }
 
-pub(super) fn constants(extended: bool) -> Vec<Constant> {
-    let Layout { cluster_bytes, subclusters, entry_bytes } = layout(extended);
+pub(super) fn constants(layout: Layout) -> Vec<Constant> {
+    let Layout { cluster_bytes, subclusters, entry_bytes, cache_max_bytes } = layout;
     let cache = "QEMU docs/qcow2-cache.txt";
     let format = "QEMU docs/interop/qcow2.txt";
     let mirror = "QEMU block/mirror.c";
     vec![
-        known("cluster", cluster_bytes, "bytes", if extended { format } else { cache }),
+        known("cluster", cluster_bytes, "bytes", format),
         known("subclusters of a cluster", subclusters, "", format),
         known("L2 entry", entry_bytes, "bytes", format),
-        known(
-            "L2 cache",
-            layout::L2_CACHE_BYTES_MAX,
-            "bytes",
-            "QEMU docs/qcow2-cache.txt: at most, and of each image",
-        ),
+        known("L2 cache", cache_max_bytes, "bytes", "QEMU docs/qcow2-cache.txt: at most, and of each image"),
         known(
             "L2 slice",
             layout::SLICE_BYTES,

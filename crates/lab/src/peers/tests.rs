@@ -6,7 +6,7 @@ use blk::volume::Volume;
 use blk::{Buf, Env};
 use sim::{Device, Options};
 
-use super::Kind;
+use super::{Kind, Setup};
 use crate::modelled::{self, Outcome, world_options};
 use crate::run::{Clock, Counters, End, Phase, Quantity, Record};
 use crate::runner::{Action, Plan, Protocol, RunObserver, Step};
@@ -48,6 +48,10 @@ fn protocol() -> Protocol {
 }
 
 fn outcome(kind: Kind, block_bytes: u32, seed: u64) -> Outcome {
+    outcome_of(kind, Setup::default(), block_bytes, seed)
+}
+
+fn outcome_of(kind: Kind, setup: Setup, block_bytes: u32, seed: u64) -> Outcome {
     let mixed = Worker {
         random_percent: 70,
         outstanding: 4,
@@ -66,7 +70,7 @@ fn outcome(kind: Kind, block_bytes: u32, seed: u64) -> Outcome {
         path: None,
     };
     let make = move |env: Env, _| async move {
-        Ok(Rc::new(kind.create(&env, &[16 * MIB, 8 * MIB + 4096], 0).await?) as Rc<dyn Subject>)
+        Ok(Rc::new(kind.create(&env, &[16 * MIB, 8 * MIB + 4096], setup).await?) as Rc<dyn Subject>)
     };
     modelled::run(world(), plan, RunObserver::none(), make)
 }
@@ -84,6 +88,19 @@ fn every_read_shows_what_was_written() {
     }
 }
 
+/// Units of other sizes than the default, through the same protocol.
+#[test]
+fn other_units_show_what_was_written() {
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.units().is_some()) {
+        let units = kind.units().unwrap();
+        for unit_bytes in [*units.start(), 256 << 10] {
+            let setup = Setup { unit_bytes: Some(unit_bytes), ..Setup::default() };
+            let record = outcome_of(kind, setup, 4096, 1).record;
+            assert_eq!(record.end, End::Complete, "{} {unit_bytes}: {:?}", kind.name(), record.rows);
+        }
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for kind in Kind::ALL {
@@ -95,7 +112,11 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn every_constant_names_its_source() {
     for kind in Kind::ALL {
-        assert!(kind.constants().iter().all(|constant| !constant.note.is_empty()), "{}", kind.name());
+        assert!(
+            kind.constants(Setup::default()).iter().all(|constant| !constant.note.is_empty()),
+            "{}",
+            kind.name()
+        );
         assert!(!kind.left_out().is_empty());
     }
 }
@@ -107,7 +128,7 @@ where
 {
     let world = sim::SimWorld::new(1, world());
     let run = world.run(move |env| async move {
-        let peer: Rc<dyn Subject> = Rc::new(kind.create(&env, &[64 * MIB], 0).await.unwrap());
+        let peer: Rc<dyn Subject> = Rc::new(kind.create(&env, &[64 * MIB], Setup::default()).await.unwrap());
         steps(peer).await
     });
     run.expect("no power cut")

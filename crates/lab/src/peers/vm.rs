@@ -72,9 +72,9 @@ pub(super) struct Vm {
 impl Vm {
     pub(super) fn new(env: Env, dir: Dir, request_ns: u64) -> Vm {
         Vm {
+            host: Host::new(env.clone()),
             env,
             dir,
-            host: Host::default(),
             progress: RefCell::default(),
             request_ns,
             thread: FifoLock::default(),

@@ -7,13 +7,18 @@ use crate::experiment::claims::Claim;
 use crate::run::Record;
 
 /// Names of the articles, by their numbers.
-const ARTICLES: [(&str, &str); 6] = [
+const ARTICLES: [(&str, &str); 8] = [
     ("000", "E. Zandboer, vmdamentals.com ?p=332, about 2009-10, with its comments"),
     ("001", "virtualtothecore.com, data by T. Sightler, 2016-02-05"),
     ("002", "T. Nahumi, Dell EMC, PowerStore snapshots with vVols and VMFS, 2021"),
     ("003", "kanap.net, Performance impact of snapshots, 2015-02"),
     ("004", "Russian translation of 000"),
     ("005", "K. Elatov, virtuallyhyper.com, 2012-06-14, with which nothing was chosen"),
+    (
+        "006",
+        "A. Garcia, qemu-devel, qcow2 with and without subclusters, 2019-10-15, with which nothing was chosen",
+    ),
+    ("007", "A. Theurer, linux-kernel, snapshots of LVM2 beta, 2002-07-12, with which nothing was chosen"),
 ];
 
 const HEAD: &str =

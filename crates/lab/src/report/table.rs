@@ -43,12 +43,12 @@ pub struct Cell {
     pub judged: bool,
 }
 
-/// Subject on which all published rows were measured.
+/// Subject on which nearly all published rows were measured; the rows of others are marked as those of the default column.
 const PUBLISHED_SUBJECT: &str = "esx";
 
 impl Cell {
     fn new(record: &Record, row: &Row) -> Self {
-        let judged = record.subject == PUBLISHED_SUBJECT;
+        let judged = record.subject == PUBLISHED_SUBJECT || row.default;
         let both = row.published.zip(row.predicted).filter(|(p, q)| p.is_finite() && q.is_finite());
         Self {
             predicted: row.predicted,

@@ -35,11 +35,16 @@ pub(crate) struct Loss {
     pub figures: usize,
 }
 
-/// Returns a fold for each article and format with a counted figure, in the order of the experiments.
+/// Returns a fold for each article about VMware and format with a counted figure, in the order of the experiments.
 pub(crate) fn folds(experiments: &[Experiment], records: &[Record]) -> Vec<Fold> {
     let mut keys: Vec<(&str, Format)> = Vec::new();
     for experiment in experiments {
-        let key = experiment.article.as_deref().map(|article| (article, experiment.esx.format));
+        let is_vmware = experiment.peer.is_none();
+        let key = experiment
+            .article
+            .as_deref()
+            .filter(|_| is_vmware)
+            .map(|article| (article, experiment.esx.format));
         let counts = experiment.published.iter().any(|cell| cell.r#use == Use::Predict);
         if let Some(key) = key.filter(|key| counts && !keys.contains(key)) {
             keys.push(key);
@@ -50,7 +55,9 @@ pub(crate) fn folds(experiments: &[Experiment], records: &[Record]) -> Vec<Fold>
 
 fn fold(experiments: &[Experiment], records: &[Record], article: &str, format: Format) -> Fold {
     let of = |record: &&Record, same: bool| {
-        let experiment = experiments.iter().find(|e| e.name == record.experiment && e.esx.format == format);
+        let experiment = experiments
+            .iter()
+            .find(|e| e.name == record.experiment && e.esx.format == format && e.peer.is_none());
         let source = experiment.and_then(|e| e.article.as_deref());
         source.is_some_and(|source| (source == article) == same)
     };

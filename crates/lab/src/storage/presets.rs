@@ -17,6 +17,7 @@ const PRESETS: &[(&str, &str)] = presets![
     "sas-10k-raid5",
     "sas-10k-stripe",
     "sata-ssd",
+    "scsi-15k-2002",
     "ssd-mirror",
     "v7000-sas",
     "v7000-ssd",

@@ -32,6 +32,16 @@ impl Spec {
             constant("growth step", STEP_BYTES, "bytes", KNOWN, "2009 article; VMware support"),
             constant("table page", TABLE_PAGE_BYTES, "bytes", DECLARED, "unit of table I/O; hardly matters"),
         ];
+        if self.rules.section_us > 0 {
+            let us = self.rules.section_us.into();
+            all.push(constant(
+                "serial section",
+                us,
+                "us",
+                DECLARED,
+                "from the 2021 article's rate with a snapshot",
+            ));
+        }
         if let TableCache::Pages(pages) = self.rules.table_cache {
             let bytes = u64::from(pages) * TABLE_PAGE_BYTES;
             all.push(constant("table cache", bytes, "bytes", KNOWN, "host option; taken per open delta"));

@@ -30,6 +30,8 @@ pub(super) struct Disk {
     chain: RefCell<Rc<Chain>>,
     /// Queue for what the rules do one at a time per disk.
     pub lock: FifoLock,
+    /// Queue for the time that the rules have each guest I/O spend alone.
+    section: FifoLock,
     /// Guest writes under way, and the piece that a mirroring committer copies. Overlapping ranges proceed in order of
     /// arrival.
     pub writes: RangeLock,
@@ -57,6 +59,7 @@ impl Disk {
             gate,
             chain: RefCell::new(Rc::new(chain)),
             lock: FifoLock::default(),
+            section: FifoLock::default(),
             writes: RangeLock::default(),
             fills: Fills::default(),
             mirrored_to: Cell::new(None),
@@ -78,6 +81,7 @@ impl Disk {
         if chain.deltas.is_empty() {
             return self.host.read(&chain.base.file, offset, buf, Purpose::Guest).await;
         }
+        self.spend_alone().await;
         self.read_chain(&chain, offset, buf).await
     }
 
@@ -87,7 +91,16 @@ impl Disk {
         if chain.deltas.is_empty() {
             return chain.base.write(&self.host, offset, data, Purpose::Guest).await;
         }
+        self.spend_alone().await;
         self.write_chain(&chain, offset, data).await
+    }
+
+    /// Waits for the section that the rules give to one guest I/O at a time, and spends its time.
+    async fn spend_alone(&self) {
+        if self.rules.section_us > 0 {
+            let _alone = self.section.lock().await;
+            self.host.spend_us(self.rules.section_us.into()).await;
+        }
     }
 
     /// Flushes the topmost delta, and the layer below it that a mirroring commit writes.

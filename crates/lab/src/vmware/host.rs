@@ -1,8 +1,8 @@
-//! Counts every I/O that reaches the storage, as the host's own counters would.
+//! The host: counts every I/O that reaches the storage, as its own counters would, and spends its own time.
 
 use std::cell::Cell;
 
-use blk::{Buf, File, Result, Slice};
+use blk::{Buf, Env, File, Result, Slice};
 
 use crate::run::Counters;
 
@@ -14,8 +14,8 @@ pub(crate) enum Purpose {
     Commit,
 }
 
-#[derive(Default)]
 pub(crate) struct Host {
+    env: Env,
     counters: Cell<Counters>,
 }
 
@@ -25,6 +25,15 @@ fn seen_as(file: &File, purpose: Purpose) -> File {
 }
 
 impl Host {
+    pub(crate) fn new(env: Env) -> Host {
+        Host { env, counters: Cell::default() }
+    }
+
+    /// Passes time in which the host works without the storage.
+    pub(crate) async fn spend_us(&self, us: u64) {
+        self.env.sleep_us(us).await;
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.counters.get()
     }

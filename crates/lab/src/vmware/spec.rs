@@ -1,5 +1,9 @@
 //! The ESX version and the setup of its VM: what is published of each version, and what had to be declared.
 
+use std::str::FromStr;
+
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error, StrDeserializer};
 use serde::{Deserialize, Serialize};
 
 use super::extent::Zeroing;
@@ -195,6 +199,15 @@ impl Waits {
     }
 }
 
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Version, String> {
+        let text: StrDeserializer<'_, Error> = text.into_deserializer();
+        Version::deserialize(text).map_err(|e| format!("release of ESX: {e}"))
+    }
+}
+
 impl Version {
     /// Returns the format for a disk below 2 TB on the file system of that time.
     pub fn format(self) -> Format {
@@ -246,7 +259,7 @@ impl Version {
 pub type Adjust = fn(&mut Spec) -> Option<f64>;
 
 /// The numbers of a setup that no baseline fixes, each with a change of it.
-pub const ADJUSTMENTS: [(&str, Adjust); 7] = [
+pub const ADJUSTMENTS: [(&str, Adjust); 8] = [
     ("checkpoint", |spec| raise(&mut spec.stun.checkpoint_us)),
     ("committer's piece", |spec| raise(&mut spec.rules.piece_bytes)),
     ("committer's pieces", |spec| raise_count(&mut spec.rules.pieces_at_once)),
@@ -254,6 +267,7 @@ pub const ADJUSTMENTS: [(&str, Adjust); 7] = [
         Format::SeSparse => raise_count(&mut spec.rules.journal_writes),
         Format::VmfsSparse => None,
     }),
+    ("serial section", |spec| raise_count(&mut spec.rules.section_us)),
     ("table cache", |spec| match &mut spec.rules.table_cache {
         TableCache::Pages(pages) => raise_count(pages),
         _ => None,

@@ -65,7 +65,7 @@ impl Esx {
     /// on different devices.
     pub async fn create(env: Env, dir: Dir, delta_dir: Dir, spec: Spec) -> Result<Esx> {
         check_sizes(&dir, &spec)?;
-        let (host, gate) = (Rc::new(Host::default()), Rc::new(Gate::default()));
+        let (host, gate) = (Rc::new(Host::new(env.clone())), Rc::new(Gate::default()));
         let mut bases = Vec::new();
         for (index, &size_bytes) in spec.disks.iter().enumerate() {
             let file_name = format!("disk{index}-flat.vmdk");

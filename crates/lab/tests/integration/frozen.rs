@@ -7,8 +7,13 @@ use lab::experiment::{Experiment, find, shipped};
 use lab::run::Use;
 
 /// Folders of the repository whose files decide a prediction.
-const SOURCES: [&str; 4] =
-    ["crates/lab/src/vmware", "crates/lab/src/storage", "crates/sim/src/device", "experiments/storage"];
+const SOURCES: [&str; 5] = [
+    "crates/lab/src/vmware",
+    "crates/lab/src/peers",
+    "crates/lab/src/storage",
+    "crates/sim/src/device",
+    "experiments/storage",
+];
 /// Hexadecimal digits of the hash that are printed: 48 bits.
 const DIGITS: usize = 12;
 

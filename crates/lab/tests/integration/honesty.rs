@@ -62,7 +62,9 @@ fn the_frozen_defaults_stay_what_they_are() {
             Version::Esx60 | Version::Esx70 => Hypothesis::ConcurrentCached,
         };
         assert_eq!(experiment.esx.hypothesis(), frozen, "{}", experiment.name);
-        assert!(Stack::Esx(frozen).column(&experiment).default);
+        assert!(experiment.own_stack().column(&experiment).default, "{}", experiment.name);
+        let of_esx = Stack::Esx(frozen).column(&experiment).default;
+        assert_eq!(of_esx, experiment.peer.is_none(), "{}", experiment.name);
     }
 }
 

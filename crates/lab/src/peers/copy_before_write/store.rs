@@ -10,6 +10,13 @@ pub(in crate::peers) struct Store {
     pub records: bool,
 }
 
+impl Store {
+    /// Returns the store with chunks of another size, if one is given.
+    pub(in crate::peers) fn with(self, chunk_bytes: Option<u64>) -> Store {
+        Store { chunk_bytes: chunk_bytes.unwrap_or(self.chunk_bytes), ..self }
+    }
+}
+
 /// LVM: 4 KiB is the default of `lvcreate --chunksize` (lvcreate(8)). The kernel's own default is 16 KiB
 /// (`drivers/md/dm-snap-persistent.c`), which LVM overrides.
 pub(in crate::peers) const LVM: Store = Store { chunk_bytes: 4096, table: true, records: true };
