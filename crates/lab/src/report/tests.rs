@@ -312,6 +312,7 @@ fn runs_are_shown_side_by_side() {
     ours.subject = "native".into();
     ours.hypothesis = None;
     ours.rows[1].predicted = Some(510.0);
+    ours.rows.iter_mut().for_each(|row| row.default = false);
     for sample in &mut ours.samples {
         (sample.reads, sample.writes) = (510, 250);
     }
