@@ -38,9 +38,9 @@ pub struct RunArgs {
     /// Name an experiment of `lab list`, or a file of your own
     #[arg(value_name = "NAME|FILE.toml")]
     pub experiment: String,
-    /// Measure this subject. Modelled: esx (default, or the stack that the experiment names), redo, native, plain, qcow2, qcow2:extended_l2, lvm, fleecing, rbd,
-    /// zfs; on real storage: native (default), redo (redo:drain), redo:helper, redo:mirror, qemu, qemu-extl2, reflink,
-    /// btrfs, lvm-thin, zfs, rbd, hooks
+    /// Measure this subject. Modelled: esx (default, or the stack that the experiment names), redo, native, plain, qcow2,
+    /// qcow2:extended_l2, lvm, fleecing, rbd, zfs; on real storage: native (default), redo (redo:drain), redo:helper,
+    /// redo:mirror, qemu, qemu-extl2, reflink, btrfs, lvm-thin, zfs, rbd, hooks
     #[arg(long, value_name = "SUBJECT")]
     pub subject: Option<String>,
     /// Run in this directory in real time, for at most --minutes and within its free space
