@@ -124,8 +124,7 @@ impl Kind {
         }
     }
 
-    /// Returns the part of a file's name by which the files of snapshots are told from those of disks; None: they are
-    /// not files of their own.
+    /// Returns the part of a file's name that only the files of snapshots have; None: snapshots have no files of their own.
     pub fn snapshot_names(self) -> Option<&'static str> {
         match self {
             Kind::Qcow2 | Kind::Qcow2ExtendedL2 => Some(".qcow2"),

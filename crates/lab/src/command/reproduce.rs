@@ -75,11 +75,13 @@ struct Score {
 }
 
 impl Score {
-    /// Returns the score of the default columns of these records.
-    fn of<'a>(records: impl Iterator<Item = &'a Record>) -> Score {
-        let records: Vec<Record> = records.cloned().collect();
+    /// Returns the score of the default columns: of VMware's, or of those of other stacks.
+    fn of(records: &[Record], peers: bool) -> Score {
+        let is_peer =
+            |record: &Record| record.hypothesis.is_none() && record.rows.iter().any(|row| row.default);
         let mut score = Score::default();
-        for of_one in records.chunk_by(|a, b| a.experiment == b.experiment) {
+        let groups = records.chunk_by(|a, b| a.experiment == b.experiment);
+        for of_one in groups.filter(|of_one| of_one.iter().any(is_peer) == peers) {
             for group in report::comparisons(of_one) {
                 let column = group.default_column();
                 let ((hits, counted), (other, others)) = (group.score(column), group.implied_score(column));
@@ -94,9 +96,7 @@ impl Score {
 
 /// Returns the joint result of the frozen defaults, and that of other stacks; empty if no figure is counted.
 fn joint_score(records: &[Record]) -> String {
-    let is_peer = |record: &&Record| record.rows.iter().any(|row| row.default) && record.hypothesis.is_none();
-    let esx = Score::of(records.iter().filter(|record| !is_peer(record)));
-    let peers = Score::of(records.iter().filter(is_peer));
+    let [esx, peers] = [false, true].map(|peers| Score::of(records, peers));
     let mut text = String::new();
     if esx.all > 0 {
         let Score { within, all, implied_within, implied } = esx;
@@ -108,8 +108,8 @@ fn joint_score(records: &[Record]) -> String {
     if peers.all + peers.implied > 0 {
         let Score { within, all, implied_within, implied } = peers;
         text += &format!(
-            "Other stacks than VMware's together: {within} of {all} predicted figures within 25 %. They were predicted before \
-             they were read.\nNot counted: {implied} implied figures, {implied_within} of them within 25 %.\n"
+            "Other stacks than VMware's together: {within} of {all} predicted figures within 25 %.\n\
+             Not counted: {implied} implied figures, {implied_within} of them within 25 %.\n"
         );
     }
     text

@@ -12,6 +12,8 @@ use crate::run::Record;
 pub(crate) const LINES: &str = "run.jsonl";
 const RUN: &str = "run.json";
 pub(crate) const PAGE: &str = "report.html";
+/// End of the name of a file that is being written. It is this program's own, so that no file of the user has it.
+const NEW: &str = ".unstun-new";
 /// Largest file of runs that the lab reads: two days of samples in each of ten columns.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
@@ -40,12 +42,13 @@ pub(crate) fn file(path: &Path, bytes: &[u8]) -> Result<()> {
     if std::fs::symlink_metadata(path).is_ok_and(|old| !old.is_file()) {
         return std::fs::write(path, bytes).map_err(failed);
     }
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = Path::new(&name);
-    let written = std::fs::write(new, bytes).and_then(|()| std::fs::rename(new, path));
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(NEW);
+    let new = path.with_file_name(name);
+    let written = std::fs::write(&new, bytes).and_then(|()| std::fs::rename(&new, path));
     written.map_err(failed).inspect_err(|_| {
-        let _ = std::fs::remove_file(new);
+        let _ = std::fs::remove_file(&new);
     })
 }
 
@@ -75,5 +78,25 @@ fn not_found(place: &str, error: &std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::NotFound => Error::not_found(format!("{place}: {error}")),
         _ => Error::failed(format!("{place}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.html");
+        file(&path, b"old").unwrap();
+        std::fs::write(dir.path().join("report.html.new"), b"the user's").unwrap();
+        file(&path, b"new").unwrap();
+        assert_eq!(std::fs::read(dir.path().join("report.html.new")).unwrap(), b"the user's");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left over");
+        // A folder of that name makes the write fail, as a full disk would.
+        std::fs::create_dir(dir.path().join(".report.html.unstun-new")).unwrap();
+        assert!(file(&path, b"newer").is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
     }
 }

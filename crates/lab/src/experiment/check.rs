@@ -13,6 +13,8 @@ use crate::workload::{OUTSTANDING_MAX, Workload};
 const DISKS_MAX: usize = 256;
 /// VMware's largest disk.
 const DISK_BYTES_MAX: u64 = 62 << 40;
+/// Caches of L2 tables: at least some tables of the largest clusters, at most the tables of a disk of 8 TiB.
+const L2_CACHE_BYTES: std::ops::RangeInclusive<u64> = 8 << 20..=1 << 30;
 /// Longest time of a request on its way to another stack: a second.
 const REQUEST_US_MAX: f64 = 1_000_000.0;
 /// Most values of one unknown; each costs a whole run.
@@ -90,6 +92,11 @@ fn check_peer(experiment: &Experiment) -> Result<(), Found> {
     let request_us = experiment.peer.as_ref().map_or(0.0, |peer| peer.request_us);
     if !(0.0..=REQUEST_US_MAX).contains(&request_us) {
         return Err(found("", 0, format!("[peer]: request_us: 0 to {REQUEST_US_MAX} are possible")));
+    }
+    let l2_cache_bytes = experiment.peer.as_ref().and_then(|peer| peer.l2_cache_bytes);
+    if l2_cache_bytes.is_some_and(|bytes| !L2_CACHE_BYTES.contains(&bytes)) {
+        let (low, high) = (L2_CACHE_BYTES.start(), L2_CACHE_BYTES.end());
+        return Err(found("", 0, format!("[peer]: l2_cache_bytes: {low} to {high} are possible")));
     }
     let units = experiment.peer.as_ref().and_then(|peer| peer.kind.units());
     each("published", &experiment.published, |cell| match (cell.unit_bytes, &units) {

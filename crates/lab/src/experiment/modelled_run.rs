@@ -116,9 +116,11 @@ impl ModelledRun {
                 units.push(*unit);
             }
         }
-        let mut records = units.iter().map(|unit| {
+        let mut records = units.iter().enumerate().map(|(n, unit)| {
             let setup = Setup { unit_bytes: *unit, ..self.setup };
-            ModelledRun { setup, ..self.clone() }.run_once(observer.clone())
+            // The file is that of the record.
+            let path = self.path.clone().filter(|_| n == 0);
+            ModelledRun { setup, path, ..self.clone() }.run_once(observer.clone())
         });
         let Some(mut record) = records.next() else { return self.run_once(observer) };
         for (other, unit) in records.zip(&units[1..]) {
