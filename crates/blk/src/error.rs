@@ -131,6 +131,8 @@ impl Errno {
     pub const EACCES: Errno = Errno(13);
     /// File exists.
     pub const EEXIST: Errno = Errno(17);
+    /// Of a block device: another host has reserved it, and this one is not registered.
+    pub const EBADE: Errno = Errno(52);
     /// Invalid argument.
     pub const EINVAL: Errno = Errno(22);
     /// Too many open files in the host.
@@ -165,7 +167,7 @@ impl Errno {
             Errno::EAGAIN => ErrorKind::Locked,
             Errno::EOPNOTSUPP => ErrorKind::Unsupported,
             Errno::ECANCELED => ErrorKind::Cancelled,
-            Errno::FENCED | Errno::BLOCKLISTED => ErrorKind::LeaseLost,
+            Errno::FENCED | Errno::BLOCKLISTED | Errno::EBADE => ErrorKind::LeaseLost,
             Errno::FOREIGN_OWNER => ErrorKind::Refused,
             _ => ErrorKind::Io,
         }
@@ -181,6 +183,7 @@ impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Errno::FENCED => f.write_str("not started behind a fence"),
+            Errno::EBADE => f.write_str("the device refuses it, because another host has reserved the device"),
             Errno::FOREIGN_OWNER => f.write_str(FOREIGN_OWNER),
             Errno::BLOCKLISTED => {
                 f.write_str("Ceph has blocklisted this client: another host has taken the image over, and serves the store now")

@@ -21,7 +21,7 @@ use crate::fence::{Deadline, Fence};
 pub use crate::opening::FileCounters;
 use crate::opening::{Condition, Opened, Opening, SharedFile};
 use crate::rbd::Image;
-use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending, SharedDescriptor};
+use crate::reactor::{FileExtent, Handle, Limits, Op, Outcome, Pending, Reservation, SharedDescriptor};
 use crate::sync::{RangeLock, TaskMutex};
 use crate::unflushed::Unflushed;
 
@@ -158,8 +158,8 @@ impl File {
     async fn may_retry(&self, errno: Errno) -> bool {
         match self.inner.fence.get() {
             // Nothing else of this file gets through either.
-            Some(fence) if errno == Errno::BLOCKLISTED => {
-                fence.lose(errno.at(self.name(), "using the image"));
+            Some(fence) if matches!(errno, Errno::BLOCKLISTED | Errno::EBADE) => {
+                fence.lose(errno.at(self.name(), "using the device"));
                 false
             }
             Some(fence) if errno == Errno::FENCED => fence.pass().await.is_ok(),
@@ -536,6 +536,20 @@ impl File {
     pub async fn modified_ns(&self) -> Result<u64> {
         let time = self.count_op(|file| Op::Modified { file }).await;
         time.map_err(|e| self.failed(e, "asking when it was changed"))
+    }
+
+    /// Takes a step of the device's persistent reservations. Returns whether the device has granted it.
+    ///
+    /// # Errors
+    /// `Unsupported`: the device has no reservations.
+    pub async fn reserve(&self, step: Reservation) -> Result<bool> {
+        let outcome = self.inner.env.op(Op::Reserve { file: self.inner.handle, step }).await;
+        let Outcome::Unit(result) = outcome else { unreachable!("answers with a unit") };
+        match result {
+            Ok(()) => Ok(true),
+            Err(Errno::EBADE) => Ok(false),
+            Err(e) => Err(self.failed(e, step.doing())),
+        }
     }
 
     /// Returns the whole content of a file of at most `limit` bytes, for texts and headers.

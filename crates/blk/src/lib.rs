@@ -25,6 +25,7 @@ pub mod passed;
 mod peer;
 pub mod rbd;
 pub mod reactor;
+mod reservation;
 pub mod socket;
 pub mod sync;
 mod unflushed;

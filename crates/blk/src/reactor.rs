@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::passed::Descriptor;
 use crate::peer::Peer;
 use crate::rbd::Image;
+pub use crate::reservation::Reservation;
 
 /// A piece of work for [`Reactor::run_offloaded`].
 pub type OffloadedWork = Box<dyn FnOnce() + Send>;
@@ -138,6 +139,8 @@ pub enum Op {
     /// Outcome: `Count`, the time of the last change of the content in nanoseconds since 1970. The simulator keeps no
     /// times, and answers 0.
     Modified { file: Handle },
+    /// A step of a device's persistent reservations. EBADE if the device declines it, EOPNOTSUPP if it has none.
+    Reserve { file: Handle, step: Reservation },
     // Directories. Nothing is durable before SyncDir of the directory.
     /// Outcome: `Opened`.
     OpenFile { dir: Handle, name: String, mode: OpenMode },
@@ -204,6 +207,7 @@ impl Op {
             | Op::Extents { file, .. }
             | Op::Allocated { file }
             | Op::Modified { file }
+            | Op::Reserve { file, .. }
             | Op::Size { file } => Some(*file),
             _ => None,
         }

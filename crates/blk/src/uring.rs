@@ -32,6 +32,7 @@ mod open;
 mod owners;
 mod peer;
 mod plan;
+mod reservations;
 mod ring;
 mod shared;
 mod shared_memory;

@@ -17,6 +17,7 @@ use blk::{Env, Errno};
 
 use crate::memory::HostMemory;
 use crate::reactor::{NoThreads, SimReactor};
+use crate::reservations::HostNumber;
 
 /// When a machine stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,8 @@ enum Place {
 /// One machine, as its tasks see the world.
 pub(crate) struct Machine {
     world: Rc<SimReactor>,
+    /// Its number, from 1 on.
+    number: HostNumber,
     power: Cell<Power>,
     /// What has to happen before the machine pauses.
     pause_in: Cell<Option<Pause>>,
@@ -62,9 +65,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    fn new(world: Rc<SimReactor>, number: u64) -> Rc<Machine> {
+    fn new(world: Rc<SimReactor>, number: HostNumber) -> Rc<Machine> {
         Rc::new(Machine {
             world,
+            number,
             power: Cell::new(Power::Running),
             pause_in: Cell::new(None),
             fenced: RefCell::default(),
@@ -107,7 +111,7 @@ impl Machine {
                 op => op,
             };
             self.note_change(&op);
-            let token = self.world.submit(op);
+            let token = self.world.submit_from(self.number, op);
             let waited = self.places.borrow_mut().insert(id, Place::Submitted(token));
             if let Some(Place::Queued(Some(waker))) = waited {
                 let asked = self.world.poll(token, &mut Context::from_waker(&waker));

@@ -31,11 +31,13 @@ pub enum OpKind {
     Attributes,
     /// Frees space without writing.
     GiveBack,
+    /// A step of persistent reservations.
+    Reserve,
 }
 
 impl OpKind {
     /// Number of kinds.
-    pub(crate) const COUNT: usize = OpKind::GiveBack as usize + 1;
+    pub(crate) const COUNT: usize = OpKind::Reserve as usize + 1;
 }
 
 /// The facts of one operation that the trace records.
@@ -63,6 +65,7 @@ pub(crate) fn describe(op: &Op) -> Described<'_> {
         Op::SetLen { file, len } => on(OpKind::SetLen, file, 0, *len),
         Op::Extents { file, offset, len } => on(OpKind::Extents, file, *offset, *len),
         Op::Size { file } | Op::Allocated { file } | Op::Modified { file } => on(OpKind::Size, file, 0, 0),
+        Op::Reserve { file, .. } => on(OpKind::Reserve, file, 0, 0),
         Op::OpenFile { dir, name, mode: OpenMode::CreateNew } => named(OpKind::Create, dir, name),
         Op::OpenFile { dir, name, .. } => named(OpKind::Open, dir, name),
         Op::OpenDir { dir, name, .. } => named(OpKind::OpenDir, dir, name),

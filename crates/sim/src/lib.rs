@@ -40,6 +40,7 @@ pub mod oracle;
 mod perform;
 mod power;
 mod reactor;
+mod reservations;
 mod rng;
 mod survival;
 mod trace;

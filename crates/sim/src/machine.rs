@@ -13,7 +13,7 @@ use std::task::{Poll, Waker};
 
 use blk::Errno;
 use blk::fence::Deadline;
-use blk::reactor::{Handle, Limits, Op, Outcome, Token};
+use blk::reactor::{Handle, Limits, Op, Outcome, Reservation, Token};
 
 use crate::content::EffectId;
 use crate::device::{Access, Admitted, Media, NEVER_NS, Piece, Placement};
@@ -23,6 +23,7 @@ use crate::file::byte_range;
 use crate::fs::{EBADF, FileSystem};
 use crate::kind::{OpKind, describe, refusal};
 use crate::options::{ContentMode, Options};
+use crate::reservations::{HostNumber, Reservations};
 use crate::rng::Rng;
 use crate::trace::{Facts, Trace, hash_name};
 
@@ -73,6 +74,8 @@ pub(crate) struct Slot {
     facts: Facts,
     /// Node of the operation, which stays open until it completes.
     node: Option<NodeId>,
+    /// The machine that has submitted it.
+    host: HostNumber,
     /// Number of its submission's event: a flush covers writes that completed at earlier events.
     submitted_event: u64,
     /// Outstanding completions of the media; 0 if the time was known at the submission.
@@ -105,6 +108,7 @@ pub(crate) struct Machine {
     /// Submissions and completions since the world began, without timers.
     pub events: u64,
     pub fs: FileSystem,
+    pub reservations: Reservations,
     pub faults: Faults,
     pub trace: Trace,
     pub power: Power,
@@ -157,6 +161,7 @@ impl Machine {
             clock_ahead_us: 0,
             events: 0,
             fs: FileSystem::new(options.capacity_bytes, options.content, placement),
+            reservations: Reservations::default(),
             faults: Faults::default(),
             trace: Trace::new(options.trace_events),
             power: Power::On,
@@ -184,7 +189,8 @@ impl Machine {
         self.opens.get(handle.0 as usize)?.as_ref()
     }
 
-    pub(crate) fn submit(&mut self, op: Op) -> Token {
+    /// Accepts an operation of a machine.
+    pub(crate) fn submit(&mut self, host: HostNumber, op: Op) -> Token {
         if self.power == Power::Off {
             return DEAD;
         }
@@ -200,9 +206,18 @@ impl Machine {
         if let Some(node) = node {
             self.fs.open(node);
         }
-        let work = self.start(op, node, action);
-        let mut slot =
-            Slot { work, facts, node, submitted_event, parts: 0, delay_ns, forgotten: false, waker: None };
+        let work = self.start(host, op, node, action);
+        let mut slot = Slot {
+            work,
+            facts,
+            node,
+            host,
+            submitted_event,
+            parts: 0,
+            delay_ns,
+            forgotten: false,
+            waker: None,
+        };
         match when {
             Admitted::At(done_ns) => self.schedule(done_ns.saturating_add(delay_ns), id),
             Admitted::Parts(parts) => slot.parts = parts,
@@ -270,7 +285,7 @@ impl Machine {
         self.due.push(Reverse((at_ns, self.sequence, id)));
     }
 
-    fn start(&mut self, op: Op, node: Option<NodeId>, action: Option<Action>) -> Work {
+    fn start(&mut self, host: HostNumber, op: Op, node: Option<NodeId>, action: Option<Action>) -> Work {
         if let Some(Action::Fail(errno)) = action {
             return Work::Failing(op, errno);
         }
@@ -279,7 +294,7 @@ impl Machine {
             return Work::Answered(refusal(op, errno));
         }
         let Some(node) = node else { return Work::Waiting(op) };
-        if self.options.content != ContentMode::Durable {
+        if self.options.content != ContentMode::Durable || !self.reservations.admits(node, host, &op) {
             return Work::Waiting(op);
         }
         match op {
@@ -344,6 +359,7 @@ impl Machine {
             work: Work::Free,
             facts,
             node: None,
+            host: 0,
             submitted_event: 0,
             parts: 0,
             delay_ns: 0,
@@ -434,8 +450,14 @@ impl Machine {
     /// Applies the operation to the medium.
     pub(crate) fn finish(&mut self, id: u32) -> Outcome {
         let slot = &mut self.slots[id as usize];
-        let (node, covers) = (slot.node.take(), slot.submitted_event);
+        let (node, host, covers) = (slot.node.take(), slot.host, slot.submitted_event);
         let outcome = match (std::mem::replace(&mut slot.work, Work::Free), node) {
+            (Work::Waiting(Op::Reserve { step, .. }), Some(node)) => {
+                Outcome::Unit(self.reservation(node, host, step))
+            }
+            (Work::Waiting(op), Some(node)) if !self.reservations.admits(node, host, &op) => {
+                refusal(op, Errno::EBADE)
+            }
             (Work::Waiting(op), Some(node)) => self.perform(op, node, covers),
             (Work::Waiting(op), None) => self.perform_without_handle(op),
             (Work::Exposed { effect, len }, Some(node)) => {
@@ -454,6 +476,35 @@ impl Machine {
             self.fs.close(node);
         }
         outcome
+    }
+
+    fn reservation(&mut self, node: NodeId, host: HostNumber, step: Reservation) -> Result<(), Errno> {
+        if !self.options.reservations {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        for loser in self.reservations.take(node, host, step)? {
+            self.abort_changes(node, loser);
+        }
+        Ok(())
+    }
+
+    /// Ends what a host changes on a device. What is visible stays, and what is not has no effect. The host hears of it
+    /// when the operations would have ended.
+    fn abort_changes(&mut self, node: NodeId, host: HostNumber) {
+        let stamp = self.events;
+        for slot in self.slots.iter_mut().filter(|slot| slot.node == Some(node) && slot.host == host) {
+            slot.work = match std::mem::replace(&mut slot.work, Work::Free) {
+                Work::Exposed { effect, .. } => {
+                    let (file, _) = self.fs.file_mut(node).expect("it was written to");
+                    file.complete(effect, stamp);
+                    Work::Answered(Outcome::Count(Err(Errno::EBADE)))
+                }
+                Work::Waiting(op) if !self.reservations.admits(node, host, &op) => {
+                    Work::Answered(refusal(op, Errno::EBADE))
+                }
+                other => other,
+            };
+        }
     }
 
     pub(crate) fn poll(&mut self, token: Token, waker: &Waker) -> Poll<Outcome> {

@@ -43,6 +43,8 @@ pub struct Options {
     /// Files use a page cache, as on a file system without direct I/O: data that a failed flush loses can still be read
     /// for a while.
     pub page_cache: bool,
+    /// Files answer persistent reservations, as devices of a SAN do.
+    pub reservations: bool,
     /// Number of events that are kept for messages; 0 keeps none.
     pub trace_events: usize,
     /// Submissions and completions after which a run counts as endless, and panics. 100 million take about a minute.
@@ -63,6 +65,7 @@ impl Default for Options {
             roots_must_exist: false,
             unreadable_sectors: Ratio::NEVER,
             page_cache: false,
+            reservations: false,
             trace_events: 0,
             events_max: 100_000_000,
         }

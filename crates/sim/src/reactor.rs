@@ -11,6 +11,7 @@ use blk::memory::Memory;
 use blk::reactor::{Handle, Op, Outcome, Reactor, SharedDescriptor, Token, Waker};
 
 use crate::machine::{Machine, Step};
+use crate::reservations::HostNumber;
 
 /// Calendar time at which a world begins: 2026-01-01 00:00 UTC.
 const EPOCH_UNIX_US: i64 = 1_767_225_600_000_000;
@@ -34,6 +35,11 @@ impl SimReactor {
         (machine.boot == self.boot).then(|| act(&mut machine))
     }
 
+    /// Submits an operation of one of several machines.
+    pub(crate) fn submit_from(&self, host: HostNumber, op: Op) -> Token {
+        self.alive(|machine| machine.submit(host, op)).unwrap_or(Token(u32::MAX))
+    }
+
     /// Returns whether an operation on the file would pass its fence now.
     pub(crate) fn is_admitted(&self, file: Handle) -> bool {
         self.alive(|machine| machine.is_admitted(file)).unwrap_or(false)
@@ -42,7 +48,7 @@ impl SimReactor {
 
 impl Reactor for SimReactor {
     fn submit(&self, op: Op) -> Token {
-        self.alive(|machine| machine.submit(op)).unwrap_or(Token(u32::MAX))
+        self.submit_from(0, op)
     }
 
     fn poll(&self, token: Token, cx: &mut Context<'_>) -> Poll<Outcome> {

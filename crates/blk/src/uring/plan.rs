@@ -110,6 +110,7 @@ pub(super) fn plan(op: Op, handles: &Handles) -> Plan {
         Op::Size { file } => files(handles, file, count, |fd| Task::Size { fd }),
         Op::Modified { file } => files(handles, file, count, |fd| Task::Modified { fd }),
         Op::Allocated { file } => files(handles, file, count, |fd| Task::Allocated { fd }),
+        Op::Reserve { file, step } => files(handles, file, unit, |fd| Task::Reserve { fd, step }),
         Op::OpenFile { dir, name, mode } => {
             files(handles, dir, opened, |dir| Task::OpenFile { dir, name, mode })
         }

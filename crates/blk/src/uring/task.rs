@@ -9,8 +9,9 @@ use super::descriptor::{Fd, size_of};
 use super::freeing::{self, Freeing};
 use super::open::{Opened, open_file, open_folder, open_lock};
 use super::owners::Owners;
+use super::reservations;
 use crate::error::Errno;
-use crate::reactor::{FileExtent, OpenMode, Outcome, Space};
+use crate::reactor::{FileExtent, OpenMode, Outcome, Reservation, Space};
 
 pub(super) enum Task {
     SetLen {
@@ -34,6 +35,10 @@ pub(super) enum Task {
     },
     Modified {
         fd: Fd,
+    },
+    Reserve {
+        fd: Fd,
+        step: Reservation,
     },
     OpenFile {
         dir: Fd,
@@ -115,6 +120,7 @@ impl Task {
             Task::Extents { .. } => "finding the data of a file",
             Task::Size { .. } | Task::Allocated { .. } | Task::Zero { .. } => "asking for the size of a file",
             Task::Modified { .. } => "asking when a file was changed",
+            Task::Reserve { step, .. } => step.doing(),
             Task::OpenFile { mode: OpenMode::CreateNew, .. } => "creating a file",
             Task::OpenFile { .. } => "opening a file",
             Task::OpenDir { create: true, .. } => "creating a folder",
@@ -156,6 +162,7 @@ impl Task {
             Task::Size { fd } => Answer::Outcome(Outcome::Count(size_of(&fd))),
             Task::Allocated { fd } => Answer::Outcome(Outcome::Count(allocated(&fd))),
             Task::Modified { fd } => Answer::Outcome(Outcome::Count(modified_ns(&fd))),
+            Task::Reserve { fd, step } => Answer::Outcome(Outcome::Unit(reservations::take(&fd, step))),
             Task::OpenFile { dir, name, mode } => Answer::Opened(open_file(dir.as_fd(), &name, mode)),
             Task::OpenDir { dir, name, create, owners } => Answer::Opened(
                 open_folder(&*dir, &name, create).and_then(|opened| owners.check(opened, &name)),
