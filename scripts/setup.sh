@@ -88,12 +88,15 @@ download_kernel() {
 # Its package would start a service.
 download_agent() { download qemu-guest-agent; }
 
+# An initiator that needs no service.
+download_initiator() { download open-iscsi && download libopeniscsiusr; }
+
 # 19 MB. Its package would start a service.
 download_prometheus() { download prometheus; }
 
-# Unpacks files of a package beside the build. It is never installed: this machine keeps its own.
+# Unpacks files of a package, or of several, beside the build. It is never installed: this machine keeps its own.
 unpack() {
-    local name=$1 to=${CARGO_TARGET_DIR:-target}/$1 get=$2 new
+    local name=$1 to=${CARGO_TARGET_DIR:-target}/$1 get=$2 new package
     shift 2
     [[ -d $to ]] && return
     say "unpacking $name for the tests into $to"
@@ -104,8 +107,12 @@ unpack() {
     # The lists of packages may name a package that has been replaced.
     (cd "$new" && { "$get" || { apt_get update && "$get"; }; }) ||
         die "cannot download Debian's package for $name; is there a network?"
-    dpkg-deb --fsys-tarfile "$new"/*.deb | tar -x -C "$new" --wildcards "$@"
-    rm "$new"/*.deb
+    for package in "$new"/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x -C "$new" --wildcards "$@" 2>"$new/missing" ||
+            # Not each of several packages has all of the files.
+            grep -q 'Not found in archive' "$new/missing" || die "cannot unpack $package: $(<"$new/missing")"
+    done
+    rm "$new"/*.deb "$new/missing"
     # At once, so that an interrupted set-up leaves nothing that looks complete.
     mv "$new" "$to"
 }
@@ -151,6 +158,7 @@ if [[ $purpose == test ]]; then
     [[ -z ${INSTALL_VIRT_V2V:-} ]] || scripts/setup.sh v2v || say "virt-v2v cannot be installed here; its tests are skipped"
     unpack guest-kernel download_kernel './boot/vmlinuz-*' './lib/modules/*'
     unpack guest-agent download_agent './usr/sbin/qemu-ga'
+    unpack guest-initiator download_initiator './sbin/iscsistart' './usr/lib/*/libopeniscsiusr.so.*'
     unpack prometheus download_prometheus './usr/bin/*'
     for component in rustfmt:fmt clippy:clippy; do
         cargo "${component##*:}" --version >/dev/null 2>&1 && continue

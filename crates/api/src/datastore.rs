@@ -21,6 +21,10 @@ pub struct DatastoreAdd {
     /// from the device.
     #[serde(default)]
     pub take_over: bool,
+    /// Whether the device refuses the writes of other hosts from now on, by persistent reservations; null leaves it as the
+    /// datastore has it.
+    #[serde(default)]
+    pub reservations: Option<bool>,
 }
 
 words! {
@@ -73,6 +77,8 @@ pub struct Datastore {
     pub vms: Option<u64>,
     /// Whether it has a store of native disks already; the first native disk creates the store.
     pub native_store: bool,
+    /// Whether its device is reserved: it refuses the writes of other hosts.
+    pub reservations: bool,
     /// Maximum memory of its maps, bytes.
     pub map_cache_bytes: Option<u64>,
 }

@@ -185,6 +185,8 @@ pub enum Defect {
     ClaimWithoutReadback,
     /// Lease: a claim counts regardless of the time since the read that allowed it.
     LateClaim,
+    /// Lease: a reservation of the device stays with its former owner.
+    ReservationLeft,
 }
 
 /// A set of planted defects.

@@ -286,6 +286,9 @@ pub enum DatastoreCommand {
         /// Name the folder, or the device or image that `create` prepared [default NAME: that of the folder, device or image]
         #[arg(value_name = "[NAME=]PATH")]
         what: String,
+        /// Let a shared SCSI or NVMe device refuse the writes of other hosts, or not [default: as the datastore has it]
+        #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
+        reservations: Option<Switch>,
     },
     /// Create a datastore on a whole block device, in a file of fixed size or in an image of Ceph's RBD (without a daemon)
     Create {
@@ -481,6 +484,13 @@ pub struct GenerateArgs {
     pub what: Generated,
     /// Name the folder to write to; it is created if it is missing
     pub dir: PathBuf,
+}
+
+/// Whether something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -7,12 +7,12 @@ use blk::reactor::OpenMode;
 use blk::volume::Volume;
 use blk::{Buf, File, Result, SECTOR};
 use engine::native::layout::BLOCK;
-use engine::native::{
-    Claimant, DiskOptions, Lease, LeaseTimes, NativeDisk, Owner, Store, StoreOptions, TakeOver,
-};
+use engine::native::{Claimant, DiskOptions, Lease, NativeDisk, Owner, Store, StoreOptions, TakeOver};
 use engine::options::SpacePolicy;
 use sim::oracle::DiskModel;
-use sim::{Host, Rng, SimWorld};
+use sim::{Action, Fault, Host, OpKind, Rng, SimWorld};
+
+use super::plan::Plan;
 
 pub(super) const FILE: &str = "lun";
 pub(super) const DISK_BLOCKS: u64 = 64;
@@ -47,6 +47,11 @@ impl Model {
             current: RefCell::default(),
             broken: RefCell::default(),
         }
+    }
+
+    /// Lets the device hold back the nth write from now on.
+    pub(super) fn hold_write_back(&self, nth: u64, ns: u64) {
+        self.world.add_fault(Fault::nth(nth, Action::Delay { ns }).of(OpKind::Write));
     }
 
     pub(super) fn mark(&self, label: &'static str) {
@@ -128,8 +133,7 @@ impl Shift {
         host: &Host,
         number: usize,
         model: &Rc<Model>,
-        terms: LeaseTimes,
-        options: StoreOptions,
+        plan: &Plan,
         take_over: TakeOver,
     ) -> Result<Rc<Shift>> {
         let owner = Owner {
@@ -137,14 +141,16 @@ impl Shift {
             host: format!("host{number}"),
             ..Owner::default()
         };
-        let claimant = Claimant { owner, terms, take_over, has_ended: Rc::new(|_| false) };
+        let reserves = plan.reserves.then_some(true);
+        let claimant =
+            Claimant { owner, terms: plan.terms(), take_over, reserves, has_ended: Rc::new(|_| false) };
         let lease = Lease::acquire(&host.env, open_file(host).await?, claimant).await?;
         // A machine that was paused since its last heartbeat owns nothing; it owns the store once its fence admits I/O.
         if lease.fence().pass().await.is_err() {
             return Err(lease.lost().expect("a fence that waits refuses only what is lost"));
         }
         let owner = model.owned_by(host);
-        let opened = Shift::open_leased(host, model, owner, lease, options).await;
+        let opened = Shift::open_leased(host, model, owner, lease, plan.store()).await;
         if opened.is_err() {
             model.mark("lost it while opening");
         }

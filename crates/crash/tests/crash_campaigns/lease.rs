@@ -23,12 +23,13 @@ const MUST_HAPPEN: [&str; 10] = [
     "power cut",
 ];
 
-const DEFECTS: [Defect; 5] = [
+const DEFECTS: [Defect; 6] = [
     Defect::HolderWithoutFence,
     Defect::HeartbeatCountedFromItsEnd,
     Defect::ClaimWithoutWait,
     Defect::ClaimWithoutReadback,
     Defect::LateClaim,
+    Defect::ReservationLeft,
 ];
 
 #[test]

@@ -83,6 +83,7 @@ pub const EXAMPLES: &[&str] = &[
     "datastore remove fast",
     "datastore remove fast --yes",
     "datastore remove fast --dry-run",
+    "datastore add lun=/dev/sdb --reservations on",
     "datastore take-over fast",
     "datastore take-over lun=/dev/sdb --yes",
     "vm create web --disk 20G --datastore fast",

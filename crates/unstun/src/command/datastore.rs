@@ -8,15 +8,16 @@ use api::output::{Output, align_right, table};
 use api::units::format_bytes;
 use api::{Datastore, DatastoreAdd, DatastoreCreated};
 
-use crate::cli::DatastoreCommand;
+use crate::cli::{DatastoreCommand, Switch};
 use crate::command::{consent, loss};
 use crate::daemon;
 
 pub(super) async fn run(command: &DatastoreCommand, client: &Client, output: Output) -> Result<()> {
     match command {
         DatastoreCommand::List => output.result(&client.datastore_list().await?, |all| list(all)),
-        DatastoreCommand::Add { what } => {
-            let request = request(what)?;
+        DatastoreCommand::Add { what, reservations } => {
+            let reservations = reservations.map(|wish| wish == Switch::On);
+            let request = DatastoreAdd { reservations, ..request(what)? };
             output.result(&client.datastore_add(&request).await?, added)
         }
         DatastoreCommand::TakeOver { what, yes } => take_over(what, *yes, client, output).await,
@@ -30,7 +31,9 @@ pub(super) async fn run(command: &DatastoreCommand, client: &Client, output: Out
 async fn take_over(what: &str, yes: bool, client: &Client, output: Output) -> Result<()> {
     let listed = client.datastore_list().await?;
     let request = match listed.into_iter().find(|one| one.name.to_string() == what) {
-        Some(known) => DatastoreAdd { path: known.path, name: Some(known.name), take_over: true },
+        Some(known) => {
+            DatastoreAdd { path: known.path, name: Some(known.name), take_over: true, reservations: None }
+        }
         None => DatastoreAdd { take_over: true, ..request(what)? },
     };
     let means = match daemon::image_at(&request.path) {
@@ -78,7 +81,7 @@ fn request(what: &str) -> Result<DatastoreAdd> {
         Some(image) => image.map(|_| PathBuf::from(path))?,
         None => std::path::absolute(path).map_err(|e| Error::invalid(format!("{path}: {e}")))?,
     };
-    Ok(DatastoreAdd { path, name, take_over: false })
+    Ok(DatastoreAdd { path, name, take_over: false, reservations: None })
 }
 
 fn added(datastore: &Datastore) -> String {

@@ -200,7 +200,7 @@ pub(super) async fn add(form: FormRequest) -> Response {
             )));
         }
         let (name, take_over) = (form.sent.optional("name")?, form.sent.is_ticked("take_over"));
-        let request = DatastoreAdd { path, name, take_over };
+        let request = DatastoreAdd { path, name, take_over, reservations: None };
         let (body, core) = (request.clone(), form.page.access.core.clone());
         let added = form.act(Route::plain("/datastores"), &body, core.datastore_add(request)).await?;
         Ok(format!("Datastore {} is served, with {} VMs.", added.name, added.vms.unwrap_or(0)))

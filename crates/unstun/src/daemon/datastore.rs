@@ -32,12 +32,13 @@ use blk::file::Lock;
 use blk::reactor::{OpenMode, Space};
 use blk::sync::TaskMutex;
 use blk::{Dir, Env};
-use engine::native::{Store, TakeOver};
+use engine::native::Store;
 use futures_util::stream::{self, StreamExt};
 
 use crate::daemon::bin::records::{BinRecords, parse_folder};
 use crate::daemon::datastore::hang::{Hang, Opening, until_hung};
 use crate::daemon::datastore::identity::{DatastoreId, Expected};
+use crate::daemon::datastore::lease::Wanted;
 use crate::daemon::datastore::native::Native;
 use crate::daemon::datastore::store_memory::StoreMemory;
 use crate::daemon::register::Register;
@@ -156,13 +157,13 @@ impl Datastore {
         (path, expected): (&Path, Expected<'_>),
         main: &Datastore,
         memory: StoreMemory,
-        take_over: TakeOver,
+        wanted: Wanted,
         opening: &Opening,
     ) -> Result<Datastore> {
-        let device = device::claim(env, path, take_over).await?;
+        let device = device::claim(env, path, wanted.take_over).await?;
         opening.has_file(&device.file);
         expected.check_device(&name, path, &device.file).await?;
-        let native = Native::on_device(env.clone(), device, memory, take_over);
+        let native = Native::on_device(env.clone(), device, memory, wanted);
         let store = native.open().await.map_err(|e| match e.kind {
             blk::ErrorKind::Invalid => {
                 let make = format!("`unstun datastore create {}`", path.display());

@@ -221,6 +221,34 @@ fn a_copy_of_a_device_is_not_served_beside_it() {
     daemon.stop();
 }
 
+/// The guest's tests have a device with reservations.
+#[test]
+fn what_has_no_reservations_says_so() {
+    let datastore = Datastore::new();
+    let (file, lun) = (image(&datastore, "device"), image(&datastore, "lun"));
+    let folder = datastore.beside("folder");
+    fs::create_dir(&folder).unwrap();
+    datastore.json(&format!("datastore create {}", file.display()));
+    let daemon = datastore.start();
+    for (path, why) in [(&folder, "a folder has no reservations"), (&file, "no other host reaches it")] {
+        let (code, said) = datastore.fails(&format!("datastore add {} --reservations on", path.display()));
+        assert!(code == 2 && said.contains(why), "{said}");
+    }
+    let added = datastore.json(&format!("datastore add {} --reservations off", file.display()));
+    assert_eq!(added["reservations"], json!(false));
+    if let Some(device) = Loop::over(&lun) {
+        let at = device.device.display();
+        datastore.json(&format!("datastore create {at}"));
+        let (_, said) = datastore.fails(&format!("datastore add lun={at} --reservations on"));
+        assert!(
+            said.contains("demands persistent reservations") && said.contains("--reservations off"),
+            "{said}"
+        );
+        assert_eq!(datastore.json(&format!("datastore add lun={at}"))["reservations"], json!(false));
+    }
+    daemon.stop();
+}
+
 /// Kills the daemon while a VM moves to or from a device, and gives the device to another daemon.
 fn elsewhere(datastore: &Datastore, file: &Path, (from, to): (&str, &str), then: impl FnOnce(&Datastore)) {
     let daemon = datastore.start();

@@ -13,7 +13,11 @@ use crate::programs::tool;
 pub(crate) const INIT: &str = "/init";
 /// Folder of files `NN-name.ko`, which are loaded in the order of their names.
 pub(crate) const MODULES: &str = "/modules";
+/// Folder of further ones, for a LUN of a SAN.
+pub(crate) const SAN_MODULES: &str = "/san-modules";
 pub(crate) const SHA256SUM: &str = "/bin/sha256sum";
+/// An initiator of iSCSI that needs no service.
+pub(crate) const INITIATOR: &str = "/bin/iscsistart";
 /// QEMU's guest agent.
 pub(crate) const AGENT: &str = "/bin/qemu-ga";
 /// File that the agent's hook writes on each disk while it is frozen.
@@ -21,6 +25,9 @@ pub(crate) const HOOKED: &str = "hooked";
 
 /// Modules beyond what is built in; their dependencies are added.
 const WANTED: [&str; 5] = ["virtio_pci", "virtio_blk", "virtio_net", "virtio_console", "xfs"];
+
+/// Modules for a LUN and its hosts.
+const WANTED_OF_SAN: [&str; 3] = ["sd_mod", "iscsi_target_mod", "iscsi_tcp"];
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -69,12 +76,23 @@ fn add_all(archive: &mut Archive) -> Result<()> {
     archive.file(Path::new(SHA256SUM), &sum)?;
     let agent = unpacked("guest-agent").join("usr/sbin/qemu-ga");
     archive.file(Path::new(AGENT), &agent)?;
-    for library in libraries(&[&this, &sum, &agent]) {
+    let initiator = unpacked("guest-initiator");
+    let own_libraries = initiator.join("usr/lib");
+    let initiator = initiator.join("sbin/iscsistart");
+    archive.file(Path::new(INITIATOR), &initiator)?;
+    for library in libraries(&[&this, &sum, &agent, &initiator]) {
         archive.file(&library, &library)?;
     }
-    for (number, module) in modules().iter().enumerate() {
+    let folder = only_entry(&own_libraries);
+    for entry in fs::read_dir(&folder)? {
+        let library = entry?.path();
+        let name = library.file_name().expect("a library's file");
+        archive.file(&Path::new("/usr/lib").join(name), &library)?;
+    }
+    let modules = modules();
+    for (number, (folder, module)) in modules.iter().enumerate() {
         let name = module.file_name().expect("a module's file").to_string_lossy();
-        archive.file(&Path::new(MODULES).join(format!("{number:02}-{name}")), module)?;
+        archive.file(&Path::new(folder).join(format!("{number:02}-{name}")), module)?;
     }
     Ok(())
 }
@@ -90,15 +108,16 @@ fn libraries(programs: &[&Path]) -> BTreeSet<PathBuf> {
     found
 }
 
-/// Returns the wanted modules, each after all on which it depends.
-fn modules() -> Vec<PathBuf> {
+/// Returns the wanted modules and their folders, each after all on which it depends.
+fn modules() -> Vec<(&'static str, PathBuf)> {
     let mut by_name = BTreeMap::new();
     collect(&only_entry(&unpacked("guest-kernel").join("lib/modules")), &mut by_name);
     let mut order = Vec::new();
-    for name in WANTED {
-        add_module(name, &by_name, &mut order);
-    }
-    order
+    WANTED.iter().for_each(|name| add_module(name, &by_name, &mut order));
+    let always = order.len();
+    WANTED_OF_SAN.iter().for_each(|name| add_module(name, &by_name, &mut order));
+    let folder = |number| if number < always { MODULES } else { SAN_MODULES };
+    order.into_iter().enumerate().map(|(number, module)| (folder(number), module)).collect()
 }
 
 fn collect(folder: &Path, by_name: &mut BTreeMap<String, PathBuf>) {

@@ -15,6 +15,7 @@ mod fenced;
 mod image;
 mod initramfs;
 mod inside;
+mod lun;
 mod machine;
 mod memory;
 mod native;
@@ -33,7 +34,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Instant;
 
-const SCENARIOS: [(&str, fn()); 10] = [
+const SCENARIOS: [(&str, fn()); 11] = [
     ("twelve_disks_feel_no_take_and_no_commit", felt::twelve_disks_feel_no_take_and_no_commit),
     ("file_systems_survive_a_reset_amid_a_commit", reset::file_systems_survive_a_reset_amid_a_commit),
     ("a_native_vm_survives_moves_and_a_crash_of_all", native::a_native_vm_survives_moves_and_a_crash_of_all),
@@ -46,6 +47,10 @@ const SCENARIOS: [(&str, fn()); 10] = [
     ("programs_go_on_where_they_were", memory::programs_go_on_where_they_were),
     ("a_guest_over_vhost_user_outlives_its_daemon", vhost::a_guest_over_vhost_user_outlives_its_daemon),
     ("a_guest_runs_from_a_backup_on_another_host", restored::a_guest_runs_from_a_backup_on_another_host),
+    (
+        "a_device_refuses_the_writes_of_a_host_that_lost_it",
+        lun::a_device_refuses_the_writes_of_a_host_that_lost_it,
+    ),
     ("revert_brings_back_exactly_the_old_files", reverted::revert_brings_back_exactly_the_old_files),
 ];
 

@@ -63,6 +63,27 @@ pub(crate) enum Ask {
     Tree {
         disk: String,
     },
+    /// Answers `Reserved`: two hosts take a store on a reserved LUN from each other.
+    Reserve,
+}
+
+/// What a LUN with persistent reservations did with the I/O of two hosts. An error is that of a write; None is a success.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Reserved {
+    /// A write of host b while host a owns the store.
+    pub beside_an_owner: Option<String>,
+    /// A write of host a after b has taken the store over.
+    pub after_a_take_over: Option<String>,
+    pub a_reads: bool,
+    pub b_writes: bool,
+    /// Why host a has lost its lease.
+    pub why_lost: String,
+    /// A write of host a after b has released the store.
+    pub after_a_release: Option<String>,
+    /// A host that was killed reserved the device again.
+    pub reserves_again: bool,
+    /// Without reservations, both write.
+    pub is_off: bool,
 }
 
 /// For every disk, the number of its last file that was flushed together with its name.

@@ -341,7 +341,7 @@ async fn from_datastores(actual: &mut Actual, daemon: &Own, client: &Client) {
     assert_eq!(scrub.vm, None);
     ended(client, scrub).await;
     assert_eq!(client.store_check(&main).await.unwrap(), client.store_scrubbed(&main).await.unwrap());
-    let add = DatastoreAdd { path: daemon.beside("added"), name: None, take_over: false };
+    let add = DatastoreAdd { path: daemon.beside("added"), name: None, take_over: false, reservations: None };
     let added = client.datastore_add(&add).await.unwrap();
     actual.add("DatastoreAdd", &add);
     actual.add("Datastore", &added);

@@ -1,35 +1,17 @@
 //! How an opening claims the lease: it reads, waits where it must, writes, and reads again.
 
-use std::rc::Rc;
-
-use blk::{Buf, Env, Error, ErrorKind, Fence, File, Result};
+use blk::{Buf, Error, ErrorKind, Result};
 
 use super::claimant::{Claimant, LeaseTimes, TakeOver};
+use super::lease_file::{LeaseFile, LeaseRead};
 use super::page::{LeasePage, LeaseState, Owner};
-use crate::native::layout::{BLOCK, LEASE_BLOCK};
+use super::reservation::Reach;
 use crate::options::Defect;
 
 /// Most claims that take too long before the device counts as too slow.
 const CLAIMS_MAX: usize = 4;
 /// An owner that is alive has written within this many of its heartbeats.
 const LIVE_HEARTBEATS: u64 = 3;
-
-/// The lease's page on the device, and the fence of its writes. It has one user at a time.
-pub(super) struct LeaseFile {
-    pub env: Env,
-    pub file: File,
-    pub store_id: u64,
-    starts: Rc<Fence>,
-}
-
-/// Result of a read.
-pub(super) struct LeaseRead {
-    /// The page, or an error if it cannot be decoded.
-    pub page: Result<LeasePage>,
-    bytes: Buf,
-    /// Boot time before the read was submitted.
-    pub at_ns: u64,
-}
 
 /// Outcome of a claim.
 pub(super) enum ClaimOutcome {
@@ -44,39 +26,13 @@ pub(super) enum ClaimOutcome {
 }
 
 impl LeaseFile {
-    pub(super) fn new(env: &Env, file: File, store_id: u64) -> LeaseFile {
-        let starts = Fence::failing(env);
-        file.set_fence(starts.clone());
-        LeaseFile { env: env.clone(), file, store_id, starts }
-    }
-
-    pub(super) async fn read(&self) -> Result<LeaseRead> {
-        self.starts.open_until(u64::MAX);
-        let at_ns = self.env.boot_ns();
-        let offset = LEASE_BLOCK * BLOCK;
-        let (bytes, read) = self.file.tables().read(offset, Buf::alloc(BLOCK as usize)).await;
-        read?;
-        let page = LeasePage::decode(&bytes, self.store_id, self.file.name());
-        Ok(LeaseRead { page, bytes, at_ns })
-    }
-
-    /// Writes the page. Fails with `LeaseLost` if the write has not started by `until_ns` of the boot time.
-    pub(super) async fn write(&self, page: &LeasePage, until_ns: u64) -> Result<()> {
-        self.starts.open_until(until_ns);
-        self.file.tables().write(LEASE_BLOCK * BLOCK, page.encode()).await
-    }
-
-    pub(super) async fn flush(&self) -> Result<()> {
-        self.starts.open_until(u64::MAX);
-        self.file.flush().await
-    }
-
     /// Claims the lease, as `seen` allows: writes, flushes, waits, and reads again.
     pub(super) async fn try_claim(
         &self,
         seen: &LeaseRead,
         epoch: u64,
         owner: &Owner,
+        reserves: bool,
         terms: &LeaseTimes,
     ) -> Result<ClaimOutcome> {
         let now_us = self.env.unix_us();
@@ -90,6 +46,7 @@ impl LeaseFile {
             io_max_ms: terms.io_max_us / 1000,
             since_unix_us: now_us,
             heartbeat_unix_us: now_us,
+            reserves,
         };
         let unhurried = terms.defects.has(Defect::LateClaim);
         let until_ns = if unhurried { u64::MAX } else { seen.at_ns + terms.claim_us * 1000 };
@@ -155,8 +112,10 @@ pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(Leas
         let seen = file.read().await?;
         let free = !doubtful && seen.page.as_ref().is_ok_and(|page| is_free(page, claimant));
         let seen = if free { seen } else { wait_out(file, claimant, seen, doubtful).await? };
+        let Some(seen) = reserved(file, claimant, seen).await? else { continue };
         let epoch = seen.page.as_ref().map_or(0, |page| page.epoch) + 1;
-        match file.try_claim(&seen, epoch, &claimant.owner, &claimant.terms).await? {
+        let reserves = wants_reservation(claimant, &seen);
+        match file.try_claim(&seen, epoch, &claimant.owner, reserves, &claimant.terms).await? {
             ClaimOutcome::Confirmed(page, at_ns) => return Ok((page, at_ns)),
             ClaimOutcome::NotStarted => {}
             ClaimOutcome::Late => doubtful = true,
@@ -168,6 +127,53 @@ pub(super) async fn claim(file: &LeaseFile, claimant: &Claimant) -> Result<(Leas
         claimant.terms.claim_us / 1000
     );
     Err(Error::refused(file.file.name(), cause))
+}
+
+fn wants_reservation(claimant: &Claimant, seen: &LeaseRead) -> bool {
+    claimant.reserves.unwrap_or_else(|| seen.page.as_ref().is_ok_and(|page| page.reserves))
+}
+
+/// Reserves the device where that is wanted, or was, and reads the page again. None if it has changed meanwhile.
+async fn reserved(file: &LeaseFile, claimant: &Claimant, seen: LeaseRead) -> Result<Option<LeaseRead>> {
+    let is_reserved = seen.page.as_ref().is_ok_and(|page| page.reserves);
+    let is_wanted = wants_reservation(claimant, &seen);
+    if !is_wanted && !is_reserved {
+        return Ok(Some(seen));
+    }
+    let former = seen.page.as_ref().map_or(0, |page| page.owner.reservation_key());
+    let reserve =
+        |reach| file.reserve(claimant.owner.reservation_key(), former, reach, claimant.terms.defects);
+    let mut reserved = reserve(Reach::FromFormerOwner).await;
+    let is_held = reserved.as_ref().is_err_and(|e| e.kind == ErrorKind::Refused);
+    if is_held && claimant.take_over == TakeOver::FromAnyOwner {
+        // Another opening that has just reserved the device writes its claim within this time. Nothing of it is cleared.
+        file.env.sleep_us(claimant.terms.settle_us).await;
+        if file.read().await?.bytes[..] == seen.bytes[..] {
+            reserved = reserve(Reach::FromAnybody).await;
+        }
+    }
+    let again = file.read().await?;
+    if again.bytes[..] != seen.bytes[..] {
+        file.give_up().await?;
+        return Ok(None);
+    }
+    match reserved {
+        // Who wants none leaves the device to whoever holds it, which may admit this host.
+        Err(e) if !is_wanted && matches!(e.kind, ErrorKind::Unsupported | ErrorKind::Refused) => {}
+        Err(e) if e.kind == ErrorKind::Unsupported => return Err(no_reservations(file, &e)),
+        reserved => reserved?,
+    }
+    Ok(Some(again))
+}
+
+fn no_reservations(file: &LeaseFile, e: &Error) -> Error {
+    let cause = format!(
+        "{}; the store's lease demands persistent reservations, which whole SCSI disks and NVMe namespaces can have, and \
+         partitions, logical volumes and multipath devices have not; `unstun datastore add PATH --reservations off` serves it \
+         by the lease alone",
+        e.cause
+    );
+    Error::new(ErrorKind::Unsupported, file.file.name(), cause)
 }
 
 /// Returns whether the owner can start no I/O any more.

@@ -59,6 +59,8 @@ pub struct Claimant {
     pub terms: LeaseTimes,
     /// Whose lease it takes.
     pub take_over: TakeOver,
+    /// Whether this owner and the later ones reserve the device; None leaves it as the page has it.
+    pub reserves: Option<bool>,
     /// Returns whether an owner's process has ended for certain.
     pub has_ended: Rc<dyn Fn(&Owner) -> bool>,
 }

@@ -4,7 +4,11 @@
 
 mod claim;
 mod claimant;
+mod lease_file;
 mod page;
+mod reservation;
+#[cfg(test)]
+mod reservation_tests;
 #[cfg(test)]
 mod tests;
 
@@ -16,8 +20,9 @@ use blk::sync::{Signal, TaskMutex};
 use blk::{Env, Error, ErrorKind, Fence, File, Result};
 use futures_util::future::select;
 
-use self::claim::{ClaimOutcome, LeaseFile, claim, describe};
+use self::claim::{ClaimOutcome, claim, describe};
 pub use self::claimant::{Claimant, LeaseTimes, TakeOver};
+use self::lease_file::LeaseFile;
 pub use self::page::Owner;
 pub(crate) use self::page::{LeasePage, LeaseState};
 use super::superblock::Superblock;
@@ -48,7 +53,14 @@ impl Lease {
     pub async fn acquire(env: &Env, file: File, claimant: Claimant) -> Result<Rc<Lease>> {
         let superblock = Superblock::read(&file).await?.newest;
         let file = LeaseFile::new(env, file, superblock.store_id);
-        let (page, heartbeat_ns) = claim(&file, &claimant).await?;
+        let claimed = claim(&file, &claimant).await;
+        // Without a claim, or without a wish for it; it was necessary if the former owner had reserved the device.
+        if !claimed.as_ref().is_ok_and(|(page, _)| page.reserves) {
+            let given_up = file.give_up().await;
+            claimed.as_ref().map_err(Error::clone)?;
+            given_up?;
+        }
+        let (page, heartbeat_ns) = claimed?;
         let lease = Rc::new(Lease {
             env: env.clone(),
             file,
@@ -92,6 +104,11 @@ impl Lease {
     /// Returns the number of the claim; each claim of the store has a higher one.
     pub fn epoch(&self) -> u64 {
         self.page.borrow().epoch
+    }
+
+    /// Returns whether the device refuses the writes of other hosts.
+    pub fn reserves(&self) -> bool {
+        self.page.borrow().reserves
     }
 
     fn expires_ns(&self) -> u64 {
@@ -164,7 +181,7 @@ impl Lease {
             Ok(page) if page.owner.id == owned.owner.id => page.epoch + 1,
             _ => return self.check_own().await,
         };
-        match self.file.try_claim(&seen, epoch, &owned.owner, &self.terms).await? {
+        match self.file.try_claim(&seen, epoch, &owned.owner, owned.reserves, &self.terms).await? {
             ClaimOutcome::Confirmed(page, at_ns) => {
                 *self.page.borrow_mut() = LeasePage { since_unix_us: owned.since_unix_us, ..page };
                 self.open_fence(at_ns);
@@ -182,6 +199,15 @@ impl Lease {
         }
     }
 
+    /// Ends the lease without a write, for a store that is not there any more.
+    pub async fn abandon(&self) -> Result<()> {
+        self.ended.set(true);
+        self.woken.notify();
+        let _turn = self.turn.lock().await;
+        self.lose("its store is gone");
+        self.file.give_up().await
+    }
+
     /// Releases the lease, so that the next opening on any host need not wait. The store's file is not written any
     /// more.
     pub async fn release(&self) -> Result<()> {
@@ -195,7 +221,8 @@ impl Lease {
         let written = self.write(LeaseState::Released).await;
         self.lose("its lease was released");
         written?;
-        self.file.flush().await
+        self.file.flush().await?;
+        self.file.give_up().await
     }
 }
 

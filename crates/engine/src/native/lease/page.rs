@@ -18,6 +18,8 @@ const BOOT_AT: usize = 72;
 const WORDS_AT: usize = 88;
 const HOST_LEN_AT: usize = 144;
 const HOST_AT: usize = 152;
+/// Behind the longest name of a host.
+const RESERVES_AT: usize = 408;
 /// Longest host name; HOST_NAME_MAX of Linux is 64.
 pub(super) const HOST_BYTES_MAX: usize = 255;
 /// Greatest bound in milliseconds, so that sums of bounds in nanoseconds stay small.
@@ -65,6 +67,8 @@ pub(crate) struct LeasePage {
     pub io_max_ms: u64,
     pub since_unix_us: i64,
     pub heartbeat_unix_us: i64,
+    /// Owners reserve the device (`reservation.rs`).
+    pub reserves: bool,
 }
 
 impl LeasePage {
@@ -80,6 +84,7 @@ impl LeasePage {
             io_max_ms: 1,
             since_unix_us: 0,
             heartbeat_unix_us: 0,
+            reserves: false,
         }
     }
 
@@ -106,6 +111,7 @@ impl LeasePage {
         let host = self.owner.host.as_bytes();
         put_u64(&mut page, HOST_LEN_AT, host.len() as u64);
         page[HOST_AT..HOST_AT + host.len()].copy_from_slice(host);
+        put_u64(&mut page, RESERVES_AT, u64::from(self.reserves));
         seal_page(&mut page);
         page
     }
@@ -157,6 +163,7 @@ fn decode(page: &[u8], store_id: u64) -> Result<LeasePage, String> {
         io_max_ms: bounded("longest I/O", word(4), 1, BOUND_MS_MAX)?,
         since_unix_us: word(5) as i64,
         heartbeat_unix_us: word(6) as i64,
+        reserves: bounded("reservations", get_u64(page, RESERVES_AT), 0, 1)? == 1,
     })
 }
 
@@ -192,7 +199,7 @@ mod tests {
             host: "esx-01.example".to_string(),
         };
         let first = LeasePage::unclaimed(9);
-        LeasePage { state: LeaseState::Held, epoch: 3, heartbeat: 1 << 40, owner, ..first }
+        LeasePage { state: LeaseState::Held, epoch: 3, heartbeat: 1 << 40, owner, reserves: true, ..first }
     }
 
     #[test]
@@ -230,6 +237,7 @@ mod tests {
             (HOST_AT, u64::MAX, "UTF-8"),
             (WORDS_AT + 24, 0, "T is 0"),
             (WORDS_AT + 32, u64::MAX, "longest I/O"),
+            (RESERVES_AT, 2, "reservations is 2"),
         ] {
             let mut page = sample().encode();
             put_u64(&mut page, at, value);

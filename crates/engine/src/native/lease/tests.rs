@@ -11,24 +11,24 @@ use crate::native::layout::BLOCK;
 use crate::native::{NativeVm, NewNativeVm, NewStore, Store, StoreOptions};
 use crate::options::Options as EngineOptions;
 
-const LUN: &str = "lun";
+pub(super) const LUN: &str = "lun";
 const SMALL: NewStore = NewStore { journal_pages: 1024, group_blocks: 512, ..NewStore::DEFAULT };
 /// A block of the first group, where these tests write like a store.
-const DATA_AT: u64 = 2000 * BLOCK;
-const SECOND_US: u64 = 1_000_000;
+pub(super) const DATA_AT: u64 = 2000 * BLOCK;
+pub(super) const SECOND_US: u64 = 1_000_000;
 
-async fn open(host: &Host) -> File {
+pub(super) async fn open(host: &Host) -> File {
     host.env.open_root("/").unwrap().open(LUN, OpenMode::Write).await.unwrap()
 }
 
-fn claimant(host: &str, take_over: TakeOver) -> Claimant {
+pub(super) fn claimant(host: &str, take_over: TakeOver) -> Claimant {
     thread_local!(static OPENINGS: Cell<u128> = const { Cell::new(1) });
     let id = OPENINGS.with(|openings| openings.replace(openings.get() + 1));
     let owner = Owner { id, boot_id: id, host: host.to_string(), pid: 4711, ..Owner::default() };
-    Claimant { owner, terms: LeaseTimes::default(), take_over, has_ended: Rc::new(|_| false) }
+    Claimant { owner, terms: LeaseTimes::default(), take_over, reserves: None, has_ended: Rc::new(|_| false) }
 }
 
-async fn acquire(host: &Host, claimant: Claimant) -> Result<Rc<Lease>> {
+pub(super) async fn acquire(host: &Host, claimant: Claimant) -> Result<Rc<Lease>> {
     Lease::acquire(&host.env, open(host).await, claimant).await
 }
 
@@ -42,7 +42,7 @@ where
     world
 }
 
-fn on_hosts_of<F>(world: &SimWorld, main: impl FnOnce(Env, Host, Host) -> F)
+pub(super) fn on_hosts_of<F>(world: &SimWorld, main: impl FnOnce(Env, Host, Host) -> F)
 where
     F: Future<Output = ()> + 'static,
 {
@@ -59,14 +59,14 @@ where
     done.expect("no cut");
 }
 
-fn block(byte: u8) -> Slice {
+pub(super) fn block(byte: u8) -> Slice {
     let mut block = Buf::alloc(BLOCK as usize);
     block.fill(byte);
     block.freeze()
 }
 
 /// Opens a file of the store with the lease's fence.
-async fn guarded(host: &Host, lease: &Lease) -> File {
+pub(super) async fn guarded(host: &Host, lease: &Lease) -> File {
     let file = open(host).await;
     file.set_fence(lease.fence());
     file

@@ -14,6 +14,7 @@ use crate::daemon::cores::vm_handle::Guard;
 use crate::daemon::datastore::added::{Added, AddedDatastore, expected};
 use crate::daemon::datastore::hang::{Opening, or_go_on, until_hung};
 use crate::daemon::datastore::identity::Expected;
+use crate::daemon::datastore::lease::Wanted;
 use crate::daemon::datastore::{Absent, Datastore, asked, device};
 use crate::daemon::requests::api_types;
 use crate::daemon::requests::prepare::only_vmx;
@@ -72,7 +73,7 @@ impl Daemon {
                     daemon.refuse_nested(&path).await?;
                     let known = (&*path, Expected::Added(id.as_ref()));
                     let datastore =
-                        daemon.open_datastore(name, known, TakeOver::FromNobody, &opening).await?;
+                        daemon.open_datastore(name, known, TakeOver::FromNobody.into(), &opening).await?;
                     daemon.record_id(&datastore).await;
                     Ok(datastore)
                 };
@@ -137,7 +138,7 @@ impl Daemon {
     fn wait_for_lease(self: &Rc<Self>, name: &DatastoreName, path: &Path) {
         let (daemon, name, path) = (self.clone(), name.clone(), path.to_path_buf());
         self.env.spawn_detached(Box::pin(async move {
-            match daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost).await {
+            match daemon.datastore_add(name.clone(), path, TakeOver::FromOwnHost.into()).await {
                 Ok(_) => info!("datastore {name}: the lease was this host's own, from before its restart"),
                 Err(e) => warn!("datastore {name}: the wait for its lease has ended: {e}"),
             }
@@ -163,7 +164,7 @@ impl Daemon {
         &self,
         name: DatastoreName,
         (path, expected): (&Path, Expected<'_>),
-        take_over: TakeOver,
+        wanted: Wanted,
         opening: &Opening,
     ) -> Result<Rc<Datastore>> {
         let all = self.added().await?.all()?;
@@ -171,7 +172,7 @@ impl Daemon {
         if is_device(&self.env, path).await {
             let (known, main) = ((path, expected), &self.main);
             let datastore =
-                Datastore::on_device(&self.env, name, known, main, memory, take_over, opening).await?;
+                Datastore::on_device(&self.env, name, known, main, memory, wanted, opening).await?;
             return match self.refuse_twin(&datastore, &all) {
                 Ok(()) => Ok(Rc::new(datastore)),
                 Err(e) => {
@@ -179,6 +180,10 @@ impl Daemon {
                     Err(e)
                 }
             };
+        }
+        if wanted.reserves.is_some() {
+            let cause = "a folder has no reservations: --reservations is about a block device";
+            return Err(Error::invalid(format!("{}: {cause}", path.display())));
         }
         let datastore = Datastore::in_folder(&self.env, name, path, expected, memory, opening).await?;
         self.refuse_twin(&datastore, &all)?;
@@ -225,7 +230,7 @@ impl Daemon {
         self: &Rc<Self>,
         name: DatastoreName,
         path: PathBuf,
-        take_over: TakeOver,
+        wanted: Wanted,
     ) -> Result<api::Datastore> {
         let claim = self.claim(&format!("datastore {name}"))?;
         if let Some(datastore) = self.datastores().iter().find(|datastore| datastore.name == name) {
@@ -244,7 +249,7 @@ impl Daemon {
         let daemon = self.clone();
         let work = async move {
             let _claim = claim;
-            daemon.add_datastore(name, path, take_over, &opening).await
+            daemon.add_datastore(name, path, wanted, &opening).await
         };
         let added = or_go_on(&self.env, what, look, work).await;
         added.unwrap_or_else(|hang| Err(hang.left_under_way()))
@@ -254,7 +259,7 @@ impl Daemon {
         self: &Rc<Self>,
         name: DatastoreName,
         path: PathBuf,
-        take_over: TakeOver,
+        wanted: Wanted,
         opening: &Opening,
     ) -> Result<api::Datastore> {
         self.refuse_nested(&path).await?;
@@ -262,7 +267,7 @@ impl Daemon {
         let added = self.added().await?;
         let all = added.all()?;
         let known = (&*path, expected(&all, &name, &path)?);
-        let datastore = self.open_datastore(name.clone(), known, take_over, opening).await?;
+        let datastore = self.open_datastore(name.clone(), known, wanted, opening).await?;
         // A datastore is added to leave the full main one.
         let put = async || added.put(&name, &path, datastore.id.as_ref()).await;
         self.with_reserve(&self.main, put).await?;
@@ -458,6 +463,7 @@ impl Daemon {
             direct_io: Some(datastore.is_direct().await),
             vms: Some(self.vms_in(datastore)),
             native_store: datastore.native.exists().await?,
+            reservations: datastore.native.reserves(),
             map_cache_bytes: Some(datastore.native.map_cache_bytes() as u64),
         })
     }
@@ -486,6 +492,7 @@ fn broken(name: &DatastoreName, path: &Path, is_device: bool, cause: &Error) -> 
         message: Some(cause.to_string()),
         hung: None,
         notices: Vec::new(),
+        reservations: false,
         free_bytes: None,
         total_bytes: None,
         bin_bytes: None,

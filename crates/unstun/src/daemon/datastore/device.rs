@@ -227,7 +227,9 @@ async fn make(env: &Env, path: &Path, force: bool) -> Result<api::DatastoreCreat
     let edge = Buf::zeroed(EDGE_BYTES as usize);
     claimed.file.write(last_edge(size_bytes), edge).await?;
     Store::format(env, &claimed.file, NewStore::default()).await?;
-    drop(leased);
+    if let Some(leased) = leased {
+        leased.abandon().await?;
+    }
     Ok(api::DatastoreCreated { path: path.to_path_buf(), size_bytes, overwritten: found })
 }
 
@@ -237,7 +239,7 @@ pub(crate) async fn refuse_leased(env: &Env, claimed: &Claimed) -> Result<Option
         return Ok(None);
     }
     let (file, is_exclusive) = (claimed.open().await?, claimed.is_exclusive());
-    match lease::acquire(env, file, TakeOver::FromOwnHost, is_exclusive).await {
+    match lease::acquire(env, file, TakeOver::FromOwnHost.into(), is_exclusive).await {
         Ok(leased) => Ok(Some(leased)),
         // There is no store, or one that this program cannot read.
         Err(e) if matches!(e.kind, K::Invalid | K::Damaged | K::Unsupported) => Ok(None),

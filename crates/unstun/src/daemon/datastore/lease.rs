@@ -24,6 +24,20 @@ thread_local! {
     static LIVE: RefCell<BTreeSet<u128>> = const { RefCell::new(BTreeSet::new()) };
 }
 
+/// What a user wants of the lease of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub take_over: TakeOver,
+    /// Whether owners reserve the device; None leaves it as the lease has it.
+    pub reserves: Option<bool>,
+}
+
+impl From<TakeOver> for Wanted {
+    fn from(take_over: TakeOver) -> Wanted {
+        Wanted { take_over, reserves: None }
+    }
+}
+
 /// Lease that this daemon owns.
 pub(crate) struct Leased {
     pub lease: Rc<Lease>,
@@ -37,6 +51,12 @@ impl Leased {
     pub(crate) async fn release(&self) -> Result<()> {
         self.released.set(true);
         self.lease.release().await
+    }
+
+    /// Ends the lease without a write, for a store that is not there any more.
+    pub(crate) async fn abandon(&self) -> Result<()> {
+        self.released.set(true);
+        self.lease.abandon().await
     }
 }
 
@@ -69,7 +89,7 @@ pub(crate) async fn refuse_served_here(file: &File) -> Result<()> {
 pub(crate) async fn acquire(
     env: &Env,
     file: File,
-    take_over: TakeOver,
+    Wanted { take_over, reserves }: Wanted,
     is_exclusive: bool,
 ) -> Result<Leased> {
     refuse_cached(&file)?;
@@ -82,7 +102,7 @@ pub(crate) async fn acquire(
         Rc::new(move |other| is_exclusive || has_ended(&own, other))
     };
     let take_over = if is_exclusive { TakeOver::FromAnyOwner } else { take_over };
-    let claimant = Claimant { owner, terms: LeaseTimes::default(), take_over, has_ended };
+    let claimant = Claimant { owner, terms: LeaseTimes::default(), take_over, reserves, has_ended };
     LIVE.with(|live| live.borrow_mut().insert(id));
     let claimed = Lease::acquire(env, file, claimant).await;
     let lease = claimed.inspect_err(|_| {

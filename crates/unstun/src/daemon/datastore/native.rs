@@ -16,7 +16,7 @@ use engine::native::{NewStore, Store, TakeOver};
 use tracing::error;
 
 use crate::daemon::datastore::device::Claimed;
-use crate::daemon::datastore::lease::{self, Leased};
+use crate::daemon::datastore::lease::{self, Leased, Wanted};
 use crate::daemon::datastore::store_memory::{StoreMemory, StorePart};
 use crate::daemon::vm::mark;
 
@@ -49,26 +49,25 @@ pub(crate) struct Native {
     lock: RefCell<Option<Lock>>,
     /// Lease of the store where other hosts can reach it.
     lease: RefCell<Option<Leased>>,
-    /// Owners that the lease may be taken from.
-    take_over: TakeOver,
+    wanted: Wanted,
     /// Lock around opening: two concurrent openings would each have their own journal.
     opening: TaskMutex,
 }
 
 impl Native {
     pub(crate) fn in_folder(env: Env, dir: Dir, memory: StoreMemory) -> Native {
-        Native::over(env, Ground::Folder(dir), memory, TakeOver::FromOwnHost)
+        Native::over(env, Ground::Folder(dir), memory, TakeOver::FromOwnHost.into())
     }
 
-    pub(crate) fn on_device(env: Env, device: Claimed, memory: StoreMemory, take_over: TakeOver) -> Native {
-        Native::over(env, Ground::Device(device), memory, take_over)
+    pub(crate) fn on_device(env: Env, device: Claimed, memory: StoreMemory, wanted: Wanted) -> Native {
+        Native::over(env, Ground::Device(device), memory, wanted)
     }
 
-    fn over(env: Env, ground: Ground, memory: StoreMemory, take_over: TakeOver) -> Native {
+    fn over(env: Env, ground: Ground, memory: StoreMemory, wanted: Wanted) -> Native {
         let (store, lock, lease) = (RefCell::default(), RefCell::default(), RefCell::default());
         let (part, file_id, opening) = (RefCell::default(), Cell::default(), TaskMutex::default());
         let found_id = Cell::default();
-        Native { env, ground, memory, part, store, found_id, file_id, lock, lease, take_over, opening }
+        Native { env, ground, memory, part, store, found_id, file_id, lock, lease, wanted, opening }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -84,6 +83,11 @@ impl Native {
             Ground::Folder(_) => None,
             Ground::Device(device) => Some(device),
         }
+    }
+
+    /// Returns whether the device refuses the writes of other hosts, because this one has reserved it.
+    pub(crate) fn reserves(&self) -> bool {
+        self.lease.borrow().as_ref().is_some_and(|leased| leased.lease.reserves())
     }
 
     /// Returns the cap of the cache of map pages, which all stores of the daemon share.
@@ -224,6 +228,10 @@ impl Native {
 
     async fn lease(&self, store: &File) -> Result<Option<Leased>> {
         if !store.limits().shared {
+            if self.wanted.reserves == Some(true) {
+                let cause = "no other host reaches it, so it has no reservations; leave --reservations out";
+                return Err(Error::invalid(store.name(), cause));
+            }
             return Ok(None);
         }
         let file = match &self.ground {
@@ -231,7 +239,7 @@ impl Native {
             Ground::Device(device) => device.open().await?,
         };
         let is_exclusive = self.device().is_some_and(Claimed::is_exclusive);
-        lease::acquire(&self.env, file, self.take_over, is_exclusive).await.map(Some)
+        lease::acquire(&self.env, file, self.wanted, is_exclusive).await.map(Some)
     }
 
     async fn hold(&self, dir: &Dir) -> Result<()> {

@@ -8,7 +8,7 @@ use api::error::{Error, ErrorKind, Result};
 use api::{DiskRange, RebuiltState, StoreRebuilt};
 use blk::dir::TEMPORARY_SUFFIX;
 use blk::uring::UringReactor;
-use blk::{Env, Executor};
+use blk::{Env, Executor, File};
 use engine::Defects;
 use engine::native::{RebuildReport, RebuiltNode, rebuild as rebuild_store};
 
@@ -28,6 +28,14 @@ async fn make(env: &Env, source: &Path, into: &Path) -> Result<StoreRebuilt> {
     let file = if source.is_dir() { source.join(STORE_NAME) } else { source.to_path_buf() };
     let claimed = claim_to_read(env, &file).await?;
     let leased = refuse_leased(env, &claimed).await?;
+    let made = make_from(env, source, &claimed.file, into).await;
+    if let Some(leased) = leased {
+        leased.release().await?;
+    }
+    made
+}
+
+async fn make_from(env: &Env, source: &Path, file: &File, into: &Path) -> Result<StoreRebuilt> {
     if let Err(e) = std::fs::create_dir(into) {
         let kind = match e.kind() {
             std::io::ErrorKind::AlreadyExists => ErrorKind::Exists,
@@ -38,8 +46,8 @@ async fn make(env: &Env, source: &Path, into: &Path) -> Result<StoreRebuilt> {
     let dir = env.open_path(&into.to_string_lossy()).await?;
     let making = format!("{STORE_NAME}{TEMPORARY_SUFFIX}");
     let target = dir.create_new(&making).await?;
-    let rebuilt = rebuild_store(env, &claimed.file, &target, Defects::default()).await;
-    drop((target, leased));
+    let rebuilt = rebuild_store(env, file, &target, Defects::default()).await;
+    drop(target);
     let report = match rebuilt {
         Ok(report) => report,
         Err(e) => {

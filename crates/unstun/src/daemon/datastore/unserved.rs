@@ -45,12 +45,16 @@ pub(crate) fn check_store(path: &Path) -> Result<Checked> {
     let store = path.to_path_buf();
     let checked = executor.run(async move {
         let claimed = claim_to_read(&env, &store).await.map_err(in_use)?;
-        let _leased = refuse_leased(&env, &claimed).await?;
-        match Store::check_unserved(env, claimed.file.clone()).await {
+        let leased = refuse_leased(&env, &claimed).await?;
+        let checked = match Store::check_unserved(env, claimed.file.clone()).await {
             Ok((report, names)) => Ok(answer(&store, &report, &names)),
             Err(e) if matches!(e.kind, K::Damaged | K::Invalid | K::Io) => Ok(unreadable(&store, &e)),
             Err(e) => Err(e.into()),
+        };
+        if let Some(leased) = leased {
+            leased.release().await?;
         }
+        checked
     });
     checked.ok_or_else(|| Error::failed("the reactor stopped"))?
 }

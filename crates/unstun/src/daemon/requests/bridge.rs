@@ -13,6 +13,7 @@ use api::{
 use engine::native::TakeOver;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::daemon::datastore::lease::Wanted;
 use crate::daemon::heartbeat::Heartbeat;
 use crate::daemon::place::Place;
 use crate::daemon::ready::{self, Question};
@@ -116,8 +117,9 @@ impl CoreHandle {
 
     pub(crate) async fn datastore_add(self: Arc<Self>, request: DatastoreAdd) -> Result<Datastore> {
         let take_over = if request.take_over { TakeOver::FromAnyOwner } else { TakeOver::FromOwnHost };
+        let wanted = Wanted { take_over, reserves: request.reservations };
         let (name, path) = prepare::beside(|| prepare::datastore(request)).await?;
-        self.ask(Subject::None, async move |daemon| daemon.datastore_add(name, path, take_over).await).await
+        self.ask(Subject::None, async move |daemon| daemon.datastore_add(name, path, wanted).await).await
     }
 
     /// Admits no new guest I/O, completes what was admitted, writes tables and closes. It is called once, as the last

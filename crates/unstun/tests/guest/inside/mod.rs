@@ -3,6 +3,7 @@
 mod agent;
 mod churn;
 mod network;
+mod san;
 mod tree;
 mod writer;
 
@@ -59,7 +60,7 @@ fn run() -> Result<()> {
     for (kind, place) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         mount(kind, place, kind, MountFlags::empty(), None)?;
     }
-    load_modules()?;
+    load_modules(MODULES)?;
     network::up()?;
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect((HOST, port(ECHO_PORT)?))?;
@@ -85,8 +86,8 @@ fn port(parameter: &str) -> Result<u16> {
     Ok(env::var(parameter).map_err(|_| format!("no kernel parameter {parameter}"))?.parse()?)
 }
 
-fn load_modules() -> Result<()> {
-    let mut paths = fs::read_dir(MODULES)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+fn load_modules(folder: &str) -> Result<()> {
+    let mut paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort();
     for path in paths {
         init_module(&fs::read(&path)?, c"").map_err(|error| format!("{}: {error}", path.display()))?;
@@ -177,6 +178,7 @@ impl Guest {
             }
             Ask::Change => json(self.mounted.values().try_for_each(|place| tree::change(place))?),
             Ask::Tree { disk } => json(tree::list(self.at(&disk)?)?),
+            Ask::Reserve => json(san::reserved()?),
         }
     }
 

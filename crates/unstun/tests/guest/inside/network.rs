@@ -1,4 +1,4 @@
-//! The one network card, set up by two rtnetlink messages (linux/netlink.h, rtnetlink.h, if_link.h, if_addr.h).
+//! The one network card, and the loopback, set up by rtnetlink messages (linux/netlink.h, rtnetlink.h, if_link.h, if_addr.h).
 
 use std::fs;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use super::Result;
 use crate::wire::HOST;
 
 /// Address that QEMU's user network expects.
-const ADDRESS: [u8; 4] = [10, 0, 2, 15];
+pub(super) const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const PREFIX_BITS: u8 = 24;
 /// Interval of the probes of an idle connection, and how many may stay without an answer: the host may be busy.
 const PROBE: Duration = Duration::from_secs(2);
@@ -40,16 +40,20 @@ pub(super) fn control(port: u16) -> Result<TcpStream> {
     Ok(control)
 }
 
-pub(super) fn up() -> Result<()> {
-    let index: u32 = fs::read_to_string("/sys/class/net/eth0/ifindex")?.trim().parse()?;
-
+/// Turns an interface on. Returns its number.
+pub(super) fn link_up(name: &str) -> Result<u32> {
+    let index: u32 = fs::read_to_string(format!("/sys/class/net/{name}/ifindex"))?.trim().parse()?;
     // ifinfomsg: family, padding, type, index, flags, the flags to change.
     let mut link = vec![0; 4];
     link.extend(index.to_ne_bytes());
     link.extend(IFF_UP.to_ne_bytes());
     link.extend(IFF_UP.to_ne_bytes());
     request(RTM_NEWLINK, &link)?;
+    Ok(index)
+}
 
+pub(super) fn up() -> Result<()> {
+    let index = link_up("eth0")?;
     // ifaddrmsg: family, prefix, flags, scope, index; then one attribute.
     let mut address = vec![AF_INET, PREFIX_BITS, 0, 0];
     address.extend(index.to_ne_bytes());
