@@ -271,9 +271,9 @@ pub struct SweepArgs {
     /// Choose what VMware's deltas lock and cache, as with `lab run` [default: that of the release of --esx]
     #[arg(long, value_name = "NAME")]
     pub hypothesis: Option<String>,
-    /// Choose VMware's release, and with it the format of its deltas: SEsparse from 7.0 on
-    #[arg(long, value_name = "RELEASE", default_value = "5.5")]
-    pub esx: String,
+    /// Choose VMware's release, and with it the format of its deltas: SEsparse from 7.0 on [default: 5.5]
+    #[arg(long, value_name = "RELEASE")]
+    pub esx: Option<String>,
     /// Fill the newest layer before the measurement, so that writes overwrite it
     #[arg(long)]
     pub filled: bool,

@@ -1,4 +1,4 @@
-use api::args::lab::SweepArgs;
+use api::args::lab::{SubjectArg, SweepArgs};
 use api::error::{Error, ErrorKind, Result};
 use api::output::{self, Output};
 use api::units::format_us;
@@ -9,7 +9,7 @@ use crate::sweep::{self, Found, Point, Way};
 use crate::vmware::spec::Version;
 
 pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
-    let esx: Version = args.esx.parse().map_err(Error::invalid)?;
+    let esx = release(args)?;
     let stack = super::stack(args.subject, args.hypothesis.as_deref(), esx.hypothesis())?;
     let way = Way { esx, filled: args.filled };
     let storage = super::storage(&args.storage)?;
@@ -34,6 +34,15 @@ pub(super) fn run(args: &SweepArgs, output: Output) -> Result<()> {
     match is_whole {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::Cancelled, "interrupted; what was found is shown")),
+    }
+}
+
+/// Returns the release whose rules the sweep follows. Only the model of VMware has one.
+fn release(args: &SweepArgs) -> Result<Version> {
+    match (args.subject, &args.esx) {
+        (_, None) => Ok(Version::Esx55),
+        (SubjectArg::Esx, Some(release)) => release.parse().map_err(Error::invalid),
+        (_, Some(_)) => Err(Error::invalid("--esx is a release of VMware: it needs --subject esx")),
     }
 }
 
@@ -69,4 +78,26 @@ fn table(found: &[Found]) -> String {
     let failed = found.iter().filter_map(|found| Some((found, found.failure.as_ref()?)));
     let failures = failed.map(|(found, why)| format!("\n{}: {why}", describe(&found.point)));
     std::iter::once(table.to_string()).chain(failures).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SweepArgs,
+    }
+
+    #[test]
+    fn only_the_model_of_vmware_has_a_release() {
+        let found = |line: &str| release(&Line::parse_from(line.split(' ')).args);
+        assert_eq!(found("sweep --subject esx --esx 7.0").unwrap(), Version::Esx70);
+        assert_eq!(found("sweep").unwrap(), Version::Esx55);
+        let refused = found("sweep --esx 7.0").unwrap_err();
+        assert!(refused.message.contains("--subject esx"), "{refused}");
+    }
 }

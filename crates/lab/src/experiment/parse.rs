@@ -102,6 +102,22 @@ mod tests {
     }
 
     #[test]
+    fn constants_of_another_stack_have_bounds() {
+        let good = include_str!("../../../../experiments/garcia-qcow2.toml");
+        let with = |bytes: u64| {
+            let given = format!("l2_cache_bytes = {bytes}");
+            parse("x", "x.toml", &good.replacen("l2_cache_bytes = 67_108_864", &given, 1))
+        };
+        with(8 << 20).unwrap();
+        for bytes in [0, (8 << 20) - 1, (1 << 30) + 1] {
+            let shown = with(bytes).unwrap_err().to_string();
+            assert!(shown.contains("l2_cache_bytes: 8388608 to 1073741824"), "{shown}");
+        }
+        let shown = parse("x", "x.toml", &good.replacen("unit_bytes = 16_384", "unit_bytes = 16_385", 1));
+        assert!(shown.unwrap_err().to_string().contains("unit_bytes = 16385: powers of two"));
+    }
+
+    #[test]
     fn text_that_is_no_toml_is_an_error() {
         for text in ["", "[[[", "\u{0}", "title = \"x\"\ntitle = \"y\"", "title = 1e999999"] {
             assert!(parse("x", "x.toml", text).is_err());

@@ -297,6 +297,19 @@ fn errors_are_relative_and_counted_for_predictions_alone() {
 }
 
 #[test]
+fn figures_of_one_name_are_told_apart_on_a_terminal() {
+    let mut record = example();
+    let mut other = record.rows[1].clone();
+    record.rows[0].note = "the only one of its name".into();
+    record.rows[1].note = "clusters of 16 KiB; the first of them".into();
+    other.note = "clusters of 32 KiB".into();
+    record.rows.push(other);
+    let text = text::rows(&[record]);
+    assert!(text.contains(", clusters of 16 KiB ") && text.contains(", clusters of 32 KiB "), "{text}");
+    assert!(!text.contains("the only one") && !text.contains("the first"), "{text}");
+}
+
+#[test]
 fn what_a_run_does_not_come_to_is_a_miss() {
     let mut stopped = example();
     stopped.rows[1].predicted = None;

@@ -49,7 +49,7 @@ fn table_of(group: &Comparison<'_>) -> String {
 }
 
 fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
-    let mut cells = vec![words::phase(line.phase).to_owned(), words::plain(&line.name(group.experiment))];
+    let mut cells = vec![words::phase(line.phase).to_owned(), words::plain(&name(group, line))];
     let value = |value: Option<f64>| value.map_or_else(|| "-".into(), |v| words::value(line.quantity, v));
     if wide {
         cells.extend([line.published_text(), words::kind(line.r#use).to_owned()]);
@@ -60,6 +60,15 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
         cells.extend(wide.then(|| error(line, cell)));
     }
     cells
+}
+
+/// Returns the figure's name. Figures of the same name are told apart by the begin of their notes.
+fn name(group: &Comparison<'_>, line: &Line<'_>) -> String {
+    let name = line.name(group.experiment);
+    let key = |line: &Line<'_>| (line.phase, line.name(group.experiment));
+    let is_repeated = group.lines.iter().filter(|other| key(other) == key(line)).count() > 1;
+    let note = line.notes.first().filter(|_| is_repeated).and_then(|note| note.split([';', ':']).next());
+    note.map_or(name.clone(), |note| format!("{name}, {note}"))
 }
 
 /// Returns the error, with a mark where a prediction missed.
