@@ -52,7 +52,8 @@ pub(crate) fn check_store(path: &Path) -> Result<Checked> {
             Err(e) => Err(e.into()),
         };
         if let Some(leased) = leased {
-            leased.release().await?;
+            // Otherwise other hosts wait for its end.
+            let _ = leased.release().await;
         }
         checked
     });
