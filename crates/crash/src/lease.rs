@@ -60,6 +60,7 @@ fn run_plan(plan: &Rc<Plan>) -> Result<Outcome, String> {
         }
     }
     world.cancel_cut();
+    world.clear_faults();
     model.begin_anew();
     let (own, book) = (plan.clone(), model.clone());
     let last = world.run_hosts(1, |_, hosts| async move {
