@@ -62,7 +62,7 @@ fn cells(group: &Comparison<'_>, line: &Line<'_>, wide: bool) -> Vec<String> {
     cells
 }
 
-/// Returns the figure's name. Figures of the same name are told apart by the begin of their notes.
+/// Returns the figure's name. A name that several figures have is followed by the beginning of the figure's note.
 fn name(group: &Comparison<'_>, line: &Line<'_>) -> String {
     let name = line.name(group.experiment);
     let key = |line: &Line<'_>| (line.phase, line.name(group.experiment));

@@ -5,7 +5,7 @@ use blk::{Buf, Error, ErrorKind, Result};
 use super::claimant::{Claimant, LeaseTimes, TakeOver};
 use super::lease_file::{LeaseFile, LeaseRead};
 use super::page::{LeasePage, LeaseState, Owner};
-use super::reservation::Reach;
+use super::reservation::{Reach, Wish};
 use crate::options::Defect;
 
 /// Most claims that take too long before the device counts as too slow.
@@ -48,8 +48,7 @@ impl LeaseFile {
             heartbeat_unix_us: now_us,
             reserves,
         };
-        let unhurried = terms.defects.has(Defect::LateClaim);
-        let until_ns = if unhurried { u64::MAX } else { seen.at_ns + terms.claim_us * 1000 };
+        let until_ns = terms.claim_until_ns(seen);
         let began_ns = self.env.boot_ns();
         match self.write(&page, until_ns).await {
             Err(e) if e.kind == ErrorKind::LeaseLost => return Ok(ClaimOutcome::NotStarted),
@@ -88,6 +87,12 @@ impl LeaseFile {
 }
 
 impl LeaseTimes {
+    /// Returns the boot time by which a claim that this read allows has to start.
+    fn claim_until_ns(&self, read: &LeaseRead) -> u64 {
+        let unhurried = self.defects.has(Defect::LateClaim);
+        if unhurried { u64::MAX } else { read.at_ns + self.claim_us * 1000 }
+    }
+
     /// Returns how long the page of an owner with these bounds must not change, in microseconds.
     pub(super) fn quiet_period_us(&self, page: &Result<LeasePage>) -> u64 {
         let stated_us = match page {
@@ -133,23 +138,28 @@ fn wants_reservation(claimant: &Claimant, seen: &LeaseRead) -> bool {
     claimant.reserves.unwrap_or_else(|| seen.page.as_ref().is_ok_and(|page| page.reserves))
 }
 
-/// Reserves the device where that is wanted, or was, and reads the page again. None if it has changed meanwhile.
+/// Reserves the device where that is wanted, or was, and reads the page again. None if it has changed meanwhile, or if a
+/// step was late.
 async fn reserved(file: &LeaseFile, claimant: &Claimant, seen: LeaseRead) -> Result<Option<LeaseRead>> {
     let is_reserved = seen.page.as_ref().is_ok_and(|page| page.reserves);
     let is_wanted = wants_reservation(claimant, &seen);
     if !is_wanted && !is_reserved {
         return Ok(Some(seen));
     }
-    let former = seen.page.as_ref().map_or(0, |page| page.owner.reservation_key());
-    let reserve =
-        |reach| file.reserve(claimant.owner.reservation_key(), former, reach, claimant.terms.defects);
-    let mut reserved = reserve(Reach::FromFormerOwner).await;
+    let wish = |read: &LeaseRead| Wish {
+        own: claimant.owner.reservation_key(),
+        former: seen.page.as_ref().map_or(0, |page| page.owner.reservation_key()),
+        until_ns: claimant.terms.claim_until_ns(read),
+        defects: claimant.terms.defects,
+    };
+    let mut reserved = file.make_reservation(wish(&seen), Reach::FromFormerOwner).await;
     let is_held = reserved.as_ref().is_err_and(|e| e.kind == ErrorKind::Refused);
     if is_held && claimant.take_over == TakeOver::FromAnyOwner {
         // Another opening that has just reserved the device writes its claim within this time. Nothing of it is cleared.
         file.env.sleep_us(claimant.terms.settle_us).await;
-        if file.read().await?.bytes[..] == seen.bytes[..] {
-            reserved = reserve(Reach::FromAnybody).await;
+        let now = file.read().await?;
+        if now.bytes[..] == seen.bytes[..] {
+            reserved = file.make_reservation(wish(&now), Reach::FromAnybody).await;
         }
     }
     let again = file.read().await?;
@@ -158,7 +168,8 @@ async fn reserved(file: &LeaseFile, claimant: &Claimant, seen: LeaseRead) -> Res
         return Ok(None);
     }
     match reserved {
-        // Who wants none leaves the device to whoever holds it, which may admit this host.
+        Err(e) if e.kind == ErrorKind::LeaseLost => return Ok(None),
+        // An opening without a reservation may still write: another program may have registered this host.
         Err(e) if !is_wanted && matches!(e.kind, ErrorKind::Unsupported | ErrorKind::Refused) => {}
         Err(e) if e.kind == ErrorKind::Unsupported => return Err(no_reservations(file, &e)),
         reserved => reserved?,

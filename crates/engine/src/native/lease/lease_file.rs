@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use blk::reactor::Reservation;
 use blk::{Buf, Env, Fence, File, Result};
 
 use super::page::LeasePage;
@@ -34,13 +35,15 @@ impl LeaseFile {
         LeaseFile { env: env.clone(), file, store_id, starts, registered: Cell::new(None) }
     }
 
-    /// Lets operations start at any time.
-    pub(super) fn open_starts(&self) {
-        self.starts.open_until(u64::MAX);
+    /// Takes a step of the device's reservations. Fails with `LeaseLost` if it has not started by `until_ns` of the boot
+    /// time.
+    pub(super) async fn reserve(&self, step: Reservation, until_ns: u64) -> Result<bool> {
+        self.starts.open_until(until_ns);
+        self.file.reserve(step).await
     }
 
     pub(super) async fn read(&self) -> Result<LeaseRead> {
-        self.open_starts();
+        self.starts.open_until(u64::MAX);
         let at_ns = self.env.boot_ns();
         let offset = LEASE_BLOCK * BLOCK;
         let (bytes, read) = self.file.tables().read(offset, Buf::alloc(BLOCK as usize)).await;
@@ -56,7 +59,7 @@ impl LeaseFile {
     }
 
     pub(super) async fn flush(&self) -> Result<()> {
-        self.open_starts();
+        self.starts.open_until(u64::MAX);
         self.file.flush().await
     }
 }

@@ -1,8 +1,9 @@
 //! Persistent reservations: the device itself refuses the I/O of hosts that have lost the lease, however late it arrives.
 //!
 //! An opening registers before its claim is written, because only registered hosts may write a reserved device, and
-//! takes the reservation over from the owner that the page names. Until it may claim, it takes no step. An opening that
-//! is paused in between takes over nothing from an owner that has come since: that owner's key is another one.
+//! takes the reservation over from the owner that the page names. Until it may claim, it takes no step, and each step has
+//! to start within the time that a claim has from the read that allows it: an opening that is paused in between must not
+//! take the device from an owner that has claimed the lease anew.
 
 use blk::reactor::Reservation;
 use blk::{Error, ErrorKind, Result};
@@ -21,6 +22,18 @@ impl Owner {
     }
 }
 
+/// An opening that wants the reservation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Its key.
+    pub own: u64,
+    /// The key of the owner that the page names.
+    pub former: u64,
+    /// Boot time by which each step has to start.
+    pub until_ns: u64,
+    pub defects: Defects,
+}
+
 /// How far an opening goes to get the reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
@@ -31,31 +44,33 @@ pub(super) enum Reach {
 }
 
 impl LeaseFile {
-    /// Registers with the key `own`, and reserves the device in place of the key `former`.
+    /// Registers with the device, and reserves it in place of the former owner.
     ///
     /// # Errors
     /// `Refused`: another program or host holds the device. It is left to it. `Unsupported`: the device has no
-    /// reservations.
-    pub(super) async fn reserve(&self, own: u64, former: u64, reach: Reach, defects: Defects) -> Result<()> {
-        if !self.register(own, former).await? {
+    /// reservations. `LeaseLost`: a step was late.
+    pub(super) async fn make_reservation(&self, wish: Wish, reach: Reach) -> Result<()> {
+        let Wish { own, former, until_ns, defects } = wish;
+        let take = |step| self.reserve(step, until_ns);
+        if !self.register(wish).await? {
             if reach != Reach::FromAnybody {
                 return Err(self.held("another program has registered this host with the device"));
             }
-            self.take(Reservation::RegisterAnyway { key: own }).await?;
+            take(Reservation::RegisterAnyway { key: own }).await?;
         }
         self.registered.set(Some(own));
         if defects.has(Defect::ReservationLeft) {
             return Ok(());
         }
-        if self.take(Reservation::Reserve { key: own }).await?
-            || self.take(Reservation::Preempt { key: own, other: former }).await?
+        if take(Reservation::Reserve { key: own }).await?
+            || take(Reservation::Preempt { key: own, other: former }).await?
         {
             return Ok(());
         }
         if reach == Reach::FromAnybody {
-            self.take(Reservation::Clear { key: own }).await?;
-            self.take(Reservation::Register { instead: 0, key: own }).await?;
-            if self.take(Reservation::Reserve { key: own }).await? {
+            take(Reservation::Clear { key: own }).await?;
+            take(Reservation::Register { instead: 0, key: own }).await?;
+            if take(Reservation::Reserve { key: own }).await? {
                 return Ok(());
             }
         }
@@ -66,25 +81,22 @@ impl LeaseFile {
     /// Ends the registration, if there is one, and the reservation with it.
     pub(super) async fn give_up(&self) -> Result<()> {
         match self.registered.take() {
-            Some(own) => self.take(Reservation::Register { instead: own, key: 0 }).await.map(drop),
+            Some(own) => {
+                self.reserve(Reservation::Register { instead: own, key: 0 }, u64::MAX).await.map(drop)
+            }
             None => Ok(()),
         }
     }
 
     /// Registers a host that is not registered, or is with a key of its own: this opening's, from an earlier attempt, or
     /// that of an opening of this host that was killed.
-    async fn register(&self, own: u64, former: u64) -> Result<bool> {
+    async fn register(&self, Wish { own, former, until_ns, .. }: Wish) -> Result<bool> {
         for instead in [0, own, former] {
-            if self.take(Reservation::Register { instead, key: own }).await? {
+            if self.reserve(Reservation::Register { instead, key: own }, until_ns).await? {
                 return Ok(true);
             }
         }
         Ok(false)
-    }
-
-    async fn take(&self, step: Reservation) -> Result<bool> {
-        self.open_starts();
-        self.file.reserve(step).await
     }
 
     fn held(&self, what: &str) -> Error {
